@@ -1,0 +1,62 @@
+# `make` lists the targets. Only git, make and Python >= 3.11 are assumed: uv is put into .venv when it is not on the PATH.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(shell command -v uv 2>/dev/null || echo $(BIN)/uv)
+UV_SYNC := UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --quiet --frozen --inexact --python $(BIN)/python
+ARGS ?=
+
+.PHONY: help setup setup-dev demo serve test test-slow lint format types bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python {v[0]}.{v[1]} found; forebay needs 3.11 or newer (set PYTHON=...).")'
+	@$(PYTHON) -m venv $(VENV)
+	@command -v uv >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+
+$(VENV)/.runtime: pyproject.toml uv.lock | $(BIN)/python
+	@$(UV_SYNC) --no-default-groups --extra demo
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml uv.lock | $(BIN)/python
+	@$(UV_SYNC) --group dev --extra demo
+	@touch $@ $(VENV)/.runtime
+
+setup: $(VENV)/.runtime  ## .venv with the runtime and .venv/bin/forebay
+
+setup-dev: $(VENV)/.dev  ## the same with test and lint tools
+
+demo: setup  ## replay the flights of New York 2013 through an embedded broker (ARGS=--exit leaves afterwards)
+	@$(BIN)/forebay demo $(ARGS)
+
+serve: setup  ## an embedded broker on 127.0.0.1:9092
+	@$(BIN)/forebay serve $(ARGS)
+
+test: setup-dev  ## every test that is not marked slow
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: setup-dev  ## the tests marked slow
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: setup-dev  ## ruff and the import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-cache
+
+format: setup-dev  ## rewrite files as ruff formats them
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format --quiet .
+
+types: setup-dev  ## mypy --strict
+	@$(BIN)/mypy
+
+bench: setup-dev  ## measure; results as JSON in bench/results/local
+	@$(BIN)/python -m bench $(ARGS)
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,278 @@
+"""The composition root: settings → stores, log, catalog, handlers, server → a broker that listens; and its way down."""
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final
+
+import structlog
+
+from broker.admission import Admission
+from broker.dispatch import Dispatch
+from broker.fetching.waiters import Waiters
+from broker.handlers.context import Parts, TopicDefaults
+from broker.handlers.fetch import Fetch
+from broker.handlers.produce import Produce
+from broker.http.health import METADATA, OBJECT_STORE, Probes, Readiness
+from broker.protocol import codec, support
+from broker.server import ConnectionLimits, Server, bind
+from broker.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, StartError
+from broker.settings.listeners import Listener
+from broker.settings.model import Settings
+from broker.settings.ports import cannot_listen
+from runtime.clock import Clock, SystemClock
+from runtime.ids import IdSource
+from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
+from storage.cache.blocks import BlockCache
+from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
+from storage.catalog.cluster import open_cluster
+from storage.catalog.producer_ids import ProducerIds
+from storage.catalog.topics import Topics
+from storage.errors import AlreadyExists, IncompatibleFormat, OutcomeUnknown, StorageError, Unavailable
+from storage.log.append import Appender
+from storage.log.batcher import FlushSettings
+from storage.log.commit import BrokerEpoch
+from storage.log.parts import open_log
+from storage.metadata import keys
+from storage.metadata.port import MetadataStore
+from storage.opening import Stores, open_stores
+
+VERSION: Final = "0.1.0"
+REGISTER_PAUSE_S: Final = 1.0
+DRAIN_COMMITS_S: Final = 30.0
+
+Announce = Callable[[str, dict[str, Any]], None]
+
+log = structlog.get_logger("broker")
+
+
+class Broker:
+    """A broker that listens. `drain`, then `aclose` (or the end of the context that made it)."""
+
+    def __init__(
+        self,
+        *,
+        registration: Registration,
+        cluster_id: str,
+        listeners: tuple[Listener, ...],
+        readiness: Readiness,
+        telemetry: Telemetry,
+        server: Server,
+        appender: Appender,
+        directory: BrokerDirectory,
+    ) -> None:
+        self.broker_id = registration.broker_id
+        self.cluster_id = cluster_id
+        self.listeners = listeners
+        self.readiness = readiness
+        self.telemetry = telemetry
+        self._server = server
+        self._appender = appender
+        self._directory = directory
+        self._is_closed = False
+
+    async def drain(self, *, drain_s: float) -> None:
+        """Leave the cluster, stop accepting, answer what is under way (for at most `drain_s`), then flush and commit what was taken."""
+        self.readiness.note_draining()
+        await self._deregister()
+        await self._server.drain(drain_s=drain_s)
+        try:
+            async with asyncio.timeout(DRAIN_COMMITS_S):
+                await self._appender.drain()
+        except TimeoutError:
+            log.warning("commits_abandoned", after_s=DRAIN_COMMITS_S)
+
+    async def aclose(self) -> None:
+        """Cut off what is left. Acked records are safe whatever happens here."""
+        if not self._is_closed:
+            self._is_closed = True
+            await self._server.drain(drain_s=0.0)
+            await self._deregister()
+
+    async def _deregister(self) -> None:
+        try:
+            await self._directory.deregister()
+        except StorageError as error:
+            log.warning("deregister_failed", cause=str(error))
+
+
+@contextlib.asynccontextmanager
+async def open_broker(settings: Settings, *, announce: Announce) -> AsyncIterator[Broker]:
+    """A listening broker for as long as the context is open. Raises `StartError` for what the operator must fix."""
+    clock = SystemClock()
+    telemetry = Telemetry()
+    ids = IdSource(clock=clock)
+    readiness = Readiness(clock=clock)
+    codec.preload(support.APIS)
+    async with contextlib.AsyncExitStack() as closing:
+        stores = await closing.enter_async_context(_opened(settings, clock, ids, telemetry))
+        announce("stores opened", {"metadata": settings.metadata.url, "storage": settings.storage.url})
+        cluster = await _probed(stores, readiness, ids, clock)
+        sockets = [(listener, _bind(closing, listener)) for listener in settings.kafka.listeners]
+        bound = tuple(listener._replace(port=sock.getsockname()[1]) for listener, sock in sockets)
+
+        directory = BrokerDirectory(stores.metadata, clock=clock)
+        closing.callback(directory.close)
+        endpoints = _advertised(settings, bound)
+        registration = await _register(directory, settings, endpoints)
+        announce("broker registered", {"broker_id": registration.broker_id, "epoch": registration.epoch, "cluster_id": cluster})
+
+        nursery = await closing.enter_async_context(Nursery())
+        epoch = BrokerEpoch(registration.epoch, live=lambda: _live_epochs(stores.metadata))
+        nursery.spawn(_stay_registered(directory, registration.broker_id, settings, endpoints, epoch), name="stay-registered")
+        blocks = BlockCache(stores.objects, bytes_max=settings.storage.cache_bytes // 2, telemetry=telemetry)
+        parts = open_log(
+            metadata=stores.metadata,
+            objects=stores.objects,
+            blocks=blocks,
+            tail_bytes_max=settings.storage.cache_bytes // 2,
+            flush=FlushSettings(interval_s=settings.storage.flush_interval.total_seconds(), bytes_max=settings.storage.flush_bytes),
+            epoch=epoch,
+            ids=ids,
+            clock=clock,
+            chance=random.Random(os.urandom(16)),
+            nursery=nursery,
+            telemetry=telemetry,
+        )
+        topics = Topics(stores.metadata, clock=clock, ids=ids)
+        closing.callback(topics.close)
+        waiters = Waiters(metadata=stores.metadata, partitions=parts.partitions, control_reads=parts.control_reads, clock=clock)
+        nursery.spawn(waiters.run(), name="waiters")
+        handled = Parts(
+            cluster_id=cluster,
+            broker_id=registration.broker_id,
+            clock=clock,
+            topics=topics,
+            brokers=directory,
+            producer_ids=ProducerIds(stores.metadata),
+            bounds=parts.control_reads,
+            timestamps=parts.time_search,
+            topic_defaults=TopicDefaults(settings.kafka.auto_create_topics, settings.kafka.default_partitions),
+        )
+        dispatch = Dispatch(
+            parts=handled,
+            produce_handler=Produce(topics=topics, partitions=parts.partitions, appender=parts.appender, clock=clock),
+            fetch_handler=Fetch(
+                topics=topics,
+                partitions=parts.partitions,
+                control_reads=parts.control_reads,
+                reader=parts.reader,
+                waiters=waiters,
+                clock=clock,
+            ),
+            clock=clock,
+            telemetry=telemetry,
+        )
+        server = Server(
+            requests=dispatch,
+            admission=Admission(bytes_max=settings.storage.max_buffer_bytes, telemetry=telemetry),
+            limits=ConnectionLimits(
+                settings.kafka.max_connections, settings.kafka.idle_timeout.total_seconds(), settings.kafka.max_request_bytes
+            ),
+            clock=clock,
+            nursery=nursery,
+            telemetry=telemetry,
+        )
+        for listener, sock in sockets:
+            await server.serve(listener.name, sock)
+        nursery.spawn(server.close_idle(), name="close-idle")
+        nursery.spawn(Probes(metadata=stores.metadata, objects=stores.objects, readiness=readiness).run(), name="probes")
+        readiness.note_listening()
+        announce("kafka listening", {"listeners": ", ".join(map(str, bound)), "advertised": ", ".join(map(str, endpoints))})
+        broker = Broker(
+            registration=registration,
+            cluster_id=cluster,
+            listeners=bound,
+            readiness=readiness,
+            telemetry=telemetry,
+            server=server,
+            appender=parts.appender,
+            directory=directory,
+        )
+        closing.push_async_callback(broker.aclose)
+        yield broker
+
+
+@contextlib.asynccontextmanager
+async def _opened(settings: Settings, clock: Clock, ids: IdSource, telemetry: Telemetry) -> AsyncIterator[Stores]:
+    async with contextlib.AsyncExitStack() as closing:
+        try:
+            stores = await closing.enter_async_context(
+                open_stores(storage_url=settings.storage.url, metadata_url=settings.metadata.url, clock=clock, ids=ids, telemetry=telemetry)
+            )
+        except IncompatibleFormat as error:
+            raise StartError(str(error), exit_code=EXIT_USAGE) from error
+        except Unavailable as error:
+            raise StartError(str(error), exit_code=EXIT_UNREACHABLE) from error
+        yield stores
+
+
+async def _probed(stores: Stores, readiness: Readiness, ids: IdSource, clock: Clock) -> str:
+    """The cluster id, after both stores have answered."""
+    try:
+        cluster = await open_cluster(stores.metadata, ids, clock)
+        readiness.note_ok(METADATA)
+        await stores.objects.probe()
+        readiness.note_ok(OBJECT_STORE)
+    except IncompatibleFormat as error:
+        raise StartError(str(error), exit_code=EXIT_USAGE) from error
+    except StorageError as error:
+        raise StartError(str(error), exit_code=EXIT_UNREACHABLE) from error
+    return cluster.cluster_id
+
+
+def _bind(closing: contextlib.AsyncExitStack, listener: Listener) -> socket.socket:
+    try:
+        bound = bind(listener.host, listener.port)
+    except OSError as error:
+        fix = f"--set kafka.listeners={listener._replace(port=listener.port + 100)}"
+        raise cannot_listen(error, host=listener.host, port=listener.port, fix=fix) from error
+    closing.callback(bound.close)
+    return bound
+
+
+def _advertised(settings: Settings, bound: Sequence[Listener]) -> tuple[Endpoint, ...]:
+    """What clients are told; port 0 stands for the port that was bound."""
+    ports = {listener.name: listener.port for listener in bound}
+    return tuple(
+        Endpoint(listener.name, listener.host, listener.port or ports[listener.name]) for listener in settings.kafka.advertised_listeners
+    )
+
+
+async def _register(directory: BrokerDirectory, settings: Settings, endpoints: tuple[Endpoint, ...]) -> Registration:
+    try:
+        return await directory.register(listeners=endpoints, rack=settings.broker.rack, version=VERSION, broker_id=settings.broker.id)
+    except AlreadyExists as error:
+        raise StartError(str(error), exit_code=EXIT_FAILED) from error
+    except StorageError as error:
+        raise StartError(f"cannot register: {error}", exit_code=EXIT_UNREACHABLE) from error
+
+
+async def _stay_registered(
+    directory: BrokerDirectory, broker_id: int, settings: Settings, endpoints: tuple[Endpoint, ...], epoch: BrokerEpoch) -> None:
+    """A broker that lost its session takes a new epoch. Appends stay safe meanwhile: every commit is a CAS (DESIGN.md §8)."""
+    while True:
+        await directory.wait_lost()
+        epoch.is_registered = False
+        log.warning("session_lost", epoch=epoch.current)
+        while not epoch.is_registered:
+            try:
+                registration = await directory.register(
+                    listeners=endpoints, rack=settings.broker.rack, version=VERSION, broker_id=broker_id
+                )
+            except (StorageError, OutcomeUnknown) as error:
+                log.warning("register_failed", cause=str(error))
+                await asyncio.sleep(REGISTER_PAUSE_S)
+            else:
+                epoch.renew(registration.epoch)
+                log.info("registered_again", broker_id=registration.broker_id, epoch=registration.epoch)
+
+
+async def _live_epochs(metadata: MetadataStore) -> frozenset[int]:
+    """The epochs of registered brokers: the versions of their records, read now."""
+    start, end = keys.brokers()
+    return frozenset([record.version async for record in metadata.range_scan(start, end)])

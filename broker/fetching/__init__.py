@@ -1,0 +1,1 @@
+"""What long polls wait for."""

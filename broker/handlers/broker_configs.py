@@ -1,0 +1,54 @@
+"""What tools expect to read of a broker's configuration: how it is reached, what it assumes for topics, what it is."""
+
+from typing import Final, NamedTuple
+
+from broker.handlers.config_sources import DEFAULT, STATIC_BROKER
+from storage.catalog.brokers import BrokerRecord
+from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigType
+from storage.limits import FRAME_BYTES_MAX
+
+PROTOCOL_LEVEL: Final = "4.0"
+"""The release of Kafka whose tools may take this broker for their own. Some read it to decide which features to offer."""
+
+
+class BrokerConfig(NamedTuple):
+    name: str
+    type: ConfigType
+    value: str | None
+    source: int
+    documentation: str
+
+
+def broker_configs(record: BrokerRecord, *, auto_create: bool, partition_count: int) -> list[BrokerConfig]:
+    """By name."""
+    listeners = ",".join(str(endpoint) for endpoint in record.listeners)
+    names = ",".join(f"{endpoint.name}:PLAINTEXT" for endpoint in record.listeners)
+    number = str(record.broker_id)
+    configs = [
+        _static("advertised.listeners", ConfigType.STRING, listeners, "What clients are told to connect to."),
+        _static("auto.create.topics.enable", ConfigType.BOOLEAN, str(auto_create).lower(), "Whether asking for a topic creates it."),
+        _static("broker.id", ConfigType.INT, number, "This broker's id."),
+        _static("broker.rack", ConfigType.STRING, record.rack, "Where this broker stands."),
+        _static("default.replication.factor", ConfigType.INT, "1", "Reported for topics; durability comes from the object store."),
+        _static("delete.topic.enable", ConfigType.BOOLEAN, "true", "Topics may be deleted."),
+        _static(
+            "inter.broker.protocol.version", ConfigType.STRING, PROTOCOL_LEVEL, "What tools may assume; brokers do not talk to each other."
+        ),
+        _static("listener.security.protocol.map", ConfigType.STRING, names, "Every listener speaks plaintext."),
+        _static("listeners", ConfigType.LIST, listeners, "As advertised."),
+        _static("log.dirs", ConfigType.STRING, "object-store", "There are no log directories: records lie in the object store."),
+        _static("node.id", ConfigType.INT, number, "This broker's id."),
+        _static("num.partitions", ConfigType.INT, str(partition_count), "Partitions of a topic that asks for no number."),
+        _static("process.roles", ConfigType.LIST, "broker", "There are no controllers."),
+        _static("socket.request.max.bytes", ConfigType.INT, str(FRAME_BYTES_MAX), "The largest request that is read."),
+    ]
+    configs += [
+        BrokerConfig(config.synonym, config.type, config.default, DEFAULT, config.documentation)
+        for config in TOPIC_CONFIGS.values()
+        if config.synonym is not None
+    ]
+    return sorted(configs)
+
+
+def _static(name: str, type_: ConfigType, value: str | None, documentation: str) -> BrokerConfig:
+    return BrokerConfig(name, type_, value, STATIC_BROKER, documentation)

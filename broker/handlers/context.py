@@ -1,0 +1,42 @@
+"""What a handler is given beside its request: who asks, and the narrow parts of the broker it may use."""
+
+from dataclasses import dataclass
+
+from runtime.clock import Clock
+from storage.catalog.brokers import BrokerDirectory
+from storage.catalog.producer_ids import ProducerIds
+from storage.catalog.topics import Topics
+from storage.log.bounds import Bounds
+from storage.log.timestamps import Timestamps
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDefaults:
+    """Settings `kafka.auto_create_topics`, `kafka.default_partitions`."""
+
+    auto_create: bool = True
+    partition_count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The broker's parts, the same for every connection."""
+
+    cluster_id: str
+    broker_id: int
+    clock: Clock
+    topics: Topics
+    brokers: BrokerDirectory
+    producer_ids: ProducerIds
+    bounds: Bounds
+    timestamps: Timestamps
+    topic_defaults: TopicDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`listener` is the name of the listener the connection came in by: advertised addresses are looked up by it."""
+
+    parts: Parts
+    listener: str
+    client_host: str

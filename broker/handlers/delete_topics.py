@@ -1,0 +1,119 @@
+"""DeleteTopics (API key 20), v1-v6.
+
+By name, or by id (v6). When it is answered, nothing can be appended to the topic any more and its name is free; its objects go later.
+A topic named twice, by name, by id or by both, is INVALID_REQUEST and stays. The timeout is honoured: what is not done in time is
+REQUEST_TIMED_OUT, and is finished by whoever looks for the topic next.
+"""
+
+import asyncio
+from collections import Counter
+from typing import Final, NamedTuple
+
+from kio.schema.delete_topics import v5, v6
+from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTopicsResponse
+from kio.schema.errors import ErrorCode
+
+from broker.handlers.context import Context, Parts
+from broker.handlers.errors import error_code_of
+from broker.handlers.kio_types import as_topic_id, as_topic_name, as_uuid
+from broker.protocol.codec import as_field, milliseconds
+from broker.protocol.request import Request
+from storage.catalog.topics import Topic
+from storage.errors import NotFound, StorageError
+from storage.vocabulary import TopicId
+
+DeleteTopicsRequest = v5.DeleteTopicsRequest | v6.DeleteTopicsRequest
+
+TIMEOUT_MS_MAX: Final = 120_000
+
+
+class Asked(NamedTuple):
+    """A topic as the request names it: one of the two is None, unless the request is wrong."""
+
+    name: str | None
+    topic_id: TopicId | None
+
+
+class Answer(NamedTuple):
+    error: ErrorCode
+    message: str | None = None
+    topic: Topic | None = None
+
+
+async def handle(context: Context, request: Request[DeleteTopicsRequest]) -> DeleteTopicsResponse:
+    asked = _asked(request.body)
+    timed_out = Answer(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
+    answers = dict.fromkeys(asked, timed_out)
+    try:
+        async with asyncio.timeout(min(max(milliseconds(request.body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
+            await _delete_all(context.parts, asked, answers)
+    except TimeoutError:
+        pass  # the topics that were not reached keep the answer they were given above
+    return DeleteTopicsResponse(throttle_time=as_field(0), responses=tuple(_respond(named, answer) for named, answer in answers.items()))
+
+
+def _asked(body: DeleteTopicsRequest) -> list[Asked]:
+    if isinstance(body, v5.DeleteTopicsRequest):
+        return [Asked(name, None) for name in body.topic_names]
+    return [Asked(topic.name, None if topic.topic_id is None else as_topic_id(topic.topic_id)) for topic in body.topics]
+
+
+async def _delete_all(parts: Parts, asked: list[Asked], answers: dict[Asked, Answer]) -> None:
+    served = []
+    for named, occurrences in Counter(asked).items():
+        if (named.name is None) == (named.topic_id is None):
+            answers[named] = Answer(ErrorCode.invalid_request, "a topic is named either by its name or by its id")
+        elif occurrences > 1:
+            answers[named] = Answer(ErrorCode.invalid_request, "the request names this topic more than once")
+        else:
+            served.append(named)
+    try:
+        found = await _find(parts, served)
+    except StorageError as error:
+        answers |= dict.fromkeys(served, _failed(error))
+        return
+    incarnations = Counter(topic.topic_id for topic in found.values())
+    for named in served:
+        topic = found.get(named)
+        if topic is None:
+            answers[named] = _unknown(named)
+        elif incarnations[topic.topic_id] > 1:
+            answers[named] = Answer(ErrorCode.invalid_request, "the request names this topic by its name and by its id", topic)
+        else:
+            answers[named] = await _delete(parts, named, topic)
+
+
+async def _find(parts: Parts, served: list[Asked]) -> dict[Asked, Topic]:
+    by_name = await parts.topics.lookup_now([named.name for named in served if named.name is not None])
+    by_id = await parts.topics.lookup_ids([named.topic_id for named in served if named.topic_id is not None])
+    found: dict[Asked, Topic] = {Asked(name, None): topic for name, topic in by_name.items()}
+    return found | {Asked(None, topic_id): topic for topic_id, topic in by_id.items()}
+
+
+async def _delete(parts: Parts, named: Asked, topic: Topic) -> Answer:
+    try:
+        await parts.topics.delete(topic)
+    except NotFound:
+        return _unknown(named)
+    except StorageError as error:
+        return _failed(error)
+    return Answer(ErrorCode.none, None, topic)
+
+
+def _unknown(named: Asked) -> Answer:
+    return Answer(ErrorCode.unknown_topic_or_partition if named.topic_id is None else ErrorCode.unknown_topic_id, "no such topic")
+
+
+def _failed(error: StorageError) -> Answer:
+    return Answer(error_code_of(error), str(error))
+
+
+def _respond(named: Asked, answer: Answer) -> DeletableTopicResult:
+    name = answer.topic.name if answer.topic is not None else named.name
+    topic_id = answer.topic.topic_id if answer.topic is not None else named.topic_id
+    return DeletableTopicResult(
+        name=None if name is None else as_topic_name(name),
+        topic_id=None if topic_id is None else as_uuid(topic_id),
+        error_code=answer.error,
+        error_message=answer.message,
+    )

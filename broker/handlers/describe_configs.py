@@ -1,0 +1,148 @@
+"""DescribeConfigs (API key 32), v1-v4.
+
+Topics (resource type 2): every key of storage/catalog/topic_configs.py, with what was set for the topic or the default.
+Brokers (4): this one by its id, read-only; an empty name asks for cluster-wide dynamic defaults, of which there are none.
+Any other type, and another broker's id, is INVALID_REQUEST. A list of keys narrows the answer; null and an empty list do not.
+Synonyms and documentation (v3+) are given when asked for.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from kio.schema.describe_configs.v4 import DescribeConfigsRequest, DescribeConfigsResponse
+from kio.schema.describe_configs.v4.request import DescribeConfigsResource
+from kio.schema.describe_configs.v4.response import DescribeConfigsResourceResult, DescribeConfigsResult, DescribeConfigsSynonym
+from kio.schema.errors import ErrorCode
+
+from broker.handlers.broker_configs import BrokerConfig, broker_configs
+from broker.handlers.config_sources import DEFAULT, TOPIC, source_of
+from broker.handlers.context import Context
+from broker.handlers.errors import error_code_of
+from broker.handlers.kio_types import as_i8
+from broker.protocol.codec import as_field
+from broker.protocol.request import Request
+from storage.catalog.topic_configs import TopicConfigValue, effective
+from storage.catalog.topic_names import validate_name
+from storage.catalog.topics import Topic
+from storage.errors import StorageError
+
+TOPIC_RESOURCE: Final = 2
+BROKER_RESOURCE: Final = 4
+
+Entries = Iterable[DescribeConfigsResourceResult]
+
+
+class Refusal(NamedTuple):
+    error: ErrorCode
+    message: str
+
+
+class Details(NamedTuple):
+    synonyms: bool
+    documentation: bool
+
+
+async def handle(context: Context, request: Request[DescribeConfigsRequest]) -> DescribeConfigsResponse:
+    body = request.body
+    details = Details(body.include_synonyms, body.include_documentation)
+    topics = await _topics(context, body.resources)
+    results = []
+    for resource in body.resources:
+        entries: Entries | Refusal
+        if resource.resource_type == TOPIC_RESOURCE:
+            entries = _topic_entries(resource.resource_name, topics(resource.resource_name), details)
+        elif resource.resource_type == BROKER_RESOURCE:
+            entries = await _broker_entries(context, resource.resource_name, details)
+        else:
+            entries = Refusal(ErrorCode.invalid_request, f"configs of resource type {resource.resource_type} are not supported")
+        results.append(_result(resource, entries))
+    return DescribeConfigsResponse(throttle_time=as_field(0), results=tuple(results))
+
+
+async def _topics(context: Context, resources: Iterable[DescribeConfigsResource]) -> Callable[[str], Topic | Refusal]:
+    """Answers by name, all from one read."""
+    names = [resource.resource_name for resource in resources if resource.resource_type == TOPIC_RESOURCE]
+    try:
+        found = await context.parts.topics.lookup_now(names)
+    except StorageError as error:
+        failed = Refusal(error_code_of(error), str(error))
+        return lambda _: failed
+    return lambda name: found.get(name) or Refusal(ErrorCode.unknown_topic_or_partition, f"topic {name!r} does not exist")
+
+
+def _topic_entries(name: str, topic: Topic | Refusal, details: Details) -> Entries | Refusal:
+    problem = validate_name(name)
+    if problem is not None:
+        return Refusal(ErrorCode.invalid_topic_exception, problem)
+    if isinstance(topic, Refusal):
+        return topic
+    return (_topic_entry(held, details) for held in effective(topic.configs))
+
+
+async def _broker_entries(context: Context, name: str, details: Details) -> Entries | Refusal:
+    own = context.parts.broker_id
+    if not name:
+        return ()
+    if not (name.isascii() and name.isdecimal()):
+        return Refusal(ErrorCode.invalid_request, f"broker id must be an integer, but it is: {name!r}")
+    if name != str(own):
+        return Refusal(ErrorCode.invalid_request, f"unexpected broker id: expected {own} or an empty string, got {name}")
+    try:
+        live = await context.parts.brokers.live()
+    except StorageError as error:
+        return Refusal(error_code_of(error), str(error))
+    record = next((record for record in live if record.broker_id == own), None)
+    if record is None:
+        return Refusal(ErrorCode.broker_id_not_registered, f"broker {own} is not registered")
+    defaults = context.parts.topic_defaults
+    configs = broker_configs(record, auto_create=defaults.auto_create, partition_count=defaults.partition_count)
+    return (_broker_entry(config, details) for config in configs)
+
+
+def _topic_entry(held: TopicConfigValue, details: Details) -> DescribeConfigsResourceResult:
+    config = held.config
+    synonyms = []
+    if details.synonyms:
+        if held.is_set:
+            synonyms.append(_synonym(config.name, held.value, TOPIC))
+        if config.synonym is not None:
+            synonyms.append(_synonym(config.synonym, config.default, DEFAULT))
+    return DescribeConfigsResourceResult(
+        name=config.name,
+        value=held.value,
+        read_only=False,
+        config_source=as_i8(source_of(held)),
+        is_sensitive=False,
+        synonyms=tuple(synonyms),
+        config_type=as_i8(config.type.value),
+        documentation=config.documentation if details.documentation else None,
+    )
+
+
+def _broker_entry(config: BrokerConfig, details: Details) -> DescribeConfigsResourceResult:
+    return DescribeConfigsResourceResult(
+        name=config.name,
+        value=config.value,
+        read_only=True,
+        config_source=as_i8(config.source),
+        is_sensitive=False,
+        synonyms=(_synonym(config.name, config.value, config.source),) if details.synonyms else (),
+        config_type=as_i8(config.type.value),
+        documentation=config.documentation if details.documentation else None,
+    )
+
+
+def _synonym(name: str, value: str | None, source: int) -> DescribeConfigsSynonym:
+    return DescribeConfigsSynonym(name=name, value=value, source=as_i8(source))
+
+
+def _result(resource: DescribeConfigsResource, entries: Entries | Refusal) -> DescribeConfigsResult:
+    refusal = entries if isinstance(entries, Refusal) else None
+    wanted = resource.configuration_keys
+    return DescribeConfigsResult(
+        error_code=refusal.error if refusal else ErrorCode.none,
+        error_message=refusal.message if refusal else None,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+        configs=() if isinstance(entries, Refusal) else tuple(entry for entry in entries if not wanted or entry.name in wanted),
+    )

@@ -1,0 +1,42 @@
+"""What storage reports, in Kafka's error codes: the one table (DESIGN.md §5, §6)."""
+
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from storage.errors import (
+    AlreadyExists,
+    Conflict,
+    Corrupt,
+    Fenced,
+    IncompatibleFormat,
+    NotFound,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    StorageError,
+    Unavailable,
+)
+
+WIRE_CODES: Final[dict[type[StorageError], ErrorCode]] = {
+    # Nothing happened. Clients take it for a broker whose disk fails: they refresh their metadata and try again.
+    Unavailable: ErrorCode.kafka_storage_error,
+    # The one error that says neither yes nor no: idempotent producers resend with the same sequence, others decide for themselves.
+    OutcomeUnknown: ErrorCode.request_timed_out,
+    # Others were first as often as we tried. Retriable at once, and to clients as indefinite as a moved leader.
+    Conflict: ErrorCode.not_leader_or_follower,
+    # The only names that clients give to new things are those of topics.
+    AlreadyExists: ErrorCode.topic_already_exists,
+    # The partition stopped taking writes: as if its leader had moved. A refresh tells the client what became of the topic.
+    Fenced: ErrorCode.not_leader_or_follower,
+    NotFound: ErrorCode.unknown_topic_or_partition,
+    OffsetOutOfRange: ErrorCode.offset_out_of_range,
+    # Not CORRUPT_MESSAGE: that blames the client's batch, and some consumers skip what it names. Ours stay and wait (DESIGN.md §6).
+    Corrupt: ErrorCode.kafka_storage_error,
+    # No retry helps until another program runs here, so nothing retriable.
+    IncompatibleFormat: ErrorCode.unknown_server_error,
+}
+
+
+def error_code_of(error: StorageError) -> ErrorCode:
+    """The code for partitions and topics."""
+    return WIRE_CODES[type(error)]

@@ -1,0 +1,76 @@
+"""FindCoordinator (API key 10), v0-v6.
+
+Every broker names itself, for groups (key type 0) and transactional ids (1). v0-v3 ask for one key, v4 and later for several.
+Share groups (2) and unknown key types get INVALID_REQUEST. An empty key is looked up like any other, as in Kafka: it is refused
+when the group is joined.
+"""
+
+from typing import Final, NamedTuple
+
+from kio.schema.errors import ErrorCode
+from kio.schema.find_coordinator import v3, v6
+from kio.schema.find_coordinator.v6.response import Coordinator
+
+from broker.handlers.context import Context
+from broker.handlers.errors import error_code_of
+from broker.handlers.kio_types import as_broker_id, as_i32
+from broker.handlers.nodes import Node, live_nodes
+from broker.protocol.codec import as_field
+from broker.protocol.request import Request
+from storage.errors import StorageError
+
+FindCoordinatorRequest = v3.FindCoordinatorRequest | v6.FindCoordinatorRequest
+FindCoordinatorResponse = v3.FindCoordinatorResponse | v6.FindCoordinatorResponse
+
+_GROUP: Final = 0
+_TRANSACTION: Final = 1
+_NO_NODE: Final = Node(-1, "", -1, None)
+
+
+class _Answer(NamedTuple):
+    error: ErrorCode
+    message: str | None
+    node: Node
+
+
+async def handle(context: Context, request: Request[FindCoordinatorRequest]) -> FindCoordinatorResponse:
+    body = request.body
+    found = await _find(context, body.key_type)
+    if isinstance(body, v3.FindCoordinatorRequest):
+        return v3.FindCoordinatorResponse(
+            throttle_time=as_field(0),
+            error_code=found.error,
+            error_message=found.message,
+            node_id=as_broker_id(found.node.broker_id),
+            host=found.node.host,
+            port=as_i32(found.node.port),
+        )
+    return v6.FindCoordinatorResponse(
+        throttle_time=as_field(0),
+        coordinators=tuple(
+            Coordinator(
+                key=key,
+                node_id=as_broker_id(found.node.broker_id),
+                host=found.node.host,
+                port=as_i32(found.node.port),
+                error_code=found.error,
+                error_message=found.message,
+            )
+            for key in body.coordinator_keys
+        ),
+    )
+
+
+async def _find(context: Context, key_type: int) -> _Answer:
+    if key_type not in (_GROUP, _TRANSACTION):
+        return _Answer(ErrorCode.invalid_request, f"coordinators of key type {key_type} are not supported", _NO_NODE)
+    try:
+        nodes = await live_nodes(context)
+    except StorageError as error:
+        code = error_code_of(error)
+        return _Answer(ErrorCode.coordinator_not_available if code.retriable else code, str(error), _NO_NODE)
+    own = next((node for node in nodes if node.broker_id == context.parts.broker_id), None)
+    if own is None:
+        message = f"this broker has no advertised address for listener {context.listener!r}"
+        return _Answer(ErrorCode.coordinator_not_available, message, _NO_NODE)
+    return _Answer(ErrorCode.none, None, own)

@@ -1,0 +1,53 @@
+"""InitProducerId (API key 22), v0-v5, for idempotent producers.
+
+A fresh producer id with epoch 0, unique in the cluster. A producer that gives its id and epoch (v3+, KIP-360) keeps the id and gets
+the next epoch, until the epochs are used up: then it gets a fresh id.
+
+Differs from Apache Kafka: transactions are not served yet, so a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+which clients report at once; and Kafka answers the bump with a fresh id, too.
+"""
+
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
+
+from broker.handlers.context import Context
+from broker.handlers.errors import error_code_of
+from broker.handlers.kio_types import as_i16, as_producer_id
+from broker.protocol.codec import as_field
+from broker.protocol.request import Request
+from storage.errors import StorageError
+
+_NONE: Final = -1
+_EPOCH_BUMPED_MAX: Final = 32_766
+"""As in Kafka: 32767 is never given out."""
+
+
+async def handle(context: Context, request: Request[InitProducerIdRequest]) -> InitProducerIdResponse:
+    body = request.body
+    if body.transactional_id is not None:
+        return _refuse(ErrorCode.transactional_id_authorization_failed)
+    if (body.producer_id == _NONE) != (body.producer_epoch == _NONE) or min(body.producer_id, body.producer_epoch) < _NONE:
+        return _refuse(ErrorCode.invalid_request)
+    if body.producer_id != _NONE and body.producer_epoch < _EPOCH_BUMPED_MAX:
+        return _answer(ErrorCode.none, body.producer_id, body.producer_epoch + 1)
+    try:
+        return _answer(ErrorCode.none, await context.parts.producer_ids.next(), 0)
+    except StorageError as error:
+        # What Kafka says while a broker waits for its next block of ids: clients ask the same broker again.
+        code = error_code_of(error)
+        return _refuse(ErrorCode.coordinator_load_in_progress if code.retriable else code)
+
+
+def _refuse(error: ErrorCode) -> InitProducerIdResponse:
+    return _answer(error, _NONE, _NONE)
+
+
+def _answer(error: ErrorCode, producer_id: int, producer_epoch: int) -> InitProducerIdResponse:
+    return InitProducerIdResponse(
+        throttle_time=as_field(0),
+        error_code=error,
+        producer_id=as_producer_id(producer_id),
+        producer_epoch=as_i16(producer_epoch),
+    )

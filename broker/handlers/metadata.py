@@ -1,0 +1,153 @@
+"""Metadata (API key 3), v0-v13.
+
+Lists all live brokers at the listener that was asked by, with racks; the lowest is the controller. This broker names itself leader of
+every partition, with leader epoch 0 for ever; replicas and in-sync replicas are the leader and other live brokers, as many as the topic
+was created with and as there are.
+Topics: null is all of them, an empty list none (v0: all); by name, or by id (v12+: UNKNOWN_TOPIC_ID). A name that is not there is created
+if the request allows it (before v4 it always does) and `kafka.auto_create_topics` is set, and answered at once, as it exists.
+
+Differs from Apache Kafka: names beside ids in one request are answered, too; cluster_authorized_operations (v8-v10) is never filled.
+Raises `StorageError` if the brokers, or all topics, cannot be read: no version has a place to say so that clients heed.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+from kio.schema.metadata import v10, v13
+from kio.schema.metadata.v13.response import (
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+from broker.handlers.auto_creation import create_missing
+from broker.handlers.context import Context, Parts
+from broker.handlers.errors import error_code_of
+from broker.handlers.kio_types import as_broker_id, as_i32, as_topic_id, as_topic_name, as_uuid
+from broker.handlers.nodes import Node, controller_of, live_nodes
+from broker.handlers.operations import OPERATIONS_NOT_ASKED_FOR, TOPIC_OPERATIONS
+from broker.handlers.partition_bounds import LEADER_EPOCH
+from broker.protocol.codec import as_field
+from broker.protocol.request import Request
+from storage.catalog.topic_names import validate_name
+from storage.catalog.topics import Topic
+from storage.errors import StorageError
+from storage.vocabulary import TopicId
+
+MetadataRequest = v10.MetadataRequest | v13.MetadataRequest
+_Wanted = Sequence[v10.request.MetadataRequestTopic] | Sequence[v13.request.MetadataRequestTopic]
+
+_IDS_MINIMUM: Final = 12
+"""The first version that may ask by topic id."""
+
+
+async def handle(context: Context, request: Request[MetadataRequest]) -> MetadataResponse:
+    body = request.body
+    nodes = await live_nodes(context)
+    operations = TOPIC_OPERATIONS if body.include_topic_authorized_operations else OPERATIONS_NOT_ASKED_FOR
+    answer = _Answer(context.parts.broker_id, [node.broker_id for node in nodes], operations)
+    if body.topics is None or (request.api_version == 0 and not body.topics):
+        topics = tuple(answer.found(topic) for topic in await context.parts.topics.all())
+    elif request.api_version < _IDS_MINIMUM and any(wanted.name is None or wanted.topic_id is not None for wanted in body.topics):
+        topics = tuple(answer.refused(wanted.name or "", None, ErrorCode.invalid_request) for wanted in body.topics)
+    else:
+        topics = tuple(await _named(context.parts, answer, body.topics, allow_creation=body.allow_auto_topic_creation))
+    return MetadataResponse(
+        throttle_time=as_field(0),
+        brokers=tuple(_broker(node) for node in nodes),
+        cluster_id=context.parts.cluster_id,
+        controller_id=as_broker_id(controller_of(nodes)),
+        topics=topics,
+        error_code=ErrorCode.none,
+    )
+
+
+async def _named(parts: Parts, answer: "_Answer", wanted: _Wanted, *, allow_creation: bool) -> Iterable[MetadataResponseTopic]:
+    """One answer per id and per name, in the order of the request; repeats are answered once."""
+    ids = dict.fromkeys(as_topic_id(topic.topic_id) for topic in wanted if topic.topic_id is not None)
+    names = dict.fromkeys(topic.name for topic in wanted if topic.topic_id is None and topic.name is not None)
+    by_id = await _find_ids(parts, list(ids))
+    by_name = await _find_names(parts, list(names), allow_creation=allow_creation)
+    answers: dict[tuple[TopicId | None, str | None], MetadataResponseTopic] = {}
+    for topic in wanted:
+        if topic.topic_id is not None:
+            topic_id = as_topic_id(topic.topic_id)
+            found = by_id[topic_id]
+            key = topic_id, None
+            answers[key] = answer.refused(None, topic_id, found) if isinstance(found, ErrorCode) else answer.found(found)
+        elif topic.name is not None:
+            found = by_name[topic.name]
+            answers[None, topic.name] = answer.refused(topic.name, None, found) if isinstance(found, ErrorCode) else answer.found(found)
+        else:
+            answers[None, None] = answer.refused("", None, ErrorCode.invalid_request)
+    return answers.values()
+
+
+async def _find_ids(parts: Parts, topic_ids: list[TopicId]) -> dict[TopicId, Topic | ErrorCode]:
+    try:
+        found = await parts.topics.lookup_ids(topic_ids)
+    except StorageError as error:
+        return dict.fromkeys(topic_ids, error_code_of(error))
+    return {topic_id: found.get(topic_id, ErrorCode.unknown_topic_id) for topic_id in topic_ids}
+
+
+async def _find_names(parts: Parts, names: list[str], *, allow_creation: bool) -> dict[str, Topic | ErrorCode]:
+    try:
+        found = await parts.topics.lookup(names)
+    except StorageError as error:
+        return dict.fromkeys(names, error_code_of(error))
+    answers: dict[str, Topic | ErrorCode] = {name: found.get(name, ErrorCode.unknown_topic_or_partition) for name in names}
+    missing = [name for name in names if name not in found]
+    for name in missing:
+        if validate_name(name) is not None:
+            answers[name] = ErrorCode.invalid_topic_exception
+    if allow_creation and parts.topic_defaults.auto_create:
+        answers |= await create_missing(parts, [name for name in missing if validate_name(name) is None])
+    return answers
+
+
+class _Answer:
+    """What all topics of one response have in common."""
+
+    def __init__(self, leader: int, live: list[int], operations: int) -> None:
+        self._leader = leader
+        # Every broker starts its padding at its own successor, so that replica sets differ as leaders do.
+        others = [broker_id for broker_id in live if broker_id > leader] + [broker_id for broker_id in live if broker_id < leader]
+        self._replicas = [as_broker_id(broker_id) for broker_id in (leader, *others)]
+        self._operations = operations
+
+    def found(self, topic: Topic) -> MetadataResponseTopic:
+        leader = as_broker_id(self._leader)
+        leader_epoch = as_i32(LEADER_EPOCH)
+        replicas = tuple(self._replicas[: topic.replication_factor])
+        return MetadataResponseTopic(
+            error_code=ErrorCode.none,
+            name=as_topic_name(topic.name),
+            topic_id=as_uuid(topic.topic_id),
+            partitions=tuple(
+                MetadataResponsePartition(
+                    error_code=ErrorCode.none,
+                    partition_index=as_i32(partition),
+                    leader_id=leader,
+                    leader_epoch=leader_epoch,
+                    replica_nodes=replicas,
+                    isr_nodes=replicas,
+                )
+                for partition in range(topic.partition_count)
+            ),
+            topic_authorized_operations=as_i32(self._operations),
+        )
+
+    def refused(self, name: str | None, topic_id: TopicId | None, error: ErrorCode) -> MetadataResponseTopic:
+        return MetadataResponseTopic(
+            error_code=error,
+            name=None if name is None else as_topic_name(name),
+            topic_id=None if topic_id is None else as_uuid(topic_id),
+            partitions=(),
+        )
+
+
+def _broker(node: Node) -> MetadataResponseBroker:
+    return MetadataResponseBroker(node_id=as_broker_id(node.broker_id), host=node.host, port=as_i32(node.port), rack=node.rack)

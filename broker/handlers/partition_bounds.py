@@ -1,0 +1,76 @@
+"""From the names of partitions to their logs: which incarnation of the topic, and where its log begins and ends."""
+
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from broker.handlers.context import Parts
+from broker.handlers.errors import error_code_of
+from storage.catalog.topics import Topic
+from storage.errors import StorageError
+from storage.log.bounds import LogBounds
+from storage.vocabulary import PartitionId
+
+LEADER_EPOCH: Final = 0
+"""Of every partition, for ever (I12)."""
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+
+class Located(NamedTuple):
+    partition: PartitionId
+    bounds: LogBounds
+
+
+async def read_bounds(parts: Parts, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Located | ErrorCode]:
+    """An answer to each of `wanted`, from one read of their control records.
+
+    That something does not exist is said only after the topic was read again, if it came from the cache.
+    """
+    cached = {name for name in _names(wanted) if parts.topics.find(name) is not None}
+    answers = await _read(parts, wanted)
+    doubtful = [asked for asked, answer in answers.items() if asked.topic in cached and _is_absence(answer)]
+    if doubtful:
+        for name in _names(doubtful):
+            parts.topics.forget(name)
+        answers |= await _read(parts, doubtful)
+    return answers
+
+
+def check_leader_epoch(current_leader_epoch: int) -> ErrorCode:
+    """What Kafka says to a client that believes in this epoch of the partition; -1 asks for no check (KIP-320)."""
+    if current_leader_epoch in (-1, LEADER_EPOCH):
+        return ErrorCode.none
+    return ErrorCode.unknown_leader_epoch if current_leader_epoch > LEADER_EPOCH else ErrorCode.fenced_leader_epoch
+
+
+async def _read(parts: Parts, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Located | ErrorCode]:
+    try:
+        topics = await parts.topics.lookup(_names(wanted))
+    except StorageError as error:
+        return dict.fromkeys(wanted, error_code_of(error))
+    answers: dict[TopicPartition, Located | ErrorCode] = {}
+    existing: dict[TopicPartition, PartitionId] = {}
+    for asked in wanted:
+        topic: Topic | None = topics.get(asked.topic)
+        if topic is not None and topic.has_partition(asked.partition):
+            existing[asked] = topic.partition(asked.partition)
+        else:
+            answers[asked] = ErrorCode.unknown_topic_or_partition
+    if existing:
+        read = await parts.bounds.read(list(existing.values()))
+        for (asked, partition), bounds in zip(existing.items(), read, strict=True):
+            answers[asked] = error_code_of(bounds) if isinstance(bounds, StorageError) else Located(partition, bounds)
+    return answers
+
+
+def _names(wanted: Iterable[TopicPartition]) -> dict[str, None]:
+    return dict.fromkeys(asked.topic for asked in wanted)
+
+
+def _is_absence(answer: Located | ErrorCode) -> bool:
+    return answer is ErrorCode.unknown_topic_or_partition

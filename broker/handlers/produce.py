@@ -1,0 +1,135 @@
+"""Produce (API key 0), v3-v11.
+
+Checks each batch as Kafka does and submits it; acks 1 and -1 both mean durable and committed. Errors are per partition.
+
+Differs from Apache Kafka: acks=0 is as durable as the rest, only unanswered; NOT_LEADER_OR_FOLLOWER says "try again", never "elsewhere",
+as every broker serves every partition; transactional batches are refused with INVALID_TXN_STATE until transactions are served.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from broker.handlers.errors import error_code_of
+from broker.handlers.record_checks import Refused, TopicRules, check, rules_of
+from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
+from runtime.clock import Clock
+from storage.catalog.topics import Topic, Topics
+from storage.errors import StorageError
+from storage.log.append import Appender
+from storage.log.batch import Append, Appended, Batch, batch_of
+from storage.log.partition import PartitionLog, Partitions
+from storage.recordbatch import stamp_log_append_time
+
+ACKS: Final = (-1, 0, 1)
+RULES_KEPT_MAX: Final = 50_000
+
+Done = Callable[[list[PartitionResult]], None]
+
+
+class Produce:
+    """Requests of one connection overlap, so this is no coroutine: `start` returns at once and calls back."""
+
+    def __init__(self, *, topics: Topics, partitions: Partitions, appender: Appender, clock: Clock) -> None:
+        self._topics = topics
+        self._partitions = partitions
+        self._appender = appender
+        self._clock = clock
+        self._rules: dict[str, tuple[Topic, TopicRules]] = {}
+
+    def find_topics(self, request: ProduceRequest) -> dict[str, Topic] | None:
+        """The topics of the request if all of them, with the partitions named, are cached."""
+        found: dict[str, Topic] = {}
+        for name, partition, _ in request.partitions:
+            topic = found.get(name) or self._topics.find(name)
+            if topic is None or not topic.has_partition(partition):
+                return None
+            found[name] = topic
+        return found
+
+    async def lookup_topics(self, request: ProduceRequest) -> dict[str, Topic]:
+        """The topics that exist, each as of a read made now where the cache is not enough. Raises `StorageError`."""
+        for name, partition, _ in request.partitions:
+            topic = self._topics.find(name)
+            if topic is not None and not topic.has_partition(partition):
+                self._topics.forget(name)
+        return await self._topics.lookup({name for name, _, _ in request.partitions})
+
+    def start(self, request: ProduceRequest, topics: Mapping[str, Topic], *, version: int, source: object, done: Done) -> None:
+        """Submit what passes its checks. `done` is called once, perhaps before this returns, with one result per partition, in order."""
+        if request.acks not in ACKS:
+            done(
+                [_failed(named, ErrorCode.invalid_required_acks, f"acks {request.acks} is not -1, 0 or 1") for named in request.partitions]
+            )
+            return
+        now_ms = self._clock.now_ms()
+        results: list[PartitionResult | None] = []
+        batches: list[tuple[PartitionLog, Batch]] = []
+        append_ms: list[int] = []
+
+        def finish(append: Append) -> None:
+            done(_merge(request, results, append, append_ms))
+
+        append = Append(source, finish, [], 0)
+        for named in request.partitions:
+            topic = topics.get(named.topic)
+            if topic is None or not topic.has_partition(named.partition):
+                results.append(_failed(named, ErrorCode.unknown_topic_or_partition, None))
+                continue
+            rules = self._rules_of(topic)
+            header = check(named.records, rules, version=version, now_ms=now_ms)
+            if isinstance(header, Refused):
+                results.append(_refused(named, header))
+                continue
+            assert named.records is not None, "checked"
+            batch = batch_of(named.records, header, append, len(append.results))
+            if rules.is_log_append:
+                stamp_log_append_time(named.records, now_ms)
+                batch.max_timestamp = now_ms
+            append_ms.append(now_ms if rules.is_log_append else -1)
+            results.append(None)
+            append.results.append(None)
+            batches.append((self._partitions.get(topic.partition(named.partition)), batch))
+        append.remaining = len(batches)
+        if not batches:
+            finish(append)
+        for log, batch in batches:
+            self._appender.submit(log, batch)
+
+    def _rules_of(self, topic: Topic) -> TopicRules:
+        known = self._rules.get(topic.name)
+        if known is not None and known[0] is topic:
+            return known[1]
+        if len(self._rules) >= RULES_KEPT_MAX:
+            self._rules.clear()
+        rules = rules_of(topic)
+        self._rules[topic.name] = topic, rules
+        return rules
+
+
+def _merge(request: ProduceRequest, results: list[PartitionResult | None], append: Append, append_ms: list[int]) -> list[PartitionResult]:
+    """One result per partition: refused at once, or what became of the batch, in the order of the request."""
+    settled = zip(append.results, append_ms, strict=True)
+    merged: list[PartitionResult] = []
+    for named, refused in zip(request.partitions, results, strict=True):
+        if refused is not None:
+            merged.append(refused)
+            continue
+        outcome, at_ms = next(settled)
+        if isinstance(outcome, Appended):
+            merged.append(PartitionResult(named.topic, named.partition, 0, outcome.base_offset, at_ms, outcome.log_start))
+        else:
+            assert isinstance(outcome, StorageError), "an append is done when every batch has its result"
+            merged.append(_failed(named, error_code_of(outcome), str(outcome)))
+    return merged
+
+
+def _failed(named: PartitionRecords, code: ErrorCode, message: str | None) -> PartitionResult:
+    return PartitionResult(named.topic, named.partition, code, error_message=message)
+
+
+def _refused(named: PartitionRecords, refused: Refused) -> PartitionResult:
+    return PartitionResult(
+        named.topic, named.partition, refused.error_code, record_errors=refused.record_errors, error_message=refused.message
+    )

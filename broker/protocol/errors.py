@@ -1,0 +1,8 @@
+"""The one thing this layer reports."""
+
+
+class ProtocolViolation(Exception):
+    """The peer's bytes are not what the Kafka protocol allows: no answer is possible, close the connection.
+
+    Messages are lower case with the facts at the end: `array longer than what remains: field=topics length=… remaining=…`.
+    """

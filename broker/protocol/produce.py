@@ -1,0 +1,162 @@
+"""Produce (API key 0), v3 to v12: record bytes are sliced out of the frame, never copied and never looked into.
+
+    request   transactional_id · acks · timeout_ms · [topic · [partition · records]]
+    response  [topic · [partition · error · base_offset · log_append_time · log_start (v5) · record_errors, message (v8)]] · throttle_ms
+
+v9 is the first flexible version. The hints at other leaders of v10 (KIP-951) are never written: every broker serves every partition.
+v13 names topics by their ids and is not read here.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from broker.protocol import wire
+from broker.protocol.errors import ProtocolViolation
+
+FLEXIBLE_MINIMUM: Final = 9
+READABLE: Final = range(3, 13)
+
+_ACKS_AND_TIMEOUT: Final = struct.Struct(">hi")
+_PARTITION: Final = struct.Struct(">i")
+_PARTITION_AND_LENGTH: Final = struct.Struct(">ii")
+_RESULT_V3: Final = struct.Struct(">ihqq")
+_RESULT_V5: Final = struct.Struct(">ihqqq")
+_PLAIN_RESULT_V8: Final = struct.Struct(">ihqqqih")
+_PLAIN_RESULT_V9: Final = struct.Struct(">ihqqqBBx")
+_INT32: Final = struct.Struct(">i")
+_topic: Final = attrgetter("topic")
+
+
+class PartitionRecords(NamedTuple):
+    """`records` is a slice of the request's frame; None is null on the wire."""
+
+    topic: str
+    partition: int
+    records: memoryview | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceRequest:
+    transactional_id: str | None
+    acks: int
+    timeout_ms: int
+    partitions: list[PartitionRecords]
+
+
+class PartitionResult(NamedTuple):
+    """`record_errors` are pairs of a record's index in its batch and a message."""
+
+    topic: str
+    partition: int
+    error_code: int
+    base_offset: int = -1
+    log_append_time_ms: int = -1
+    log_start_offset: int = -1
+    record_errors: Sequence[tuple[int, str | None]] = ()
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceResponse:
+    """Neighbours of one topic in `results` are written as one topic."""
+
+    results: Sequence[PartitionResult]
+    throttle_ms: int = 0
+
+
+def read_request(version: int, frame: memoryview, position: int) -> ProduceRequest:
+    """The request whose body starts at `position`. Raise `ProtocolViolation`."""
+    assert version in READABLE, f"not a version to be read: {version}"
+    try:
+        return _read_request(frame, position, flexible=version >= FLEXIBLE_MINIMUM)
+    except wire.MALFORMED as error:
+        raise ProtocolViolation(f"malformed Produce request: version={version} bytes={len(frame)} cause={error!r}") from error
+
+
+def _read_request(frame: memoryview, at: int, *, flexible: bool) -> ProduceRequest:
+    end = len(frame)
+    budget = wire.ELEMENTS_MAX
+    transactional_id, at = wire.read_nullable_string(frame, at, flexible=flexible, field="transactional_id")
+    acks, timeout_ms = _ACKS_AND_TIMEOUT.unpack_from(frame, at)
+    at += _ACKS_AND_TIMEOUT.size
+    partitions: list[PartitionRecords] = []
+    topics, at = wire.read_count(frame, at, flexible=flexible, field="topics", element_bytes_min=3 if flexible else 6)
+    budget -= topics
+    for _ in range(topics):
+        topic, at = wire.read_string(frame, at, flexible=flexible, field="topic")
+        count, at = wire.read_count(frame, at, flexible=flexible, field="partitions", element_bytes_min=6 if flexible else 8)
+        budget -= count
+        if budget < 0:
+            wire.refuse_count()
+        for _ in range(count):
+            if flexible:
+                (partition,) = _PARTITION.unpack_from(frame, at)
+                length, at = wire.read_uvarint(frame, at + 4)
+                length -= 1
+            else:
+                partition, length = _PARTITION_AND_LENGTH.unpack_from(frame, at)
+                at += 8
+            if length == -1:
+                records = None
+            else:
+                stop = at + length
+                if not at <= stop <= end:
+                    wire.refuse_length("records", length, end - at)
+                records = frame[at:stop]
+                at = stop
+            partitions.append(PartitionRecords(topic, partition, records))
+            if flexible:
+                if frame[at]:
+                    at, budget = wire.skip_tags(frame, at, budget)
+                else:
+                    at += 1
+        if flexible:
+            at, budget = wire.skip_tags(frame, at, budget)
+    if flexible:
+        wire.skip_tags(frame, at, budget)
+    return ProduceRequest(transactional_id, acks, timeout_ms, partitions)
+
+
+def write_response(version: int, correlation_id: int, response: ProduceResponse) -> bytearray:
+    """The response with its header, without the length before it."""
+    assert version in READABLE, f"not a version to be written: {version}"
+    flexible = version >= FLEXIBLE_MINIMUM
+    out = bytearray(_INT32.pack(correlation_id))
+    if flexible:
+        out.append(0)
+    topics = [(topic, list(results)) for topic, results in groupby(response.results, _topic)]
+    out += wire.count(len(topics), flexible=flexible)
+    for topic, results in topics:
+        out += wire.string(topic, flexible=flexible)
+        out += wire.count(len(results), flexible=flexible)
+        for _, partition, error_code, base_offset, append_ms, log_start, record_errors, message in results:
+            if version < 5:
+                out += _RESULT_V3.pack(partition, error_code, base_offset, append_ms)
+            elif version < 8:
+                out += _RESULT_V5.pack(partition, error_code, base_offset, append_ms, log_start)
+            elif record_errors or message is not None:
+                out += _RESULT_V5.pack(partition, error_code, base_offset, append_ms, log_start)
+                out += _explanation(record_errors, message, flexible=flexible)
+            elif flexible:
+                out += _PLAIN_RESULT_V9.pack(partition, error_code, base_offset, append_ms, log_start, 1, 0)
+            else:
+                out += _PLAIN_RESULT_V8.pack(partition, error_code, base_offset, append_ms, log_start, 0, -1)
+        if flexible:
+            out.append(0)
+    out += _INT32.pack(response.throttle_ms)
+    if flexible:
+        out.append(0)
+    return out
+
+
+def _explanation(record_errors: Sequence[tuple[int, str | None]], message: str | None, *, flexible: bool) -> bytearray:
+    """What v8 says of a refused batch: `record_errors`, `error_message`."""
+    no_tags = b"\x00" if flexible else b""
+    out = bytearray(wire.count(len(record_errors), flexible=flexible))
+    for batch_index, text in record_errors:
+        out += _INT32.pack(batch_index) + wire.string(text, flexible=flexible) + no_tags
+    return out + wire.string(message, flexible=flexible) + no_tags

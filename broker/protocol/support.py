@@ -1,0 +1,72 @@
+"""The one table of what is served. ApiVersions, dispatch, docs/protocol/support.md and the tests are all read off it.
+
+Minimums are Kafka 4's, with one exception: Produce is advertised from 0 and served from 3, as Kafka 4 does (KAFKA-18659),
+because librdkafka up to 2.11.0 stops compressing when the minimum is 3.
+"""
+
+from typing import Final, NamedTuple
+
+
+class Api(NamedTuple):
+    """Versions are inclusive. `module` is the handler's, under `broker.handlers`."""
+
+    key: int
+    name: str
+    minimum: int
+    maximum: int
+    served_minimum: int
+    module: str
+
+    def serves(self, version: int) -> bool:
+        return self.served_minimum <= version <= self.maximum
+
+
+APIS: Final = (
+    Api(0, "Produce", 0, 11, 3, "produce"),
+    Api(1, "Fetch", 4, 17, 4, "fetch"),
+    Api(2, "ListOffsets", 1, 10, 1, "list_offsets"),
+    Api(3, "Metadata", 0, 13, 0, "metadata"),
+    Api(10, "FindCoordinator", 0, 6, 0, "find_coordinator"),
+    Api(18, "ApiVersions", 0, 4, 0, "api_versions"),
+    Api(19, "CreateTopics", 2, 7, 2, "create_topics"),
+    Api(20, "DeleteTopics", 1, 6, 1, "delete_topics"),
+    Api(22, "InitProducerId", 0, 5, 0, "init_producer_id"),
+    Api(23, "OffsetForLeaderEpoch", 2, 4, 2, "offset_for_leader_epoch"),
+    Api(32, "DescribeConfigs", 1, 4, 1, "describe_configs"),
+    Api(60, "DescribeCluster", 0, 2, 0, "describe_cluster"),
+)
+
+_BY_KEY: Final = {api.key: api for api in APIS}
+
+assert len(_BY_KEY) == len(APIS), "an API is named once"
+assert all(api.minimum <= api.served_minimum <= api.maximum for api in APIS)
+
+
+def find(api_key: int) -> Api | None:
+    """The API, or None if it is neither served nor advertised."""
+    return _BY_KEY.get(api_key)
+
+
+def is_served(api_key: int, version: int) -> bool:
+    """Whether requests of this version are answered. Others close the connection, but for ApiVersions, whose answer says so."""
+    api = _BY_KEY.get(api_key)
+    return api is not None and api.serves(version)
+
+
+def render_markdown() -> str:
+    """docs/protocol/support.md."""
+    lines = [
+        "# Kafka APIs that Forebay serves",
+        "",
+        "Generated from `broker/protocol/support.py`; `tests/unit/broker/protocol/test_support.py` keeps the two equal.",
+        "ApiVersions answers with the versions advertised. A request of a version that is advertised but not served closes the connection.",
+        "",
+        "| API | key | versions advertised | versions served |",
+        "| --- | ---: | --- | --- |",
+    ]
+    lines += [f"| {api.name} | {api.key} | {_span(api.minimum, api.maximum)} | {_span(api.served_minimum, api.maximum)} |" for api in APIS]
+    return "\n".join(lines) + "\n"
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"

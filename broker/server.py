@@ -1,0 +1,124 @@
+"""Listening: accepts connections, keeps them within bounds, drains them."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from broker.admission import Admission
+from broker.connection import Connection, Requests
+from runtime.clock import Clock
+from runtime.supervision import Nursery
+from runtime.telemetry import Metric, Telemetry
+from storage.limits import FRAME_BYTES_MAX
+
+CONNECTIONS: Final = Metric("forebay_connections", "Open client connections", ("listener",))
+CONNECTIONS_REFUSED: Final = Metric(
+    "forebay_connections_refused_total", "Connections closed at once because kafka.max_connections was reached"
+)
+
+BACKLOG: Final = 1_024
+IDLE_CHECK_S: Final = 15.0
+
+log = structlog.get_logger("server")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    connections_max: int = 2_000
+    idle_timeout_s: float = 600.0
+    frame_bytes_max: int = FRAME_BYTES_MAX
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that is bound and whose backlog fills from now on: who connects early waits. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+class Server:
+    def __init__(
+        self,
+        *,
+        requests: Requests,
+        admission: Admission,
+        limits: ConnectionLimits,
+        clock: Clock,
+        nursery: Nursery,
+        telemetry: Telemetry,
+    ) -> None:
+        self._requests = requests
+        self._admission = admission
+        self._limits = limits
+        self._clock = clock
+        self._nursery = nursery
+        self._connections: dict[Connection, asyncio.Task[None]] = {}
+        self._servers: list[asyncio.Server] = []
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
+        self._gauge = telemetry.gauge(CONNECTIONS)
+        self._refused = telemetry.counter(CONNECTIONS_REFUSED)
+
+    async def serve(self, listener_name: str, bound: socket.socket) -> None:
+        """Accept connections on a socket that `bind` made."""
+        server = await asyncio.get_running_loop().create_server(self._factory(listener_name), sock=bound, backlog=BACKLOG)
+        self._servers.append(server)
+
+    async def drain(self, *, drain_s: float) -> None:
+        """Stop accepting, let connections finish what is under way for at most `drain_s`, then cut them off."""
+        for server in self._servers:
+            server.close()
+        for connection in tuple(self._connections):
+            connection.drain()
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._all_closed.wait()
+        except TimeoutError:
+            log.warning("connections_cut_off", count=len(self._connections), after_s=drain_s)
+        for connection in tuple(self._connections):
+            connection.abort()
+
+    def _factory(self, name: str) -> Callable[[], Connection]:
+        gauge = self._gauge.labels(name)
+
+        def on_made(connection: Connection) -> None:
+            if len(self._connections) >= self._limits.connections_max:
+                self._refused.inc()
+                connection.abort()
+                return
+            gauge.inc()
+            self._connections[connection] = self._nursery.spawn(connection.run(), name="connection")
+            self._all_closed.clear()
+
+        def on_lost(connection: Connection) -> None:
+            task = self._connections.pop(connection, None)
+            if task is not None:
+                task.cancel()
+                gauge.dec()
+            if not self._connections:
+                self._all_closed.set()
+
+        def make() -> Connection:
+            return Connection(
+                requests=self._requests,
+                admission=self._admission,
+                frame_bytes_max=self._limits.frame_bytes_max,
+                listener=name,
+                on_made=on_made,
+                on_lost=on_lost,
+                now_s=self._clock.monotonic_s,
+            )
+
+        return make
+
+    async def close_idle(self) -> None:
+        """Close connections that were silent for the idle timeout; until cancelled."""
+        while True:
+            await asyncio.sleep(IDLE_CHECK_S)
+            oldest_s = self._clock.monotonic_s() - self._limits.idle_timeout_s
+            for connection in tuple(self._connections):
+                if connection.last_active_s < oldest_s and connection.is_idle:
+                    connection.close()

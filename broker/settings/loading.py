@@ -1,0 +1,135 @@
+"""Sources → `Settings`, or every problem at once, each with the file and line, variable or flag it comes from.
+
+Order, the last wins: defaults → ./forebay.yaml or the file named → `FOREBAY_*` → --set → single options.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from broker.settings.conflicts import ConflictError
+from broker.settings.errors import SettingsError
+from broker.settings.keys import ENVIRONMENT_PREFIX, SECTIONS, SETTINGS, nearest, variable_of
+from broker.settings.model import DERIVED_FROM, Settings, derived_defaults
+from broker.settings.notation import OutOfRangeError
+from broker.settings.sources import Given, Layer, from_assignments, from_environment, from_file, from_options
+
+DEFAULT_FILE: Final = Path("forebay.yaml")
+
+_KAFKA_IMAGE_VARIABLES: Final = {
+    "KAFKA_LISTENERS": "kafka.listeners",
+    "KAFKA_ADVERTISED_LISTENERS": "kafka.advertised_listeners",
+    "KAFKA_AUTO_CREATE_TOPICS_ENABLE": "kafka.auto_create_topics",
+    "KAFKA_NUM_PARTITIONS": "kafka.default_partitions",
+    "KAFKA_SOCKET_REQUEST_MAX_BYTES": "kafka.max_request_bytes",
+    "KAFKA_MAX_CONNECTIONS": "kafka.max_connections",
+    "KAFKA_CONNECTIONS_MAX_IDLE_MS": "kafka.idle_timeout",
+    "KAFKA_BROKER_ID": "broker.id",
+    "KAFKA_NODE_ID": "broker.id",
+    "KAFKA_BROKER_RACK": "broker.rack",
+    "KAFKA_LOG_RETENTION_MS": "retention.default_ms",
+    "KAFKA_LOG_RETENTION_BYTES": "retention.default_bytes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """`origins` says for every key where its value comes from, `given` which keys somebody set; `advice` is for the operator."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+    given: frozenset[str]
+    advice: tuple[str, ...]
+
+
+def load(
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str],
+    assignments: Sequence[str] = (),
+    options: Mapping[str, tuple[str, str]] | None = None,
+) -> Loaded:
+    """Read all sources. `file` None: `./forebay.yaml` if there is one. `options`: key → (option, value).
+
+    Raise `SettingsError` with all problems.
+    """
+    path = file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+    layers = [
+        from_file(path) if path else Layer(),
+        from_environment(environ),
+        from_assignments(assignments),
+        from_options(options or {}),
+    ]
+    return _compose(layers, advice=tuple(_advice(environ)))
+
+
+def load_file(file: Path) -> Loaded:
+    """The defaults and one file, whatever the environment says."""
+    return _compose([from_file(file)], advice=())
+
+
+def _compose(layers: Sequence[Layer], *, advice: tuple[str, ...]) -> Loaded:
+    problems = [problem for layer in layers for problem in layer.problems]
+    given: dict[str, Given] = {}
+    for layer in layers:
+        problems += [_unknown(one) for one in layer.given if one.key not in SETTINGS]
+        given |= {one.key: one for one in layer.given if one.key in SETTINGS}
+    try:
+        settings = Settings(**_by_section(given))
+    except ValidationError as error:
+        raise SettingsError([*problems, *_wrong(error, given)]) from error
+    if problems:
+        raise SettingsError(problems)
+    return Loaded(settings, _origins(settings, given), frozenset(given), advice)
+
+
+def _by_section(given: Mapping[str, Given]) -> dict[str, Any]:
+    sections: dict[str, Any] = {}
+    for key, one in given.items():
+        section, name = key.split(".")
+        sections.setdefault(section, {})[name] = one.value
+    return sections
+
+
+def _unknown(one: Given) -> str:
+    if one.key in SECTIONS:
+        first = next(key for key in SETTINGS if key.startswith(f"{one.key}."))
+        return f"{one.named} is a section, not a setting. Its settings go below it, e.g. {first}."
+    meant = nearest(one.key, list(SETTINGS))
+    if meant is None:
+        return f"{one.named} is not a setting. `forebay config init` shows them all."
+    in_environment = one.named.startswith(ENVIRONMENT_PREFIX)
+    return f"{one.named} is not a setting. Did you mean {variable_of(meant) if in_environment else meant}?"
+
+
+def _wrong(error: ValidationError, given: Mapping[str, Given]) -> Iterator[str]:
+    for details in error.errors():
+        cause = details.get("ctx", {}).get("error")
+        if isinstance(cause, ConflictError):
+            yield from (f"{_quoted(key, given)}: {phrase}." for key, phrase in cause.found)
+            continue
+        key = ".".join(str(part) for part in details["loc"])
+        setting = SETTINGS[key]
+        default = f" (default {setting.notation.show(setting.default)})" if isinstance(cause, OutOfRangeError) else ""
+        yield f"{_quoted(key, given)}: {cause or details['msg']}{default}."
+
+
+def _quoted(key: str, given: Mapping[str, Given]) -> str:
+    if key in given:
+        return given[key].quoted
+    return f'{key} "{SETTINGS[key].notation.show(SETTINGS[key].default)}"'
+
+
+def _origins(settings: Settings, given: Mapping[str, Given]) -> dict[str, str]:
+    derived = derived_defaults(storage_url=settings.storage.url, listeners=settings.kafka.listeners)
+    derived_from = {key: f"derived from {DERIVED_FROM[key]}" for key in derived}
+    return {key: given[key].origin if key in given else derived_from.get(key, "default") for key in SETTINGS}
+
+
+def _advice(environ: Mapping[str, str]) -> Iterator[str]:
+    for variable, key in _KAFKA_IMAGE_VARIABLES.items():
+        if variable in environ and variable_of(key) not in environ:
+            yield f"{variable} is set but not read by forebay. Set {variable_of(key)} (setting {key})."

@@ -1,0 +1,157 @@
+"""How values are written in files, variables and flags: `250ms`, `8MiB`, `true`; and how they are shown again.
+
+A notation accepts what it shows. Its errors are phrases that follow a setting's name: `must be between 1ms and 60s`.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
+from typing import Any, Final, TypeVar
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+Q = TypeVar("Q", int, timedelta)
+
+_MICROSECONDS: Final = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000}
+_BYTES: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_NUMBER_AND_UNIT: Final = re.compile(r"([+-]?\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)")
+_TRUE: Final = frozenset({"true", "yes", "on", "1"})
+_FALSE: Final = frozenset({"false", "no", "off", "0"})
+
+
+class OutOfRangeError(ValueError):
+    """The value is well written but not allowed; the message names the bounds, the reader wants the default, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """`parse` raises ValueError with a phrase; `show` is its inverse. It stands in a field's `Annotated` type."""
+
+    name: str
+    parse: Callable[[object], Any]
+    show: Callable[[Any], str] = str
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.parse)
+
+
+def parse_duration(value: object) -> timedelta:
+    """`250ms`, `5s`, `1.5h`; a number alone has no meaning but 0."""
+    if isinstance(value, timedelta):
+        return value
+    number, unit = _number_and_unit(value, "is not a duration: write for example 250ms, 5s or 10m")
+    if not unit and number > 0:
+        raise ValueError(f"needs a unit: write for example {value}ms or {value}s")
+    if unit and unit not in _MICROSECONDS:
+        raise ValueError(f"has an unknown unit {unit!r}: use {', '.join(reversed(_MICROSECONDS))}")
+    return timedelta(microseconds=_whole(number * _MICROSECONDS[unit or "ms"], "is finer than a microsecond"))
+
+
+def show_duration(value: timedelta) -> str:
+    microseconds = value // timedelta(microseconds=1)
+    for unit, size in _MICROSECONDS.items():
+        if microseconds and microseconds % size == 0:
+            return f"{microseconds // size}{unit}"
+    return f"{microseconds // 1000}.{microseconds % 1000:03}".rstrip("0").rstrip(".") + "ms"
+
+
+def parse_size(value: object) -> int:
+    """Bytes: `8MiB`, `100kB`, or a number."""
+    number, unit = _number_and_unit(value, "is not a size: write for example 64KiB or 8MiB")
+    if unit and unit not in _BYTES:
+        raise ValueError(f"has an unknown unit {unit!r}: use {', '.join(_BYTES)}")
+    return _whole(number * _BYTES[unit or "B"], "is not a whole number of bytes")
+
+
+def show_size(value: int) -> str:
+    for unit in ("GiB", "MiB", "KiB"):
+        if value and value % _BYTES[unit] == 0:
+            return f"{value // _BYTES[unit]}{unit}"
+    return f"{value}B"
+
+
+def duration(*, minimum: str, maximum: str) -> Notation:
+    lowest, highest, bounds = parse_duration(minimum), parse_duration(maximum), f"{minimum} and {maximum}"
+    return Notation("duration", lambda value: _within(parse_duration(value), lowest, highest, bounds), show_duration)
+
+
+def size(*, minimum: str, maximum: str) -> Notation:
+    lowest, highest, bounds = parse_size(minimum), parse_size(maximum), f"{minimum} and {maximum}"
+    return Notation("size", lambda value: _within(parse_size(value), lowest, highest, bounds), show_size)
+
+
+def count(*, minimum: int, maximum: int) -> Notation:
+    return Notation("number", lambda value: _within(_integer(value), minimum, maximum))
+
+
+def _assigned_or_count(value: object) -> int | None:
+    return None if value is None else _within(_integer(value), 0, 2**31 - 1)
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else str(value).strip() or None
+
+
+def _milliseconds(value: object) -> int:
+    """Kafka's retention.ms: milliseconds, -1 for ever; a duration is welcome."""
+    if str(value).strip() == "-1":
+        return -1
+    milliseconds = _integer(value) if re.fullmatch(r"[+-]?\d+", str(value)) else parse_duration(value) // timedelta(milliseconds=1)
+    return _within(milliseconds, 0, 2**63 - 1)
+
+
+def _bytes_or_unlimited(value: object) -> int:
+    """Kafka's retention.bytes: a size, -1 for no limit."""
+    return -1 if str(value).strip() == "-1" else _within(parse_size(value), 0, 2**63 - 1)
+
+
+def _flag(value: object) -> bool:
+    word = str(value).strip().lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    raise ValueError("must be true or false")
+
+
+def one_of(*words: str) -> Notation:
+    def parse(value: object) -> str:
+        word = str(value).strip()
+        if word not in words:
+            raise OutOfRangeError(f"must be one of {', '.join(words)}")
+        return word
+
+    return Notation(" | ".join(words), parse)
+
+
+ASSIGNED_OR_COUNT: Final = Notation("number", _assigned_or_count, lambda value: "" if value is None else str(value))
+TEXT_OR_NONE: Final = Notation("text", _text_or_none, lambda value: value or "")
+MILLISECONDS: Final = Notation("milliseconds, duration or -1", _milliseconds)
+BYTES_OR_UNLIMITED: Final = Notation("size or -1", _bytes_or_unlimited, lambda value: "-1" if value == -1 else show_size(value))
+FLAG: Final = Notation("true | false", _flag, lambda value: "true" if value else "false")
+
+
+def _number_and_unit(value: object, complaint: str) -> tuple[Fraction, str]:
+    match = _NUMBER_AND_UNIT.fullmatch(str(value).strip())
+    if match is None or isinstance(value, bool):
+        raise ValueError(complaint)
+    return Fraction(match[1]), match[2]
+
+
+def _whole(number: Fraction, complaint: str) -> int:
+    if number.denominator != 1:
+        raise ValueError(complaint)
+    return number.numerator
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d{1,19}", str(value).strip()):
+        raise ValueError("must be a whole number")
+    return int(str(value))
+
+
+def _within(value: Q, lowest: Q, highest: Q, bounds: str = "") -> Q:
+    if not lowest <= value <= highest:
+        raise OutOfRangeError(f"must be between {bounds or f'{lowest} and {highest}'}")
+    return value

@@ -1,0 +1,108 @@
+"""The settings as values: one frozen section per part of the broker.
+
+A field carries its notation and its description; its own default is the one of embedded mode.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Final
+
+from broker.settings.listeners import ADDRESS, ADVERTISED_LISTENERS, LISTENERS, Address, Listener
+from broker.settings.notation import (
+    ASSIGNED_OR_COUNT,
+    BYTES_OR_UNLIMITED,
+    FLAG,
+    MILLISECONDS,
+    TEXT_OR_NONE,
+    count,
+    duration,
+    one_of,
+    size,
+)
+from broker.settings.urls import METADATA_URL, STORAGE_URL
+from storage.limits import MIB
+
+KAFKA_PORT: Final = 9092
+HTTP_PORT: Final = 8070
+_KAFKA_LISTENER: Final = Listener("PLAINTEXT", "127.0.0.1", KAFKA_PORT)
+_HTTP_ADDRESS: Final = Address("127.0.0.1", HTTP_PORT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    id: Annotated[int | None, ASSIGNED_OR_COUNT, "the broker's id; without one, a free one is assigned"] = None
+    rack: Annotated[str | None, TEXT_OR_NONE, "the zone it stands in; clients of that zone are sent here first"] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSettings:
+    listeners: Annotated[tuple[Listener, ...], LISTENERS, "where Kafka clients are served: NAME://host:port, separated by commas"] = (
+        _KAFKA_LISTENER,
+    )
+    advertised_listeners: Annotated[
+        tuple[Listener, ...], ADVERTISED_LISTENERS, "what clients are told to connect to; port 0: the port that was bound"
+    ] = ()
+    leader: Annotated[
+        str,
+        one_of("self", "client", "partition"),
+        "which broker is named leader of a partition: the one that was asked, one per client, one per partition",
+    ] = "self"
+    auto_create_topics: Annotated[bool, FLAG, "whether naming an unknown topic creates it"] = True
+    default_partitions: Annotated[int, count(minimum=1, maximum=10_000), "partitions of a topic that is created without a number"] = 1
+    max_request_bytes: Annotated[
+        int, size(minimum="1MiB", maximum="100MiB"), "a larger request closes its connection before it is read"
+    ] = 100 * MIB
+    max_connections: Annotated[int, count(minimum=1, maximum=1_000_000), "a connection above this number is closed at once"] = 2000
+    idle_timeout: Annotated[timedelta, duration(minimum="1s", maximum="1d"), "a connection without requests is closed after this"] = (
+        timedelta(minutes=10)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSettings:
+    url: Annotated[str, STORAGE_URL, "where record bytes live: file://./relative, file:///absolute or memory://"] = (
+        "file://./forebay-data/objects"
+    )
+    flush_interval: Annotated[
+        timedelta, duration(minimum="1ms", maximum="60s"), "the shortest time from the start of one flush to the next"
+    ] = timedelta(milliseconds=5)
+    flush_bytes: Annotated[int, size(minimum="64KiB", maximum="128MiB"), "a WAL object that holds this much is flushed at once"] = 8 * MIB
+    max_buffer_bytes: Annotated[
+        int, size(minimum="1MiB", maximum="64GiB"), "record bytes in flight; above it producers are slowed down"
+    ] = 256 * MIB
+    cache_bytes: Annotated[int, size(minimum="4MiB", maximum="1024GiB"), "memory for blocks of objects that were read"] = 256 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataSettings:
+    url: Annotated[str, METADATA_URL, "where order lives: sqlite:///./relative, sqlite:////absolute or memory://"] = (
+        "sqlite:///./forebay-data/meta.db"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    listen: Annotated[Address, ADDRESS, "where health, metrics and the HTTP API are served"] = _HTTP_ADDRESS
+    insecure: Annotated[bool, FLAG, "allow http.listen beyond this machine, where anybody can read it without a login"] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionSettings:
+    default_ms: Annotated[int, MILLISECONDS, "retention.ms of topics without their own; -1 keeps records for ever"] = 604_800_000
+    default_bytes: Annotated[int, BYTES_OR_UNLIMITED, "retention.bytes of topics without their own; -1 is no limit"] = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutdownSettings:
+    drain: Annotated[timedelta, duration(minimum="0ms", maximum="10m"), "how long open connections are still served after SIGTERM"] = (
+        timedelta(seconds=1)
+    )
+    deadline: Annotated[timedelta, duration(minimum="1s", maximum="1h"), "the whole shutdown may take this long, then the process ends"] = (
+        timedelta(seconds=60)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    format: Annotated[str, one_of("auto", "console", "json"), "auto is console on a terminal, JSON lines elsewhere"] = "auto"
+    level: Annotated[str, one_of("debug", "info", "warning", "error"), "log this and above"] = "info"

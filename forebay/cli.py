@@ -1,0 +1,132 @@
+"""The command line. What a command needs is imported when it runs, so that `--help` and completion stay quick."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from broker.settings.loading import Loaded
+
+application = typer.Typer(
+    name="forebay",
+    help="A Kafka-compatible broker without leaders and disks: records in an object store, order in a metadata store.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at settings, check them, write them down.")
+application.add_typer(config, name="config")
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", envvar="FOREBAY_CONFIG", help="The settings; without it ./forebay.yaml, if there is one.", metavar="FILE"
+    ),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="A setting, stronger than file and environment; repeatable. [env var: FOREBAY_SECTION__NAME]", metavar="KEY=VALUE"
+    ),
+]
+LogFormat = Annotated[str | None, typer.Option(help="auto, console or json. [env var: FOREBAY_LOG__FORMAT]", metavar="FORMAT")]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error. [env var: FOREBAY_LOG__LEVEL]", metavar="LEVEL")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from forebay.version import forebay_version
+
+        typer.echo(f"forebay {forebay_version()}")
+        raise typer.Exit
+
+
+@application.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")] = False,
+) -> None:
+    pass
+
+
+@application.command()
+def serve(
+    config_file: ConfigFile = None, assignments: Assignments = None, log_format: LogFormat = None, log_level: LogLevel = None
+) -> None:
+    """Run a broker until SIGTERM or Ctrl-C."""
+    loaded = _load(config_file, assignments, log_format=log_format, log_level=log_level)
+    from broker.assembly import open_broker
+
+    from forebay.serve import serve as serve_until_stopped
+
+    raise typer.Exit(serve_until_stopped(loaded, open_broker=open_broker))
+
+
+@application.command()
+def demo(
+    records: Annotated[int, typer.Option(min=1, max=336_776, help="How many of the 336,776 flights.")] = 336_776,
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="The first port to try for Kafka clients.")] = 9092,
+    in_memory: Annotated[bool, typer.Option("--in-memory", help="Keep nothing on disk.")] = False,
+    leave: Annotated[bool, typer.Option("--exit", help="Leave after the check instead of serving on.")] = False,
+    data: Annotated[Path, typer.Option(help="The data folder.", metavar="DIR")] = Path("forebay-data"),
+) -> None:
+    """Replay the flights of New York 2013 through an embedded broker and check that every record comes back."""
+    from forebay.demo.run import DemoOptions, run
+
+    raise typer.Exit(run(DemoOptions(records=records, port=port, data=None if in_memory else data, leave=leave)))
+
+
+@config.command()
+def show(
+    config_file: ConfigFile = None,
+    assignments: Assignments = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+    output: Annotated[str, typer.Option("--output", "-o", help="table or json", metavar="FORMAT")] = "table",
+) -> None:
+    """Show every setting as a broker started here and now would have it."""
+    from forebay.settings_views import as_json, as_table
+
+    views = {"table": as_table, "json": as_json}
+    if output not in views:
+        raise typer.BadParameter(f"{output} is not an output format: table or json")
+    loaded = _load(config_file, assignments)
+    for line in loaded.advice:
+        typer.echo(line, err=True)
+    typer.echo(views[output](loaded, with_origin=origin))
+
+
+@config.command()
+def validate(file: Annotated[Path, typer.Argument(help="A settings file.")]) -> None:
+    """Check a file by itself, whatever the environment says."""
+    from broker.settings.errors import SettingsError
+    from broker.settings.loading import load_file
+
+    try:
+        load_file(file)
+    except SettingsError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_code) from error
+    typer.echo(f"{file} is valid")
+
+
+@config.command()
+def init() -> None:
+    """Print a forebay.yaml with every setting, its default and what it means."""
+    from forebay.settings_views import as_template
+
+    typer.echo(as_template())
+
+
+def _load(file: Path | None, assignments: list[str] | None, *, log_format: str | None = None, log_level: str | None = None) -> "Loaded":
+    from broker.settings.errors import SettingsError
+    from broker.settings.loading import load
+
+    options = {"log.format": ("--log-format", log_format), "log.level": ("--log-level", log_level)}
+    given = {key: (option, value) for key, (option, value) in options.items() if value is not None}
+    try:
+        return load(file=file, environ=os.environ, assignments=assignments or (), options=given)
+    except SettingsError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_code) from error

@@ -1,0 +1,148 @@
+"""An embedded broker in a process of its own, as a child of this one."""
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from broker.settings.errors import EXIT_FAILED, EXIT_USAGE, StartError
+from broker.settings.keys import ENVIRONMENT_PREFIX
+from runtime.clock import Clock
+
+HOST: Final = "127.0.0.1"
+READY_WITHIN_S: Final = 30.0
+STOP_WITHIN_S: Final = 20.0
+PORTS_TRIED_MAX: Final = 200
+_ASK_EVERY_S: Final = 0.05
+_ANSWER_WITHIN_S: Final = 5.0
+_LAST_LINES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`data` None: nothing outlives the process. `log` is where the broker's own words go."""
+
+    kafka_port: int
+    http_port: int
+    data: Path | None
+    log: Path
+
+    @property
+    def storage_url(self) -> str:
+        return f"file://{_url_path(self.data)}/objects" if self.data else "memory://"
+
+    @property
+    def metadata_url(self) -> str:
+        return f"sqlite:///{_url_path(self.data)}/meta.db" if self.data else "memory://"
+
+    def assignments(self) -> list[str]:
+        return [
+            f"kafka.listeners=PLAINTEXT://{HOST}:{self.kafka_port}",
+            f"http.listen={HOST}:{self.http_port}",
+            f"storage.url={self.storage_url}",
+            f"metadata.url={self.metadata_url}",
+            "shutdown.drain=0ms",
+            "shutdown.deadline=10s",
+        ]
+
+
+def _url_path(path: Path) -> str:
+    return str(path) if path.is_absolute() else f"./{path}"
+
+
+def free_port(first: int) -> int:
+    """The first port from `first` on that nobody listens on. Raise `StartError` when there is none."""
+    for port in range(first, min(first + PORTS_TRIED_MAX, 65_536)):
+        with socket.socket() as probe:
+            # As the broker will bind it: a port whose last owner only just left counts as free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise StartError(f"No free port from {first} on. Choose another first one with --port.", exit_code=EXIT_USAGE)
+
+
+class BrokerProcess:
+    """Runs while the `with` block does; leaving stops it."""
+
+    def __init__(self, place: Place, *, clock: Clock) -> None:
+        self._place = place
+        self._clock = clock
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "forebay", "serve", "--config", os.devnull, "--log-format", "json"]
+        for assignment in self._place.assignments():
+            command += ["--set", assignment]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+        self._place.log.parent.mkdir(parents=True, exist_ok=True)
+        with self._place.log.open("wb") as log:
+            # A session of its own: Ctrl-C reaches the demo alone, which then stops the broker in order.
+            self._process = subprocess.Popen(  # noqa: S603 - our own command line
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def wait_ready(self) -> None:
+        """Until /readyz says so. Raise `StartError` with the broker's last words if it ends or takes too long."""
+        give_up_s = self._clock.monotonic_s() + READY_WITHIN_S
+        while not self._is_ready():
+            if not self.is_running():
+                raise self.failure("ended before it was ready")
+            if self._clock.monotonic_s() > give_up_s:
+                raise self.failure(f"was not ready within {READY_WITHIN_S:.0f} s")
+            time.sleep(_ASK_EVERY_S)
+
+    def wait_end(self) -> None:
+        """Until the process ends by itself."""
+        assert self._process is not None
+        self._process.wait()
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def metrics(self) -> list[Mapping[str, Any]]:
+        """The series of /metrics.json."""
+        _, body = self._get("/metrics.json")
+        series: list[Mapping[str, Any]] = json.loads(body)["series"]
+        return series
+
+    def failure(self, what: str) -> StartError:
+        lines = self._place.log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        words = "".join(f"\n  {line}" for line in lines)
+        return StartError(f"The broker {what}. The end of its log {self._place.log}:{words}", exit_code=EXIT_FAILED)
+
+    def _is_ready(self) -> bool:
+        try:
+            return self._get("/readyz")[0] == http.client.OK
+        except (OSError, http.client.HTTPException):
+            # It does not listen yet.
+            return False
+
+    def _get(self, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(HOST, self._place.http_port, timeout=_ANSWER_WITHIN_S)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()

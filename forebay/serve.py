@@ -1,0 +1,153 @@
+"""`forebay serve`: one broker and its HTTP side, until told to stop. Logs one line per stage, going up and coming down."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+import structlog
+
+from broker.http.health import Readiness
+from broker.http.server import BrokerFacts, HttpServer
+from broker.settings.errors import EXIT_FAILED
+from broker.settings.keys import SETTINGS
+from broker.settings.listeners import Listener
+from broker.settings.loading import Loaded
+from broker.settings.model import Settings
+from forebay import malloc, preflight
+from forebay.explain import explain
+from forebay.stopping import EXIT_INTERRUPTED, Deadline, ExitNow, StopRequest
+from forebay.version import forebay_version
+from runtime import logs
+from runtime.blocking import ThreadBlocking
+from runtime.clock import Clock, SystemClock
+from runtime.telemetry import Telemetry
+
+Announce = Callable[[str, dict[str, Any]], None]
+
+_log = structlog.get_logger(__name__)
+
+
+class ServedBroker(Protocol):
+    """What `broker.assembly.open_broker` yields: a broker that listens."""
+
+    @property
+    def broker_id(self) -> int: ...
+    @property
+    def cluster_id(self) -> str: ...
+    @property
+    def listeners(self) -> Sequence[Listener]: ...
+    @property
+    def readiness(self) -> Readiness: ...
+    @property
+    def telemetry(self) -> Telemetry: ...
+
+    async def drain(self, *, drain_s: float) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class OpenBroker(Protocol):
+    def __call__(self, settings: Settings, *, announce: Announce) -> AbstractAsyncContextManager[ServedBroker]: ...
+
+
+class Stages:
+    """Logs a line per stage, with the seconds since the one before."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last_s = clock.monotonic_s()
+
+    def announce(self, stage: str, facts: dict[str, Any]) -> None:
+        now_s = self._clock.monotonic_s()
+        _log.info(stage, **facts, seconds=round(now_s - self._last_s, 3))
+        self._last_s = now_s
+
+
+def serve(loaded: Loaded, *, open_broker: OpenBroker, exit_now: ExitNow = os._exit) -> int:
+    """Until SIGTERM or SIGINT. The exit code: 0 after a drain, 130 when interrupted before ready, else why it ended."""
+    logs.configure(format=loaded.settings.log.format, level=loaded.settings.log.level)
+    stages = Stages(SystemClock())
+    given = {key: SETTINGS[key].show(loaded.settings) for key in SETTINGS if key in loaded.given}
+    stages.announce("config", {"version": forebay_version(), "malloc_tuned": malloc.tune(), **given})
+    for line in loaded.advice:
+        _log.warning("advice", message=line)
+    deadline = Deadline(lambda: _give_up(exit_now))
+    try:
+        preflight.check(loaded.settings)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            stopped = _until_stopped(loaded.settings, open_broker, stages, deadline, exit_now)
+            return runner.run(stopped)
+    except Exception as error:  # noqa: BLE001 - the last line of defence of a process says why it ends
+        explanation = explain(error)
+        if explanation is None:
+            _log.exception("failed")
+            return EXIT_FAILED
+        sys.stderr.write(f"{explanation.message}\n")
+        return explanation.exit_code
+    finally:
+        deadline.cancel()
+
+
+async def _until_stopped(settings: Settings, open_broker: OpenBroker, stages: Stages, deadline: Deadline, exit_now: ExitNow) -> int:
+    stop = StopRequest(exit_now=exit_now)
+    stop.install()
+    try:
+        async with open_broker(settings, announce=stages.announce) as broker, _http(settings, broker, stages):
+            # What lives now lives until the end: the collector need not look at it again.
+            gc.collect()
+            gc.freeze()
+            stop.started()
+            stages.announce("ready", {"broker_id": broker.broker_id, "cluster_id": broker.cluster_id})
+            await stop.wait()
+            deadline.start(settings.shutdown.deadline.total_seconds())
+            stages.announce("stopping", {"signal": stop.signal_name})
+            broker.readiness.note_draining()
+            await broker.drain(drain_s=settings.shutdown.drain.total_seconds())
+            stages.announce("drained", {})
+            await broker.aclose()
+            stages.announce("broker closed", {})
+    except asyncio.CancelledError:
+        if not stop.is_asked:
+            raise
+        _log.warning("interrupted while starting", signal=stop.signal_name)
+        return EXIT_INTERRUPTED
+    stages.announce("stopped", {})
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _http(settings: Settings, broker: ServedBroker, stages: Stages) -> AsyncIterator[None]:
+    blocking = ThreadBlocking(threads=1, name="metrics")
+    server = HttpServer(
+        BrokerFacts(broker.broker_id, broker.cluster_id, forebay_version(), broker.listeners),
+        readiness=broker.readiness,
+        telemetry=broker.telemetry,
+        blocking=blocking,
+        clock=SystemClock(),
+    )
+    try:
+        address = await server.start(settings.http.listen)
+        stages.announce("http listening", {"address": str(address)})
+        yield
+    finally:
+        await server.stop()
+        blocking.close()
+
+
+def _give_up(exit_now: ExitNow) -> None:
+    # What was not acknowledged is the client's to send again.
+    _log.error("shutdown deadline passed")
+    exit_now(EXIT_FAILED)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

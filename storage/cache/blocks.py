@@ -1,0 +1,176 @@
+"""A cache of what was read from immutable objects, in the pieces in which it was fetched.
+
+A read that misses fetches whole blocks (aligned to `block_bytes`), so that the next read of a neighbouring slice hits; missing
+neighbours travel in ONE ranged GET. A fetch never asks for bytes of which nobody said that they exist: without an object's size
+it ends where the read ends, and a later read fetches what follows. A fetched piece is kept as it came, in one `bytes`: nothing
+is copied, a piece is evicted as a whole, and what the cache says it holds is what it holds.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+from runtime.telemetry import Metric, Telemetry
+from storage.cache.singleflight import SingleFlight
+from storage.limits import BLOCK_BYTES
+
+FETCH_BLOCKS_MAX: Final = 4
+"""Blocks in one ranged GET: 16 MiB of the default size."""
+
+PIECE_OVERHEAD_BYTES: Final = 512
+"""Counted per piece for the objects around its bytes, so that many small pieces are bounded, too."""
+
+REQUESTS: Final = Metric(
+    "forebay_cache_requests_total",
+    "Pieces asked of the block cache: hit (was there), miss (fetched), coalesced (waited for another's fetch).",
+    ("outcome",),
+)
+BYTES: Final = Metric("forebay_cache_bytes", "Bytes that the block cache holds.")
+
+
+class RangeSource(Protocol):
+    """The part of an `ObjectStore` that a cache stands before."""
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes: ...
+
+
+class Piece(NamedTuple):
+    """Bytes [start, end) of an object."""
+
+    key: str
+    start: int
+    end: int
+
+
+class BlockCache:
+    """Reads through to `store`; evicts what was used longest ago when more than `bytes_max` would be held.
+
+    Beyond `bytes_max` memory holds what its readers hold: the views they were given, and one fetch per read under way.
+    """
+
+    def __init__(self, store: RangeSource, *, bytes_max: int, block_bytes: int = BLOCK_BYTES, telemetry: Telemetry) -> None:
+        assert bytes_max >= 0
+        assert block_bytes > 0
+        self._store = store
+        self._bytes_max = bytes_max
+        self._block_bytes = block_bytes
+        self._bytes_held = 0
+        self._flights: SingleFlight[Piece, memoryview] = SingleFlight()
+        # Pieces in the order of their last use; those of one object are disjoint, and `_starts` has their starts in order.
+        self._views: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
+        self._starts: dict[str, list[int]] = {}
+        self._flying: dict[str, list[Piece]] = {}
+        requests = telemetry.counter(REQUESTS)
+        self._hits = requests.labels("hit")
+        self._misses = requests.labels("miss")
+        self._coalesced = requests.labels("coalesced")
+        self._gauge = telemetry.gauge(BYTES)
+
+    async def read(self, key: str, start: int, end: int, *, object_size: int | None = None) -> list[memoryview]:
+        """Bytes [start, end) of an object as views, in order, to be joined by whoever needs them in one piece.
+
+        `object_size` lets the last block be fetched whole. Raises what the store raises (`NotFound`, `Unavailable`);
+        failures are not cached. A cancelled read takes nothing from others that wait for the same bytes.
+        A view keeps the piece it is of in memory: do not hold small ones for long.
+        """
+        assert 0 <= start <= end, f"not a range: start={start} end={end}"
+        assert object_size is None or end <= object_size, f"range past the end: end={end} object_size={object_size}"
+        views: list[memoryview] = []
+        while start < end:
+            found = self._find(key, start)
+            if found is not None:
+                self._hits.inc()
+                piece, view = found
+            else:
+                flying = self._find_flying(key, start)
+                (self._misses if flying is None else self._coalesced).inc()
+                piece = flying or self._plan_fetch(key, start, end, object_size)
+                view = await self._flights.run(piece, partial(self._fetch, piece))
+            reached = min(end, piece.end)
+            views.append(view[start - piece.start : reached - piece.start])
+            start = reached
+        return views
+
+    def drop(self, key: str) -> None:
+        """Forget an object that was deleted. What is being fetched of it may still be cached, and ages like the rest."""
+        for start in tuple(self._starts.get(key, ())):
+            self._evict(key, start)
+        self._gauge.set(self._bytes_held)
+
+    def _find(self, key: str, position: int) -> tuple[Piece, memoryview] | None:
+        """The cached piece that has the byte at `position`; it becomes the one used last."""
+        starts = self._starts.get(key)
+        if starts is None:
+            return None
+        index = bisect_right(starts, position) - 1
+        if index < 0:
+            return None
+        start = starts[index]
+        view = self._views[key, start]
+        if start + len(view) <= position:
+            return None
+        self._views.move_to_end((key, start))
+        return Piece(key, start, start + len(view)), view
+
+    def _find_flying(self, key: str, position: int) -> Piece | None:
+        for piece in self._flying.get(key, ()):
+            if piece.start <= position < piece.end:
+                return piece
+        return None
+
+    def _plan_fetch(self, key: str, start: int, end: int, object_size: int | None) -> Piece:
+        """What to fetch for [start, end): whole blocks, less what is cached or on its way before and behind `start`."""
+        floor, ceiling = 0, end if object_size is None else object_size
+        starts = self._starts.get(key, [])
+        index = bisect_right(starts, start)
+        if index > 0:
+            floor = starts[index - 1] + len(self._views[key, starts[index - 1]])
+        if index < len(starts):
+            ceiling = min(ceiling, starts[index])
+        for piece in self._flying.get(key, ()):
+            if piece.end <= start:
+                floor = max(floor, piece.end)
+            else:
+                ceiling = min(ceiling, piece.start)
+        first_block = start // self._block_bytes
+        end_block = min(-(-end // self._block_bytes), first_block + FETCH_BLOCKS_MAX)
+        fetch = Piece(key, max(first_block * self._block_bytes, floor), min(end_block * self._block_bytes, ceiling))
+        assert fetch.start <= start < fetch.end, f"a fetch without the byte it is for: {fetch} position={start}"
+        return fetch
+
+    async def _fetch(self, piece: Piece) -> memoryview:
+        flying = self._flying.setdefault(piece.key, [])
+        flying.append(piece)
+        try:
+            view = memoryview(await self._store.get_range(piece.key, piece.start, piece.end))
+        finally:
+            flying.remove(piece)
+            if not flying:
+                del self._flying[piece.key]
+        assert len(view) == piece.end - piece.start, f"a store gave {len(view)} bytes for {piece}"
+        self._keep(piece, view)
+        return view
+
+    def _keep(self, piece: Piece, view: memoryview) -> None:
+        cost = len(view) + PIECE_OVERHEAD_BYTES
+        starts = self._starts.get(piece.key, [])
+        index = bisect_right(starts, piece.start)
+        overlaps_before = index > 0 and starts[index - 1] + len(self._views[piece.key, starts[index - 1]]) > piece.start
+        overlaps_behind = index < len(starts) and starts[index] < piece.end
+        # A fetch that was begun anew after a cancellation may meet pieces that others fetched meanwhile: they stay.
+        if cost > self._bytes_max or overlaps_before or overlaps_behind:
+            return
+        while self._bytes_held + cost > self._bytes_max:
+            self._evict(*next(iter(self._views)))
+        insort(self._starts.setdefault(piece.key, []), piece.start)
+        self._views[piece.key, piece.start] = view
+        self._bytes_held += cost
+        self._gauge.set(self._bytes_held)
+
+    def _evict(self, key: str, start: int) -> None:
+        self._bytes_held -= len(self._views.pop((key, start))) + PIECE_OVERHEAD_BYTES
+        starts = self._starts[key]
+        del starts[bisect_left(starts, start)]
+        if not starts:
+            del self._starts[key]

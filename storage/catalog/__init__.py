@@ -1,0 +1,1 @@
+"""Small durable facts: the cluster, topics, brokers, producer ids."""

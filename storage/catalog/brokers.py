@@ -1,0 +1,193 @@
+"""The live brokers: each registers an ephemeral record and reads those of the others."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+
+from runtime.clock import Clock
+from storage.catalog.gathering import Gathering
+from storage.catalog.records import decode, encode
+from storage.catalog.writes import ATTEMPTS_MAX, write_one
+from storage.errors import AlreadyExists, StorageError, Unavailable
+from storage.metadata import keys
+from storage.metadata.port import ABSENT, MetadataStore, NotApplied, OpResult, Put, Record, Session, Status, Unknown
+
+FMT: Final = 1
+CACHE_AGE_S: Final = 1.0
+SESSION_TIMEOUT_MS: Final = 10_000
+BROKER_ID_MAX: Final = 2**31 - 1
+_POLL_S: Final = 0.25
+_TAKEN_MARGIN_MS: Final = 2_000
+
+
+class Endpoint(NamedTuple):
+    """An advertised address and the name of the listener it belongs to."""
+
+    name: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.name}://{host}:{self.port}"
+
+
+class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`session_id` names the session the record goes with: a broker recognises its own record by it."""
+
+    fmt: int = FMT
+    broker_id: int
+    listeners: tuple[Endpoint, ...]
+    rack: str | None
+    version: str
+    started_at_ms: int
+    session_id: int
+
+    def endpoint(self, listener: str) -> Endpoint | None:
+        """The address of that listener; None if this broker has none of that name."""
+        return next((endpoint for endpoint in self.listeners if endpoint.name == listener), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """`epoch` is the version id of the record: unique, and greater with every registration that follows on one shard."""
+
+    broker_id: int
+    epoch: int
+
+
+_decoder = msgspec.json.Decoder(BrokerRecord)
+
+
+class BrokerDirectory:
+    """One broker's view of all. `register` and `deregister` have one caller; `live` has any number."""
+
+    def __init__(self, metadata: MetadataStore, *, clock: Clock, session_timeout_ms: int = SESSION_TIMEOUT_MS) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._session_timeout_ms = session_timeout_ms
+        self._session: Session | None = None
+        self._own: BrokerRecord | None = None
+        self._live: list[BrokerRecord] = []
+        self._live_until_s = 0.0
+        self._changes = 0
+        self._scans = Gathering(self._scan)
+        self._subscription = metadata.subscribe(self._changed, prefix=keys.BROKERS_PREFIX)
+
+    async def register(self, *, listeners: Sequence[Endpoint], rack: str | None, version: str, broker_id: int | None) -> Registration:
+        """Announce this broker under `broker_id`, or under the smallest free id from 1 on; again after a loss, for a new epoch.
+
+        A given id that an earlier life of this broker still holds (the same listeners) is waited for, until its session must have ended.
+        Raises `AlreadyExists` if another broker has it, `Unavailable` if the store cannot be reached.
+        """
+        await self.deregister()
+        try:
+            return await self._register(tuple(listeners), rack, version, broker_id)
+        except StorageError:
+            # A put whose outcome is unknown must not be kept alive by the session it was made under.
+            await self.deregister()
+            raise
+
+    async def _register(self, listeners: tuple[Endpoint, ...], rack: str | None, version: str, broker_id: int | None) -> Registration:
+        deadline_s = self._clock.monotonic_s() + (self._session_timeout_ms + _TAKEN_MARGIN_MS) / 1_000
+        session = await self._open_session()
+        attempts = 0
+        while attempts < ATTEMPTS_MAX:
+            candidate = broker_id if broker_id is not None else await self._smallest_free_id()
+            record = BrokerRecord(
+                broker_id=candidate,
+                listeners=listeners,
+                rack=rack,
+                version=version,
+                started_at_ms=self._clock.now_ms(),
+                session_id=session.session_id,
+            )
+            key = keys.broker(candidate)
+            outcome = await write_one(self._metadata, Put(key, encode(record), ABSENT, session=session.session_id))
+            if isinstance(outcome, OpResult) and outcome.version is not None:
+                return self._registered(record, outcome.version)
+            (holder,) = await self._metadata.get_many([key])
+            if holder is not None and (held := _decode(holder)).session_id == session.session_id:
+                return self._registered(record, holder.version)
+            if holder is not None and broker_id is not None:
+                if held.listeners != listeners or self._clock.monotonic_s() >= deadline_s:
+                    raise _taken(held)
+                await asyncio.sleep(_POLL_S)
+                continue
+            attempts += 1
+            if isinstance(outcome, Unknown) or outcome == OpResult(Status.SESSION_DOES_NOT_EXIST, None):
+                # The put may still be on its way. That of an ended session fails for certain, so go on with another.
+                await self.deregister()
+                session = await self._open_session()
+            elif isinstance(outcome, NotApplied):
+                await asyncio.sleep(_POLL_S)
+        raise Unavailable(f"cannot register a broker: attempts={ATTEMPTS_MAX} last_outcome={outcome}")
+
+    async def deregister(self) -> None:
+        """End the registration, if there is one. A store that does not answer ends it by itself when the session times out."""
+        session, self._session, self._own = self._session, None, None
+        self._live_until_s = 0.0
+        if session is not None:
+            with contextlib.suppress(StorageError):
+                await session.close()
+
+    async def wait_lost(self) -> None:
+        """Return when the registration is lost: others may take this broker for dead, and its id."""
+        assert self._session is not None, "not registered"
+        await self._session.wait_lost()
+
+    async def live(self) -> list[BrokerRecord]:
+        """All live brokers by id, at most a second old; this one among them while it is registered. Raises `StorageError`."""
+        if self._clock.monotonic_s() < self._live_until_s:
+            return self._live
+        return (await self._scans.ask([None]))[None]
+
+    def close(self) -> None:
+        """Take no more hints."""
+        self._subscription.cancel()
+
+    async def _open_session(self) -> Session:
+        self._session = await self._metadata.open_session(timeout_ms=self._session_timeout_ms)
+        return self._session
+
+    def _registered(self, record: BrokerRecord, epoch: int) -> Registration:
+        self._own = record
+        self._live_until_s = 0.0
+        return Registration(record.broker_id, epoch)
+
+    async def _smallest_free_id(self) -> int:
+        start, end = keys.brokers()
+        taken = {int(path.removeprefix(keys.BROKERS_PREFIX)) for path in await self._metadata.list(start, end)}
+        return next(number for number in range(1, BROKER_ID_MAX) if number not in taken)
+
+    async def _scan(self, _: list[None]) -> dict[None, list[BrokerRecord]]:
+        changes = self._changes
+        start, end = keys.brokers()
+        found = {record.broker_id: record for record in [_decode(stored) async for stored in self._metadata.range_scan(start, end)]}
+        if self._own is not None:
+            found.setdefault(self._own.broker_id, self._own)
+        live = [found[broker_id] for broker_id in sorted(found)]
+        if changes == self._changes:
+            self._live = live
+            self._live_until_s = self._clock.monotonic_s() + CACHE_AGE_S
+        return {None: live}
+
+    def _changed(self, _: str) -> None:
+        self._changes += 1
+        self._live_until_s = 0.0
+
+
+def _decode(record: Record) -> BrokerRecord:
+    return decode(_decoder, record.value, known=FMT, path=record.path)
+
+
+def _taken(holder: BrokerRecord) -> AlreadyExists:
+    listeners = ",".join(str(endpoint) for endpoint in holder.listeners)
+    return AlreadyExists(
+        f"broker.id {holder.broker_id} is taken by the live broker at {listeners}. "
+        f"Set another broker.id, or none to be assigned one: started_at_ms={holder.started_at_ms} version={holder.version!r}"
+    )

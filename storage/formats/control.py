@@ -1,0 +1,167 @@
+"""The control record of a partition and what travels beside it: THE record that decides (I7), format 1.
+
+JSON, so that an operator can read it; the small structs inside are arrays, so that it stays under 2 KiB:
+
+    {"fmt":1, "log_state":"OPEN", "fence_epoch":0,
+     "sequence_counter":120, "log_start":0, "compaction_cursor":0, "segment":null,
+     "pending":[[base, last, "object id", [[position, length], …], max_timestamp, running_max_timestamp], …],
+     "writers":{"<broker_epoch>":[commit_seq, attempt]},
+     "producers":{"<pid>":[epoch, [[first_seq, last_seq, base_offset, at_ms], …], txn_first_offset|null]},
+     "revoked_floor":"", "bytes_total":…, "last_append_ms":…, "max_timestamp":…, "max_timestamp_offset":…}
+"""
+
+import contextlib
+from enum import Enum
+from typing import Final, TypeVar
+
+import msgspec
+
+from storage.errors import Corrupt, IncompatibleFormat
+from storage.limits import CONTROL_BYTES_MAX, PENDING_ENTRIES_MAX
+from storage.vocabulary import ObjectId
+
+FMT: Final = 1
+NO_TIMESTAMP: Final = -1
+
+
+class LogState(Enum):
+    OPEN = "OPEN"
+    FENCED = "FENCED"
+    DELETED = "DELETED"
+
+
+class Entry(msgspec.Struct, array_like=True, frozen=True):
+    """Offsets base..last (inclusive) → the spans of one object that hold their batches, in order.
+
+    Usually one span; more where batches between them were refused or had been appended before.
+    `running_max_timestamp` is the greatest of this and all earlier entries: monotone, so time can be searched for.
+    """
+
+    base: int
+    last: int
+    object_id: ObjectId
+    spans: tuple[tuple[int, int], ...]
+    max_timestamp: int
+    running_max_timestamp: int
+
+
+class SegmentEntry(msgspec.Struct, array_like=True, frozen=True):
+    """Offsets base..last (inclusive) → a segment object, which holds nothing else."""
+
+    base: int
+    last: int
+    object_id: ObjectId
+    size_bytes: int
+    max_timestamp: int
+    running_max_timestamp: int
+
+
+class WriterEntry(msgspec.Struct, array_like=True, frozen=True):
+    """The last commit of a broker epoch that was applied: makes an ambiguous commit decidable (I6)."""
+
+    commit_seq: int
+    attempt: int
+
+
+class ProducerBatch(msgspec.Struct, array_like=True, frozen=True):
+    first_seq: int
+    last_seq: int
+    base_offset: int
+    at_ms: int
+
+
+class ProducerState(msgspec.Struct, array_like=True, frozen=True):
+    """The newest epoch of a producer id and its last batches, oldest first (KIP-98)."""
+
+    epoch: int
+    batches: tuple[ProducerBatch, ...]
+    txn_first_offset: int | None = None
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True):
+    fmt: int = FMT
+    log_state: LogState = LogState.OPEN
+    fence_epoch: int = 0
+    sequence_counter: int = 0
+    log_start: int = 0
+    compaction_cursor: int = 0
+    segment: SegmentEntry | None = None
+    pending: tuple[Entry, ...] = ()
+    writers: dict[int, WriterEntry] = msgspec.field(default_factory=dict)
+    producers: dict[int, ProducerState] = msgspec.field(default_factory=dict)
+    revoked_floor: ObjectId = ObjectId("")
+    bytes_total: int = 0
+    last_append_ms: int = NO_TIMESTAMP
+    max_timestamp: int = NO_TIMESTAMP
+    max_timestamp_offset: int = -1
+    """Base offset of the batch whose header carries `max_timestamp`."""
+
+
+class IndexChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of index/{last offset}: consecutive entries, oldest first. A derived fact, put if absent (I3)."""
+
+    fmt: int = FMT
+    entries: tuple[Entry, ...]
+
+
+class SpilledProducer(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of producers/{pid}: state that left the control record, or is about to. Control wins over it."""
+
+    fmt: int = FMT
+    state: ProducerState
+
+
+class _Format(msgspec.Struct):
+    fmt: int
+
+
+T = TypeVar("T", Control, IndexChunk, SpilledProducer)
+
+_encoder = msgspec.json.Encoder()
+_control_decoder = msgspec.json.Decoder(Control)
+_chunk_decoder = msgspec.json.Decoder(IndexChunk)
+_producer_decoder = msgspec.json.Decoder(SpilledProducer)
+_format_decoder = msgspec.json.Decoder(_Format)
+
+
+def encode(value: Control | IndexChunk | SpilledProducer) -> bytes:
+    return _encoder.encode(value)
+
+
+def decode_control(data: bytes, *, path: str) -> Control:
+    """Raise `IncompatibleFormat` for a newer format and `Corrupt` for anything that is no control record."""
+    control = _decode(_control_decoder, data, path)
+    if not 0 <= control.log_start <= control.sequence_counter or not 0 <= control.compaction_cursor <= control.sequence_counter:
+        raise Corrupt(
+            f"control record contradicts itself: key={path!r} log_start={control.log_start} "
+            f"cursor={control.compaction_cursor} sequence_counter={control.sequence_counter}"
+        )
+    return control
+
+
+def decode_chunk(data: bytes, *, path: str) -> IndexChunk:
+    chunk = _decode(_chunk_decoder, data, path)
+    if not chunk.entries:
+        raise Corrupt(f"empty index chunk: key={path!r}")
+    return chunk
+
+
+def decode_producer(data: bytes, *, path: str) -> ProducerState:
+    return _decode(_producer_decoder, data, path).state
+
+
+def _decode(decoder: msgspec.json.Decoder[T], data: bytes, path: str) -> T:
+    try:
+        value = decoder.decode(data)
+        if value.fmt > FMT:
+            raise IncompatibleFormat(f"written by format {value.fmt}, this program knows up to {FMT}: key={path!r}")
+        return value
+    except msgspec.MsgspecError as error:
+        # A newer format need not fit these structs; ask for its number before calling it corrupt.
+        with contextlib.suppress(msgspec.MsgspecError):
+            if (fmt := _format_decoder.decode(data).fmt) > FMT:
+                raise IncompatibleFormat(f"written by format {fmt}, this program knows up to {FMT}: key={path!r}") from error
+        raise Corrupt(f"undecodable record: key={path!r} cause={error}") from error
+
+
+assert PENDING_ENTRIES_MAX * 160 < CONTROL_BYTES_MAX, "a full ring of one-span entries fits the control record"

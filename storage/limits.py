@@ -1,0 +1,47 @@
+"""Every hard bound of the log, asserted against the others (I11)."""
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+BATCH_BYTES_DEFAULT_MAX: Final = 1_048_588
+"""Kafka's default of max.message.bytes: 1 MiB and the log overhead of 12 bytes."""
+
+FRAME_BYTES_MAX: Final = 100 * MIB
+"""socket.request.max.bytes."""
+
+WAL_OBJECT_BYTES_MAX: Final = 256 * MIB
+WAL_OBJECT_SLICES_MAX: Final = 65_535
+FLUSH_PARTITIONS_MAX: Final = 1_000
+
+PENDING_ENTRIES_MAX: Final = 16
+CONTROL_BYTES_TARGET: Final = 2 * KIB
+CONTROL_BYTES_MAX: Final = 16 * KIB
+PRODUCERS_HOT_MAX: Final = 128
+PRODUCERS_HOT_BYTES_MAX: Final = 8 * KIB
+"""Estimated bytes of producer state in a control record; what exceeds it is spilled to producers/."""
+WRITERS_KEPT_MAX: Final = 16
+"""Entries of `writers` above which a commit looks for dead brokers to drop."""
+PRODUCER_BATCHES_KEPT: Final = 5
+"""As Kafka: max.in.flight.requests.per.connection of an idempotent producer is at most 5."""
+
+COMMIT_BATCHES_MAX: Final = 4_096
+"""Batches of one partition in one commit; more wait for the next flush."""
+
+METADATA_VALUE_BYTES_MAX: Final = 64 * KIB
+WRITE_REQUEST_BYTES_MAX: Final = 1 * MIB
+WRITE_REQUEST_OPS_MAX: Final = 1_000
+
+BLOCK_BYTES: Final = 4 * MIB
+FETCH_RESPONSE_BYTES_MAX: Final = 8 * MIB
+"""Record bytes in one Fetch response, the first batch excepted; what a client that stops reading may pin."""
+
+SEQUENCE_MAX: Final = 2**31 - 1
+
+assert FRAME_BYTES_MAX <= WAL_OBJECT_BYTES_MAX, "the batches of a legal request must fit in an empty object"
+assert FLUSH_PARTITIONS_MAX <= WAL_OBJECT_SLICES_MAX, "an object counts its slices in a uint16"
+assert PRODUCERS_HOT_BYTES_MAX < CONTROL_BYTES_MAX
+assert CONTROL_BYTES_MAX <= METADATA_VALUE_BYTES_MAX, "a control record is a legal value"
+assert CONTROL_BYTES_MAX * 2 <= WRITE_REQUEST_BYTES_MAX, "a commit (chunk and control) fits one request"
+assert BATCH_BYTES_DEFAULT_MAX < FRAME_BYTES_MAX

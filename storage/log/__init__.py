@@ -1,0 +1,1 @@
+"""The leaderless log: gather, upload, decide, commit, acknowledge; and read."""

@@ -1,0 +1,79 @@
+"""One produced batch on its way into the log, and the append (one Produce request) it belongs to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from storage.errors import StorageError
+from storage.recordbatch import NO_PRODUCER, BatchHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The batch is durable and committed at `base_offset`; `log_append_ms` is -1 unless the topic uses LogAppendTime."""
+
+    base_offset: int
+    log_start: int
+
+
+@dataclass(slots=True)
+class Append:
+    """Batches that are answered together. `on_done` is called once, on the loop, when the last of them has its result.
+
+    `source` is what arrived in order and expects that order: a connection. A batch without sequences is refused when an earlier one of
+    its source and partition was lost, so that it cannot overtake its own retry.
+    """
+
+    source: object
+    on_done: Callable[["Append"], None]
+    results: list[Appended | StorageError | None]
+    remaining: int
+
+    def settle(self, index: int, result: Appended | StorageError) -> None:
+        if self.results[index] is not None:
+            return
+        self.results[index] = result
+        self.remaining -= 1
+        if self.remaining == 0:
+            self.on_done(self)
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """`view` is exactly one batch, writable: it is given its offset in place once that is known (I8)."""
+
+    view: memoryview
+    append: Append
+    index: int
+    producer_id: int
+    producer_epoch: int
+    first_seq: int
+    record_count: int
+    max_timestamp: int
+    size_bytes: int
+    position: int = field(default=-1)
+    """Where it lies in its WAL object, once sealed."""
+
+    @property
+    def has_sequence(self) -> bool:
+        return self.producer_id != NO_PRODUCER
+
+    @property
+    def is_settled(self) -> bool:
+        return self.append.results[self.index] is not None
+
+    def settle(self, result: Appended | StorageError) -> None:
+        self.append.settle(self.index, result)
+
+
+def batch_of(view: memoryview, header: BatchHeader, append: Append, index: int) -> Batch:
+    return Batch(
+        view=view,
+        append=append,
+        index=index,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        first_seq=header.base_sequence,
+        record_count=header.record_count,
+        max_timestamp=header.max_timestamp,
+        size_bytes=len(view),
+    )

@@ -1,0 +1,229 @@
+"""The decision of a commit, pure: what becomes of each batch and of the control record (DESIGN.md §5, I7).
+
+Everything that may refuse or deduplicate a batch is here and is computed anew on every attempt from the control record that the attempt's
+CAS names. Rules for producers with sequences are Kafka's (KIP-98 and the idempotent producer of 1.0: the last five batches are remembered).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+from storage.formats.control import (
+    Control,
+    Entry,
+    IndexChunk,
+    LogState,
+    ProducerBatch,
+    ProducerState,
+    WriterEntry,
+)
+from storage.limits import PENDING_ENTRIES_MAX, PRODUCER_BATCHES_KEPT, PRODUCERS_HOT_BYTES_MAX, PRODUCERS_HOT_MAX, SEQUENCE_MAX
+from storage.recordbatch import NO_PRODUCER
+from storage.vocabulary import ObjectId
+
+_PRODUCER_BYTES = 24
+_PRODUCER_BATCH_BYTES = 48
+"""Upper estimates of what a producer and each of its batches take in the encoded control record."""
+
+_NOTHING_STORED: Mapping[int, ProducerState | None] = MappingProxyType({})
+
+
+class Claim(Protocol):
+    """What a decision needs to know of a batch."""
+
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def producer_epoch(self) -> int: ...
+    @property
+    def first_seq(self) -> int: ...
+    @property
+    def record_count(self) -> int: ...
+    @property
+    def max_timestamp(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class Outcome(Enum):
+    APPENDED = auto()
+    DUPLICATE = auto()  # appended before, at the offset the verdict names
+    OUT_OF_ORDER_SEQUENCE = auto()
+    INVALID_PRODUCER_EPOCH = auto()
+    FENCED = auto()
+    DELETED = auto()
+
+
+class Verdict(NamedTuple):
+    outcome: Outcome
+    base_offset: int
+    """-1 where there is none."""
+
+    @property
+    def is_refusal(self) -> bool:
+        return self.outcome is not Outcome.APPENDED and self.outcome is not Outcome.DUPLICATE
+
+
+class Writer(NamedTuple):
+    """Who commits: names the attempt in `control.writers`, which makes a lost reply decidable."""
+
+    epoch: int
+    commit_seq: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    verdicts: tuple[Verdict, ...]
+    control: Control | None
+    """The record to put by CAS; None when nothing was appended."""
+    chunk: IndexChunk | None
+    """Entries that were pending before, to travel with the CAS (never the entry that this CAS creates)."""
+    to_spill: tuple[int, ...]
+    """Producers that should be written to producers/ before a later decision may drop them."""
+
+    @property
+    def has_refusal(self) -> bool:
+        return any(verdict.is_refusal for verdict in self.verdicts)
+
+
+def decide(
+    control: Control,
+    claims: Sequence[Claim],
+    *,
+    object_id: ObjectId,
+    writer: Writer,
+    now_ms: int,
+    stored: Mapping[int, ProducerState | None] = _NOTHING_STORED,
+    dead_writers: Collection[int] = (),
+    must_drain: bool = False,
+) -> Decision:
+    """Decide the batches of one slice, in order.
+
+    `stored`: what stands in producers/, read after `control` was, at least for the producers that control does not hold (control wins).
+    A producer whose state equals its stored one leaves control when room is needed.
+    `dead_writers`: broker epochs whose registration was seen gone after `control` was read; only they may be dropped from `writers`.
+    `must_drain`: send the pending entries as a chunk though the ring is not full.
+    """
+    if control.log_state is not LogState.OPEN:
+        refusal = Verdict(Outcome.FENCED if control.log_state is LogState.FENCED else Outcome.DELETED, -1)
+        return Decision((refusal,) * len(claims), None, None, ())
+    next_offset = base = control.sequence_counter
+    producers: dict[int, ProducerState] | None = None
+    verdicts: list[Verdict] = []
+    spans: list[tuple[int, int]] = []
+    appended_bytes = 0
+    max_timestamp = -1
+    log_max_timestamp, log_max_offset = control.max_timestamp, control.max_timestamp_offset
+    for claim in claims:
+        producer_id = claim.producer_id
+        if producer_id != NO_PRODUCER:
+            if producers is None:
+                producers = dict(control.producers)
+            known = producers.get(producer_id) or stored.get(producer_id)
+            refused = _judge(known, claim)
+            if refused is not None:
+                verdicts.append(refused)
+                continue
+            # Taken out first so that the dict stays ordered by last use: the oldest is spilled first.
+            producers.pop(producer_id, None)
+            producers[producer_id] = _after(known, claim, next_offset, now_ms)
+        verdicts.append(Verdict(Outcome.APPENDED, next_offset))
+        if spans and spans[-1][0] + spans[-1][1] == claim.position:
+            spans[-1] = (spans[-1][0], spans[-1][1] + claim.size_bytes)
+        else:
+            spans.append((claim.position, claim.size_bytes))
+        appended_bytes += claim.size_bytes
+        max_timestamp = max(max_timestamp, claim.max_timestamp)
+        if claim.max_timestamp > log_max_timestamp:
+            log_max_timestamp, log_max_offset = claim.max_timestamp, next_offset
+        next_offset += claim.record_count
+    if next_offset == base:
+        return Decision(tuple(verdicts), None, None, ())
+
+    hot, to_spill = control.producers, tuple[int, ...]()
+    if producers is not None:
+        hot, to_spill = _make_room(producers, stored, keep={claim.producer_id for claim in claims})
+    writers = {epoch: entry for epoch, entry in control.writers.items() if epoch not in dead_writers}
+    writers[writer.epoch] = WriterEntry(writer.commit_seq, writer.attempt)
+    entry = Entry(base, next_offset - 1, object_id, tuple(spans), max_timestamp, log_max_timestamp)
+    is_full = len(control.pending) >= PENDING_ENTRIES_MAX
+    chunk = IndexChunk(entries=control.pending) if is_full or (must_drain and control.pending) else None
+    return Decision(
+        tuple(verdicts),
+        Control(
+            fence_epoch=control.fence_epoch,
+            sequence_counter=next_offset,
+            log_start=control.log_start,
+            compaction_cursor=control.compaction_cursor,
+            segment=control.segment,
+            pending=(entry,) if chunk else (*control.pending, entry),
+            writers=writers,
+            producers=hot,
+            revoked_floor=control.revoked_floor,
+            bytes_total=control.bytes_total + appended_bytes,
+            last_append_ms=max(control.last_append_ms, now_ms),
+            max_timestamp=log_max_timestamp,
+            max_timestamp_offset=log_max_offset,
+        ),
+        chunk,
+        to_spill,
+    )
+
+
+def advance_sequence(sequence: int, count: int) -> int:
+    """Sequences wrap from 2^31-1 to 0."""
+    return (sequence + count) & SEQUENCE_MAX
+
+
+def _judge(known: ProducerState | None, claim: Claim) -> Verdict | None:
+    """The verdict on a batch that is not to be appended; None for one that is."""
+    if known is None:
+        return None
+    if claim.producer_epoch < known.epoch:
+        return Verdict(Outcome.INVALID_PRODUCER_EPOCH, -1)
+    if claim.producer_epoch > known.epoch:
+        return None if claim.first_seq == 0 else Verdict(Outcome.OUT_OF_ORDER_SEQUENCE, -1)
+    last_seq = advance_sequence(claim.first_seq, claim.record_count - 1)
+    for batch in known.batches:
+        if batch.first_seq == claim.first_seq and batch.last_seq == last_seq:
+            return Verdict(Outcome.DUPLICATE, batch.base_offset)
+    if not known.batches or claim.first_seq == advance_sequence(known.batches[-1].last_seq, 1):
+        return None
+    return Verdict(Outcome.OUT_OF_ORDER_SEQUENCE, -1)
+
+
+def _after(known: ProducerState | None, claim: Claim, base_offset: int, now_ms: int) -> ProducerState:
+    batch = ProducerBatch(claim.first_seq, advance_sequence(claim.first_seq, claim.record_count - 1), base_offset, now_ms)
+    if known is None or known.epoch != claim.producer_epoch:
+        return ProducerState(claim.producer_epoch, (batch,))
+    return ProducerState(known.epoch, (*known.batches[1 - PRODUCER_BATCHES_KEPT :], batch), known.txn_first_offset)
+
+
+def _make_room(
+    producers: dict[int, ProducerState], stored: Mapping[int, ProducerState | None], keep: Collection[int]
+) -> tuple[dict[int, ProducerState], tuple[int, ...]]:
+    """Drop producers whose state is durable elsewhere, oldest first, as far as room is needed; name those that should be spilled next."""
+    excess_bytes = sum(map(_producer_bytes, producers.values())) - PRODUCERS_HOT_BYTES_MAX
+    excess_count = len(producers) - PRODUCERS_HOT_MAX
+    to_spill: list[int] = []
+    for producer_id, state in list(producers.items()):
+        if excess_bytes <= 0 and excess_count <= 0:
+            break
+        if producer_id in keep or state.txn_first_offset is not None:
+            continue
+        if stored.get(producer_id) == state:
+            del producers[producer_id]
+        else:
+            to_spill.append(producer_id)
+        excess_bytes -= _producer_bytes(state)
+        excess_count -= 1
+    return producers, tuple(to_spill)
+
+
+def _producer_bytes(state: ProducerState) -> int:
+    return _PRODUCER_BYTES + _PRODUCER_BATCH_BYTES * len(state.batches)

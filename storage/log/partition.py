@@ -1,0 +1,132 @@
+"""What one broker remembers of a partition: the control record as last seen, its lane, its tail. All of it can be lost."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from storage.errors import StorageError
+from storage.formats.control import Control, IndexChunk, ProducerState
+from storage.log.tail import Tail
+from storage.metadata.keys import PartitionKeys
+from storage.vocabulary import PartitionId
+
+if TYPE_CHECKING:
+    from storage.log.lane import Commit
+
+PARTITIONS_KEPT_MAX: Final = 100_000
+CHUNKS_KEPT_MAX: Final = 64
+HINTS_KEPT_MAX: Final = 64
+
+
+class PartitionLog:
+    """`control` is None until read (or after the partition was seen gone); it only ever moves to newer versions.
+
+    `stored` holds what is known to stand in producers/ (None: nothing), with the versions to replace it by CAS. It was read after the control
+    record it goes with, so it is dropped whenever a record of another broker is taken over.
+    `broken` says why the record, though there, could not be read (`Corrupt`, `IncompatibleFormat`).
+    `foreign_version` is the version of the last record that was read rather than committed here.
+    `committed_epoch` is the last broker epoch under which a commit of this lane was applied.
+    """
+
+    __slots__ = (
+        "broken",
+        "chunks",
+        "commit_seq",
+        "committed_epoch",
+        "control",
+        "foreign_version",
+        "hints",
+        "is_spilling",
+        "keys",
+        "lane",
+        "lane_busy",
+        "partition",
+        "stored",
+        "stored_versions",
+        "tail",
+        "version",
+        "wakers",
+    )
+
+    def __init__(self, partition: PartitionId) -> None:
+        self.partition = partition
+        self.keys = PartitionKeys(partition)
+        self.control: Control | None = None
+        self.version = -1
+        self.broken: StorageError | None = None
+        self.foreign_version = -1
+        self.lane: deque[Commit] = deque()
+        self.lane_busy = False
+        self.commit_seq = 0
+        self.committed_epoch = -1
+        self.stored: dict[int, ProducerState | None] = {}
+        self.stored_versions: dict[int, int] = {}
+        self.is_spilling = False
+        self.tail = Tail()
+        self.chunks: OrderedDict[int, IndexChunk] = OrderedDict()
+        self.hints: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
+        self.wakers: set[Callable[[], None]] = set()
+
+    @property
+    def high_watermark(self) -> int:
+        """As last seen; -1 if never."""
+        return -1 if self.control is None else self.control.sequence_counter
+
+    def advance(self, control: Control, version: int) -> None:
+        """Take over a record this broker has just committed."""
+        assert version > self.version, f"control went back: {self.partition} {self.version} -> {version}"
+        self.control, self.version = control, version
+        self.wake()
+
+    def observe(self, control: Control, version: int) -> None:
+        """Take over a record that was read; one that is older than what is known is ignored, so that reads never go back (promise 5)."""
+        if version <= self.version:
+            return
+        self.control, self.version, self.broken = control, version, None
+        self.foreign_version = version
+        self.stored.clear()
+        self.stored_versions.clear()
+        self.wake()
+
+    def observe_absent(self) -> None:
+        """The record does not exist. Versions are never reused, so whatever comes later is newer than what was known."""
+        self.control = None
+
+    def wake(self) -> None:
+        for waker in tuple(self.wakers):
+            waker()
+
+
+class Partitions:
+    """The partitions this broker has touched, bounded; the least recently made idle one is forgotten first."""
+
+    def __init__(self, *, kept_max: int = PARTITIONS_KEPT_MAX) -> None:
+        self._kept_max = kept_max
+        self._logs: dict[PartitionId, PartitionLog] = {}
+        self._by_control_path: dict[str, PartitionLog] = {}
+
+    def get(self, partition: PartitionId) -> PartitionLog:
+        log = self._logs.get(partition)
+        if log is None:
+            if len(self._logs) >= self._kept_max:
+                self._forget_idle()
+            log = self._logs[partition] = PartitionLog(partition)
+            self._by_control_path[log.keys.control.path] = log
+        return log
+
+    def by_control_path(self, path: str) -> PartitionLog | None:
+        return self._by_control_path.get(path)
+
+    def __iter__(self) -> Iterator[PartitionLog]:
+        return iter(self._logs.values())
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def _forget_idle(self) -> None:
+        """Forget a tenth of the partitions, those without a lane, a waiter or cached runs first touched longest ago."""
+        wanted = max(1, self._kept_max // 10)
+        idle = [log for log in self._logs.values() if not log.lane and not log.lane_busy and not log.wakers][:wanted]
+        for log in idle:
+            del self._logs[log.partition]
+            del self._by_control_path[log.keys.control.path]

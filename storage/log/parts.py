@@ -1,0 +1,72 @@
+"""The parts of the log of one broker, put together: what `broker.assembly` opens and handlers use piecewise."""
+
+import random
+from dataclasses import dataclass
+
+from runtime.clock import Clock
+from runtime.ids import IdSource
+from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
+from storage.cache.blocks import BlockCache
+from storage.log.append import Appender, Sealer
+from storage.log.batcher import FlushSettings
+from storage.log.commit import BrokerEpoch, Committer
+from storage.log.control_reads import ControlReads
+from storage.log.index import EntryIndex
+from storage.log.partition import Partitions
+from storage.log.read import Reader
+from storage.log.tail import TailCache
+from storage.log.time_search import TimeSearch
+from storage.log.upload import Uploader
+from storage.metadata.port import MetadataStore
+from storage.objects.port import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class LogParts:
+    partitions: Partitions
+    control_reads: ControlReads
+    appender: Appender
+    reader: Reader
+    time_search: TimeSearch
+
+
+def open_log(
+    *,
+    metadata: MetadataStore,
+    objects: ObjectStore,
+    blocks: BlockCache,
+    tail_bytes_max: int,
+    flush: FlushSettings,
+    epoch: BrokerEpoch,
+    ids: IdSource,
+    clock: Clock,
+    chance: random.Random,
+    nursery: Nursery,
+    telemetry: Telemetry,
+) -> LogParts:
+    """Nothing is read or written yet: a broker's start needs no recovery. What an earlier broker left is either committed, and found in the
+    control record, or garbage that no entry names; `pending` entries are indexed by whoever commits next.
+    """
+    partitions = Partitions()
+    control_reads = ControlReads(metadata=metadata, partitions=partitions, nursery=nursery)
+    uploader = Uploader(objects=objects, clock=clock, chance=chance)
+    sealer = Sealer(ids=ids, epoch=epoch, uploader=uploader)
+    committer = Committer(
+        metadata=metadata,
+        control_reads=control_reads,
+        tail=TailCache(bytes_max=tail_bytes_max, telemetry=telemetry),
+        epoch=epoch,
+        upload_again=sealer.upload_again,
+        clock=clock,
+        chance=chance,
+        nursery=nursery,
+        telemetry=telemetry,
+    )
+    appender = Appender(
+        settings=flush, committer=committer, sealer=sealer, uploader=uploader, clock=clock, nursery=nursery, telemetry=telemetry
+    )
+    index = EntryIndex(metadata=metadata, control_reads=control_reads)
+    reader = Reader(index=index, blocks=blocks, control_reads=control_reads)
+    time_search = TimeSearch(partitions=partitions, control_reads=control_reads, index=index, reader=reader)
+    return LogParts(partitions, control_reads, appender, reader, time_search)

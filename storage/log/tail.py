@@ -1,0 +1,96 @@
+"""The tail cache: what this broker committed last, bytes ready to be sent (I8: filled only after the CAS).
+
+One FIFO over all partitions, bounded by bytes. A run pins the frame it came in, so small batches are joined into a buffer of their own;
+large ones are kept where the socket put them.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from runtime.telemetry import Metric, Telemetry
+from storage.log.batch import Batch
+from storage.log.runs import BatchRun
+from storage.recordbatch import restamp
+
+TAIL_BYTES: Final = Metric("forebay_tail_cache_bytes", "Bytes of record batches kept from this broker's own last commits")
+
+JOIN_BELOW_BYTES: Final = 16 * 1024
+"""Mean batch size below which a copy is cheaper than an object and a socket buffer per batch."""
+DROPPED_KEPT_MAX: Final = 64
+"""Slots of dropped runs that may stand before a list is shortened: keeps dropping cheap on average."""
+RUN_OVERHEAD_BYTES: Final = 512
+"""Counted on top of a run's bytes for the objects that describe it."""
+
+
+class Tail:
+    """The cached runs of one partition, oldest first; not necessarily contiguous, as other brokers commit in between."""
+
+    __slots__ = ("_bases", "_head", "_runs")
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []
+        self._runs: list[BatchRun | None] = []
+        self._head = 0
+
+    def find(self, offset: int) -> BatchRun | None:
+        """The run that holds `offset`."""
+        index = bisect_right(self._bases, offset, self._head) - 1
+        run = self._runs[index] if index >= self._head else None
+        return run if run is not None and offset <= run.last else None
+
+    def append(self, run: BatchRun) -> None:
+        self._bases.append(run.base)
+        self._runs.append(run)
+
+    def drop_oldest(self) -> None:
+        self._runs[self._head] = None
+        self._head += 1
+        if self._head >= DROPPED_KEPT_MAX and self._head * 2 >= len(self._runs):
+            del self._bases[: self._head], self._runs[: self._head]
+            self._head = 0
+
+
+class TailCache:
+    def __init__(self, *, bytes_max: int, telemetry: Telemetry) -> None:
+        self._bytes_max = bytes_max
+        self._order: deque[tuple[Tail, int]] = deque()
+        self._size_bytes = 0
+        telemetry.gauge(TAIL_BYTES).set_function(lambda: self._size_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def add(self, tail: Tail, appended: Sequence[tuple[Batch, int]]) -> None:
+        """Take the batches of one commit with their base offsets, stamp them, and make room."""
+        for run in _runs_of(appended):
+            tail.append(run)
+            cost = run.size_bytes + RUN_OVERHEAD_BYTES
+            self._order.append((tail, cost))
+            self._size_bytes += cost
+        while self._size_bytes > self._bytes_max:
+            oldest, cost = self._order.popleft()
+            oldest.drop_oldest()
+            self._size_bytes -= cost
+
+
+def _runs_of(appended: Sequence[tuple[Batch, int]]) -> list[BatchRun]:
+    size_bytes = sum(batch.size_bytes for batch, _ in appended)
+    last = appended[-1][1] + appended[-1][0].record_count - 1
+    if len(appended) > 1 and size_bytes < JOIN_BELOW_BYTES * len(appended) or size_bytes < JOIN_BELOW_BYTES:
+        joined = bytearray().join([batch.view for batch, _ in appended])
+        positions = []
+        position = 0
+        for batch, base_offset in appended:
+            restamp(joined, position, base_offset)
+            positions.append(position)
+            position += batch.size_bytes
+        buffer = memoryview(joined).toreadonly()
+        return [BatchRun(appended[0][1], last, buffer, tuple(base for _, base in appended), tuple(positions))]
+    runs = []
+    for batch, base_offset in appended:
+        restamp(batch.view, 0, base_offset)
+        runs.append(BatchRun(base_offset, base_offset + batch.record_count - 1, batch.view.toreadonly(), (base_offset,), (0,)))
+    return runs

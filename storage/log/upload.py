@@ -1,0 +1,53 @@
+"""Uploads of WAL objects: unique keys, put if absent, the same bytes on every try.
+
+A lost reply looks like a lost request. The key is ours alone, so "already exists" after a try that ended unknown means that the try
+succeeded; the size is compared to be sure of it.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Final
+
+from runtime.clock import Clock
+from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
+from storage.objects.port import ObjectStore
+from storage.vocabulary import Buffer
+
+TRY_TIMEOUT_S: Final = 10.0
+UPLOAD_TIMEOUT_S: Final = 20.0
+PAUSE_S: Final = 0.1
+
+
+class Uploader:
+    def __init__(self, *, objects: ObjectStore, clock: Clock, chance: random.Random) -> None:
+        self._objects = objects
+        self._clock = clock
+        self._chance = chance
+
+    async def upload(self, key: str, parts: Sequence[Buffer]) -> None:
+        """Return when the object is durable. Raise `Unavailable` when it could not be made so in time; it may then be garbage."""
+        deadline_s = self._clock.monotonic_s() + UPLOAD_TIMEOUT_S
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                async with asyncio.timeout(TRY_TIMEOUT_S):
+                    await self._objects.put_if_absent(key, parts)
+                return
+            except AlreadyExists:
+                if await self._is_ours(key, sum(map(len, parts))):
+                    return
+                raise Unavailable(f"another object has the name of a WAL object: key={key!r}") from None
+            except (Unavailable, OutcomeUnknown, TimeoutError) as error:
+                pause_s = PAUSE_S * 2 ** min(tries, 5) * (0.5 + self._chance.random() / 2)
+                if self._clock.monotonic_s() + pause_s >= deadline_s:
+                    raise Unavailable(f"upload gave up: key={key!r} tries={tries} cause={error!r}") from error
+            await asyncio.sleep(pause_s)
+
+    async def _is_ours(self, key: str, size_bytes: int) -> bool:
+        try:
+            async with asyncio.timeout(TRY_TIMEOUT_S):
+                return (await self._objects.stat(key)).size_bytes == size_bytes
+        except (NotFound, Unavailable, TimeoutError):
+            return False

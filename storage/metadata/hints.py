@@ -1,0 +1,61 @@
+"""Who wants to hear of changed keys, inside one process (hints of port.py, I10)."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+
+class HintSubscription:
+    """One call-back on the loop it was made on."""
+
+    __slots__ = ("_callback", "_loop", "_owner", "prefix")
+
+    def __init__(self, owner: "Hints", callback: Callable[[str], None], prefix: str) -> None:
+        self._owner = owner
+        self._callback: Callable[[str], None] | None = callback
+        self._loop = asyncio.get_running_loop()
+        self.prefix = prefix
+
+    def cancel(self) -> None:
+        self._callback = None
+        self._owner.forget(self)
+
+    def schedule(self, path: str) -> None:
+        self._loop.call_soon(self._deliver, path)
+
+    def _deliver(self, path: str) -> None:
+        # Cancelled between the change and now: the promise is that nothing comes after cancel().
+        if self._callback is not None:
+            self._callback(path)
+
+
+class Hints:
+    """The subscriptions of one store; falsy while there are none."""
+
+    __slots__ = ("_subscriptions",)
+
+    def __init__(self) -> None:
+        self._subscriptions: list[HintSubscription] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._subscriptions)
+
+    def subscribe(self, callback: Callable[[str], None], prefix: str) -> HintSubscription:
+        """Must be called on the loop that the call-back shall run on."""
+        subscription = HintSubscription(self, callback, prefix)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    def forget(self, subscription: HintSubscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    def cancel_all(self) -> None:
+        for subscription in tuple(self._subscriptions):
+            subscription.cancel()
+
+    def publish(self, paths: Iterable[str]) -> None:
+        """Call back soon, never from here: a subscriber may use the store."""
+        for path in paths:
+            for subscription in self._subscriptions:
+                if path.startswith(subscription.prefix):
+                    subscription.schedule(path)

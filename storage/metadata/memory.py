@@ -1,0 +1,225 @@
+"""The metadata store in memory: for tests, the simulation and brokers that share one process. Nothing survives it.
+
+What Oxia promises holds here, too (port.py), on several shards, so that a caller who mixes shards in one request is found out.
+Nothing here awaits while it works: a request is applied at once, in the caller's turn of the loop.
+"""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
+
+from runtime.clock import Clock
+from storage.errors import Unavailable
+from storage.limits import WRITE_REQUEST_OPS_MAX
+from storage.metadata import key_order
+from storage.metadata.hints import Hints
+from storage.metadata.memory_shard import Shard
+from storage.metadata.port import Applied, DeleteRange, Key, NotApplied, Record, Session, Subscription, WriteOp, WriteOutcome
+
+SESSION_TIMEOUT_MS_MIN: Final = 2_000
+PAGE_KEYS: Final = 256
+_CLOSED: Final = "the metadata store is closed"
+
+
+class MemorySession:
+    """Its keep-alive is a timer on the loop; a loop that stood still for longer than the timeout has lost the session."""
+
+    def __init__(self, session_id: int, *, timeout_ms: int, shared: "SharedRecords") -> None:
+        self._session_id = session_id
+        self._timeout_s = timeout_ms / 1_000
+        self._shared = shared
+        self._ended = asyncio.Event()
+        self._keeps_alive = True
+        self._loop = asyncio.get_running_loop()
+        self.deadline_s = shared.clock.monotonic_s() + self._timeout_s
+        self._timer = self._loop.call_later(self._timeout_s / 3, self._tick)
+
+    @property
+    def session_id(self) -> int:
+        return self._session_id
+
+    @property
+    def is_lost(self) -> bool:
+        self._shared.end_expired_sessions()
+        return self._ended.is_set()
+
+    async def wait_lost(self) -> None:
+        await self._ended.wait()
+
+    async def close(self) -> None:
+        self._shared.end_session(self)
+
+    def stop_keeping_alive(self) -> None:
+        """As when its process hangs or is killed: it ends when its timeout has passed."""
+        self._keeps_alive = False
+
+    def end(self) -> None:
+        self._timer.cancel()
+        self._ended.set()
+
+    def _tick(self) -> None:
+        self._shared.end_expired_sessions()
+        if self._ended.is_set():
+            return
+        now_s = self._shared.clock.monotonic_s()
+        if self._keeps_alive:
+            self.deadline_s = now_s + self._timeout_s
+        self._timer = self._loop.call_later(min(self._timeout_s / 3, self.deadline_s - now_s), self._tick)
+
+
+class SharedRecords:
+    """What all clients of one memory store have in common."""
+
+    def __init__(self, *, clock: Clock, shards: int) -> None:
+        assert shards > 0
+        self.clock = clock
+        self.shards = [Shard() for _ in range(shards)]
+        self.sessions: dict[int, MemorySession] = {}
+        self.hints: list[Hints] = []
+        self._last_session_id = 0
+        self._no_deadline_before_s = float("inf")
+
+    def open_session(self, timeout_ms: int) -> MemorySession:
+        self._last_session_id += 1
+        session = MemorySession(self._last_session_id, timeout_ms=timeout_ms, shared=self)
+        self.sessions[session.session_id] = session
+        self._no_deadline_before_s = min(self._no_deadline_before_s, session.deadline_s)
+        return session
+
+    def end_session(self, session: MemorySession) -> None:
+        if self.sessions.pop(session.session_id, None) is None:
+            return
+        for shard in self.shards:
+            paths = [path for path, session_id in shard.ephemeral.items() if session_id == session.session_id]
+            shard.remove(paths)
+            self.publish(paths)
+        session.end()
+
+    def end_expired_sessions(self) -> None:
+        now_s = self.clock.monotonic_s()
+        if now_s < self._no_deadline_before_s:
+            return
+        for session in [session for session in self.sessions.values() if session.deadline_s <= now_s]:
+            self.end_session(session)
+        self._no_deadline_before_s = min((session.deadline_s for session in self.sessions.values()), default=float("inf"))
+
+    def publish(self, paths: Sequence[str]) -> None:
+        for hints in self.hints:
+            hints.publish(paths)
+
+
+class MemoryMetadataStore:
+    """A client of records held in this process. `client()` opens further ones on the same records.
+
+    `clock` decides when sessions end; keep-alives are timers of the running loop, so a loop of virtual time drives both.
+    """
+
+    def __init__(self, *, clock: Clock, shards: int = 4, shared: SharedRecords | None = None) -> None:
+        self._clock = clock
+        self._shared = SharedRecords(clock=clock, shards=shards) if shared is None else shared
+        self._shards = self._shared.shards
+        self._sessions: list[MemorySession] = []
+        self._hints = Hints()
+        self._is_closed = False
+
+    def client(self) -> "MemoryMetadataStore":
+        """Another client, as of another process: closing it ends its own sessions and subscriptions only."""
+        return MemoryMetadataStore(clock=self._clock, shared=self._shared)
+
+    def shard_of(self, partition_key: str) -> int:
+        return zlib.crc32(partition_key.encode()) % len(self._shards)
+
+    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        if self._is_closed:
+            return NotApplied(_CLOSED)
+        if not ops:
+            return Applied(())
+        assert len(ops) <= WRITE_REQUEST_OPS_MAX, f"too many ops in one request: {len(ops)}"
+        shared = self._shared
+        if shared.sessions:
+            shared.end_expired_sessions()
+        changed = shared.publish if shared.hints else None
+        return Applied(self._shards[self._shard_of_all(ops)].apply(ops, shared.sessions.__contains__, changed))
+
+    async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:
+        self._begin_read()
+        return [self._shards[self.shard_of(key.partition_key)].records.get(key.path) for key in keys]
+
+    async def get_ceiling(self, key: Key, *, within: str) -> Record | None:
+        self._begin_read()
+        return self._shards[self.shard_of(key.partition_key)].ceiling(key.path, within)
+
+    async def range_scan(self, start: Key, end: str) -> AsyncIterator[Record]:
+        shard = self._shards[self.shard_of(start.partition_key)]
+        async for paths in self._pages(start, end):
+            for path in paths:
+                if (record := shard.records.get(path)) is not None:
+                    yield record
+
+    async def list(self, start: Key, end: str) -> list[str]:
+        return [path async for paths in self._pages(start, end) for path in paths]
+
+    async def open_session(self, *, timeout_ms: int) -> Session:
+        assert timeout_ms >= SESSION_TIMEOUT_MS_MIN, f"session timeout too short: timeout_ms={timeout_ms}"
+        self._begin_read()
+        self._sessions = [session for session in self._sessions if not session.is_lost]
+        session = self._shared.open_session(timeout_ms)
+        self._sessions.append(session)
+        return session
+
+    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+        if self._hints not in self._shared.hints:
+            self._shared.hints.append(self._hints)
+        return self._hints.subscribe(callback, prefix)
+
+    async def probe(self) -> None:
+        self._begin_read()
+
+    async def close(self) -> None:
+        for session in self._sessions:
+            await session.close()
+        self._detach()
+
+    def crash(self) -> None:
+        """What a killed process does: no more keep-alives, call-backs or requests. Its sessions end when their timeouts have passed."""
+        for session in self._sessions:
+            session.stop_keeping_alive()
+        self._detach()
+
+    def _detach(self) -> None:
+        self._hints.cancel_all()
+        if self._hints in self._shared.hints:
+            self._shared.hints.remove(self._hints)
+        self._is_closed = True
+
+    def _begin_read(self) -> None:
+        if self._is_closed:
+            raise Unavailable(_CLOSED)
+        if self._shared.sessions:
+            self._shared.end_expired_sessions()
+
+    async def _pages(self, start: Key, end: str) -> AsyncIterator[Sequence[str]]:
+        """The paths of a range, in order; other work of the loop gets its turn between two pages."""
+        shard = self._shards[self.shard_of(start.partition_key)]
+        low, high = key_order.range_bounds(start.path, end)
+        while True:
+            self._begin_read()
+            paths = shard.paths_between(low, high, keys_max=PAGE_KEYS)
+            yield paths
+            if len(paths) < PAGE_KEYS:
+                return
+            low = key_order.encode(paths[-1]) + b"\x00"
+            await asyncio.sleep(0)
+
+    def _shard_of_all(self, ops: Sequence[WriteOp]) -> int:
+        partition_key = _partition_key_of(ops[0])
+        shard = self.shard_of(partition_key)
+        for op in ops[1:]:
+            other = _partition_key_of(op)
+            assert other == partition_key or self.shard_of(other) == shard, f"one write, one shard: {partition_key!r} {other!r}"
+        return shard
+
+
+def _partition_key_of(op: WriteOp) -> str:
+    return op.start.partition_key if isinstance(op, DeleteRange) else op.key.partition_key

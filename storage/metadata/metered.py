@@ -1,0 +1,123 @@
+"""Counts and times the requests to any metadata store."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from prometheus_client import Counter, Histogram
+
+from runtime.clock import Clock
+from runtime.telemetry import Metric, Telemetry
+from storage.errors import StorageError
+from storage.metadata.port import Applied, Key, MetadataStore, NotApplied, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
+
+REQUESTS: Final = Metric(
+    "forebay_metadata_requests_total",
+    "Requests to the metadata store. One whose conditions failed is ok: it was carried out.",
+    ("op", "outcome"),
+)
+REQUEST_DURATION: Final = Metric(
+    "forebay_metadata_request_duration_seconds",
+    "Time that requests to the metadata store took, whatever came of them; of a scan, without the time its reader took.",
+    ("op",),
+)
+_OUTCOMES: Final = ("ok", "not_applied", "unknown", "error")
+
+T = TypeVar("T")
+
+
+class _Op:
+    """The children of one op, bound once."""
+
+    __slots__ = ("duration", "error", "not_applied", "ok", "unknown")
+
+    def __init__(self, requests: Counter, duration: Histogram, op: str) -> None:
+        self.ok, self.not_applied, self.unknown, self.error = (requests.labels(op, outcome) for outcome in _OUTCOMES)
+        self.duration = duration.labels(op)
+
+
+class MeteredMetadataStore:
+    """Adds counting to `inner` and changes nothing else. A cancelled write counts as unknown, a cancelled read not at all."""
+
+    def __init__(self, inner: MetadataStore, telemetry: Telemetry, clock: Clock) -> None:
+        self._inner = inner
+        self._clock = clock
+        requests, duration = telemetry.counter(REQUESTS), telemetry.histogram(REQUEST_DURATION)
+        self._write = _Op(requests, duration, "write")
+        self._get_many = _Op(requests, duration, "get_many")
+        self._get_ceiling = _Op(requests, duration, "get_ceiling")
+        self._range_scan = _Op(requests, duration, "range_scan")
+        self._list = _Op(requests, duration, "list")
+        self._open_session = _Op(requests, duration, "open_session")
+        self._probe = _Op(requests, duration, "probe")
+
+    def shard_of(self, partition_key: str) -> int:
+        return self._inner.shard_of(partition_key)
+
+    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        started_s = self._clock.monotonic_s()
+        try:
+            outcome = await self._inner.write(ops)
+        except asyncio.CancelledError:
+            self._write.unknown.inc()
+            raise
+        match outcome:
+            case Applied():
+                self._write.ok.inc()
+            case NotApplied():
+                self._write.not_applied.inc()
+            case Unknown():
+                self._write.unknown.inc()
+        self._write.duration.observe(self._clock.monotonic_s() - started_s)
+        return outcome
+
+    async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:
+        return await self._count(self._get_many, self._inner.get_many(keys))
+
+    async def get_ceiling(self, key: Key, *, within: str) -> Record | None:
+        return await self._count(self._get_ceiling, self._inner.get_ceiling(key, within=within))
+
+    async def range_scan(self, start: Key, end: str) -> AsyncIterator[Record]:
+        scan = self._inner.range_scan(start, end)
+        spent_s = 0.0
+        try:
+            while True:
+                started_s = self._clock.monotonic_s()
+                record = await anext(scan, None)
+                spent_s += self._clock.monotonic_s() - started_s
+                if record is None:
+                    break
+                yield record
+        except StorageError:
+            self._range_scan.error.inc()
+            raise
+        self._range_scan.ok.inc()
+        self._range_scan.duration.observe(spent_s)
+
+    async def list(self, start: Key, end: str) -> list[str]:
+        return await self._count(self._list, self._inner.list(start, end))
+
+    async def open_session(self, *, timeout_ms: int) -> Session:
+        return await self._count(self._open_session, self._inner.open_session(timeout_ms=timeout_ms))
+
+    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+        return self._inner.subscribe(callback, prefix=prefix)
+
+    async def probe(self) -> None:
+        await self._count(self._probe, self._inner.probe())
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _count(self, op: _Op, request: Awaitable[T]) -> T:
+        started_s = self._clock.monotonic_s()
+        try:
+            answer = await request
+        except StorageError:
+            op.error.inc()
+            raise
+        else:
+            op.ok.inc()
+            return answer
+        finally:
+            op.duration.observe(self._clock.monotonic_s() - started_s)

@@ -1,0 +1,175 @@
+"""The metadata store: small versioned records, conditional writes, sessions and hints, as Oxia has them (DESIGN.md §4).
+
+Keys are `/`-separated. A key lives on the shard of its partition key; all keys of one write are on one shard.
+Keys sort by depth (number of slashes) first, then by bytes with `/` counting as 0xff. A range never leaves the depth of its start:
+both bounds of every range have the same number of slashes (`children_of` makes them), so that no reader depends on a store's key sorting.
+Version ids are per shard, grow with every successful put, and are never used twice, not even for a key that was deleted.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
+
+ABSENT: Final = -1
+"""As `expected_version`: the key must not exist."""
+
+
+class Key(NamedTuple):
+    """A key and the partition key that decides its shard."""
+
+    path: str
+    partition_key: str
+
+
+class Record(NamedTuple):
+    path: str
+    value: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Store `value`. `expected_version`: None (any), ABSENT, or a version that must be current.
+
+    `session`: the record is ephemeral and goes with that session; a dead session makes the put fail.
+    """
+
+    key: Key
+    value: bytes
+    expected_version: int | None
+    session: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    key: Key
+    expected_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRange:
+    """Delete the keys in [start, end) of one depth. At most 1,000 keys should match: the store does it in one step."""
+
+    start: Key
+    end: str
+
+
+WriteOp = Put | Delete | DeleteRange
+
+
+class Status(Enum):
+    OK = "ok"
+    UNEXPECTED_VERSION = "unexpected_version"
+    KEY_NOT_FOUND = "key_not_found"  # delete of an absent key
+    SESSION_DOES_NOT_EXIST = "session_does_not_exist"
+
+
+class OpResult(NamedTuple):
+    status: Status
+    version: int | None
+    """The version a successful put got; None for everything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The request was carried out: one result per op, in order. A failed condition failed its own op alone."""
+
+    results: tuple[OpResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotApplied:
+    """Certainly nothing happened and nothing will."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """It may have been applied, or may yet be. Read back before writing again."""
+
+    reason: str
+
+
+WriteOutcome = Applied | NotApplied | Unknown
+
+
+class Session(Protocol):
+    """Keeps its ephemeral records alive by itself until closed or lost."""
+
+    @property
+    def session_id(self) -> int: ...
+
+    @property
+    def is_lost(self) -> bool:
+        """True once the store has (or may have) ended it; never becomes false again."""
+        ...
+
+    async def wait_lost(self) -> None:
+        """Return when the session is lost."""
+        ...
+
+    async def close(self) -> None:
+        """End it; its ephemeral records are gone when this returns."""
+        ...
+
+
+class Subscription(Protocol):
+    def cancel(self) -> None:
+        """No call-backs after this."""
+        ...
+
+
+class MetadataStore(Protocol):
+    """Reads raise `Unavailable`; they may be stale only where a deposed leader answers, so decide by condition, not by read."""
+
+    def shard_of(self, partition_key: str) -> int: ...
+
+    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        """Apply puts, then deletes, then range deletes, each kind in the order given, as one durable batch on one shard.
+
+        Later conditions see earlier ops of the same batch. Other requests see all of it or nothing. Never raises for the
+        world's faults: they are `NotApplied` or `Unknown`. Cancelled: unknown.
+        """
+        ...
+
+    async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:
+        """The records as they are at some moment after the call, in the order asked for."""
+        ...
+
+    async def get_ceiling(self, key: Key, *, within: str) -> Record | None:
+        """The record with the lowest key >= `key` that has the depth of `key` and starts with `within`; None if there is none."""
+        ...
+
+    def range_scan(self, start: Key, end: str) -> AsyncIterator[Record]:
+        """Records of [start, end) on the shard of `start`, in key order, each as it is when it is read."""
+        ...
+
+    async def list(self, start: Key, end: str) -> list[str]:
+        """The keys of [start, end) on the shard of `start`, in order."""
+        ...
+
+    async def open_session(self, *, timeout_ms: int) -> Session:
+        """A session that ends `timeout_ms` after its last keep-alive (at least 2,000), or at once when its process is known dead."""
+        ...
+
+    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+        """Call `callback(path)` on the loop some time after a key under `prefix` changed. Hints: some may be missing or repeated (I10)."""
+        ...
+
+    async def probe(self) -> None:
+        """One cheap read. Raise `Unavailable` with cause and fix in the message."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def sort_key(path: str) -> tuple[int, bytes]:
+    """The hierarchical order of keys."""
+    return path.count("/"), path.encode().replace(b"/", b"\xff")
+
+
+def children_of(prefix: str) -> tuple[str, str]:
+    """Bounds that hold `prefix/x` for every x of `[0-9A-Za-z._-]*`: `~` sorts above all of these."""
+    return f"{prefix}/", f"{prefix}/~"

@@ -1,0 +1,257 @@
+"""The embedded metadata store: one SQLite file, one shard, any number of processes on one machine (not on a network disk).
+
+Writes go through group commit (sqlite_group_commit.py) on one thread: WAL journal, synchronous=FULL, so an applied request
+is on the disk. Reads run on the loop, on a second connection that waits for nobody (sqlite_reader.py).
+
+Sessions (sqlite_owners.py says when one is dead, sqlite_sessions.py how it is kept alive): the record of a dead session is
+never read, counts as absent in every condition, and is removed, with its session, by whoever meets it: at opening, at every
+keep-alive, by a write that touches it, and before a read that would have returned it. No process is needed to look after it.
+
+Hints: own changes as soon as they are committed, those of other processes by asking every 50 ms whether the file changed,
+while somebody is subscribed.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from runtime.blocking import Blocking
+from runtime.clock import Clock
+from runtime.ids import IdSource
+from runtime.supervision import Nursery
+from storage.errors import Unavailable
+from storage.metadata import key_order, sqlite_schema
+from storage.metadata.hints import Hints
+from storage.metadata.port import Applied, Key, NotApplied, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
+from storage.metadata.sqlite_group_commit import GroupCommit
+from storage.metadata.sqlite_owners import Liveness, Owners, owners_folder, read_boot_id
+from storage.metadata.sqlite_reader import DeadSessionFound, Reader
+from storage.metadata.sqlite_sessions import SqliteSession
+from storage.metadata.sqlite_transaction import Transaction, prepare
+
+BUSY_TIMEOUT_S: Final = 5.0
+"""How long a commit waits for one of another process."""
+SESSION_TIMEOUT_MS_MIN: Final = 2_000
+POLL_INTERVAL_S: Final = 0.05
+PAGE_RECORDS: Final = 128
+READ_ATTEMPTS_MAX: Final = 3
+
+T = TypeVar("T")
+
+
+class SqliteMetadataStore:
+    """Made by `open`."""
+
+    def __init__(
+        self, path: Path, *, writer: sqlite3.Connection, reader: sqlite3.Connection, liveness: Liveness, blocking: Blocking
+    ) -> None:
+        self._path = path
+        self._inode = path.stat().st_ino
+        self._writer = writer
+        self._liveness = liveness
+        self._blocking = blocking
+        self._reader = Reader(reader, liveness)
+        self._commits = GroupCommit(writer, liveness=liveness, blocking=blocking, committed=self._on_commit)
+        self._nursery = Nursery()
+        self._hints = Hints()
+        self._is_polling = False
+        self._sessions: dict[int, SqliteSession] = {}
+        self._is_closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        blocking: Blocking,
+        clock: Clock,
+        ids: IdSource,
+        boot_id: str | None = None,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+    ) -> "SqliteMetadataStore":
+        """Open the file, made with its folders if there is none.
+
+        `blocking` (one thread) belongs to the store from now on. `clock`: its monotonic time must be the machine's.
+        `boot_id` None: ask the system. Raise `Unavailable` with cause and fix, or `IncompatibleFormat`.
+        """
+        try:
+            store = await blocking.run(
+                lambda: cls._open(path, blocking=blocking, clock=clock, ids=ids, boot_id=boot_id, busy_timeout_s=busy_timeout_s)
+            )
+        except BaseException:
+            blocking.close()
+            raise
+        await store.start()
+        return store
+
+    @classmethod
+    def _open(
+        cls, path: Path, *, blocking: Blocking, clock: Clock, ids: IdSource, boot_id: str | None, busy_timeout_s: float
+    ) -> "SqliteMetadataStore":
+        sqlite_schema.ensure_file(path, unique_name=ids.next_ulid())
+        sqlite_schema.check_format(path)
+        with contextlib.ExitStack() as undo:
+            try:
+                owners = Owners(owners_folder(path), ids=ids)
+                undo.callback(owners.leave)
+                writer = undo.enter_context(contextlib.closing(sqlite_schema.open_writer(path, busy_timeout_s=busy_timeout_s)))
+                reader = undo.enter_context(contextlib.closing(sqlite_schema.open_reader(path)))
+                owners.remove_dead_files()
+                liveness = Liveness(owners=owners, clock=clock, boot_id=read_boot_id() if boot_id is None else boot_id)
+                store = cls(path, writer=writer, reader=reader, liveness=liveness, blocking=blocking)
+            except (OSError, sqlite3.Error) as error:
+                raise Unavailable(f"cannot open the metadata file: {sqlite_schema.reason_of(error)}: path={str(path)!r}") from error
+            undo.pop_all()
+        return store
+
+    async def start(self) -> None:
+        """The last part of opening."""
+        await self._nursery.__aenter__()
+        self._nursery.spawn(self._commits.run(), name="metadata commits")
+        try:
+            await self._end_dead_sessions()
+        except BaseException:
+            await self.close()
+            raise
+
+    @property
+    def transactions(self) -> int:
+        """Transactions committed by this store: fewer than requests when these come together."""
+        return self._commits.transactions
+
+    def shard_of(self, partition_key: str) -> int:  # noqa: ARG002 - there is one shard
+        return 0
+
+    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        if not ops:
+            return Applied(())
+        steps, size_bytes = prepare(ops)
+        outcome = await self._commits.submit(lambda transaction: transaction.apply(steps), size_bytes=size_bytes)
+        return outcome if isinstance(outcome, NotApplied | Unknown) else Applied(outcome)
+
+    async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:
+        records: list[Record | None] = []
+        for first in range(0, len(keys), PAGE_RECORDS):
+            if first > 0:
+                await asyncio.sleep(0)
+            page = keys[first : first + PAGE_RECORDS]
+            records += await self._read(partial(self._reader.get_many, page))
+        return records
+
+    async def get_ceiling(self, key: Key, *, within: str) -> Record | None:
+        return await self._read(lambda: self._reader.ceiling(key.path, within))
+
+    async def range_scan(self, start: Key, end: str) -> AsyncIterator[Record]:
+        low, high = key_order.range_bounds(start.path, end)
+        while True:
+            page = await self._read(partial(self._reader.records_between, low, high, records_max=PAGE_RECORDS))
+            for record in page:
+                yield record
+            if len(page) < PAGE_RECORDS:
+                return
+            low = key_order.encode(page[-1].path) + b"\x00"
+            await asyncio.sleep(0)
+
+    async def list(self, start: Key, end: str) -> list[str]:
+        low, high = key_order.range_bounds(start.path, end)
+        paths: list[str] = []
+        while True:
+            page = await self._read(partial(self._reader.paths_between, low, high, keys_max=PAGE_RECORDS))
+            paths += page
+            if len(page) < PAGE_RECORDS:
+                return paths
+            low = key_order.encode(page[-1]) + b"\x00"
+            await asyncio.sleep(0)
+
+    async def open_session(self, *, timeout_ms: int) -> Session:
+        assert timeout_ms >= SESSION_TIMEOUT_MS_MIN, f"session timeout too short: timeout_ms={timeout_ms}"
+        outcome = await self._commits.submit(lambda transaction: transaction.open_session(timeout_ms=timeout_ms))
+        if isinstance(outcome, NotApplied | Unknown):
+            # Should it exist after all it holds no record and ends unrenewed: as good as not opened.
+            raise Unavailable(f"session not opened: {outcome.reason}")
+        if self._is_closed:
+            raise Unavailable("session not opened: the metadata store is closed")
+        session_id, renewed_ms = outcome
+        session = SqliteSession(session_id, timeout_ms=timeout_ms, renewed_ms=renewed_ms, commits=self._commits, liveness=self._liveness)
+        self._sessions[session_id] = session
+        self._nursery.spawn(self._keep_alive(session), name=f"metadata session {session_id}")
+        return session
+
+    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+        subscription = self._hints.subscribe(callback, prefix)
+        if not self._is_polling and not self._is_closed:
+            self._is_polling = True
+            # A failed look is a late hint (I10); reads and the probe say what is wrong with the file.
+            with contextlib.suppress(sqlite3.Error):
+                self._reader.skip_changes()
+            self._nursery.spawn(self._poll(), name="metadata hints")
+        return subscription
+
+    async def probe(self) -> None:
+        await self._read(self._reader.last_version)
+        try:
+            is_same = self._path.stat().st_ino == self._inode
+        except OSError as error:
+            raise Unavailable(f"the metadata file cannot be seen: {error.strerror}: path={str(self._path)!r}") from error
+        if not is_same:
+            raise Unavailable(f"the metadata file was replaced while it was open, start again: path={str(self._path)!r}")
+
+    async def close(self) -> None:
+        """Ends its sessions. Requests that have not begun are not applied."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        own_sessions = list(self._sessions)
+        if own_sessions:
+            # Whatever becomes of it: leaving the owners, below, ends them, too.
+            await self._commits.submit(lambda transaction: transaction.end_sessions(own_sessions))
+        await self._commits.close()
+        await self._nursery.__aexit__(None, None, None)
+        self._hints.cancel_all()
+        self._reader.close()
+        await self._blocking.run(self._writer.close)
+        self._liveness.owners.leave()
+        self._blocking.close()
+
+    async def _read(self, read: Callable[[], T]) -> T:
+        for _ in range(READ_ATTEMPTS_MAX):
+            if self._is_closed:
+                raise Unavailable("the metadata store is closed")
+            try:
+                return read()
+            except DeadSessionFound:
+                await self._end_dead_sessions()
+            except sqlite3.Error as error:
+                raise Unavailable(f"cannot read the metadata file: {error}: path={str(self._path)!r}") from error
+        raise Unavailable(f"sessions died faster than they could be ended: attempts={READ_ATTEMPTS_MAX}")
+
+    async def _end_dead_sessions(self) -> None:
+        outcome = await self._commits.submit(Transaction.end_dead_sessions)
+        if isinstance(outcome, NotApplied | Unknown):
+            raise Unavailable(f"{outcome.reason}: path={str(self._path)!r}")
+
+    async def _keep_alive(self, session: SqliteSession) -> None:
+        try:
+            await session.keep_alive()
+        finally:
+            self._sessions.pop(session.session_id, None)
+
+    async def _poll(self) -> None:
+        try:
+            while self._hints:
+                await asyncio.sleep(POLL_INTERVAL_S)
+                with contextlib.suppress(sqlite3.Error):
+                    self._hints.publish(self._reader.foreign_changes())
+        finally:
+            self._is_polling = False
+
+    def _on_commit(self, changed: Sequence[str], ended_sessions: Sequence[int]) -> None:
+        if self._hints:
+            self._hints.publish(changed)
+        for session_id in ended_sessions:
+            if (session := self._sessions.get(session_id)) is not None:
+                session.ended()

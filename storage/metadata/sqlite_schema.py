@@ -1,0 +1,129 @@
+"""The file of the embedded metadata store, format 1: how it is made, recognised and opened.
+
+    records    k: sort key (key_order.py) · version · session (null: not ephemeral) · value
+    sessions   id · owner (sqlite_owners.py) · boot · renewed_ms since boot · timeout_ms
+    counters   one row: the last version id, session id and change number given out
+    changes    a ring of the last commits: slot = change % 256 · change · owner · paths, one a line
+
+`PRAGMA application_id` says whose file it is, `PRAGMA user_version` which format.
+The file must never be opened by anything but SQLite in this process: closing any other descriptor of it drops SQLite's locks.
+"""
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from storage.errors import IncompatibleFormat, Unavailable
+
+FORMAT: Final = 1
+APPLICATION_ID: Final = int.from_bytes(b"Fbay", "big")
+CHANGES_KEPT: Final = 256
+CACHE_KIB: Final = 16 * 1024
+
+_TABLES: Final = """
+CREATE TABLE records (k BLOB PRIMARY KEY, version INTEGER NOT NULL, session INTEGER, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE INDEX ephemeral ON records (session) WHERE session IS NOT NULL;
+CREATE TABLE sessions (
+    id INTEGER PRIMARY KEY, owner TEXT NOT NULL, boot TEXT NOT NULL, renewed_ms INTEGER NOT NULL, timeout_ms INTEGER NOT NULL
+);
+CREATE TABLE counters (version INTEGER NOT NULL, session INTEGER NOT NULL, change INTEGER NOT NULL);
+INSERT INTO counters VALUES (0, 0, 0);
+CREATE TABLE changes (slot INTEGER PRIMARY KEY, change INTEGER NOT NULL, owner TEXT NOT NULL, paths TEXT NOT NULL);
+"""
+_CREATION: Final = f"""
+PRAGMA journal_mode = WAL;
+BEGIN IMMEDIATE;
+{_TABLES}
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT};
+COMMIT;
+"""
+
+
+def ensure_file(path: Path, *, unique_name: str) -> None:
+    """Create the file with its schema if there is none; of several creators one wins and the others use its file.
+
+    Raise `Unavailable` if it cannot be created.
+    """
+    draft = path.with_name(f".{path.name}.{unique_name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            return
+        try:
+            with contextlib.closing(_connect(draft, mode="rwc", busy_timeout_s=0)) as connection:
+                connection.executescript(_CREATION)
+            # A link either makes the whole file appear or finds another one there: nobody sees a half-made schema.
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+            _sync_folder(path.parent)
+        finally:
+            draft.unlink(missing_ok=True)
+    except (OSError, sqlite3.Error) as error:
+        raise Unavailable(f"cannot create the metadata file: {reason_of(error)}: path={str(path)!r}") from error
+
+
+def check_format(path: Path) -> None:
+    """Raise `IncompatibleFormat` for a newer format and `Unavailable` for what is no file of ours; change nothing."""
+    what = f"path={str(path)!r}"
+    if path.is_dir():
+        raise Unavailable(f"the metadata file is a folder: {what}")
+    if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise Unavailable(f"no permission to write the metadata file or its folder: {what}")
+    try:
+        with contextlib.closing(_connect(path, mode="ro", busy_timeout_s=1)) as connection:
+            application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.Error as error:
+        raise Unavailable(f"cannot read the metadata file: {reason_of(error)}: {what}") from error
+    if application_id != APPLICATION_ID:
+        raise Unavailable(f"not a metadata file of forebay, use another path: {what} application_id={application_id:#x}")
+    if version > FORMAT:
+        raise IncompatibleFormat(
+            f"this data directory was written by format {version}; this program knows up to format {FORMAT}: "
+            f"use a newer forebay or another directory, nothing was changed: {what}"
+        )
+
+
+def open_writer(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
+    """The connection that commits: every COMMIT is durable before it returns."""
+    connection = _connect(path, mode="rw", busy_timeout_s=busy_timeout_s)
+    # fullfsync: on macOS a plain fsync leaves the data in the drive's cache; elsewhere it means nothing.
+    connection.executescript(
+        f"PRAGMA synchronous = FULL; PRAGMA fullfsync = ON; PRAGMA checkpoint_fullfsync = ON; PRAGMA cache_size = -{CACHE_KIB};"
+    )
+    return connection
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """A connection that only reads, beside a writer of this or another process. It never waits for a lock."""
+    connection = _connect(path, mode="rw", busy_timeout_s=0)
+    connection.executescript(f"PRAGMA query_only = ON; PRAGMA cache_size = -{CACHE_KIB};")
+    return connection
+
+
+def reason_of(error: OSError | sqlite3.Error) -> str:
+    """The cause without the path, which the caller knows better."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _connect(path: Path, *, mode: str, busy_timeout_s: float) -> sqlite3.Connection:
+    # One task at a time uses a connection, but a pool may run its calls on any of its threads.
+    return sqlite3.connect(
+        f"file:{quote(str(path.absolute()))}?mode={mode}",
+        uri=True,
+        timeout=busy_timeout_s,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

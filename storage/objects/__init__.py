@@ -1,0 +1,1 @@
+"""The object-store port and its implementations. Concrete stores are named once, in storage/opening.py."""

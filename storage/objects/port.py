@@ -1,0 +1,55 @@
+"""The object store: immutable blobs under names that are written once.
+
+Keys are relative, `/`-separated, of `[A-Za-z0-9._/-]`, at most 512 characters, and no key is a path prefix of another.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple, Protocol
+
+from storage.vocabulary import Buffer
+
+
+class ObjectStat(NamedTuple):
+    key: str
+    size_bytes: int
+    modified_ms: int
+
+
+class ObjectStore(Protocol):
+    """Every method may be cancelled; a cancelled put or delete may still take effect.
+
+    Errors: `Unavailable` (nothing happened, or a read failed), `OutcomeUnknown` (a put or delete may have happened),
+    `Corrupt` is never raised here: bodies are opaque.
+    """
+
+    async def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> None:
+        """Store the concatenation of `parts`; when this returns it is durable. Readers see all of it or nothing.
+
+        The parts must not change until this returns. Raise `AlreadyExists` if `key` is taken (its bytes stay).
+        """
+        ...
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        """Bytes [start, end). Raise `NotFound` if there is no such object, `Unavailable` if it ends before `end`."""
+        ...
+
+    async def stat(self, key: str) -> ObjectStat:
+        """Raise `NotFound` if there is no such object."""
+        ...
+
+    def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        """Objects whose key starts with `prefix` (any string) and is greater than `start_after`, in byte order of keys.
+
+        Nothing that matters may depend on the list being complete (I10).
+        """
+        ...
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete; absent keys are no error. The change is durable when this returns."""
+        ...
+
+    async def probe(self) -> None:
+        """Write, read back and delete a small object under `.probe/`. Raise `Unavailable` with cause and fix in the message."""
+        ...
+
+    async def close(self) -> None: ...

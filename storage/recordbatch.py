@@ -1,0 +1,91 @@
+"""Record batch v2: the header of our unit of data at rest. Records inside stay bytes (Kafka protocol guide, KIP-98).
+
+    baseOffset 0-7 | batchLength 8-11 | partitionLeaderEpoch 12-15 | magic 16 | crc 17-20 | attributes 21-22 | lastOffsetDelta 23-26
+    baseTimestamp 27-34 | maxTimestamp 35-42 | producerId 43-50 | producerEpoch 51-52 | baseSequence 53-56 | recordCount 57-60 | records 61-
+
+The CRC-32C covers byte 21 to the end: base offset, length, leader epoch and magic lie outside it, so a stored batch is given its
+offset when it is read, at no cost.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from storage.errors import Corrupt
+from storage.vocabulary import Buffer
+
+HEADER_BYTES: Final = 61
+LENGTH_OFFSET_BYTES: Final = 12
+"""What `batch_length` does not count: base offset and itself."""
+MAGIC: Final = 2
+CODEC_MASK: Final = 0x07
+ATTRIBUTE_LOG_APPEND_TIME: Final = 0x08
+ATTRIBUTE_TRANSACTIONAL: Final = 0x10
+ATTRIBUTE_CONTROL: Final = 0x20
+NO_PRODUCER: Final = -1
+
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_PREFIX: Final = struct.Struct(">qi")
+_OFFSET: Final = struct.Struct(">q")
+_EPOCH: Final = struct.Struct(">i")
+
+assert _HEADER.size == HEADER_BYTES
+
+
+class BatchHeader(NamedTuple):
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.batch_length + LENGTH_OFFSET_BYTES
+
+
+def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """Raise struct.error if fewer than 61 bytes are there."""
+    return BatchHeader._make(_HEADER.unpack_from(buffer, position))
+
+
+def peek_offset_and_size(buffer: Buffer, position: int = 0) -> tuple[int, int]:
+    """Base offset and whole size of the batch at `position`."""
+    base_offset, batch_length = _PREFIX.unpack_from(buffer, position)
+    return base_offset, batch_length + LENGTH_OFFSET_BYTES
+
+
+def checksum(batch: Buffer) -> int:
+    """CRC-32C of what the header's crc covers; `batch` is exactly one batch."""
+    return crc32c(memoryview(batch)[21:])
+
+
+def restamp(buffer: bytearray | memoryview, position: int, base_offset: int) -> None:
+    """Give the batch at `position` its offset, and leader epoch 0 (I12), in place."""
+    _OFFSET.pack_into(buffer, position, base_offset)
+    _EPOCH.pack_into(buffer, position + 12, 0)
+
+
+def stamp_log_append_time(batch: bytearray | memoryview, append_ms: int) -> None:
+    """Mark one batch as LogAppendTime: attribute bit 3, max timestamp, and the CRC that covers both."""
+    batch[22] |= ATTRIBUTE_LOG_APPEND_TIME
+    struct.pack_into(">q", batch, 35, append_ms)
+    struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[21:]))
+
+
+def verify(batch: Buffer, header: BatchHeader, *, where: str) -> None:
+    """Check bytes that came back from an object store. Raise `Corrupt`."""
+    if header.magic != MAGIC or header.size_bytes != len(batch) or header.size_bytes < HEADER_BYTES:
+        raise Corrupt(f"not a record batch: {where} magic={header.magic} length={header.batch_length} bytes={len(batch)}")
+    actual = checksum(batch)
+    if actual != header.crc:
+        raise Corrupt(f"checksum mismatch: {where} expected={header.crc:#010x} actual={actual:#010x}")

@@ -1,0 +1,486 @@
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from runtime.blocking import InlineBlocking, ThreadBlocking
+from runtime.clock import Clock, SystemClock
+from runtime.ids import IdSource
+from storage.errors import IncompatibleFormat, Unavailable
+from storage.limits import METADATA_VALUE_BYTES_MAX
+from storage.metadata import sqlite_group_commit, sqlite_schema
+from storage.metadata.port import ABSENT, Applied, MetadataStore, NotApplied, Put, Session, Status, Unknown
+from storage.metadata.sqlite import SqliteMetadataStore
+from tests.contract import sqlite_process
+from tests.contract.metadata_contract import PATIENCE_S, SESSION_TIMEOUT_MS, Client, MetadataStoreContract, eventually
+from tests.contract.stepping_clock import SteppingClock
+
+
+@asynccontextmanager
+async def opened(
+    path: Path, *, clock: Clock | None = None, boot_id: str | None = None, busy_timeout_s: float = 5.0, inline: bool = False
+) -> AsyncIterator[SqliteMetadataStore]:
+    clock = clock or SystemClock()
+    store = await SqliteMetadataStore.open(
+        path,
+        blocking=InlineBlocking() if inline else ThreadBlocking(threads=1, name="sqlite"),
+        clock=clock,
+        ids=IdSource(clock=clock),
+        boot_id=boot_id,
+        busy_timeout_s=busy_timeout_s,
+    )
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def other_process(what: str, path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", sqlite_process.__name__, what, str(path), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def line_of(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE_S):
+        return (await process.stdout.readline()).decode().strip()
+
+
+class TestSqliteMetadataStore(MetadataStoreContract):
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[MetadataStore]:
+        self.clock = SteppingClock()
+        async with opened(tmp_path / "meta.db", clock=self.clock) as store:
+            yield store
+
+    async def expire(self, session: Session) -> None:
+        self.clock.advance(SESSION_TIMEOUT_MS / 1_000)
+
+
+class TestTwoSqliteMetadataStoresOnOneFile(MetadataStoreContract):
+    """The contract once more, while another store works on the same file."""
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[MetadataStore]:
+        self.clock = SteppingClock()
+
+        async def write_on(client: Client) -> None:
+            number = 0
+            while True:
+                number += 1
+                await client.put_ok(f"busy/{number % 10}", b"")
+                await asyncio.sleep(0.002)
+
+        async with (
+            opened(tmp_path / "meta.db", clock=self.clock) as store,
+            opened(tmp_path / "meta.db", clock=self.clock) as other,
+            asyncio.TaskGroup() as group,
+        ):
+            writing = group.create_task(write_on(Client(other, "other")))
+            yield store
+            writing.cancel()
+
+    async def expire(self, session: Session) -> None:
+        self.clock.advance(SESSION_TIMEOUT_MS / 1_000)
+
+
+# Two stores, one file
+
+
+async def test_a_read_sees_every_write_that_any_store_acknowledged(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as first, opened(tmp_path / "meta.db") as second:
+        clients = [Client(first, "root"), Client(second, "root")]
+        for number in range(100):
+            writer, reader = clients[number % 2], clients[1 - number % 2]
+            version = await writer.put_ok("a", str(number).encode())
+            record = await reader.get("a")
+
+            assert record is not None
+            assert (record.value, record.version) == (str(number).encode(), version)
+
+
+async def test_two_stores_on_one_file_share_versions_and_conditions(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as first, opened(tmp_path / "meta.db") as second:
+        clients = [Client(first, "root"), Client(second, "root")]
+        await clients[0].put_ok("counter", b"0", expected=ABSENT)
+        versions = []
+
+        async def increment(client: Client) -> None:
+            while True:
+                record = await client.get("counter")
+                assert record is not None
+                result = await client.put("counter", str(int(record.value) + 1).encode(), expected=record.version)
+                if result.status is Status.OK:
+                    versions.append(result.version)
+                    return
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(100):
+                group.create_task(increment(clients[number % 2]))
+
+        assert await clients[0].value("counter") == b"100"
+        assert len(set(versions)) == 100
+
+
+async def test_ephemeral_records_are_gone_for_the_others_when_their_store_is_closed(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as survivor:
+        async with opened(tmp_path / "meta.db") as leaving:
+            session = await leaving.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+            await Client(leaving, "root").put_ok("brokers/1", b"", session=session)
+            assert await Client(survivor, "root").children("brokers") == ["brokers/1"]
+
+        assert session.is_lost
+        assert await Client(survivor, "root").children("brokers") == []
+
+
+async def test_a_session_of_one_store_serves_puts_through_another(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as first, opened(tmp_path / "meta.db") as second:
+        session = await first.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+        await Client(second, "root").put_ok("a", b"", session=session)
+        await session.close()
+
+        assert await Client(second, "root").get("a") is None
+
+
+async def test_a_subscriber_hears_of_changes_made_through_another_store(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as first, opened(tmp_path / "meta.db") as second:
+        heard: list[str] = []
+        first.subscribe(heard.append, prefix="root/topics/")
+        await Client(second, "root").put_all(["topics/a", "other", "topics/b"])
+        await Client(second, "root").delete("topics/a")
+
+        async def is_heard() -> bool:
+            return len(heard) == 3
+
+        await eventually(is_heard)
+        assert heard == ["root/topics/a", "root/topics/b", "root/topics/a"]
+
+
+async def test_own_changes_are_told_once(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as first, opened(tmp_path / "meta.db") as second:
+        heard: list[str] = []
+        first.subscribe(heard.append)
+        await Client(first, "root").put_ok("mine", b"")
+        await Client(second, "root").put_ok("yours", b"")
+
+        async def is_heard() -> bool:
+            return "root/yours" in heard
+
+        await eventually(is_heard)
+        assert heard == ["root/mine", "root/yours"]
+
+
+async def test_the_ring_of_changes_stays_bounded(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as store:
+        for number in range(sqlite_schema.CHANGES_KEPT + 50):
+            await Client(store, "root").put_ok(f"d/{number}", b"")
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "meta.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM changes").fetchone() == (sqlite_schema.CHANGES_KEPT,)
+
+
+# Sessions and processes
+
+
+async def test_ephemeral_records_of_a_killed_process_are_gone_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "meta.db"
+    async with opened(path) as survivor, other_process("hold", path) as process:
+        client = Client(survivor, sqlite_process.ROOT)
+        assert await line_of(process) == "held"
+        assert await client.children("brokers") == ["brokers/1"]
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+
+        assert await client.children("brokers") == []
+        assert await client.put_ok("brokers/1", b"", expected=ABSENT) > 0
+
+
+@pytest.mark.parametrize("ask", ["put", "get", "list", "scan", "ceiling", "delete"])
+async def test_whatever_touches_a_record_of_a_dead_session_finds_it_absent(tmp_path: Path, ask: str) -> None:
+    clock = SteppingClock()
+    async with opened(tmp_path / "meta.db", clock=clock) as dead, opened(tmp_path / "meta.db", clock=clock) as store:
+        session = await dead.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+        await Client(dead, "root").put_ok("brokers/1", b"", session=session)
+        client = Client(store, "root")
+        clock.advance(SESSION_TIMEOUT_MS / 1_000)
+
+        match ask:
+            case "put":
+                assert (await client.put("brokers/1", b"", expected=ABSENT)).status is Status.OK
+            case "get":
+                assert await client.get("brokers/1") is None
+            case "list":
+                assert await client.children("brokers") == []
+            case "scan":
+                assert await client.scan("brokers") == []
+            case "ceiling":
+                assert await client.ceiling("brokers/0", within="brokers/") is None
+            case "delete":
+                assert await client.delete("brokers/1") is Status.KEY_NOT_FOUND
+        async with asyncio.timeout(PATIENCE_S):
+            await session.wait_lost()
+
+
+async def test_a_process_that_hangs_loses_its_session_and_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "meta.db"
+    async with opened(path) as survivor, other_process("hold", path) as process:
+        assert await line_of(process) == "held"
+        process.send_signal(signal.SIGSTOP)
+        client = Client(survivor, sqlite_process.ROOT)
+
+        async def is_gone() -> bool:
+            return await client.children("brokers") == []
+
+        await eventually(is_gone)
+        await client.put_ok("brokers/1", b"successor", expected=ABSENT)
+        process.send_signal(signal.SIGCONT)
+        assert await line_of(process) == "lost session_does_not_exist"
+        assert await client.value("brokers/1") == b"successor"
+
+
+async def test_a_session_of_another_boot_is_dead(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db", boot_id="before") as old:
+        session = await old.open_session(timeout_ms=100 * SESSION_TIMEOUT_MS)
+        await Client(old, "root").put_ok("brokers/1", b"", session=session)
+        async with opened(tmp_path / "meta.db", boot_id="after") as store:
+            assert await Client(store, "root").children("brokers") == []
+
+
+async def test_owner_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "meta.db"
+    async with other_process("hold", path) as process:
+        assert await line_of(process) == "held"
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+    assert len(os.listdir(tmp_path / "meta.db.owners")) == 1
+    async with opened(path):
+        assert len(os.listdir(tmp_path / "meta.db.owners")) == 1
+    assert os.listdir(tmp_path / "meta.db.owners") == []
+
+
+# Durability and outcomes
+
+
+async def test_no_acknowledged_put_is_lost_when_the_process_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "meta.db"
+    async with other_process("storm", path) as process:
+        acked = [await line_of(process) for _ in range(1_000)]
+        process.send_signal(signal.SIGKILL)
+        assert process.stdout is not None
+        # The last line may be cut short.
+        acked += (await process.stdout.read()).decode().split("\n")[:-1]
+        await process.wait()
+    async with opened(path) as store:
+        records = await Client(store, sqlite_process.ROOT).scan("acked")
+
+        assert len(acked) >= 1_000
+        assert set(acked) <= {record.value.decode() for record in records}
+        versions = [record.version for record in records]
+        assert len(versions) == len(set(versions))
+        assert await Client(store, "root").put_ok("a", b"") > max(versions)
+
+
+async def test_a_commit_that_fails_leaves_the_outcome_unknown_and_the_store_usable(tmp_path: Path) -> None:
+    async with other_process("full", tmp_path / "meta.db") as process:
+        before, full, after = [await line_of(process) for _ in range(3)]
+        await process.wait()
+
+        assert before.startswith("before Applied")
+        assert full.startswith("full Unknown"), full
+        assert after.startswith("after Applied")
+
+
+async def test_a_full_database_applies_nothing_and_says_why(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as store:
+        client = Client(store, "root")
+        await client.put_ok("a", b"before")
+        pages = store._writer.execute("PRAGMA page_count").fetchone()[0]
+        store._writer.execute(f"PRAGMA max_page_count = {pages}")
+        outcome = await store.write([Put(client.key("a"), b"after", None), Put(client.key("b"), bytes(METADATA_VALUE_BYTES_MAX), None)])
+
+        assert outcome == NotApplied("the metadata transaction was rolled back: database or disk is full")
+        assert await client.value("a") == b"before"
+        store._writer.execute("PRAGMA max_page_count = 1000000")
+        await client.put_ok("b", b"")
+
+
+async def test_a_write_behind_a_foreign_transaction_that_does_not_end_is_not_applied(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db", busy_timeout_s=0.05) as store:
+        client = Client(store, "root")
+        await client.put_ok("a", b"before")
+        with contextlib.closing(sqlite3.connect(tmp_path / "meta.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            outcome = await store.write([Put(client.key("a"), b"after", None)])
+
+            assert outcome == NotApplied("the metadata file takes no transaction: database is locked")
+            assert await client.value("a") == b"before"
+        await client.put_ok("a", b"after")
+
+
+async def test_a_full_queue_refuses_and_what_it_took_is_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_group_commit, "QUEUE_REQUESTS_MAX", 10)
+    async with opened(tmp_path / "meta.db") as store:
+        client = Client(store, "root")
+        outcomes = await asyncio.gather(*(store.write([Put(client.key(f"d/{number}"), b"", None)]) for number in range(100)))
+        refused = [outcome for outcome in outcomes if isinstance(outcome, NotApplied)]
+
+        assert refused
+        assert all("queue is full" in outcome.reason for outcome in refused)
+        assert len(await client.children("d")) == 100 - len(refused) >= 10
+
+
+async def test_writes_that_arrive_together_share_transactions(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as store:
+        client = Client(store, "root")
+        before = store.transactions
+        async with asyncio.TaskGroup() as group:
+            for number in range(1_000):
+                group.create_task(client.put_ok(f"d/{number:04}", b"x" * 100))
+
+        assert store.transactions - before <= 1_000 / 256 + 2
+        assert len(await client.children("d")) == 1_000
+
+
+async def test_a_batch_is_bounded_by_bytes(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as store:
+        client = Client(store, "root")
+        before = store.transactions
+        async with asyncio.TaskGroup() as group:
+            for number in range(64):
+                group.create_task(client.put_ok(f"d/{number:04}", bytes(METADATA_VALUE_BYTES_MAX)))
+
+        assert store.transactions - before >= 4
+
+
+async def test_the_store_works_without_threads(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db", inline=True) as store:
+        await Client(store, "root").put_ok("a", b"value")
+
+        assert await Client(store, "root").value("a") == b"value"
+
+
+async def test_requests_that_have_not_begun_are_not_applied_when_the_store_is_closed(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as store:
+        client = Client(store, "root")
+        async with asyncio.TaskGroup() as group:
+            writes = [group.create_task(store.write([Put(client.key(f"d/{number:04}"), b"", None)])) for number in range(1_000)]
+            await asyncio.sleep(0)
+            await store.close()
+        outcomes = [write.result() for write in writes]
+    async with opened(tmp_path / "meta.db") as store:
+        children = await Client(store, "root").children("d")
+
+        assert not any(isinstance(outcome, Unknown) for outcome in outcomes)
+        assert children == [f"d/{number:04}" for number, outcome in enumerate(outcomes) if isinstance(outcome, Applied)]
+
+
+# The file
+
+
+async def test_records_and_versions_survive_closing(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as store:
+        version = await Client(store, "root").put_ok("a", b"value")
+        deleted = await Client(store, "root").put_ok("b", b"value")
+        await Client(store, "root").delete("b")
+    async with opened(tmp_path / "meta.db") as store:
+        record = await Client(store, "root").get("a")
+
+        assert record is not None
+        assert (record.value, record.version) == (b"value", version)
+        assert await Client(store, "root").put_ok("b", b"value") > deleted
+
+
+async def test_missing_folders_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "here #1?%20" / "meta.db"
+    async with opened(path) as store:
+        await Client(store, "root").put_ok("a", b"")
+
+    assert sorted(os.listdir(path.parent)) == ["meta.db", "meta.db.owners"]
+
+
+async def test_of_many_who_create_the_file_all_get_the_same_one(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        stores = await asyncio.gather(*(stack.enter_async_context(opened(tmp_path / "meta.db")) for _ in range(8)))
+        for number, store in enumerate(stores):
+            await Client(store, "root").put_ok(f"d/{number}", b"")
+
+        assert len(await Client(stores[0], "root").children("d")) == 8
+
+
+async def test_a_newer_format_is_refused_and_the_file_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "meta.db"
+    async with opened(path) as store:
+        await Client(store, "root").put_ok("a", b"")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    before = hashlib.sha256(path.read_bytes()).digest()
+
+    with pytest.raises(
+        IncompatibleFormat, match="this data directory was written by format 2; this program knows up to format 1: use a newer"
+    ):
+        await SqliteMetadataStore.open(path, blocking=InlineBlocking(), clock=SystemClock(), ids=IdSource(clock=SystemClock()))
+    assert hashlib.sha256(path.read_bytes()).digest() == before
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: sqlite3.connect(path).execute("CREATE TABLE t (x)").connection.close(), "not a metadata file of forebay"),
+        (lambda path: path.write_bytes(b"something else" * 1_000), "cannot read the metadata file: file is not a database"),
+        (lambda path: path.touch(), "not a metadata file of forebay"),
+        (lambda path: path.mkdir(), "the metadata file is a folder"),
+    ],
+    ids=["database", "text", "empty", "folder"],
+)
+async def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, make, message: str) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "meta.db"
+    make(path)
+
+    with pytest.raises(Unavailable, match=message) as refusal:
+        async with opened(path):
+            pass
+    assert str(path) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert os.listdir(tmp_path) == ["meta.db"]
+
+
+@pytest.mark.parametrize("name", ["file/meta.db", "file/below/meta.db"])
+async def test_a_folder_that_cannot_be_written_is_named_with_its_reason(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(Unavailable, match=r"cannot create the metadata file: (Not a directory|File exists): path=") as refusal:
+        async with opened(tmp_path / name):
+            pass
+    assert str(tmp_path / name) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+async def test_a_probe_finds_that_the_file_was_removed_or_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "meta.db"
+    async with opened(path) as store:
+        await store.probe()
+        path.rename(tmp_path / "moved.db")
+
+        with pytest.raises(Unavailable, match="the metadata file cannot be seen: No such file or directory"):
+            await store.probe()
+        path.write_bytes(b"")
+        with pytest.raises(Unavailable, match="was replaced while it was open"):
+            await store.probe()
+        path.unlink()
+        (tmp_path / "moved.db").rename(path)

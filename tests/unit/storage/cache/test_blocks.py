@@ -1,0 +1,349 @@
+import asyncio
+import random
+import tracemalloc
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.telemetry import Telemetry
+from storage.cache.blocks import FETCH_BLOCKS_MAX, PIECE_OVERHEAD_BYTES, BlockCache
+from storage.errors import NotFound, Unavailable
+
+BLOCK = 16
+ROOMY = 1 << 20
+
+
+class Objects:
+    """Immutable objects whose reads are written down, and wait a few turns of the loop."""
+
+    def __init__(self, bodies: dict[str, bytes], *, chance: random.Random | None = None, turns_max: int = 0) -> None:
+        self._bodies = bodies
+        self._chance = chance or random.Random(0)
+        self._turns_max = turns_max
+        self.reads: list[tuple[str, int, int]] = []
+        self.failures = 0
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        self.reads.append((key, start, end))
+        for _ in range(self._chance.randint(0, self._turns_max)):
+            await asyncio.sleep(0)
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("injected")
+        if key not in self._bodies:
+            raise NotFound(key)
+        if end > len(self._bodies[key]):
+            raise Unavailable(f"ends before {end}")
+        return self._bodies[key][start:end]
+
+
+class Cached:
+    def __init__(self, objects: Objects, *, bytes_max: int = ROOMY, block_bytes: int = BLOCK) -> None:
+        self._telemetry = Telemetry()
+        self.cache = BlockCache(objects, bytes_max=bytes_max, block_bytes=block_bytes, telemetry=self._telemetry)
+
+    async def read(self, key: str, start: int, end: int, *, object_size: int | None = None) -> bytes:
+        return b"".join(await self.cache.read(key, start, end, object_size=object_size))
+
+    def bytes_held(self) -> float:
+        return self._telemetry.registry.get_sample_value("forebay_cache_bytes") or 0.0
+
+    def requests(self) -> tuple[float, ...]:
+        """Hits, misses, coalesced."""
+        sample = self._telemetry.registry.get_sample_value
+        return tuple(sample("forebay_cache_requests_total", {"outcome": outcome}) or 0.0 for outcome in ("hit", "miss", "coalesced"))
+
+
+def body(size: int, *, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+WHOLE = body(1_000)
+
+
+@pytest.fixture
+def objects() -> Objects:
+    return Objects({"a": WHOLE, "b": body(500, seed=1)}, turns_max=3)
+
+
+# What is fetched
+
+
+async def test_with_the_size_known_whole_blocks_are_fetched(objects: Objects) -> None:
+    cached = Cached(objects)
+
+    assert await cached.read("a", 20, 30, object_size=1_000) == WHOLE[20:30]
+    assert await cached.read("a", 16, 32, object_size=1_000) == WHOLE[16:32]
+    assert objects.reads == [("a", 16, 32)]
+    assert cached.requests() == (1, 1, 0)
+
+
+async def test_the_last_block_ends_with_the_object(objects: Objects) -> None:
+    cached = Cached(objects)
+
+    assert await cached.read("a", 995, 999, object_size=1_000) == WHOLE[995:999]
+    assert objects.reads == [("a", 992, 1_000)]
+
+
+async def test_without_a_size_no_byte_behind_the_read_is_asked_for_and_later_reads_fetch_what_follows(objects: Objects) -> None:
+    cached = Cached(objects)
+
+    assert await cached.read("a", 990, 998) == WHOLE[990:998]
+    assert await cached.read("a", 992, 1_000) == WHOLE[992:1_000]
+    assert await cached.read("a", 976, 1_000) == WHOLE[976:1_000]
+    assert objects.reads == [("a", 976, 998), ("a", 998, 1_000)]
+
+
+async def test_neighbouring_missing_blocks_are_one_read(objects: Objects) -> None:
+    cached = Cached(objects)
+
+    assert await cached.read("a", 17, 60) == WHOLE[17:60]
+    assert objects.reads == [("a", 16, 60)]
+
+
+async def test_what_is_cached_in_the_middle_is_not_fetched_again(objects: Objects) -> None:
+    cached = Cached(objects)
+    await cached.read("a", 32, 48, object_size=1_000)
+    objects.reads.clear()
+
+    assert await cached.read("a", 0, 64, object_size=1_000) == WHOLE[:64]
+    assert objects.reads == [("a", 0, 32), ("a", 48, 64)]
+
+
+async def test_a_long_read_is_fetched_in_pieces_of_a_bounded_size(objects: Objects) -> None:
+    cached = Cached(objects)
+
+    assert await cached.read("a", 5, 1_000) == WHOLE[5:]
+    assert all(end - start <= FETCH_BLOCKS_MAX * BLOCK for _, start, end in objects.reads)
+    assert len(objects.reads) == -(-1_000 // (FETCH_BLOCKS_MAX * BLOCK))
+    assert all(before[2] == after[1] for before, after in pairwise(objects.reads))
+
+
+async def test_an_empty_range_reads_nothing(objects: Objects) -> None:
+    assert await Cached(objects).cache.read("absent", 7, 7) == []
+    assert objects.reads == []
+
+
+async def test_a_hit_is_a_view_of_what_was_fetched_and_read_only(objects: Objects) -> None:
+    cached = Cached(objects)
+    first = await cached.cache.read("a", 0, 64)
+    again = await cached.cache.read("a", 16, 32)
+
+    assert [view.obj is first[0].obj for view in again] == [True]
+    assert first[0].readonly
+
+
+async def test_objects_are_kept_apart(objects: Objects) -> None:
+    cached = Cached(objects)
+
+    assert await cached.read("a", 0, 40) == WHOLE[:40]
+    assert await cached.read("b", 0, 40) == body(500, seed=1)[:40]
+
+
+@pytest.mark.parametrize(("start", "end", "size"), [(-1, 5, None), (5, 4, None), (0, 11, 10)])
+async def test_a_range_that_is_none_is_a_programmer_error(objects: Objects, start: int, end: int, size: int | None) -> None:
+    with pytest.raises(AssertionError, match="range"):
+        await Cached(objects).read("a", start, end, object_size=size)
+
+
+# Failures
+
+
+async def test_a_failure_is_not_cached(objects: Objects) -> None:
+    cached = Cached(objects)
+    objects.failures = 1
+    with pytest.raises(Unavailable, match="injected"):
+        await cached.read("a", 0, 10)
+
+    assert await cached.read("a", 0, 10) == WHOLE[:10]
+
+
+async def test_a_missing_object_is_not_found_each_time_it_is_asked_for(objects: Objects) -> None:
+    cached = Cached(objects)
+    for _ in range(2):
+        with pytest.raises(NotFound):
+            await cached.read("absent", 0, 10)
+
+    assert len(objects.reads) == 2
+
+
+async def test_a_failed_fetch_reaches_all_who_wait_for_it(objects: Objects) -> None:
+    cached = Cached(objects)
+    objects.failures = 1
+
+    async def fails() -> bool:
+        try:
+            await cached.read("a", 0, 10)
+        except Unavailable:
+            return True
+        return False
+
+    async with asyncio.TaskGroup() as group:
+        readers = [group.create_task(fails()) for _ in range(5)]
+
+    assert all(reader.result() for reader in readers)
+    assert len(objects.reads) == 1
+
+
+# Concurrency
+
+
+async def test_readers_of_one_block_share_one_fetch(objects: Objects) -> None:
+    cached = Cached(objects)
+    async with asyncio.TaskGroup() as group:
+        readers = [group.create_task(cached.read("a", start, start + 4, object_size=1_000)) for start in range(12)]
+
+    assert [reader.result() for reader in readers] == [WHOLE[start : start + 4] for start in range(12)]
+    assert objects.reads == [("a", 0, 16)]
+    assert cached.requests() == (0, 1, 11)
+
+
+async def test_a_reader_waits_for_what_is_on_its_way_and_fetches_the_rest(objects: Objects) -> None:
+    cached = Cached(objects)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(cached.read("a", 0, 32, object_size=1_000))
+        second = group.create_task(cached.read("a", 16, 64, object_size=1_000))
+
+    assert (first.result(), second.result()) == (WHOLE[:32], WHOLE[16:64])
+    assert sorted(objects.reads) == [("a", 0, 32), ("a", 32, 64)]
+
+
+async def test_cancelling_a_reader_leaves_the_others_their_bytes(objects: Objects) -> None:
+    cached = Cached(objects)
+    async with asyncio.TaskGroup() as group:
+        readers = [group.create_task(cached.read("a", 0, 16)) for _ in range(4)]
+        await asyncio.sleep(0)
+        readers[0].cancel()
+        readers[2].cancel()
+
+    assert [reader.cancelled() for reader in readers] == [True, False, True, False]
+    assert readers[1].result() == readers[3].result() == WHOLE[:16]
+
+
+# Memory
+
+
+async def test_what_was_used_longest_ago_goes_first(objects: Objects) -> None:
+    cached = Cached(objects, bytes_max=3 * (BLOCK + PIECE_OVERHEAD_BYTES))
+    for start in (0, 16, 32):
+        await cached.read("a", start, start + 16)
+    await cached.read("a", 0, 16)
+    await cached.read("a", 48, 64)
+    objects.reads.clear()
+    for start in (0, 32, 48):
+        await cached.read("a", start, start + 16)
+
+    assert objects.reads == []
+    await cached.read("a", 16, 32)
+    assert objects.reads == [("a", 16, 32)]
+
+
+@pytest.mark.parametrize("bytes_max", [0, 100, BLOCK + PIECE_OVERHEAD_BYTES - 1])
+async def test_a_cache_smaller_than_a_piece_reads_through(objects: Objects, bytes_max: int) -> None:
+    cached = Cached(objects, bytes_max=bytes_max)
+
+    assert await cached.read("a", 0, 1_000) == WHOLE
+    assert cached.bytes_held() == 0
+
+
+async def test_an_object_larger_than_the_cache_is_read_whole(objects: Objects) -> None:
+    cached = Cached(objects, bytes_max=2 * (FETCH_BLOCKS_MAX * BLOCK + PIECE_OVERHEAD_BYTES))
+    for _ in range(2):
+        assert await cached.read("a", 0, 1_000) == WHOLE
+
+    assert 0 < cached.bytes_held() <= 2 * (FETCH_BLOCKS_MAX * BLOCK + PIECE_OVERHEAD_BYTES)
+
+
+async def test_a_dropped_object_is_fetched_again_and_its_bytes_are_free(objects: Objects) -> None:
+    cached = Cached(objects)
+    await cached.read("a", 0, 16)
+    await cached.read("b", 0, 16)
+    await cached.read("a", 100, 116)
+    cached.cache.drop("a")
+    cached.cache.drop("absent")
+    objects.reads.clear()
+
+    assert cached.bytes_held() == BLOCK + PIECE_OVERHEAD_BYTES
+    await cached.read("b", 0, 16)
+    await cached.read("a", 0, 16)
+    assert objects.reads == [("a", 0, 16)]
+
+
+async def test_memory_stays_at_the_bound_and_one_read() -> None:
+    mebibyte = 1 << 20
+
+    class Zeros:
+        async def get_range(self, key: str, start: int, end: int) -> bytes:
+            return bytes(end - start)
+
+    cache = BlockCache(Zeros(), bytes_max=8 * mebibyte, block_bytes=mebibyte, telemetry=Telemetry())
+    tracemalloc.start()
+    try:
+        for start in range(0, 64 * mebibyte, 3 * mebibyte // 2):
+            await cache.read("a", start, start + 3 * mebibyte // 2, object_size=128 * mebibyte)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak <= (8 + FETCH_BLOCKS_MAX) * mebibyte + 256 * 1024
+
+
+# Any sequence of reads
+
+READS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 200), st.integers(0, 200), st.booleans()), min_size=1, max_size=30)
+
+
+@settings(max_examples=300)
+@given(reads=READS, bytes_max=st.integers(0, 4_000), block_bytes=st.integers(1, 40), size=st.integers(1, 200))
+def test_any_sequence_of_reads_gives_the_bytes_of_the_object_within_the_bound(
+    reads: list[tuple[str, int, int, bool]], bytes_max: int, block_bytes: int, size: int
+) -> None:
+    bodies = {"a": body(size), "b": body(size, seed=1)}
+
+    async def run() -> None:
+        objects = Objects(bodies)
+        cached = Cached(objects, bytes_max=bytes_max, block_bytes=block_bytes)
+        for key, one, two, knows_size in reads:
+            start, end = sorted((min(one, size), min(two, size)))
+            read = await cached.read(key, start, end, object_size=size if knows_size else None)
+            assert read == bodies[key][start:end]
+            assert cached.bytes_held() <= bytes_max
+        assert all(0 <= start < end <= size for _, start, end in objects.reads)
+        assert all(end - start <= FETCH_BLOCKS_MAX * block_bytes for _, start, end in objects.reads)
+
+    asyncio.run(run())
+
+
+@settings(max_examples=300, deadline=None)
+@given(reads=READS, seed=st.integers(0, 2**32), bytes_max=st.integers(0, 6_000), block_bytes=st.integers(1, 40))
+def test_concurrent_reads_give_the_bytes_of_the_object_whoever_is_cancelled(
+    reads: list[tuple[str, int, int, bool]], seed: int, bytes_max: int, block_bytes: int
+) -> None:
+    size = 200
+    bodies = {"a": body(size), "b": body(size, seed=1)}
+    chance = random.Random(seed)
+
+    async def run() -> None:
+        objects = Objects(bodies, chance=chance, turns_max=4)
+        cached = Cached(objects, bytes_max=bytes_max, block_bytes=block_bytes)
+
+        async def read(key: str, start: int, end: int, object_size: int | None) -> None:
+            for _ in range(chance.randint(0, 8)):
+                await asyncio.sleep(0)
+            assert await cached.read(key, start, end, object_size=object_size) == bodies[key][start:end]
+            assert cached.bytes_held() <= bytes_max
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(read(key, min(one, two), max(one, two), size if knows_size else None))
+                for key, one, two, knows_size in reads
+            ]
+            for task in chance.sample(tasks, len(tasks) // 3):
+                await asyncio.sleep(0)
+                task.cancel()
+        assert not cached.cache._flying
+        assert len(cached.cache._flights) == 0
+
+    asyncio.run(run())

@@ -1,0 +1,146 @@
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from runtime.telemetry import Telemetry
+from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, StorageError, Unavailable
+from storage.objects.memory import MemoryObjectStore
+from storage.objects.metered import OPS, OUTCOMES, MeteredObjectStore
+from storage.objects.port import ObjectStat, ObjectStore
+from storage.vocabulary import Buffer
+
+
+class StepClock:
+    """Moves on by a quarter of a second each time it is read."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        self._now_s += 0.25
+        return self._now_s
+
+    def now_ms(self) -> int:
+        return 0
+
+
+class FailingObjectStore:
+    """Every call raises `error`."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    async def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> None:
+        raise self._error
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        raise self._error
+
+    async def stat(self, key: str) -> ObjectStat:
+        raise self._error
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        raise self._error
+
+    async def probe(self) -> None:
+        raise self._error
+
+    async def close(self) -> None:
+        return None
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        yield ObjectStat("a", 1, 0)
+        raise self._error
+
+
+class Figures:
+    def __init__(self, inner: ObjectStore) -> None:
+        self._telemetry = Telemetry()
+        self.store = MeteredObjectStore(inner, self._telemetry, StepClock())
+
+    def _sample(self, name: str, **labels: str) -> float:
+        value = self._telemetry.registry.get_sample_value(f"forebay_object_store_{name}", labels)
+        assert value is not None
+        return value
+
+    def requests(self) -> dict[tuple[str, str], float]:
+        counted = {(op, outcome): self._sample("requests_total", op=op, outcome=outcome) for op in OPS for outcome in OUTCOMES}
+        return {labels: count for labels, count in counted.items() if count}
+
+    def seconds(self, op: str) -> float:
+        return self._sample("request_duration_seconds_sum", op=op)
+
+    def bytes(self, op: str) -> float:
+        return self._sample("bytes_total", op=op)
+
+
+async def call_each(store: ObjectStore) -> None:
+    await store.put_if_absent("a", [b"123", memoryview(b"45")])
+    await store.get_range("a", 1, 4)
+    await store.stat("a")
+    assert [stat.key async for stat in store.list("")] == ["a"]
+    await store.delete_many(["a"])
+
+
+async def test_each_call_counts_once_with_its_time_and_bytes() -> None:
+    figures = Figures(MemoryObjectStore(clock=StepClock()))
+    await call_each(figures.store)
+    await figures.store.probe()
+
+    assert figures.requests() == {(op, "ok"): 1.0 for op in OPS}
+    assert (figures.bytes("put"), figures.bytes("get")) == (5.0, 3.0)
+    assert [figures.seconds(op) for op in OPS] == [0.25, 0.25, 0.25, 0.5, 0.25]
+    await figures.store.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (NotFound("x"), "not_found"),
+        (AlreadyExists("x"), "exists"),
+        (Unavailable("x"), "unavailable"),
+        (OutcomeUnknown("x"), "unknown"),
+    ],
+)
+async def test_a_call_that_fails_counts_as_what_it_raised_and_moves_no_bytes(error: StorageError, outcome: str) -> None:
+    figures = Figures(FailingObjectStore(error))
+    for call in (
+        figures.store.put_if_absent("a", [b"123"]),
+        figures.store.get_range("a", 0, 3),
+        figures.store.stat("a"),
+        figures.store.delete_many(["a"]),
+    ):
+        with pytest.raises(type(error)):
+            await call
+
+    assert figures.requests() == {(op, outcome): 1.0 for op in ("put", "get", "stat", "delete")}
+    assert (figures.bytes("put"), figures.bytes("get")) == (0.0, 0.0)
+
+
+async def test_a_cancelled_call_counts_as_unknown() -> None:
+    figures = Figures(FailingObjectStore(asyncio.CancelledError()))
+    with pytest.raises(asyncio.CancelledError):
+        await figures.store.put_if_absent("a", [b"123"])
+
+    assert figures.requests() == {("put", "unknown"): 1.0}
+
+
+@pytest.mark.parametrize(("error", "outcome"), [(Unavailable("x"), "unavailable"), (asyncio.CancelledError(), "unknown")])
+async def test_a_listing_that_breaks_off_counts_as_what_it_raised(error: BaseException, outcome: str) -> None:
+    figures = Figures(FailingObjectStore(error))
+    with pytest.raises(type(error)):
+        async for _ in figures.store.list(""):
+            pass
+
+    assert figures.requests() == {("list", outcome): 1.0}
+
+
+async def test_a_listing_whose_reader_has_seen_enough_counts_as_ok() -> None:
+    figures = Figures(FailingObjectStore(Unavailable("never reached")))
+    listing = figures.store.list("")
+    await anext(listing)
+    assert hasattr(listing, "aclose")
+    await listing.aclose()
+
+    assert figures.requests() == {("list", "ok"): 1.0}
