@@ -114,7 +114,7 @@ async def _until_stopped(settings: Settings, open_broker: OpenBroker, stages: St
     except asyncio.CancelledError:
         if not stop.is_asked:
             raise
-        _log.warning("interrupted while starting", signal=stop.signal_name)
+        _log.warning("interrupted_while_starting", signal=stop.signal_name)
         return EXIT_INTERRUPTED
     stages.announce("stopped", {})
     return 0
@@ -141,7 +141,7 @@ async def _http(settings: Settings, broker: ServedBroker, stages: Stages) -> Asy
 
 def _give_up(exit_now: ExitNow) -> None:
     # What was not acknowledged is the client's to send again.
-    _log.error("shutdown deadline passed")
+    _log.error("shutdown_deadline_passed")
     exit_now(EXIT_FAILED)
 
 

@@ -32,7 +32,8 @@ from storage.catalog.topics import PARTITIONS_MAX
 from storage.errors import StorageError
 from storage.vocabulary import TopicId
 
-TIMEOUT_MS_MAX: Final = 120_000
+TIMEOUT_MS_MAX: Final = 50_000
+"""Below what the dispatcher gives any handler: the client is told what was done."""
 _DEFAULT: Final = -1
 _DEFAULT_REPLICATION_FACTOR: Final = 1
 

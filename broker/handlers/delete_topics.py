@@ -24,7 +24,8 @@ from storage.vocabulary import TopicId
 
 DeleteTopicsRequest = v5.DeleteTopicsRequest | v6.DeleteTopicsRequest
 
-TIMEOUT_MS_MAX: Final = 120_000
+TIMEOUT_MS_MAX: Final = 50_000
+"""Below what the dispatcher gives any handler: the client is told what was done."""
 
 
 class Asked(NamedTuple):

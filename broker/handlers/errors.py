@@ -10,9 +10,11 @@ from storage.errors import (
     Corrupt,
     Fenced,
     IncompatibleFormat,
+    InvalidProducerEpoch,
     NotFound,
     OffsetOutOfRange,
     OutcomeUnknown,
+    OutOfOrderSequence,
     StorageError,
     Unavailable,
 )
@@ -32,6 +34,9 @@ WIRE_CODES: Final[dict[type[StorageError], ErrorCode]] = {
     OffsetOutOfRange: ErrorCode.offset_out_of_range,
     # Not CORRUPT_MESSAGE: that blames the client's batch, and some consumers skip what it names. Ours stay and wait (DESIGN.md §6).
     Corrupt: ErrorCode.kafka_storage_error,
+    # The two refusals of an idempotent append. They are decided on a read made for this append, and nothing was written.
+    OutOfOrderSequence: ErrorCode.out_of_order_sequence_number,
+    InvalidProducerEpoch: ErrorCode.invalid_producer_epoch,
     # No retry helps until another program runs here, so nothing retriable.
     IncompatibleFormat: ErrorCode.unknown_server_error,
 }

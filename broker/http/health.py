@@ -183,11 +183,11 @@ class Probes:
         self._readiness.note_ok(probe.name)
         if probe.name in self._failing:
             self._failing.discard(probe.name)
-            _log.info("probe recovered", check=probe.name)
+            _log.info("probe_recovered", check=probe.name)
         return probe.idle_s
 
     def _note_failure(self, name: str, message: str) -> None:
         self._readiness.note_error(name, message)
         if name not in self._failing:
             self._failing.add(name)
-            _log.warning("probe failed", check=name, error=message)
+            _log.warning("probe_failed", check=name, error=message)

@@ -151,7 +151,8 @@ class _Writer:
             assert target is not None
             local = source.variable()
             source.line(f"{local} = {value}.{field.name}")
-            with source.block(f"if {local} != {source.constant(target.absent)}"):
+            default = (target if isinstance(field.kafka_type, Structure) else field).absent
+            with source.block(f"if {local} != {source.constant(default)}"):
                 body = source.variable()
                 source.line(f"{body} = bytearray()")
                 writer = _Writer(source, flexible=self._flexible, out=body)

@@ -5,8 +5,10 @@ ports       why an address cannot be listened on
 notation    how values are written: durations, sizes, counts, choices
 listeners   Kafka's listener syntax
 urls        where the stores are
-model       the sections and `Settings`, an immutable value
-keys        every setting with its notation, default and description; feeds the documents and `forebay config`
+sections    one frozen value per part of the broker
+conflicts   what is allowed alone but not together
+model       `Settings`: all sections composed
+keys        every setting with its notation, default and description, for messages and documents
 sources     YAML file, environment, command line → what was given, and where
 loading     sources → `Settings`, or all problems at once
 """

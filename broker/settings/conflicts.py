@@ -38,8 +38,8 @@ def of_http(http: HttpSettings) -> list[tuple[str, str]]:
 def of_stores(storage: StorageSettings, metadata: MetadataSettings) -> list[tuple[str, str]]:
     if is_memory(storage.url) == is_memory(metadata.url):
         return []
-    forgetful = f"and metadata.url {metadata.url} do not end together: after a restart one names what the other has forgotten"
-    return [("storage.url", f"{forgetful}. Use memory:// for both or for neither")]
+    ours, theirs = ("is forgotten at the end", "is kept") if is_memory(storage.url) else ("is kept", "is forgotten at the end")
+    return [("storage.url", f"{ours} while metadata.url {metadata.url} {theirs}. Use memory:// for both or for neither")]
 
 
 def of_bounds(kafka: KafkaSettings, storage: StorageSettings, shutdown: ShutdownSettings) -> list[tuple[str, str]]:

@@ -112,9 +112,9 @@ def _wrong(error: ValidationError, given: Mapping[str, Given]) -> Iterator[str]:
             yield from (f"{_quoted(key, given)}: {phrase}." for key, phrase in cause.found)
             continue
         key = ".".join(str(part) for part in details["loc"])
-        setting = SETTINGS[key]
-        default = f" (default {setting.notation.show(setting.default)})" if isinstance(cause, OutOfRangeError) else ""
-        yield f"{_quoted(key, given)}: {cause or details['msg']}{default}."
+        default = SETTINGS[key].notation.show(SETTINGS[key].default)
+        hint = f" (default {default})" if default and isinstance(cause, OutOfRangeError) else ""
+        yield f"{_quoted(key, given)}: {cause or details['msg']}{hint}."
 
 
 def _quoted(key: str, given: Mapping[str, Given]) -> str:

@@ -17,7 +17,7 @@ Q = TypeVar("Q", int, timedelta)
 
 _MICROSECONDS: Final = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000}
 _BYTES: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_NUMBER_AND_UNIT: Final = re.compile(r"([+-]?\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)")
+_NUMBER_AND_UNIT: Final = re.compile(r"([+-]?\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)")
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 
@@ -47,7 +47,11 @@ def parse_duration(value: object) -> timedelta:
         raise ValueError(f"needs a unit: write for example {value}ms or {value}s")
     if unit and unit not in _MICROSECONDS:
         raise ValueError(f"has an unknown unit {unit!r}: use {', '.join(reversed(_MICROSECONDS))}")
-    return timedelta(microseconds=_whole(number * _MICROSECONDS[unit or "ms"], "is finer than a microsecond"))
+    microseconds = _whole(number * _MICROSECONDS[unit or "ms"], "is finer than a microsecond")
+    try:
+        return timedelta(microseconds=microseconds)
+    except OverflowError:
+        raise ValueError("is longer than any clock runs") from None
 
 
 def show_duration(value: timedelta) -> str:

@@ -47,21 +47,15 @@ def from_file(path: Path) -> Layer:
         return Layer(problems=(f"{name}: cannot be read ({error.strerror}).",))
     except UnicodeDecodeError:
         return Layer(problems=(f"{name}: is not UTF-8 text.",))
-    loader = yaml.SafeLoader(text)
     try:
-        root = loader.get_single_node()
-        if root is None:
-            return Layer()
-        if not isinstance(root, yaml.MappingNode):
-            return Layer(problems=(f"{name}:1: expected `section:` and settings below it.",))
-        given = tuple(_leaves(loader, root, name, prefix=""))
+        given = tuple(_parsed(text, name))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         return Layer(problems=(f"{name}:{line}: is not YAML ({error.problem}).",))
     except yaml.YAMLError as error:
-        return Layer(problems=(f"{name}: is not YAML ({error}).",))
-    finally:
-        loader.dispose()
+        return Layer(problems=(f"{name}: is not YAML ({str(error).splitlines()[0]}).",))
+    except TypeError as error:
+        return Layer(problems=(f"{name}:1: {error}.",))
     return Layer(given=given, problems=tuple(_repeated(given)))
 
 
@@ -96,6 +90,19 @@ def from_options(options: Mapping[str, tuple[str, str]]) -> Layer:
             Given(key=key, value=value, origin=option, named=option, quoted=f"{option} {value}") for key, (option, value) in options.items()
         )
     )
+
+
+def _parsed(text: str, file: str) -> Iterator[Given]:
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return
+        if not isinstance(root, yaml.MappingNode):
+            raise TypeError("expected `section:` and settings below it")
+        yield from _leaves(loader, root, file, prefix="")
+    finally:
+        loader.dispose()
 
 
 def _leaves(loader: yaml.SafeLoader, node: yaml.MappingNode, file: str, *, prefix: str) -> Iterator[Given]:

@@ -131,12 +131,15 @@ def read_back(bootstrap: str, topic: str, counts: list[int], *, advance: Advance
             "auto.offset.reset": "error",
             "check.crcs": True,
             "fetch.queue.backoff.ms": 10,
+            "fetch.wait.max.ms": 100,
             **_QUIET,
         }
     )
     try:
         consumer.assign([TopicPartition(topic, partition, 0) for partition in range(len(counts))])
         read = _drain(consumer, counts, advance, clock)
+        # Questions queue behind the fetches of a connection; without partitions there are none.
+        consumer.unassign()
         for partition, count in enumerate(counts):
             end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=ANSWER_WITHIN_S)[1]
             if end != count:

@@ -24,6 +24,7 @@ from runtime.clock import Clock, SystemClock
 
 TOPIC: Final = "flights"
 PARTITION_COUNT: Final = 6
+_ALWAYS_SHOWN: Final = ("put", "get")
 _MIB: Final = 1024 * 1024
 
 
@@ -110,10 +111,10 @@ def verdict(sent: Ledger, read: Ledger, *, expected: int) -> str:
 
 
 def what_it_took(use: StoreUse) -> str:
-    requests = ", ".join(f"{count} {op.upper()}" for op, count in use.requests.items() if count)
+    requests = ", ".join(f"{count} {op.upper()}" for op, count in use.requests.items() if count or op in _ALWAYS_SHOWN)
     return (
         f"wrote {use.objects_written} objects, {use.bytes_written / _MIB:.1f} MiB\n"
-        f"on S3 Standard these requests would have cost ${use.dollars():.4f} ({requests or 'none'}; list prices of {PRICES_OF})"
+        f"on S3 Standard these requests would have cost ${use.dollars():.4f} ({requests}; list prices of {PRICES_OF})"
     )
 
 

@@ -143,7 +143,7 @@ class BrokerDirectory:
     async def live(self) -> list[BrokerRecord]:
         """All live brokers by id, at most a second old; this one among them while it is registered. Raises `StorageError`."""
         if self._clock.monotonic_s() < self._live_until_s:
-            return self._live
+            return list(self._live)
         return (await self._scans.ask([None]))[None]
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class BrokerDirectory:
             found.setdefault(self._own.broker_id, self._own)
         live = [found[broker_id] for broker_id in sorted(found)]
         if changes == self._changes:
-            self._live = live
+            self._live = list(live)
             self._live_until_s = self._clock.monotonic_s() + CACHE_AGE_S
         return {None: live}
 

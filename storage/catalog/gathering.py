@@ -61,5 +61,6 @@ class Gathering(Generic[K, V]):
             if self._open is current:
                 self._open = None
             if self._running is current.done:
-                self._running = None
+                # Cancelled while it waited its turn: the one before it may still be reading.
+                self._running = previous if previous is not None and not previous.done() else None
             current.done.set_result(outcome)

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from runtime.ids import decode_ulid
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.limits import CONTROL_BYTES_MAX, PENDING_ENTRIES_MAX
 from storage.vocabulary import ObjectId
@@ -136,6 +137,11 @@ def decode_control(data: bytes, *, path: str) -> Control:
             f"control record contradicts itself: key={path!r} log_start={control.log_start} "
             f"cursor={control.compaction_cursor} sequence_counter={control.sequence_counter}"
         )
+    if control.revoked_floor:
+        try:
+            decode_ulid(control.revoked_floor)
+        except ValueError as error:
+            raise Corrupt(f"revoked_floor is no object id: key={path!r} cause={error}") from error
     return control
 
 

@@ -1,6 +1,5 @@
 """Counts and times the requests to any metadata store."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
@@ -35,6 +34,10 @@ class _Op:
         self.ok, self.not_applied, self.unknown, self.error = (requests.labels(op, outcome) for outcome in _OUTCOMES)
         self.duration = duration.labels(op)
 
+    def count(self, outcome: Counter, seconds: float) -> None:
+        outcome.inc()
+        self.duration.observe(seconds)
+
 
 class MeteredMetadataStore:
     """Adds counting to `inner` and changes nothing else. A cancelled write counts as unknown, a cancelled read not at all."""
@@ -56,20 +59,19 @@ class MeteredMetadataStore:
 
     async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
         started_s = self._clock.monotonic_s()
+        counted = self._write.unknown
         try:
             outcome = await self._inner.write(ops)
-        except asyncio.CancelledError:
-            self._write.unknown.inc()
-            raise
-        match outcome:
-            case Applied():
-                self._write.ok.inc()
-            case NotApplied():
-                self._write.not_applied.inc()
-            case Unknown():
-                self._write.unknown.inc()
-        self._write.duration.observe(self._clock.monotonic_s() - started_s)
-        return outcome
+            match outcome:
+                case Applied():
+                    counted = self._write.ok
+                case NotApplied():
+                    counted = self._write.not_applied
+                case Unknown():
+                    pass
+            return outcome
+        finally:
+            self._write.count(counted, self._clock.monotonic_s() - started_s)
 
     async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:
         return await self._count(self._get_many, self._inner.get_many(keys))
@@ -89,10 +91,13 @@ class MeteredMetadataStore:
                     break
                 yield record
         except StorageError:
-            self._range_scan.error.inc()
+            self._range_scan.count(self._range_scan.error, spent_s)
             raise
-        self._range_scan.ok.inc()
-        self._range_scan.duration.observe(spent_s)
+        except GeneratorExit:
+            # Left early: all that was asked for was answered.
+            self._range_scan.count(self._range_scan.ok, spent_s)
+            raise
+        self._range_scan.count(self._range_scan.ok, spent_s)
 
     async def list(self, start: Key, end: str) -> list[str]:
         return await self._count(self._list, self._inner.list(start, end))
@@ -114,10 +119,7 @@ class MeteredMetadataStore:
         try:
             answer = await request
         except StorageError:
-            op.error.inc()
+            op.count(op.error, self._clock.monotonic_s() - started_s)
             raise
-        else:
-            op.ok.inc()
-            return answer
-        finally:
-            op.duration.observe(self._clock.monotonic_s() - started_s)
+        op.count(op.ok, self._clock.monotonic_s() - started_s)
+        return answer

@@ -47,7 +47,14 @@ class SqliteMetadataStore:
     """Made by `open`."""
 
     def __init__(
-        self, path: Path, *, writer: sqlite3.Connection, reader: sqlite3.Connection, liveness: Liveness, blocking: Blocking
+        self,
+        path: Path,
+        *,
+        writer: sqlite3.Connection,
+        reader: sqlite3.Connection,
+        liveness: Liveness,
+        blocking: Blocking,
+        busy_timeout_s: float,
     ) -> None:
         self._path = path
         self._inode = path.stat().st_ino
@@ -55,7 +62,7 @@ class SqliteMetadataStore:
         self._liveness = liveness
         self._blocking = blocking
         self._reader = Reader(reader, liveness)
-        self._commits = GroupCommit(writer, liveness=liveness, blocking=blocking, committed=self._on_commit)
+        self._commits = GroupCommit(writer, liveness=liveness, blocking=blocking, busy_timeout_s=busy_timeout_s, committed=self._on_commit)
         self._nursery = Nursery()
         self._hints = Hints()
         self._is_polling = False
@@ -98,11 +105,11 @@ class SqliteMetadataStore:
             try:
                 owners = Owners(owners_folder(path), ids=ids)
                 undo.callback(owners.leave)
-                writer = undo.enter_context(contextlib.closing(sqlite_schema.open_writer(path, busy_timeout_s=busy_timeout_s)))
+                writer = undo.enter_context(contextlib.closing(sqlite_schema.open_writer(path)))
                 reader = undo.enter_context(contextlib.closing(sqlite_schema.open_reader(path)))
                 owners.remove_dead_files()
                 liveness = Liveness(owners=owners, clock=clock, boot_id=read_boot_id() if boot_id is None else boot_id)
-                store = cls(path, writer=writer, reader=reader, liveness=liveness, blocking=blocking)
+                store = cls(path, writer=writer, reader=reader, liveness=liveness, blocking=blocking, busy_timeout_s=busy_timeout_s)
             except (OSError, sqlite3.Error) as error:
                 raise Unavailable(f"cannot open the metadata file: {sqlite_schema.reason_of(error)}: path={str(path)!r}") from error
             undo.pop_all()
@@ -205,17 +212,21 @@ class SqliteMetadataStore:
         if self._is_closed:
             return
         self._is_closed = True
-        own_sessions = list(self._sessions)
-        if own_sessions:
-            # Whatever becomes of it: leaving the owners, below, ends them, too.
-            await self._commits.submit(lambda transaction: transaction.end_sessions(own_sessions))
-        await self._commits.close()
-        await self._nursery.__aexit__(None, None, None)
-        self._hints.cancel_all()
-        self._reader.close()
-        await self._blocking.run(self._writer.close)
-        self._liveness.owners.leave()
-        self._blocking.close()
+        own_sessions = dict(self._sessions)
+        try:
+            if own_sessions:
+                # Whatever becomes of it: leaving the owners, below, ends them, too.
+                await self._commits.submit(lambda transaction: transaction.end_sessions(own_sessions))
+            await self._commits.close()
+            await self._nursery.__aexit__(None, None, None)
+        finally:
+            self._hints.cancel_all()
+            self._reader.close()
+            await self._blocking.run(self._writer.close)
+            self._liveness.owners.leave()
+            self._blocking.close()
+            for session in own_sessions.values():
+                session.ended()
 
     async def _read(self, read: Callable[[], T]) -> T:
         for _ in range(READ_ATTEMPTS_MAX):

@@ -7,6 +7,7 @@ When COMMIT itself fails the outcome is `Unknown`: the disk may have taken it.
 import asyncio
 import contextlib
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from storage.metadata.sqlite_owners import Liveness
 from storage.metadata.sqlite_schema import reason_of
 from storage.metadata.sqlite_transaction import Transaction
 
+BUSY_PAUSE_S: Final = 0.000_5
+"""Between two attempts to begin while another process commits. SQLite's own waiting backs off to 100 ms and starves the unlucky."""
 BATCH_REQUESTS_MAX: Final = 256
 BATCH_BYTES_MAX: Final = 1 * MIB
 QUEUE_REQUESTS_MAX: Final = 4_096
@@ -47,6 +50,7 @@ class _Committed:
 class GroupCommit:
     """The only user of the writing connection.
 
+    `busy_timeout_s`: about how long a transaction waits for one of another process before it is given up.
     `committed(changed paths, ended sessions)` is called on the loop after each commit, before those who wait for it hear of it.
     """
 
@@ -56,11 +60,13 @@ class GroupCommit:
         *,
         liveness: Liveness,
         blocking: Blocking,
+        busy_timeout_s: float,
         committed: Callable[[list[str], list[int]], None],
     ) -> None:
         self._connection = connection
         self._liveness = liveness
         self._blocking = blocking
+        self._begin_attempts = int(busy_timeout_s / BUSY_PAUSE_S) + 1
         self._committed = committed
         self._queue: deque[_Request] = deque()
         self._queue_bytes = 0
@@ -136,7 +142,7 @@ class GroupCommit:
         """Runs on the pool."""
         connection = self._connection
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            self._begin()
         except sqlite3.Error as error:
             return NotApplied(f"the metadata file takes no transaction: {reason_of(error)}")
         try:
@@ -155,6 +161,16 @@ class GroupCommit:
             self._roll_back()
             return Unknown(f"the metadata commit failed: {reason_of(error)}")
         return _Committed(values, transaction.changed, transaction.ended_sessions)
+
+    def _begin(self) -> None:
+        for attempt in range(1, self._begin_attempts + 1):
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or attempt == self._begin_attempts:
+                    raise
+            time.sleep(BUSY_PAUSE_S)
 
     def _roll_back(self) -> None:
         # Some errors roll back by themselves; where even this fails the next BEGIN is refused, and says why.

@@ -15,7 +15,7 @@ from storage.metadata.sqlite_owners import Liveness
 _ONE: Final = "SELECT k, value, version, session FROM records WHERE k = ?"
 _CEILING: Final = "SELECT k, value, version, session FROM records WHERE k >= ? ORDER BY k LIMIT 1"
 _PAGE: Final = "SELECT k, value, version, session FROM records WHERE k >= ? AND k < ? ORDER BY k LIMIT ?"
-_PATHS: Final = "SELECT k, NULL, NULL, session FROM records WHERE k >= ? AND k < ? ORDER BY k LIMIT ?"
+_PATHS: Final = "SELECT k, session FROM records WHERE k >= ? AND k < ? ORDER BY k LIMIT ?"
 
 Row = tuple[bytes, bytes, int, int | None]
 
@@ -52,7 +52,10 @@ class Reader:
         return [self._record(row) for row in self._connection.execute(_PAGE, (start, end, records_max)).fetchall()]
 
     def paths_between(self, start: bytes, end: bytes, *, keys_max: int) -> list[str]:
-        return [self._record(row).path for row in self._connection.execute(_PATHS, (start, end, keys_max)).fetchall()]
+        rows = self._connection.execute(_PATHS, (start, end, keys_max)).fetchall()
+        for _, session_id in rows:
+            self._check(session_id)
+        return [key_order.decode(encoded) for encoded, _ in rows]
 
     def last_version(self) -> int:
         """The last version id given out."""
@@ -87,6 +90,9 @@ class Reader:
 
     def _record(self, row: Row) -> Record:
         encoded, value, version, session_id = row
+        self._check(session_id)
+        return Record(key_order.decode(encoded), value, version)
+
+    def _check(self, session_id: int | None) -> None:
         if session_id is not None and not self._liveness.is_alive(self._connection, session_id):
             raise DeadSessionFound
-        return Record(key_order.decode(encoded), value, version)

@@ -88,9 +88,9 @@ def check_format(path: Path) -> None:
         )
 
 
-def open_writer(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
-    """The connection that commits: every COMMIT is durable before it returns."""
-    connection = _connect(path, mode="rw", busy_timeout_s=busy_timeout_s)
+def open_writer(path: Path) -> sqlite3.Connection:
+    """The connection that commits: every COMMIT is durable before it returns. It never waits for a lock."""
+    connection = _connect(path, mode="rw", busy_timeout_s=0)
     # fullfsync: on macOS a plain fsync leaves the data in the drive's cache; elsewhere it means nothing.
     connection.executescript(
         f"PRAGMA synchronous = FULL; PRAGMA fullfsync = ON; PRAGMA checkpoint_fullfsync = ON; PRAGMA cache_size = -{CACHE_KIB};"

@@ -59,7 +59,7 @@ class Temporaries:
 
 def write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
     """Write the parts one after the other without joining them, however little each call accepts."""
-    pending: list[Buffer] = [part for part in parts if len(part) > 0]
+    pending = list(parts)
     done = 0
     while done < len(pending):
         offered = pending[done : done + _BUFFERS_PER_CALL_MAX]

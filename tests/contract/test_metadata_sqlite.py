@@ -484,3 +484,17 @@ async def test_a_probe_finds_that_the_file_was_removed_or_replaced(tmp_path: Pat
             await store.probe()
         path.unlink()
         (tmp_path / "moved.db").rename(path)
+
+
+async def test_a_defect_in_a_transaction_takes_the_store_down_and_nobody_waits_for_ever(tmp_path: Path) -> None:
+    outcomes: list[object] = []
+
+    async def use() -> None:
+        async with opened(tmp_path / "meta.db") as store:
+            outcomes.append(await store._commits.submit(lambda transaction: 1 // 0))
+            outcomes.append(await store._commits.submit(lambda transaction: 1))
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup, match="unhandled errors"):
+        await use()
+    assert outcomes == [Unknown("the metadata store stopped in the middle of a commit"), NotApplied("the metadata store is closed")]

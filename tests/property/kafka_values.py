@@ -135,4 +135,4 @@ def _kio_value(value: object, field: Field) -> object:
         return _EPOCH + datetime.timedelta(milliseconds=cast("int", value))
     if field.kafka_type in ("timedelta_i32", "timedelta_i64"):
         return datetime.timedelta(milliseconds=cast("int", value))
-    return ErrorCode(value) if field.kafka_type == "error_code" else value
+    return ErrorCode(cast("int", value)) if field.kafka_type == "error_code" else value

@@ -21,7 +21,7 @@ from tests.property.kafka_values import (
 )
 
 COMPILED = [api for api in APIS if api.key not in (codec.PRODUCE, codec.FETCH)]
-SAMPLES = 25
+SAMPLES = 15
 
 compiled_apis = pytest.mark.parametrize("api", COMPILED, ids=lambda api: api.name)
 

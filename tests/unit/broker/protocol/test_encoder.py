@@ -10,13 +10,14 @@ from kio.schema.metadata.v0 import response as v0
 from kio.schema.metadata.v10 import response as v10
 from kio.schema.metadata.v13.response import MetadataResponse, MetadataResponseBroker, MetadataResponseTopic
 from kio.static.primitive import i16, i32
+from kio.static.protocol import Entity
 
 from broker.protocol.codec import as_field
 from broker.protocol.encoder import compile_encoder
 from broker.protocol.schema import describe
 
 
-def encoded(value: object, as_class: type) -> bytes:
+def encoded(value: Entity, as_class: type[Entity]) -> bytes:
     out = bytearray()
     compile_encoder(describe(as_class), describe(type(value)))(value, out)
     return bytes(out)

@@ -38,7 +38,7 @@ def kio_request(version: int, request: ProduceRequest) -> object:
 
 def a_request(chance: random.Random, *, transactional_id: str | None = None) -> ProduceRequest:
     partitions = [
-        PartitionRecords(f"topic-{topic}" * chance.choice((1, 20)), partition, _records(chance))
+        PartitionRecords(f"topic-{topic}" * (1 + 20 * (topic % 2)), partition, _records(chance))
         for topic in range(chance.randrange(4))
         for partition in range(chance.choice((1, 2, 130)))
     ]

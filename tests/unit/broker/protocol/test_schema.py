@@ -6,6 +6,7 @@ from kio.schema.fetch.v17.request import FetchRequest
 from kio.schema.fetch_snapshot.v0.request import PartitionSnapshot, SnapshotId
 from kio.schema.metadata.v13.request import MetadataRequest
 from kio.schema.produce.v11.response import PartitionProduceResponse
+from kio.static.primitive import i32, i64
 
 from broker.protocol.schema import Field, Structure, describe, to_milliseconds
 
@@ -53,7 +54,7 @@ def test_what_is_absent_takes_the_default_or_the_zero_of_its_type() -> None:
     assert field_of(structure, "allow_auto_topic_creation").absent is True
     assert field_of(structure, "include_topic_authorized_operations").absent is False
     assert field_of(structure, "topics").absent is None
-    assert field_of(describe(PartitionSnapshot), "snapshot_id").absent == SnapshotId(end_offset=0, epoch=0)
+    assert field_of(describe(PartitionSnapshot), "snapshot_id").absent == SnapshotId(end_offset=i64(0), epoch=i32(0))
 
 
 def test_times_become_milliseconds_exactly() -> None:

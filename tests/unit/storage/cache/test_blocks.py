@@ -16,18 +16,18 @@ ROOMY = 1 << 20
 
 
 class Objects:
-    """Immutable objects whose reads are written down, and wait a few turns of the loop."""
+    """Immutable objects whose reads are written down, and take `turns` of the loop, or by chance up to so many."""
 
-    def __init__(self, bodies: dict[str, bytes], *, chance: random.Random | None = None, turns_max: int = 0) -> None:
+    def __init__(self, bodies: dict[str, bytes], *, chance: random.Random | None = None, turns: int = 0) -> None:
         self._bodies = bodies
-        self._chance = chance or random.Random(0)
-        self._turns_max = turns_max
+        self._chance = chance
+        self._turns = turns
         self.reads: list[tuple[str, int, int]] = []
         self.failures = 0
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         self.reads.append((key, start, end))
-        for _ in range(self._chance.randint(0, self._turns_max)):
+        for _ in range(self._chance.randint(0, self._turns) if self._chance else self._turns):
             await asyncio.sleep(0)
         if self.failures:
             self.failures -= 1
@@ -65,7 +65,7 @@ WHOLE = body(1_000)
 
 @pytest.fixture
 def objects() -> Objects:
-    return Objects({"a": WHOLE, "b": body(500, seed=1)}, turns_max=3)
+    return Objects({"a": WHOLE, "b": body(500, seed=1)}, turns=3)
 
 
 # What is fetched
@@ -210,6 +210,33 @@ async def test_a_reader_waits_for_what_is_on_its_way_and_fetches_the_rest(object
     assert sorted(objects.reads) == [("a", 0, 32), ("a", 32, 64)]
 
 
+async def test_what_is_on_its_way_is_not_fetched_twice(objects: Objects) -> None:
+    cached = Cached(objects)
+    async with asyncio.TaskGroup() as group:
+        before = group.create_task(cached.read("a", 0, 20))
+        behind = group.create_task(cached.read("a", 100, 110))
+        between = group.create_task(cached.read("a", 24, 120))
+
+    assert (before.result(), behind.result(), between.result()) == (WHOLE[:20], WHOLE[100:110], WHOLE[24:120])
+    assert sorted(objects.reads) == [("a", 0, 20), ("a", 20, 80), ("a", 80, 96), ("a", 96, 110), ("a", 110, 120)]
+
+
+async def test_a_fetch_that_another_took_over_does_not_count_bytes_twice(objects: Objects) -> None:
+    cached = Cached(objects)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(cached.read("a", 0, 16))
+        takes_over = group.create_task(cached.read("a", 0, 16))
+        await asyncio.sleep(0)
+        first.cancel()
+        # It comes when nobody fetches, before the one who takes over has noticed.
+        newcomer = group.create_task(cached.read("a", 0, 8))
+
+    assert (takes_over.result(), newcomer.result()) == (WHOLE[:16], WHOLE[:8])
+    assert objects.reads == [("a", 0, 16), ("a", 0, 8), ("a", 0, 16)]
+    cached.cache.drop("a")
+    assert cached.bytes_held() == 0
+
+
 async def test_cancelling_a_reader_leaves_the_others_their_bytes(objects: Objects) -> None:
     cached = Cached(objects)
     async with asyncio.TaskGroup() as group:
@@ -326,7 +353,7 @@ def test_concurrent_reads_give_the_bytes_of_the_object_whoever_is_cancelled(
     chance = random.Random(seed)
 
     async def run() -> None:
-        objects = Objects(bodies, chance=chance, turns_max=4)
+        objects = Objects(bodies, chance=chance, turns=4)
         cached = Cached(objects, bytes_max=bytes_max, block_bytes=block_bytes)
 
         async def read(key: str, start: int, end: int, object_size: int | None) -> None:

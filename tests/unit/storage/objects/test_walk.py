@@ -57,7 +57,18 @@ def test_what_vanishes_during_a_walk_is_left_out(tmp_path: Path) -> None:
     assert [first, *(stat.key for stat in found)] == ["a/1", "c"]
 
 
-def test_folders_that_cannot_match_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("prefix", "start_after", "found", "folders"),
+    [
+        ("b/i", "b/in/2", ["b/in/deep/1"], ["b", "b/in", "b/in/deep"]),
+        ("", "b/in/2", ["b/in/deep/1", "b/out/1", "c/1"], [".", "b", "b/in", "b/in/deep", "b/out", "c"]),
+        ("", "b/out/1", ["c/1"], [".", "b", "b/out", "c"]),
+        ("c", "", ["c/1"], [".", "c"]),
+    ],
+)
+def test_folders_that_cannot_match_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, start_after: str, found: list[str], folders: list[str]
+) -> None:
     for key in ("a/1", "b/in/1", "b/in/deep/1", "b/out/1", "c/1"):
         (tmp_path / key).parent.mkdir(parents=True)
         (tmp_path / key).touch()
@@ -69,10 +80,18 @@ def test_folders_that_cannot_match_are_not_read(tmp_path: Path, monkeypatch: pyt
         return real(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    found = [stat.key for stat in walk(str(tmp_path), prefix="b/i", start_after="b/in/2")]
 
-    assert found == ["b/in/deep/1"]
-    assert read == ["b", "b/in", "b/in/deep"]
+    assert [stat.key for stat in walk(str(tmp_path), prefix=prefix, start_after=start_after)] == found
+    assert read == folders
+
+
+def test_files_that_are_being_written_are_not_listed(tmp_path: Path) -> None:
+    for key in (".tmp/1", ".probe/1", "a/.tmp/1"):
+        (tmp_path / key).parent.mkdir(parents=True)
+        (tmp_path / key).touch()
+
+    assert [stat.key for stat in walk(str(tmp_path), prefix="", start_after="")] == [".probe/1", "a/.tmp/1"]
+    assert [stat.key for stat in walk(str(tmp_path), prefix=".t", start_after="")] == []
 
 
 @pytest.mark.parametrize("prefix", ["../", "/", "b/../", "./", "b//", ".tmp/"])

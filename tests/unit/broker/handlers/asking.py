@@ -1,0 +1,156 @@
+"""Handlers asked as clients ask them: kio's request of some version, through our codec, to kio's response of that version."""
+
+import io
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from kio.index import load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+
+from broker.handlers.context import Context, Parts, TopicDefaults
+from broker.protocol import codec
+from broker.protocol.request import Request
+from runtime.ids import IdSource
+from storage.catalog.brokers import BrokerDirectory, Endpoint
+from storage.catalog.producer_ids import ProducerIds
+from storage.catalog.topics import Topic, Topics
+from storage.errors import NotFound, StorageError
+from storage.formats.control import LogState, decode_control
+from storage.log.bounds import LogBounds
+from storage.log.timestamps import TimestampedOffset
+from storage.metadata.keys import PartitionKeys
+from storage.vocabulary import PartitionId
+from tests.unit.storage.catalog.faulty import FaultyMetadata, ManualClock, no_jitter
+
+LISTENER = "PLAINTEXT"
+INTERNAL = "INTERNAL"
+
+
+@dataclass
+class FakeBounds:
+    """Bounds that a test sets; other partitions are empty, if their control record is open."""
+
+    metadata: FaultyMetadata
+    known: dict[PartitionId, LogBounds | StorageError] = field(default_factory=dict)
+    calls: list[Sequence[PartitionId]] = field(default_factory=list)
+
+    async def read(self, partitions: Sequence[PartitionId]) -> list[LogBounds | StorageError]:
+        self.calls.append(partitions)
+        return [self.known.get(partition) or await self._read(partition) for partition in partitions]
+
+    async def _read(self, partition: PartitionId) -> LogBounds | StorageError:
+        (record,) = await self.metadata.get_many([PartitionKeys(partition).control])
+        if record is None or decode_control(record.value, path=record.path).log_state is LogState.DELETED:
+            return NotFound(f"no such partition: {partition}")
+        return LogBounds(log_start=0, high_watermark=0, bytes_total=0)
+
+
+@dataclass
+class FakeTimestamps:
+    """`found` answers every search for a time, `maximum` every search for the greatest."""
+
+    found: TimestampedOffset | StorageError | None = None
+    maximum: TimestampedOffset | StorageError | None = None
+    searches: list[tuple[PartitionId, int]] = field(default_factory=list)
+
+    async def first_at_or_after(self, partition: PartitionId, timestamp_ms: int) -> TimestampedOffset | None:
+        self.searches.append((partition, timestamp_ms))
+        return _raised(self.found)
+
+    async def of_maximum(self, partition: PartitionId) -> TimestampedOffset | None:
+        return _raised(self.maximum)
+
+
+def _raised(answer: TimestampedOffset | StorageError | None) -> TimestampedOffset | None:
+    if isinstance(answer, StorageError):
+        raise answer
+    return answer
+
+
+@dataclass
+class Cluster:
+    """One broker's context, and what stands behind it."""
+
+    metadata: FaultyMetadata
+    clock: ManualClock
+    context: Context
+    bounds: FakeBounds
+    timestamps: FakeTimestamps
+
+    @property
+    def topics(self) -> Topics:
+        return self.context.parts.topics
+
+    async def create(self, name: str, *, partition_count: int = 1, replication_factor: int = 1, **configs: str) -> Topic:
+        named = {key.replace("_", "."): value for key, value in configs.items()}
+        return await self.topics.create(name, partition_count=partition_count, replication_factor=replication_factor, configs=named)
+
+    async def other_topics(self) -> Topics:
+        """Those of another broker, with a cache of its own."""
+        return Topics(self.metadata, clock=self.clock, ids=IdSource(clock=self.clock), entropy=no_jitter)
+
+    async def join(self, broker_id: int, *, rack: str | None = None, listener: str = LISTENER) -> None:
+        """One more live broker."""
+        directory = BrokerDirectory(self.metadata, clock=self.clock)
+        endpoint = Endpoint(listener, f"broker-{broker_id}", 9000 + broker_id)
+        await directory.register(listeners=[endpoint], rack=rack, version="0", broker_id=broker_id)
+
+    async def ask(self, handle: Callable[..., Awaitable[object]], request: object, *, listener: str = LISTENER) -> Any:
+        """What the client would read."""
+        context = Context(self.context.parts, listener, self.context.client_host)
+        return answered(request, await handle(context, sent(request)))
+
+
+@asynccontextmanager
+async def cluster(*, broker_id: int = 1, auto_create: bool = True, partition_count: int = 1) -> AsyncIterator[Cluster]:
+    metadata = FaultyMetadata()
+    clock = ManualClock()
+    brokers = BrokerDirectory(metadata, clock=clock)
+    listeners = [Endpoint(LISTENER, f"broker-{broker_id}", 9000 + broker_id), Endpoint(INTERNAL, "internal", 7)]
+    await brokers.register(listeners=listeners, rack="zone-a", version="0", broker_id=broker_id)
+    bounds, timestamps = FakeBounds(metadata), FakeTimestamps()
+    parts = Parts(
+        cluster_id="cluster-of-this-test-00",
+        broker_id=broker_id,
+        clock=clock,
+        topics=Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter),
+        brokers=brokers,
+        producer_ids=ProducerIds(metadata, entropy=no_jitter),
+        bounds=bounds,
+        timestamps=timestamps,
+        topic_defaults=TopicDefaults(auto_create=auto_create, partition_count=partition_count),
+    )
+    yield Cluster(metadata, clock, Context(parts, LISTENER, "127.0.0.1"), bounds, timestamps)
+    await metadata.close()
+
+
+def sent(request: object) -> Request[Any]:
+    """`request`, which is kio's, as our codec hands it to a handler."""
+    cls = cast("Any", type(request))
+    buffer = io.BytesIO()
+    entity_writer(cls)(buffer, request)
+    body = codec.decode_request(cls.__api_key__, cls.__version__, memoryview(buffer.getvalue()), 0)
+    return Request(cls.__api_key__, cls.__version__, 7, "client", body)
+
+
+def answered(request: object, response: object) -> Any:
+    """`response` as a client that sent `request` decodes it."""
+    cls = cast("Any", type(request))
+    frame = b"".join(bytes(part) for part in codec.encode_response(cls.__api_key__, cls.__version__, 7, response))
+    schema = load_response_schema(cls.__api_key__, cls.__version__)
+    header_bytes = 5 if schema.__header_schema__.__flexible__ else 4
+    entity, size = entity_reader(schema)(frame, header_bytes)
+    assert header_bytes + size == len(frame)
+    return entity
+
+
+def error_of(answer: Any) -> ErrorCode:
+    return ErrorCode(answer.error_code)
+
+
+def as_uuid(topic: Topic) -> uuid.UUID:
+    return uuid.UUID(topic.topic_id)

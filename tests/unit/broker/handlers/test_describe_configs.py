@@ -1,0 +1,130 @@
+from typing import Any
+
+import pytest
+from kio.index import load_request_schema
+from kio.schema.errors import ErrorCode
+
+from broker.handlers import describe_configs
+from storage.catalog.topic_configs import TOPIC_CONFIGS
+from tests.unit.broker.handlers.asking import INTERNAL, Cluster, cluster, error_of
+
+TOPIC, BROKER = 2, 4
+
+
+async def ask(
+    broker: Cluster, *resources: tuple[int, str], keys: tuple[str, ...] | None = None, version: int = 4, **fields: bool
+) -> list[Any]:
+    cls = load_request_schema(32, version)
+    module = __import__(cls.__module__, fromlist=["x"])
+    asked = tuple(
+        module.DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys) for kind, name in resources
+    )
+    answer = await broker.ask(describe_configs.handle, cls(resources=asked, **fields), listener=INTERNAL)
+    assert [(found.resource_type, found.resource_name) for found in answer.results] == list(resources)
+    return list(answer.results)
+
+
+def by_name(result: Any) -> dict[str, Any]:
+    return {config.name: config for config in result.configs}
+
+
+@pytest.mark.parametrize("version", range(1, 5))
+async def test_a_topic_is_described_with_every_key(version: int) -> None:
+    async with cluster() as broker:
+        await broker.create("t", retention_ms="5")
+        (result,) = await ask(broker, (TOPIC, "t"), version=version)
+
+    configs = by_name(result)
+    assert (error_of(result), result.error_message) == (ErrorCode.none, None)
+    assert set(configs) == set(TOPIC_CONFIGS)
+    assert not any(config.read_only or config.is_sensitive or config.synonyms for config in configs.values())
+    assert (configs["retention.ms"].value, configs["retention.ms"].config_source) == ("5", 1)
+    assert (configs["cleanup.policy"].value, configs["cleanup.policy"].config_source) == ("delete", 5)
+    if version >= 3:
+        assert (configs["retention.ms"].config_type, configs["cleanup.policy"].config_type) == (5, 7)
+        assert configs["retention.ms"].documentation is None
+
+
+async def test_synonyms_and_documentation_are_given_when_asked_for() -> None:
+    async with cluster() as broker:
+        await broker.create("t", retention_ms="5")
+        (result,) = await ask(broker, (TOPIC, "t"), include_synonyms=True, include_documentation=True)
+
+    configs = by_name(result)
+    assert [(synonym.name, synonym.value, synonym.source) for synonym in configs["retention.ms"].synonyms] == [
+        ("retention.ms", "5", 1),
+        ("log.retention.ms", "604800000", 5),
+    ]
+    assert [synonym.name for synonym in configs["cleanup.policy"].synonyms] == ["log.cleanup.policy"]
+    assert all(config.documentation for config in configs.values())
+
+
+@pytest.mark.parametrize(("keys", "count"), [(None, len(TOPIC_CONFIGS)), ((), len(TOPIC_CONFIGS)), (("retention.ms", "nonsense"), 1)])
+async def test_keys_narrow_the_answer(keys: tuple[str, ...] | None, count: int) -> None:
+    async with cluster() as broker:
+        await broker.create("t")
+        (result,) = await ask(broker, (TOPIC, "t"), keys=keys)
+
+    assert len(result.configs) == count
+
+
+async def test_this_broker_is_described_read_only() -> None:
+    async with cluster(broker_id=3, auto_create=False, partition_count=8) as broker:
+        (result,) = await ask(broker, (BROKER, "3"), include_synonyms=True, include_documentation=True)
+
+    configs = by_name(result)
+    assert error_of(result) is ErrorCode.none
+    assert [config.name for config in result.configs] == sorted(configs)
+    assert all(config.read_only and config.documentation for config in configs.values())
+    assert {
+        name: configs[name].value for name in ("broker.id", "node.id", "num.partitions", "auto.create.topics.enable", "broker.rack")
+    } == {
+        "broker.id": "3",
+        "node.id": "3",
+        "num.partitions": "8",
+        "auto.create.topics.enable": "false",
+        "broker.rack": "zone-a",
+    }
+    assert configs["advertised.listeners"].value == "PLAINTEXT://broker-3:9003,INTERNAL://internal:7"
+    assert (configs["broker.id"].config_source, configs["log.retention.ms"].config_source) == (4, 5)
+    assert (configs["log.retention.ms"].value, configs["message.max.bytes"].value) == ("604800000", "1048588")
+
+
+async def test_the_cluster_wide_defaults_of_brokers_are_none() -> None:
+    async with cluster() as broker:
+        (result,) = await ask(broker, (BROKER, ""))
+
+    assert (error_of(result), result.configs) == (ErrorCode.none, ())
+
+
+@pytest.mark.parametrize(
+    ("resource", "code"),
+    [
+        ((TOPIC, "nothing"), ErrorCode.unknown_topic_or_partition),
+        ((TOPIC, "no/name"), ErrorCode.invalid_topic_exception),
+        ((BROKER, "2"), ErrorCode.invalid_request),
+        ((BROKER, "one"), ErrorCode.invalid_request),
+        ((BROKER, "-1"), ErrorCode.invalid_request),
+        ((BROKER, "9" * 10_000), ErrorCode.invalid_request),
+        ((0, "x"), ErrorCode.invalid_request),
+        ((8, "1"), ErrorCode.invalid_request),
+        ((16, "x"), ErrorCode.invalid_request),
+        ((32, "group"), ErrorCode.invalid_request),
+    ],
+)
+async def test_what_cannot_be_described_is_said_and_does_not_spoil_the_rest(resource: tuple[int, str], code: ErrorCode) -> None:
+    async with cluster() as broker:
+        await broker.create("t")
+        refused, described = await ask(broker, resource, (TOPIC, "t"))
+
+    assert (error_of(refused), refused.configs) == (code, ())
+    assert refused.error_message
+    assert error_of(described) is ErrorCode.none
+
+
+async def test_a_store_that_does_not_answer_is_retriable() -> None:
+    async with cluster() as broker:
+        broker.metadata.reads_fail = True
+        results = await ask(broker, (TOPIC, "t"), (BROKER, "1"))
+
+    assert [error_of(result) for result in results] == [ErrorCode.kafka_storage_error] * 2

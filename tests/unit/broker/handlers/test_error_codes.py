@@ -1,0 +1,26 @@
+from collections.abc import Iterator
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from broker.handlers.errors import WIRE_CODES, error_code_of
+from storage.errors import Conflict, Corrupt, OffsetOutOfRange, OutcomeUnknown, StorageError, Unavailable
+
+
+def raised_classes(cls: type[StorageError] = StorageError) -> Iterator[type[StorageError]]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from raised_classes(subclass)
+
+
+def test_every_storage_error_has_a_wire_code_and_nothing_else_has() -> None:
+    assert set(WIRE_CODES) == set(raised_classes())
+
+
+@pytest.mark.parametrize("cls", [Unavailable, OutcomeUnknown, Conflict, Corrupt])
+def test_what_may_pass_is_retriable(cls: type[StorageError]) -> None:
+    assert error_code_of(cls("x")).retriable
+
+
+def test_an_offset_out_of_range_resets_the_reader() -> None:
+    assert error_code_of(OffsetOutOfRange("x", log_start=0, high_watermark=0)) is ErrorCode.offset_out_of_range

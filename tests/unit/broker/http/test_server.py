@@ -1,0 +1,130 @@
+import socket
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from broker.http.health import METADATA, OBJECT_STORE, Readiness
+from broker.http.server import BrokerFacts, HttpServer
+from broker.settings.errors import StartError
+from broker.settings.listeners import Address, Listener
+from runtime.blocking import ThreadBlocking
+from runtime.telemetry import Telemetry
+from tests.unit.broker.http.manual_clock import ManualClock
+
+FACTS = BrokerFacts(broker_id=3, cluster_id="c-1", version="0.1.0", listeners=(Listener("PLAINTEXT", "127.0.0.1", 9092),))
+LOCAL = Address("127.0.0.1", 0)
+
+
+class Running:
+    """A server on a free port, and a client of it."""
+
+    def __init__(self, client: aiohttp.ClientSession, clock: ManualClock, readiness: Readiness) -> None:
+        self.client = client
+        self.clock = clock
+        self.readiness = readiness
+
+    async def get(self, path: str) -> tuple[int, object]:
+        async with self.client.get(path) as response:
+            return response.status, await response.json()
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    clock, blocking = ManualClock(), ThreadBlocking(threads=1, name="metrics")
+    readiness = Readiness(clock=clock)
+    server = HttpServer(FACTS, readiness=readiness, telemetry=Telemetry(), blocking=blocking, clock=clock)
+    address = await server.start(LOCAL)
+    async with aiohttp.ClientSession(f"http://{address}") as client:
+        yield Running(client, clock, readiness)
+    await server.stop()
+    blocking.close()
+
+
+async def test_liveness_asks_the_loop_and_nothing_else(running: Running) -> None:
+    alive = await running.get("/healthz")
+    running.clock.advance(6.0)
+    stalled = await running.get("/healthz")
+
+    assert alive == (200, {"status": "alive"})
+    assert stalled == (503, {"status": "stalled", "error": "the event loop stood still for 6.0 s"})
+
+
+async def test_readiness_names_the_check_that_fails(running: Running) -> None:
+    running.readiness.note_listening()
+    running.readiness.note_ok(METADATA)
+    running.readiness.note_error(OBJECT_STORE, "403 AccessDenied")
+    since = "2023-11-14T22:13:20.000Z"
+
+    degraded = await running.get("/readyz")
+    running.readiness.note_ok(OBJECT_STORE)
+    good = await running.get("/readyz")
+    running.readiness.note_draining()
+    draining = await running.get("/readyz")
+
+    assert degraded == (
+        503,
+        {
+            "status": "degraded",
+            "checks": {
+                "listeners": {"ok": True, "error": None, "since": since},
+                "metadata": {"ok": True, "error": None, "since": since},
+                "object_store": {"ok": False, "error": "403 AccessDenied", "since": since},
+                "draining": {"ok": True, "error": None, "since": since},
+            },
+        },
+    )
+    assert good[0] == 200
+    assert draining[0] == 503
+
+
+async def test_metrics_are_served_as_text_and_as_json(running: Running) -> None:
+    async with running.client.get("/metrics") as response:
+        content_type, text = response.headers["Content-Type"], await response.text()
+    _, document = await running.get("/metrics.json")
+
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert 'forebay_build_info{python="3.' in text
+    assert "\nforebay_ready 0.0\n" in text
+    assert "\nforebay_event_loop_lag_seconds_count" in text
+    assert "\nprocess_resident_memory_bytes" in text
+    assert "\npython_gc_collections_total" in text
+    assert isinstance(document, dict)
+    assert {"name": "forebay_ready", "labels": {}, "value": 0.0} in document["series"]
+
+
+async def test_facts_of_the_broker(running: Running) -> None:
+    running.clock.advance(1.5)
+
+    assert await running.get("/api/v1/broker") == (
+        200,
+        {
+            "broker_id": 3,
+            "cluster_id": "c-1",
+            "version": "0.1.0",
+            "listeners": [{"name": "PLAINTEXT", "host": "127.0.0.1", "port": 9092}],
+            "started_at": "2023-11-14T22:13:20.000Z",
+            "uptime_s": 1.5,
+        },
+    )
+
+
+async def test_an_unknown_path_and_a_wrong_method_are_answered_as_json(running: Running) -> None:
+    missing = await running.get("/nowhere")
+    async with running.client.post("/readyz") as response:
+        wrong = response.status, response.headers["Allow"], await response.json()
+
+    assert missing == (404, {"error": "no such path: /nowhere"})
+    assert wrong == (405, "GET, HEAD", {"error": "POST is not allowed here"})
+
+
+async def test_an_address_that_is_taken_is_said_so_with_the_setting_to_change() -> None:
+    blocking = ThreadBlocking(threads=1, name="metrics")
+    server = HttpServer(FACTS, readiness=Readiness(clock=ManualClock()), telemetry=Telemetry(), blocking=blocking, clock=ManualClock())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        with pytest.raises(StartError, match=rf"Port {port} on 127\.0\.0\.1 is in use .*--set http\.listen=127\.0\.0\.1:{port + 1}\."):
+            await server.start(Address("127.0.0.1", port))
+    await server.stop()
+    blocking.close()

@@ -1,0 +1,67 @@
+"""`forebay serve` with a broker that does as it is told; run as a program by test_serve.py."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from broker.http.health import METADATA, OBJECT_STORE, Readiness
+from broker.settings.errors import StartError
+from broker.settings.listeners import Listener
+from broker.settings.loading import load
+from broker.settings.model import Settings
+from forebay.serve import serve
+from runtime.clock import SystemClock
+from runtime.telemetry import Telemetry
+from storage.errors import IncompatibleFormat, Unavailable
+
+
+class FakeBroker:
+    broker_id = 1
+    cluster_id = "c-1"
+    listeners = (Listener("PLAINTEXT", "127.0.0.1", 9092),)
+
+    def __init__(self, act: str) -> None:
+        self._act = act
+        self.readiness = Readiness(clock=SystemClock())
+        self.telemetry = Telemetry()
+        self.readiness.note_listening()
+        self.readiness.note_ok(METADATA)
+        self.readiness.note_ok(OBJECT_STORE)
+
+    async def drain(self, *, drain_s: float) -> None:
+        assert self.readiness.verdict().status == "draining"
+        if self._act == "drain for ever":
+            await asyncio.Event().wait()
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def fail() -> None:
+    raise RuntimeError("a part of the broker fell over")
+
+
+@contextlib.asynccontextmanager
+async def open_broker(settings: Settings, *, announce: Callable[[str, dict[str, Any]], None]) -> AsyncIterator[FakeBroker]:
+    act = sys.argv[1]
+    announce("stores opened", {"storage": settings.storage.url})
+    match act:
+        case "refuse":
+            raise StartError("Port 9092 on 127.0.0.1 is in use.", exit_code=1)
+        case "unreachable":
+            raise Unavailable("the folder is on fire")
+        case "newer":
+            raise IncompatibleFormat("This data directory was written by format 3; nothing was changed.")
+        case "start for ever":
+            await asyncio.Event().wait()
+    async with asyncio.TaskGroup() as parts:
+        if act == "fall over":
+            parts.create_task(fail())
+        yield FakeBroker(act)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(load(environ=os.environ, assignments=sys.argv[2:]), open_broker=open_broker))

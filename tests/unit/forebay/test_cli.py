@@ -1,0 +1,117 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.settings.keys import SETTINGS
+from forebay.cli import application
+from forebay.version import forebay_version
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(application, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_version_is_the_packages() -> None:
+    assert run("--version") == (0, f"forebay {forebay_version()}\n", "")
+
+
+def test_help_names_the_variable_of_each_option_of_serve() -> None:
+    _, words, _ = run("serve", "--help")
+
+    for variable in ("FOREBAY_CONFIG", "FOREBAY_SECTION__NAME", "FOREBAY_LOG__FORMAT", "FOREBAY_LOG__LEVEL"):
+        assert variable in words
+
+
+def test_the_table_shows_every_setting_and_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_LOG__LEVEL", "debug")
+
+    code, words, _ = run("config", "show", "--origin", "--set", "storage.flush_bytes=1MiB")
+
+    rows = {line.split()[0]: line.split()[1:] for line in words.splitlines()}
+    assert code == 0
+    assert rows.keys() == SETTINGS.keys()
+    assert rows["log.level"] == ["debug", "FOREBAY_LOG__LEVEL"]
+    assert rows["storage.flush_bytes"] == ["1MiB", "--set"]
+    assert rows["broker.id"] == ["-", "default"]
+
+
+def test_json_is_for_programs() -> None:
+    plain = json.loads(run("config", "show", "-o", "json")[1])
+    with_origin = json.loads(run("config", "show", "-o", "json", "--origin", "--set", "broker.id=7")[1])
+
+    assert plain.keys() == SETTINGS.keys()
+    assert (plain["storage.flush_interval"], plain["broker.rack"]) == ("5ms", None)
+    assert with_origin["broker.id"] == {"value": "7", "origin": "--set"}
+    assert with_origin["kafka.advertised_listeners"]["origin"] == "derived from kafka.listeners"
+
+
+def test_advice_goes_beside_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_LISTENERS", "x")
+
+    _, data, talk = run("config", "show", "-o", "json")
+
+    assert json.loads(data)
+    assert talk.startswith("KAFKA_LISTENERS is set but not read by forebay.")
+
+
+@pytest.mark.parametrize("command", [("config", "show"), ("serve",)])
+def test_wrong_settings_end_a_command_with_all_problems_and_2(command: tuple[str, ...]) -> None:
+    Path("forebay.yaml").write_text("kafka:\n  listenerz: 1\n")
+
+    code, data, talk = run(*command, "--set", "log.level=loud")
+
+    assert (code, data) == (2, "")
+    assert talk.splitlines() == [
+        "forebay.yaml:2: kafka.listenerz is not a setting. Did you mean kafka.listeners?",
+        "--set log.level=loud: must be one of debug, info, warning, error (default info).",
+    ]
+
+
+def test_single_options_are_settings_too() -> None:
+    code, _, talk = run("serve", "--log-format", "xml")
+
+    assert (code, talk) == (2, "--log-format xml: must be one of auto, console, json (default auto).\n")
+
+
+def test_an_unknown_output_format_is_a_usage_error() -> None:
+    assert run("config", "show", "-o", "xml")[0] == 2
+
+
+def test_a_file_is_validated_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_NONSENSE", "1")
+    Path("good.yaml").write_text("log: {level: debug}\n")
+    Path("bad.yaml").write_text("log: {level: loud}\n")
+
+    assert run("config", "validate", "good.yaml") == (0, "good.yaml is valid\n", "")
+    assert run("config", "validate", "bad.yaml") == (
+        2,
+        "",
+        'bad.yaml:1: log.level "loud": must be one of debug, info, warning, error (default info).\n',
+    )
+
+
+def test_the_template_changes_nothing_until_a_line_is_uncommented() -> None:
+    _, template, _ = run("config", "init")
+    uncommented = "\n".join(
+        line.replace("  # ", "  ") if f"{line.strip('# ').partition(':')[0]}" in {key.partition(".")[2] for key in SETTINGS} else line
+        for line in template.splitlines()
+    )
+    Path("template.yaml").write_text(template)
+    Path("uncommented.yaml").write_text(uncommented)
+
+    assert run("config", "show", "-c", "template.yaml") == run("config", "show")
+    assert run("config", "show", "-c", "uncommented.yaml") == run("config", "show")
+    assert "default_partitions: 1" in uncommented
+
+
+def test_the_demo_wants_a_number_of_flights_there_is() -> None:
+    assert run("demo", "--records", "0")[0] == 2
+    assert run("demo", "--records", "336777")[0] == 2

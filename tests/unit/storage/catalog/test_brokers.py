@@ -1,0 +1,229 @@
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from runtime.clock import SystemClock
+from storage.catalog.brokers import CACHE_AGE_S, BrokerDirectory, Endpoint, Registration
+from storage.errors import AlreadyExists, IncompatibleFormat, Unavailable
+from storage.metadata import keys
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import Put
+from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata, ManualClock
+
+
+def listeners(port: int) -> tuple[Endpoint, ...]:
+    return (Endpoint("PLAINTEXT", "broker", port),)
+
+
+async def register(directory: BrokerDirectory, *, broker_id: int | None = None, port: int = 9092) -> Registration:
+    return await directory.register(listeners=listeners(port), rack="a", version="0.1", broker_id=broker_id)
+
+
+@pytest.fixture
+async def metadata() -> AsyncIterator[FaultyMetadata]:
+    metadata = FaultyMetadata()
+    yield metadata
+    await metadata.close()
+
+
+def event_of_first_read(metadata: FaultyMetadata) -> asyncio.Event:
+    event = asyncio.Event()
+
+    async def after_read() -> None:
+        event.set()
+
+    metadata.after_read = after_read
+    return event
+
+
+async def live_ids(directory: BrokerDirectory) -> list[int]:
+    return [record.broker_id for record in await directory.live()]
+
+
+async def test_ids_are_assigned_from_one_on_and_gaps_are_filled(metadata: FaultyMetadata) -> None:
+    directories = [BrokerDirectory(metadata, clock=ManualClock()) for _ in range(3)]
+    assert [(await register(directory)).broker_id for directory in directories] == [1, 2, 3]
+
+    await directories[1].deregister()
+
+    assert (await register(BrokerDirectory(metadata, clock=ManualClock()))).broker_id == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_brokers_that_start_together_get_different_ids(seed: int) -> None:
+    metadata = FaultyMetadata(chaos=random.Random(seed))
+
+    registrations = await asyncio.gather(*(register(BrokerDirectory(metadata, clock=ManualClock())) for _ in range(5)))
+
+    assert sorted(registration.broker_id for registration in registrations) == [1, 2, 3, 4, 5]
+    assert len({registration.epoch for registration in registrations}) == 5
+    await metadata.close()
+
+
+async def test_the_epoch_is_the_version_of_the_record(metadata: FaultyMetadata) -> None:
+    registration = await register(BrokerDirectory(metadata, clock=ManualClock()), broker_id=7)
+
+    (record,) = await metadata.get_many([keys.broker(7)])
+    assert record is not None
+    assert registration == Registration(7, record.version)
+
+
+async def test_registering_again_gives_a_greater_epoch(metadata: FaultyMetadata) -> None:
+    directory = BrokerDirectory(metadata, clock=ManualClock())
+    first = await register(directory, broker_id=7)
+
+    second = await register(directory, broker_id=7)
+
+    assert second.broker_id == 7
+    assert second.epoch > first.epoch
+
+
+async def test_an_id_that_another_broker_holds_is_refused_with_its_address(metadata: FaultyMetadata) -> None:
+    await register(BrokerDirectory(metadata, clock=ManualClock()), broker_id=3, port=9092)
+    late = BrokerDirectory(metadata, clock=ManualClock())
+
+    with pytest.raises(AlreadyExists, match=r"broker\.id 3 is taken by the live broker at PLAINTEXT://broker:9092\. Set another"):
+        await register(late, broker_id=3, port=9093)
+
+    assert await live_ids(late) == [3]
+
+
+async def test_an_id_that_an_earlier_life_of_the_broker_holds_is_waited_for(metadata: FaultyMetadata) -> None:
+    earlier = BrokerDirectory(metadata, clock=ManualClock())
+    old = await register(earlier, broker_id=3)
+    holder_was_read = event_of_first_read(metadata)
+    waiting = asyncio.get_running_loop().create_task(register(BrokerDirectory(metadata, clock=ManualClock()), broker_id=3))
+    await asyncio.wait_for(holder_was_read.wait(), timeout=10)
+
+    await earlier.deregister()
+
+    assert (await waiting).epoch > old.epoch
+
+
+async def test_an_earlier_life_that_does_not_end_is_another_broker(metadata: FaultyMetadata) -> None:
+    await register(BrokerDirectory(metadata, clock=ManualClock()), broker_id=3)
+    clock = ManualClock()
+    holder_was_read = event_of_first_read(metadata)
+    waiting = asyncio.get_running_loop().create_task(register(BrokerDirectory(metadata, clock=clock), broker_id=3))
+    await asyncio.wait_for(holder_was_read.wait(), timeout=10)
+
+    clock.seconds += 13
+
+    with pytest.raises(AlreadyExists, match="taken"):
+        await waiting
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.REQUEST_LOST, Fault.REPLY_LOST])
+async def test_registration_survives_any_fault_of_its_write(metadata: FaultyMetadata, fault: Fault) -> None:
+    metadata.faults[0] = fault
+    directory = BrokerDirectory(metadata, clock=ManualClock())
+
+    registration = await register(directory)
+
+    (record,) = await metadata.get_many([keys.broker(1)])
+    assert record is not None
+    assert registration == Registration(1, record.version)
+    assert await live_ids(directory) == [1]
+
+
+async def test_a_registration_that_arrives_late_does_not_count(metadata: FaultyMetadata) -> None:
+    metadata.faults[0] = Fault.LATE
+    directory = BrokerDirectory(metadata, clock=ManualClock())
+    await register(directory)
+    await directory.deregister()
+
+    await metadata.deliver()
+
+    assert await live_ids(directory) == []
+
+
+async def test_a_registration_that_fails_leaves_no_session_behind(metadata: FaultyMetadata) -> None:
+    metadata.faults[0] = Fault.REPLY_LOST
+    metadata.reads_fail = True
+    directory = BrokerDirectory(metadata, clock=ManualClock())
+
+    with pytest.raises(Unavailable):
+        await register(directory, broker_id=1)
+
+    metadata.reads_fail = False
+    assert await live_ids(directory) == []
+
+
+async def test_live_brokers_come_by_id_with_what_they_announced(metadata: FaultyMetadata) -> None:
+    first, second = BrokerDirectory(metadata, clock=ManualClock()), BrokerDirectory(metadata, clock=ManualClock())
+    await register(second, broker_id=12, port=2)
+    await register(first, broker_id=2, port=1)
+
+    live = await first.live()
+
+    assert [record.broker_id for record in live] == [2, 12]
+    assert [record.endpoint("PLAINTEXT") for record in live] == [Endpoint("PLAINTEXT", "broker", 1), Endpoint("PLAINTEXT", "broker", 2)]
+    assert live[0].endpoint("SSL") is None
+    assert (live[0].rack, live[0].version, live[0].started_at_ms) == ("a", "0.1", 1_000_000)
+
+
+async def test_a_broker_sees_itself_even_when_its_record_is_not_there(metadata: FaultyMetadata) -> None:
+    directory = BrokerDirectory(metadata, clock=ManualClock())
+    await register(directory, broker_id=5)
+    (record,) = await metadata.get_many([keys.broker(5)])
+    assert record is not None
+    await metadata.store.write([Put(keys.broker(9), record.value.replace(b'"broker_id":5', b'"broker_id":9'), None)])
+    await directory._session.close()  # type: ignore[union-attr]
+    await asyncio.sleep(0)
+
+    assert await live_ids(directory) == [5, 9]
+
+
+async def test_the_list_is_cached_for_a_second_and_dropped_on_a_hint(metadata: FaultyMetadata) -> None:
+    clock = ManualClock()
+    directory = BrokerDirectory(metadata, clock=clock)
+    await register(directory)
+    await asyncio.sleep(0)
+    await directory.live()
+    scans = metadata.scans
+
+    await directory.live()
+    assert metadata.scans == scans
+
+    clock.seconds += CACHE_AGE_S
+    await directory.live()
+    assert metadata.scans == scans + 1
+
+    await register(BrokerDirectory(metadata, clock=clock), port=2)
+    await asyncio.sleep(0)
+    assert await live_ids(directory) == [1, 2]
+
+
+async def test_concurrent_questions_share_a_scan() -> None:
+    metadata = FaultyMetadata(chaos=random.Random(2))
+    directory = BrokerDirectory(metadata, clock=ManualClock())
+
+    await asyncio.gather(*(directory.live() for _ in range(20)))
+
+    assert metadata.scans <= 2
+
+
+async def test_the_loss_of_the_session_is_announced_and_the_others_see_it() -> None:
+    clock = SystemClock()
+    store = MemoryMetadataStore(clock=clock)
+    other = store.client()
+    directory = BrokerDirectory(store, clock=clock, session_timeout_ms=2_000)
+    await register(directory)
+    store.crash()
+
+    await directory.wait_lost()
+
+    assert await live_ids(BrokerDirectory(other, clock=clock)) == []
+
+
+async def test_a_broker_of_a_newer_format_is_not_misread(metadata: FaultyMetadata) -> None:
+    await metadata.write([Put(keys.broker(1), b'{"fmt":2}', None)])
+
+    with pytest.raises(IncompatibleFormat):
+        await BrokerDirectory(metadata, clock=ManualClock()).live()
+
+
+def test_an_endpoint_is_written_as_kafka_writes_it() -> None:
+    assert str(Endpoint("PLAINTEXT", "::1", 9092)) == "PLAINTEXT://[::1]:9092"

@@ -1,0 +1,99 @@
+import pytest
+
+from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigType, InvalidTopicConfig, effective, integer, validate, value_of
+
+
+def test_the_table_is_sorted_and_every_default_is_a_legal_value() -> None:
+    assert list(TOPIC_CONFIGS) == sorted(TOPIC_CONFIGS)
+    for config in TOPIC_CONFIGS.values():
+        assert config.rule(config.default) == config.default
+        assert config.documentation
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("retention.ms", " 60000 ", "60000"),
+        ("retention.ms", "-1", "-1"),
+        ("retention.bytes", "+5", "5"),
+        ("cleanup.policy", "compact, delete", "compact,delete"),
+        ("compression.type", "producer", "producer"),
+        ("compression.gzip.level", "-1", "-1"),
+        ("compression.gzip.level", "9", "9"),
+        ("message.timestamp.type", "LogAppendTime", "LogAppendTime"),
+        ("message.timestamp.type", "CreateTime", "CreateTime"),
+        ("max.message.bytes", "2097152", "2097152"),
+        ("min.cleanable.dirty.ratio", "1e-1", "0.1"),
+        ("preallocate", "TRUE", "true"),
+        ("remote.storage.enable", "False", "false"),
+        ("leader.replication.throttled.replicas", "0:1, 1:2", "0:1,1:2"),
+        ("leader.replication.throttled.replicas", "*", "*"),
+        ("flush.messages", str(2**63 - 1), str(2**63 - 1)),
+    ],
+)
+def test_a_legal_value_is_kept_as_kafka_prints_it(name: str, value: str, kept: str) -> None:
+    assert validate({name: value}) == {name: kept}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("retention.ms", "soon", "retention.ms=soon: must be an integer"),
+        ("retention.ms", "-2", "must be an integer from -1"),
+        ("retention.ms", "1_000", "must be an integer"),
+        ("retention.ms", "٣", "must be an integer"),
+        ("flush.messages", str(2**63), "must be an integer"),
+        ("flush.messages", "9" * 5_000, "must be an integer"),
+        ("cleanup.policy", "", "must be delete, compact"),
+        ("cleanup.policy", "compact,compact", "must be delete, compact"),
+        ("cleanup.policy", "keep", "must be delete, compact"),
+        ("compression.type", "gzip", "must be producer: batches are stored as the producer compressed them"),
+        ("compression.type", "brotli", "must be one of"),
+        ("compression.gzip.level", "0", "must be an integer from 1 to 9"),
+        ("min.cleanable.dirty.ratio", "1.5", "must be a number from 0 to 1"),
+        ("min.cleanable.dirty.ratio", "nan", "must be a number from 0 to 1"),
+        ("min.insync.replicas", "0", "must be an integer from 1"),
+        ("unclean.leader.election.enable", "yes", "must be true or false"),
+        ("remote.storage.enable", "true", "there is no second tier"),
+        ("message.timestamp.type", "Yesterday", "must be one of CreateTime, LogAppendTime"),
+        ("leader.replication.throttled.replicas", "a:b", "a list of partition:broker"),
+        ("max.message.bytes", str(2**31 - 1), "must be an integer from 0 to 104857600"),
+    ],
+)
+def test_a_bad_value_is_refused_with_what_is_expected(name: str, value: str, words: str) -> None:
+    with pytest.raises(InvalidTopicConfig, match=words):
+        validate({name: value})
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InvalidTopicConfig, match=r"^retention\.msec is not a topic config\. Did you mean retention\.ms\?$"):
+        validate({"retention.msec": "1"})
+    with pytest.raises(InvalidTopicConfig, match=r"^zzz is not a topic config\.$"):
+        validate({"zzz": "1"})
+
+
+def test_null_is_no_value() -> None:
+    with pytest.raises(InvalidTopicConfig, match=r"retention\.ms has no value"):
+        validate({"retention.ms": None})
+
+
+def test_the_compaction_lags_must_agree() -> None:
+    with pytest.raises(InvalidTopicConfig, match=r"min\.compaction\.lag\.ms must not be greater"):
+        validate({"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "9"})
+
+
+def test_what_is_not_set_has_its_default() -> None:
+    configs = validate({"retention.ms": "5"})
+
+    assert value_of(configs, "cleanup.policy") == "delete"
+    assert integer(configs, "retention.ms") == 5
+    assert integer(configs, "max.message.bytes") == 1_048_588
+    held = {value.config.name: value for value in effective(configs)}
+    assert set(held) == set(TOPIC_CONFIGS)
+    assert (held["retention.ms"].value, held["retention.ms"].is_set) == ("5", True)
+    assert (held["segment.bytes"].value, held["segment.bytes"].is_set) == ("1073741824", False)
+    assert held["segment.bytes"].config.type is ConfigType.INT
+
+
+def test_a_config_that_an_older_program_does_not_know_is_passed_over() -> None:
+    assert "from.the.future" not in {value.config.name for value in effective({"from.the.future": "1"})}

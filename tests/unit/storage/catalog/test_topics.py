@@ -1,0 +1,548 @@
+import asyncio
+import random
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from runtime.ids import IdSource
+from storage.catalog.records import encode
+from storage.catalog.topics import CACHE_AGE_S, Topic, Topics, TopicState
+from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, NotFound, OutcomeUnknown, StorageError, Unavailable
+from storage.formats import control as control_format
+from storage.formats.control import Control, LogState, decode_control
+from storage.metadata import keys
+from storage.metadata.port import Key, MetadataStore, Put, WriteOp, children_of
+from storage.vocabulary import TopicId
+from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata, ManualClock, no_jitter
+
+
+def open_topics(metadata: MetadataStore, *, clock: ManualClock | None = None, cache_topics_max: int = 1_000) -> Topics:
+    clock = clock or ManualClock()
+    return Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter, cache_topics_max=cache_topics_max)
+
+
+async def create(topics: Topics, name: str = "orders", *, partition_count: int = 3) -> Topic:
+    return await topics.create(name, partition_count=partition_count, replication_factor=1, configs={"retention.ms": "1"})
+
+
+async def log_states(metadata: MetadataStore, topic: Topic) -> list[LogState | None]:
+    controls = [keys.PartitionKeys(topic.partition(number)).control for number in range(topic.partition_count)]
+    return [
+        None if record is None else decode_control(record.value, path=record.path).log_state for record in await metadata.get_many(controls)
+    ]
+
+
+async def topic_ids(metadata: MetadataStore) -> list[str]:
+    start, end = children_of("llog/topic-ids")
+    return [path.removeprefix(start) for path in await metadata.list(Key(start, keys.ROOT), end)]
+
+
+async def names(metadata: MetadataStore) -> list[str]:
+    start, end = keys.topics()
+    return [path.removeprefix(keys.TOPICS_PREFIX) for path in await metadata.list(start, end)]
+
+
+def all_topic_ids_written(metadata: FaultyMetadata) -> set[str]:
+    """The ids of every control record that was ever put."""
+    puts = [op for ops in metadata.writes for op in ops if isinstance(op, Put)]
+    return {found.topic_id for op in puts if (found := keys.partition_of_control(op.key.path)) is not None}
+
+
+async def test_a_topic_is_found_in_the_cache_only_once_it_was_looked_up() -> None:
+    metadata = FaultyMetadata()
+    created = await create(open_topics(metadata))
+    topics = open_topics(metadata)
+
+    assert topics.find("orders") is None
+    assert await topics.lookup(["orders", "nothing"]) == {"orders": created}
+    assert topics.find("orders") == created
+    assert topics.find_id(created.topic_id) == created
+
+
+async def test_creation_writes_an_open_control_record_for_every_partition() -> None:
+    metadata = FaultyMetadata()
+
+    topic = await create(open_topics(metadata), partition_count=2_500)
+
+    assert await log_states(metadata, topic) == [LogState.OPEN] * 2_500
+    assert await names(metadata) == ["orders"]
+    assert await topic_ids(metadata) == [topic.topic_id]
+    assert all(len(ops) <= 1_000 for ops in metadata.writes)
+
+
+async def test_the_name_is_put_after_everything_else_is_there() -> None:
+    metadata = FaultyMetadata()
+
+    await create(open_topics(metadata))
+
+    assert [op.key for op in metadata.writes[-1] if isinstance(op, Put)][-1] == keys.topic("orders")
+    assert not any(op.key == keys.topic("orders") for ops in metadata.writes[:-1] for op in ops if isinstance(op, Put))
+
+
+async def test_the_second_creator_of_a_name_is_told() -> None:
+    metadata = FaultyMetadata()
+    first = await create(open_topics(metadata))
+
+    with pytest.raises(AlreadyExists, match="orders"):
+        await create(open_topics(metadata))
+
+    assert (await open_topics(metadata).lookup(["orders"]))["orders"] == first
+    assert all_topic_ids_written(metadata) == {first.topic_id}
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_a_race_of_creators_leaves_one_topic_and_no_orphan(seed: int) -> None:
+    metadata = FaultyMetadata(chaos=random.Random(seed))
+    outcomes = await asyncio.gather(*(create(open_topics(metadata)) for _ in range(3)), return_exceptions=True)
+
+    (winner,) = [outcome for outcome in outcomes if isinstance(outcome, Topic)]
+    assert sum(isinstance(outcome, AlreadyExists) for outcome in outcomes) == 2
+    assert await names(metadata) == ["orders"]
+    assert await topic_ids(metadata) == [winner.topic_id]
+    assert (await open_topics(metadata).lookup_ids([winner.topic_id]))[winner.topic_id] == winner
+    for topic_id in all_topic_ids_written(metadata):
+        states = await log_states(metadata, msgspec.structs.replace(winner, topic_id=TopicId(topic_id)))
+        assert states == [LogState.OPEN if topic_id == winner.topic_id else None] * 3
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.REQUEST_LOST, Fault.REPLY_LOST])
+@pytest.mark.parametrize("write", range(4))
+async def test_creation_survives_any_fault_of_any_write(write: int, fault: Fault) -> None:
+    metadata = FaultyMetadata()
+    metadata.faults[write] = fault
+
+    topic = await create(open_topics(metadata))
+
+    assert await names(metadata) == ["orders"]
+    assert await topic_ids(metadata) == [topic.topic_id]
+    assert await log_states(metadata, topic) == [LogState.OPEN] * 3
+
+
+async def test_a_creation_that_arrives_late_counts_as_ours() -> None:
+    metadata = FaultyMetadata()
+    controls, repeated_controls, name = range(3)
+    metadata.faults = {controls: Fault.LATE, name: Fault.LATE}
+
+    async def deliver_before_a_repeated_write(ops: Sequence[WriteOp]) -> None:
+        if len(metadata.writes) - 1 != name and len(metadata.writes) > repeated_controls:
+            await metadata.deliver()
+
+    metadata.before_write = deliver_before_a_repeated_write
+    topic = await create(open_topics(metadata), partition_count=1)
+
+    assert len(metadata.writes) == 4
+    assert await names(metadata) == ["orders"]
+    assert await topic_ids(metadata) == [topic.topic_id]
+    assert await log_states(metadata, topic) == [LogState.OPEN]
+
+
+@pytest.mark.parametrize(("fault", "error"), [(Fault.REFUSED, Unavailable), (Fault.REQUEST_LOST, OutcomeUnknown)])
+async def test_a_name_that_cannot_be_put_is_no_topic_and_the_error_says_how_sure_that_is(fault: Fault, error: type[StorageError]) -> None:
+    metadata = FaultyMetadata()
+    controls = 1
+    metadata.faults = dict.fromkeys(range(controls, 100), fault)
+
+    with pytest.raises(error):
+        await create(open_topics(metadata), partition_count=1)
+
+    assert await names(metadata) == []
+
+
+async def test_a_race_lost_in_doubt_leaves_the_loser_whole_in_case_its_put_still_arrives() -> None:
+    metadata = FaultyMetadata()
+    metadata.faults[1] = Fault.LATE
+    rival = open_topics(metadata.store)
+
+    async def rival_creates(ops: Sequence[WriteOp]) -> None:
+        if len(metadata.writes) == 3:
+            await create(rival, partition_count=1)
+
+    metadata.before_write = rival_creates
+    with pytest.raises(AlreadyExists):
+        await create(open_topics(metadata), partition_count=1)
+    metadata.before_write = None
+    (won,) = (await rival.lookup_now(["orders"])).values()
+    await rival.delete(won)
+    await metadata.deliver()
+
+    (late,) = (await rival.lookup_now(["orders"])).values()
+    assert late.topic_id != won.topic_id
+    assert await log_states(metadata, late) == [LogState.OPEN]
+
+
+async def test_a_topic_created_in_doubt_and_deleted_by_another_is_not_put_back() -> None:
+    metadata = FaultyMetadata()
+    metadata.faults[1] = Fault.REPLY_LOST
+    rival = open_topics(metadata.store)
+
+    async def rival_deletes(ops: Sequence[WriteOp]) -> None:
+        if len(metadata.writes) == 3:
+            await rival.delete((await rival.lookup_now(["orders"]))["orders"])
+
+    metadata.before_write = rival_deletes
+    with pytest.raises(OutcomeUnknown, match="created and deleted"):
+        await create(open_topics(metadata), partition_count=1)
+
+    assert await names(metadata) == []
+    assert await topic_ids(metadata) == []
+
+
+async def test_a_read_that_fails_after_a_put_in_doubt_leaves_the_doubt() -> None:
+    metadata = FaultyMetadata()
+    metadata.faults[1] = Fault.REPLY_LOST
+
+    async def reads_fail(ops: Sequence[WriteOp]) -> None:
+        metadata.reads_fail = len(metadata.writes) == 3
+
+    metadata.before_write = reads_fail
+    with pytest.raises(OutcomeUnknown):
+        await create(open_topics(metadata), partition_count=1)
+
+
+async def test_deletion_leaves_tombstones_and_frees_the_name() -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+    topic = await create(topics)
+
+    await topics.delete(topic)
+
+    assert await log_states(metadata, topic) == [LogState.DELETED] * 3
+    assert await names(metadata) == []
+    assert await topic_ids(metadata) == []
+    assert topics.find("orders") is None
+    assert await topics.lookup_ids([topic.topic_id]) == {}
+
+
+async def test_a_tombstone_keeps_what_the_control_record_said() -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+    topic = await create(topics, partition_count=1)
+    key = keys.PartitionKeys(topic.partition(0)).control
+    await metadata.write([Put(key, control_format.encode(Control(sequence_counter=7, log_start=2)), None)])
+
+    await topics.delete(topic)
+
+    (record,) = await metadata.get_many([key])
+    assert record is not None
+    assert decode_control(record.value, path=key.path) == Control(sequence_counter=7, log_start=2, log_state=LogState.DELETED)
+
+
+async def test_a_recreated_topic_has_another_id() -> None:
+    topics = open_topics(FaultyMetadata())
+    old = await create(topics)
+    await topics.delete(old)
+
+    new = await create(topics)
+
+    assert new.topic_id != old.topic_id
+    assert await topics.lookup_ids([old.topic_id, new.topic_id]) == {new.topic_id: new}
+
+
+async def test_deleting_an_incarnation_that_is_gone_leaves_the_new_one_alone() -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+    old = await create(topics)
+    await topics.delete(old)
+    new = await create(topics)
+
+    with pytest.raises(NotFound):
+        await topics.delete(old)
+
+    assert (await topics.lookup_now(["orders"]))["orders"] == new
+    assert await log_states(metadata, new) == [LogState.OPEN] * 3
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.REQUEST_LOST, Fault.REPLY_LOST])
+@pytest.mark.parametrize("write", range(4))
+async def test_deletion_survives_any_fault_of_any_write(write: int, fault: Fault) -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+    topic = await create(topics)
+    metadata.faults[len(metadata.writes) + write] = fault
+
+    await topics.delete(topic)
+
+    assert await log_states(metadata, topic) == [LogState.DELETED] * 3
+    assert await names(metadata) == []
+    assert await topic_ids(metadata) == []
+
+
+async def _crash_in_deletion(metadata: FaultyMetadata, *, after_writes: int) -> Topic:
+    """Delete a topic with a broker that dies after so many writes of the deletion: its mark, two shards of controls, its name."""
+    doomed = FaultyMetadata(metadata.store)
+    topics = open_topics(doomed)
+    topic = await create(topics)
+    first = len(doomed.writes) + after_writes
+    doomed.faults = dict.fromkeys(range(first, first + 100), Fault.REFUSED)
+    with pytest.raises(StorageError):
+        await topics.delete(topic)
+    assert after_writes < len({metadata.shard_of(f"{topic.topic_id}/{number}") for number in range(3)}) + 2
+    return topic
+
+
+@pytest.mark.parametrize("after_writes", [1, 2, 3])
+@pytest.mark.parametrize("finder", ["lookup", "create", "delete"])
+async def test_whoever_finds_a_half_deleted_topic_finishes_the_deletion(finder: str, after_writes: int) -> None:
+    metadata = FaultyMetadata()
+    topic = await _crash_in_deletion(metadata, after_writes=after_writes)
+    topics = open_topics(metadata)
+
+    match finder:
+        case "lookup":
+            assert await topics.lookup(["orders"]) == {}
+        case "create":
+            assert (await create(topics)).topic_id != topic.topic_id
+        case "delete":
+            await topics.delete(topic)
+
+    assert await log_states(metadata, topic) == [LogState.DELETED] * 3
+    assert topic.topic_id not in await topic_ids(metadata)
+    assert await names(metadata) == (["orders"] if finder == "create" else [])
+
+
+async def test_a_half_deleted_topic_is_gone_even_if_nobody_can_finish_it_now() -> None:
+    metadata = FaultyMetadata()
+    topic = await _crash_in_deletion(metadata, after_writes=1)
+    metadata.all_faults = Fault.REFUSED
+    topics = open_topics(metadata)
+
+    assert await topics.lookup(["orders"]) == {}
+    assert await topics.lookup_ids([topic.topic_id]) == {}
+    assert await topics.all() == []
+    with pytest.raises(Unavailable):
+        await create(topics)
+
+
+async def test_deletion_wins_against_writers_that_go_on_committing() -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+    topic = await create(topics, partition_count=1)
+    key = keys.PartitionKeys(topic.partition(0)).control
+    commits = 0
+
+    async def commit(ops: Sequence[WriteOp]) -> None:
+        nonlocal commits
+        if commits < 5 and isinstance(ops[0], Put) and ops[0].key == key:
+            commits += 1
+            (record,) = await metadata.store.get_many([key])
+            assert record is not None
+            await metadata.store.write([Put(key, record.value, record.version)])
+
+    metadata.before_write = commit
+    await topics.delete(topic)
+
+    assert commits == 5
+    assert await log_states(metadata, topic) == [LogState.DELETED]
+
+
+async def test_deletion_gives_up_when_it_never_gets_its_turn_and_can_be_taken_up_again() -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+    topic = await create(topics, partition_count=1)
+    key = keys.PartitionKeys(topic.partition(0)).control
+
+    async def commit(ops: Sequence[WriteOp]) -> None:
+        if isinstance(ops[0], Put) and ops[0].key == key:
+            (record,) = await metadata.store.get_many([key])
+            assert record is not None
+            await metadata.store.write([Put(key, record.value, record.version)])
+
+    metadata.before_write = commit
+    with pytest.raises(Unavailable, match="version moved"):
+        await topics.delete(topic)
+    metadata.before_write = None
+    await topics.delete(topic)
+
+    assert await log_states(metadata, topic) == [LogState.DELETED]
+    assert await names(metadata) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_deletion_by_several_brokers_at_once_ends_the_same(seed: int) -> None:
+    metadata = FaultyMetadata(chaos=random.Random(seed))
+    topic = await create(open_topics(metadata))
+
+    outcomes = await asyncio.gather(*(open_topics(metadata).delete(topic) for _ in range(3)), return_exceptions=True)
+
+    assert None in outcomes
+    assert all(outcome is None or isinstance(outcome, NotFound) for outcome in outcomes)
+    assert await log_states(metadata, topic) == [LogState.DELETED] * 3
+    assert await names(metadata) == []
+    assert await topic_ids(metadata) == []
+
+
+async def test_a_hint_drops_what_another_broker_changed() -> None:
+    metadata = FaultyMetadata()
+    here, there = open_topics(metadata), open_topics(metadata)
+    topic = await create(here)
+    await there.lookup(["orders"])
+
+    await here.delete(topic)
+    await asyncio.sleep(0)
+
+    assert there.find("orders") is None
+    assert there.find_id(topic.topic_id) is None
+
+
+async def test_without_hints_an_entry_expires_by_age() -> None:
+    clock = ManualClock()
+    topics = open_topics(FaultyMetadata(), clock=clock)
+    await create(topics)
+    topics.close()
+
+    clock.seconds += CACHE_AGE_S - 1
+    assert topics.find("orders") is not None
+    clock.seconds += 1
+    assert topics.find("orders") is None
+
+
+async def test_what_was_read_while_a_hint_came_is_answered_but_not_cached() -> None:
+    metadata = FaultyMetadata()
+    topic = await create(open_topics(metadata))
+    topics = open_topics(metadata)
+    changed = Put(keys.topic("orders"), encode(msgspec.structs.replace(topic, partition_count=9)), None)
+
+    async def change() -> None:
+        metadata.after_read = None
+        await metadata.store.write([changed])
+        await asyncio.sleep(0)
+
+    metadata.after_read = change
+    first = (await topics.lookup(["orders"]))["orders"]
+
+    assert first.partition_count == 3
+    assert topics.find("orders") is None
+    assert (await topics.lookup(["orders"]))["orders"].partition_count == 9
+
+
+async def test_the_cache_is_bounded() -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata, cache_topics_max=2)
+    topics.close()
+    for name in ("a", "b", "c"):
+        await create(topics, name, partition_count=1)
+
+    assert [name for name in ("a", "b", "c") if topics.find(name)] == ["b", "c"]
+
+
+async def test_concurrent_lookups_share_reads() -> None:
+    metadata = FaultyMetadata(chaos=random.Random(1))
+    await create(open_topics(metadata))
+    topics = open_topics(metadata)
+    metadata.reads.clear()
+
+    answers = await asyncio.gather(*(topics.lookup(["orders", f"absent-{number}"]) for number in range(50)))
+
+    assert all(list(answer) == ["orders"] for answer in answers)
+    assert len(metadata.reads) <= 2
+
+
+async def test_a_topic_created_before_the_question_is_never_missed() -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+
+    async def create_while_a_read_runs() -> None:
+        metadata.after_read = None
+        await create(open_topics(metadata.store), "late")
+        asked.set_result(asyncio.get_running_loop().create_task(topics.lookup(["late"])))
+
+    asked: asyncio.Future[asyncio.Task[dict[str, Topic]]] = asyncio.get_running_loop().create_future()
+    metadata.after_read = create_while_a_read_runs
+    await topics.lookup(["late", "other"])
+
+    assert "late" in await (await asked)
+
+
+async def test_a_lookup_that_is_cancelled_does_not_take_the_others_with_it() -> None:
+    metadata = FaultyMetadata(chaos=random.Random(3))
+    await create(open_topics(metadata))
+    topics = open_topics(metadata)
+    loop = asyncio.get_running_loop()
+    first, second = loop.create_task(topics.lookup(["orders"])), loop.create_task(topics.lookup(["orders"]))
+    await asyncio.sleep(0)
+
+    first.cancel()
+
+    assert list(await second) == ["orders"]
+    assert first.cancelled()
+
+
+async def test_a_lookup_of_an_illegal_name_reads_nothing() -> None:
+    metadata = FaultyMetadata()
+
+    assert await open_topics(metadata).lookup(["no/such", "", "x" * 250]) == {}
+    assert metadata.reads == []
+
+
+async def test_an_id_whose_name_belongs_to_another_topic_is_not_found() -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+    await create(topics)
+    await metadata.write([Put(keys.topic_id("orphan"), b'{"fmt":1,"name":"orders"}', None)])
+
+    assert await topics.lookup_ids([TopicId("orphan"), TopicId("unheard-of")]) == {}
+
+
+async def test_all_topics_come_by_name_without_those_in_deletion() -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+    await _crash_in_deletion(metadata, after_writes=1)
+    created = [await create(topics, name) for name in ("zebra", "apple")]
+
+    assert await topics.all() == created[::-1]
+
+
+async def test_a_topic_marked_for_deletion_is_not_cached() -> None:
+    metadata = FaultyMetadata()
+    await _crash_in_deletion(metadata, after_writes=1)
+    metadata.all_faults = Fault.REFUSED
+    topics = open_topics(metadata)
+    await topics.all()
+
+    assert topics.find("orders") is None
+
+
+@pytest.mark.parametrize(("existing", "name", "other"), [("a.b", "a_b", "a.b"), ("a_b.c", "a.b_c", "a_b.c")])
+async def test_a_name_that_differs_in_dots_and_underscores_collides(existing: str, name: str, other: str) -> None:
+    topics = open_topics(FaultyMetadata())
+    await create(topics, existing)
+
+    assert await topics.colliding([name, existing, "plain"]) == {name: other}
+
+
+async def test_a_topic_in_deletion_collides_with_nothing() -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+    topic = await create(topics, "a.b")
+    marked = msgspec.structs.replace(topic, state=TopicState.DELETING)
+    await metadata.write([Put(keys.topic("a.b"), encode(marked), None)])
+    await asyncio.sleep(0)
+
+    assert await topics.colliding(["a_b"]) == {}
+
+
+async def test_a_record_of_a_newer_format_is_refused() -> None:
+    metadata = FaultyMetadata()
+    await metadata.write([Put(keys.topic("orders"), b'{"fmt":2,"new":"shape"}', None)])
+
+    with pytest.raises(IncompatibleFormat, match="format 2"):
+        await open_topics(metadata).lookup(["orders"])
+
+
+async def test_a_record_that_is_none_is_corrupt() -> None:
+    metadata = FaultyMetadata()
+    await metadata.write([Put(keys.topic("orders"), b"garbage", None)])
+
+    with pytest.raises(Corrupt, match="llog/topics/orders"):
+        await open_topics(metadata).lookup(["orders"])
+
+
+async def test_a_store_that_does_not_answer_is_reported_to_every_asker() -> None:
+    metadata = FaultyMetadata(chaos=random.Random(5))
+    metadata.reads_fail = True
+    topics = open_topics(metadata)
+
+    outcomes = await asyncio.gather(*(topics.lookup(["orders"]) for _ in range(3)), return_exceptions=True)
+
+    assert [type(outcome) for outcome in outcomes] == [Unavailable] * 3

@@ -1,0 +1,95 @@
+"""Control records, chunks and producer states at rest."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.errors import Corrupt, IncompatibleFormat
+from storage.formats.control import (
+    Control,
+    Entry,
+    IndexChunk,
+    LogState,
+    ProducerBatch,
+    ProducerState,
+    SegmentEntry,
+    SpilledProducer,
+    WriterEntry,
+    decode_chunk,
+    decode_control,
+    decode_producer,
+    encode,
+)
+from storage.limits import CONTROL_BYTES_MAX, CONTROL_BYTES_TARGET, PENDING_ENTRIES_MAX
+from storage.vocabulary import ObjectId
+
+ID = ObjectId("01J00000000000000000000000")
+numbers = st.integers(0, 2**62)
+entries = st.builds(Entry, numbers, numbers, st.just(ID), st.tuples(st.tuples(numbers, numbers)), numbers, numbers)
+states = st.builds(ProducerState, numbers, st.tuples(st.builds(ProducerBatch, numbers, numbers, numbers, numbers)), st.none() | numbers)
+controls = st.builds(
+    Control,
+    log_state=st.sampled_from(LogState),
+    sequence_counter=st.just(2**62),
+    log_start=numbers,
+    compaction_cursor=numbers,
+    segment=st.none() | st.builds(SegmentEntry, numbers, numbers, st.just(ID), numbers, numbers, numbers),
+    pending=st.lists(entries, max_size=3).map(tuple),
+    writers=st.dictionaries(numbers, st.builds(WriterEntry, numbers, numbers), max_size=3),
+    producers=st.dictionaries(numbers, states, max_size=3),
+    max_timestamp=numbers,
+)
+
+
+@given(controls)
+def test_a_control_record_survives_the_round_trip(control: Control) -> None:
+    assert decode_control(encode(control), path="test") == control
+
+
+@given(st.lists(entries, min_size=1, max_size=5))
+def test_a_chunk_survives_the_round_trip(found: list[Entry]) -> None:
+    assert decode_chunk(encode(IndexChunk(entries=tuple(found))), path="test").entries == tuple(found)
+
+
+@given(states)
+def test_a_producer_state_survives_the_round_trip(state: ProducerState) -> None:
+    assert decode_producer(encode(SpilledProducer(state=state)), path="test") == state
+
+
+def test_a_usual_record_stays_below_its_target_size() -> None:
+    pending = tuple(Entry(10**9 + n, 10**9 + n, ID, ((8_000_000, 1_000_000),), 1_700_000_000_000, 1_700_000_000_000) for n in range(8))
+    batches = tuple(ProducerBatch(n, n, 10**9, 1_700_000_000_000) for n in range(5))
+    control = Control(
+        sequence_counter=10**10, pending=pending, writers={3: WriterEntry(10**6, 1)}, producers={10**6: ProducerState(0, batches)}
+    )
+
+    assert len(encode(control)) < CONTROL_BYTES_TARGET
+
+
+def test_a_full_ring_stays_far_below_the_cap() -> None:
+    pending = tuple(Entry(2**62, 2**62, ID, ((2**40, 2**30),), 2**62, 2**62) for _ in range(PENDING_ENTRIES_MAX))
+
+    assert len(encode(Control(sequence_counter=2**62, pending=pending))) < CONTROL_BYTES_MAX // 3
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"fmt":1,"log_start":"x"}', b'{"fmt":1,"log_start":5,"sequence_counter":3}'])
+def test_what_is_no_control_record_is_corrupt(damage: bytes) -> None:
+    with pytest.raises(Corrupt, match="test"):
+        decode_control(damage, path="test")
+
+
+def test_a_floor_that_is_no_object_id_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="revoked_floor"):
+        decode_control(encode(Control(revoked_floor=ObjectId("nonsense"))), path="test")
+
+
+@pytest.mark.parametrize("value", [{"fmt": 2}, {"fmt": 2, "log_state": "SPLIT"}, {"fmt": 3, "pending": "elsewhere"}])
+def test_a_newer_format_is_refused_by_its_number_whatever_else_it_holds(value: dict[str, object]) -> None:
+    with pytest.raises(IncompatibleFormat, match="this program knows up to 1"):
+        decode_control(msgspec.json.encode(value), path="test")
+
+
+def test_an_empty_chunk_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="empty index chunk"):
+        decode_chunk(b'{"fmt":1,"entries":[]}', path="test")

@@ -1,0 +1,178 @@
+"""A log over memory stores whose metadata replies can be lost or delayed: what the tests of append, commit and read stand on."""
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from runtime.clock import SystemClock
+from runtime.ids import IdSource
+from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
+from storage.cache.blocks import BlockCache
+from storage.errors import StorageError, Unavailable
+from storage.formats.control import Control, decode_control, encode
+from storage.log.batch import Append, Appended, batch_of
+from storage.log.batcher import FlushSettings
+from storage.log.commit import BrokerEpoch
+from storage.log.parts import LogParts, open_log
+from storage.metadata import keys
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import ABSENT, Applied, NotApplied, Put, Unknown, WriteOp, WriteOutcome
+from storage.objects.memory import MemoryObjectStore
+from storage.recordbatch import parse_header
+from storage.vocabulary import Buffer, PartitionId, TopicId
+
+TOPIC = TopicId("00000000-0000-4000-8000-000000000001")
+PARTITION = PartitionId(TOPIC, 0)
+
+Fault = Callable[["FaultyMetadata", Sequence[WriteOp]], "asyncio.Future[WriteOutcome] | WriteOutcome"]
+
+
+class FaultyMetadata:
+    """The store inside, but the next writes meet the faults queued here: lost requests, lost replies, late arrivals, refusals."""
+
+    def __init__(self, inner: MemoryMetadataStore) -> None:
+        self._inner = inner
+        self.faults: deque[str] = deque()
+        self.late: list[Sequence[WriteOp]] = []
+        self.writes: list[Sequence[WriteOp]] = []
+        self.reads_fail = False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def get_many(self, wanted: Sequence[keys.Key]) -> list[object]:
+        if self.reads_fail:
+            raise Unavailable("reads are switched off")
+        return list(await self._inner.get_many(wanted))
+
+    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        self.writes.append(ops)
+        fault = self.faults.popleft() if self.faults else "none"
+        match fault:
+            case "none":
+                return await self._inner.write(ops)
+            case "request lost":
+                return Unknown("request lost")
+            case "reply lost":
+                assert isinstance(await self._inner.write(ops), Applied)
+                return Unknown("reply lost")
+            case "late":
+                self.late.append(ops)
+                return Unknown("late")
+            case "refused":
+                return NotApplied("refused")
+            case _:
+                raise AssertionError(fault)
+
+    async def deliver_late(self) -> None:
+        for ops in self.late:
+            await self._inner.write(ops)
+        self.late.clear()
+
+
+class FaultyObjects:
+    """The store inside. Puts fail while `puts_fail` is set; while there is a `gate`, each waits for it first and then does what was asked for
+    when it came."""
+
+    def __init__(self, inner: MemoryObjectStore) -> None:
+        self._inner = inner
+        self.puts_fail: StorageError | None = None
+        self.put_keys: list[str] = []
+        self.gate: asyncio.Event | None = None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> None:
+        self.put_keys.append(key)
+        failure, gate = self.puts_fail, self.gate
+        if gate is not None:
+            await gate.wait()
+        if failure is not None:
+            raise failure
+        await self._inner.put_if_absent(key, parts)
+
+
+class Rig:
+    """One broker's log. Several rigs may share the stores."""
+
+    def __init__(
+        self, parts: LogParts, epoch: BrokerEpoch, metadata: FaultyMetadata, objects: FaultyObjects, shared: MemoryMetadataStore
+    ) -> None:
+        self.parts = parts
+        self.epoch = epoch
+        self.metadata = metadata
+        self.objects = objects
+        self.shared = shared
+        self.source = object()
+
+    def send(
+        self, *batches: bytearray, partition: PartitionId = PARTITION, source: object = None
+    ) -> "asyncio.Future[list[Appended | StorageError]]":
+        """One append of these batches; its results."""
+        done: asyncio.Future[list[Appended | StorageError]] = asyncio.get_running_loop().create_future()
+
+        def finish(append: Append) -> None:
+            done.set_result([result for result in append.results if result is not None])
+
+        append = Append(source or self.source, finish, [None] * len(batches), len(batches))
+        log = self.parts.partitions.get(partition)
+        for index, data in enumerate(batches):
+            view = memoryview(data)
+            self.parts.appender.submit(log, batch_of(view, parse_header(view), append, index))
+        return done
+
+    async def control(self, partition: PartitionId = PARTITION) -> Control:
+        (record,) = await self.shared.get_many([keys.PartitionKeys(partition).control])
+        assert record is not None
+        return decode_control(record.value, path=record.path)
+
+    async def read_all(self, partition: PartitionId = PARTITION) -> bytes:
+        """Every committed batch, from the object store, as Fetch would send it."""
+        log = self.parts.partitions.get(partition)
+        await self.parts.control_reads.refresh([log])
+        offset, found = 0, bytearray()
+        while offset < log.high_watermark:
+            run = await self.parts.reader.stored(log, offset, bytes_max=1 << 20)
+            assert run.base == offset
+            found += run.buffer
+            offset = run.last + 1
+        return bytes(found)
+
+
+@contextlib.asynccontextmanager
+async def rig(
+    *,
+    shared: MemoryMetadataStore | None = None,
+    objects: MemoryObjectStore | None = None,
+    epoch: int = 7,
+    live: frozenset[int] = frozenset({7, 8}),
+    flush: FlushSettings | None = None,
+) -> AsyncIterator[Rig]:
+    clock, telemetry = SystemClock(), Telemetry()
+    shared = shared or MemoryMetadataStore(clock=clock, shards=1)
+    await shared.write([Put(keys.PartitionKeys(PARTITION).control, encode(Control()), ABSENT)])
+    metadata, faulty = FaultyMetadata(shared), FaultyObjects(objects or MemoryObjectStore(clock=clock))
+
+    async def live_epochs() -> frozenset[int]:
+        return live
+
+    broker_epoch = BrokerEpoch(epoch, live=live_epochs)
+    async with Nursery() as nursery:
+        parts = open_log(
+            metadata=metadata,  # type: ignore[arg-type]
+            objects=faulty,  # type: ignore[arg-type]
+            blocks=BlockCache(faulty, bytes_max=1 << 20, telemetry=telemetry),  # type: ignore[arg-type]
+            tail_bytes_max=1 << 20,
+            flush=flush or FlushSettings(interval_s=0.0, gather_s=0.0),
+            epoch=broker_epoch,
+            ids=IdSource(clock=clock),
+            clock=clock,
+            chance=random.Random(1),
+            nursery=nursery,
+            telemetry=telemetry,
+        )
+        yield Rig(parts, broker_epoch, metadata, faulty, shared)

@@ -1,0 +1,289 @@
+"""`decide` against Kafka's rules, and against a direct port of them on arbitrary inputs."""
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.formats.control import Control, Entry, LogState, ProducerBatch, ProducerState, WriterEntry, decode_control, encode
+from storage.limits import PENDING_ENTRIES_MAX, PRODUCERS_HOT_MAX, SEQUENCE_MAX
+from storage.log.decide import Decision, Outcome, Writer, advance_sequence, decide
+from storage.vocabulary import ObjectId
+
+OBJECT = ObjectId("01J00000000000000000000000")
+WRITER = Writer(epoch=7, commit_seq=1, attempt=1)
+
+
+@dataclass
+class Batch:
+    producer_id: int = -1
+    producer_epoch: int = -1
+    first_seq: int = -1
+    record_count: int = 1
+    max_timestamp: int = 1_000
+    position: int = 0
+    size_bytes: int = 100
+
+
+def run(control: Control, *batches: Batch, stored: dict[int, ProducerState | None] | None = None, **options: object) -> Decision:
+    position = 0
+    for batch in batches:
+        batch.position = position
+        position += batch.size_bytes
+    return decide(control, batches, object_id=OBJECT, writer=WRITER, now_ms=5_000, stored=stored or {}, **options)  # type: ignore[arg-type]
+
+
+def outcomes(decision: Decision) -> list[Outcome]:
+    return [verdict.outcome for verdict in decision.verdicts]
+
+
+def with_producer(*batches: ProducerBatch, epoch: int = 0, next_offset: int = 100) -> Control:
+    return Control(sequence_counter=next_offset, producers={9: ProducerState(epoch, batches)})
+
+
+def test_batches_get_dense_offsets_in_order() -> None:
+    decision = run(Control(sequence_counter=10), Batch(record_count=3), Batch(record_count=2))
+
+    assert [verdict.base_offset for verdict in decision.verdicts] == [10, 13]
+    assert decision.control is not None
+    assert decision.control.sequence_counter == 15
+    assert decision.control.pending == (Entry(10, 14, OBJECT, ((0, 200),), 1_000, 1_000),)
+    assert decision.control.writers == {7: WriterEntry(1, 1)}
+
+
+def test_a_repeated_batch_is_answered_with_its_first_offset_and_not_appended() -> None:
+    control = with_producer(ProducerBatch(0, 4, 40, 0))
+
+    decision = run(control, Batch(9, 0, 0, 5))
+
+    assert decision.verdicts[0] == (Outcome.DUPLICATE, 40)
+    assert decision.control is None
+
+
+def test_a_batch_repeated_within_one_slice_is_appended_once() -> None:
+    decision = run(Control(), Batch(9, 0, 0, 5), Batch(9, 0, 0, 5), Batch(9, 0, 5, 1))
+
+    assert outcomes(decision) == [Outcome.APPENDED, Outcome.DUPLICATE, Outcome.APPENDED]
+    assert decision.control is not None
+    assert decision.control.pending[-1].spans == ((0, 100), (200, 100)), "the repeated bytes are skipped"
+    assert decision.control.sequence_counter == 6
+
+
+def test_only_the_last_five_batches_are_remembered() -> None:
+    batches = tuple(ProducerBatch(n, n, n, 0) for n in range(5))
+    control = with_producer(*batches)
+
+    decision = run(control, Batch(9, 0, 5, 1))
+
+    assert decision.control is not None
+    assert [batch.first_seq for batch in decision.control.producers[9].batches] == [1, 2, 3, 4, 5]
+    assert outcomes(run(decision.control, Batch(9, 0, 0, 1))) == [Outcome.OUT_OF_ORDER_SEQUENCE]
+
+
+def test_a_gap_is_out_of_order() -> None:
+    assert outcomes(run(with_producer(ProducerBatch(0, 4, 40, 0)), Batch(9, 0, 6, 1))) == [Outcome.OUT_OF_ORDER_SEQUENCE]
+
+
+def test_what_follows_a_refused_batch_is_refused_too() -> None:
+    decision = run(with_producer(ProducerBatch(0, 4, 40, 0)), Batch(9, 0, 6, 1), Batch(9, 0, 7, 1))
+
+    assert outcomes(decision) == [Outcome.OUT_OF_ORDER_SEQUENCE] * 2
+    assert decision.control is None
+
+
+def test_an_unknown_producer_may_begin_at_any_sequence() -> None:
+    assert outcomes(run(Control(), Batch(9, 3, 77, 1))) == [Outcome.APPENDED]
+
+
+def test_an_older_epoch_is_refused() -> None:
+    assert outcomes(run(with_producer(ProducerBatch(0, 0, 0, 0), epoch=2), Batch(9, 1, 1, 1))) == [Outcome.INVALID_PRODUCER_EPOCH]
+
+
+def test_a_newer_epoch_must_begin_at_zero_and_forgets_the_old_batches() -> None:
+    control = with_producer(ProducerBatch(0, 4, 40, 0))
+
+    assert outcomes(run(control, Batch(9, 1, 5, 1))) == [Outcome.OUT_OF_ORDER_SEQUENCE]
+    decision = run(control, Batch(9, 1, 0, 1))
+    assert outcomes(decision) == [Outcome.APPENDED]
+    assert decision.control is not None
+    assert decision.control.producers[9] == ProducerState(1, (ProducerBatch(0, 0, 100, 5_000),))
+
+
+def test_sequences_wrap_from_the_greatest_int32_to_zero() -> None:
+    control = with_producer(ProducerBatch(SEQUENCE_MAX - 1, SEQUENCE_MAX, 98, 0))
+
+    decision = run(control, Batch(9, 0, 0, 3))
+
+    assert outcomes(decision) == [Outcome.APPENDED]
+    assert advance_sequence(SEQUENCE_MAX, 1) == 0
+
+
+def test_a_batch_whose_sequences_wrap_inside_is_recognised_again() -> None:
+    control = with_producer(ProducerBatch(SEQUENCE_MAX - 3, SEQUENCE_MAX - 2, 0, 0))
+    first = run(control, Batch(9, 0, SEQUENCE_MAX - 1, 4))
+    assert first.control is not None
+
+    again = run(first.control, Batch(9, 0, SEQUENCE_MAX - 1, 4))
+
+    assert again.verdicts[0] == (Outcome.DUPLICATE, 100)
+    assert outcomes(run(first.control, Batch(9, 0, 2, 1))) == [Outcome.APPENDED]
+
+
+def test_a_fenced_or_deleted_partition_takes_nothing() -> None:
+    assert outcomes(run(Control(log_state=LogState.FENCED), Batch())) == [Outcome.FENCED]
+    assert outcomes(run(Control(log_state=LogState.DELETED), Batch())) == [Outcome.DELETED]
+
+
+def test_a_full_ring_leaves_as_one_chunk_without_the_new_entry() -> None:
+    pending = tuple(Entry(n, n, OBJECT, ((0, 1),), 0, 0) for n in range(PENDING_ENTRIES_MAX))
+    control = Control(sequence_counter=PENDING_ENTRIES_MAX, pending=pending)
+
+    decision = run(control, Batch())
+
+    assert decision.chunk is not None
+    assert decision.chunk.entries == pending
+    assert decision.control is not None
+    assert [entry.base for entry in decision.control.pending] == [PENDING_ENTRIES_MAX]
+
+
+def test_a_ring_with_room_keeps_its_entries() -> None:
+    decision = run(Control(sequence_counter=1, pending=(Entry(0, 0, OBJECT, ((0, 1),), 0, 0),)), Batch())
+
+    assert decision.chunk is None
+    assert decision.control is not None
+    assert len(decision.control.pending) == 2
+
+
+def test_a_state_in_producers_counts_where_control_holds_none() -> None:
+    stored = {9: ProducerState(0, (ProducerBatch(0, 4, 40, 0),))}
+
+    assert outcomes(run(Control(sequence_counter=100), Batch(9, 0, 0, 5), stored=stored)) == [Outcome.DUPLICATE]
+    assert outcomes(run(Control(sequence_counter=100), Batch(9, 0, 9, 1), stored=stored)) == [Outcome.OUT_OF_ORDER_SEQUENCE]
+
+
+def test_control_wins_over_a_stored_state() -> None:
+    stored = {9: ProducerState(0, (ProducerBatch(0, 4, 40, 0),))}
+
+    decision = run(with_producer(ProducerBatch(5, 5, 50, 0)), Batch(9, 0, 6, 1), stored=stored)
+
+    assert outcomes(decision) == [Outcome.APPENDED]
+
+
+def test_a_producer_leaves_control_only_when_its_state_is_stored() -> None:
+    producers = {pid: ProducerState(0, (ProducerBatch(0, 0, pid, 0),)) for pid in range(PRODUCERS_HOT_MAX + 3)}
+    control = Control(sequence_counter=1_000, producers=producers)
+
+    first = run(control, Batch(9_999, 0, 0, 1))
+    assert first.control is not None
+    assert set(first.control.producers) == {*producers, 9_999}, "nothing is stored yet, so nothing may leave"
+    assert first.to_spill[:3] == (0, 1, 2), "the producers used longest ago are to be stored"
+
+    stored: dict[int, ProducerState | None] = {pid: producers[pid] for pid in first.to_spill}
+    second = run(first.control, Batch(9_999, 0, 1, 1), stored=stored)
+    assert second.control is not None
+    assert not set(first.to_spill) & set(second.control.producers)
+
+
+def test_a_stale_stored_state_keeps_its_producer_in_control() -> None:
+    producers = {pid: ProducerState(0, (ProducerBatch(0, 0, pid, 0),)) for pid in range(PRODUCERS_HOT_MAX + 1)}
+    stored: dict[int, ProducerState | None] = {0: ProducerState(0, (ProducerBatch(9, 9, 9, 9),))}
+
+    decision = run(Control(sequence_counter=1_000, producers=producers), Batch(), Batch(500, 0, 0, 1), stored=stored)
+
+    assert decision.control is not None
+    assert 0 in decision.control.producers
+
+
+def test_only_dead_writers_are_dropped() -> None:
+    control = Control(writers={1: WriterEntry(3, 1), 2: WriterEntry(5, 1)})
+
+    decision = run(control, Batch(), dead_writers={1})
+
+    assert decision.control is not None
+    assert set(decision.control.writers) == {2, 7}
+
+
+def test_the_greatest_timestamp_is_remembered_with_its_batch() -> None:
+    control = Control(sequence_counter=5, max_timestamp=2_000, max_timestamp_offset=3)
+
+    later = run(control, Batch(max_timestamp=1_000), Batch(max_timestamp=3_000))
+    earlier = run(control, Batch(max_timestamp=1_000))
+
+    assert later.control is not None
+    assert (later.control.max_timestamp, later.control.max_timestamp_offset) == (3_000, 6)
+    assert earlier.control is not None
+    assert (earlier.control.max_timestamp, earlier.control.max_timestamp_offset) == (2_000, 3)
+    assert earlier.control.pending[-1].running_max_timestamp == 2_000
+
+
+class Reference:
+    """Kafka's ProducerStateManager and ProducerAppendInfo, as directly as they can be written: one log, one record of what was taken."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.epochs: dict[int, int] = {}
+        self.batches: dict[int, list[tuple[int, int, int]]] = {}
+
+    def append(self, producer_id: int, epoch: int, first: int, count: int) -> tuple[Outcome, int]:
+        last = (first + count - 1) % (SEQUENCE_MAX + 1)
+        if producer_id >= 0 and producer_id in self.epochs:
+            kept = self.batches[producer_id]
+            if epoch < self.epochs[producer_id]:
+                return Outcome.INVALID_PRODUCER_EPOCH, -1
+            if epoch > self.epochs[producer_id]:
+                if first != 0:
+                    return Outcome.OUT_OF_ORDER_SEQUENCE, -1
+                kept.clear()
+            else:
+                for known_first, known_last, offset in kept:
+                    if (known_first, known_last) == (first, last):
+                        return Outcome.DUPLICATE, offset
+                expected = 0 if kept[-1][1] == SEQUENCE_MAX else kept[-1][1] + 1
+                if first != expected:
+                    return Outcome.OUT_OF_ORDER_SEQUENCE, -1
+        offset = self.offset
+        self.offset += count
+        if producer_id >= 0:
+            self.epochs[producer_id] = epoch
+            kept = self.batches.setdefault(producer_id, [])
+            kept.append((first, last, offset))
+            del kept[:-5]
+        return Outcome.APPENDED, offset
+
+
+produced = st.builds(
+    Batch,
+    producer_id=st.sampled_from([-1, 1, 2]),
+    producer_epoch=st.integers(0, 2),
+    first_seq=st.one_of(st.integers(0, 12), st.sampled_from([SEQUENCE_MAX, SEQUENCE_MAX - 1, SEQUENCE_MAX - 2])),
+    record_count=st.integers(1, 4),
+)
+
+
+@given(commits=st.lists(st.lists(produced, min_size=1, max_size=5), max_size=20))
+def test_any_sequence_of_commits_decides_as_kafka_does(commits: list[list[Batch]]) -> None:
+    control, reference = Control(), Reference()
+    for batches in commits:
+        decision = run(control, *batches)
+        expected = [reference.append(b.producer_id, b.producer_epoch, b.first_seq, b.record_count) for b in batches]
+
+        assert [tuple(verdict) for verdict in decision.verdicts] == expected
+        if decision.control is not None:
+            control = decode_control(encode(decision.control), path="test")
+        assert control.sequence_counter == reference.offset
+
+
+@given(commits=st.lists(st.lists(produced, min_size=1, max_size=5), max_size=20))
+def test_every_offset_is_held_by_exactly_one_entry(commits: list[list[Batch]]) -> None:
+    """I2: chunks and pending together cover 0 to the end, without gaps."""
+    control = Control()
+    entries: list[Entry] = []
+    for batches in commits:
+        decision = run(control, *batches)
+        if decision.chunk is not None:
+            entries += decision.chunk.entries
+        control = decision.control or control
+    entries += control.pending
+
+    covered = [offset for entry in entries for offset in range(entry.base, entry.last + 1)]
+    assert covered == list(range(control.sequence_counter))
