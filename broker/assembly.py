@@ -32,7 +32,7 @@ from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
 from storage.catalog.cluster import open_cluster
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
-from storage.errors import AlreadyExists, IncompatibleFormat, OutcomeUnknown, StorageError, Unavailable
+from storage.errors import AlreadyExists, IncompatibleFormat, StorageError, Unavailable
 from storage.log.append import Appender
 from storage.log.batcher import FlushSettings
 from storage.log.commit import BrokerEpoch
@@ -64,6 +64,7 @@ class Broker:
         server: Server,
         appender: Appender,
         directory: BrokerDirectory,
+        staying_registered: asyncio.Task[None],
     ) -> None:
         self.broker_id = registration.broker_id
         self.cluster_id = cluster_id
@@ -73,6 +74,7 @@ class Broker:
         self._server = server
         self._appender = appender
         self._directory = directory
+        self._staying_registered = staying_registered
         self._is_closed = False
 
     async def drain(self, *, drain_s: float) -> None:
@@ -94,6 +96,7 @@ class Broker:
             await self._deregister()
 
     async def _deregister(self) -> None:
+        self._staying_registered.cancel()
         try:
             await self._directory.deregister()
         except StorageError as error:
@@ -122,8 +125,8 @@ async def open_broker(settings: Settings, *, announce: Announce) -> AsyncIterato
         announce("broker registered", {"broker_id": registration.broker_id, "epoch": registration.epoch, "cluster_id": cluster})
 
         nursery = await closing.enter_async_context(Nursery())
-        epoch = BrokerEpoch(registration.epoch, live=lambda: _live_epochs(stores.metadata))
-        nursery.spawn(_stay_registered(directory, registration.broker_id, settings, endpoints, epoch), name="stay-registered")
+        epoch = BrokerEpoch(registration.epoch, is_registered=lambda: directory.is_registered, live=lambda: _live_epochs(stores.metadata))
+        staying = nursery.spawn(_stay_registered(directory, registration.broker_id, settings, endpoints, epoch), name="stay-registered")
         blocks = BlockCache(stores.objects, bytes_max=settings.storage.cache_bytes // 2, telemetry=telemetry)
         parts = open_log(
             metadata=stores.metadata,
@@ -192,6 +195,7 @@ async def open_broker(settings: Settings, *, announce: Announce) -> AsyncIterato
             server=server,
             appender=parts.appender,
             directory=directory,
+            staying_registered=staying,
         )
         closing.push_async_callback(broker.aclose)
         yield broker
@@ -253,18 +257,18 @@ async def _register(directory: BrokerDirectory, settings: Settings, endpoints: t
 
 
 async def _stay_registered(
-    directory: BrokerDirectory, broker_id: int, settings: Settings, endpoints: tuple[Endpoint, ...], epoch: BrokerEpoch) -> None:
+    directory: BrokerDirectory, broker_id: int, settings: Settings, endpoints: tuple[Endpoint, ...], epoch: BrokerEpoch
+) -> None:
     """A broker that lost its session takes a new epoch. Appends stay safe meanwhile: every commit is a CAS (DESIGN.md §8)."""
     while True:
         await directory.wait_lost()
-        epoch.is_registered = False
         log.warning("session_lost", epoch=epoch.current)
-        while not epoch.is_registered:
+        while not directory.is_registered:
             try:
                 registration = await directory.register(
                     listeners=endpoints, rack=settings.broker.rack, version=VERSION, broker_id=broker_id
                 )
-            except (StorageError, OutcomeUnknown) as error:
+            except StorageError as error:
                 log.warning("register_failed", cause=str(error))
                 await asyncio.sleep(REGISTER_PAUSE_S)
             else:

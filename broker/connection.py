@@ -13,6 +13,7 @@ from typing import Final, Protocol, cast
 import structlog
 
 from broker.admission import Admission
+from broker.dispatch import Client, Done
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.framing import frame_length
 from broker.protocol.session import Session
@@ -30,8 +31,6 @@ WRITE_BUFFER_BYTES_HIGH: Final = 256 * KIB
 
 assert OWN_BUFFER_FROM_BYTES <= ARENA_BYTES
 
-Done = Callable[[Sequence[Buffer] | None], None]
-
 log = structlog.get_logger("connection")
 
 
@@ -42,11 +41,11 @@ class Requests(Protocol):
         """True for a request that may run beside others of its connection. Raises `ProtocolViolation`."""
         ...
 
-    def start(self, frame: memoryview, connection: "Connection", done: Done) -> bool:
+    def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
         """Begin an overlapping request; `done` is called once. False: it has to wait for something, use `handle`."""
         ...
 
-    async def handle(self, frame: memoryview, connection: "Connection") -> Sequence[Buffer] | None:
+    async def handle(self, frame: memoryview, connection: Client) -> Sequence[Buffer] | None:
         """The reply from its header on, or None where the client expects none."""
         ...
 

@@ -1,15 +1,14 @@
 """Requests to handlers: decode, bound by a deadline, count, encode; and what is done when something goes wrong that nobody foresaw."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 from kio.schema.errors import ErrorCode
 from prometheus_client import Counter, Histogram
 
-from broker.connection import Connection, Done
 from broker.handlers.api_versions import unsupported_version
 from broker.handlers.context import Context, Parts
 from broker.handlers.errors import error_code_of
@@ -38,6 +37,25 @@ FETCH_WAIT_S_MAX: Final = 300.0
 _API_VERSIONS: Final = 18
 
 log = structlog.get_logger("dispatch")
+
+
+Done = Callable[[Sequence[Buffer] | None], None]
+
+
+class Client(Protocol):
+    """The connection a request came by."""
+
+    client_id: str | None
+
+    @property
+    def listener(self) -> str: ...
+
+    @property
+    def client_host(self) -> str: ...
+
+    def close(self) -> None:
+        """After what is buffered for the client has been sent."""
+        ...
 
 
 @dataclass(slots=True)
@@ -83,7 +101,7 @@ class Dispatch:
         """Produce requests (key 0) may run beside others of their connection."""
         return len(frame) > 1 and frame[0] == 0 and frame[1] == codec.PRODUCE
 
-    def start(self, frame: memoryview, connection: Connection, done: Done) -> bool:
+    def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
         began_s = self._clock.monotonic_s()
         header, request = self._read_produce(frame, connection)
         topics = self._produce.find_topics(request)
@@ -100,7 +118,7 @@ class Dispatch:
         self._produce.start(request, topics, version=header.api_version, source=connection, done=finish)
         return True
 
-    async def handle(self, frame: memoryview, connection: Connection) -> Sequence[Buffer] | None:
+    async def handle(self, frame: memoryview, connection: Client) -> Sequence[Buffer] | None:
         """Raises `ProtocolViolation` for everything that is to close the connection."""
         began_s = self._clock.monotonic_s()
         try:
@@ -108,6 +126,9 @@ class Dispatch:
         except ProtocolViolation:
             self._violations.inc()
             raise
+        except (StorageError, TimeoutError) as error:
+            # Some answers have no field for "not now": a closed connection is what makes their clients try again.
+            raise ProtocolViolation(f"no answer to give: cause={error!r}") from error
         except Exception as error:
             # The last resort: this request cannot be answered, every other one can.
             self._unexpected.inc()
@@ -117,13 +138,13 @@ class Dispatch:
         self._meters[header.api_key].answered(error_code, self._clock.monotonic_s() - began_s, len(frame), size_out)
         return reply
 
-    async def _handle(self, frame: memoryview, connection: Connection) -> tuple[codec.RequestHeader, Sequence[Buffer] | None, int]:
+    async def _handle(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, Sequence[Buffer] | None, int]:
         header = self._read_header(frame, connection)
         if not support.is_served(header.api_key, header.api_version):
             if header.api_key != _API_VERSIONS:
                 raise ProtocolViolation(f"not served: api_key={header.api_key} api_version={header.api_version}")
-            answer = unsupported_version()
-            return header, codec.encode_response(_API_VERSIONS, 0, header.correlation_id, answer), ErrorCode.unsupported_version
+            refusal = codec.encode_response(_API_VERSIONS, 0, header.correlation_id, unsupported_version())
+            return header, refusal, ErrorCode.unsupported_version
         if header.api_key == codec.PRODUCE:
             return await self._handle_produce(frame, connection)
         body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
@@ -139,7 +160,7 @@ class Dispatch:
             answer = await HANDLERS[header.api_key](context, request)
         return header, codec.encode_response(header.api_key, header.api_version, header.correlation_id, answer), first_error_of(answer)
 
-    async def _handle_produce(self, frame: memoryview, connection: Connection) -> tuple[codec.RequestHeader, Sequence[Buffer] | None, int]:
+    async def _handle_produce(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, Sequence[Buffer] | None, int]:
         """A Produce request whose topics have to be looked up first: it runs alone, so it cannot be overtaken by what follows it."""
         header, request = self._read_produce(frame, connection)
         answered: asyncio.Future[list[PartitionResult]] = asyncio.get_running_loop().create_future()
@@ -159,19 +180,19 @@ class Dispatch:
         first_error = next((result.error_code for result in results if result.error_code), 0)
         return header, self._answer_produce(header, request, results, connection), first_error
 
-    def _read_header(self, frame: memoryview, connection: Connection) -> codec.RequestHeader:
+    def _read_header(self, frame: memoryview, connection: Client) -> codec.RequestHeader:
         header = codec.decode_header(frame)
         connection.client_id = header.client_id
         return header
 
-    def _read_produce(self, frame: memoryview, connection: Connection) -> tuple[codec.RequestHeader, ProduceRequest]:
+    def _read_produce(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, ProduceRequest]:
         header = self._read_header(frame, connection)
         if not support.is_served(header.api_key, header.api_version):
             raise ProtocolViolation(f"not served: api_key={header.api_key} api_version={header.api_version}")
         return header, produce.read_request(header.api_version, frame, header.body_position)
 
     def _answer_produce(
-        self, header: codec.RequestHeader, request: ProduceRequest, results: list[PartitionResult], connection: Connection
+        self, header: codec.RequestHeader, request: ProduceRequest, results: list[PartitionResult], connection: Client
     ) -> Sequence[Buffer] | None:
         if request.acks == 0:
             if any(result.error_code for result in results):

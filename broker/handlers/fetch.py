@@ -115,7 +115,7 @@ class Fetch:
             else:
                 found[name] = topic
         if missing and by_id:
-            found |= await self._topics.lookup_ids(TopicId(name) for name in missing)
+            found.update((str(topic_id), topic) for topic_id, topic in (await self._topics.lookup_ids(map(TopicId, missing))).items())
         elif missing:
             found |= await self._topics.lookup(missing)
         return found

@@ -135,6 +135,11 @@ class BrokerDirectory:
             with contextlib.suppress(StorageError):
                 await session.close()
 
+    @property
+    def is_registered(self) -> bool:
+        """False as soon as the registration may have ended."""
+        return self._own is not None and self._session is not None and not self._session.is_lost
+
     async def wait_lost(self) -> None:
         """Return when the registration is lost: others may take this broker for dead, and its id."""
         assert self._session is not None, "not registered"

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from runtime.ids import decode_ulid
+from runtime.ulid import decode_ulid
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.limits import CONTROL_BYTES_MAX, PENDING_ENTRIES_MAX
 from storage.vocabulary import ObjectId

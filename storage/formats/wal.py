@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from runtime.ids import ULID_LENGTH
+from runtime.ulid import ULID_LENGTH
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.limits import WAL_OBJECT_SLICES_MAX
 from storage.vocabulary import Buffer, ObjectId, PartitionId, TopicId

@@ -45,18 +45,17 @@ WRITE_TIMEOUT_S: Final = 10.0
 
 
 class BrokerEpoch:
-    """The epoch commits are made under, whether its registration stands, and which epochs are registered now."""
+    """The epoch commits are made under, whether its registration certainly stands, and which epochs are registered now."""
 
-    def __init__(self, epoch: int, *, live: Callable[[], Awaitable[frozenset[int]]]) -> None:
+    def __init__(self, epoch: int, *, is_registered: Callable[[], bool], live: Callable[[], Awaitable[frozenset[int]]]) -> None:
         self.current = epoch
-        self.is_registered = True
+        self.is_registered = is_registered
         self.live = live
 
     def renew(self, epoch: int) -> None:
         """The broker registered again. Commits that were begun under the old epoch keep it."""
         assert epoch != self.current, "an epoch is never handed out twice"
         self.current = epoch
-        self.is_registered = True
 
 
 class Committer:
@@ -220,7 +219,7 @@ class Committer:
             if log.version != commit.unsure_version:
                 # The CAS named a version that is no longer current: it can never apply. It may have applied only if somebody dropped our entry.
                 if entry is None and (
-                    log.committed_epoch == commit.epoch or not self._epoch.is_registered or self._epoch.current != commit.epoch
+                    log.committed_epoch == commit.epoch or not self._epoch.is_registered() or self._epoch.current != commit.epoch
                 ):
                     commit.settle_all(OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"))
                     return _FINISHED

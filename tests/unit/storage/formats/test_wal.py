@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.ids import encode_ulid
+from runtime.ulid import encode_ulid
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.formats.wal import Slice, WalHeader, decode_header, encode_header, header_bytes, object_key
 from storage.vocabulary import ObjectId, PartitionId, TopicId

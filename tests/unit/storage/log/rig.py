@@ -160,7 +160,7 @@ async def rig(
     async def live_epochs() -> frozenset[int]:
         return live
 
-    broker_epoch = BrokerEpoch(epoch, live=live_epochs)
+    broker_epoch = BrokerEpoch(epoch, is_registered=lambda: True, live=live_epochs)
     async with Nursery() as nursery:
         parts = open_log(
             metadata=metadata,  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from runtime.clock import SystemClock
-from runtime.ids import encode_ulid
+from runtime.ulid import encode_ulid
 from storage.errors import InvalidProducerEpoch, NotFound, OutcomeUnknown, OutOfOrderSequence, Unavailable
 from storage.formats.control import Control, LogState, WriterEntry, encode
 from storage.limits import PENDING_ENTRIES_MAX, PRODUCERS_HOT_MAX, WRITERS_KEPT_MAX
@@ -109,7 +109,7 @@ async def test_an_unregistered_broker_cannot_call_an_absent_entry_not_applied() 
     async with rig() as broker:
         await broker.parts.control_reads.refresh([broker.parts.partitions.get(PARTITION)])
         broker.metadata.faults.append("late")
-        broker.epoch.is_registered = False
+        broker.epoch.is_registered = lambda: False
         broker.metadata.reads_fail = True
         sent = broker.send(batch_bytes(1))
         while not broker.metadata.late:
