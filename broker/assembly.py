@@ -27,21 +27,22 @@ from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
+from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
 from storage.catalog.cluster import open_cluster
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
-from storage.errors import AlreadyExists, IncompatibleFormat, StorageError, Unavailable
+from storage.errors import AlreadyExists, IncompatibleFormat, NotFound, StorageError, Unavailable
 from storage.log.append import Appender
 from storage.log.batcher import FlushSettings
 from storage.log.commit import BrokerEpoch
 from storage.log.parts import open_log
 from storage.metadata import keys
 from storage.metadata.port import MetadataStore
+from storage.objects.port import ObjectStore
 from storage.opening import Stores, open_stores
 
-VERSION: Final = "0.1.0"
 REGISTER_PAUSE_S: Final = 1.0
 DRAIN_COMMITS_S: Final = 30.0
 
@@ -112,7 +113,7 @@ async def open_broker(settings: Settings, *, announce: Announce) -> AsyncIterato
     readiness = Readiness(clock=clock)
     codec.preload(support.APIS)
     async with contextlib.AsyncExitStack() as closing:
-        stores = await closing.enter_async_context(_opened(settings, clock, ids, telemetry))
+        stores = await closing.enter_async_context(_opened(settings, clock, ids, telemetry, readiness))
         announce("stores opened", {"metadata": settings.metadata.url, "storage": settings.storage.url})
         cluster = await _probed(stores, readiness, ids, clock)
         sockets = [(listener, _bind(closing, listener)) for listener in settings.kafka.listeners]
@@ -137,7 +138,7 @@ async def open_broker(settings: Settings, *, announce: Announce) -> AsyncIterato
             epoch=epoch,
             ids=ids,
             clock=clock,
-            chance=random.Random(os.urandom(16)),
+            chance=random.Random(os.urandom(16)),  # noqa: S311 - for pauses
             nursery=nursery,
             telemetry=telemetry,
         )
@@ -183,7 +184,7 @@ async def open_broker(settings: Settings, *, announce: Announce) -> AsyncIterato
         for listener, sock in sockets:
             await server.serve(listener.name, sock)
         nursery.spawn(server.close_idle(), name="close-idle")
-        nursery.spawn(Probes(metadata=stores.metadata, objects=stores.objects, readiness=readiness).run(), name="probes")
+        nursery.spawn(Probes(metadata=stores.metadata, objects=ReadProbe(stores.objects), readiness=readiness).run(), name="probes")
         readiness.note_listening()
         announce("kafka listening", {"listeners": ", ".join(map(str, bound)), "advertised": ", ".join(map(str, endpoints))})
         broker = Broker(
@@ -202,17 +203,35 @@ async def open_broker(settings: Settings, *, announce: Announce) -> AsyncIterato
 
 
 @contextlib.asynccontextmanager
-async def _opened(settings: Settings, clock: Clock, ids: IdSource, telemetry: Telemetry) -> AsyncIterator[Stores]:
+async def _opened(settings: Settings, clock: Clock, ids: IdSource, telemetry: Telemetry, readiness: Readiness) -> AsyncIterator[Stores]:
     async with contextlib.AsyncExitStack() as closing:
+        opening = open_stores(
+            storage_url=settings.storage.url,
+            metadata_url=settings.metadata.url,
+            clock=clock,
+            ids=ids,
+            telemetry=telemetry,
+            on_metadata_ok=lambda: readiness.note_ok(METADATA),
+            on_objects_ok=lambda: readiness.note_ok(OBJECT_STORE),
+        )
         try:
-            stores = await closing.enter_async_context(
-                open_stores(storage_url=settings.storage.url, metadata_url=settings.metadata.url, clock=clock, ids=ids, telemetry=telemetry)
-            )
+            stores = await closing.enter_async_context(opening)
         except IncompatibleFormat as error:
             raise StartError(str(error), exit_code=EXIT_USAGE) from error
         except Unavailable as error:
             raise StartError(str(error), exit_code=EXIT_UNREACHABLE) from error
         yield stores
+
+
+class ReadProbe:
+    """Asks an object store for an object that is not there: an idle broker makes no PUT, so that it costs nothing to have one."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+
+    async def probe(self) -> None:
+        with contextlib.suppress(NotFound):
+            await self._objects.stat(".probe/absent")
 
 
 async def _probed(stores: Stores, readiness: Readiness, ids: IdSource, clock: Clock) -> str:
@@ -249,7 +268,9 @@ def _advertised(settings: Settings, bound: Sequence[Listener]) -> tuple[Endpoint
 
 async def _register(directory: BrokerDirectory, settings: Settings, endpoints: tuple[Endpoint, ...]) -> Registration:
     try:
-        return await directory.register(listeners=endpoints, rack=settings.broker.rack, version=VERSION, broker_id=settings.broker.id)
+        return await directory.register(
+            listeners=endpoints, rack=settings.broker.rack, version=forebay_version(), broker_id=settings.broker.id
+        )
     except AlreadyExists as error:
         raise StartError(str(error), exit_code=EXIT_FAILED) from error
     except StorageError as error:
@@ -266,7 +287,7 @@ async def _stay_registered(
         while not directory.is_registered:
             try:
                 registration = await directory.register(
-                    listeners=endpoints, rack=settings.broker.rack, version=VERSION, broker_id=broker_id
+                    listeners=endpoints, rack=settings.broker.rack, version=forebay_version(), broker_id=broker_id
                 )
             except StorageError as error:
                 log.warning("register_failed", cause=str(error))

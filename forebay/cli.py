@@ -38,7 +38,7 @@ LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or erro
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from forebay.version import forebay_version
+        from runtime.version import forebay_version
 
         typer.echo(f"forebay {forebay_version()}")
         raise typer.Exit
@@ -58,7 +58,6 @@ def serve(
     """Run a broker until SIGTERM or Ctrl-C."""
     loaded = _load(config_file, assignments, log_format=log_format, log_level=log_level)
     from broker.assembly import open_broker
-
     from forebay.serve import serve as serve_until_stopped
 
     raise typer.Exit(serve_until_stopped(loaded, open_broker=open_broker))

@@ -21,11 +21,11 @@ from broker.settings.model import Settings
 from forebay import malloc, preflight
 from forebay.explain import explain
 from forebay.stopping import EXIT_INTERRUPTED, Deadline, ExitNow, StopRequest
-from forebay.version import forebay_version
 from runtime import logs
 from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.telemetry import Telemetry
+from runtime.version import forebay_version
 
 Announce = Callable[[str, dict[str, Any]], None]
 

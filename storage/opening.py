@@ -5,7 +5,7 @@ metadata.url   sqlite:///./relative   sqlite:////absolute   memory://
 """
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ from storage.objects.memory import MemoryObjectStore
 from storage.objects.metered import MeteredObjectStore
 from storage.objects.port import ObjectStore
 
-DISK_THREADS: Final = 12
+DISK_THREADS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,28 @@ class Stores:
 
 
 @contextlib.asynccontextmanager
-async def open_stores(*, storage_url: str, metadata_url: str, clock: Clock, ids: IdSource, telemetry: Telemetry) -> AsyncIterator[Stores]:
-    """Open both and close them in the end. The URLs are validated. Raises `Unavailable` and `IncompatibleFormat` with cause and fix."""
+async def open_stores(
+    *,
+    storage_url: str,
+    metadata_url: str,
+    clock: Clock,
+    ids: IdSource,
+    telemetry: Telemetry,
+    on_metadata_ok: Callable[[], None],
+    on_objects_ok: Callable[[], None],
+) -> AsyncIterator[Stores]:
+    """Open both and close them in the end. The URLs are validated. Raises `Unavailable` and `IncompatibleFormat` with cause and fix.
+
+    `on_metadata_ok`, `on_objects_ok`: called after each request of the store that succeeded.
+    """
     async with contextlib.AsyncExitStack() as closing:
         metadata = await _open_metadata(metadata_url, clock=clock, ids=ids)
         closing.push_async_callback(metadata.close)
         objects = await _open_objects(storage_url, clock=clock, closing=closing)
         closing.push_async_callback(objects.close)
         yield Stores(
-            MeteredMetadataStore(metadata, telemetry=telemetry, clock=clock), MeteredObjectStore(objects, telemetry=telemetry, clock=clock)
+            MeteredMetadataStore(metadata, telemetry, clock, on_ok=on_metadata_ok),
+            MeteredObjectStore(objects, telemetry, clock, on_ok=on_objects_ok),
         )
 
 

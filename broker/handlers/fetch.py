@@ -7,7 +7,6 @@ Differs from Apache Kafka: no fetch sessions (session id 0, a full fetch each ti
 record bytes per response; the high watermark is the last stable offset as long as there are no transactions; leader epoch 0 for ever (I12).
 """
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final

@@ -30,8 +30,6 @@ _KAFKA_IMAGE_VARIABLES: Final = {
     "KAFKA_BROKER_ID": "broker.id",
     "KAFKA_NODE_ID": "broker.id",
     "KAFKA_BROKER_RACK": "broker.rack",
-    "KAFKA_LOG_RETENTION_MS": "retention.default_ms",
-    "KAFKA_LOG_RETENTION_BYTES": "retention.default_bytes",
 }
 
 

@@ -17,7 +17,6 @@ from broker.settings.sections import (
     KafkaSettings,
     LogSettings,
     MetadataSettings,
-    RetentionSettings,
     ShutdownSettings,
     StorageSettings,
 )
@@ -59,7 +58,6 @@ class Settings(BaseSettings):
     storage: StorageSettings = StorageSettings()
     metadata: MetadataSettings = MetadataSettings()
     http: HttpSettings = HttpSettings()
-    retention: RetentionSettings = RetentionSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
 

@@ -99,19 +99,6 @@ def _text_or_none(value: object) -> str | None:
     return None if value is None else str(value).strip() or None
 
 
-def _milliseconds(value: object) -> int:
-    """Kafka's retention.ms: milliseconds, -1 for ever; a duration is welcome."""
-    if str(value).strip() == "-1":
-        return -1
-    milliseconds = _integer(value) if re.fullmatch(r"[+-]?\d+", str(value)) else parse_duration(value) // timedelta(milliseconds=1)
-    return _within(milliseconds, 0, 2**63 - 1)
-
-
-def _bytes_or_unlimited(value: object) -> int:
-    """Kafka's retention.bytes: a size, -1 for no limit."""
-    return -1 if str(value).strip() == "-1" else _within(parse_size(value), 0, 2**63 - 1)
-
-
 def _flag(value: object) -> bool:
     word = str(value).strip().lower()
     if word in _TRUE or word in _FALSE:
@@ -131,8 +118,6 @@ def one_of(*words: str) -> Notation:
 
 ASSIGNED_OR_COUNT: Final = Notation("number", _assigned_or_count, lambda value: "" if value is None else str(value))
 TEXT_OR_NONE: Final = Notation("text", _text_or_none, lambda value: value or "")
-MILLISECONDS: Final = Notation("milliseconds, duration or -1", _milliseconds)
-BYTES_OR_UNLIMITED: Final = Notation("size or -1", _bytes_or_unlimited, lambda value: "-1" if value == -1 else show_size(value))
 FLAG: Final = Notation("true | false", _flag, lambda value: "true" if value else "false")
 
 

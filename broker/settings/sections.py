@@ -10,9 +10,7 @@ from typing import Annotated, Final
 from broker.settings.listeners import ADDRESS, ADVERTISED_LISTENERS, LISTENERS, Address, Listener
 from broker.settings.notation import (
     ASSIGNED_OR_COUNT,
-    BYTES_OR_UNLIMITED,
     FLAG,
-    MILLISECONDS,
     TEXT_OR_NONE,
     count,
     duration,
@@ -44,8 +42,8 @@ class KafkaSettings:
     ] = ()
     leader: Annotated[
         str,
-        one_of("self", "client", "partition"),
-        "which broker is named leader of a partition: the one that was asked, one per client, one per partition",
+        one_of("self"),
+        "which broker is named leader of a partition: the one that was asked",
     ] = "self"
     auto_create_topics: Annotated[bool, FLAG, "whether naming an unknown topic creates it"] = True
     default_partitions: Annotated[int, count(minimum=1, maximum=10_000), "partitions of a topic that is created without a number"] = 1
@@ -84,12 +82,6 @@ class MetadataSettings:
 class HttpSettings:
     listen: Annotated[Address, ADDRESS, "where health, metrics and the HTTP API are served"] = _HTTP_ADDRESS
     insecure: Annotated[bool, FLAG, "allow http.listen beyond this machine, where anybody can read it without a login"] = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionSettings:
-    default_ms: Annotated[int, MILLISECONDS, "retention.ms of topics without their own; -1 keeps records for ever"] = 604_800_000
-    default_bytes: Annotated[int, BYTES_OR_UNLIMITED, "retention.bytes of topics without their own; -1 is no limit"] = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

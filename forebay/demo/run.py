@@ -19,8 +19,8 @@ from forebay.demo.progress import progress
 from forebay.demo.replay import ReplayError, read_back, recreate_topic, send
 from forebay.demo.store_use import PRICES_OF, StoreUse, store_use
 from forebay.stopping import EXIT_INTERRUPTED
-from forebay.version import forebay_version
 from runtime.clock import Clock, SystemClock
+from runtime.version import forebay_version
 
 TOPIC: Final = "flights"
 PARTITION_COUNT: Final = 6

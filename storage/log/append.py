@@ -30,7 +30,7 @@ FLUSH_BYTES: Final = Metric("forebay_flush_object_bytes_total", "Bytes of sealed
 FLUSH_SECONDS: Final = Metric("forebay_flush_duration_seconds", "Stages of a flush", ("stage",))
 BUFFERED_BYTES: Final = Metric("forebay_produce_buffer_bytes", "Bytes of batches received and not yet committed or refused")
 
-UPLOADS_MAX: Final = 8
+UPLOADS_MAX: Final = 4
 COMMIT_TIMEOUT_S: Final = 30.0
 """From sealing on; the default request.timeout.ms of Java producers."""
 

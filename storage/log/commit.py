@@ -177,7 +177,9 @@ class Committer:
             for commit, decision, ops, _ in request:
                 control_op = first + len(ops) - 1
                 first += len(ops)
-                if self._hear(commit, decision, outcome, control_op):
+                cas = ops[-1]
+                assert isinstance(cas, Put)
+                if self._hear(commit, decision, outcome, control_op, cas.expected_version):
                     _add(opened, release(commit))
                 else:
                     again.append(commit)
@@ -217,7 +219,8 @@ class Committer:
                 self._applied(commit, commit.unsure_decisions[entry.attempt])
                 return _FINISHED
             if log.version != commit.unsure_version:
-                # The CAS named a version that is no longer current: it can never apply. It may have applied only if somebody dropped our entry.
+                # The CAS named a version that is no longer current: it can never apply any more. That it did apply is possible only if
+                # somebody dropped our entry since.
                 if entry is None and (
                     log.committed_epoch == commit.epoch or not self._epoch.is_registered() or self._epoch.current != commit.epoch
                 ):
@@ -280,8 +283,11 @@ class Committer:
         except TimeoutError:
             return Unknown(f"no answer after {WRITE_TIMEOUT_S} s")
 
-    def _hear(self, commit: Commit, decision: Decision, outcome: WriteOutcome, control_op: int) -> bool:
-        """Take in what became of an attempt. True if the commit has its outcome."""
+    def _hear(self, commit: Commit, decision: Decision, outcome: WriteOutcome, control_op: int, expected_version: int | None) -> bool:
+        """Take in what became of an attempt. True if the commit has its outcome.
+
+        Meanwhile a reader may have seen what was written, or newer records still: what is known never goes back.
+        """
         log = commit.log
         match outcome:
             case Applied(results):
@@ -289,8 +295,6 @@ class Committer:
                 if result.status is Status.OK:
                     assert result.version is not None, "a successful put has a version"
                     if decision is _BURIAL:
-                        assert log.control is not None
-                        log.observe(log.control, result.version)
                         return True
                     assert decision.control is not None
                     self._applied(commit, decision, version=result.version)
@@ -300,7 +304,8 @@ class Committer:
                 self._unknown.inc()
                 if decision is not _BURIAL:
                     commit.unsure = True
-                    commit.unsure_version = log.version
+                    assert expected_version is not None
+                    commit.unsure_version = expected_version
                     commit.unsure_decisions[commit.attempt] = decision
             case NotApplied():
                 pass
@@ -316,7 +321,7 @@ class Committer:
             if verdict.outcome is Outcome.APPENDED
         ]
         self._tail.add(log.tail, appended)
-        if version is not None:
+        if version is not None and version > log.version:
             assert decision.control is not None
             log.advance(decision.control, version)
         self._answer(commit, decision.verdicts)

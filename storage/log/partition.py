@@ -21,8 +21,8 @@ HINTS_KEPT_MAX: Final = 64
 class PartitionLog:
     """`control` is None until read (or after the partition was seen gone); it only ever moves to newer versions.
 
-    `stored` holds what is known to stand in producers/ (None: nothing), with the versions to replace it by CAS. It was read after the control
-    record it goes with, so it is dropped whenever a record of another broker is taken over.
+    `stored` holds what is known to stand in producers/ (None: nothing), with the versions to replace it by CAS. It was read after the
+    control record it goes with, so it is dropped whenever a record of another broker is taken over.
     `broken` says why the record, though there, could not be read (`Corrupt`, `IncompatibleFormat`).
     `foreign_version` is the version of the last record that was read rather than committed here.
     `committed_epoch` is the last broker epoch under which a commit of this lane was applied.

@@ -79,7 +79,7 @@ class TailCache:
 def _runs_of(appended: Sequence[tuple[Batch, int]]) -> list[BatchRun]:
     size_bytes = sum(batch.size_bytes for batch, _ in appended)
     last = appended[-1][1] + appended[-1][0].record_count - 1
-    if len(appended) > 1 and size_bytes < JOIN_BELOW_BYTES * len(appended) or size_bytes < JOIN_BELOW_BYTES:
+    if (len(appended) > 1 and size_bytes < JOIN_BELOW_BYTES * len(appended)) or size_bytes < JOIN_BELOW_BYTES:
         joined = bytearray().join([batch.view for batch, _ in appended])
         positions = []
         position = 0

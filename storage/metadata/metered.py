@@ -42,8 +42,10 @@ class _Op:
 class MeteredMetadataStore:
     """Adds counting to `inner` and changes nothing else. A cancelled write counts as unknown, a cancelled read not at all."""
 
-    def __init__(self, inner: MetadataStore, telemetry: Telemetry, clock: Clock) -> None:
+    def __init__(self, inner: MetadataStore, telemetry: Telemetry, clock: Clock, *, on_ok: Callable[[], None] | None = None) -> None:
+        """`on_ok` is called after every request that was answered: what health is told by real traffic."""
         self._inner = inner
+        self._on_ok = on_ok
         self._clock = clock
         requests, duration = telemetry.counter(REQUESTS), telemetry.histogram(REQUEST_DURATION)
         self._write = _Op(requests, duration, "write")
@@ -72,6 +74,8 @@ class MeteredMetadataStore:
             return outcome
         finally:
             self._write.count(counted, self._clock.monotonic_s() - started_s)
+            if counted is self._write.ok and self._on_ok is not None:
+                self._on_ok()
 
     async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:
         return await self._count(self._get_many, self._inner.get_many(keys))

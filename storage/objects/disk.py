@@ -25,6 +25,7 @@ from storage.objects.folders import Folders, make_durably, sync_folder
 from storage.objects.naming import TEMPORARY_FOLDER, check_key
 from storage.objects.port import ObjectStat
 from storage.objects.temporaries import Temporaries, discard, write_all
+from storage.objects.unbuffered import read_unbuffered, write_unbuffered
 from storage.objects.walk import walk
 from storage.vocabulary import Buffer
 
@@ -88,7 +89,12 @@ class DiskObjectStore:
         for key in keys:
             check_key(key)
         for start in range(0, len(keys), DELETE_CHUNK_OBJECTS):
-            await self._blocking.run(partial(self._delete, keys[start : start + DELETE_CHUNK_OBJECTS]))
+            try:
+                await self._blocking.run(partial(self._delete, keys[start : start + DELETE_CHUNK_OBJECTS]))
+            except Unavailable as error:
+                if start == 0:
+                    raise
+                raise OutcomeUnknown(str(error)) from error.__cause__
 
     async def probe(self) -> None:
         name = self._ids.next_ulid()
@@ -126,7 +132,8 @@ class DiskObjectStore:
         try:
             descriptor, temporary = self._temporaries.create()
             try:
-                write_all(descriptor, parts)
+                if not write_unbuffered(descriptor, parts):
+                    write_all(descriptor, parts)
                 os.fsync(descriptor)
                 if not withdrawn.is_set():
                     self._publish(temporary, key)
@@ -273,6 +280,9 @@ class DiskObjectStore:
 
 def _read(descriptor: int, start: int, end: int) -> bytes:
     """Bytes [start, end) of a file that has them, however little each call returns."""
+    unbuffered = read_unbuffered(descriptor, start, end)
+    if unbuffered is not None:
+        return unbuffered
     first = os.pread(descriptor, end - start, start)
     if len(first) == end - start:
         return first

@@ -1,6 +1,6 @@
 """Counts what goes through an object store. Put it right around the store itself, so that every attempt counts."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
@@ -32,8 +32,10 @@ OUTCOMES: Final[tuple[Outcome, ...]] = ("ok", "not_found", "exists", "unavailabl
 class MeteredObjectStore:
     """An `ObjectStore` that adds nothing but figures."""
 
-    def __init__(self, inner: ObjectStore, telemetry: Telemetry, clock: Clock) -> None:
+    def __init__(self, inner: ObjectStore, telemetry: Telemetry, clock: Clock, *, on_ok: Callable[[], None] | None = None) -> None:
+        """`on_ok` is called after every call that succeeded: what health is told by real traffic."""
         self._inner = inner
+        self._on_ok = on_ok
         self._clock = clock
         requests, durations = telemetry.counter(REQUESTS), telemetry.histogram(DURATION)
         self._requests = {(op, outcome): requests.labels(op, outcome) for op in OPS for outcome in OUTCOMES}
@@ -110,3 +112,5 @@ class MeteredObjectStore:
         finally:
             self._requests[op, outcome].inc()
             self._durations[op].observe(self._clock.monotonic_s() - began_s)
+            if outcome == "ok" and self._on_ok is not None:
+                self._on_ok()

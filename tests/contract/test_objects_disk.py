@@ -19,6 +19,7 @@ import pytest
 from runtime.blocking import InlineBlocking, ThreadBlocking
 from runtime.clock import SystemClock
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
+from storage.objects import disk
 from storage.objects.disk import DiskObjectStore
 from storage.objects.port import ObjectStore
 from storage.vocabulary import Buffer
@@ -309,6 +310,26 @@ async def test_a_delete_that_fails_before_anything_was_removed_did_nothing(
             await store.delete_many(["wal/1", "wal/2"])
 
     assert await listed(store, "") == ["wal/1", "wal/2"]
+
+
+async def test_a_delete_that_fails_after_its_first_chunk_has_an_unknown_outcome(
+    store: DiskObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put_all(store, ["wal/1", "wal/2"])
+    real = os.unlink
+
+    def unlink(path: str) -> None:
+        if path.endswith("/wal/2"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        patch.setattr(disk, "DELETE_CHUNK_OBJECTS", 1)
+        with pytest.raises(OutcomeUnknown, match="1 objects not deleted"):
+            await store.delete_many(["wal/1", "wal/2"])
+
+    assert await listed(store, "") == ["wal/2"]
 
 
 async def test_a_delete_that_cannot_be_made_durable_has_an_unknown_outcome_and_can_be_repeated(

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from broker.settings.keys import SETTINGS
 from forebay.cli import application
-from forebay.version import forebay_version
+from runtime.version import forebay_version
 
 
 @pytest.fixture(autouse=True)

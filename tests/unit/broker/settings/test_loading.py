@@ -30,7 +30,7 @@ def test_without_sources_everything_is_default() -> None:
 
 
 def test_the_last_source_wins_and_its_origin_is_known() -> None:
-    Path("forebay.yaml").write_text("log:\n  level: error\n  format: json\nkafka:\n  default_partitions: 2\n  leader: client\n")
+    Path("forebay.yaml").write_text("log:\n  level: error\n  format: json\nkafka:\n  default_partitions: 2\n  leader: self\n")
 
     loaded = load(
         environ={"FOREBAY_LOG__LEVEL": "warning", "FOREBAY_KAFKA__DEFAULT_PARTITIONS": "3"},
@@ -38,7 +38,7 @@ def test_the_last_source_wins_and_its_origin_is_known() -> None:
         options={"log.format": ("--log-format", "console")},
     )
 
-    assert (loaded.settings.kafka.leader, loaded.origins["kafka.leader"]) == ("client", "forebay.yaml:6")
+    assert (loaded.settings.kafka.leader, loaded.origins["kafka.leader"]) == ("self", "forebay.yaml:6")
     assert (loaded.settings.log.level, loaded.origins["log.level"]) == ("warning", "FOREBAY_LOG__LEVEL")
     assert (loaded.settings.kafka.default_partitions, loaded.origins["kafka.default_partitions"]) == (5, "--set")
     assert (loaded.settings.log.format, loaded.origins["log.format"]) == ("console", "--log-format")

@@ -6,9 +6,7 @@ from hypothesis import strategies as st
 
 from broker.settings.notation import (
     ASSIGNED_OR_COUNT,
-    BYTES_OR_UNLIMITED,
     FLAG,
-    MILLISECONDS,
     TEXT_OR_NONE,
     Notation,
     OutOfRangeError,
@@ -27,8 +25,6 @@ NOTATIONS = (
     duration(minimum="1ms", maximum="60s"),
     size(minimum="1B", maximum="1GiB"),
     count(minimum=1, maximum=10),
-    MILLISECONDS,
-    BYTES_OR_UNLIMITED,
     FLAG,
     one_of("a", "b"),
 )
@@ -151,18 +147,11 @@ def test_sizes_that_mean_nothing_are_refused(text: object, complaint: str) -> No
         (size(minimum="64KiB", maximum="128MiB"), "1B", "must be between 64KiB and 128MiB"),
         (count(minimum=1, maximum=10), 0, "must be between 1 and 10"),
         (ASSIGNED_OR_COUNT, -1, "must be between 0 and 2147483647"),
-        (MILLISECONDS, "-2", "must be between 0 and 9223372036854775807"),
     ],
 )
 def test_a_value_outside_the_bounds_is_refused_with_them(notation: Notation, value: object, bounds: str) -> None:
     with pytest.raises(OutOfRangeError, match=bounds):
         notation.parse(value)
-
-
-def test_retention_takes_milliseconds_durations_and_no_limit() -> None:
-    assert [MILLISECONDS.parse(value) for value in (604_800_000, "604800000", "7d", -1, "-1")] == [604_800_000] * 3 + [-1, -1]
-    assert [BYTES_OR_UNLIMITED.parse(value) for value in ("1GiB", -1)] == [2**30, -1]
-    assert BYTES_OR_UNLIMITED.show(-1) == "-1"
 
 
 def test_what_may_be_left_out_is_shown_as_nothing() -> None:

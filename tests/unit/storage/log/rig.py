@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
@@ -27,8 +27,6 @@ from storage.vocabulary import Buffer, PartitionId, TopicId
 TOPIC = TopicId("00000000-0000-4000-8000-000000000001")
 PARTITION = PartitionId(TOPIC, 0)
 
-Fault = Callable[["FaultyMetadata", Sequence[WriteOp]], "asyncio.Future[WriteOutcome] | WriteOutcome"]
-
 
 class FaultyMetadata:
     """The store inside, but the next writes meet the faults queued here: lost requests, lost replies, late arrivals, refusals."""
@@ -39,6 +37,8 @@ class FaultyMetadata:
         self.late: list[Sequence[WriteOp]] = []
         self.writes: list[Sequence[WriteOp]] = []
         self.reads_fail = False
+        self._is_late = asyncio.Event()
+        self.on_seen_first: Callable[[], Awaitable[None]] | None = None
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -61,11 +61,26 @@ class FaultyMetadata:
                 return Unknown("reply lost")
             case "late":
                 self.late.append(ops)
+                self._is_late.set()
                 return Unknown("late")
+            case "seen first":
+                outcome = await self._inner.write(ops)
+                assert self.on_seen_first is not None
+                await self.on_seen_first()
+                return outcome
+            case "seen first, reply lost":
+                await self._inner.write(ops)
+                assert self.on_seen_first is not None
+                await self.on_seen_first()
+                return Unknown("reply lost")
             case "refused":
                 return NotApplied("refused")
             case _:
                 raise AssertionError(fault)
+
+    async def until_late(self) -> None:
+        """Return when a request is under way that will arrive late."""
+        await self._is_late.wait()
 
     async def deliver_late(self) -> None:
         for ops in self.late:
@@ -74,8 +89,9 @@ class FaultyMetadata:
 
 
 class FaultyObjects:
-    """The store inside. Puts fail while `puts_fail` is set; while there is a `gate`, each waits for it first and then does what was asked for
-    when it came."""
+    """The store inside. Puts fail while `puts_fail` is set; while there is a `gate`, each waits for it first, and then does what was asked
+    for when it came.
+    """
 
     def __init__(self, inner: MemoryObjectStore) -> None:
         self._inner = inner

@@ -67,13 +67,43 @@ async def test_a_late_request_that_wins_the_race_is_recognised_by_its_attempt() 
         broker.metadata.faults.append("late")
         broker.metadata.reads_fail = True
         sent = broker.send(batch_bytes(2))
-        while not broker.metadata.late:
-            await asyncio.sleep(0.001)
+        await broker.metadata.until_late()
         await broker.metadata.deliver_late()
         broker.metadata.reads_fail = False
 
         assert await sent == [Appended(1, 0)]
         assert (await broker.control()).sequence_counter == 3
+
+
+@pytest.mark.parametrize("fault", ["seen first", "seen first, reply lost"])
+async def test_a_reader_that_sees_a_commit_before_its_writer_hears_of_it_does_no_harm(fault: str) -> None:
+    async with rig() as broker:
+        log = broker.parts.partitions.get(PARTITION)
+        await broker.send(batch_bytes(1))
+        broker.metadata.on_seen_first = lambda: broker.parts.control_reads.refresh([log])
+        broker.metadata.faults.append(fault)
+
+        assert await broker.send(batch_bytes(2)) == [Appended(1, 0)]
+        assert await broker.send(batch_bytes(1)) == [Appended(3, 0)]
+        assert (await broker.control()).sequence_counter == 4
+
+
+async def test_a_newer_record_that_is_seen_before_the_reply_is_kept() -> None:
+    shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
+    async with rig(shared=shared, objects=objects, epoch=7) as one, rig(shared=shared, objects=objects, epoch=8) as other:
+        log = one.parts.partitions.get(PARTITION)
+        await one.send(batch_bytes(1))
+
+        async def somebody_else_commits() -> None:
+            await other.send(batch_bytes(5))
+            await one.parts.control_reads.refresh([log])
+
+        one.metadata.on_seen_first = somebody_else_commits
+        one.metadata.faults.append("seen first")
+
+        assert await one.send(batch_bytes(1)) == [Appended(1, 0)]
+        assert log.high_watermark == 7
+        assert await one.send(batch_bytes(1)) == [Appended(7, 0)]
 
 
 async def test_a_conflict_after_an_unknown_attempt_is_not_taken_for_a_refusal() -> None:
@@ -92,8 +122,7 @@ async def test_a_dropped_writer_entry_makes_the_outcome_unknown_for_ever() -> No
         broker.metadata.faults.append("late")
         broker.metadata.reads_fail = True
         sent = broker.send(batch_bytes(1))
-        while not broker.metadata.late:
-            await asyncio.sleep(0.001)
+        await broker.metadata.until_late()
         control = await broker.control()
         await replace_control(
             broker.shared, Control(sequence_counter=control.sequence_counter, pending=control.pending, writers={99: WriterEntry(1, 1)})
@@ -112,8 +141,7 @@ async def test_an_unregistered_broker_cannot_call_an_absent_entry_not_applied() 
         broker.epoch.is_registered = lambda: False
         broker.metadata.reads_fail = True
         sent = broker.send(batch_bytes(1))
-        while not broker.metadata.late:
-            await asyncio.sleep(0.001)
+        await broker.metadata.until_late()
         await replace_control(broker.shared, Control())
         broker.metadata.reads_fail = False
 

@@ -1,10 +1,10 @@
 """The tail cache and its runs."""
 
+from runtime.telemetry import Telemetry
 from storage.log.batch import Append, Batch
 from storage.log.runs import BatchRun
 from storage.log.tail import DROPPED_KEPT_MAX, JOIN_BELOW_BYTES, RUN_OVERHEAD_BYTES, Tail, TailCache
 from storage.recordbatch import parse_header
-from runtime.telemetry import Telemetry
 from tests.unit.storage.log.batches import batch_bytes
 
 

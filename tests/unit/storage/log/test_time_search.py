@@ -6,8 +6,8 @@ import cramjam
 import pytest
 from crc32c import crc32c
 
-from storage.log.timestamps import TimestampedOffset
 from storage.limits import PENDING_ENTRIES_MAX
+from storage.log.timestamps import TimestampedOffset
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 

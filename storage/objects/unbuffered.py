@@ -1,0 +1,118 @@
+"""File I/O past the page cache (O_DIRECT), through one aligned buffer per thread that is used again and again.
+
+Objects are written once and read through a cache of our own, so the kernel's pages would be made, copied to and dropped for nothing: on a
+virtual machine that alone costs 1 to 2 CPU seconds per GiB, against 0.1 for this (docs/adr/0005-unbuffered-files.md). A file system that
+does not know O_DIRECT is written and read the ordinary way; so are small bodies, for which a page or two is cheaper than a copy.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from storage.limits import BLOCK_BYTES, KIB
+from storage.vocabulary import Buffer
+
+ALIGNMENT_BYTES: Final = 4 * KIB
+"""Of memory, file positions and lengths: the largest sector size in use."""
+BUFFER_BYTES: Final = BLOCK_BYTES + 2 * ALIGNMENT_BYTES
+"""A block that begins and ends in the middle of a sector fits."""
+WORTHWHILE_BYTES: Final = 128 * KIB
+
+_O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
+_local: Final = threading.local()
+
+
+def write_unbuffered(descriptor: int, parts: Sequence[Buffer]) -> bool:
+    """Write the parts one after the other into an empty file, past the page cache; fsync is the caller's.
+
+    False, with the file still empty, if it cannot or should not be done: the file system refuses, or the body is small.
+    """
+    size_bytes = sum(map(len, parts))
+    if size_bytes < WORTHWHILE_BYTES or not _switch(descriptor, on=True):
+        return False
+    buffer = _buffer()
+    view = memoryview(buffer)
+    position = filled = 0
+    try:
+        for part in parts:
+            rest = memoryview(part)
+            while len(rest):
+                taken = min(len(rest), BUFFER_BYTES - filled)
+                view[filled : filled + taken] = rest[:taken]
+                filled += taken
+                rest = rest[taken:]
+                if filled == BUFFER_BYTES:
+                    _write_all(descriptor, view, position)
+                    position += filled
+                    filled = 0
+        if filled:
+            padded = -(-filled // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            view[filled:padded] = bytes(padded - filled)
+            _write_all(descriptor, view[:padded], position)
+    except OSError as error:
+        if error.errno != errno.EINVAL or position:
+            raise
+        # Some file systems take the flag and refuse the write.
+        _switch(descriptor, on=False)
+        os.ftruncate(descriptor, 0)
+        return False
+    os.ftruncate(descriptor, size_bytes)
+    return True
+
+
+def read_unbuffered(descriptor: int, start: int, end: int) -> bytes | None:
+    """Bytes [start, end) of a file that has them; None if it cannot or should not be done."""
+    if not WORTHWHILE_BYTES <= end - start <= BLOCK_BYTES or not _switch(descriptor, on=True):
+        return None
+    first = start // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    wanted = -(-(end - first) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    view = memoryview(_buffer())
+    filled = 0
+    try:
+        while filled < end - first:
+            count = os.preadv(descriptor, [view[filled:wanted]], first + filled)
+            filled += count
+            if filled < end - first and (count == 0 or filled % ALIGNMENT_BYTES):
+                return None  # a short read in the middle of a sector cannot be continued this way
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return None
+    finally:
+        _switch(descriptor, on=False)
+    return bytes(view[start - first : end - first])
+
+
+def _buffer() -> mmap.mmap:
+    """Page-aligned, as only a mapping is for certain; one for each thread of the pool that runs these calls."""
+    buffer: mmap.mmap | None = getattr(_local, "buffer", None)
+    if buffer is None:
+        buffer = _local.buffer = mmap.mmap(-1, BUFFER_BYTES)
+    return buffer
+
+
+def _switch(descriptor: int, *, on: bool) -> bool:
+    if not _O_DIRECT:
+        return False
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | _O_DIRECT if on else flags & ~_O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
+
+
+def _write_all(descriptor: int, view: memoryview, position: int) -> None:
+    written = 0
+    while written < len(view):
+        count = os.pwrite(descriptor, view[written:], position + written)
+        if count % ALIGNMENT_BYTES:
+            # The rest of a sector can only be written the ordinary way; a full disk says so on the next call.
+            _switch(descriptor, on=False)
+        written += count
