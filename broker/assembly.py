@@ -44,7 +44,12 @@ from storage.objects.port import ObjectStore
 from storage.opening import Stores, open_stores
 
 REGISTER_PAUSE_S: Final = 1.0
+TAIL_SHARE: Final = 3 / 8
+BLOCKS_SHARE: Final = 3 / 8
+"""Of storage.cache_bytes; the last quarter is for what readers hold beside it: fetches under way and responses on their way out."""
 DRAIN_COMMITS_S: Final = 30.0
+
+assert TAIL_SHARE + BLOCKS_SHARE < 1
 
 Announce = Callable[[str, dict[str, Any]], None]
 
@@ -128,12 +133,12 @@ async def open_broker(settings: Settings, *, announce: Announce) -> AsyncIterato
         nursery = await closing.enter_async_context(Nursery())
         epoch = BrokerEpoch(registration.epoch, is_registered=lambda: directory.is_registered, live=lambda: _live_epochs(stores.metadata))
         staying = nursery.spawn(_stay_registered(directory, registration.broker_id, settings, endpoints, epoch), name="stay-registered")
-        blocks = BlockCache(stores.objects, bytes_max=settings.storage.cache_bytes // 2, telemetry=telemetry)
+        blocks = BlockCache(stores.objects, bytes_max=int(settings.storage.cache_bytes * BLOCKS_SHARE), telemetry=telemetry)
         parts = open_log(
             metadata=stores.metadata,
             objects=stores.objects,
             blocks=blocks,
-            tail_bytes_max=settings.storage.cache_bytes // 2,
+            tail_bytes_max=int(settings.storage.cache_bytes * TAIL_SHARE),
             flush=FlushSettings(interval_s=settings.storage.flush_interval.total_seconds(), bytes_max=settings.storage.flush_bytes),
             epoch=epoch,
             ids=ids,

@@ -69,7 +69,7 @@ class Reader:
             if position >= span_end:
                 span, position = span + 1, -1
                 continue
-            views = await self._blocks.read(key, position, min(span_end, position + window_bytes))
+            views = await self._blocks.read(key, position, min(span_end, position + window_bytes), object_size=span_end)
             window = views[0] if len(views) == 1 else memoryview(b"".join(views))
             where = f"object={key!r} partition={log.partition} entry={entry.base}..{entry.last} window={position}"
             found = scan(window, base=base, wanted=offset, bytes_max=bytes_max, where=where)

@@ -284,12 +284,14 @@ class MetadataStoreContract:
             DeleteRange(*client.below("d")),
             Delete(client.key("x")),
             Delete(client.key("y")),
+            Delete(client.key("d/old")),
             Put(client.key("x"), b"", ABSENT),
             Put(client.key("y"), b"", ABSENT),
             Put(client.key("d/new"), b"", ABSENT),
         )
 
         assert [result.status for result in results] == [
+            Status.OK,
             Status.OK,
             Status.OK,
             Status.OK,
@@ -512,6 +514,8 @@ class MetadataStoreContract:
         second = await client.store.open_session(timeout_ms=SESSION_TIMEOUT_MS)
         await client.put_ok("made-plain", session=first)
         await client.put_ok("made-plain")
+        version = await client.put_ok("made-plain-at-version", session=first)
+        await client.put_ok("made-plain-at-version", expected=version)
         await client.put_ok("made-ephemeral")
         await client.put_ok("made-ephemeral", session=first)
         await client.put_ok("handed-over", session=first)
@@ -521,9 +525,9 @@ class MetadataStoreContract:
         await client.put_ok("made-anew")
         await first.close()
 
-        assert await client.children("") == ["handed-over", "made-anew", "made-plain"]
+        assert await client.children("") == ["handed-over", "made-anew", "made-plain", "made-plain-at-version"]
         await second.close()
-        assert await client.children("") == ["made-anew", "made-plain"]
+        assert await client.children("") == ["made-anew", "made-plain", "made-plain-at-version"]
 
     async def test_a_session_outlives_its_timeout_while_its_process_is_well(self, client: Client) -> None:
         session = await client.store.open_session(timeout_ms=SESSION_TIMEOUT_MS)

@@ -5,7 +5,7 @@ import pytest
 
 from runtime.clock import SystemClock
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Applied, Key, MetadataStore, Put, Session
+from storage.metadata.port import ABSENT, Applied, Key, MetadataStore, Put, Session, Status
 from tests.contract.metadata_contract import SESSION_TIMEOUT_MS, Client, MetadataStoreContract
 from tests.contract.stepping_clock import SteppingClock
 
@@ -53,6 +53,19 @@ async def test_the_session_of_a_crashed_client_ends_by_itself_when_its_timeout_h
         await session.wait_lost()
     assert await Client(second, "root").children("brokers") == []
     await second.close()
+
+
+async def test_a_write_finds_the_record_of_an_expired_session_absent() -> None:
+    clock = SteppingClock()
+    store = MemoryMetadataStore(clock=clock)
+    client = Client(store, "root")
+    session = await store.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+    await client.put_ok("brokers/1", b"", session=session)
+    clock.advance(SESSION_TIMEOUT_MS / 1_000)
+
+    assert (await client.put("brokers/1", b"", expected=ABSENT)).status is Status.OK
+    assert session.is_lost
+    await store.close()
 
 
 async def test_keys_of_different_partition_keys_are_spread_over_the_shards() -> None:

@@ -5,8 +5,8 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -60,6 +60,34 @@ async def line_of(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
     async with asyncio.timeout(PATIENCE_S):
         return (await process.stdout.readline()).decode().strip()
+
+
+@contextmanager
+def foreign_transaction(path: Path) -> Iterator[None]:
+    """Somebody else's, which does not end: nobody else can begin one."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+
+
+class FailingOnce:
+    """A connection one statement of which fails, as a disk does: without being carried out and without rolling back."""
+
+    def __init__(self, connection: sqlite3.Connection, statement: str) -> None:
+        self._connection = connection
+        self._statement: str | None = statement
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> sqlite3.Cursor:
+        if sql == self._statement:
+            self._statement = None
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return self._connection.execute(sql, parameters)
 
 
 class TestSqliteMetadataStore(MetadataStoreContract):
@@ -233,8 +261,69 @@ async def test_whatever_touches_a_record_of_a_dead_session_finds_it_absent(tmp_p
                 assert await client.ceiling("brokers/0", within="brokers/") is None
             case "delete":
                 assert await client.delete("brokers/1") is Status.KEY_NOT_FOUND
+        with contextlib.closing(sqlite3.connect(tmp_path / "meta.db")) as connection:
+            assert connection.execute("SELECT count(*) FROM sessions").fetchone() == (0,)
         async with asyncio.timeout(PATIENCE_S):
             await session.wait_lost()
+
+
+async def test_a_session_is_lost_by_the_clock_alone(tmp_path: Path) -> None:
+    clock = SteppingClock()
+    async with opened(tmp_path / "meta.db", clock=clock) as store:
+        session = await store.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+        clock.advance(SESSION_TIMEOUT_MS / 1_000)
+
+        assert session.is_lost
+
+
+async def test_a_session_that_cannot_be_renewed_is_lost(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db", busy_timeout_s=0.05) as store:
+        session = await store.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+        with foreign_transaction(tmp_path / "meta.db"):
+            async with asyncio.timeout(PATIENCE_S):
+                await session.wait_lost()
+
+
+async def test_a_session_that_was_ended_by_another_is_lost(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as store, opened(tmp_path / "meta.db") as other:
+        session = await store.open_session(timeout_ms=10 * SESSION_TIMEOUT_MS)
+        await other._commits.submit(lambda transaction: transaction.end_session(session.session_id))
+
+        async with asyncio.timeout(PATIENCE_S):
+            await session.wait_lost()
+
+
+async def test_a_session_that_cannot_be_closed_is_no_longer_kept_alive(tmp_path: Path) -> None:
+    clock = SteppingClock()
+    async with opened(tmp_path / "meta.db", clock=clock, busy_timeout_s=0.05) as store:
+        client = Client(store, "root")
+        session = await store.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+        await client.put_ok("brokers/1", b"", session=session)
+        with foreign_transaction(tmp_path / "meta.db"), pytest.raises(Unavailable, match=r"session not closed: .* database is locked"):
+            await session.close()
+
+        assert session.is_lost
+        clock.advance(SESSION_TIMEOUT_MS / 1_000)
+        assert await client.children("brokers") == []
+
+
+async def test_sessions_end_with_their_store_even_if_it_cannot_write(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as survivor:
+        leaving = await SqliteMetadataStore.open(
+            tmp_path / "meta.db",
+            blocking=ThreadBlocking(threads=1, name="sqlite"),
+            clock=SystemClock(),
+            ids=IdSource(clock=SystemClock()),
+            busy_timeout_s=0.05,
+        )
+        session = await leaving.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+        await Client(leaving, "root").put_ok("brokers/1", b"", session=session)
+        with foreign_transaction(tmp_path / "meta.db"):
+            await leaving.close()
+
+        assert session.is_lost
+        await session.close()
+        assert await Client(survivor, "root").children("brokers") == []
 
 
 async def test_a_process_that_hangs_loses_its_session_and_is_told(tmp_path: Path) -> None:
@@ -324,13 +413,35 @@ async def test_a_write_behind_a_foreign_transaction_that_does_not_end_is_not_app
     async with opened(tmp_path / "meta.db", busy_timeout_s=0.05) as store:
         client = Client(store, "root")
         await client.put_ok("a", b"before")
-        with contextlib.closing(sqlite3.connect(tmp_path / "meta.db", isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+        with foreign_transaction(tmp_path / "meta.db"):
             outcome = await store.write([Put(client.key("a"), b"after", None)])
 
             assert outcome == NotApplied("the metadata file takes no transaction: database is locked")
             assert await client.value("a") == b"before"
         await client.put_ok("a", b"after")
+
+
+@pytest.mark.parametrize(
+    ("statement", "outcome"),
+    [
+        ("BEGIN IMMEDIATE", NotApplied("the metadata file takes no transaction: disk I/O error")),
+        ("SELECT version, session, change FROM counters", NotApplied("the metadata transaction was rolled back: disk I/O error")),
+        (
+            "UPDATE counters SET version = ?, session = ?, change = ?",
+            NotApplied("the metadata transaction was rolled back: disk I/O error"),
+        ),
+        ("COMMIT", Unknown("the metadata commit failed: disk I/O error")),
+    ],
+)
+async def test_wherever_a_transaction_fails_the_next_one_begins_anew(tmp_path: Path, statement: str, outcome: object) -> None:
+    async with opened(tmp_path / "meta.db") as store:
+        client = Client(store, "root")
+        store._commits._connection = FailingOnce(store._writer, statement)  # type: ignore[assignment]
+
+        assert await store.write([Put(client.key("a"), b"", None)]) == outcome
+        assert await client.get("a") is None
+        await client.put_ok("b", b"")
+        assert await client.children("") == ["b"]
 
 
 async def test_a_full_queue_refuses_and_what_it_took_is_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,6 +532,14 @@ async def test_of_many_who_create_the_file_all_get_the_same_one(tmp_path: Path) 
             await Client(store, "root").put_ok(f"d/{number}", b"")
 
         assert len(await Client(stores[0], "root").children("d")) == 8
+
+
+async def test_the_creator_who_comes_second_leaves_the_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path / "meta.db") as store:
+        await Client(store, "root").put_ok("a", b"value")
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    async with opened(tmp_path / "meta.db") as store:
+        assert await Client(store, "root").value("a") == b"value"
 
 
 async def test_a_newer_format_is_refused_and_the_file_unchanged(tmp_path: Path) -> None:
