@@ -1,0 +1,1 @@
+"""To come: the real code of several brokers under virtual time and seeded faults, with a history checker."""

@@ -1,0 +1,1 @@
+"""One module per Kafka API, named as Kafka names it: accept (wire → values), work, answer (values → wire)."""

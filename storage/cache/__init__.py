@@ -1,0 +1,1 @@
+"""Bytes of objects in memory: blocks that were read, and calls that are shared."""

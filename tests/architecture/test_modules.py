@@ -1,0 +1,50 @@
+"""The shape of the code: sizes, and words that earn no place."""
+
+import re
+import statistics
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("forebay", "sim", "broker", "compactor", "storage", "runtime")
+LINES_MAX = 600
+LINES_MEDIAN_MAX = 150
+SLOP = re.compile(r"\b(seamless|robust|leverag|blazing|effortless|cutting-edge|This (class|function|method|module) (is|provides|implements|handles))", re.I)
+BANNED_NAMES = re.compile(r"^class \w*(Manager|Helper|Util|Utils|Impl|Base)\b", re.M)
+
+
+def modules() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_is_small_enough_and_says_what_it_is_for(path: Path) -> None:
+    text = path.read_text()
+
+    assert len(text.splitlines()) <= LINES_MAX
+    assert not BANNED_NAMES.search(text)
+    assert not SLOP.search(text)
+    assert path.name == "__init__.py" or text.startswith('"""'), "a module begins with what it promises"
+
+
+def test_the_usual_module_is_short() -> None:
+    sizes = [len(path.read_text().splitlines()) for path in modules() if path.name != "__init__.py"]
+
+    assert statistics.median(sizes) <= LINES_MEDIAN_MAX
+
+
+def test_runtime_stays_what_its_name_says() -> None:
+    found = {path.stem for path in (ROOT / "runtime").glob("*.py")} - {"__init__"}
+
+    assert found == {"blocking", "clock", "ids", "logs", "supervision", "telemetry", "ulid", "version"}
+
+
+def test_the_documents_show_no_merge_leftovers_and_no_broken_links() -> None:
+    tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in tracked:
+        text = (ROOT / name).read_text()
+        assert "<<<<<<<" not in text
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {target}"
