@@ -288,7 +288,6 @@ class Committer:
 
         Meanwhile a reader may have seen what was written, or newer records still: what is known never goes back.
         """
-        log = commit.log
         match outcome:
             case Applied(results):
                 result = results[control_op]

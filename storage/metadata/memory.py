@@ -18,6 +18,7 @@ from storage.metadata.memory_shard import Shard
 from storage.metadata.port import Applied, DeleteRange, Key, NotApplied, Record, Session, Subscription, WriteOp, WriteOutcome
 
 SESSION_TIMEOUT_MS_MIN: Final = 2_000
+TICK_S_MIN: Final = 0.001
 PAGE_KEYS: Final = 256
 _CLOSED: Final = "the metadata store is closed"
 
@@ -65,7 +66,9 @@ class MemorySession:
         now_s = self._shared.clock.monotonic_s()
         if self._keeps_alive:
             self.deadline_s = now_s + self._timeout_s
-        self._timer = self._loop.call_later(min(self._timeout_s / 3, self.deadline_s - now_s), self._tick)
+        # A pause too short for the clock to notice would be taken again and again.
+        pause_s = max(min(self._timeout_s / 3, self.deadline_s - now_s), TICK_S_MIN)
+        self._timer = self._loop.call_later(pause_s, self._tick)
 
 
 class SharedRecords:

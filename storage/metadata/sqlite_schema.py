@@ -22,6 +22,8 @@ FORMAT: Final = 1
 APPLICATION_ID: Final = int.from_bytes(b"Fbay", "big")
 CHANGES_KEPT: Final = 256
 CACHE_KIB: Final = 16 * 1024
+OPENING_TIMEOUT_S: Final = 5.0
+REPAIR_MS: Final = 20
 
 _TABLES: Final = """
 CREATE TABLE records (k BLOB PRIMARY KEY, version INTEGER NOT NULL, session INTEGER, value BLOB NOT NULL) WITHOUT ROWID;
@@ -74,7 +76,7 @@ def check_format(path: Path) -> None:
     if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK | os.X_OK):
         raise Unavailable(f"no permission to write the metadata file or its folder: {what}")
     try:
-        with contextlib.closing(_connect(path, mode="ro", busy_timeout_s=1)) as connection:
+        with contextlib.closing(_connect(path, mode="ro", busy_timeout_s=OPENING_TIMEOUT_S)) as connection:
             application_id = connection.execute("PRAGMA application_id").fetchone()[0]
             version = connection.execute("PRAGMA user_version").fetchone()[0]
     except sqlite3.Error as error:
@@ -89,25 +91,35 @@ def check_format(path: Path) -> None:
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """The connection that commits: every COMMIT is durable before it returns. It never waits for a lock."""
-    connection = _connect(path, mode="rw", busy_timeout_s=0)
+    """The connection that commits: every COMMIT is durable before it returns. Once open it waits for no lock."""
     # fullfsync: on macOS a plain fsync leaves the data in the drive's cache; elsewhere it means nothing.
-    connection.executescript(
-        f"PRAGMA synchronous = FULL; PRAGMA fullfsync = ON; PRAGMA checkpoint_fullfsync = ON; PRAGMA cache_size = -{CACHE_KIB};"
-    )
-    return connection
+    return _open(path, "PRAGMA synchronous = FULL; PRAGMA fullfsync = ON; PRAGMA checkpoint_fullfsync = ON; PRAGMA busy_timeout = 0;")
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """A connection that only reads, beside a writer of this or another process. It never waits for a lock."""
-    connection = _connect(path, mode="rw", busy_timeout_s=0)
-    connection.executescript(f"PRAGMA query_only = ON; PRAGMA cache_size = -{CACHE_KIB};")
-    return connection
+    """A connection that only reads, beside writers of this and other processes.
+
+    It waits for nobody, with one exception: when a process was killed in the middle of a commit, for the few milliseconds
+    in which another repairs the log.
+    """
+    return _open(path, f"PRAGMA query_only = ON; PRAGMA busy_timeout = {REPAIR_MS};")
 
 
 def reason_of(error: OSError | sqlite3.Error) -> str:
     """The cause without the path, which the caller knows better."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _open(path: Path, settings: str) -> sqlite3.Connection:
+    connection = _connect(path, mode="rw", busy_timeout_s=OPENING_TIMEOUT_S)
+    try:
+        # The first read takes the lock that says "in use"; until then the last one who closes may lock everybody out for a moment.
+        connection.execute("SELECT version FROM counters").fetchall()
+        connection.executescript(f"PRAGMA cache_size = -{CACHE_KIB}; {settings}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _connect(path: Path, *, mode: str, busy_timeout_s: float) -> sqlite3.Connection:

@@ -11,8 +11,11 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("forebay", "sim", "broker", "compactor", "storage", "runtime")
 LINES_MAX = 600
 LINES_MEDIAN_MAX = 150
-SLOP = re.compile(r"\b(seamless|robust|leverag|blazing|effortless|cutting-edge|This (class|function|method|module) (is|provides|implements|handles))", re.I)
-BANNED_NAMES = re.compile(r"^class \w*(Manager|Helper|Util|Utils|Impl|Base)\b", re.M)
+SLOP = re.compile(
+    r"\b(seamless|robust|leverag|blazing|effortless|cutting-edge|This (class|function|method|module) (is|provides|implements|handles))",
+    re.IGNORECASE,
+)
+BANNED_NAMES = re.compile(r"^class \w*(Manager|Helper|Util|Utils|Impl|Base)\b", re.MULTILINE)
 
 
 def modules() -> list[Path]:

@@ -15,7 +15,7 @@ PATIENCE_S = 60
 
 @pytest.fixture(scope="module")
 def kcat() -> str:
-    """Its path; installed as a Debian package if this may be done. Only a machine that is no Debian, or not ours to change, goes without."""
+    """Its path; installed as a Debian package if that may be done. A machine that is no Debian, or not ours to change, goes without."""
     found = shutil.which("kcat")
     if found is None and shutil.which("apt-get") and os.geteuid() == 0:
         install = "apt-get install -y -q kcat || (apt-get update -q && apt-get install -y -q kcat)"
