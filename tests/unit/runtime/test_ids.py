@@ -1,0 +1,59 @@
+"""Ids sort as their times do, whatever the clock does."""
+
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.ids import IdSource
+from runtime.ulid import ULID_LENGTH, decode_ulid, encode_ulid
+
+
+class Clock:
+    def __init__(self, *times_ms: int) -> None:
+        self.times_ms = list(times_ms)
+
+    def now_ms(self) -> int:
+        return self.times_ms.pop(0) if len(self.times_ms) > 1 else self.times_ms[0]
+
+    def monotonic_s(self) -> float:
+        return 0.0
+
+
+@given(st.integers(0, 2**128 - 1))
+def test_a_ulid_survives_the_round_trip(value: int) -> None:
+    assert decode_ulid(encode_ulid(value)) == value
+    assert len(encode_ulid(value)) == ULID_LENGTH
+
+
+@given(st.integers(0, 2**128 - 1), st.integers(0, 2**128 - 1))
+def test_ulids_sort_as_their_numbers_do(one: int, other: int) -> None:
+    assert (encode_ulid(one) < encode_ulid(other)) == (one < other)
+
+
+@pytest.mark.parametrize("text", ["", "short", "I" * 26, "8" + "0" * 25, "0" * 27, "0" * 25 + "u"])
+def test_what_is_no_ulid_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a ULID"):
+        decode_ulid(text)
+
+
+@given(st.lists(st.integers(0, 2**47), min_size=1, max_size=30))
+def test_a_source_never_goes_back_even_if_the_clock_does(times_ms: list[int]) -> None:
+    ids = IdSource(clock=Clock(*times_ms))
+
+    found = [ids.next_ulid() for _ in range(len(times_ms) + 5)]
+    assert found == sorted(set(found))
+
+
+def test_an_id_above_a_floor_is_above_it_though_the_clock_is_behind() -> None:
+    floor = encode_ulid(5_000 << 80 | 77)
+
+    assert IdSource(clock=Clock(10)).next_ulid(above=floor) > floor
+
+
+def test_a_random_uuid_is_of_version_4() -> None:
+    found = IdSource(clock=Clock(0)).random_uuid()
+
+    assert uuid.UUID(found).version == 4
+    assert str(uuid.UUID(found)) == found

@@ -1,0 +1,47 @@
+"""Background tasks have an owner."""
+
+import asyncio
+
+import pytest
+
+from runtime.supervision import Nursery
+
+
+async def test_leaving_cancels_what_still_runs_and_waits_for_it() -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    async with Nursery() as nursery:
+        nursery.spawn(work(), name="work")
+        await asyncio.sleep(0)
+
+    assert ended == ["cancelled"]
+
+
+async def test_a_task_that_fails_takes_its_owner_down() -> None:
+    async def fail() -> None:
+        raise RuntimeError("broken part")
+
+    async def own() -> None:
+        async with Nursery() as nursery:
+            nursery.spawn(fail(), name="fail")
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await own()
+
+    assert caught.group_contains(RuntimeError, match="broken part")
+
+
+async def test_a_task_that_is_cancelled_alone_harms_nobody() -> None:
+    async with Nursery() as nursery:
+        task = nursery.spawn(asyncio.Event().wait(), name="waits")  # type: ignore[arg-type]
+        task.cancel()
+        await asyncio.sleep(0)
+
+        assert task.cancelled()

@@ -1,0 +1,64 @@
+"""Uploads: the same bytes on every try, and one's own object recognised after a lost reply."""
+
+import random
+
+import pytest
+
+from runtime.clock import SystemClock
+from storage.errors import OutcomeUnknown, Unavailable
+from storage.log import upload
+from storage.log.upload import Uploader
+from storage.objects.memory import MemoryObjectStore
+
+
+class Flaky(MemoryObjectStore):
+    """Each put meets the next of these: "refused" (nothing happened), "lost" (it happened, the reply did not come), or goes well."""
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__(clock=SystemClock())
+        self.faults = list(faults)
+        self.tries = 0
+
+    async def put_if_absent(self, key: str, parts: object) -> None:
+        self.tries += 1
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "refused":
+            raise Unavailable("slow down")
+        await super().put_if_absent(key, parts)  # type: ignore[arg-type]
+        if fault == "lost":
+            raise OutcomeUnknown("no reply")
+
+
+def uploader(store: MemoryObjectStore) -> Uploader:
+    return Uploader(objects=store, clock=SystemClock(), chance=random.Random(1))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "PAUSE_S", 0.001)
+
+
+@pytest.mark.parametrize("faults", [(), ("refused",), ("lost",), ("refused", "lost"), ("refused", "refused", "lost")])
+async def test_an_object_is_stored_whatever_becomes_of_the_first_tries(faults: tuple[str, ...]) -> None:
+    store = Flaky(*faults)
+
+    await uploader(store).upload("wal/1", [b"one", b"two"])
+
+    assert await store.get_range("wal/1", 0, 6) == b"onetwo"
+
+
+async def test_an_object_of_another_size_under_the_name_is_not_taken_for_ours() -> None:
+    store = Flaky()
+    await store.put_if_absent("wal/1", [b"something else"])
+
+    with pytest.raises(Unavailable, match="another object has the name"):
+        await uploader(store).upload("wal/1", [b"ours"])
+
+
+async def test_it_gives_up_in_time_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "UPLOAD_TIMEOUT_S", 0.05)
+    store = Flaky(*["refused"] * 1_000)
+
+    with pytest.raises(Unavailable, match="slow down"):
+        await uploader(store).upload("wal/1", [b"x"])
+    assert 1 < store.tries < 1_000
