@@ -23,10 +23,6 @@ def test_records_are_walked_in_order(codec: int) -> None:
 
     found = walk(batch, parse_header(batch))
     assert [tuple(record) for record in found] == [(0, 100, False), (1, 90, False), (2, 130, False)]
-        (0, 100, False),
-        (1, 90, False),
-        (2, 130, False),
-    ]
 
 
 @pytest.mark.parametrize("codec", COMPRESS)
