@@ -68,7 +68,7 @@ def decompressed(body: Buffer, codec: int) -> Buffer:
                 return _bounded(cramjam.zstd.decompress_into, body)
             case _:
                 raise Corrupt(f"unknown compression codec: {codec}")
-    except (cramjam.DecompressionError, ValueError, OSError) as error:
+    except (cramjam.DecompressionError, IndexError, ValueError, OSError) as error:
         raise Corrupt(f"records do not decompress: codec={codec} cause={error}") from error
 
 
