@@ -33,7 +33,7 @@ class Admission:
         return self._held_bytes
 
     def take(self, size_bytes: int) -> None:
-        """Raise `ProtocolViolation` above twice the limit: frames under way are all that can get there, and a client may send them again."""
+        """Raise `ProtocolViolation` above twice the limit: only frames under way can get there, and a client may send them again."""
         if self._held_bytes + size_bytes > 2 * self._bytes_max:
             raise ProtocolViolation(f"no memory for another request: held_bytes={self._held_bytes} wanted_bytes={size_bytes}")
         self._held_bytes += size_bytes

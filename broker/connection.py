@@ -1,8 +1,11 @@
 """One client connection: bytes in, frames out, back-pressure both ways.
 
-A `BufferedProtocol`: small frames are cut from an arena, a large one is received straight into a buffer of its own size. Produce requests
+A `BufferedProtocol`: small frames are cut from an arena, a large one is received straight into a buffer of its own. Produce requests
 overlap; any other request starts when all earlier ones have been answered; replies leave in order. Reading pauses while the client does
 not take its replies, while too much of what it sent is unanswered, and while the whole broker is over its budget.
+
+Bytes are counted from the moment they have a buffer until their request is answered, also if the connection is gone by then: what the log
+still holds for a client that left is memory all the same.
 """
 
 import asyncio
@@ -13,23 +16,23 @@ from typing import Final, Protocol, cast
 import structlog
 
 from broker.admission import Admission
-from broker.dispatch import Client, Done
+from broker.dispatch import Client, Done, Start, Unanswerable
 from broker.protocol.errors import ProtocolViolation
-from broker.protocol.framing import frame_length
+from broker.protocol.framing import PREFIX_BYTES, frame_length
 from broker.protocol.session import Session
 from storage.limits import KIB, MIB
 from storage.vocabulary import Buffer
 
 ARENA_BYTES: Final = 64 * KIB
 OWN_BUFFER_FROM_BYTES: Final = 16 * KIB
-"""Frames from this size on are received into a buffer of their own."""
-FIRST_ALLOCATION_BYTES_MAX: Final = 2 * MIB
-"""A frame that claims more gets its memory as its bytes arrive: a claim alone costs the broker nothing."""
+"""A frame that is not complete gets a buffer of its own when this much of it has arrived."""
+FRAME_GROWTH: Final = 4
+"""That buffer is at most this many times what has arrived: the claim of a length costs the broker nothing."""
 UNANSWERED_BYTES_MAX: Final = 8 * MIB
 UNANSWERED_REQUESTS_MAX: Final = 512
 WRITE_BUFFER_BYTES_HIGH: Final = 256 * KIB
 
-assert OWN_BUFFER_FROM_BYTES <= ARENA_BYTES
+assert OWN_BUFFER_FROM_BYTES + PREFIX_BYTES < ARENA_BYTES, "what stays in the arena leaves room for more"
 
 log = structlog.get_logger("connection")
 
@@ -42,11 +45,18 @@ class Requests(Protocol):
         ...
 
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
-        """Begin an overlapping request; `done` is called once. False: it has to wait for something, use `handle`."""
+        """Begin an overlapping request; `done` is called once. False: it has to wait for something first, use `prepare`.
+
+        Raises `ProtocolViolation` or `Unanswerable`, as all of these: the connection is to be closed.
+        """
+        ...
+
+    async def prepare(self, frame: memoryview, connection: Client) -> Start:
+        """Wait for what an overlapping request needs; the answer is a `start` that begins it. Cancelled: nothing was begun."""
         ...
 
     async def handle(self, frame: memoryview, connection: Client) -> Sequence[Buffer] | None:
-        """The reply from its header on, or None where the client expects none."""
+        """The reply to a request that does not overlap, from its header on."""
         ...
 
 
@@ -62,12 +72,14 @@ class Connection(asyncio.BufferedProtocol):
         listener: str,
         on_made: Callable[["Connection"], None],
         on_lost: Callable[["Connection"], None],
+        on_violation: Callable[[], None],
         now_s: Callable[[], float],
     ) -> None:
         self._requests = requests
         self._admission = admission
         self._on_made = on_made
         self._on_lost = on_lost
+        self._on_violation = on_violation
         self._now_s = now_s
         self._frame_bytes_max = frame_bytes_max
         self.listener = listener
@@ -84,11 +96,11 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_length = 0
         self._queue: deque[bytearray] = deque()
         self._unanswered_bytes = 0
+        self._begun_bytes = 0
         self._overlapping = 0
         self._is_busy = False
         self._is_advancing = False
-        self._number = -1
-        self._handed_over: asyncio.Queue[bytearray] = asyncio.Queue(maxsize=1)
+        self._handed_over: asyncio.Queue[tuple[int, memoryview]] = asyncio.Queue(maxsize=1)
         self._is_reading_paused = False
         self._is_writing_paused = False
         self._is_lost = False
@@ -101,13 +113,14 @@ class Connection(asyncio.BufferedProtocol):
         self.client_host = str(peer[0]) if peer else ""
         self._on_made(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - as asyncio calls it
         self._is_lost = True
         self._queue.clear()
-        self._admission.forget(self._update_reading)
-        self._admission.give_back(self._unanswered_bytes)
-        self._unanswered_bytes = 0
         self._frame = None
+        self._admission.forget(self._update_reading)
+        # What was begun goes on without us, and gives its bytes back itself.
+        self._admission.give_back(self._unanswered_bytes - self._begun_bytes)
+        self._unanswered_bytes = self._begun_bytes
         self._on_lost(self)
 
     def close(self) -> None:
@@ -121,7 +134,13 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_idle(self) -> bool:
+        """Nothing is under way. Requests that were received may still wait for the client to take its replies."""
         return self._session.pending_count == 0
+
+    @property
+    def is_waiting_for_client(self) -> bool:
+        """Memory is held until the client sends the rest of a frame, or takes what was answered."""
+        return self._frame is not None or self._is_writing_paused
 
     def drain(self) -> None:
         """Take no further requests; close as soon as those under way are answered."""
@@ -132,50 +151,47 @@ class Connection(asyncio.BufferedProtocol):
 
     # Receiving
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - as asyncio calls it
         frame = self._frame
         if frame is None:
             return self._arena_view[self._arena_filled :]
-        if self._frame_filled == len(frame):
-            more = min(len(frame), self._frame_length - len(frame))
-            self._count(more)
-            frame.extend(bytes(more))
         return memoryview(frame)[self._frame_filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_active_s = self._now_s()
         try:
-            if self._frame is not None:
+            frame = self._frame
+            if frame is not None:
                 self._frame_filled += nbytes
                 if self._frame_filled == self._frame_length:
-                    frame, self._frame = self._frame, None
-                    self._enqueue(frame, counted=True)
+                    self._frame = None
+                    self._queue.append(frame)
+                elif self._frame_filled == len(frame):
+                    self._give_room(frame, counted_bytes=len(frame))
             else:
                 self._arena_filled += nbytes
                 self._cut_frames()
             self._advance()
-        except ProtocolViolation as violation:
-            self._refuse(violation)
+        except (ProtocolViolation, Unanswerable) as reason:
+            self._refuse(reason)
         self._update_reading()
 
     def _cut_frames(self) -> None:
         view, filled, position = self._arena_view, self._arena_filled, 0
-        while filled - position >= 4:
-            length = frame_length(view[position : position + 4])
+        while filled - position >= PREFIX_BYTES:
+            begin = position + PREFIX_BYTES
+            length = frame_length(view[position:begin])
             if length > self._frame_bytes_max:
                 raise ProtocolViolation(f"frame larger than kafka.max_request_bytes: bytes={length} max={self._frame_bytes_max}")
-            begin = position + 4
-            if length >= OWN_BUFFER_FROM_BYTES and begin + length > filled:
-                self._frame = bytearray(min(length, FIRST_ALLOCATION_BYTES_MAX))
-                self._frame_length = length
-                self._frame_filled = filled - begin
-                self._frame[: filled - begin] = view[begin:filled]
-                self._count(len(self._frame))
-                position = filled
-                break
             if begin + length > filled:
+                if filled - begin >= OWN_BUFFER_FROM_BYTES:
+                    self._frame_length = length
+                    self._frame_filled = filled - begin
+                    self._give_room(view[begin:filled], counted_bytes=0)
+                    position = filled
                 break
-            self._enqueue(bytearray(view[begin : begin + length]), counted=False)
+            self._count(length)
+            self._queue.append(bytearray(view[begin : begin + length]))
             position = begin + length
         if position == filled:
             self._arena_filled = 0
@@ -183,10 +199,14 @@ class Connection(asyncio.BufferedProtocol):
             self._arena[: filled - position] = self._arena[position:filled]
             self._arena_filled = filled - position
 
-    def _enqueue(self, frame: bytearray, *, counted: bool) -> None:
-        if not counted:
-            self._count(len(frame))
-        self._queue.append(frame)
+    def _give_room(self, received: bytearray | memoryview, *, counted_bytes: int) -> None:
+        """Move the begun frame to a buffer with room for more of it."""
+        room_bytes = min(self._frame_length, len(received) * FRAME_GROWTH)
+        self._count(room_bytes - counted_bytes)
+        # Not grown in place: the transport still holds a view of the old one.
+        frame = bytearray(room_bytes)
+        frame[: len(received)] = received
+        self._frame = frame
 
     def _count(self, size_bytes: int) -> None:
         self._admission.take(size_bytes)
@@ -196,75 +216,96 @@ class Connection(asyncio.BufferedProtocol):
 
     def _advance(self) -> None:
         """Start what may start: overlapping requests at once, another one alone."""
-        queue = self._queue
         if self._is_advancing:
             return  # a request was answered while it was being started: the loop that started it goes on
         self._is_advancing = True
         try:
-            self._start_queued(queue)
+            self._start_queued(self._queue)
         finally:
             self._is_advancing = False
 
     def _start_queued(self, queue: deque[bytearray]) -> None:
-        while queue and not self._is_busy and not self._is_writing_paused:
-            frame = queue[0]
-            view = memoryview(frame)
-            if self._requests.is_overlapping(view):
-                queue.popleft()
-                number, size_bytes = self._session.begin(), len(frame)
-
-                def done(payload: Sequence[Buffer] | None, number: int = number, size_bytes: int = size_bytes) -> None:
-                    self._overlapping -= 1
-                    self._finish(number, payload, size_bytes)
-
-                self._overlapping += 1
-                if self._requests.start(view, self, done):
-                    continue
-                self._overlapping -= 1
-                self._hand_over(frame, number)
-            elif not self._overlapping:
-                queue.popleft()
-                self._hand_over(frame, self._session.begin())
-            else:
+        while queue and not self._is_busy and not self._is_writing_paused and not self._is_draining:
+            frame = memoryview(queue[0])
+            is_overlapping = self._requests.is_overlapping(frame)
+            if not is_overlapping and self._overlapping:
                 break
+            queue.popleft()
+            number = self._session.begin()
+            if not is_overlapping or not self._start(number, frame, self._requests.start):
+                self._is_busy = True
+                self._handed_over.put_nowait((number, frame))
 
-    def _hand_over(self, frame: bytearray, number: int) -> None:
-        self._is_busy = True
-        self._number = number
-        self._handed_over.put_nowait(frame)
+    def _start(self, number: int, frame: memoryview, start: Callable[[memoryview, Client, Done], bool]) -> bool:
+        """Begin an overlapping request. From then on it, and nobody else, gives back its bytes, whenever it is done."""
+        size_bytes = len(frame)
+        is_under_way = True
+
+        def done(payload: Sequence[Buffer] | None) -> None:
+            nonlocal is_under_way
+            if is_under_way:
+                is_under_way = False
+                self._overlapping -= 1
+                self._begun_bytes -= size_bytes
+                self._finish(number, payload, size_bytes)
+
+        self._overlapping += 1
+        self._begun_bytes += size_bytes
+        is_started = False
+        try:
+            is_started = start(frame, self, done)
+        finally:
+            if not is_started and is_under_way:
+                is_under_way = False
+                self._overlapping -= 1
+                self._begun_bytes -= size_bytes
+        return is_started
 
     async def run(self) -> None:
-        """Answer the requests that do not overlap, one after the other, until cancelled: the server does so when the connection is lost."""
-        while True:
-            frame = await self._handed_over.get()
-            try:
-                payload = await self._requests.handle(memoryview(frame), self)
-            except ProtocolViolation as violation:
-                self._refuse(violation)
-                return
+        """Do what has to wait for something, one request after the other, until cancelled: the server does so at the end."""
+        try:
+            while True:
+                await self._run_next()
+        except (ProtocolViolation, Unanswerable) as reason:
+            self._refuse(reason)
+
+    async def _run_next(self) -> None:
+        # In a method of its own, so that nothing refers to a frame while the next one is waited for.
+        number, frame = await self._handed_over.get()
+        if self._requests.is_overlapping(frame):
+            start = await self._requests.prepare(frame, self)
             self._is_busy = False
-            self._finish(self._number, payload, len(frame))
+            self._start(number, frame, start)
+            self._advance()
+            self._update_reading()
+        else:
+            payload = await self._requests.handle(frame, self)
+            self._is_busy = False
+            self._finish(number, payload, len(frame))
 
     def _finish(self, number: int, payload: Sequence[Buffer] | None, size_bytes: int) -> None:
-        ready = self._session.reply(number, payload)
-        if self._is_lost:
-            return
         self._unanswered_bytes -= size_bytes
         self._admission.give_back(size_bytes)
-        assert self._transport is not None
+        ready = self._session.reply(number, payload)
+        transport = self._transport
+        assert transport is not None
+        if self._is_lost or transport.is_closing():
+            return
         if ready:
-            self._transport.writelines(ready)
+            transport.writelines(ready)
         if self._is_draining and self.is_idle:
             self.close()
             return
         try:
             self._advance()
-        except ProtocolViolation as violation:
-            self._refuse(violation)
+        except (ProtocolViolation, Unanswerable) as reason:
+            self._refuse(reason)
         self._update_reading()
 
-    def _refuse(self, violation: ProtocolViolation) -> None:
-        log.warning("protocol_violation", client_host=self.client_host, client_id=self.client_id, cause=str(violation))
+    def _refuse(self, reason: ProtocolViolation | Unanswerable) -> None:
+        if isinstance(reason, ProtocolViolation):
+            self._on_violation()
+            log.warning("protocol_violation", client_host=self.client_host, client_id=self.client_id, cause=str(reason))
         self._queue.clear()
         self.abort()
 
@@ -276,10 +317,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
+        self.last_active_s = self._now_s()
         try:
             self._advance()
-        except ProtocolViolation as violation:
-            self._refuse(violation)
+        except (ProtocolViolation, Unanswerable) as reason:
+            self._refuse(reason)
         self._update_reading()
 
     def _update_reading(self) -> None:

@@ -1,7 +1,8 @@
 """Requests to handlers: decode, bound by a deadline, count, encode; and what is done when something goes wrong that nobody foresaw."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -12,7 +13,7 @@ from prometheus_client import Counter, Histogram
 from broker.handlers.api_versions import unsupported_version
 from broker.handlers.context import Context, Parts
 from broker.handlers.errors import error_code_of
-from broker.handlers.fetch import Fetch
+from broker.handlers.fetch import FETCH_WAIT_S_MAX, Fetch
 from broker.handlers.produce import Produce
 from broker.handlers.table import HANDLERS
 from broker.protocol import codec, fetch, produce, support
@@ -21,25 +22,30 @@ from broker.protocol.produce import PartitionResult, ProduceRequest, ProduceResp
 from broker.protocol.request import Request
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
+from storage.catalog.topics import Topic
 from storage.errors import StorageError
+from storage.limits import KIB
 from storage.vocabulary import Buffer
 
 REQUESTS: Final = Metric("forebay_kafka_requests_total", "Requests answered, by API and the first error in the answer", ("api", "error"))
 REQUEST_SECONDS: Final = Metric("forebay_kafka_request_duration_seconds", "From the last byte of a request to its answer", ("api",))
 REQUEST_BYTES: Final = Metric("forebay_kafka_request_bytes_total", "Bytes of frames", ("api", "direction"))
-VIOLATIONS: Final = Metric("forebay_protocol_violations_total", "Connections closed because of what the client sent")
 UNEXPECTED: Final = Metric("forebay_unexpected_errors_total", "Requests that failed in a way no handler foresaw; each is a bug")
 
 HANDLER_TIMEOUT_S: Final = 60.0
-FETCH_WAIT_S_MAX: Final = 300.0
-"""On top of HANDLER_TIMEOUT_S: no client waits longer in a long poll."""
+"""Long polls have their own time on top of it."""
+LARGE_REQUEST_BYTES: Final = 64 * KIB
+"""Larger requests, but for Produce and Fetch, are handled one at a time: their values take many times the memory of their bytes."""
 
 _API_VERSIONS: Final = 18
 
 log = structlog.get_logger("dispatch")
 
-
 Done = Callable[[Sequence[Buffer] | None], None]
+
+
+class Unanswerable(Exception):
+    """There is no answer for a reason that is not the client's: its connection is closed, so that it tries again."""
 
 
 class Client(Protocol):
@@ -56,6 +62,9 @@ class Client(Protocol):
     def close(self) -> None:
         """After what is buffered for the client has been sent."""
         ...
+
+
+Start = Callable[[memoryview, Client, Done], bool]
 
 
 @dataclass(slots=True)
@@ -94,7 +103,7 @@ class Dispatch:
             api.key: ApiMeter(requests, seconds.labels(api.name), size.labels(api.name, "in"), size.labels(api.name, "out"), api.name, {})
             for api in support.APIS
         }
-        self._violations = telemetry.counter(VIOLATIONS)
+        self._large = asyncio.Semaphore()
         self._unexpected = telemetry.counter(UNEXPECTED)
 
     def is_overlapping(self, frame: memoryview) -> bool:
@@ -102,83 +111,106 @@ class Dispatch:
         return len(frame) > 1 and frame[0] == 0 and frame[1] == codec.PRODUCE
 
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
+        return self._start(frame, connection, done, self._produce.find_topics)
+
+    async def prepare(self, frame: memoryview, connection: Client) -> Start:
+        """Look up the topics of a Produce request. It runs alone until then, so it cannot be overtaken by what follows it."""
+        _, request = self._read_produce(frame, connection)
+        highest: dict[str, int] = {}
+        for topic, partition, _ in request.partitions:
+            highest[topic] = max(partition, highest.get(topic, partition))
+        del request  # read again afterwards: many of these may wait, and their values are larger than their bytes
+        found: dict[str, Topic] | StorageError
+        with self._answerable(connection):
+            try:
+                async with asyncio.timeout(HANDLER_TIMEOUT_S):
+                    found = await self._produce.lookup_topics(highest)
+            except StorageError as error:
+                found = error
+        return lambda frame, connection, done: self._start(frame, connection, done, lambda _request: found)
+
+    def _start(
+        self,
+        frame: memoryview,
+        connection: Client,
+        done: Done,
+        find_topics: Callable[[ProduceRequest], dict[str, Topic] | StorageError | None],
+    ) -> bool:
         began_s = self._clock.monotonic_s()
         header, request = self._read_produce(frame, connection)
-        topics = self._produce.find_topics(request)
+        topics = find_topics(request)
         if topics is None:
             return False
         meter = self._meters[codec.PRODUCE]
 
         def finish(results: list[PartitionResult]) -> None:
-            reply = self._answer_produce(header, request, results, connection)
+            try:
+                reply = self._answer_produce(header, request, results, connection)
+            except Exception:  # noqa: BLE001 - the caller is the log, which must go on for all the others
+                self._note_unexpected(connection)
+                connection.close()
+                reply = None
             first_error = next((result.error_code for result in results if result.error_code), 0)
             meter.answered(first_error, self._clock.monotonic_s() - began_s, len(frame), sum(map(len, reply or ())))
             done(reply)
 
-        self._produce.start(request, topics, version=header.api_version, source=connection, done=finish)
+        with self._answerable(connection):
+            if isinstance(topics, StorageError):
+                code, message = error_code_of(topics), str(topics)
+                finish([PartitionResult(topic, partition, code, error_message=message) for topic, partition, _ in request.partitions])
+            else:
+                self._produce.start(request, topics, version=header.api_version, source=connection, done=finish)
         return True
 
     async def handle(self, frame: memoryview, connection: Client) -> Sequence[Buffer] | None:
-        """Raises `ProtocolViolation` for everything that is to close the connection."""
+        """Raises `ProtocolViolation` and `Unanswerable`: the connection is to be closed."""
         began_s = self._clock.monotonic_s()
-        try:
+        with self._answerable(connection):
             header, reply, error_code = await self._handle(frame, connection)
-        except ProtocolViolation:
-            self._violations.inc()
-            raise
-        except (StorageError, TimeoutError) as error:
-            # Some answers have no field for "not now": a closed connection is what makes their clients try again.
-            raise ProtocolViolation(f"no answer to give: cause={error!r}") from error
-        except Exception as error:
-            # The last resort: this request cannot be answered, every other one can.
-            self._unexpected.inc()
-            log.exception("request_failed", client_host=connection.client_host, client_id=connection.client_id)
-            raise ProtocolViolation(f"the request could not be answered: cause={error!r}") from error
-        size_out = sum(map(len, reply or ()))
-        self._meters[header.api_key].answered(error_code, self._clock.monotonic_s() - began_s, len(frame), size_out)
+        self._meters[header.api_key].answered(error_code, self._clock.monotonic_s() - began_s, len(frame), sum(map(len, reply)))
         return reply
 
-    async def _handle(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, Sequence[Buffer] | None, int]:
+    async def _handle(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
         header = self._read_header(frame, connection)
         if not support.is_served(header.api_key, header.api_version):
             if header.api_key != _API_VERSIONS:
                 raise ProtocolViolation(f"not served: api_key={header.api_key} api_version={header.api_version}")
             refusal = codec.encode_response(_API_VERSIONS, 0, header.correlation_id, unsupported_version())
             return header, refusal, ErrorCode.unsupported_version
-        if header.api_key == codec.PRODUCE:
-            return await self._handle_produce(frame, connection)
-        body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
-        if isinstance(body, fetch.FetchRequest):
-            timeout_s = HANDLER_TIMEOUT_S + min(max(body.max_wait_ms, 0) / 1_000, FETCH_WAIT_S_MAX)
-            async with asyncio.timeout(timeout_s):
-                fetched = await self._fetch.handle(body, version=header.api_version)
-            first_error = fetched.error_code or next((p.error_code for p in fetched.partitions if p.error_code), 0)
-            return header, codec.encode_response(header.api_key, header.api_version, header.correlation_id, fetched), first_error
-        request = Request(header.api_key, header.api_version, header.correlation_id, header.client_id, body)
-        context = Context(self._parts, connection.listener, connection.client_host)
-        async with asyncio.timeout(HANDLER_TIMEOUT_S):
-            answer = await HANDLERS[header.api_key](context, request)
-        return header, codec.encode_response(header.api_key, header.api_version, header.correlation_id, answer), first_error_of(answer)
+        if header.api_key == codec.FETCH:
+            return await self._handle_fetch(header, frame)
+        async with asyncio.timeout(HANDLER_TIMEOUT_S), self._large if len(frame) > LARGE_REQUEST_BYTES else contextlib.nullcontext():
+            body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
+            request = Request(header.api_key, header.api_version, header.correlation_id, header.client_id, body)
+            answer = await HANDLERS[header.api_key](Context(self._parts, connection.listener, connection.client_host), request)
+            reply = codec.encode_response(header.api_key, header.api_version, header.correlation_id, answer)
+        return header, reply, first_error_of(answer)
 
-    async def _handle_produce(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, Sequence[Buffer] | None, int]:
-        """A Produce request whose topics have to be looked up first: it runs alone, so it cannot be overtaken by what follows it."""
-        header, request = self._read_produce(frame, connection)
-        answered: asyncio.Future[list[PartitionResult]] = asyncio.get_running_loop().create_future()
+    async def _handle_fetch(self, header: codec.RequestHeader, frame: memoryview) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
+        request = fetch.read_request(header.api_version, frame, header.body_position)
+        async with asyncio.timeout(HANDLER_TIMEOUT_S + FETCH_WAIT_S_MAX):
+            fetched = await self._fetch.handle(request, version=header.api_version)
+        first_error = fetched.error_code or next((partition.error_code for partition in fetched.partitions if partition.error_code), 0)
+        return header, fetch.write_response(header.api_version, header.correlation_id, fetched), first_error
+
+    @contextlib.contextmanager
+    def _answerable(self, connection: Client) -> Iterator[None]:
+        """What goes wrong inside closes this connection, and concerns no other."""
         try:
-            topics = await self._produce.lookup_topics(request)
-        except StorageError as error:
-            code, message = error_code_of(error), str(error)
-            results = [PartitionResult(topic, partition, code, error_message=message) for topic, partition, _ in request.partitions]
-        else:
+            yield
+        except ProtocolViolation:
+            raise
+        except (StorageError, TimeoutError) as error:
+            # Some answers have no field for "not now".
+            log.warning("request_not_answered", client_host=connection.client_host, client_id=connection.client_id, cause=repr(error))
+            raise Unanswerable from error
+        except Exception as error:
+            self._note_unexpected(connection)
+            raise Unanswerable from error
 
-            def done(results: list[PartitionResult]) -> None:
-                if not answered.done():
-                    answered.set_result(results)
-
-            self._produce.start(request, topics, version=header.api_version, source=connection, done=done)
-            results = await answered
-        first_error = next((result.error_code for result in results if result.error_code), 0)
-        return header, self._answer_produce(header, request, results, connection), first_error
+    def _note_unexpected(self, connection: Client) -> None:
+        self._unexpected.inc()
+        log.exception("request_failed", client_host=connection.client_host, client_id=connection.client_id)
 
     def _read_header(self, frame: memoryview, connection: Client) -> codec.RequestHeader:
         header = codec.decode_header(frame)

@@ -19,9 +19,12 @@ CONNECTIONS: Final = Metric("forebay_connections", "Open client connections", ("
 CONNECTIONS_REFUSED: Final = Metric(
     "forebay_connections_refused_total", "Connections closed at once because kafka.max_connections was reached"
 )
+VIOLATIONS: Final = Metric("forebay_protocol_violations_total", "Connections closed because of what the client sent")
 
 BACKLOG: Final = 1_024
 IDLE_CHECK_S: Final = 15.0
+STALLED_S: Final = 15.0
+"""While the budget of request bytes is used up, who holds some of it and was silent for this long loses its connection."""
 
 log = structlog.get_logger("server")
 
@@ -61,6 +64,8 @@ class Server:
         self._all_closed.set()
         self._gauge = telemetry.gauge(CONNECTIONS)
         self._refused = telemetry.counter(CONNECTIONS_REFUSED)
+        self._violations = telemetry.counter(VIOLATIONS)
+        self._is_draining = False
 
     async def serve(self, listener_name: str, bound: socket.socket) -> None:
         """Accept connections on a socket that `bind` made."""
@@ -69,6 +74,7 @@ class Server:
 
     async def drain(self, *, drain_s: float) -> None:
         """Stop accepting, let connections finish what is under way for at most `drain_s`, then cut them off."""
+        self._is_draining = True
         for server in self._servers:
             server.close()
         for connection in tuple(self._connections):
@@ -85,6 +91,9 @@ class Server:
         gauge = self._gauge.labels(name)
 
         def on_made(connection: Connection) -> None:
+            if self._is_draining:
+                connection.abort()  # it was accepted a moment before
+                return
             if len(self._connections) >= self._limits.connections_max:
                 self._refused.inc()
                 connection.abort()
@@ -109,16 +118,25 @@ class Server:
                 listener=name,
                 on_made=on_made,
                 on_lost=on_lost,
+                on_violation=self._violations.inc,
                 now_s=self._clock.monotonic_s,
             )
 
         return make
 
     async def close_idle(self) -> None:
-        """Close connections that were silent for the idle timeout; until cancelled."""
+        """Close connections that were silent for too long; until cancelled."""
         while True:
             await asyncio.sleep(IDLE_CHECK_S)
-            oldest_s = self._clock.monotonic_s() - self._limits.idle_timeout_s
-            for connection in tuple(self._connections):
-                if connection.last_active_s < oldest_s and connection.is_idle:
-                    connection.close()
+            self.close_silent()
+
+    def close_silent(self) -> None:
+        """Close connections that were silent for the idle timeout, and those that keep others waiting for memory by their silence."""
+        now_s = self._clock.monotonic_s()
+        for connection in tuple(self._connections):
+            silent_s = now_s - connection.last_active_s
+            is_idle = connection.is_idle and silent_s > self._limits.idle_timeout_s
+            is_stalled = self._admission.is_over and connection.is_waiting_for_client and silent_s > STALLED_S
+            if is_idle or is_stalled:
+                # Not `close`: that waits until the client has taken what is buffered for it, and this one may never do so.
+                connection.abort()

@@ -4,7 +4,8 @@ Whole batches, the first one even if it is larger than asked for; waits for min_
 at the control record again first (DESIGN.md §6, promise 5), so that no broker answers older than what any broker has acknowledged.
 
 Differs from Apache Kafka: no fetch sessions (session id 0, a full fetch each time: KIP-227 allows it); at most FETCH_RESPONSE_BYTES_MAX
-record bytes per response; the high watermark is the last stable offset as long as there are no transactions; leader epoch 0 for ever (I12).
+record bytes per response, and no wait for more when a partition already has more than its answer may hold; no wait above five minutes; the
+high watermark is the last stable offset as long as there are no transactions; leader epoch 0 for ever (I12).
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,30 +20,43 @@ from broker.handlers.record_checks import ZSTD
 from broker.protocol.fetch import TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from runtime.clock import Clock
 from storage.catalog.topics import Topic, Topics
-from storage.errors import OffsetOutOfRange, StorageError, Unavailable
-from storage.limits import FETCH_RESPONSE_BYTES_MAX
+from storage.errors import NotFound, OffsetOutOfRange, StorageError, Unavailable
+from storage.formats.control import Control
+from storage.limits import FETCH_RESPONSE_BYTES_MAX, MIB
 from storage.log.control_reads import ControlReads
 from storage.log.index import check_range, readable
 from storage.log.partition import PartitionLog, Partitions
 from storage.log.read import Reader
 from storage.recordbatch import CODEC_MASK, peek_offset_and_size
-from storage.vocabulary import TopicId
+from storage.vocabulary import PartitionId, TopicId
 
 ZSTD_VERSION_MINIMUM: Final = 10
 STORED_READS_MAX: Final = 64
 """Reads of the object store in one response: a log of tiny objects is answered in several."""
+FETCH_WAIT_S_MAX: Final = 300.0
+PARTITIONS_WAITING_MAX: Final = 500_000
+"""Partitions in all requests under way, about 150 MiB of values. Above it no request waits, above its double none is served."""
+PINNED_BYTES_MAX: Final = FETCH_RESPONSE_BYTES_MAX + 4 * MIB
+"""Memory that one response may keep alive: a batch that was kept where the socket put it keeps the whole frame it came in."""
 _ATTRIBUTES_LOW_AT: Final = 22
 
 
 @dataclass(slots=True)
 class Target:
-    """A partition of the request: what is known of it, and its answer."""
+    """A partition of the request: what is known of it, and its answer, made when `control` was known. `is_cut`: there is more to read."""
 
     asked: FetchPartition
     log: PartitionLog | None
     answer: FetchedPartition
     is_final: bool = False
+    is_cut: bool = False
     size_bytes: int = 0
+    control: Control | None = None
+    records: Sequence[memoryview] = ()
+
+    @property
+    def has_stood(self) -> bool:
+        return self.log is not None and self.control is self.log.control
 
 
 class Fetch:
@@ -55,28 +69,44 @@ class Fetch:
         self._reader = reader
         self._waiters = waiters
         self._clock = clock
+        self._partitions_under_way = 0
 
     async def handle(self, request: FetchRequest, *, version: int) -> FetchResponse:
+        """Raises `Unavailable` when too much is being fetched already."""
         if request.session_id:
             return FetchResponse((), error_code=ErrorCode.fetch_session_id_not_found)
-        deadline_s = self._clock.monotonic_s() + request.max_wait_ms / 1_000
+        if self._partitions_under_way + len(request.partitions) > 2 * PARTITIONS_WAITING_MAX:
+            raise Unavailable(
+                f"too many partitions are being fetched: under_way={self._partitions_under_way} wanted={len(request.partitions)}"
+            )
+        self._partitions_under_way += len(request.partitions)
+        try:
+            return await self._handle(request, version)
+        finally:
+            self._partitions_under_way -= len(request.partitions)
+
+    async def _handle(self, request: FetchRequest, version: int) -> FetchResponse:
+        deadline_s = self._clock.monotonic_s() + min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX)
         targets = await self._resolve(request, version)
         await self._collect(targets, request, version)
-        if not _is_enough(targets, request.min_bytes) and request.max_wait_ms > 0:
+        may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX
+        if targets and may_wait and not _is_enough(targets, request.min_bytes):
             await self._wait(targets, request, version, deadline_s)
+        if _pinned_bytes(targets) > PINNED_BYTES_MAX:
+            _copy_parts(targets)
         return FetchResponse([target.answer for target in targets])
 
     async def _wait(self, targets: Sequence[Target], request: FetchRequest, version: int, deadline_s: float) -> None:
         logs = [target.log for target in targets if target.log is not None]
         with self._waiters.wait(logs) as wait:
             # Once more now that nothing can be missed: a commit may have come between the first look and the wait.
-            await self._collect(targets, request, version, is_fresh=True)
+            await self._collect(targets, request, version, again=True)
             while not _is_enough(targets, request.min_bytes):
                 left_s = deadline_s - self._clock.monotonic_s()
                 if left_s <= 0:
                     return
                 if await wait.moved(left_s):
-                    await self._collect(targets, request, version, is_fresh=True)
+                    await self._collect(targets, request, version, again=True)
 
     async def _resolve(self, request: FetchRequest, version: int) -> list[Target]:
         by_id = version >= TOPIC_IDS_MINIMUM
@@ -119,20 +149,25 @@ class Fetch:
             found |= await self._topics.lookup(missing)
         return found
 
-    async def _collect(self, targets: Sequence[Target], request: FetchRequest, version: int, *, is_fresh: bool = False) -> None:
-        """Answer every target from what can be read now."""
-        if not is_fresh:
+    async def _collect(self, targets: Sequence[Target], request: FetchRequest, version: int, *, again: bool = False) -> None:
+        """Answer every target from what can be read now; `again`, those that have moved since."""
+        if not again:
             await self._refresh(targets)
-        left_bytes = min(max(request.max_bytes, 0), FETCH_RESPONSE_BYTES_MAX)
-        is_first = True
+        moved = [target for target in targets if not target.is_final and not (again and target.has_stood)]
+        for target in moved:
+            target.size_bytes, target.records = 0, ()
+        kept_bytes = sum(target.size_bytes for target in targets)
+        left_bytes = max(0, min(max(request.max_bytes, 0), FETCH_RESPONSE_BYTES_MAX) - kept_bytes)
+        is_first = not kept_bytes
         stored_reads = STORED_READS_MAX
-        for target in targets:
-            if target.log is None or target.is_final:
-                continue
+        for target in moved:
+            assert target.log is not None
             try:
                 bytes_max = min(left_bytes, max(target.asked.partition_max_bytes, 0))
                 buffers, stored_reads = await self._gather(target, bytes_max, at_least_one=is_first, stored_reads=stored_reads)
             except StorageError as error:
+                if isinstance(error, NotFound):
+                    self._forget(target.log.partition)
                 target.answer = _refusal(target, error)
                 target.is_final = True
                 continue
@@ -144,11 +179,18 @@ class Fetch:
             target.size_bytes = sum(map(len, buffers))
             left_bytes = max(0, left_bytes - target.size_bytes)
             is_first = is_first and not target.size_bytes
+            target.records = buffers
             target.answer = _answer(target, buffers, request.isolation_level)
+
+    def _forget(self, partition: PartitionId) -> None:
+        """The cache contradicts the control record: the topic is gone, or is another one of that name by now."""
+        topic = self._topics.find_id(partition.topic_id)
+        if topic is not None:
+            self._topics.forget(topic.name)
 
     async def _refresh(self, targets: Sequence[Target]) -> None:
         """Read the control records of partitions that the request reaches the end of, or that were never read."""
-        stale = [log for target in targets if (log := target.log) is not None and _needs_refresh(log, target.asked.fetch_offset)]
+        stale = {log for target in targets if (log := target.log) is not None and _needs_refresh(log, target.asked.fetch_offset)}
         if not stale:
             return
         try:
@@ -172,13 +214,20 @@ class Fetch:
                 if not stored_reads:
                     break
                 stored_reads -= 1
-                run = await self._reader.stored(log, offset, bytes_max=bytes_max - taken_bytes)
+                try:
+                    run = await self._reader.stored(log, offset, bytes_max=bytes_max - taken_bytes)
+                except StorageError:
+                    if not buffers:
+                        raise
+                    break  # what was read is answered; the next fetch begins here, and is told
             piece = run.from_offset(offset, bytes_max - taken_bytes, at_least_one=at_least_one and not buffers)
             if piece is None:
                 break
             view, offset = piece
             buffers.append(view)
             taken_bytes += len(view)
+        target.control = log.control
+        target.is_cut = offset < log.high_watermark
         return buffers, stored_reads
 
 
@@ -188,7 +237,22 @@ def _needs_refresh(log: PartitionLog, offset: int) -> bool:
 
 
 def _is_enough(targets: Sequence[Target], min_bytes: int) -> bool:
-    return any(target.is_final for target in targets) or sum(target.size_bytes for target in targets) >= min_bytes
+    return any(target.is_final or target.is_cut for target in targets) or sum(target.size_bytes for target in targets) >= min_bytes
+
+
+def _pinned_bytes(targets: Iterable[Target]) -> int:
+    return sum({id(view.obj): _whole_bytes(view) for target in targets for view in target.records}.values())
+
+
+def _copy_parts(targets: Iterable[Target]) -> None:
+    """Copy what is only a part of the memory it keeps alive."""
+    for target in targets:
+        copied = [bytes(view) if len(view) < _whole_bytes(view) else view for view in target.records]
+        target.answer = target.answer._replace(records=copied)
+
+
+def _whole_bytes(view: memoryview) -> int:
+    return memoryview(view.obj).nbytes
 
 
 def _answer(target: Target, records: Sequence[memoryview], isolation_level: int) -> FetchedPartition:

@@ -16,7 +16,7 @@ from broker.handlers.record_checks import Refused, TopicRules, check, rules_of
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.clock import Clock
 from storage.catalog.topics import Topic, Topics
-from storage.errors import StorageError
+from storage.errors import NotFound, StorageError
 from storage.log.append import Appender
 from storage.log.batch import Append, Appended, Batch, batch_of
 from storage.log.partition import PartitionLog, Partitions
@@ -48,13 +48,16 @@ class Produce:
             found[name] = topic
         return found
 
-    async def lookup_topics(self, request: ProduceRequest) -> dict[str, Topic]:
-        """The topics that exist, each as of a read made now where the cache is not enough. Raises `StorageError`."""
-        for name, partition, _ in request.partitions:
+    async def lookup_topics(self, highest: Mapping[str, int]) -> dict[str, Topic]:
+        """Of these topics those that exist, each as of a read made now where the cache does not know it, or its highest partition named.
+
+        Raises `StorageError`.
+        """
+        for name, partition in highest.items():
             topic = self._topics.find(name)
-            if topic is not None and not topic.has_partition(partition):
+            if topic is not None and partition >= topic.partition_count:
                 self._topics.forget(name)
-        return await self._topics.lookup({name for name, _, _ in request.partitions})
+        return await self._topics.lookup(highest)
 
     def start(self, request: ProduceRequest, topics: Mapping[str, Topic], *, version: int, source: object, done: Done) -> None:
         """Submit what passes its checks. `done` is called once, perhaps before this returns, with one result per partition, in order."""
@@ -69,6 +72,10 @@ class Produce:
         append_ms: list[int] = []
 
         def finish(append: Append) -> None:
+            if any(isinstance(result, NotFound) for result in append.results):
+                # The cache is behind: the next request looks the names up again, and may find a new topic of the same name.
+                for name in topics:
+                    self._topics.forget(name)
             done(_merge(request, results, append, append_ms))
 
         append = Append(source, finish, [], 0)

@@ -1,9 +1,11 @@
 """What Kafka checks of a batch before it appends it (LogValidator, UnifiedLog.analyzeAndValidateRecords): header, size, CRC, times.
 
 Record by record only where a topic asks for it: keys of compacted topics, and `message.timestamp.before.max.ms` when it is set.
+
+Differs from Apache Kafka: what is inside the records is otherwise not looked at. Where it is, a batch has at most RECORDS_CHECKED_MAX
+records, and the answer names at most RECORD_ERRORS_MAX of them. A producer id below -1 is refused.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,14 +22,21 @@ from storage.recordbatch import (
     CODEC_MASK,
     HEADER_BYTES,
     MAGIC,
+    NO_PRODUCER,
     BatchHeader,
 )
-from storage.records import RecordFacts, walk
+from storage.records import walk
 
 ZSTD: Final = 4
 ZSTD_VERSION_MINIMUM: Final = 7
 TIMESTAMP_AFTER_DEFAULT_MAX_MS: Final = 3_600_000
 UNLIMITED_MS: Final = 2**63 - 1
+RECORD_BYTES_MIN: Final = 7
+"""Length, attributes, two deltas, two lengths and the number of headers, a byte each."""
+RECORDS_CHECKED_MAX: Final = 200_000
+"""Walking that many takes a third of a second of the event loop; a batch of 1 MiB can claim thousands of millions."""
+RECORD_ERRORS_MAX: Final = 1_000
+NO_TIMESTAMP: Final = -1
 _MAGIC_AT: Final = 16
 
 
@@ -89,9 +98,13 @@ def _check_header(header: BatchHeader, version: int) -> Refused | None:
         return Refused(
             ErrorCode.invalid_record, f"record count {header.record_count} and last offset delta {header.last_offset_delta} contradict"
         )
+    if not attributes & CODEC_MASK and header.record_count > (header.size_bytes - HEADER_BYTES) // RECORD_BYTES_MIN:
+        return Refused(ErrorCode.invalid_record, f"{header.size_bytes} bytes cannot hold {header.record_count} records")
     if attributes & ATTRIBUTE_CONTROL:
         return Refused(ErrorCode.invalid_record, "clients may not write control batches")
-    if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
+    if header.producer_id < NO_PRODUCER:
+        return Refused(ErrorCode.invalid_record, f"{header.producer_id} is not a producer id")
+    if header.producer_id != NO_PRODUCER and (header.base_sequence < 0 or header.producer_epoch < 0):
         return Refused(
             ErrorCode.invalid_record,
             f"producer id {header.producer_id} without sequence ({header.base_sequence}) or epoch ({header.producer_epoch})",
@@ -112,7 +125,8 @@ def _check_times(header: BatchHeader, rules: TopicRules, now_ms: int) -> Refused
     if not rules.is_log_append and header.max_timestamp - now_ms > rules.after_max_ms:
         return Refused(
             ErrorCode.invalid_timestamp,
-            f"timestamp {header.max_timestamp} is {header.max_timestamp - now_ms} ms ahead, message.timestamp.after.max.ms is {rules.after_max_ms}",
+            f"timestamp {header.max_timestamp} is {header.max_timestamp - now_ms} ms ahead, "
+            f"message.timestamp.after.max.ms is {rules.after_max_ms}",
         )
     return None
 
@@ -121,18 +135,26 @@ def _check_records(view: memoryview, header: BatchHeader, rules: TopicRules, now
     checks_before = rules.before_max_ms != UNLIMITED_MS and not rules.is_log_append
     if not rules.needs_keys and not checks_before:
         return None
+    if header.record_count > RECORDS_CHECKED_MAX:
+        text = f"{header.record_count} records in a batch whose records are checked, at most {RECORDS_CHECKED_MAX} are allowed"
+        return Refused(ErrorCode.invalid_record, text)
+    without_key: list[int] = []
+    early: list[int] = []
     try:
-        records = list(walk(view, header))
+        for index, record in enumerate(walk(view, header)):
+            if rules.needs_keys and not record.has_key:
+                without_key.append(index)
+            if checks_before and record.timestamp_ms != NO_TIMESTAMP and now_ms - record.timestamp_ms > rules.before_max_ms:
+                early.append(index)
     except Corrupt as error:
         return Refused(ErrorCode.invalid_record, str(error))
-    if rules.needs_keys and (without := _indexes(records, lambda record: not record.has_key)):
-        text = "compacted topics take no record without a key"
-        return Refused(ErrorCode.invalid_record, text, tuple((index, text) for index in without))
-    if checks_before and (early := _indexes(records, lambda record: now_ms - record.timestamp_ms > rules.before_max_ms)):
+    if without_key:
+        return _refused_records(ErrorCode.invalid_record, without_key, "compacted topics take no record without a key")
+    if early:
         text = f"older than message.timestamp.before.max.ms={rules.before_max_ms}"
-        return Refused(ErrorCode.invalid_timestamp, text, tuple((index, text) for index in early))
+        return _refused_records(ErrorCode.invalid_timestamp, early, text)
     return None
 
 
-def _indexes(records: Iterable[RecordFacts], is_wrong: Callable[[RecordFacts], bool]) -> list[int]:
-    return [index for index, record in enumerate(records) if is_wrong(record)]
+def _refused_records(code: ErrorCode, indexes: list[int], text: str) -> Refused:
+    return Refused(code, text, tuple((index, text) for index in indexes[:RECORD_ERRORS_MAX]))

@@ -42,6 +42,8 @@ COMMIT_UNKNOWN: Final = Metric("forebay_commit_unknown_total", "Commit attempts 
 BACKOFF_S: Final = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Pauses before the n-th repetition, the last one for all after it; each is taken with a jitter of half to all of it."""
 WRITE_TIMEOUT_S: Final = 10.0
+OP_OVERHEAD_BYTES: Final = 64
+"""What a store may count of an op beside key and value: conditions, depth, lengths."""
 
 
 class BrokerEpoch:
@@ -231,7 +233,7 @@ class Committer:
             elif commit.is_abandoned:
                 # Put what is there once more: whoever wins, the version moves and the old attempt is decided.
                 put = Put(log.keys.control, encode(control), log.version)
-                return _Send(_BURIAL, (put,), len(put.value))
+                return _Send(_BURIAL, (put,))
         if not self._spill.is_known(commit):
             return _AGAIN
         if control.revoked_floor and commit.object_id <= control.revoked_floor:
@@ -261,13 +263,11 @@ class Committer:
                 return _FINISHED
             commit.must_drain = True
             return _AGAIN
-        ops: tuple[WriteOp, ...] = (Put(log.keys.control, value, log.version),)
-        size_bytes = len(value)
+        ops: tuple[Put, ...] = (Put(log.keys.control, value, log.version),)
         if decision.chunk is not None:
             chunk = encode(decision.chunk)
             ops = (Put(log.keys.index(decision.chunk.entries[-1].last), chunk, ABSENT), *ops)
-            size_bytes += len(chunk)
-        return _Send(decision, ops, size_bytes)
+        return _Send(decision, ops)
 
     async def _write_all(self, requests: Sequence[Sequence[WriteOp]]) -> list[WriteOutcome]:
         if len(requests) == 1:
@@ -354,10 +354,10 @@ class Committer:
 class _Send:
     __slots__ = ("decision", "ops", "size_bytes")
 
-    def __init__(self, decision: Decision, ops: tuple[WriteOp, ...], size_bytes: int) -> None:
+    def __init__(self, decision: Decision, ops: tuple[Put, ...]) -> None:
         self.decision = decision
         self.ops = ops
-        self.size_bytes = size_bytes
+        self.size_bytes = sum(len(op.value) + len(op.key.path) + OP_OVERHEAD_BYTES for op in ops)
 
 
 _FINISHED: Final = object()

@@ -1,0 +1,209 @@
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from broker.fetching import waiters as waiters_module
+from broker.fetching.waiters import Waiters
+from runtime.clock import SystemClock
+from runtime.supervision import Nursery
+from storage.errors import Unavailable
+from storage.log.partition import PartitionLog, Partitions
+from storage.vocabulary import PartitionId, TopicId
+
+TOPIC = TopicId("00000000-0000-4000-8000-000000000001")
+LONG_S = 30.0
+SOON_S = 10.0
+
+
+@dataclass
+class FakeStore:
+    """Its control records are never read here: `refreshed` is who was asked about, round by round."""
+
+    refreshed: list[set[PartitionLog]] = field(default_factory=list)
+    fails: bool = False
+    moves: set[PartitionLog] = field(default_factory=set)
+    callback: Callable[[str], None] | None = None
+
+    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> "FakeStore":
+        self.callback = callback
+        return self
+
+    def cancel(self) -> None:
+        self.callback = None
+
+    async def refresh(self, logs: Iterable[PartitionLog]) -> None:
+        self.refreshed.append(set(logs))
+        if self.fails:
+            raise Unavailable("no answer")
+        for log in self.refreshed[-1] & self.moves:
+            log.wake()
+
+    def hint(self, log: PartitionLog) -> None:
+        assert self.callback is not None
+        self.callback(log.keys.control.path)
+
+
+@dataclass
+class Waiting:
+    store: FakeStore
+    partitions: Partitions
+    waiters: Waiters
+
+    def log(self, partition: int) -> PartitionLog:
+        return self.partitions.get(PartitionId(TOPIC, partition))
+
+
+@contextlib.asynccontextmanager
+async def waiting() -> AsyncIterator[Waiting]:
+    store, partitions = FakeStore(), Partitions()
+    anything: Any = store
+    waiters = Waiters(metadata=anything, partitions=partitions, control_reads=anything, clock=SystemClock())
+    async with Nursery() as nursery:
+        nursery.spawn(waiters.run(), name="waiters")
+        await asyncio.sleep(0)
+        yield Waiting(store, partitions, waiters)
+    assert store.callback is None, "who stops listening says so"
+
+
+@pytest.fixture
+def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiters_module, "POLL_S", LONG_S)
+
+
+async def rounds(store: FakeStore, count: int) -> None:
+    async with asyncio.timeout(SOON_S):
+        while len(store.refreshed) < count:  # noqa: ASYNC110 - the timer of the code under test
+            await asyncio.sleep(0.001)
+
+
+async def test_a_wait_ends_when_one_of_its_partitions_moves(no_poll: None) -> None:
+    async with waiting() as broker, asyncio.timeout(SOON_S):
+        with broker.waiters.wait([broker.log(0), broker.log(1)]) as wait:
+            broker.log(1).wake()
+
+            assert await wait.moved(LONG_S)
+
+
+async def test_a_wait_ends_with_its_time_and_only_a_new_move_ends_the_next(no_poll: None) -> None:
+    async with waiting() as broker, asyncio.timeout(SOON_S):
+        with broker.waiters.wait([broker.log(0)]) as wait:
+            broker.log(0).wake()
+            broker.log(0).wake()
+            first, second = await wait.moved(LONG_S), await wait.moved(0.001)
+            broker.log(0).wake()
+            third = await wait.moved(LONG_S)
+
+        assert (first, second, third) == (True, False, True)
+
+
+async def test_a_move_of_another_partition_ends_nothing(no_poll: None) -> None:
+    async with waiting() as broker:
+        with broker.waiters.wait([broker.log(0)]) as wait:
+            broker.log(1).wake()
+
+            assert not await wait.moved(0.001)
+
+
+async def test_all_who_wait_for_a_partition_are_woken(no_poll: None) -> None:
+    async with waiting() as broker, asyncio.timeout(SOON_S):
+        with broker.waiters.wait([broker.log(0)]) as one, broker.waiters.wait([broker.log(0)]) as other:
+            broker.log(0).wake()
+
+            assert await one.moved(LONG_S)
+            assert await other.moved(LONG_S)
+
+
+async def test_who_leaves_is_forgotten_and_the_others_stay() -> None:
+    async with waiting() as broker:
+        log = broker.log(0)
+        with broker.waiters.wait([log, log]):
+            with broker.waiters.wait([log, broker.log(1)]):
+                pass
+            left_behind = len(log.wakers)
+            await rounds(broker.store, 1)
+            asked = broker.store.refreshed[-1]
+
+        assert left_behind == 1
+        assert asked == {log}
+        assert not log.wakers
+        assert not broker.waiters._waited_for
+
+
+async def test_a_hint_about_a_partition_that_somebody_waits_for_is_followed_at_once(no_poll: None) -> None:
+    async with waiting() as broker, asyncio.timeout(SOON_S):
+        broker.store.moves.add(broker.log(0))
+        with broker.waiters.wait([broker.log(0), broker.log(1)]) as wait:
+            broker.store.hint(broker.log(0))
+
+            assert await wait.moved(LONG_S)
+            assert broker.store.refreshed == [{broker.log(0)}]
+
+
+async def test_hints_about_other_partitions_are_not_followed(no_poll: None) -> None:
+    async with waiting() as broker:
+        with broker.waiters.wait([broker.log(0)]):
+            broker.store.hint(broker.log(1))
+            assert broker.store.callback is not None
+            broker.store.callback("llog/topics/t")
+            broker.store.hint(broker.log(0))
+            await rounds(broker.store, 1)
+
+        assert broker.store.refreshed == [{broker.log(0)}]
+
+
+async def test_hints_that_come_together_are_followed_together(no_poll: None) -> None:
+    async with waiting() as broker:
+        logs = {broker.log(number) for number in range(5)}
+        with broker.waiters.wait(list(logs)):
+            for log in [*logs, *logs]:
+                broker.store.hint(log)
+            await rounds(broker.store, 1)
+            await asyncio.sleep(0.01)
+
+        assert broker.store.refreshed == [logs]
+
+
+async def test_without_hints_the_partitions_waited_for_are_asked_about_again_and_again() -> None:
+    async with waiting() as broker, asyncio.timeout(SOON_S):
+        with broker.waiters.wait([broker.log(0)]) as wait:
+            await rounds(broker.store, 2)
+            broker.store.moves.add(broker.log(0))
+
+            assert await wait.moved(LONG_S)
+            assert all(asked == {broker.log(0)} for asked in broker.store.refreshed)
+
+
+async def test_a_stream_of_hints_does_not_put_off_the_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiters_module, "POLL_S", 0.02)
+    async with waiting() as broker, asyncio.timeout(SOON_S):
+        with broker.waiters.wait([broker.log(0), broker.log(1)]):
+            while {broker.log(0), broker.log(1)} not in broker.store.refreshed:
+                broker.store.hint(broker.log(0))
+                await asyncio.sleep(0)
+
+        assert {broker.log(0)} in broker.store.refreshed
+
+
+async def test_nobody_is_asked_about_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiters_module, "POLL_S", 0.001)
+    async with waiting() as broker:
+        broker.log(0)
+        await asyncio.sleep(0.02)
+
+        assert broker.store.refreshed == []
+
+
+async def test_a_store_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiters_module, "POLL_S", 0.001)
+    async with waiting() as broker, asyncio.timeout(SOON_S):
+        broker.store.fails = True
+        with broker.waiters.wait([broker.log(0)]) as wait:
+            await rounds(broker.store, 3)
+            broker.store.fails = False
+            broker.store.moves.add(broker.log(0))
+
+            assert await wait.moved(LONG_S)

@@ -1,0 +1,468 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from broker.handlers import fetch as fetch_module
+from broker.handlers.fetch import PINNED_BYTES_MAX
+from broker.protocol.fetch import FetchedPartition, FetchResponse
+from runtime.clock import SystemClock
+from storage.errors import Unavailable
+from storage.formats.control import encode
+from storage.limits import FETCH_RESPONSE_BYTES_MAX, KIB, MIB
+from storage.log.read import Reader
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import Applied, Put
+from storage.recordbatch import parse_header
+from tests.unit.broker.handlers.logged import (
+    Node,
+    Stores,
+    asking,
+    batches_of,
+    fetch_request,
+    node,
+    nodes,
+    offsets_of,
+    produce_request,
+)
+from tests.unit.broker.handlers.record_batches import record_batch
+
+LONG_MS = 30_000
+SOON_S = 10.0
+clock = SystemClock()
+
+
+async def filled(broker: Node, *batches: bytearray, topic: str = "t", partition_count: int = 1) -> None:
+    await broker.create(topic, partition_count=partition_count)
+    for batch in batches:
+        (result,) = await broker.send((topic, 0, batch))
+        assert result.error_code == 0
+
+
+async def trimmed(broker: Node, topic: str, log_start: int) -> None:
+    """Retention has moved the start of partition 0, told by the control record."""
+    found = (await broker.topics.lookup([topic]))[topic]
+    control = await broker.log.control(found.partition(0))
+    moved = type(control)(**{**{name: getattr(control, name) for name in control.__struct_fields__}, "log_start": log_start})
+    outcome = await broker.log.shared.write([Put(PartitionKeys(found.partition(0)).control, encode(moved), None)])
+    assert isinstance(outcome, Applied)
+
+
+def code(answer: FetchedPartition) -> ErrorCode:
+    return ErrorCode(answer.error_code)
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Node]:
+    async with node() as made:
+        yield made
+
+
+async def test_batches_come_whole_with_their_offsets_and_the_bounds_of_the_log(broker: Node) -> None:
+    await filled(broker, record_batch(b"a", b"b", b"c"), record_batch(b"d"))
+    answer = await broker.read_one(asking("t"))
+
+    assert [parse_header(batch).base_offset for batch in batches_of(answer)] == [0, 3]
+    assert answer[:8] == ("t", 0, 0, 4, 4, 0, None, -1)
+
+
+async def test_a_read_in_the_middle_of_a_batch_gets_the_whole_batch(broker: Node) -> None:
+    await filled(broker, record_batch(b"a"), record_batch(b"b", b"c", b"d"))
+    answer = await broker.read_one(asking("t", offset=2))
+
+    assert offsets_of(answer) == [1, 2, 3]
+
+
+async def test_at_the_end_there_is_nothing_and_no_error(broker: Node) -> None:
+    await filled(broker, record_batch(b"a"))
+    answer = await broker.read_one(asking("t", offset=1))
+
+    assert code(answer) is ErrorCode.none
+    assert (answer.records, answer.high_watermark, answer.log_start_offset) == ([], 1, 0)
+
+
+@pytest.mark.parametrize("offset", [-1, -(2**63), 3, 2**63 - 1])
+async def test_an_offset_out_of_range_is_told_with_the_bounds(broker: Node, offset: int) -> None:
+    await filled(broker, record_batch(b"a", b"b"))
+    answer = await broker.read_one(asking("t", offset=offset), max_wait_ms=LONG_MS)
+
+    assert answer == FetchedPartition("t", 0, ErrorCode.offset_out_of_range, 2, 2, 0)
+
+
+async def test_an_offset_below_the_start_is_told_with_the_bounds_also_when_the_start_moved_unheard() -> None:
+    async with node(is_deaf=True) as broker:
+        await filled(broker, record_batch(b"a"), record_batch(b"b"), record_batch(b"c"))
+        await trimmed(broker, "t", 2)
+        served_from_memory = await broker.read_one(asking("t", offset=1))
+        await broker.read_one(asking("t", offset=3))
+        below, at_start = await broker.read_one(asking("t", offset=1)), await broker.read_one(asking("t", offset=2))
+
+        assert offsets_of(served_from_memory) == [1, 2]
+        assert below == FetchedPartition("t", 0, ErrorCode.offset_out_of_range, 3, 3, 2)
+        assert offsets_of(at_start) == [2]
+        assert at_start.log_start_offset == 2
+
+
+async def test_the_end_is_read_anew_so_that_nothing_another_broker_acknowledged_is_missed() -> None:
+    stores = Stores()
+    async with node(stores, is_deaf=True) as broker, node(stores, epoch=8) as other:
+        await filled(broker, record_batch(b"a"))
+        await other.send(("t", 0, record_batch(b"b")))
+        at_the_known_end = await broker.read_one(asking("t", offset=1))
+        await other.send(("t", 0, record_batch(b"c")))
+        beyond_it = await broker.read_one(asking("t", offset=3))
+
+        assert offsets_of(at_the_known_end) == [1]
+        assert (code(beyond_it), beyond_it.high_watermark) == (ErrorCode.none, 3)
+
+
+async def test_what_another_broker_wrote_is_read_from_the_object_store() -> None:
+    async with nodes(2) as (broker, other):
+        await filled(other, *[record_batch(str(number).encode() * 1000) for number in range(40)])
+        answer = await broker.read_one(asking("t"))
+
+        assert offsets_of(answer) == list(range(40))
+
+
+async def test_the_first_batch_comes_even_if_it_is_larger_than_asked_for(broker: Node) -> None:
+    await filled(broker, record_batch(b"x" * 5000), record_batch(b"y"))
+    by_partition = await broker.read_one(asking("t", max_bytes=100))
+    by_request = await broker.read_one(asking("t"), max_bytes=1)
+    by_neither = await broker.read_one(asking("t", max_bytes=0), max_bytes=0)
+
+    assert [offsets_of(answer) for answer in (by_partition, by_request, by_neither)] == [[0]] * 3
+
+
+async def test_only_the_first_partition_with_records_may_exceed_the_limit(broker: Node) -> None:
+    await filled(broker, record_batch(b"x" * 5000))
+    await filled(broker, record_batch(b"y" * 5000), topic="u")
+    await broker.create("empty")
+    response = await broker.read(asking("empty"), asking("t", max_bytes=100), asking("u", max_bytes=100))
+
+    assert [offsets_of(answer) for answer in response.partitions] == [[], [0], []]
+    assert [answer.high_watermark for answer in response.partitions] == [0, 1, 1]
+
+
+async def test_limits_cut_between_batches(broker: Node) -> None:
+    batches = [record_batch(bytes(1000)) for _ in range(10)]
+    size = len(batches[0])
+    await filled(broker, *batches)
+    exactly = await broker.read_one(asking("t", max_bytes=3 * size))
+    one_less = await broker.read_one(asking("t", max_bytes=3 * size - 1))
+    of_request = await broker.read_one(asking("t"), max_bytes=4 * size)
+
+    assert [len(offsets_of(answer)) for answer in (exactly, one_less, of_request)] == [3, 2, 4]
+
+
+async def test_the_limit_of_the_request_is_shared_by_its_partitions(broker: Node) -> None:
+    size = len(record_batch(bytes(1000)))
+    await broker.create("t", partition_count=3)
+    for partition in range(3):
+        for _ in range(4):
+            await broker.send(("t", partition, record_batch(bytes(1000))))
+    response = await broker.read(*[asking("t", partition) for partition in range(3)], max_bytes=6 * size)
+
+    assert [len(offsets_of(answer)) for answer in response.partitions] == [4, 2, 0]
+
+
+async def test_a_response_has_a_limit_of_its_own(broker: Node) -> None:
+    await filled(broker, *[record_batch(bytes(MIB - 100)) for _ in range(12)])
+    response = await broker.read(asking("t", max_bytes=1 << 30), max_bytes=1 << 30)
+    size = sum(map(len, response.partitions[0].records))
+
+    assert FETCH_RESPONSE_BYTES_MAX - MIB < size <= FETCH_RESPONSE_BYTES_MAX
+
+
+async def test_a_response_reads_a_bounded_number_of_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_module, "STORED_READS_MAX", 3)
+    async with nodes(2) as (broker, other):
+        await filled(other, *[record_batch(str(number).encode()) for number in range(10)])
+        first = await broker.read_one(asking("t"), max_wait_ms=LONG_MS, min_bytes=1 << 20)
+        second = await broker.read_one(asking("t", offset=3))
+
+        assert offsets_of(first) == [0, 1, 2]
+        assert offsets_of(second) == [3, 4, 5]
+
+
+async def test_what_was_read_before_an_error_is_answered_and_the_error_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with nodes(2) as (broker, other):
+        await filled(other, record_batch(b"a"), record_batch(b"b"))
+        stored = Reader.stored
+
+        async def failing(self: Reader, log: object, offset: int, **options: int) -> object:
+            if offset == 1:
+                raise Unavailable("gone for a moment")
+            return await stored(self, log, offset, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Reader, "stored", failing)
+        first, second = await broker.read_one(asking("t")), await broker.read_one(asking("t", offset=1))
+
+        assert offsets_of(first) == [0]
+        assert code(second) is ErrorCode.kafka_storage_error
+
+
+async def test_a_long_poll_is_answered_as_soon_as_there_is_a_record(broker: Node) -> None:
+    await broker.create("t")
+    async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+        reading = group.create_task(broker.read_one(asking("t"), max_wait_ms=LONG_MS))
+        await asyncio.sleep(0.01)
+        await broker.send(("t", 0, record_batch(b"a")))
+
+    assert offsets_of(reading.result()) == [0]
+
+
+@pytest.mark.parametrize("is_deaf", [False, True], ids=["by hints", "by asking"])
+async def test_a_long_poll_hears_of_what_another_broker_commits(is_deaf: bool) -> None:
+    stores = Stores()
+    async with node(stores, is_deaf=is_deaf) as broker, node(stores, epoch=8) as other:
+        await broker.create("t")
+        async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+            reading = group.create_task(broker.read_one(asking("t"), max_wait_ms=LONG_MS))
+            await asyncio.sleep(0.01)
+            await other.send(("t", 0, record_batch(b"a")))
+
+        assert offsets_of(reading.result()) == [0]
+
+
+async def test_a_long_poll_waits_for_min_bytes_over_all_partitions(broker: Node) -> None:
+    size = len(record_batch(bytes(1000)))
+    await broker.create("t", partition_count=2)
+    async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+        reading = group.create_task(broker.read(asking("t", 0), asking("t", 1), max_wait_ms=LONG_MS, min_bytes=3 * size))
+        for partition in (0, 1):
+            await broker.send(("t", partition, record_batch(bytes(1000))))
+        await asyncio.sleep(0.05)
+        is_early = reading.done()
+        await broker.send(("t", 0, record_batch(bytes(1000))))
+
+    assert not is_early
+    assert [offsets_of(answer) for answer in reading.result().partitions] == [[0, 1], [0]]
+
+
+async def test_a_long_poll_ends_when_its_time_is_over_with_what_there_is(broker: Node) -> None:
+    await filled(broker, record_batch(b"a"))
+    began_s = clock.monotonic_s()
+    answer = await broker.read_one(asking("t"), max_wait_ms=60, min_bytes=1 << 20)
+    took_s = clock.monotonic_s() - began_s
+
+    assert offsets_of(answer) == [0]
+    assert 0.06 <= took_s < SOON_S
+
+
+@pytest.mark.parametrize("max_wait_ms", [0, -1])
+async def test_who_does_not_want_to_wait_does_not(broker: Node, max_wait_ms: int) -> None:
+    await broker.create("t")
+    async with asyncio.timeout(SOON_S):
+        answer = await broker.read_one(asking("t"), max_wait_ms=max_wait_ms, min_bytes=1 << 20)
+
+    assert code(answer) is ErrorCode.none
+
+
+async def test_nobody_waits_when_a_partition_has_more_than_fits(broker: Node) -> None:
+    await filled(broker, record_batch(bytes(1000)), record_batch(bytes(1000)))
+    async with asyncio.timeout(SOON_S):
+        answer = await broker.read_one(asking("t", max_bytes=1500), max_wait_ms=LONG_MS, min_bytes=1 << 30)
+
+    assert offsets_of(answer) == [0]
+
+
+async def test_nobody_waits_beside_an_error(broker: Node) -> None:
+    await broker.create("t")
+    async with asyncio.timeout(SOON_S):
+        response = await broker.read(asking("t"), asking("nope"), max_wait_ms=LONG_MS)
+
+    assert [code(answer) for answer in response.partitions] == [ErrorCode.none, ErrorCode.unknown_topic_or_partition]
+
+
+async def test_an_error_that_comes_while_waiting_ends_the_wait(broker: Node) -> None:
+    await filled(broker, record_batch(b"a"))
+    async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+        reading = group.create_task(broker.read_one(asking("t"), max_wait_ms=LONG_MS, min_bytes=1 << 20))
+        await asyncio.sleep(0.01)
+        await trimmed(broker, "t", 1)
+
+    assert reading.result() == FetchedPartition("t", 0, ErrorCode.offset_out_of_range, 1, 1, 1)
+
+
+async def test_a_fetch_of_nothing_is_answered_at_once(broker: Node) -> None:
+    async with asyncio.timeout(SOON_S):
+        assert await broker.read(max_wait_ms=LONG_MS) == FetchResponse([])
+
+
+async def test_partitions_that_did_not_move_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    async with nodes(2) as (broker, other):
+        await filled(other, record_batch(b"a"))
+        await other.create("u")
+        stored = Reader.stored
+
+        async def counted(self: Reader, log: object, offset: int, **options: int) -> object:
+            read.append(offset)
+            return await stored(self, log, offset, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Reader, "stored", counted)
+        async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+            reading = group.create_task(broker.read(asking("t"), asking("u"), max_wait_ms=LONG_MS, min_bytes=300))
+            await asyncio.sleep(0.05)
+            for _ in range(4):
+                await broker.send(("u", 0, record_batch(b"b")))
+
+        assert [offsets_of(answer) for answer in reading.result().partitions] == [[0], [0, 1, 2, 3]]
+        assert read == [0]
+
+
+async def test_topics_are_named_by_id_from_v13_on(broker: Node) -> None:
+    await filled(broker, record_batch(b"a"))
+    topic = (await broker.topics.lookup(["t"]))["t"]
+    nobody = "11111111-1111-4111-8111-111111111111"
+    response = await broker.read(asking(topic.topic_id), asking(nobody), asking(topic.topic_id, 5), version=13)
+
+    assert [answer.topic for answer in response.partitions] == [topic.topic_id, nobody, topic.topic_id]
+    assert offsets_of(response.partitions[0]) == [0]
+    assert [code(answer) for answer in response.partitions] == [
+        ErrorCode.none,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.unknown_topic_or_partition,
+    ]
+
+
+async def test_a_topic_that_another_broker_made_is_found_by_name_and_by_id() -> None:
+    async with nodes(2) as (broker, other):
+        topic = await other.create("t")
+        by_name, by_id = await broker.read_one(asking("t")), await broker.read_one(asking(topic.topic_id), version=17)
+
+        assert code(by_name) is ErrorCode.none
+        assert code(by_id) is ErrorCode.none
+
+
+async def test_a_topic_that_was_deleted_is_unknown_and_forgotten() -> None:
+    stores = Stores()
+    async with node(stores, is_deaf=True) as broker, node(stores, epoch=8) as other:
+        topic = await broker.create("t")
+        await other.topics.delete(topic)
+        first = await broker.read_one(asking("t"))
+
+        assert code(first) is ErrorCode.unknown_topic_or_partition
+        assert broker.topics.find("t") is None
+
+
+async def test_readers_of_committed_records_get_a_list_of_aborted_transactions_others_null(broker: Node) -> None:
+    await filled(broker, record_batch(b"a"))
+    committed = await broker.read_one(asking("t"), isolation_level=1)
+    uncommitted = await broker.read_one(asking("t"), isolation_level=0)
+
+    assert (committed.aborted_transactions, committed.last_stable_offset) == ((), 1)
+    assert uncommitted.aborted_transactions is None
+
+
+async def test_a_session_is_not_found_as_there_are_none(broker: Node) -> None:
+    await filled(broker, record_batch(b"a"))
+    with_session = await broker.read(asking("t"), session_id=5, session_epoch=1)
+    wanting_one = await broker.read(asking("t"), session_id=0, session_epoch=0)
+
+    assert with_session == FetchResponse((), error_code=ErrorCode.fetch_session_id_not_found)
+    assert wanting_one.session_id == 0
+    assert offsets_of(wanting_one.partitions[0]) == [0]
+
+
+async def test_zstd_is_for_fetch_v10_and_later(broker: Node) -> None:
+    await filled(broker, record_batch(b"a", codec=3), record_batch(b"b", codec=4), record_batch(b"c"))
+    old = await broker.read_one(asking("t"), version=9, max_wait_ms=LONG_MS)
+    before_it = await broker.read_one(asking("t", max_bytes=1), version=9)
+    behind_it = await broker.read_one(asking("t", offset=2), version=4)
+    new = await broker.read_one(asking("t"), version=10)
+
+    assert (code(old), old.records) == (ErrorCode.unsupported_compression_type, ())
+    assert offsets_of(before_it) == [0]
+    assert offsets_of(behind_it) == [2]
+    assert offsets_of(new) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "expected"),
+    [(-1, ErrorCode.none), (0, ErrorCode.none), (1, ErrorCode.unknown_leader_epoch), (9, ErrorCode.unknown_leader_epoch)],
+)
+async def test_the_only_leader_epoch_is_zero(broker: Node, epoch: int, expected: ErrorCode) -> None:
+    await broker.create("t")
+
+    assert code(await broker.read_one(asking("t", leader_epoch=epoch))) is expected
+
+
+async def test_metadata_that_does_not_answer_is_an_error_that_clients_repeat(broker: Node) -> None:
+    await filled(broker, record_batch(b"a"))
+    await broker.topics.lookup(["t"])
+    broker.log.metadata.reads_fail = True
+    at_the_end = await broker.read_one(asking("t", offset=1))
+    below = await broker.read_one(asking("t"))
+    unknown = await broker.read_one(asking("u"))
+
+    assert code(at_the_end) is ErrorCode.kafka_storage_error
+    assert offsets_of(below) == [0]
+    assert code(unknown) is ErrorCode.kafka_storage_error
+
+
+async def test_a_small_part_of_a_large_request_does_not_keep_it_alive(broker: Node) -> None:
+    await broker.create("t")
+    frames = 16
+    for _ in range(frames):
+        frame = bytearray(MIB)
+        batch = record_batch(bytes(20 * KIB))
+        frame[: len(batch)] = batch
+        request = produce_request(("t", 0, b""))
+        request.partitions[0] = request.partitions[0]._replace(records=memoryview(frame)[: len(batch)])
+        done: asyncio.Future[list[object]] = asyncio.get_running_loop().create_future()
+        broker.produce.start(request, await broker.topics.lookup(["t"]), version=9, source=broker, done=done.set_result)  # type: ignore[arg-type]
+        await done
+    few = await broker.read_one(asking("t", max_bytes=5 * 21 * KIB))
+    all_of_them = await broker.read_one(asking("t"))
+
+    assert len(offsets_of(few)) == 5
+    assert [memoryview(view).nbytes for view in few.records] != [_kept_alive(view) for view in few.records]
+    assert offsets_of(all_of_them) == list(range(frames))
+    assert frames * MIB > PINNED_BYTES_MAX
+    assert sum(map(_kept_alive, all_of_them.records)) < MIB
+
+
+async def test_with_too_many_partitions_under_way_nobody_waits_and_then_nobody_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_module, "PARTITIONS_WAITING_MAX", 3)
+    async with node() as broker:
+        await broker.create("t", partition_count=6)
+        asked = [asking("t", partition) for partition in range(6)]
+        async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+            waiting = group.create_task(broker.read(*asked[:3], max_wait_ms=LONG_MS))
+            await asyncio.sleep(0.01)
+            without_a_wait = await broker.read(*asked[3:], max_wait_ms=LONG_MS)
+            with pytest.raises(Unavailable, match="too many partitions are being fetched"):
+                await broker.read(*asked[:4])
+            await broker.send(("t", 0, record_batch(b"a")))
+        at_last = await broker.read(*asked)
+
+        assert len(without_a_wait.partitions) == 3
+        assert offsets_of(waiting.result().partitions[0]) == [0]
+        assert len(at_last.partitions) == 6
+
+
+async def test_no_wait_is_longer_than_five_minutes(broker: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_module, "FETCH_WAIT_S_MAX", 0.02)
+    await broker.create("t")
+    async with asyncio.timeout(SOON_S):
+        answer = await broker.read_one(asking("t"), max_wait_ms=2**31 - 1)
+
+    assert code(answer) is ErrorCode.none
+
+
+async def test_a_reader_that_gives_up_leaves_nothing_behind(broker: Node) -> None:
+    topic = await broker.create("t")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await broker.fetch.handle(fetch_request(asking("t"), max_wait_ms=LONG_MS), version=12)
+
+    assert not broker.log_of(topic).wakers
+    assert not broker.waiters._waited_for
+    assert broker.fetch._partitions_under_way == 0
+
+
+def _kept_alive(view: object) -> int:
+    whole = view.obj if isinstance(view, memoryview) else view
+    return memoryview(whole).nbytes  # type: ignore[arg-type]

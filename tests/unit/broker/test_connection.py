@@ -1,0 +1,514 @@
+import gc
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.connection import (
+    ARENA_BYTES,
+    FRAME_GROWTH,
+    OWN_BUFFER_FROM_BYTES,
+    UNANSWERED_BYTES_MAX,
+    UNANSWERED_REQUESTS_MAX,
+)
+from broker.dispatch import Unanswerable
+from broker.protocol.errors import ProtocolViolation
+from storage.limits import FRAME_BYTES_MAX, KIB, MIB
+from tests.unit.broker.connecting import Play, framed, playing, settle
+
+EDGES = [1, 2, 100, *(edge + off for edge in (16 * KIB, 64 * KIB, 256 * KIB) for off in (-5, -4, -1, 0, 1)), 300_000]
+
+assert OWN_BUFFER_FROM_BYTES in EDGES
+assert ARENA_BYTES in EDGES
+
+
+def body(kind: str, number: int, size: int) -> bytes:
+    """A request of `size` bytes, unlike any other of its test."""
+    head = f"{kind}{number}.".encode()[:size]
+    return head + bytes((number * 31 + at) % 251 for at in range(min(size - len(head), 1000))) + bytes(max(0, size - len(head) - 1000))
+
+
+def views_of(size: int) -> int:
+    """How many views of this size are alive."""
+    return sum(isinstance(found, memoryview) and found.nbytes == size for found in gc.get_objects())
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from(EDGES) | st.integers(1, 70_000), min_size=1, max_size=6),
+    chunks=st.lists(st.sampled_from([3, 4, 5, 1000, 16 * KIB, 64 * KIB, 1 << 20]) | st.integers(1, 70_000), min_size=1, max_size=5),
+)
+def test_how_frames_are_cut_into_chunks_does_not_matter(sizes: list[int], chunks: list[int]) -> None:
+    play = Play()
+    play.requests.instant = b"ok"
+    bodies = [body("P", number, size) for number, size in enumerate(sizes)]
+    stream = framed(*bodies)
+    position, turn = 0, 0
+    while position < len(stream):
+        # Small chunks of a large frame would take long and show nothing new.
+        size = max(chunks[turn % len(chunks)], len(stream) // 500)
+        play.receive_bytes(stream[position : position + size])
+        position += size
+        turn += 1
+
+    assert play.requests.begun == bodies
+    assert play.replies == [b"ok"] * len(bodies)
+    assert play.admission.held_bytes == 0
+    assert not play.transport.is_closing()
+
+
+def test_a_frame_at_a_time_byte_by_byte() -> None:
+    play = Play()
+    play.receive_bytes(framed(b"P1", b"P22", b"P333"), chunk_bytes=1)
+
+    assert play.requests.begun == [b"P1", b"P22", b"P333"]
+
+
+def test_the_claim_of_a_large_frame_costs_nothing_and_its_buffer_follows_what_has_arrived() -> None:
+    play = Play(budget_bytes=256 * MIB)
+    play.receive_bytes(FRAME_BYTES_MAX.to_bytes(4, "big") + b"P" + bytes(OWN_BUFFER_FROM_BYTES - 2))
+    claimed = play.admission.held_bytes
+    arrived = OWN_BUFFER_FROM_BYTES - 1
+    ratios = []
+    while arrived < 4 * MIB:
+        play.receive_bytes(bytes(10_000))
+        arrived += 10_000
+        ratios.append(play.admission.held_bytes / arrived)
+
+    assert claimed == 0
+    assert 1 <= max(ratios) <= FRAME_GROWTH
+
+
+def test_a_frame_of_the_largest_size_is_taken_and_no_byte_is_lost() -> None:
+    play = Play(budget_bytes=256 * MIB)
+    piece = bytes(range(256)) * 4096
+    large = b"P" + piece * 99
+    play.receive(large)
+    held = play.admission.held_bytes
+    play.requests.answer(large, b"ok")
+
+    assert held == len(large)
+    assert play.replies == [b"ok"]
+    assert play.admission.held_bytes == 0
+
+
+def test_a_frame_above_the_limit_closes_the_connection_before_it_is_read() -> None:
+    play = Play(frame_bytes_max=1 * MIB)
+    play.receive_bytes((MIB + 1).to_bytes(4, "big"))
+
+    assert play.transport.is_aborted
+    assert play.violations == 1
+    assert play.admission.held_bytes == 0
+
+
+@pytest.mark.parametrize("length", [-1, -(2**31), 2**31 - 1])
+def test_a_length_that_is_none_closes_the_connection(length: int) -> None:
+    play = Play()
+    play.receive_bytes(length.to_bytes(4, "big", signed=True) + b"rest")
+
+    assert play.transport.is_aborted
+    assert play.violations == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"M"])
+async def test_a_frame_without_room_for_a_header_closes_the_connection(content: bytes) -> None:
+    async with playing() as play:
+        play.receive(content)
+        await settle()
+
+        assert play.transport.is_aborted
+        assert play.violations == 1
+        play.lose()
+        assert play.admission.held_bytes == 0
+
+
+def test_what_came_behind_a_violation_is_not_begun() -> None:
+    play = Play()
+    play.receive(b"P1", b"!", b"P2")
+
+    assert play.requests.begun == [b"P1"]
+    assert play.transport.is_aborted
+
+
+async def test_produce_overlaps_and_replies_leave_in_order() -> None:
+    async with playing() as play:
+        play.receive(b"P1", b"P2", b"P3")
+        play.requests.answer(b"P2")
+        play.requests.answer(b"P3")
+        early = play.replies
+        play.requests.answer(b"P1")
+
+        assert play.requests.begun == [b"P1", b"P2", b"P3"]
+        assert early == []
+        assert play.replies == [b"P1", b"P2", b"P3"]
+        play.lose()
+
+
+async def test_any_other_request_starts_when_all_before_it_are_answered_and_runs_alone() -> None:
+    async with playing() as play:
+        play.receive(b"P1", b"P2", b"M1", b"M2", b"P3")
+        await settle()
+        play.requests.answer(b"P2")
+        await settle()
+        before = list(play.requests.begun)
+        play.requests.answer(b"P1")
+        await settle()
+        alone = list(play.requests.begun)
+        play.requests.answer(b"M1")
+        await settle()
+        next_alone = list(play.requests.begun)
+        play.requests.answer(b"M2")
+        await settle()
+
+        assert before == [b"P1", b"P2"]
+        assert alone == [b"P1", b"P2", b"M1"]
+        assert next_alone == [b"P1", b"P2", b"M1", b"M2"]
+        assert play.requests.begun == [b"P1", b"P2", b"M1", b"M2", b"P3"]
+        assert play.replies == [b"P1", b"P2", b"M1", b"M2"]
+        play.lose()
+
+
+async def test_a_produce_request_that_has_to_wait_is_not_overtaken_but_overlaps_once_begun() -> None:
+    async with playing() as play:
+        play.receive(b"P1", b"W1", b"P2", b"M1")
+        await settle()
+        waiting = list(play.requests.begun)
+        play.requests.answer(b"prepare W1")
+        await settle()
+        begun = list(play.requests.begun)
+        for answered in (b"P2", b"W1", b"P1"):
+            play.requests.answer(answered)
+        await settle()
+
+        assert waiting == [b"P1", b"prepare W1"]
+        assert begun == [b"P1", b"prepare W1", b"W1", b"P2"]
+        assert play.requests.begun[-1] == b"M1"
+        assert play.replies == [b"P1", b"W1", b"P2"]
+        play.lose()
+
+
+async def test_a_request_without_a_reply_lets_the_next_one_start() -> None:
+    async with playing() as play:
+        play.receive(b"P1", b"P2", b"M1")
+        play.requests.answer(b"P1", None)
+        play.requests.answer(b"P2")
+        await settle()
+        play.requests.answer(b"M1")
+        await settle()
+
+        assert play.replies == [b"P2", b"M1"]
+        assert play.admission.held_bytes == 0
+        play.lose()
+
+
+def test_a_deep_queue_of_requests_that_are_answered_at_once_does_not_recurse() -> None:
+    play = Play()
+    play.requests.instant = b"ok"
+    count = 5 * sys.getrecursionlimit()
+    play.receive_bytes(framed(b"P1") * count)
+
+    assert play.replies == [b"ok"] * count
+
+
+async def test_a_deep_queue_behind_a_slow_request_does_not_recurse() -> None:
+    async with playing() as play:
+        play.requests.instant = b"ok"
+        count = 3 * sys.getrecursionlimit()
+        play.receive_bytes(framed(b"M1") + framed(b"P1") * count)
+        await settle()
+        play.requests.answer(b"M1")
+        await settle()
+        play.read_on()
+
+        assert play.replies == [b"M1"] + [b"ok"] * count
+        play.lose()
+
+
+@pytest.mark.parametrize("kind", [b"M1", b"W1"])
+async def test_nothing_refers_to_a_request_that_was_answered(kind: bytes) -> None:
+    async with playing() as play:
+        large = kind + bytes(100 * KIB)
+        play.receive(large)
+        await settle()
+        while_under_way = views_of(len(large))
+        if kind == b"W1":
+            play.requests.answer(b"prepare " + large)
+            await settle()
+        play.requests.answer(large, b"ok")
+        await settle()
+
+        assert while_under_way > 0
+        assert views_of(len(large)) == 0
+        play.lose()
+
+
+@pytest.mark.parametrize(("error", "violations"), [(ProtocolViolation("x"), 1), (Unanswerable(), 0)])
+async def test_a_request_that_cannot_be_answered_closes_its_connection(error: Exception, violations: int) -> None:
+    async with playing() as play:
+        play.receive(b"M1", b"P1")
+        await settle()
+        play.requests.fail(b"M1", error)
+        await settle()
+
+        assert play.transport.is_aborted
+        assert play.violations == violations
+        assert play.requests.begun == [b"M1"]
+        play.lose()
+        assert play.admission.held_bytes == 0
+
+
+async def test_a_violation_that_waits_behind_a_request_is_found_when_that_is_answered() -> None:
+    async with playing() as play:
+        play.receive(b"W1", b"!")
+        await settle()
+        play.requests.answer(b"prepare W1")
+        await settle()
+
+        assert play.transport.is_aborted
+        play.lose()
+        play.requests.answer(b"W1")
+        assert play.admission.held_bytes == 0
+
+
+def test_an_overlapping_request_that_fails_half_way_is_given_up_whole() -> None:
+    play = Play()
+    play.requests.start_fails = Unanswerable()
+    play.receive(b"P1")
+    play.lose()
+    held = play.admission.held_bytes
+    play.requests.answer(b"P1")
+
+    assert play.transport.is_aborted
+    assert held == 0
+    assert play.admission.held_bytes == 0
+    assert play.replies == []
+
+
+async def test_what_nobody_works_on_is_given_back_when_the_connection_is_lost_and_the_rest_when_it_is_done() -> None:
+    async with playing() as play:
+        begun, waiting = b"P" + bytes(1000), b"M" + bytes(500)
+        play.receive(begun, waiting)
+        play.receive_bytes((50_000).to_bytes(4, "big") + bytes(20_000))
+        before = play.admission.held_bytes
+        play.lose()
+        after = play.admission.held_bytes
+        play.requests.answer(begun)
+        await settle()
+
+        assert before == len(begun) + len(waiting) + 50_000
+        assert after == len(begun)
+        assert play.admission.held_bytes == 0
+        assert play.replies == []
+        assert play.requests.begun == [begun]
+
+
+async def test_a_request_that_runs_alone_ends_with_its_connection() -> None:
+    async with playing() as play:
+        play.receive(b"M1")
+        await settle()
+        play.lose()
+        await settle()
+
+        assert play.admission.held_bytes == 0
+        assert play.requests._waiting[b"M1"].cancelled()
+
+
+async def test_a_request_that_is_being_prepared_ends_with_its_connection() -> None:
+    async with playing() as play:
+        play.receive(b"W1")
+        await settle()
+        play.lose()
+        await settle()
+
+        assert play.admission.held_bytes == 0
+        assert play.requests.begun == [b"prepare W1"]
+
+
+async def test_a_reply_that_comes_while_the_connection_is_closing_is_dropped() -> None:
+    play = Play()
+    play.receive(b"P1", b"P2")
+    play.connection.close()
+    play.requests.answer(b"P1")
+
+    assert play.replies == []
+    assert play.admission.held_bytes == len(b"P2")
+
+
+def test_draining_closes_an_idle_connection_at_once() -> None:
+    play = Play()
+    play.connection.drain()
+
+    assert play.transport.is_closing()
+    assert not play.transport.is_aborted
+
+
+async def test_draining_answers_what_is_under_way_and_begins_nothing_new() -> None:
+    async with playing() as play:
+        play.receive(b"P1", b"P2", b"M1", b"P3")
+        play.connection.drain()
+        reads_on = not play.transport.is_paused
+        play.requests.answer(b"P2")
+        half_way = play.transport.is_closing()
+        play.requests.answer(b"P1")
+        await settle()
+
+        assert not reads_on
+        assert not half_way
+        assert play.replies == [b"P1", b"P2"]
+        assert play.transport.is_closing()
+        assert not play.transport.is_aborted
+        assert play.requests.begun == [b"P1", b"P2"]
+        play.lose()
+        assert play.admission.held_bytes == 0
+
+
+async def test_draining_waits_for_a_request_that_is_being_prepared() -> None:
+    async with playing() as play:
+        play.receive(b"W1", b"P1")
+        await settle()
+        play.connection.drain()
+        play.requests.answer(b"prepare W1")
+        await settle()
+        while_begun = play.transport.is_closing()
+        play.requests.answer(b"W1")
+
+        assert not while_begun
+        assert play.requests.begun == [b"prepare W1", b"W1"]
+        assert play.replies == [b"W1"]
+        assert play.transport.is_closing()
+        play.lose()
+
+
+def test_reading_pauses_while_the_client_does_not_take_its_replies() -> None:
+    play = Play()
+    play.connection.pause_writing()
+    paused = play.transport.is_paused
+    play.connection.resume_writing()
+
+    assert paused
+    assert not play.transport.is_paused
+
+
+async def test_nothing_is_started_while_the_client_does_not_take_its_replies() -> None:
+    async with playing() as play:
+        play.receive(b"M1", b"P1", b"P2", b"M2")
+        await settle()
+        play.connection.pause_writing()
+        play.requests.answer(b"M1")
+        await settle()
+        paused = list(play.requests.begun)
+        play.connection.resume_writing()
+
+        assert paused == [b"M1"]
+        assert play.requests.begun == [b"M1", b"P1", b"P2"]
+        assert not play.transport.is_paused
+        play.lose()
+
+
+def test_reading_pauses_while_too_many_bytes_are_unanswered_until_half_of_them_are_answered() -> None:
+    play = Play()
+    bodies = [body("P", number, MIB) for number in range(9)]
+    play.receive(*bodies[:8])
+    at_the_limit = play.transport.is_paused
+    play.receive(bodies[8])
+    above = play.transport.is_paused
+    paused = []
+    for answered in bodies[:5]:
+        play.requests.answer(answered)
+        paused.append(play.transport.is_paused)
+
+    assert UNANSWERED_BYTES_MAX == 8 * MIB
+    assert not at_the_limit
+    assert above
+    assert paused == [True, True, True, True, False]
+
+
+def test_reading_pauses_while_too_many_requests_are_unanswered() -> None:
+    play = Play()
+    bodies = [f"P{number}".encode() for number in range(UNANSWERED_REQUESTS_MAX + 1)]
+    play.receive(*bodies[:-1])
+    at_the_limit = play.transport.is_paused
+    play.receive(bodies[-1])
+    above = play.transport.is_paused
+    for answered in bodies[: UNANSWERED_REQUESTS_MAX // 2]:
+        play.requests.answer(answered)
+    just_above_half = play.transport.is_paused
+    play.requests.answer(bodies[UNANSWERED_REQUESTS_MAX // 2])
+
+    assert not at_the_limit
+    assert above
+    assert just_above_half
+    assert not play.transport.is_paused
+
+
+async def test_requests_that_wait_behind_another_count_too() -> None:
+    async with playing() as play:
+        play.receive(b"M1", *[b"P1"] * UNANSWERED_REQUESTS_MAX)
+        await settle()
+
+        assert play.transport.is_paused
+        play.lose()
+
+
+def test_reading_pauses_while_the_broker_is_over_its_budget() -> None:
+    play = Play(budget_bytes=MIB)
+    play.admission.take(MIB + 1)
+    play.receive(b"P1")
+    over = play.transport.is_paused
+    play.admission.give_back(MIB // 2)
+    still_over = play.transport.is_paused
+    play.admission.give_back(MIB // 2)
+
+    assert over
+    assert still_over
+    assert not play.transport.is_paused
+
+
+def test_a_frame_that_was_begun_may_be_finished_over_the_budget() -> None:
+    play = Play(budget_bytes=MIB)
+    large = b"P" + bytes(200_000)
+    play.receive_bytes(framed(large)[:100_000])
+    play.admission.take(MIB)
+    play.receive_bytes(framed(large)[100_000:])
+
+    assert play.requests.begun == [large]
+    assert play.transport.is_paused
+
+
+def test_a_frame_for_which_there_is_no_memory_closes_its_connection_and_costs_nothing() -> None:
+    play = Play(budget_bytes=MIB)
+    play.receive_bytes((3 * MIB).to_bytes(4, "big") + b"P")
+    play.receive_bytes(bytes(3 * MIB))
+
+    assert play.transport.is_aborted
+    play.lose()
+    assert play.admission.held_bytes == 0
+
+
+def test_a_connection_that_is_gone_no_longer_waits_for_room() -> None:
+    play = Play(budget_bytes=MIB)
+    play.admission.take(MIB + 1)
+    play.receive(b"P1")
+    waiting = len(play.admission._resume)
+    play.lose()
+
+    assert waiting == 1
+    assert not play.admission._resume
+
+
+def test_who_waits_for_the_client_is_told_apart() -> None:
+    play = Play()
+    at_first = play.connection.is_waiting_for_client
+    play.connection.pause_writing()
+    not_taking = play.connection.is_waiting_for_client
+    play.clock.advance(5.0)
+    play.connection.resume_writing()
+    taken = play.connection.is_waiting_for_client
+    play.receive_bytes(framed(b"P" + bytes(100_000))[:50_000])
+
+    assert not at_first
+    assert not_taking
+    assert not taken
+    assert play.connection.is_waiting_for_client
+    assert play.connection.last_active_s == play.clock.monotonic_s()

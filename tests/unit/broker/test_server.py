@@ -1,0 +1,301 @@
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from broker import server as server_module
+from broker.admission import Admission
+from broker.server import CONNECTIONS, CONNECTIONS_REFUSED, STALLED_S, VIOLATIONS, ConnectionLimits, Server, bind
+from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
+from storage.limits import MIB
+from tests.unit.broker.connecting import FakeRequests, framed, settle
+from tests.unit.broker.http.manual_clock import ManualClock
+
+IDLE_S = 600.0
+CONNECTIONS_MAX = 3
+BUDGET_BYTES = 1 * MIB
+LISTENER = "PLAINTEXT"
+DEADLINE_S = 10.0
+OK = framed(b"ok")
+
+
+@dataclass
+class Caller:
+    """A client's end of a connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def send(self, *bodies: bytes) -> None:
+        self.writer.write(framed(*bodies))
+
+    async def receive(self, size: int) -> bytes:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.reader.readexactly(size)
+
+    async def is_closed(self) -> bool:
+        """Wait until the server ends the connection; what it sent before is passed over."""
+        async with asyncio.timeout(DEADLINE_S):
+            try:
+                while await self.reader.read(1 << 16):
+                    pass
+            except ConnectionResetError:
+                return True
+        return self.reader.at_eof()
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+@dataclass
+class Listening:
+    server: Server
+    requests: FakeRequests
+    admission: Admission
+    clock: ManualClock
+    telemetry: Telemetry
+    port: int
+    closing: contextlib.AsyncExitStack
+
+    async def connect(self) -> Caller:
+        caller = Caller(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.closing.push_async_callback(caller.close)
+        return caller
+
+    @property
+    def open_count(self) -> float:
+        return self.telemetry.registry.get_sample_value(CONNECTIONS.name, {"listener": LISTENER}) or 0
+
+    def count(self, name: str) -> float | None:
+        return self.telemetry.registry.get_sample_value(name)
+
+    async def has_open(self, count: int) -> bool:
+        return await until(lambda: self.open_count == count)
+
+    async def has_begun(self, count: int) -> bool:
+        return await until(lambda: len(self.requests.begun) == count)
+
+
+async def until(is_so: Callable[[], bool]) -> bool:
+    async with asyncio.timeout(DEADLINE_S):
+        while not is_so():  # noqa: ASYNC110 - the network does not tell when it has delivered
+            await asyncio.sleep(0.001)
+    return True
+
+
+@contextlib.asynccontextmanager
+async def listening() -> AsyncIterator[Listening]:
+    requests, clock, telemetry = FakeRequests(), ManualClock(), Telemetry()
+    admission = Admission(bytes_max=BUDGET_BYTES, telemetry=telemetry)
+    async with Nursery() as nursery, contextlib.AsyncExitStack() as closing:
+        server = Server(
+            requests=requests,
+            admission=admission,
+            limits=ConnectionLimits(CONNECTIONS_MAX, IDLE_S),
+            clock=clock,
+            nursery=nursery,
+            telemetry=telemetry,
+        )
+        bound = closing.enter_context(bind("127.0.0.1", 0))
+        served = Listening(server, requests, admission, clock, telemetry, bound.getsockname()[1], closing)
+        await server.serve(LISTENER, bound)
+        yield served
+        await server.drain(drain_s=0.0)
+        await served.has_open(0)
+
+
+async def test_requests_are_answered_on_every_connection() -> None:
+    async with listening() as served:
+        served.requests.instant = b"ok"
+        callers = [await served.connect() for _ in range(CONNECTIONS_MAX)]
+        for caller in callers:
+            caller.send(b"P1")
+        answers = [await caller.receive(len(OK)) for caller in callers]
+
+        assert answers == [OK] * CONNECTIONS_MAX
+        assert served.open_count == CONNECTIONS_MAX
+        for caller in callers:
+            await caller.close()
+        assert await served.has_open(0)
+
+
+async def test_a_connection_above_the_number_allowed_is_closed_and_the_others_go_on() -> None:
+    async with listening() as served:
+        served.requests.instant = b"ok"
+        callers = [await served.connect() for _ in range(CONNECTIONS_MAX)]
+        await served.has_open(CONNECTIONS_MAX)
+        one_too_many = await served.connect()
+        is_closed = await one_too_many.is_closed()
+        callers[0].send(b"P1")
+
+        assert is_closed
+        assert await callers[0].receive(len(OK)) == OK
+        assert served.count(CONNECTIONS_REFUSED.name) == 1
+
+
+async def test_the_place_of_a_connection_that_ended_is_free_again() -> None:
+    async with listening() as served:
+        served.requests.instant = b"ok"
+        callers = [await served.connect() for _ in range(CONNECTIONS_MAX)]
+        await served.has_open(CONNECTIONS_MAX)
+        await callers[0].close()
+        await served.has_open(CONNECTIONS_MAX - 1)
+        next_one = await served.connect()
+        next_one.send(b"P1")
+
+        assert await next_one.receive(len(OK)) == OK
+
+
+async def test_a_connection_that_was_silent_for_too_long_is_closed() -> None:
+    async with listening() as served:
+        served.requests.instant = b"ok"
+        silent, talking = await served.connect(), await served.connect()
+        await served.has_open(2)
+        served.clock.advance(IDLE_S)
+        talking.send(b"P1")
+        await talking.receive(len(OK))
+        served.server.close_silent()
+        await settle()
+        too_early = served.open_count
+        served.clock.advance(0.1)
+        served.server.close_silent()
+
+        assert await silent.is_closed()
+        assert too_early == 2
+        assert await served.has_open(1)
+
+
+async def test_a_connection_whose_request_takes_long_is_not_idle() -> None:
+    async with listening() as served:
+        caller = await served.connect()
+        caller.send(b"M1")
+        await served.has_begun(1)
+        served.clock.advance(10 * IDLE_S)
+        served.server.close_silent()
+        await settle()
+
+        assert served.open_count == 1
+
+
+async def test_a_connection_that_never_takes_its_replies_does_not_stay_for_ever() -> None:
+    async with listening() as served:
+        served.requests.instant = bytes(20 * MIB)
+        caller = await served.connect()
+        caller.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        caller.send(b"P1")
+        await served.has_begun(1)
+        served.clock.advance(IDLE_S + 1)
+        served.server.close_silent()
+
+        assert await served.has_open(0)
+
+
+async def test_who_holds_memory_and_is_silent_is_cut_off_when_others_wait_for_it() -> None:
+    async with listening() as served:
+        holding, waiting = await served.connect(), await served.connect()
+        large = BUDGET_BYTES - 100
+        holding.writer.write(large.to_bytes(4, "big") + bytes(large - 1))
+        waiting.send(b"M1")
+        await until(lambda: served.admission.held_bytes == large + 2)
+        served.clock.advance(STALLED_S + 1)
+        served.server.close_silent()
+        await settle()
+        while_there_is_room = served.open_count
+        served.admission.take(100)
+        served.server.close_silent()
+
+        assert while_there_is_room == 2
+        assert await holding.is_closed()
+        assert await served.has_open(1)
+        assert served.admission.held_bytes == 100 + len(b"M1")
+        served.admission.give_back(100)
+
+
+async def test_a_violation_is_counted_and_closes_its_connection_only() -> None:
+    async with listening() as served:
+        served.requests.instant = b"ok"
+        good, bad = await served.connect(), await served.connect()
+        bad.writer.write(b"\xff\xff\xff\xff")
+        is_closed = await bad.is_closed()
+        good.send(b"P1")
+
+        assert is_closed
+        assert await good.receive(len(OK)) == OK
+        assert served.count(VIOLATIONS.name) == 1
+
+
+async def test_draining_answers_what_is_under_way_and_takes_no_more() -> None:
+    async with listening() as served:
+        idle, busy = await served.connect(), await served.connect()
+        busy.send(b"P1")
+        await served.has_begun(1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(served.server.drain(drain_s=DEADLINE_S))
+            is_idle_closed = await idle.is_closed()
+            served.requests.answer(b"P1", b"ok")
+
+        assert is_idle_closed
+        assert await busy.receive(len(OK)) == OK
+        assert await busy.is_closed()
+        assert served.open_count == 0
+
+
+async def test_a_connection_that_is_accepted_while_draining_is_closed() -> None:
+    async with listening() as served:
+        await served.connect()
+        await served.has_open(1)
+        served.server._is_draining = True  # as if it had been accepted a moment before
+        late = await served.connect()
+
+        assert await late.is_closed()
+        assert served.open_count == 1
+
+
+async def test_draining_cuts_off_what_is_not_answered_in_time_and_counts_its_bytes_until_it_is_done() -> None:
+    async with listening() as served:
+        caller = await served.connect()
+        caller.send(b"P1")
+        await served.has_begun(1)
+        await served.server.drain(drain_s=0.01)
+        is_closed = await caller.is_closed()
+        await served.has_open(0)
+        held = served.admission.held_bytes
+        served.requests.answer(b"P1")
+
+        assert is_closed
+        assert held == len(b"P1")
+        assert served.admission.held_bytes == 0
+
+
+async def test_draining_without_connections_ends_at_once() -> None:
+    async with listening() as served, asyncio.timeout(DEADLINE_S):
+        await served.server.drain(drain_s=2 * DEADLINE_S)
+
+        assert served.open_count == 0
+
+
+async def test_the_check_for_silent_connections_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "IDLE_CHECK_S", 0.001)
+    async with listening() as served, asyncio.TaskGroup() as group:
+        checking = group.create_task(served.server.close_idle())
+        caller = await served.connect()
+        await served.has_open(1)
+        served.clock.advance(IDLE_S + 1)
+
+        assert await caller.is_closed()
+        checking.cancel()
+
+
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_a_socket_is_of_the_family_of_its_host(host: str, family: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(socket, "create_server", lambda address, **options: asked.append((address, options)))
+    bind(host, 9092)
+
+    assert asked == [((host, 9092), {"family": family, "backlog": server_module.BACKLOG})]
