@@ -74,19 +74,23 @@ class Connection(asyncio.BufferedProtocol):
         on_lost: Callable[["Connection"], None],
         on_violation: Callable[[], None],
         now_s: Callable[[], float],
+        soon: Callable[[Callable[[], None]], object],
     ) -> None:
+        """`soon` calls back after what is ready now, as `call_soon` of the loop does."""
         self._requests = requests
         self._admission = admission
         self._on_made = on_made
         self._on_lost = on_lost
         self._on_violation = on_violation
         self._now_s = now_s
+        self._soon = soon
         self._frame_bytes_max = frame_bytes_max
         self.listener = listener
         self.client_host = ""
         self.client_id: str | None = None
         self.last_active_s = now_s()
         self._session = Session()
+        self._outgoing: list[Buffer] = []
         self._transport: asyncio.Transport | None = None
         self._arena = bytearray(ARENA_BYTES)
         self._arena_view = memoryview(self._arena)
@@ -125,6 +129,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close after what is buffered for the client has been sent."""
+        self._send()
         if self._transport is not None and not self._is_lost:
             self._transport.close()
 
@@ -292,7 +297,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_lost or transport.is_closing():
             return
         if ready:
-            transport.writelines(ready)
+            # Replies to requests that were committed together leave together: one call of the system for all, not one for each.
+            was_empty = not self._outgoing
+            self._outgoing += ready
+            if was_empty:
+                self._soon(self._send)
         if self._is_draining and self.is_idle:
             self.close()
             return
@@ -301,6 +310,11 @@ class Connection(asyncio.BufferedProtocol):
         except (ProtocolViolation, Unanswerable) as reason:
             self._refuse(reason)
         self._update_reading()
+
+    def _send(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if outgoing and self._transport is not None and not self._is_lost and not self._transport.is_closing():
+            self._transport.writelines(outgoing)
 
     def _refuse(self, reason: ProtocolViolation | Unanswerable) -> None:
         if isinstance(reason, ProtocolViolation):

@@ -120,6 +120,7 @@ class Server:
                 on_lost=on_lost,
                 on_violation=self._violations.inc,
                 now_s=self._clock.monotonic_s,
+                soon=asyncio.get_running_loop().call_soon,
             )
 
         return make

@@ -159,6 +159,7 @@ class Play:
             on_lost=self._on_lost,
             on_violation=self._on_violation,
             now_s=self.clock.monotonic_s,
+            soon=lambda call: call(),
         )
         self.connection.connection_made(self.transport)
 

@@ -96,11 +96,13 @@ async def test_an_offset_below_the_start_is_told_with_the_bounds_also_when_the_s
         await trimmed(broker, "t", 2)
         served_from_memory = await broker.read_one(asking("t", offset=1))
         await broker.read_one(asking("t", offset=3))
-        below, at_start = await broker.read_one(asking("t", offset=1)), await broker.read_one(asking("t", offset=2))
+        at_start = await broker.read_one(asking("t", offset=2))
+        await trimmed(broker, "t", 3)
+        below = await broker.read_one(asking("t", offset=1))
 
         assert offsets_of(served_from_memory) == [1, 2]
-        assert below == FetchedPartition("t", 0, ErrorCode.offset_out_of_range, 3, 3, 2)
         assert offsets_of(at_start) == [2]
+        assert below == FetchedPartition("t", 0, ErrorCode.offset_out_of_range, 3, 3, 3), "a refusal is never given from memory"
         assert at_start.log_start_offset == 2
 
 
@@ -248,6 +250,35 @@ async def test_a_long_poll_ends_when_its_time_is_over_with_what_there_is(broker:
 
     assert offsets_of(answer) == [0]
     assert 0.06 <= took_s < SOON_S
+
+
+async def test_a_partition_that_moved_while_waiting_may_use_the_whole_limit(broker: Node) -> None:
+    size = len(record_batch(bytes(1000)))
+    await filled(broker, record_batch(bytes(1000)), record_batch(bytes(1000)))
+    async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+        reading = group.create_task(broker.read_one(asking("t"), max_wait_ms=LONG_MS, min_bytes=4 * size, max_bytes=4 * size))
+        await asyncio.sleep(0.01)
+        for _ in range(2):
+            await broker.send(("t", 0, record_batch(bytes(1000))))
+
+    assert offsets_of(reading.result()) == [0, 1, 2, 3]
+
+
+async def test_a_commit_between_the_first_look_and_the_wait_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with nodes(2) as (broker, other):
+        await broker.create("t")
+        await filled(other, record_batch(b"u"), topic="u")
+        stored = Reader.stored
+
+        async def overtaken(self: Reader, log: object, offset: int, **options: int) -> object:
+            await broker.send(("t", 0, record_batch(b"t")))
+            return await stored(self, log, offset, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Reader, "stored", overtaken)
+        async with asyncio.timeout(SOON_S):
+            response = await broker.read(asking("t"), asking("u"), max_wait_ms=LONG_MS, min_bytes=2 * len(record_batch(b"u")))
+
+        assert [offsets_of(answer) for answer in response.partitions] == [[0], [0]]
 
 
 @pytest.mark.parametrize("max_wait_ms", [0, -1])

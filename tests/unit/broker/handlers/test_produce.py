@@ -147,7 +147,7 @@ async def test_a_topic_that_was_made_anew_behind_our_back_is_found_by_the_next_r
 
 async def test_log_append_time_is_stamped_into_the_batch_and_told() -> None:
     async with node() as broker:
-        await broker.create("t", message_timestamp_type="LogAppendTime")
+        topic = await broker.create("t", message_timestamp_type="LogAppendTime")
         await broker.create("u")
         broker.clock.advance(5.0)
         results = await broker.send(("u", 0, record_batch(b"b")), ("t", 0, record_batch(b"a", base_timestamp=1_000)))
@@ -158,6 +158,7 @@ async def test_log_append_time_is_stamped_into_the_batch_and_told() -> None:
         assert header.attributes == 0x08
         assert header.max_timestamp == NOW_MS + 5_000
         assert header.crc == checksum(batch)
+        assert (await broker.log.control(topic.partition(0))).max_timestamp == NOW_MS + 5_000
 
 
 async def test_changed_rules_of_a_topic_that_was_made_anew_are_heeded() -> None:

@@ -51,9 +51,7 @@ def test_a_wildcard_listener_is_advertised_by_the_name_of_the_machine(monkeypatc
 
 
 def test_sections_may_be_values_or_mappings() -> None:
-    settings = Settings.model_validate(
-        {"storage": StorageSettings(flush_bytes=2**20), "kafka": {"listeners": "A://h:0", "leader": "self"}}
-    )
+    settings = Settings.model_validate({"storage": StorageSettings(flush_bytes=2**20), "kafka": {"listeners": "A://h:0", "leader": "self"}})
 
     assert settings.storage.flush_bytes == 2**20
     assert settings.kafka.advertised_listeners == (Listener("A", "h", 0),)
