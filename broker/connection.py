@@ -31,6 +31,7 @@ FRAME_GROWTH: Final = 4
 UNANSWERED_BYTES_MAX: Final = 8 * MIB
 UNANSWERED_REQUESTS_MAX: Final = 512
 WRITE_BUFFER_BYTES_HIGH: Final = 256 * KIB
+GATHERED_BYTES_MAX: Final = 64 * KIB
 
 assert OWN_BUFFER_FROM_BYTES + PREFIX_BYTES < ARENA_BYTES, "what stays in the arena leaves room for more"
 
@@ -91,6 +92,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active_s = now_s()
         self._session = Session()
         self._outgoing: list[Buffer] = []
+        self._outgoing_bytes = 0
         self._transport: asyncio.Transport | None = None
         self._arena = bytearray(ARENA_BYTES)
         self._arena_view = memoryview(self._arena)
@@ -298,9 +300,13 @@ class Connection(asyncio.BufferedProtocol):
             return
         if ready:
             # Replies to requests that were committed together leave together: one call of the system for all, not one for each.
+            # Not more than that: what waits here is not seen by the transport, which tells when the client does not take its replies.
             was_empty = not self._outgoing
             self._outgoing += ready
-            if was_empty:
+            self._outgoing_bytes += sum(map(len, ready))
+            if self._outgoing_bytes > GATHERED_BYTES_MAX:
+                self._send()
+            elif was_empty:
                 self._soon(self._send)
         if self._is_draining and self.is_idle:
             self.close()
@@ -312,7 +318,7 @@ class Connection(asyncio.BufferedProtocol):
         self._update_reading()
 
     def _send(self) -> None:
-        outgoing, self._outgoing = self._outgoing, []
+        outgoing, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
         if outgoing and self._transport is not None and not self._is_lost and not self._transport.is_closing():
             self._transport.writelines(outgoing)
 

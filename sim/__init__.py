@@ -1,1 +1,1 @@
-"""To come: the real code of several brokers under virtual time and seeded faults, with a history checker."""
+"""The real code of several brokers under virtual time and seeded faults, with a history checker (docs/simulation.md)."""

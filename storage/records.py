@@ -129,5 +129,3 @@ def _unsigned_varint(data: Buffer, position: int) -> tuple[int, int]:
             return value, position
         shift += 7
     raise Corrupt("a varint is longer than 10 bytes")
-
-

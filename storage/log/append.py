@@ -142,6 +142,8 @@ class Appender:
             self._commit_s.observe(self._clock.monotonic_s() - uploaded_s)
         except StorageError as error:
             self._refuse_gathered(flush, error)
+            if self._is_overdue:
+                self._seal(Trigger.TIME)
             await self._committer.fail(flush.commits, error)
         finally:
             self._buffered_bytes -= buffered_bytes

@@ -144,11 +144,12 @@ class Committer:
                 kept.append(commit)
             elif commit.unsure:
                 commit.settle_all(OutcomeUnknown(f"no answer from metadata: partition={commit.log.partition} cause={error}"))
+                refuse_followers(commit, _AFTER_LOST)
                 commit.is_abandoned = True
                 kept.append(commit)
             else:
                 commit.settle_all(Unavailable(f"gave up committing: partition={commit.log.partition} cause={error}"))
-                refuse_followers(commit, Unavailable("an earlier batch was not committed"))
+                refuse_followers(commit, _AFTER_LOST)
                 _add(opened, release(commit))
         return opened, kept
 
@@ -227,6 +228,7 @@ class Committer:
                     log.committed_epoch == commit.epoch or not self._epoch.is_registered() or self._epoch.current != commit.epoch
                 ):
                     commit.settle_all(OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"))
+                    refuse_followers(commit, _AFTER_LOST)
                     return _FINISHED
                 if commit.is_abandoned:
                     return _FINISHED
@@ -246,6 +248,7 @@ class Committer:
             writer=Writer(commit.epoch, commit.commit_seq, commit.attempt),
             now_ms=self._clock.now_ms(),
             stored=log.stored,
+            lost=log.lost,
             dead_writers=dead,
             must_drain=commit.must_drain,
         )
@@ -260,6 +263,7 @@ class Committer:
                 commit.settle_all(
                     Unavailable(f"control record is full: partition={log.partition} bytes={len(value)} max={CONTROL_BYTES_MAX}")
                 )
+                refuse_followers(commit, _AFTER_LOST)
                 return _FINISHED
             commit.must_drain = True
             return _AGAIN
@@ -363,6 +367,7 @@ class _Send:
 _FINISHED: Final = object()
 _AGAIN: Final = object()
 _UPLOAD_AGAIN: Final = object()
+_AFTER_LOST: Final = Unavailable("an earlier batch was not committed for certain")
 _BURIAL: Final = Decision((), None, None, ())
 
 _Sent = tuple[Commit, Decision, Sequence[WriteOp], int]

@@ -28,6 +28,7 @@ _PRODUCER_BATCH_BYTES = 48
 """Upper estimates of what a producer and each of its batches take in the encoded control record."""
 
 _NOTHING_STORED: Mapping[int, ProducerState | None] = MappingProxyType({})
+_NOTHING_LOST: Mapping[int, int] = MappingProxyType({})
 
 
 class Claim(Protocol):
@@ -99,6 +100,7 @@ def decide(
     writer: Writer,
     now_ms: int,
     stored: Mapping[int, ProducerState | None] = _NOTHING_STORED,
+    lost: Mapping[int, int] = _NOTHING_LOST,
     dead_writers: Collection[int] = (),
     must_drain: bool = False,
 ) -> Decision:
@@ -106,6 +108,8 @@ def decide(
 
     `stored`: what stands in producers/, read after `control` was, at least for the producers that control does not hold (control wins).
     A producer whose state equals its stored one leaves control when room is needed.
+    `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may begin with any sequence
+    (as in Kafka), but not with one behind that: it would take the place of what is sent again.
     `dead_writers`: broker epochs whose registration was seen gone after `control` was read; only they may be dropped from `writers`.
     `must_drain`: send the pending entries as a chunk though the ring is not full.
     """
@@ -125,7 +129,7 @@ def decide(
             if producers is None:
                 producers = dict(control.producers)
             known = producers.get(producer_id) or stored.get(producer_id)
-            refused = _judge(known, claim)
+            refused = _judge(known, claim, lost.get(producer_id))
             if refused is not None:
                 verdicts.append(refused)
                 continue
@@ -180,10 +184,10 @@ def advance_sequence(sequence: int, count: int) -> int:
     return (sequence + count) & SEQUENCE_MAX
 
 
-def _judge(known: ProducerState | None, claim: Claim) -> Verdict | None:
+def _judge(known: ProducerState | None, claim: Claim, lost_seq: int | None) -> Verdict | None:
     """The verdict on a batch that is not to be appended; None for one that is."""
     if known is None:
-        return None
+        return None if lost_seq is None or claim.first_seq <= lost_seq else Verdict(Outcome.OUT_OF_ORDER_SEQUENCE, -1)
     if claim.producer_epoch < known.epoch:
         return Verdict(Outcome.INVALID_PRODUCER_EPOCH, -1)
     if claim.producer_epoch > known.epoch:

@@ -46,6 +46,8 @@ class Commit:
 
     def settle_all(self, error: StorageError) -> None:
         for batch in self.batches:
+            if batch.has_sequence and not batch.is_settled:
+                self.log.lose(batch.producer_id, batch.first_seq)
             batch.settle(error)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PARTITIONS_KEPT_MAX: Final = 100_000
 CHUNKS_KEPT_MAX: Final = 64
 HINTS_KEPT_MAX: Final = 64
+LOST_KEPT_MAX: Final = 1_024
 
 
 class PartitionLog:
@@ -25,6 +26,7 @@ class PartitionLog:
     control record it goes with, so it is dropped whenever a record of another broker is taken over.
     `broken` says why the record, though there, could not be read (`Corrupt`, `IncompatibleFormat`).
     `foreign_version` is the version of the last record that was read rather than committed here.
+    `lost` holds, by producer, the lowest sequence that was answered with an error though the producer may have sent more behind it.
     `committed_epoch` is the last broker epoch under which a commit of this lane was applied.
     """
 
@@ -40,6 +42,7 @@ class PartitionLog:
         "keys",
         "lane",
         "lane_busy",
+        "lost",
         "partition",
         "stored",
         "stored_versions",
@@ -57,6 +60,7 @@ class PartitionLog:
         self.foreign_version = -1
         self.lane: deque[Commit] = deque()
         self.lane_busy = False
+        self.lost: OrderedDict[int, int] = OrderedDict()
         self.commit_seq = 0
         self.committed_epoch = -1
         self.stored: dict[int, ProducerState | None] = {}
@@ -91,6 +95,12 @@ class PartitionLog:
     def observe_absent(self) -> None:
         """The record does not exist. Versions are never reused, so whatever comes later is newer than what was known."""
         self.control = None
+
+    def lose(self, producer_id: int, first_seq: int) -> None:
+        """A batch was answered with an error; what its producer sent behind it may still be on its way here."""
+        self.lost[producer_id] = min(first_seq, self.lost.get(producer_id, first_seq))
+        while len(self.lost) > LOST_KEPT_MAX:
+            self.lost.popitem(last=False)
 
     def wake(self) -> None:
         for waker in tuple(self.wakers):

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from runtime.clock import SystemClock
 
+ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 READY_WITHIN_S = 40.0
 STOP_WITHIN_S = 30.0
@@ -96,7 +97,10 @@ class Served:
 
 @contextlib.contextmanager
 def serving(data_dir: Path | None, *, kafka_port: int | None = None, settings: Mapping[str, str] | None = None) -> Iterator[Served]:
-    """A broker over `data_dir` (None: over memory) that is ready. Leaving stops it: in order if all went well, at once otherwise."""
+    """A broker over `data_dir` (None: over memory) that is ready. Leaving stops it: in order if all went well, at once otherwise.
+
+    The ports are read off its log, which is why `log.level` has to stay `info` or below.
+    """
     with contextlib.ExitStack() as closing:
         folder = data_dir or Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="forebay-")))
         folder.mkdir(parents=True, exist_ok=True)
@@ -163,6 +167,8 @@ def _spawn(assignments: list[str], log_path: Path) -> subprocess.Popen[bytes]:
     for assignment in assignments:
         command += ["--set", assignment]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY_", "KAFKA_"))}
+    # kio imports hypothesis where that is installed, which makes a table of 180 MiB unless it finds one here.
+    environment["HYPOTHESIS_STORAGE_DIRECTORY"] = str(ROOT / ".hypothesis")
     with log_path.open("wb") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=log_path.parent)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from broker.admission import Admission
@@ -39,6 +39,7 @@ class FakeTransport(asyncio.Transport):
         self.sent = bytearray()
         self.is_paused = False
         self.is_aborted = False
+        self.when_written: Callable[[], None] = lambda: None
         self._is_closing = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -70,6 +71,7 @@ class FakeTransport(asyncio.Transport):
         assert not self._is_closing
         for piece in list_of_data:
             self.sent += piece
+        self.when_written()
 
 
 class FakeRequests:
@@ -140,7 +142,14 @@ class FakeRequests:
 class Play:
     """One connection; `receive` is what the client sends."""
 
-    def __init__(self, *, budget_bytes: int = BUDGET_BYTES, frame_bytes_max: int = FRAME_BYTES_MAX, nursery: Nursery | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        budget_bytes: int = BUDGET_BYTES,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        nursery: Nursery | None = None,
+        soon: Callable[[Callable[[], None]], object] = lambda call: call(),
+    ) -> None:
         self.clock = ManualClock()
         self.requests = FakeRequests()
         self.admission = Admission(bytes_max=budget_bytes, telemetry=Telemetry())
@@ -159,7 +168,7 @@ class Play:
             on_lost=self._on_lost,
             on_violation=self._on_violation,
             now_s=self.clock.monotonic_s,
-            soon=lambda call: call(),
+            soon=soon,
         )
         self.connection.connection_made(self.transport)
 

@@ -1,5 +1,6 @@
 import gc
 import sys
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from broker.connection import (
     ARENA_BYTES,
     FRAME_GROWTH,
+    GATHERED_BYTES_MAX,
     OWN_BUFFER_FROM_BYTES,
     UNANSWERED_BYTES_MAX,
     UNANSWERED_REQUESTS_MAX,
@@ -186,6 +188,45 @@ async def test_a_produce_request_that_has_to_wait_is_not_overtaken_but_overlaps_
         assert play.requests.begun[-1] == b"M1"
         assert play.replies == [b"P1", b"W1", b"P2"]
         play.lose()
+
+
+def test_small_replies_that_are_ready_in_one_turn_of_the_loop_leave_together() -> None:
+    later: list[Callable[[], None]] = []
+    play = Play(soon=later.append)
+    play.receive(b"P1", b"P2", b"P3")
+    play.requests.answer(b"P1")
+    play.requests.answer(b"P2")
+    in_this_turn = play.replies
+    later.pop()()
+    at_its_end = play.replies
+    play.requests.answer(b"P3")
+
+    assert in_this_turn == []
+    assert at_its_end == [b"P1", b"P2"]
+    assert len(later) == 1
+
+
+def test_large_replies_leave_at_once_so_that_no_more_are_made_than_the_client_takes() -> None:
+    later: list[Callable[[], None]] = []
+    play = Play(soon=later.append)
+    play.transport.when_written = play.connection.pause_writing
+    play.requests.instant = bytes(GATHERED_BYTES_MAX)
+    play.receive(b"P1", b"P2", b"P3")
+    for call in later:
+        call()
+
+    assert play.requests.begun == [b"P1"]
+    assert play.replies == [bytes(GATHERED_BYTES_MAX)]
+
+
+def test_closing_sends_what_was_gathered() -> None:
+    play = Play(soon=lambda call: None)
+    play.receive(b"P1")
+    play.requests.answer(b"P1")
+    play.connection.close()
+
+    assert play.replies == [b"P1"]
+    assert play.transport.is_closing()
 
 
 async def test_a_request_without_a_reply_lets_the_next_one_start() -> None:

@@ -1,0 +1,1 @@
+"""The cases, written out in the order they run."""

@@ -1,0 +1,130 @@
+"""The processes that are measured: a broker as `forebay serve` starts it, and the null broker. Each metered pid is checked to listen."""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench import meter
+from runtime.clock import SystemClock
+
+HOST: Final = "127.0.0.1"
+READY_WITHIN_S: Final = 40.0
+STOP_WITHIN_S: Final = 60.0
+LOOK_EVERY_S: Final = 0.02
+METRICS_AGE_MAX_S: Final = 1.0
+"""The broker renders its metrics at most this often."""
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
+
+_clock = SystemClock()
+
+
+class NotReady(Exception):
+    """A process ended, or said nothing, instead of listening."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A process that listens. `http_port` is None where there are no metrics."""
+
+    pid: int
+    port: int
+    http_port: int | None
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    def counters(self) -> dict[str, float]:
+        """Every series of the broker's metrics as `name{label=value,…}`, none older than this call. Takes a second."""
+        if self.http_port is None:
+            return {}
+        time.sleep(METRICS_AGE_MAX_S)
+        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=10.0)
+        try:
+            connection.request("GET", "/metrics.json")
+            body = connection.getresponse().read()
+        finally:
+            connection.close()
+        return {_series(sample["name"], sample["labels"]): sample["value"] for sample in json.loads(body)["series"]}
+
+
+@contextlib.contextmanager
+def broker(folder: Path | None, settings: Mapping[str, str]) -> Iterator[Target]:
+    """A broker over the files and the database in `folder`, or over memory (None)."""
+    stores = {"storage.url": "memory://", "metadata.url": "memory://"}
+    if folder is not None:
+        stores = {"storage.url": f"file://{folder}/objects", "metadata.url": f"sqlite:///{folder}/meta.db"}
+    given = {"kafka.listeners": f"PLAINTEXT://{HOST}:0", "http.listen": f"{HOST}:0", "shutdown.drain": "0ms", **stores, **settings}
+    command = ["-m", "forebay", "serve", "--config", os.devnull, "--log-format", "json", "--log-level", "info"]
+    for key, value in given.items():
+        command += ["--set", f"{key}={value}"]
+    with _running(command) as (process, log):
+        kafka = _announced(process, log, "kafka listening", "listeners")
+        web = _announced(process, log, "http listening", "address")
+        _announced(process, log, "ready", "broker_id")
+        meter.check_listens(process.pid, kafka)
+        yield Target(process.pid, kafka, web)
+
+
+@contextlib.contextmanager
+def null_broker(*, partitions: int = 12, records_per_partition: int = 0, record_bytes: int = 1024) -> Iterator[Target]:
+    """The peer that answers and does nothing (bench/null_broker.py)."""
+    command = ["-m", "bench.null_broker", "--partitions", str(partitions)]
+    command += ["--records-per-partition", str(records_per_partition), "--record-bytes", str(record_bytes)]
+    with _running(command) as (process, log):
+        port = _announced(process, log, "null broker listening", "address")
+        meter.check_listens(process.pid, port)
+        yield Target(process.pid, port, None)
+
+
+@contextlib.contextmanager
+def _running(arguments: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+    with tempfile.TemporaryDirectory(prefix="forebay-bench-") as scratch:
+        log = Path(scratch) / "log"
+        with log.open("wb") as written:
+            process = subprocess.Popen(
+                [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=written, stderr=written, env=environment, cwd=_ROOT
+            )
+        try:
+            yield process, log
+        except BaseException:
+            sys.stderr.write(log.read_text(errors="replace")[-4_000:])
+            raise
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(STOP_WITHIN_S)
+
+
+def _announced(process: subprocess.Popen[bytes], log: Path, event: str, field: str) -> int:
+    """The last number of a field of an event of the log, once it is there: of an address, its port."""
+    deadline_s = _clock.monotonic_s() + READY_WITHIN_S
+    while _clock.monotonic_s() < deadline_s:
+        for line in log.read_text(errors="replace").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                said = json.loads(line)
+                if said.get("event") == event:
+                    return int(re.findall(r"\d+", str(said[field]))[-1])
+        if process.poll() is not None:
+            raise NotReady(f"ended with {process.returncode} before {event!r}")
+        time.sleep(LOOK_EVERY_S)
+    raise NotReady(f"no {event!r} within {READY_WITHIN_S} s")
+
+
+def _series(name: str, labels: Mapping[str, str]) -> str:
+    return name + ("{" + ",".join(f"{key}={labels[key]}" for key in sorted(labels)) + "}" if labels else "")

@@ -1,0 +1,150 @@
+"""What a run leaves: JSON for machines, a table for people. The schema is in bench/README.md."""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bench.units import GIB
+
+SCHEMA: Final = 1
+
+Fact = int | float | str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one metered stretch did. `requests`: of the API the case is about, as the broker (or the raw client) counted them."""
+
+    records: int
+    value_bytes: int
+    requests: int
+    seconds: float
+    user_s: float
+    system_s: float
+    loop_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        return self.user_s + self.system_s
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One repetition. `null`: the same work given to the null broker right before; None where it cannot do it."""
+
+    broker: Work
+    null: Work | None
+    peak_rss_bytes: int
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    name: str
+    store: str
+    what: str
+    settings: Mapping[str, Fact]
+    runs: Sequence[Run]
+
+    def summary(self) -> dict[str, dict[str, float] | None]:
+        """Median, least and greatest of each figure over the runs; None where it has no meaning."""
+        return {
+            "cpu_s_per_gib": self._of(lambda run: _ratio(run.broker.cpu_s, run.broker.value_bytes / GIB)),
+            "cpu_s_per_1000_requests": self._of(lambda run: _ratio(run.broker.cpu_s * 1_000, run.broker.requests)),
+            "cpu_us_per_record": self._of(lambda run: _ratio(run.broker.cpu_s * 1e6, run.broker.records)),
+            "system_share": self._of(lambda run: _ratio(run.broker.system_s, run.broker.cpu_s)),
+            "loop_share": self._of(lambda run: _ratio(run.broker.loop_s, run.broker.cpu_s)),
+            "times_null_cpu": self._of(_times_null),
+            "peak_rss_mib": self._of(lambda run: run.peak_rss_bytes / 2**20),
+            "client_records_per_s": self._of(lambda run: _ratio(run.broker.records, run.broker.seconds)),
+            "client_mb_per_s": self._of(lambda run: _ratio(run.broker.value_bytes / 1e6, run.broker.seconds)),
+            "client_requests_per_s": self._of(lambda run: _ratio(run.broker.requests, run.broker.seconds)),
+        }
+
+    def _of(self, figure: Callable[[Run], float | None]) -> dict[str, float] | None:
+        values = [value for run in self.runs if (value := figure(run)) is not None]
+        if len(values) < len(self.runs) or not values:
+            return None
+        return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "store": self.store,
+            "what": self.what,
+            "settings": dict(self.settings),
+            "summary": self.summary(),
+            "runs": [asdict(run) for run in self.runs],
+        }
+
+
+def write(path: Path, head: Mapping[str, Any], cases: Sequence[CaseResult]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = {"schema": SCHEMA, **head, "cases": [case.as_json() for case in cases]}
+    path.write_text(json.dumps(body, indent=2) + "\n")
+
+
+def table(cases: Sequence[CaseResult]) -> str:
+    """Medians, with the least and the greatest where it is about CPU."""
+    head = (
+        "case",
+        "store",
+        "CPU s/GiB",
+        "CPU s/1,000 req",
+        "µs/record",
+        "x null",
+        "sys",
+        "loop",
+        "peak MiB",
+        "MB/s",
+        "requests/s",
+    )
+    rows = [head, *(_row(case) for case in cases)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = ["  ".join(_aligned(cell, width, column) for column, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _row(case: CaseResult) -> tuple[str, ...]:
+    summary = case.summary()
+    return (
+        case.name,
+        case.store,
+        _spread(summary["cpu_s_per_gib"], 2),
+        _spread(summary["cpu_s_per_1000_requests"], 3),
+        _median(summary["cpu_us_per_record"], 2),
+        _median(summary["times_null_cpu"], 1),
+        _median(summary["system_share"], 2),
+        _median(summary["loop_share"], 2),
+        _median(summary["peak_rss_mib"], 0),
+        _median(summary["client_mb_per_s"], 0),
+        _median(summary["client_requests_per_s"], 0),
+    )
+
+
+def _aligned(cell: str, width: int, column: int) -> str:
+    return cell.ljust(width) if column < 2 else cell.rjust(width)
+
+
+def _median(figure: Mapping[str, float] | None, digits: int) -> str:
+    return "-" if figure is None else f"{figure['median']:,.{digits}f}"
+
+
+def _spread(figure: Mapping[str, float] | None, digits: int) -> str:
+    if figure is None:
+        return "-"
+    return f"{figure['median']:.{digits}f} ({figure['min']:.{digits}f}-{figure['max']:.{digits}f})"
+
+
+def _ratio(amount: float, per: float) -> float | None:
+    return amount / per if per else None
+
+
+def _times_null(run: Run) -> float | None:
+    if run.null is None or not run.null.cpu_s:
+        return None
+    own, null = run.broker.value_bytes or run.broker.requests, run.null.value_bytes or run.null.requests
+    return (run.broker.cpu_s / own) / (run.null.cpu_s / null)

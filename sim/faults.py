@@ -1,0 +1,130 @@
+"""Which call meets which fault: drawn from the seed, call by call.
+
+Every seed draws its own rates and leaves some kinds out, so that runs differ in kind and not only in order.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from runtime.supervision import Nursery
+from sim.history import History
+
+
+class Fault(Enum):
+    NONE = "none"
+    REQUEST_LOST = "request lost"  # nothing happens; the caller is left in doubt
+    REPLY_LOST = "reply lost"  # it happens; the caller is left in doubt
+    LATE = "late"  # the caller is left in doubt, and then it happens
+    REFUSED = "refused"  # nothing happens, and the caller is told
+    SLOW = "slow"  # it happens, after a while
+
+
+WRITE_FAULTS: Final = (Fault.REQUEST_LOST, Fault.REPLY_LOST, Fault.LATE, Fault.REFUSED, Fault.SLOW)
+READ_FAULTS: Final = (Fault.REFUSED, Fault.SLOW)
+OUTAGE_FAULTS: Final = (Fault.REFUSED, Fault.REQUEST_LOST, Fault.REPLY_LOST)
+LATE_S: Final = (0.01, 12.0)
+SLOW_S: Final = (0.05, 14.0)
+"""Both reach past the deadlines of the code under test (10 s)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """`rate_max`: of each kind of fault, per call. `weather_s`: mean time between crashes, pauses and outages; 0 for none."""
+
+    rate_max: float
+    weather_s: float
+
+
+PROFILES: Final = {"none": Profile(0.0, 0.0), "usual": Profile(0.04, 3.0), "harsh": Profile(0.15, 1.2)}
+
+
+class FaultPlan:
+    """The faults of one port, shared by the brokers."""
+
+    def __init__(self, chance: random.Random, profile: Profile, loop: asyncio.AbstractEventLoop) -> None:
+        self._chance = chance
+        self._loop = loop
+        self._mean_latency_s = chance.uniform(0.001, 0.01)
+        self._rates = {fault: chance.uniform(0, profile.rate_max) if chance.random() < 0.6 else 0.0 for fault in WRITE_FAULTS}
+        self._hint_rate = chance.choice((0.0, 0.3, 1.0)) if profile.rate_max else 0.0
+        self._outage = Fault.NONE
+        self._outage_until_s = 0.0
+
+    def heal(self) -> None:
+        """No further faults; what is late or slow already still is."""
+        self._rates = dict.fromkeys(self._rates, 0.0)
+        self._hint_rate = 0.0
+        self._outage_until_s = 0.0
+
+    def begin_outage(self, duration_s: float) -> Fault:
+        """Every call fails for a while, all in the same way."""
+        self._outage = self._chance.choice(OUTAGE_FAULTS)
+        self._outage_until_s = self._loop.time() + duration_s
+        return self._outage
+
+    def of_write(self) -> Fault:
+        return self._draw(WRITE_FAULTS)
+
+    def of_read(self) -> Fault:
+        fault = self._draw(READ_FAULTS)
+        return fault if fault in (Fault.NONE, Fault.SLOW) else Fault.REFUSED
+
+    def hint_delays_s(self) -> tuple[float, ...]:
+        """When one hint is delivered: never, once, or more often."""
+        if self._chance.random() >= self._hint_rate:
+            return (0.0,)
+        return self._chance.choice(((), (self.delay_s(LATE_S),), (0.0, self.delay_s(LATE_S))))
+
+    def latency_s(self) -> float:
+        return self._chance.expovariate(1 / self._mean_latency_s)
+
+    def delay_s(self, bounds_s: tuple[float, float]) -> float:
+        """Between the bounds, each order of magnitude as likely as the next."""
+        return math.exp(self._chance.uniform(math.log(bounds_s[0]), math.log(bounds_s[1])))
+
+    def coin(self) -> bool:
+        return self._chance.random() < 0.5
+
+    def _draw(self, kinds: tuple[Fault, ...]) -> Fault:
+        if self._loop.time() < self._outage_until_s:
+            return self._outage
+        drawn = self._chance.random()
+        for fault in kinds:
+            drawn -= self._rates[fault]
+            if drawn < 0:
+                return fault
+        return Fault.NONE
+
+
+class Wire:
+    """The way between one broker and one store: latency on every call, both ways, and a gate that is shut while the broker is paused.
+
+    What was sent arrives though its sender is gone: late requests belong to the world and not to the broker.
+    """
+
+    def __init__(self, name: str, plan: FaultPlan, gate: asyncio.Event, world: Nursery, history: History) -> None:
+        self.plan = plan
+        self._name = name
+        self._gate = gate
+        self._world = world
+        self._history = history
+
+    def note(self, call: str, fault: Fault) -> None:
+        self._history.trace(self._name, call, fault.value)
+
+    async def travel(self, fault: Fault = Fault.NONE) -> None:
+        await asyncio.sleep(self.plan.latency_s() if fault is not Fault.SLOW else self.plan.delay_s(SLOW_S))
+        await self._gate.wait()
+
+    def deliver_later(self, delivery: Callable[[], Awaitable[object]]) -> None:
+        self._world.spawn(self._deliver(self.plan.delay_s(LATE_S), delivery), name="late")
+
+    async def _deliver(self, delay_s: float, delivery: Callable[[], Awaitable[object]]) -> None:
+        await asyncio.sleep(delay_s)
+        self._history.trace(self._name, "late arrival", "")
+        await delivery()

@@ -1,0 +1,128 @@
+"""The metadata store as one broker reaches it: latency, faults on both sides of every call, hints that get lost. The store is the real one
+in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from sim.faults import Fault, Wire
+from storage.errors import Unavailable
+from storage.metadata.memory import MemoryMetadataStore, MemorySession
+from storage.metadata.port import Key, NotApplied, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
+
+
+class SimMetadata:
+    """A `MetadataStore`. `root` outlives the broker: it takes what arrives after its sender has died."""
+
+    def __init__(self, root: MemoryMetadataStore, wire: Wire) -> None:
+        self._root = root
+        self._inner = root.client()
+        self._wire = wire
+        self._sessions: list[MemorySession] = []
+
+    def crash(self) -> None:
+        self._inner.crash()
+
+    def lose_session(self) -> None:
+        """No more keep-alives: the session ends when its timeout has passed, whatever the broker does meanwhile."""
+        for session in self._sessions:
+            session.stop_keeping_alive()
+
+    def shard_of(self, partition_key: str) -> int:
+        return self._inner.shard_of(partition_key)
+
+    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        fault = self._wire.plan.of_write()
+        self._wire.note("write", fault)
+        try:
+            await self._wire.travel(fault)
+        except asyncio.CancelledError:
+            # It is on its way: nobody can call it back.
+            if fault is not Fault.REQUEST_LOST and self._wire.plan.coin():
+                self._wire.deliver_later(lambda: self._root.write(ops))
+            raise
+        outcome: WriteOutcome
+        match fault:
+            case Fault.NONE | Fault.SLOW:
+                outcome = await self._inner.write(ops)
+            case Fault.REQUEST_LOST:
+                outcome = Unknown("request lost")
+            case Fault.REPLY_LOST:
+                await self._inner.write(ops)
+                outcome = Unknown("reply lost")
+            case Fault.LATE:
+                self._wire.deliver_later(lambda: self._root.write(ops))
+                outcome = Unknown("late")
+            case Fault.REFUSED:
+                outcome = NotApplied("refused")
+        await self._wire.travel()
+        return outcome
+
+    async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:
+        await self._ask("get_many")
+        found = await self._inner.get_many(keys)
+        await self._wire.travel()
+        return found
+
+    async def get_ceiling(self, key: Key, *, within: str) -> Record | None:
+        await self._ask("get_ceiling")
+        found = await self._inner.get_ceiling(key, within=within)
+        await self._wire.travel()
+        return found
+
+    async def range_scan(self, start: Key, end: str) -> AsyncIterator[Record]:
+        await self._ask("range_scan")
+        found = [record async for record in self._inner.range_scan(start, end)]
+        await self._wire.travel()
+        for record in found:
+            yield record
+
+    async def list(self, start: Key, end: str) -> list[str]:
+        await self._ask("list")
+        found = await self._inner.list(start, end)
+        await self._wire.travel()
+        return found
+
+    async def open_session(self, *, timeout_ms: int) -> Session:
+        await self._ask("open_session")
+        session = await self._inner.open_session(timeout_ms=timeout_ms)
+        assert isinstance(session, MemorySession)
+        self._sessions = [session]
+        return session
+
+    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+        return _Hearing(self._inner, self._wire, callback, prefix)
+
+    async def probe(self) -> None:
+        await self._ask("probe")
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _ask(self, call: str) -> None:
+        fault = self._wire.plan.of_read()
+        self._wire.note(call, fault)
+        await self._wire.travel(fault)
+        if fault is Fault.REFUSED:
+            raise Unavailable(f"refused: op={call}")
+
+
+class _Hearing:
+    """A subscription whose hints are dropped, repeated or late."""
+
+    def __init__(self, inner: MemoryMetadataStore, wire: Wire, callback: Callable[[str], None], prefix: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wire = wire
+        self._callback: Callable[[str], None] | None = callback
+        self._subscription = inner.subscribe(self._hear, prefix=prefix)
+
+    def cancel(self) -> None:
+        self._callback = None
+        self._subscription.cancel()
+
+    def _hear(self, path: str) -> None:
+        for delay_s in self._wire.plan.hint_delays_s():
+            self._loop.call_later(delay_s, self._deliver, path)
+
+    def _deliver(self, path: str) -> None:
+        if self._callback is not None:
+            self._callback(path)

@@ -1,0 +1,96 @@
+"""The object store as one broker reaches it: latency, and faults on both sides of every call. The store is the real one in memory."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from sim.faults import Fault, Wire
+from storage.errors import AlreadyExists, OutcomeUnknown, Unavailable
+from storage.objects.memory import MemoryObjectStore
+from storage.objects.port import ObjectStat
+from storage.vocabulary import Buffer
+
+
+class SimObjects:
+    """An `ObjectStore`."""
+
+    def __init__(self, inner: MemoryObjectStore, wire: Wire) -> None:
+        self._inner = inner
+        self._wire = wire
+
+    async def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> None:
+        body = b"".join(parts)
+        fault = self._wire.plan.of_write()
+        self._wire.note("put", fault)
+        try:
+            await self._wire.travel(fault)
+        except asyncio.CancelledError:
+            if fault is not Fault.REQUEST_LOST and self._wire.plan.coin():
+                self._put_later(key, body)
+            raise
+        match fault:
+            case Fault.NONE | Fault.SLOW:
+                await self._inner.put_if_absent(key, (body,))
+            case Fault.REPLY_LOST:
+                with contextlib.suppress(AlreadyExists):
+                    await self._inner.put_if_absent(key, (body,))
+            case Fault.LATE:
+                self._put_later(key, body)
+            case Fault.REQUEST_LOST | Fault.REFUSED:
+                pass
+        await self._wire.travel()
+        if fault is Fault.REFUSED:
+            raise Unavailable(f"refused: op=put key={key!r}")
+        if fault not in (Fault.NONE, Fault.SLOW):
+            raise OutcomeUnknown(f"{fault.value}: op=put key={key!r}")
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        await self._ask("get_range")
+        found = await self._inner.get_range(key, start, end)
+        await self._wire.travel()
+        return found
+
+    async def stat(self, key: str) -> ObjectStat:
+        await self._ask("stat")
+        found = await self._inner.stat(key)
+        await self._wire.travel()
+        return found
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        await self._ask("list")
+        async for found in self._inner.list(prefix, start_after=start_after):
+            yield found
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        fault = self._wire.plan.of_write()
+        self._wire.note("delete", fault)
+        await self._wire.travel(fault)
+        if fault is Fault.LATE:
+            self._wire.deliver_later(lambda: self._inner.delete_many(keys))
+        elif fault not in (Fault.REQUEST_LOST, Fault.REFUSED):
+            await self._inner.delete_many(keys)
+        await self._wire.travel()
+        if fault is Fault.REFUSED:
+            raise Unavailable("refused: op=delete")
+        if fault not in (Fault.NONE, Fault.SLOW):
+            raise OutcomeUnknown(f"{fault.value}: op=delete")
+
+    async def probe(self) -> None:
+        await self._ask("probe")
+
+    async def close(self) -> None:
+        return None
+
+    def _put_later(self, key: str, body: bytes) -> None:
+        async def put() -> None:
+            with contextlib.suppress(AlreadyExists):
+                await self._inner.put_if_absent(key, (body,))
+
+        self._wire.deliver_later(put)
+
+    async def _ask(self, call: str) -> None:
+        fault = self._wire.plan.of_read()
+        self._wire.note(call, fault)
+        await self._wire.travel(fault)
+        if fault is Fault.REFUSED:
+            raise Unavailable(f"refused: op={call}")

@@ -1,0 +1,50 @@
+"""Seeds of the simulation: whatever happens to the brokers, nothing is lost, repeated, reordered, invented or left unanswered."""
+
+import pytest
+
+from sim.__main__ import replay_command
+from sim.world import Plan, run_seed
+
+SEEDS_PER_TEST = 10
+RANGES = [("none", 20), ("usual", 120), ("harsh", 60)]
+
+
+@pytest.mark.parametrize(
+    ("faults", "first"), [(faults, first) for faults, count in RANGES for first in range(1, count + 1, SEEDS_PER_TEST)]
+)
+def test_these_seeds_find_nothing_wrong(faults: str, first: int) -> None:
+    wrong = []
+    for seed in range(first, first + SEEDS_PER_TEST):
+        report = run_seed(Plan(seed, faults))
+        if report.violations:
+            wrong.append("\n  ".join((replay_command(seed, faults, None), *report.violations[:10])))
+
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1_001, 3_001, 100))
+def test_many_more_seeds_find_nothing_wrong(first: int) -> None:
+    wrong = [replay_command(seed, "harsh", None) for seed in range(first, first + 100) if run_seed(Plan(seed, "harsh")).violations]
+
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_seed_run_twice_takes_the_same_turns(seed: int) -> None:
+    first, second = [], []
+
+    reports = run_seed(Plan(seed, "harsh"), show=first.append), run_seed(Plan(seed, "harsh"), show=second.append)
+
+    assert first == second
+    assert reports[0] == reports[1]
+
+
+def test_different_seeds_take_different_turns() -> None:
+    assert run_seed(Plan(1)).digest != run_seed(Plan(2)).digest
+
+
+def test_the_seeds_do_append_and_read() -> None:
+    reports = [run_seed(Plan(seed, "none")) for seed in range(1, 11)]
+
+    assert all(report.appends > 0 and report.reads >= report.appends for report in reports)
