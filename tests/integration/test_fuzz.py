@@ -1,4 +1,4 @@
-"""More than 20,000 frames that chance has spoilt: each ends in a reply or a closed connection, the broker lives and stays small, others go on."""
+"""More than 20,000 frames that chance has spoilt: each ends in a reply or a closed connection, the broker lives, others go on."""
 
 import random
 import struct
