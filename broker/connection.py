@@ -145,9 +145,9 @@ class Connection(asyncio.BufferedProtocol):
         return self._session.pending_count == 0
 
     @property
-    def is_waiting_for_client(self) -> bool:
-        """Memory is held until the client sends the rest of a frame, or takes what was answered."""
-        return self._frame is not None or self._is_writing_paused
+    def is_hoarding(self) -> bool:
+        """It is up to the client how long memory is held: until it sends the rest of a frame, takes its replies, or its long poll ends."""
+        return self._frame is not None or self._is_writing_paused or (self._is_busy and bool(self._queue))
 
     def drain(self) -> None:
         """Take no further requests; close as soon as those under way are answered."""

@@ -137,7 +137,7 @@ class Server:
         for connection in tuple(self._connections):
             silent_s = now_s - connection.last_active_s
             is_idle = connection.is_idle and silent_s > self._limits.idle_timeout_s
-            is_stalled = self._admission.is_over and connection.is_waiting_for_client and silent_s > STALLED_S
+            is_stalled = self._admission.is_over and connection.is_hoarding and silent_s > STALLED_S
             if is_idle or is_stalled:
                 # Not `close`: that waits until the client has taken what is buffered for it, and this one may never do so.
                 connection.abort()

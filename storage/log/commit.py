@@ -361,7 +361,7 @@ class _Send:
     def __init__(self, decision: Decision, ops: tuple[Put, ...]) -> None:
         self.decision = decision
         self.ops = ops
-        self.size_bytes = sum(len(op.value) + len(op.key.path) + OP_OVERHEAD_BYTES for op in ops)
+        self.size_bytes = sum([len(op.value) + len(op.key.path) + OP_OVERHEAD_BYTES for op in ops])
 
 
 _FINISHED: Final = object()

@@ -5,7 +5,6 @@ CAS names. Rules for producers with sequences are Kafka's (KIP-98 and the idempo
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -26,6 +25,8 @@ from storage.vocabulary import ObjectId
 _PRODUCER_BYTES = 24
 _PRODUCER_BATCH_BYTES = 48
 """Upper estimates of what a producer and each of its batches take in the encoded control record."""
+_ROOM_FOR_PRODUCERS = min(PRODUCERS_HOT_MAX, PRODUCERS_HOT_BYTES_MAX // (_PRODUCER_BYTES + _PRODUCER_BATCH_BYTES * PRODUCER_BATCHES_KEPT))
+"""So many fit whatever they hold."""
 
 _NOTHING_STORED: Mapping[int, ProducerState | None] = MappingProxyType({})
 _NOTHING_LOST: Mapping[int, int] = MappingProxyType({})
@@ -77,8 +78,7 @@ class Writer(NamedTuple):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     verdicts: tuple[Verdict, ...]
     control: Control | None
     """The record to put by CAS; None when nothing was appended."""
@@ -120,6 +120,7 @@ def decide(
     producers: dict[int, ProducerState] | None = None
     verdicts: list[Verdict] = []
     spans: list[tuple[int, int]] = []
+    span_end = -1
     appended_bytes = 0
     max_timestamp = -1
     log_max_timestamp, log_max_offset = control.max_timestamp, control.max_timestamp_offset
@@ -137,21 +138,27 @@ def decide(
             producers.pop(producer_id, None)
             producers[producer_id] = _after(known, claim, next_offset, now_ms)
         verdicts.append(Verdict(Outcome.APPENDED, next_offset))
-        if spans and spans[-1][0] + spans[-1][1] == claim.position:
-            spans[-1] = (spans[-1][0], spans[-1][1] + claim.size_bytes)
+        size_bytes = claim.size_bytes
+        if claim.position != span_end:
+            spans.append((claim.position, size_bytes))
         else:
-            spans.append((claim.position, claim.size_bytes))
-        appended_bytes += claim.size_bytes
-        max_timestamp = max(max_timestamp, claim.max_timestamp)
-        if claim.max_timestamp > log_max_timestamp:
-            log_max_timestamp, log_max_offset = claim.max_timestamp, next_offset
+            start, length = spans[-1]
+            spans[-1] = (start, length + size_bytes)
+        span_end = claim.position + size_bytes
+        appended_bytes += size_bytes
+        if claim.max_timestamp > max_timestamp:
+            max_timestamp = claim.max_timestamp
+            if max_timestamp > log_max_timestamp:
+                log_max_timestamp, log_max_offset = max_timestamp, next_offset
         next_offset += claim.record_count
     if next_offset == base:
         return Decision(tuple(verdicts), None, None, ())
 
     hot, to_spill = control.producers, tuple[int, ...]()
     if producers is not None:
-        hot, to_spill = _make_room(producers, stored, keep={claim.producer_id for claim in claims})
+        hot = producers
+        if len(producers) > _ROOM_FOR_PRODUCERS:
+            hot, to_spill = _make_room(producers, stored, keep={claim.producer_id for claim in claims})
     writers = {epoch: entry for epoch, entry in control.writers.items() if epoch not in dead_writers}
     writers[writer.epoch] = WriterEntry(writer.commit_seq, writer.attempt)
     entry = Entry(base, next_offset - 1, object_id, tuple(spans), max_timestamp, log_max_timestamp)

@@ -77,9 +77,8 @@ class TailCache:
 
 
 def _runs_of(appended: Sequence[tuple[Batch, int]]) -> list[BatchRun]:
-    size_bytes = sum(batch.size_bytes for batch, _ in appended)
     last = appended[-1][1] + appended[-1][0].record_count - 1
-    if (len(appended) > 1 and size_bytes < JOIN_BELOW_BYTES * len(appended)) or size_bytes < JOIN_BELOW_BYTES:
+    if sum([batch.size_bytes for batch, _ in appended]) < JOIN_BELOW_BYTES * len(appended):
         joined = bytearray().join([batch.view for batch, _ in appended])
         positions = []
         position = 0
@@ -88,7 +87,7 @@ def _runs_of(appended: Sequence[tuple[Batch, int]]) -> list[BatchRun]:
             positions.append(position)
             position += batch.size_bytes
         buffer = memoryview(joined).toreadonly()
-        return [BatchRun(appended[0][1], last, buffer, tuple(base for _, base in appended), tuple(positions))]
+        return [BatchRun(appended[0][1], last, buffer, tuple([base for _, base in appended]), tuple(positions))]
     runs = []
     for batch, base_offset in appended:
         restamp(batch.view, 0, base_offset)

@@ -538,18 +538,30 @@ def test_a_connection_that_is_gone_no_longer_waits_for_room() -> None:
     assert not play.admission._resume
 
 
-def test_who_waits_for_the_client_is_told_apart() -> None:
+def test_whose_memory_is_held_for_as_long_as_the_client_likes_is_told_apart() -> None:
     play = Play()
-    at_first = play.connection.is_waiting_for_client
+    at_first = play.connection.is_hoarding
     play.connection.pause_writing()
-    not_taking = play.connection.is_waiting_for_client
+    not_taking = play.connection.is_hoarding
     play.clock.advance(5.0)
     play.connection.resume_writing()
-    taken = play.connection.is_waiting_for_client
+    taken = play.connection.is_hoarding
+    play.receive(b"P1")
+    answered_by_us = play.connection.is_hoarding
     play.receive_bytes(framed(b"P" + bytes(100_000))[:50_000])
+    in_a_frame = play.connection.is_hoarding
 
-    assert not at_first
-    assert not_taking
-    assert not taken
-    assert play.connection.is_waiting_for_client
+    assert (at_first, not_taking, taken, answered_by_us, in_a_frame) == (False, True, False, False, True)
     assert play.connection.last_active_s == play.clock.monotonic_s()
+
+
+async def test_requests_queued_behind_one_that_runs_alone_are_held_for_as_long_as_that_likes() -> None:
+    async with playing() as play:
+        play.receive(b"M1")
+        await settle()
+        alone = play.connection.is_hoarding
+        play.receive(b"P1")
+
+        assert not alone
+        assert play.connection.is_hoarding
+        play.lose()
