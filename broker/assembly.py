@@ -147,6 +147,7 @@ async def open_broker(settings: Settings, *, announce: Announce) -> AsyncIterato
             nursery=nursery,
             telemetry=telemetry,
         )
+        closing.callback(parts.appender.stop)
         topics = Topics(stores.metadata, clock=clock, ids=ids)
         closing.callback(topics.close)
         waiters = Waiters(metadata=stores.metadata, partitions=parts.partitions, control_reads=parts.control_reads, clock=clock)

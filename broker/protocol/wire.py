@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 from broker.protocol.errors import ProtocolViolation
 
-ELEMENTS_MAX: Final = 250_000
+ELEMENTS_MAX: Final = 100_000
 """Array elements and tagged fields in one request. A frame of 100 MiB could name a hundred million of them."""
 
 MALFORMED: Final = (IndexError, struct.error, UnicodeDecodeError)

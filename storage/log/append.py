@@ -68,6 +68,7 @@ class Appender:
         self._last_began_s = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._is_overdue = False
+        self._is_stopped = False
         self._uploading = 0
         self._in_flight = 0
         self._buffered_bytes = 0
@@ -97,7 +98,16 @@ class Appender:
             self._seal(Trigger.DRAIN)
         await self._idle.wait()
 
+    def stop(self) -> None:
+        """Begin no further flush: what is gathered and not sealed stays unanswered. For the end of a broker, after `drain`."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _arm(self) -> None:
+        if self._is_stopped:
+            return
         due_s = self._open.due_s(self._settings, last_began_s=self._last_began_s)
         delay_s = max(0.0, due_s - self._clock.monotonic_s())
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)

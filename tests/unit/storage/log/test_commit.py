@@ -288,6 +288,17 @@ async def _after(seconds: float, broker: Rig) -> list[object]:
     return list(await broker.send(batch_bytes(1)))
 
 
+async def test_a_stopped_appender_begins_no_flush() -> None:
+    async with rig() as broker:
+        broker.parts.appender.stop()
+        sent = broker.send(batch_bytes(1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+        assert not sent.done()
+        assert broker.objects.put_keys == []
+
+
 async def test_draining_waits_for_every_flush() -> None:
     async with rig(flush=FlushSettings(interval_s=60.0, gather_s=60.0)) as broker:
         sent = [broker.send(batch_bytes(1)) for _ in range(10)]
