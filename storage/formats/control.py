@@ -31,7 +31,7 @@ class LogState(Enum):
     DELETED = "DELETED"
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True):
+class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Offsets base..last (inclusive) → the spans of one object that hold their batches, in order.
 
     Usually one span; more where batches between them were refused or had been appended before.
@@ -46,7 +46,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
     running_max_timestamp: int
 
 
-class SegmentEntry(msgspec.Struct, array_like=True, frozen=True):
+class SegmentEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Offsets base..last (inclusive) → a segment object, which holds nothing else."""
 
     base: int
@@ -57,21 +57,21 @@ class SegmentEntry(msgspec.Struct, array_like=True, frozen=True):
     running_max_timestamp: int
 
 
-class WriterEntry(msgspec.Struct, array_like=True, frozen=True):
+class WriterEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The last commit of a broker epoch that was applied: makes an ambiguous commit decidable (I6)."""
 
     commit_seq: int
     attempt: int
 
 
-class ProducerBatch(msgspec.Struct, array_like=True, frozen=True):
+class ProducerBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     first_seq: int
     last_seq: int
     base_offset: int
     at_ms: int
 
 
-class ProducerState(msgspec.Struct, array_like=True, frozen=True):
+class ProducerState(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The newest epoch of a producer id and its last batches, oldest first (KIP-98)."""
 
     epoch: int
@@ -79,7 +79,7 @@ class ProducerState(msgspec.Struct, array_like=True, frozen=True):
     txn_first_offset: int | None = None
 
 
-class Control(msgspec.Struct, frozen=True, kw_only=True):
+class Control(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fmt: int = FMT
     log_state: LogState = LogState.OPEN
     fence_epoch: int = 0
@@ -98,14 +98,14 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """Base offset of the batch whose header carries `max_timestamp`."""
 
 
-class IndexChunk(msgspec.Struct, frozen=True, kw_only=True):
+class IndexChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The value of index/{last offset}: consecutive entries, oldest first. A derived fact, put if absent (I3)."""
 
     fmt: int = FMT
     entries: tuple[Entry, ...]
 
 
-class SpilledProducer(msgspec.Struct, frozen=True, kw_only=True):
+class SpilledProducer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The value of producers/{pid}: state that left the control record, or is about to. Control wins over it."""
 
     fmt: int = FMT

@@ -1,11 +1,11 @@
 """A run: consecutive batches of one partition in one buffer, checked and stamped with their offsets. What Fetch sends."""
 
 from bisect import bisect_right
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchRun:
+class BatchRun(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Batches that hold offsets base..last (inclusive). `starts[i]` is the base offset of batch i, `positions[i]` where it begins."""
 
     base: int
