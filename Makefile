@@ -9,10 +9,10 @@ UV := $(shell command -v uv 2>/dev/null || echo $(BIN)/uv)
 UV_SYNC := UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --quiet --frozen --inexact --python $(BIN)/python
 ARGS ?=
 
-.PHONY: help setup setup-dev demo serve test test-slow lint format types bench clean
+.PHONY: help setup setup-dev demo serve services services-stop services-clean test test-slow lint format types bench clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python {v[0]}.{v[1]} found; forebay needs 3.11 or newer (set PYTHON=...).")'
@@ -36,6 +36,15 @@ demo: setup  ## replay the flights of New York 2013 through an embedded broker (
 
 serve: setup  ## an embedded broker on 127.0.0.1:9092
 	@$(BIN)/forebay serve $(ARGS)
+
+services: setup-dev  ## real Oxia and S3 in the background, built once (needs Go); says what to type next
+	@$(BIN)/python -m services start $(ARGS)
+
+services-stop: setup-dev  ## stop them; their data stay in .services
+	@$(BIN)/python -m services stop $(ARGS)
+
+services-clean: setup-dev  ## stop them and delete their data
+	@$(BIN)/python -m services clean $(ARGS)
 
 test: setup-dev  ## every test that is not marked slow
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)

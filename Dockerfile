@@ -1,0 +1,29 @@
+# One image, one program: `docker run -p 9092:9092 forebay` is an embedded broker, docker-compose.yml makes three that share their stores.
+FROM python:3.11-slim-bookworm AS build
+RUN pip install --no-cache-dir --disable-pip-version-check uv==0.13.8
+ENV UV_PROJECT_ENVIRONMENT=/opt/forebay UV_PYTHON_DOWNLOADS=never UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1
+WORKDIR /source
+# Dependencies first: they change less often than the source, and a layer of their own is kept.
+COPY pyproject.toml uv.lock README.md LICENSE ./
+RUN uv sync --frozen --no-default-groups --no-install-project
+COPY forebay forebay
+COPY sim sim
+COPY broker broker
+COPY compactor compactor
+COPY storage storage
+COPY runtime runtime
+RUN uv sync --frozen --no-default-groups --no-editable
+
+FROM python:3.11-slim-bookworm
+COPY --from=build /opt/forebay /opt/forebay
+# The allocator needs no MALLOC_* here: forebay.malloc sets the same itself.
+ENV PATH=/opt/forebay/bin:$PATH PYTHONUNBUFFERED=1
+# A broker that listens on the container's loopback cannot be reached from outside. Both stand until a variable, a file or --set says otherwise.
+ENV FOREBAY_KAFKA__LISTENERS=PLAINTEXT://0.0.0.0:9092 FOREBAY_KAFKA__ADVERTISED_LISTENERS=PLAINTEXT://localhost:9092
+# Embedded mode keeps its data in ./forebay-data: mount a volume on /data to keep it longer than the container.
+RUN useradd --uid 10001 --create-home --home-dir /data forebay
+USER 10001
+WORKDIR /data
+EXPOSE 9092 8070
+ENTRYPOINT ["forebay"]
+CMD ["serve"]

@@ -1,0 +1,120 @@
+"""Oxia and versitygw as programs. Each is built once by Go, from the versions and checksums in go/NAME/go.mod and go.sum, and kept.
+
+The name of a kept program says what it was built from, so another version never passes for it. Two builds at once: one waits.
+"""
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from runtime.clock import SystemClock
+from services.lock import only_one
+
+BUILD_WITHIN_S: Final = 1800.0
+_FLAGS: Final = ("-mod=readonly", "-trimpath", "-buildvcs=false")
+_MODULES: Final = Path(__file__).parent / "go"
+_LAST_LINES: Final = 10
+
+_clock = SystemClock()
+
+
+class BuildError(Exception):
+    """A program cannot be built. `str()` is one line that says what and how to mend it, then what Go said, if it ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """`name` is also that of its folder under go/; `takes` is how long a build from nothing takes, for people."""
+
+    name: str
+    module: str
+    package: str
+    takes: str
+
+    @property
+    def folder(self) -> Path:
+        return _MODULES / self.name
+
+    @property
+    def version(self) -> str:
+        """`1.8.0`: the one that go.mod requires."""
+        text = (self.folder / "go.mod").read_text()
+        found = re.search(rf"^require {re.escape(self.module)} v(\S+)$", text, re.MULTILINE)
+        assert found, f"{self.folder}/go.mod does not require {self.module}"
+        return found[1]
+
+    @property
+    def file_name(self) -> str:
+        """Version and a digest of all it is made of: versions, checksums, flags, kind of machine."""
+        digest = hashlib.sha256()
+        for part in ("go.mod", "go.sum"):
+            digest.update((self.folder / part).read_bytes())
+        digest.update("\0".join((*_FLAGS, sys.platform, platform.machine())).encode())
+        return f"{self.name}-{self.version}-{digest.hexdigest()[:8]}"
+
+
+OXIA: Final = Program(name="oxia", module="github.com/oxia-db/oxia", package="github.com/oxia-db/oxia/cmd", takes="about 3 minutes")
+VERSITYGW: Final = Program(
+    name="versitygw",
+    module="github.com/versity/versitygw",
+    package="github.com/versity/versitygw/cmd/versitygw",
+    takes="about 2 minutes",
+)
+PROGRAMS: Final = (OXIA, VERSITYGW)
+
+
+def cache_folder() -> Path:
+    """FOREBAY_CACHE, else `forebay` in XDG_CACHE_HOME, else ~/.cache/forebay."""
+    given = os.environ.get("FOREBAY_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay"
+
+
+def built(program: Program, *, cache: Path | None = None) -> Path:
+    """The program's file, built now if it is not there yet (minutes; a line on stderr says so). Raise `BuildError`."""
+    target = (cache or cache_folder()) / "bin" / program.file_name
+    if target.exists():
+        return target
+    go = shutil.which("go")
+    if go is None:
+        raise BuildError(
+            f"{program.name} {program.version} has to be built and there is no `go` on the PATH. "
+            "Install Go 1.26 or newer (https://go.dev/dl), or let tests use containers: FOREBAY_TEST_SERVICES=containers."
+        )
+    try:
+        with only_one(target.with_name(f".{target.name}.lock"), what=f"building {program.name}", within_s=BUILD_WITHIN_S):
+            if not target.exists():
+                _build(go, program, target)
+    except TimeoutError as error:
+        raise BuildError(str(error)) from error
+    except OSError as error:
+        raise BuildError(f"{program.name} cannot be kept in {target.parent} ({error.strerror}). Name a folder in FOREBAY_CACHE.") from error
+    return target
+
+
+def _build(go: str, program: Program, target: Path) -> None:
+    sys.stderr.write(f"building {program.name} {program.version} ({program.takes}, once)\n")
+    started_s = _clock.monotonic_s()
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        fresh = Path(folder) / program.name
+        command = [go, "build", *_FLAGS, "-o", str(fresh), program.package]
+        try:
+            done = subprocess.run(
+                command, cwd=program.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_WITHIN_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BuildError(f"building {program.name} {program.version} did not end within {BUILD_WITHIN_S:.0f} s.") from error
+        if done.returncode != 0:
+            said = "\n".join(done.stderr.splitlines()[-_LAST_LINES:])
+            raise BuildError(f"building {program.name} {program.version} failed. Go 1.26 and a module proxy are needed. Go said:\n{said}")
+        os.replace(fresh, target)
+    sys.stderr.write(f"built {target} in {_clock.monotonic_s() - started_s:.0f} s\n")

@@ -1,0 +1,45 @@
+"""Ports nobody listens on."""
+
+import contextlib
+import socket
+from pathlib import Path
+from random import SystemRandom
+from typing import Final
+
+HOST: Final = "127.0.0.1"
+_LOWEST: Final = 15_000
+_TRIES: Final = 100
+_ASSIGNED_TO_CLIENTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+_random = SystemRandom()
+
+
+def free_port() -> int:
+    """One that could be listened on a moment ago.
+
+    It lies below those the system gives to outgoing connections: while a killed server is away, none of these can take its place.
+    """
+    for _ in range(_TRIES):
+        port = _random.randrange(_LOWEST, _first_of_clients())
+        if is_free(port):
+            return port
+    raise OSError(f"no free port on {HOST} in {_TRIES} tries")
+
+
+def is_free(port: int) -> bool:
+    """Whether a server may listen on `port` now; connections left over from an earlier server do not count."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def _first_of_clients() -> int:
+    with contextlib.suppress(OSError, ValueError):
+        first = int(_ASSIGNED_TO_CLIENTS.read_text().split()[0])
+        if first > _LOWEST:
+            return first
+    return 32_768

@@ -1,0 +1,124 @@
+"""An S3 server of one's own: `with running_s3(folder) as s3: … s3.url() …`. Objects are files below `folder`; no fsync per PUT."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from services.build import VERSITYGW, built
+from services.ports import HOST, free_port
+from services.process import LocalProcess, Runs, Server, ServerError
+from services.readiness import http_answers
+
+ACCESS_KEY: Final = "forebay"
+# Known to everybody: the server can be reached from this machine only.
+SECRET_KEY: Final = "forebay-secret"
+REGION: Final = "us-east-1"
+BUCKET: Final = "forebay"
+PREFIX: Final = "llog"
+CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": REGION}
+_PORT_TRIES: Final = 5
+_ITS_VARIABLES: Final = ("VGW_", "ROOT_ACCESS_KEY", "ROOT_SECRET_", "LOGFILE", "WEBHOOK")
+
+
+class S3Server(Server):
+    """Path style, one bucket, one user."""
+
+    def __init__(self, runs: Runs, *, host: str = HOST, port: int, bucket: str = BUCKET) -> None:
+        super().__init__(runs)
+        self.host = host
+        self.port = port
+        self.bucket = bucket
+        self.access_key = ACCESS_KEY
+        self.secret_key = SECRET_KEY
+        self.region = REGION
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def url(self, prefix: str = PREFIX) -> str:
+        """As `storage.url` has it, without the credentials: those are `environ`."""
+        return url_of(self.host, self.port, bucket=self.bucket, prefix=prefix)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables a client finds its credentials in."""
+        return dict(CREDENTIALS)
+
+
+def url_of(host: str, port: int, *, bucket: str = BUCKET, prefix: str = PREFIX) -> str:
+    return f"s3://{bucket}/{prefix}?endpoint=http://{host}:{port}&region={REGION}&path_style=true"
+
+
+def command(program: str, folder: Path, *, address: str) -> list[str]:
+    """Buckets are the folders in `folder`/data. Where files have no extended attributes, versitygw keeps them in `folder`/attributes."""
+    sidecar = [] if _has_attributes(folder) else ["--sidecar", str(folder / "attributes")]
+    return [program, *options(address), "posix", *sidecar, str(folder / "data")]
+
+
+def options(address: str) -> list[str]:
+    """Those that go before the kind of backend."""
+    return ["--port", address, "--region", REGION, "--keep-alive", "--quiet"]
+
+
+def environ(ours: Mapping[str, str]) -> dict[str, str]:
+    """Ours, but for what would configure versitygw, and its root user."""
+    kept = {name: value for name, value in ours.items() if not name.startswith(_ITS_VARIABLES)}
+    return kept | {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+
+
+def prepare(folder: Path, bucket: str) -> None:
+    """Make the bucket, which is a folder, and where attributes may go."""
+    (folder / "data" / bucket).mkdir(parents=True, exist_ok=True)
+    (folder / "attributes").mkdir(exist_ok=True)
+
+
+@contextlib.contextmanager
+def running_s3(folder: Path, *, port: int = 0, bucket: str = BUCKET) -> Iterator[S3Server]:
+    """A server with its data and `s3.log` in `folder` and an empty bucket unless there was one, ready; stopped at the end, its data left.
+
+    Blocks. `port` 0 takes a free one. Raise `ServerError` or `services.build.BuildError`.
+    """
+    prepare(folder, bucket)
+    server = _started(folder, port, bucket)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def _started(folder: Path, port: int, bucket: str) -> S3Server:
+    program = str(built(VERSITYGW))
+    for left in reversed(range(_PORT_TRIES)):
+        chosen = port or free_port()
+        process = LocalProcess(
+            name="versitygw",
+            command=command(program, folder, address=f"{HOST}:{chosen}"),
+            environ=environ(os.environ),
+            log=folder / "s3.log",
+            answers=partial(http_answers, chosen),
+        )
+        try:
+            process.start()
+        except ServerError as error:
+            # Somebody else took the port between the look and the start.
+            if port or not left or "address already in use" not in str(error):
+                raise
+            continue
+        return S3Server(process, port=chosen, bucket=bucket)
+    raise AssertionError("the last try raises")
+
+
+def _has_attributes(folder: Path) -> bool:
+    if sys.platform != "linux":
+        return True
+    probe = folder / "attributes"
+    try:
+        os.setxattr(probe, "user.forebay", b"1")
+    except OSError:
+        return False
+    return True
