@@ -1,8 +1,9 @@
 """The metadata store: small versioned records, conditional writes, sessions and hints, as Oxia has them (DESIGN.md §4).
 
 Keys are `/`-separated. A key lives on the shard of its partition key; all keys of one write are on one shard.
-Keys sort by depth (number of slashes) first, then by bytes with `/` counting as 0xff. A range never leaves the depth of its start:
-both bounds of every range have the same number of slashes (`children_of` makes them), so that no reader depends on a store's key sorting.
+A range stays under one parent: both bounds of every range are equal up to their last slash (`children_of` makes them), and so are a key
+and the `within` of its ceiling. Under one parent the direct children sort by bytes, before or apart from all that is deeper, in every store
+and version of Oxia; between parents Oxia sorts component by component up to 0.14, by depth from 0.15 on, and nobody may depend on it.
 Version ids are per shard, grow with every successful put, and are never used twice, not even for a key that was deleted.
 """
 
@@ -49,7 +50,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRange:
-    """Delete the keys in [start, end) of one depth. At most 1,000 keys should match: the store does it in one step."""
+    """Delete the keys in [start, end), children of one parent. At most 1,000 keys should match: the store does it in one step."""
 
     start: Key
     end: str
@@ -139,7 +140,7 @@ class MetadataStore(Protocol):
         ...
 
     async def get_ceiling(self, key: Key, *, within: str) -> Record | None:
-        """The record with the lowest key >= `key` that has the depth of `key` and starts with `within`; None if there is none."""
+        """The record with the lowest key >= `key` that starts with `within` and has the parent of `key`; None if there is none."""
         ...
 
     def range_scan(self, start: Key, end: str) -> AsyncIterator[Record]:
@@ -166,7 +167,7 @@ class MetadataStore(Protocol):
 
 
 def sort_key(path: str) -> tuple[int, bytes]:
-    """The hierarchical order of keys."""
+    """An order of all keys, for stores of our own: by depth (number of slashes) first, then by bytes with `/` counting as 0xff."""
     return path.count("/"), path.encode().replace(b"/", b"\xff")
 
 

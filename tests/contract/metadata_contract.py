@@ -376,10 +376,12 @@ class MetadataStoreContract:
         assert await client.names_between("d/20", "d/30") == ["d/3"]
         assert await client.names_between("d/2", "d/2") == []
 
-    async def test_a_range_over_several_parents_counts_a_slash_as_the_highest_byte(self, client: Client) -> None:
-        await client.put_all(["a/1", "a-/1", "ab/1", "a~/1", "a/~", "b/1", "a", "a/1/x"])
+    async def test_a_range_holds_no_children_of_its_parent_s_children_or_siblings(self, client: Client) -> None:
+        await client.put_all(["a/1", "a/5", "a/~", "a-/1", "ab/1", "a~/1", "b/1", "a", "a/1/x", "a/3/x", "a/3/x/y"])
 
-        assert await client.names_between("0/", "z/") == ["a-/1", "ab/1", "a~/1", "a/1", "a/~", "b/1"]
+        assert await client.names_between("a/", "a/~") == ["a/1", "a/5"]
+        assert await client.names_between("a/1", "a/5") == ["a/1"]
+        assert await client.names_between("a/2", "a/~~") == ["a/5", "a/~"]
 
     async def test_letters_beyond_ascii_are_keys(self, client: Client) -> None:
         names = ["groups/a", "groups/é", "groups/ÿ", "groups/日本", "groups/😀"]

@@ -1,0 +1,93 @@
+"""What an error of gRPC means for the request that met it: was it sent, was it carried out, is it worth another try.
+
+Oxia's own codes (100 and above) are not known to gRPC for Python, which shows them all as UNKNOWN: its messages tell them apart.
+A message that comes wrapped ("failed to append to wal: …") says that the request was under way; only bare ones prove that it was not.
+"""
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+import grpc
+
+
+class Fate(Enum):
+    NOT_LEADER = "not_leader"  # refused before anything was done; another node may lead
+    NOT_SENT = "not_sent"  # no connection: it never left this process
+    REFUSED = "refused"  # certainly not carried out, and another try would not be either
+    BROKEN_OFF = "broken_off"  # the connection or the server's part in the shard ended meanwhile
+    NO_ANSWER = "no_answer"  # the deadline passed
+    STUCK = "stuck"  # the shard's log is broken: no write succeeds until the server starts again
+    SESSION_GONE = "session_gone"
+    NAMESPACE_MISSING = "namespace_missing"
+    FAILED = "failed"  # anything else
+
+
+class Failure(NamedTuple):
+    fate: Fate
+    reason: str
+    """One line in lower case that names the address."""
+
+
+_NOT_LEADER: Final = (
+    "node is not leader for shard",
+    "oxia: node is not leader for shard",
+    # A node that is about to lead, or has just ceased to: looked at before the request is given a place in the log.
+    "Received message in the wrong state",
+)
+_NOT_SENT: Final = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving", "empty address list")
+_REFUSED_CODES: Final = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+_CONNECTING: Final = (
+    ("Connection refused", "connection refused: start Oxia there or correct metadata.url"),
+    ("Domain name not found", "the name does not resolve: correct metadata.url"),
+    ("DNS resolution failed", "the name does not resolve: correct metadata.url"),
+    ("http1.x", "what listens there speaks HTTP/1, not Oxia: correct metadata.url"),
+    (
+        "before receiving SETTINGS",
+        "something listens there but does not answer as Oxia does: see whether it hangs, or correct metadata.url",
+    ),
+    ("No route to host", "no route to the host: correct the network or metadata.url"),
+)
+
+
+def read_failure(error: grpc.aio.AioRpcError, address: str) -> Failure:
+    code, details = error.code(), error.details() or ""
+    fate = _fate_of(code, details)
+    match fate:
+        case Fate.NOT_SENT:
+            what = next((says for sign, says in _CONNECTING if sign in details), _one_line(details))
+        case Fate.NO_ANSWER:
+            what = "no answer in time"
+        case Fate.NAMESPACE_MISSING:
+            what = "there is no such namespace: create it there or correct metadata.url"
+        case Fate.STUCK:
+            what = f"the shard takes no writes until Oxia is started again: {_one_line(details)}"
+        case Fate.REFUSED if code is grpc.StatusCode.UNIMPLEMENTED:
+            what = "what listens there does not speak Oxia's protocol: correct metadata.url"
+        case _:
+            what = f"{code.name}: {_one_line(details)}"
+    return Failure(fate, f"oxia at {address}: {what}")
+
+
+def _fate_of(code: grpc.StatusCode, details: str) -> Fate:
+    if "can not immediately follow" in details:
+        return Fate.STUCK
+    if details.startswith(_NOT_LEADER):
+        return Fate.NOT_LEADER
+    if "session not found" in details:
+        return Fate.SESSION_GONE
+    if "namespace not found" in details:
+        return Fate.NAMESPACE_MISSING
+    if code in _REFUSED_CODES:
+        return Fate.REFUSED
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Fate.NO_ANSWER
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return Fate.NOT_SENT if details.startswith(_NOT_SENT) else Fate.BROKEN_OFF
+    if "resource is already closed" in details or "operation was cancelled" in details or "not initialized yet" in details:
+        return Fate.BROKEN_OFF
+    return Fate.FAILED
+
+
+def _one_line(details: str) -> str:
+    return " ".join(details.split())[:300]

@@ -1,0 +1,97 @@
+"""Connections to Oxia's nodes, one per address, made when first used."""
+
+from typing import Final
+
+import grpc
+
+from storage.metadata.oxia import wire_pb2 as wire
+
+RESPONSE_BYTES_MAX: Final = 128 * 1024 * 1024
+CONNECT_TIMEOUT_MS: Final = 2_000
+RECONNECT_BACKOFF_MS_MAX: Final = 1_000
+CLOSE_TIMEOUT_S: Final = 2.0
+
+_SERVICE: Final = "/io.streamnative.oxia.proto.OxiaClient/"
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", RESPONSE_BYTES_MAX),
+    # A peer that is gone without a word is found out by pings; Oxia refuses those that come more often than every 5 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # This also bounds an attempt to connect.
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MAX),
+    # What is tried again is decided here, not there: a write may be sent once only.
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.service_config_disable_resolution", 1),
+)
+
+
+class OxiaNode:
+    """The methods of one node, as gRPC has them: they raise `grpc.aio.AioRpcError`."""
+
+    __slots__ = (
+        "_channel",
+        "address",
+        "close_session",
+        "create_session",
+        "get_notifications",
+        "get_shard_assignments",
+        "keep_alive",
+        "list",
+        "range_scan",
+        "read",
+        "write",
+    )
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self.write = channel.unary_unary(f"{_SERVICE}Write", wire.WriteRequest.SerializeToString, wire.WriteResponse.FromString)
+        self.read = channel.unary_stream(f"{_SERVICE}Read", wire.ReadRequest.SerializeToString, wire.ReadResponse.FromString)
+        self.list = channel.unary_stream(f"{_SERVICE}List", wire.ListRequest.SerializeToString, wire.ListResponse.FromString)
+        self.range_scan = channel.unary_stream(
+            f"{_SERVICE}RangeScan", wire.RangeScanRequest.SerializeToString, wire.RangeScanResponse.FromString
+        )
+        self.get_shard_assignments = channel.unary_stream(
+            f"{_SERVICE}GetShardAssignments", wire.ShardAssignmentsRequest.SerializeToString, wire.ShardAssignments.FromString
+        )
+        self.get_notifications = channel.unary_stream(
+            f"{_SERVICE}GetNotifications", wire.NotificationsRequest.SerializeToString, wire.NotificationBatch.FromString
+        )
+        self.create_session = channel.unary_unary(
+            f"{_SERVICE}CreateSession", wire.CreateSessionRequest.SerializeToString, wire.CreateSessionResponse.FromString
+        )
+        self.keep_alive = channel.unary_unary(
+            f"{_SERVICE}KeepAlive", wire.SessionHeartbeat.SerializeToString, wire.KeepAliveResponse.FromString
+        )
+        self.close_session = channel.unary_unary(
+            f"{_SERVICE}CloseSession", wire.CloseSessionRequest.SerializeToString, wire.CloseSessionResponse.FromString
+        )
+
+    def is_connected(self) -> bool:
+        """Whether there is a connection; one is tried for if there is none."""
+        return self._channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
+
+    async def close(self) -> None:
+        """Requests that are under way end as cancelled."""
+        await self._channel.close()
+
+
+class Nodes:
+    def __init__(self) -> None:
+        self._nodes: dict[str, OxiaNode] = {}
+
+    def at(self, address: str) -> OxiaNode:
+        node = self._nodes.get(address)
+        if node is None:
+            node = self._nodes[address] = OxiaNode(address)
+        return node
+
+    async def close(self) -> None:
+        nodes, self._nodes = self._nodes, {}
+        for node in nodes.values():
+            await node.close()

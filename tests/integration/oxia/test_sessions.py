@@ -1,0 +1,99 @@
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.oxia import OxiaServer, running_oxia
+from storage.metadata.oxia.store import OxiaMetadataStore
+from storage.metadata.port import ABSENT, Applied, Key, OpResult, Put, Status
+from tests.integration.oxia.opening import clock, on_every_shard, opened, pause, seconds_until
+
+SHARDS = 4
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[OxiaServer]:
+    with running_oxia(tmp_path / "oxia", shards=SHARDS) as server:
+        yield server
+
+
+async def put(store: OxiaMetadataStore, key: Key, session_id: int) -> OpResult:
+    outcome = await store.write([Put(key, b"here", ABSENT, session_id)])
+    assert isinstance(outcome, Applied), outcome
+    return outcome.results[0]
+
+
+async def test_one_session_holds_records_on_every_shard_and_they_go_together(server: OxiaServer) -> None:
+    async with opened(server.url) as store:
+        keys = on_every_shard(store, shards=SHARDS)
+        session = await store.open_session(timeout_ms=2_000)
+        for key in keys:
+            assert (await put(store, key, session.session_id)).status is Status.OK
+        await asyncio.sleep(3)
+        assert None not in await store.get_many(keys)
+        await session.close()
+
+        assert await store.get_many(keys) == [None] * SHARDS
+
+
+async def test_session_ids_are_unique_over_all_stores(server: OxiaServer) -> None:
+    async with opened(server.url) as first, opened(server.url) as second:
+        sessions = [await store.open_session(timeout_ms=2_000) for store in (first, second, first, second)]
+
+    assert len({session.session_id for session in sessions}) == 4
+
+
+async def test_a_session_that_could_not_be_kept_alive_is_lost_here_before_it_ends_there(server: OxiaServer) -> None:
+    async with opened(server.url) as store:
+        (key, *others) = on_every_shard(store, shards=SHARDS)
+        session = await store.open_session(timeout_ms=2_000)
+        for of_session in (key, *others):
+            await put(store, of_session, session.session_id)
+        await pause(server)
+        started_s = clock.monotonic_s()
+        await session.wait_lost()
+        lost_after_s = clock.monotonic_s() - started_s
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(server.resume)
+
+        async def are_gone() -> bool:
+            return await store.get_many([key, *others]) == [None] * SHARDS
+
+        await seconds_until(are_gone)
+        assert lost_after_s < 2.1
+        assert session.is_lost
+        assert await put(store, key, session.session_id) == OpResult(Status.SESSION_DOES_NOT_EXIST, None)
+        assert (await put(store, key, (await store.open_session(timeout_ms=2_000)).session_id)).status is Status.OK
+
+
+async def test_a_session_and_its_records_outlive_a_restart_within_the_timeout(server: OxiaServer) -> None:
+    async with opened(server.url) as store:
+        (key, *_) = on_every_shard(store, shards=SHARDS)
+        session = await store.open_session(timeout_ms=4_000)
+        await put(store, key, session.session_id)
+        await asyncio.to_thread(server.kill9)
+        await asyncio.to_thread(server.start)
+        await asyncio.sleep(5)
+
+        assert not session.is_lost
+        assert (await store.get_many([key]))[0] is not None
+
+
+async def test_the_records_of_a_store_that_was_closed_are_gone_at_once(server: OxiaServer) -> None:
+    async with opened(server.url) as store:
+        keys = on_every_shard(store, shards=SHARDS)
+        async with opened(server.url) as other:
+            session = await other.open_session(timeout_ms=60_000)
+            for key in keys:
+                await put(other, key, session.session_id)
+
+        assert await store.get_many(keys) == [None] * SHARDS
+
+
+async def test_a_session_of_another_store_is_none_of_this_one(server: OxiaServer) -> None:
+    async with opened(server.url) as store, opened(server.url) as other:
+        (key, *_) = on_every_shard(store, shards=SHARDS)
+        session = await other.open_session(timeout_ms=2_000)
+
+        assert await put(store, key, session.session_id) == OpResult(Status.SESSION_DOES_NOT_EXIST, None)

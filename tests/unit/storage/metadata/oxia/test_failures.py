@@ -1,0 +1,45 @@
+import grpc
+import pytest
+
+from storage.metadata.oxia.failures import Fate, read_failure
+
+REFUSED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "fate"),
+    [
+        (grpc.StatusCode.UNKNOWN, "node is not leader for shard 3", Fate.NOT_LEADER),
+        (grpc.StatusCode.UNKNOWN, "oxia: node is not leader for shard", Fate.NOT_LEADER),
+        (grpc.StatusCode.UNKNOWN, "Received message in the wrong state. In FENCED, should be LEADER.", Fate.NOT_LEADER),
+        # The same words about a request that had its place in the log already.
+        (grpc.StatusCode.UNKNOWN, "oxia: failed to append to wal: node is not leader for shard 3", Fate.FAILED),
+        (grpc.StatusCode.UNKNOWN, "oxia: failed to append to wal: oxia: resource is already closed", Fate.BROKEN_OFF),
+        (grpc.StatusCode.UNKNOWN, "oxia: resource is already closed", Fate.BROKEN_OFF),
+        (grpc.StatusCode.UNKNOWN, "oxia: failed to append to wal: 9 can not immediately follow 7: oxia: invalid next offset", Fate.STUCK),
+        (grpc.StatusCode.UNKNOWN, "oxia: session not found", Fate.SESSION_GONE),
+        (grpc.StatusCode.UNKNOWN, "oxia: namespace not found", Fate.NAMESPACE_MISSING),
+        (grpc.StatusCode.UNAVAILABLE, REFUSED, Fate.NOT_SENT),
+        (grpc.StatusCode.UNAVAILABLE, "DNS resolution failed for nobody:1: C-ares status is not ARES_SUCCESS", Fate.NOT_SENT),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", Fate.BROKEN_OFF),
+        (grpc.StatusCode.UNAVAILABLE, "recvmsg:Connection reset by peer", Fate.BROKEN_OFF),
+        (grpc.StatusCode.UNAVAILABLE, "keepalive watchdog timeout", Fate.BROKEN_OFF),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", Fate.NO_ANSWER),
+        (grpc.StatusCode.UNIMPLEMENTED, "unknown service io.streamnative.oxia.proto.OxiaClient", Fate.REFUSED),
+        (grpc.StatusCode.UNAUTHENTICATED, "no token", Fate.REFUSED),
+        (grpc.StatusCode.INTERNAL, "anything", Fate.FAILED),
+        (grpc.StatusCode.CANCELLED, "", Fate.FAILED),
+    ],
+)
+def test_only_what_proves_that_nothing_was_done_is_certain(code: grpc.StatusCode, details: str, fate: Fate) -> None:
+    failure = read_failure(grpc.aio.AioRpcError(code, details=details), "oxia.example:6648")
+
+    assert failure.fate is fate
+    assert failure.reason.startswith("oxia at oxia.example:6648: ")
+    assert "\n" not in failure.reason
+
+
+def test_a_refused_connection_names_the_fix() -> None:
+    failure = read_failure(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, details=REFUSED), "127.0.0.1:1")
+
+    assert failure.reason == "oxia at 127.0.0.1:1: connection refused: start Oxia there or correct metadata.url"
