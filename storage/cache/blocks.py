@@ -1,13 +1,16 @@
 """A cache of what was read from immutable objects, in the pieces in which it was fetched.
 
 A read that misses fetches whole blocks (aligned to `block_bytes`), so that the next read of a neighbouring slice hits; missing
-neighbours travel in ONE ranged GET. A fetch never asks for bytes of which nobody said that they exist: without an object's size
-it ends where the read ends, and a later read fetches what follows. A fetched piece is kept as it came, in one `bytes`: nothing
-is copied, a piece is evicted as a whole, and what the cache says it holds is what it holds.
+neighbours travel in ONE ranged GET, and what is missing in several places is fetched at the same time. A fetch never asks for bytes
+of which nobody said that they exist: without an object's size it ends where the read ends, and a later read fetches what follows.
+A fetched piece is kept as it came, in one `bytes`: nothing is copied, a piece is evicted as a whole, and what the cache says it
+holds is what it holds.
 """
 
+import asyncio
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -17,6 +20,9 @@ from storage.limits import BLOCK_BYTES
 
 FETCH_BLOCKS_MAX: Final = 4
 """Blocks in one ranged GET: 16 MiB of the default size."""
+
+FETCHES_AT_ONCE: Final = 4
+"""Of one read; more wait for these."""
 
 PIECE_OVERHEAD_BYTES: Final = 512
 """Counted per piece for the objects around its bytes, so that many small pieces are bounded, too."""
@@ -46,7 +52,7 @@ class Piece(NamedTuple):
 class BlockCache:
     """Reads through to `store`; evicts what was used longest ago when more than `bytes_max` would be held.
 
-    Beyond `bytes_max` memory holds what its readers hold: the views they were given, and one fetch per read under way.
+    Beyond `bytes_max` memory holds what its readers hold: the views they were given, and FETCHES_AT_ONCE fetches per read under way.
     """
 
     def __init__(self, store: RangeSource, *, bytes_max: int, block_bytes: int = BLOCK_BYTES, telemetry: Telemetry) -> None:
@@ -76,21 +82,29 @@ class BlockCache:
         """
         assert 0 <= start <= end, f"not a range: start={start} end={end}"
         assert object_size is None or end <= object_size, f"range past the end: end={end} object_size={object_size}"
-        views: list[memoryview] = []
-        while start < end:
-            found = self._find(key, start)
+        parts: list[tuple[Piece, memoryview | None, int]] = []  # the last: where in the object it is used from
+        planned: list[Piece] = []
+        position = start
+        while position < end:
+            found = self._find(key, position)
             if found is not None:
                 self._hits.inc()
-                piece, view = found
+                parts.append((*found, position))
+                piece = found[0]
             else:
-                flying = self._find_flying(key, start)
+                flying = self._find_flying(key, position)
                 (self._misses if flying is None else self._coalesced).inc()
-                piece = flying or self._plan_fetch(key, start, end, object_size)
-                view = await self._flights.run(piece, partial(self._fetch, piece))
-            reached = min(end, piece.end)
-            views.append(view[start - piece.start : reached - piece.start])
-            start = reached
-        return views
+                piece = flying or self._plan_fetch(key, position, end, object_size, floor=position if position > start else 0)
+                parts.append((piece, None, position))
+                # Others see it from now on, also while it waits for its turn: whoever comes first fetches it for all.
+                self._flying.setdefault(key, []).append(piece)
+                planned.append(piece)
+            position = min(end, piece.end)
+        fetched = await self._fetch_all(planned) if planned else {}
+        return [
+            (fetched[piece] if kept is None else kept)[used_from - piece.start : min(end, piece.end) - piece.start]
+            for piece, kept, used_from in parts
+        ]
 
     def drop(self, key: str) -> None:
         """Forget an object that was deleted. What is being fetched of it may still be cached, and ages like the rest."""
@@ -119,13 +133,13 @@ class BlockCache:
                 return piece
         return None
 
-    def _plan_fetch(self, key: str, start: int, end: int, object_size: int | None) -> Piece:
-        """What to fetch for [start, end): whole blocks, less what is cached or on its way before and behind `start`."""
-        floor, ceiling = 0, end if object_size is None else object_size
+    def _plan_fetch(self, key: str, start: int, end: int, object_size: int | None, *, floor: int) -> Piece:
+        """What to fetch for [start, end): whole blocks from `floor` on, less what is cached or on its way before and behind `start`."""
+        ceiling = end if object_size is None else object_size
         starts = self._starts.get(key, [])
         index = bisect_right(starts, start)
         if index > 0:
-            floor = starts[index - 1] + len(self._views[key, starts[index - 1]])
+            floor = max(floor, starts[index - 1] + len(self._views[key, starts[index - 1]]))
         if index < len(starts):
             ceiling = min(ceiling, starts[index])
         for piece in self._flying.get(key, ()):
@@ -139,18 +153,50 @@ class BlockCache:
         assert fetch.start <= start < fetch.end, f"a fetch without the byte it is for: {fetch} position={start}"
         return fetch
 
+    async def _fetch_all(self, planned: Sequence[Piece]) -> dict[Piece, memoryview]:
+        """The bytes of pieces that `read` has entered as flying; they leave with this call."""
+        waiting = iter(planned)
+        fetched: dict[Piece, memoryview] = {}
+
+        async def work() -> None:
+            for piece in waiting:
+                fetched[piece] = await self._flights.run(piece, partial(self._fetch, piece))
+
+        try:
+            if len(planned) == 1:
+                await work()
+            else:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(FETCHES_AT_ONCE, len(planned))):
+                        group.create_task(work())
+        except ExceptionGroup as failures:
+            # What the store raised, not that it was asked several things at once.
+            raise failures.exceptions[0] from None
+        finally:
+            for piece in planned:
+                self._land(piece)
+        return fetched
+
     async def _fetch(self, piece: Piece) -> memoryview:
-        flying = self._flying.setdefault(piece.key, [])
-        flying.append(piece)
+        kept = self._views.get((piece.key, piece.start))
+        if kept is not None and len(kept) == piece.end - piece.start:
+            # Another reader fetched it while it waited for its turn here.
+            return kept
+        # Also by one who took over from a cancelled reader, whose entry is gone.
+        self._flying.setdefault(piece.key, []).append(piece)
         try:
             view = memoryview(await self._store.get_range(piece.key, piece.start, piece.end))
         finally:
-            flying.remove(piece)
-            if not flying:
-                del self._flying[piece.key]
+            self._land(piece)
         assert len(view) == piece.end - piece.start, f"a store gave {len(view)} bytes for {piece}"
         self._keep(piece, view)
         return view
+
+    def _land(self, piece: Piece) -> None:
+        flying = self._flying[piece.key]
+        flying.remove(piece)
+        if not flying:
+            del self._flying[piece.key]
 
     def _keep(self, piece: Piece, view: memoryview) -> None:
         cost = len(view) + PIECE_OVERHEAD_BYTES

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.telemetry import Telemetry
-from storage.cache.blocks import FETCH_BLOCKS_MAX, PIECE_OVERHEAD_BYTES, BlockCache
+from storage.cache.blocks import FETCH_BLOCKS_MAX, FETCHES_AT_ONCE, PIECE_OVERHEAD_BYTES, BlockCache
 from storage.errors import NotFound, Unavailable
 
 BLOCK = 16
@@ -24,11 +24,18 @@ class Objects:
         self._turns = turns
         self.reads: list[tuple[str, int, int]] = []
         self.failures = 0
+        self.at_once = 0
+        self.at_once_max = 0
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         self.reads.append((key, start, end))
-        for _ in range(self._chance.randint(0, self._turns) if self._chance else self._turns):
-            await asyncio.sleep(0)
+        self.at_once += 1
+        self.at_once_max = max(self.at_once, self.at_once_max)
+        try:
+            for _ in range(self._chance.randint(0, self._turns) if self._chance else self._turns):
+                await asyncio.sleep(0)
+        finally:
+            self.at_once -= 1
         if self.failures:
             self.failures -= 1
             raise Unavailable("injected")
@@ -232,9 +239,42 @@ async def test_a_fetch_that_another_took_over_does_not_count_bytes_twice(objects
         newcomer = group.create_task(cached.read("a", 0, 8))
 
     assert (takes_over.result(), newcomer.result()) == (WHOLE[:16], WHOLE[:8])
-    assert objects.reads == [("a", 0, 16), ("a", 0, 8), ("a", 0, 16)]
+    assert objects.reads == [("a", 0, 16), ("a", 0, 16)]
     cached.cache.drop("a")
     assert cached.bytes_held() == 0
+
+
+async def test_what_is_missing_in_several_places_is_fetched_at_the_same_time_within_bounds(objects: Objects) -> None:
+    cached = Cached(objects)
+    for block in range(1, 20, 2):
+        await cached.read("a", block * BLOCK, (block + 1) * BLOCK)
+    objects.reads.clear()
+
+    assert await cached.read("a", 0, 20 * BLOCK) == WHOLE[: 20 * BLOCK]
+    assert objects.reads == [("a", block * BLOCK, (block + 1) * BLOCK) for block in range(0, 20, 2)]
+    assert objects.at_once_max == FETCHES_AT_ONCE
+
+
+async def test_a_piece_that_waits_for_its_turn_is_not_fetched_twice(objects: Objects) -> None:
+    cached = Cached(objects)
+    async with asyncio.TaskGroup() as group:
+        long = group.create_task(cached.read("a", 0, 960, object_size=1_000))
+        await asyncio.sleep(0)
+        behind = group.create_task(cached.read("a", 950, 990, object_size=1_000))
+
+    assert (long.result(), behind.result()) == (WHOLE[:960], WHOLE[950:990])
+    assert len(objects.reads) == len(set(objects.reads)) == -(-1_000 // (FETCH_BLOCKS_MAX * BLOCK))
+    assert sum(end - start for _, start, end in objects.reads) == 992
+
+
+async def test_a_failure_in_one_of_several_places_is_the_stores_own(objects: Objects) -> None:
+    cached = Cached(objects)
+    objects.failures = 1
+    with pytest.raises(Unavailable, match="injected"):
+        await cached.read("a", 0, 500)
+
+    assert await cached.read("a", 0, 500) == WHOLE[:500]
+    assert not cached.cache._flying
 
 
 async def test_cancelling_a_reader_leaves_the_others_their_bytes(objects: Objects) -> None:

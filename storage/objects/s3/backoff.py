@@ -1,0 +1,32 @@
+"""How long to go on trying: full jitter, so that brokers who were told to slow down do not come back together."""
+
+import asyncio
+import random
+from typing import Final
+
+from runtime.clock import Clock
+
+PAUSE_FIRST_S: Final = 0.05
+PAUSE_S_MAX: Final = 3.0
+
+
+class Backoff:
+    """The pauses between the tries of one call, within its patience. The caller's own patience is its cancellation."""
+
+    def __init__(self, *, clock: Clock, chance: random.Random, patience_s: float, tries_max: int) -> None:
+        self._clock = clock
+        self._chance = chance
+        self._deadline_s = clock.monotonic_s() + patience_s
+        self._tries_max = tries_max
+        self.tries = 1
+
+    async def pause(self) -> bool:
+        """Whether to try again; the time to do so has come when this returns."""
+        if self.tries >= self._tries_max:
+            return False
+        pause_s = self._chance.uniform(0, min(PAUSE_S_MAX, PAUSE_FIRST_S * 2**self.tries))
+        if self._clock.monotonic_s() + pause_s >= self._deadline_s:
+            return False
+        self.tries += 1
+        await asyncio.sleep(pause_s)
+        return True

@@ -1,0 +1,98 @@
+"""What the store asks of a client: single requests, tried once, under whole names in the bucket, with the faults of `faults.py`.
+
+A client sets no deadline of its own below REQUEST_S_MAX; the store does, by cancelling. A cancelled request may still take effect.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from storage.objects.port import ObjectStat
+from storage.vocabulary import Buffer
+
+CONNECT_S_MAX: Final = 5.0
+REQUEST_S_MAX: Final = 300.0
+CONNECTIONS_MAX: Final = 64
+USER_AGENT: Final = "forebay"
+
+
+class Page(NamedTuple):
+    """Objects in the order of their keys; `more` if others follow."""
+
+    stats: Sequence[ObjectStat]
+    more: bool
+
+
+class Refusal(NamedTuple):
+    """A key that a delete request did not delete, though the request as a whole succeeded."""
+
+    key: str
+    code: str
+    message: str
+
+
+class Credentials(NamedTuple):
+    access_key: str
+    secret_key: str
+    token: str | None
+    expires_s: float | None
+    """Seconds since the Unix epoch; None if they do not expire."""
+    source: str
+    """Where they came from, in botocore's words."""
+
+
+class DataClient(Protocol):
+    """The requests that carry record bytes."""
+
+    async def put_if_absent(self, name: str, parts: Sequence[Buffer]) -> None:
+        """One PUT with If-None-Match: * and a checksum, so that a body that was cut short is never stored."""
+        ...
+
+    async def get_range(self, name: str, start: int, end: int) -> bytes:
+        """Bytes [start, end), fewer if the object ends before. `start` < `end`."""
+        ...
+
+    async def head(self, name: str) -> ObjectStat:
+        """`key` is `name`."""
+        ...
+
+    async def close(self) -> None:
+        """May be called again."""
+        ...
+
+
+class ControlClient(Protocol):
+    """The other requests. Opened by its first use."""
+
+    async def list_page(self, prefix: str, start_after: str) -> Page: ...
+
+    async def delete(self, names: Sequence[str]) -> Sequence[Refusal]:
+        """Up to 1,000 names; absent ones are deleted."""
+        ...
+
+    async def begin_upload(self, name: str) -> str:
+        """Begin a multipart upload: its id."""
+        ...
+
+    async def put_part(self, name: str, upload: str, number: int, body: Buffer) -> str:
+        """Store part `number` (from 1 on): its ETag. May be sent again."""
+        ...
+
+    async def finish_upload(self, name: str, upload: str, etags: Sequence[str]) -> None:
+        """Make the object of its parts, if the name is absent."""
+        ...
+
+    async def abort_upload(self, name: str, upload: str) -> None: ...
+
+    async def credentials(self) -> Credentials:
+        """Raise `NoCredentials` if there are none."""
+        ...
+
+    async def caller(self) -> str:
+        """The identity that AWS sees (an ARN)."""
+        ...
+
+    async def bucket_region(self) -> str:
+        """Where the bucket is, or empty where the server does not say."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,303 @@
+"""Objects in S3, or what speaks its language: the port's promises made of single requests.
+
+A PUT carries If-None-Match: * and a checksum, so it stores all or nothing, once per name, and may be sent again after anything.
+What a lost reply leaves open is settled by reading the object back: a name that our own bytes have is success, another's is not.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+from runtime.clock import Clock
+from runtime.ids import IdSource
+from runtime.telemetry import Metric, Telemetry
+from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
+from storage.limits import MIB
+from storage.objects.naming import check_key, is_key
+from storage.objects.port import ObjectStat
+from storage.objects.s3.backoff import Backoff
+from storage.objects.s3.client import ControlClient, DataClient, Refusal
+from storage.objects.s3.diagnosis import Diagnosis, Step
+from storage.objects.s3.endpoint import Endpoint
+from storage.objects.s3.faults import Interrupted, Refused, RequestFault, Unreached
+from storage.objects.s3.location import S3Location
+from storage.objects.s3.multipart import put_in_parts
+from storage.vocabulary import Buffer
+
+T = TypeVar("T")
+
+RETRIES: Final = Metric(
+    "forebay_object_store_retries_total",
+    "Requests to S3 sent again: throttled (the store is busy), interrupted (no whole reply), unreached (no connection).",
+    ("op", "cause"),
+)
+
+ATTEMPT_S: Final = 10.0
+ATTEMPT_BYTES_PER_S: Final = 4 * MIB
+"""A request has ATTEMPT_S and the time that its bytes take at this rate."""
+PUT_PATIENCE_S: Final = 60.0
+READ_PATIENCE_S: Final = 20.0
+CONTROL_PATIENCE_S: Final = 60.0
+PROBE_PATIENCE_S: Final = 10.0
+TRIES_MAX: Final = 20
+READ_TRIES_MAX: Final = 8
+PART_TRIES_MAX: Final = 3
+READ_BACK_BYTES: Final = 8 * MIB
+MULTIPART_ABOVE_BYTES: Final = 64 * MIB
+DELETE_KEYS_MAX: Final = 1_000
+
+
+class S3ObjectStore:
+    """An `ObjectStore`. Use `open_s3`; the constructor does no I/O."""
+
+    def __init__(
+        self,
+        location: S3Location,
+        endpoint: Endpoint,
+        *,
+        data: DataClient,
+        control: ControlClient,
+        clock: Clock,
+        chance: random.Random,
+        telemetry: Telemetry,
+    ) -> None:
+        self._location = location
+        self._endpoint = endpoint
+        self._root = location.root
+        self._data = data
+        self._control = control
+        self._clock = clock
+        self._chance = chance
+        self._ids = IdSource(clock=clock)
+        self._retries = telemetry.counter(RETRIES)
+
+    async def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> None:
+        check_key(key)
+        await self._put(key, parts, patience_s=PUT_PATIENCE_S)
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        check_key(key)
+        assert 0 <= start <= end, f"not a range: start={start} end={end}"
+        # S3 knows no empty ranges.
+        found = await self._get(key, start, end) if start < end else b""
+        reached = start + len(found) if start < end else (await self.stat(key)).size_bytes
+        if reached < end:
+            raise Unavailable(f"object ends before the range: key={key!r} start={start} end={end}")
+        return found
+
+    async def stat(self, key: str) -> ObjectStat:
+        check_key(key)
+        found = await self._read("stat", key, partial(self._data.head, self._root + key), ATTEMPT_S)
+        return found._replace(key=key)
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        """As the port says; names in the bucket that no key has are passed over."""
+        no_key_begins_so = not (is_key(prefix) or is_key(f"{prefix}x"))
+        all_are_before = start_after > prefix and not start_after.startswith(prefix)
+        if no_key_begins_so or all_are_before:
+            return
+        last = self._root + start_after if start_after else ""
+        more = True
+        while more:
+            page = await self._read("list", prefix, partial(self._control.list_page, self._root + prefix, last), ATTEMPT_S)
+            for found in page.stats:
+                # Not every server begins where it is told to.
+                if found.key > last and is_key(key := found.key.removeprefix(self._root)):
+                    yield found._replace(key=key)
+            more = page.more
+            if more and (not page.stats or page.stats[-1].key <= last):
+                raise Unavailable(f"listing does not move on: bucket={self._location.bucket!r} prefix={prefix!r} start_after={last!r}")
+            last = page.stats[-1].key if page.stats else last
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            check_key(key)
+        for start in range(0, len(keys), DELETE_KEYS_MAX):
+            names = [self._root + key for key in dict.fromkeys(keys[start : start + DELETE_KEYS_MAX])]
+            await self._delete(names, begun=start > 0)
+
+    async def probe(self) -> None:
+        """As the port says, and find out whether the server honours If-None-Match and tells missing objects from forbidden ones."""
+        diagnosis = Diagnosis(self._location, self._endpoint, self._control)
+        key = f".probe/{self._ids.next_ulid()}"
+        body, other = key.encode(), key.encode()[::-1]
+        async with diagnosis.of(Step.PUT):
+            await self._put(key, [body], patience_s=PROBE_PATIENCE_S)
+        try:
+            async with diagnosis.of(Step.PUT_AGAIN):
+                await self._put(key, [other], patience_s=PROBE_PATIENCE_S)
+        except AlreadyExists:
+            honoured = True
+        else:
+            honoured = False
+        if honoured:
+            async with diagnosis.of(Step.GET):
+                found = await self.get_range(key, 0, len(body))
+        async with diagnosis.of(Step.DELETE):
+            await self.delete_many([key])
+        if not honoured:
+            raise Unavailable(diagnosis.no_conditions())
+        if (elsewhere := await diagnosis.other_region()) is not None:
+            raise Unavailable(elsewhere)
+        if found != body:
+            raise Unavailable(diagnosis.other_bytes())
+        try:
+            async with diagnosis.of(Step.GET_ABSENT):
+                await self.get_range(key, 0, 1)
+        except NotFound:
+            return
+        raise Unavailable(diagnosis.still_there())
+
+    async def close(self) -> None:
+        # They may be one: closing is safe to repeat.
+        await self._data.close()
+        await self._control.close()
+
+    # Putting
+
+    async def _put(self, key: str, parts: Sequence[Buffer], *, patience_s: float) -> None:
+        size_bytes = sum(map(len, parts))
+        backoff = self._backoff(patience_s, TRIES_MAX)
+        may_be_ours = in_flight = False
+        while True:
+            try:
+                await self._send(key, parts, size_bytes)
+                return
+            except (RequestFault, TimeoutError) as error:
+                cause: RequestFault | TimeoutError = error
+            if isinstance(cause, Refused):
+                if cause.is_taken:
+                    if may_be_ours and await self._is_stored(key, parts, size_bytes):
+                        return
+                    # After an earlier request of ours it may also have been there and be deleted by now.
+                    raise AlreadyExists(f"object exists: key={key!r}")
+                may_be_ours |= cause.is_transient and not cause.is_not_done
+            elif isinstance(cause, Interrupted | TimeoutError):
+                may_be_ours = in_flight = True
+            if not _is_transient(cause) or not await self._pause("put", backoff, cause):
+                break
+        failure = self._failure("object not stored", key, cause, tries=backoff.tries)
+        if may_be_ours:
+            if await self._is_stored(key, parts, size_bytes):
+                return
+            if in_flight:
+                raise OutcomeUnknown(f"{failure}; an earlier request may still take effect") from cause
+        raise Unavailable(failure) from cause
+
+    async def _send(self, key: str, parts: Sequence[Buffer], size_bytes: int) -> None:
+        name, attempt_s = self._root + key, _attempt_s(size_bytes)
+        if size_bytes > MULTIPART_ABOVE_BYTES:
+            try:
+                async with asyncio.timeout(attempt_s):
+                    await put_in_parts(self._control, name, parts, backoff=partial(self._backoff, attempt_s, PART_TRIES_MAX))
+                return
+            except Refused as refused:
+                # Some stores know conditions for single requests only.
+                if not refused.is_not_implemented:
+                    raise
+        async with asyncio.timeout(attempt_s):
+            await self._data.put_if_absent(name, parts)
+
+    async def _is_stored(self, key: str, parts: Sequence[Buffer], size_bytes: int) -> bool:
+        """Whether the object is there, of these parts. Raise `AlreadyExists` if it is another, `OutcomeUnknown` if it cannot be read."""
+        expected, found = hashlib.sha256(), hashlib.sha256()
+        try:
+            same = (await self.stat(key)).size_bytes == size_bytes
+            if same:
+                for part in parts:
+                    expected.update(part)
+                for start in range(0, size_bytes, READ_BACK_BYTES):
+                    found.update(await self._get(key, start, min(start + READ_BACK_BYTES, size_bytes)))
+        except NotFound:
+            return False
+        except Unavailable as error:
+            raise OutcomeUnknown(f"object may be stored and cannot be read back: key={key!r} cause={error}") from error
+        if found.digest() != expected.digest() or not same:
+            raise AlreadyExists(f"object exists, of another writer: key={key!r}")
+        return True
+
+    # Reading
+
+    async def _get(self, key: str, start: int, end: int) -> bytes:
+        name = self._root + key
+        try:
+            return await self._read("get", key, partial(self._data.get_range, name, start, end), _attempt_s(end - start))
+        except Unavailable as error:
+            if isinstance(error.__cause__, Refused) and error.__cause__.is_past_the_end:
+                raise Unavailable(f"object ends before the range: key={key!r} start={start} end={end}") from error.__cause__
+            raise
+
+    async def _read(self, op: str, key: str, request: Callable[[], Awaitable[T]], attempt_s: float) -> T:
+        """The result of a request that changes nothing, after as many tries as it takes within bounds."""
+        backoff = self._backoff(READ_PATIENCE_S, READ_TRIES_MAX)
+        while True:
+            try:
+                async with asyncio.timeout(attempt_s):
+                    return await request()
+            except (RequestFault, TimeoutError) as error:
+                cause: RequestFault | TimeoutError = error
+            if isinstance(cause, Refused) and (cause.is_missing or (op == "stat" and cause.is_bare_404)):
+                raise NotFound(f"no such object: key={key!r}") from cause
+            if not _is_transient(cause) or not await self._pause(op, backoff, cause):
+                raise Unavailable(self._failure(f"{op} failed", key, cause, tries=backoff.tries)) from cause
+
+    # Deleting
+
+    async def _delete(self, names: Sequence[str], *, begun: bool) -> None:
+        """`begun`: earlier names of the same call are deleted already, so that a failure is not "nothing happened"."""
+        backoff = self._backoff(CONTROL_PATIENCE_S, TRIES_MAX)
+        while True:
+            try:
+                async with asyncio.timeout(ATTEMPT_S):
+                    refusals = await self._control.delete(names)
+            except (RequestFault, TimeoutError) as error:
+                cause: RequestFault | TimeoutError = error
+                begun |= isinstance(error, Interrupted | TimeoutError) or (
+                    isinstance(error, Refused) and error.is_transient and not error.is_not_done
+                )
+            else:
+                refusals = [refusal for refusal in refusals if refusal.code not in ("NoSuchKey", "NoSuchVersion")]
+                if not refusals:
+                    return
+                begun |= len(refusals) < len(names)
+                names = [refusal.key for refusal in refusals]
+                cause = _cause(refusals)
+            if not _is_transient(cause) or not await self._pause("delete", backoff, cause):
+                failure = self._failure(f"{len(names)} objects not deleted", names[0], cause, tries=backoff.tries)
+                raise (OutcomeUnknown if begun else Unavailable)(failure) from cause
+
+    # Trying again
+
+    def _backoff(self, patience_s: float, tries_max: int) -> Backoff:
+        return Backoff(clock=self._clock, chance=self._chance, patience_s=patience_s, tries_max=tries_max)
+
+    async def _pause(self, op: str, backoff: Backoff, cause: RequestFault | TimeoutError) -> bool:
+        again = await backoff.pause()
+        if again:
+            self._retries.labels(op, _cause_name(cause)).inc()
+        return again
+
+    def _failure(self, what: str, key: str, cause: Exception, *, tries: int) -> str:
+        reason = "no reply in time" if isinstance(cause, TimeoutError) else str(cause)
+        return f"{what}: bucket={self._location.bucket!r} key={key!r} tries={tries} cause={reason}"
+
+
+def _attempt_s(size_bytes: int) -> float:
+    return ATTEMPT_S + size_bytes / ATTEMPT_BYTES_PER_S
+
+
+def _is_transient(cause: RequestFault | TimeoutError) -> bool:
+    return cause.is_transient if isinstance(cause, Refused) else isinstance(cause, Unreached | Interrupted | TimeoutError)
+
+
+def _cause_name(cause: RequestFault | TimeoutError) -> str:
+    return "throttled" if isinstance(cause, Refused) else "unreached" if isinstance(cause, Unreached) else "interrupted"
+
+
+def _cause(refusals: Sequence[Refusal]) -> Refused:
+    """One fault for the keys that a reply names: what is worth another try only if all of them are."""
+    faults = [Refused(503 if one.code == "InternalError" else 403, one.code, one.message) for one in refusals]
+    return next((fault for fault in faults if not fault.is_transient), faults[0])

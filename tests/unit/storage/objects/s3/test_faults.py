@@ -1,0 +1,56 @@
+import pytest
+
+from storage.objects.s3.faults import Refused, refused_from
+
+
+@pytest.mark.parametrize(
+    ("refused", "not_done", "transient"),
+    [
+        (Refused(503, "SlowDown"), True, True),
+        (Refused(503, "ServiceUnavailable"), True, True),
+        (Refused(429), True, True),
+        (Refused(408), True, True),
+        (Refused(400, "RequestTimeout"), True, True),
+        (Refused(400, "IncompleteBody"), True, True),
+        (Refused(409, "ConditionalRequestConflict"), True, True),
+        (Refused(409), True, True),
+        (Refused(409, "ObjectParentIsFile"), False, False),
+        # A proxy that lost the reply says so, too.
+        (Refused(503), False, True),
+        (Refused(500, "InternalError"), False, True),
+        (Refused(502), False, True),
+        (Refused(504), False, True),
+        (Refused(501, "NotImplemented"), False, False),
+        (Refused(403, "AccessDenied"), False, False),
+        (Refused(412, "PreconditionFailed"), False, False),
+        (Refused(404, "NoSuchKey"), False, False),
+        (Refused(301, "PermanentRedirect"), False, False),
+    ],
+)
+def test_what_is_tried_again_and_what_certainly_did_not_happen(refused: Refused, not_done: bool, transient: bool) -> None:
+    assert (refused.is_not_done, refused.is_transient) == (not_done, transient)
+
+
+@pytest.mark.parametrize(
+    ("refused", "missing", "bare"),
+    [
+        (Refused(404, "NoSuchKey"), True, False),
+        (Refused(404), False, True),
+        (Refused(404, "NoSuchBucket"), False, False),
+        (Refused(404, "NoSuchUpload"), False, False),
+        (Refused(403, "NoSuchKey"), False, False),
+    ],
+)
+def test_an_absent_object_is_told_from_all_else_that_is_not_found(refused: Refused, missing: bool, bare: bool) -> None:
+    assert (refused.is_missing, refused.is_bare_404) == (missing, bare)
+
+
+def test_an_answer_is_read_as_far_as_it_is_one() -> None:
+    body = '<?xml version="1.0"?>\n<Error><Code>SlowDown</Code><Message>Please &#34;reduce&#34;\n your rate</Message>'
+    body += "<Region>eu-west-1</Region>"
+    refused = refused_from(503, body)
+
+    assert (refused.code, refused.message, refused.region) == ("SlowDown", 'Please "reduce" your rate', "eu-west-1")
+    assert str(refused) == '503 SlowDown (Please "reduce" your rate)'
+    assert str(refused_from(404, "<html>nginx</html>")) == "404"
+    assert len(refused_from(400, f"<Message>{'m' * 1_999}</Message>").message) <= 300

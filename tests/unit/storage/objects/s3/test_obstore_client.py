@@ -1,0 +1,54 @@
+"""Credentials that come from elsewhere than the environment, as obstore is given them."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from runtime.clock import SystemClock
+from storage.objects.s3.client import Credentials
+from storage.objects.s3.endpoint import Endpoint
+from storage.objects.s3.faults import Interrupted, NoCredentials
+from storage.objects.s3.obstore_client import ObstoreClient
+from tests.unit.storage.objects.s3.scripted import BUCKET, ScriptedS3
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedS3]:
+    async with ScriptedS3.running() as server:
+        yield server
+
+
+def endpoint(server: ScriptedS3) -> Endpoint:
+    return Endpoint(bucket=BUCKET, url=server.endpoint, region="us-east-1", path_style=True)
+
+
+async def test_credentials_of_a_role_are_asked_for_again_before_they_expire(server: ScriptedS3) -> None:
+    asked = 0
+
+    async def credentials() -> Credentials:
+        nonlocal asked
+        asked += 1
+        # The second ones hold.
+        return Credentials(
+            f"KEY{asked}", "secret", f"token{asked}", SystemClock().now_ms() / 1_000 + (200 if asked == 1 else 3_600), "iam-role"
+        )
+
+    client = ObstoreClient(endpoint(server), credentials=credentials)
+    for number in range(3):
+        await client.put_if_absent(f"wal/{number}", [b"x"])
+    await client.close()
+
+    assert [request.headers["x-amz-security-token"] for request in server.requests] == ["token1", "token2", "token2"]
+    assert asked == 2
+
+
+async def test_a_request_without_credentials_fails_and_says_why(server: ScriptedS3) -> None:
+    async def credentials() -> Credentials:
+        raise NoCredentials("the role is gone")
+
+    client = ObstoreClient(endpoint(server), credentials=credentials)
+    with pytest.raises(Interrupted, match="the role is gone"):
+        await client.put_if_absent("wal/1", [b"x"])
+    await client.close()
+
+    assert server.requests == []

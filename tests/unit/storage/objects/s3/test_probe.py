@@ -1,0 +1,181 @@
+"""What a probe that fails tells the operator: one line with bucket, endpoint, region, identity, and the fix."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from storage.errors import Unavailable
+from storage.objects.s3.diagnosis import Facts, Step, explain
+from storage.objects.s3.endpoint import Endpoint
+from storage.objects.s3.faults import Refused
+from storage.objects.s3.location import S3Location
+from storage.objects.s3.object_store import S3ObjectStore
+from storage.objects.s3.store import S3ClientName
+from tests.unit.storage.objects.s3.opened import hurry, opened
+from tests.unit.storage.objects.s3.scripted import LOST, Reply, Request, ScriptedS3, error
+
+IDENTITY = "as access key AKIA…ESTS (credentials from: env)"
+
+CASES = [
+    ("PUT", error(403, "AccessDenied"), f"refused a test write: 403 AccessDenied {IDENTITY}. Needs s3:PutObject on bucket/root/*."),
+    ("GET", error(403, "AccessDenied"), f"refused a test read: 403 AccessDenied {IDENTITY}. Needs s3:GetObject on bucket/root/*."),
+    ("POST", error(403, "AccessDenied"), f"refused a test delete: 403 AccessDenied {IDENTITY}. Needs s3:DeleteObject on bucket/root/*."),
+    ("GET absent", error(403, "AccessDenied"), "Needs s3:ListBucket on bucket "),
+    ("PUT", error(404, "NoSuchBucket"), f'Bucket "bucket" does not exist at ENDPOINT (region us-east-1) {IDENTITY}. Create it'),
+    ("PUT", error(403, "InvalidAccessKeyId"), f"does not know the access key: InvalidAccessKeyId {IDENTITY}. Check AWS_ACCESS_KEY_ID."),
+    ("PUT", error(403, "SignatureDoesNotMatch"), "Check AWS_SECRET_ACCESS_KEY."),
+    ("PUT", error(400, "ExpiredToken"), "Renew the credentials"),
+    ("PUT", error(403, "RequestTimeTooSkewed"), "clock is wrong"),
+    (
+        "PUT",
+        error(400, "AuthorizationHeaderMalformed", extra="<Region>eu-west-1</Region>"),
+        'Bucket "bucket" is in eu-west-1, but region us-east-1 is set. Use ?region=eu-west-1.',
+    ),
+    (
+        "PUT",
+        error(301, "PermanentRedirect", x_amz_bucket_region="eu-west-1"),
+        'Bucket "bucket" is in eu-west-1, but region us-east-1 is set. Use ?region=eu-west-1.',
+    ),
+    ("PUT", error(501, "NotImplemented"), "does not honour If-None-Match"),
+    ("PUT", error(503, "SlowDown"), "is busy or failing: 503 SlowDown"),
+    ("PUT", error(405), "Check that endpoint in storage.url names an S3 server."),
+    ("PUT", LOST, "Check that endpoint in storage.url names an S3 server."),
+    ("PUT", Reply(raw=b"SSH-2.0-OpenSSH_9.6\r\n"), "Check that endpoint in storage.url names an S3 server."),
+    ("GET", Reply(200, b"<html>"), "Check that endpoint in storage.url names an S3 server."),
+    ("PUT", error(400, "InvalidRequest"), f"refused a test write: 400 InvalidRequest (as the test wants it) {IDENTITY}."),
+]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+
+
+@pytest.fixture(params=["obstore", "aioboto3"])
+def client(request: pytest.FixtureRequest) -> S3ClientName:
+    name: S3ClientName = request.param
+    return name
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedS3]:
+    async with ScriptedS3.running() as server:
+        yield server
+
+
+@pytest.fixture
+async def store(server: ScriptedS3, client: S3ClientName) -> AsyncIterator[S3ObjectStore]:
+    async with opened(server.endpoint, client, prefix="root") as store:
+        yield store
+
+
+async def failure(store: S3ObjectStore) -> str:
+    with pytest.raises(Unavailable) as raised:
+        await store.probe()
+    return str(raised.value)
+
+
+async def test_a_probe_of_a_good_store_passes_and_leaves_nothing(store: S3ObjectStore, server: ScriptedS3) -> None:
+    await store.probe()
+
+    assert server.objects == {}
+    assert all(request.key.startswith("root/.probe/") for request in server.requests if request.method in ("PUT", "GET"))
+
+
+@pytest.mark.parametrize(("step", "reply", "message"), CASES, ids=lambda value: value if isinstance(value, str) else None)
+async def test_a_failed_probe_names_the_place_and_the_fix(
+    store: S3ObjectStore, server: ScriptedS3, step: str, reply: Reply, message: str
+) -> None:
+    method, _, absent = step.partition(" ")
+    server.answer(method, reply, times=1_000, when=lambda request: not absent or request.key not in server.objects)
+    # For the region of a bucket that answers a redirect.
+    server.answer("HEAD", reply, times=1_000, when=lambda request: request.path.rstrip("/") == "/bucket")
+    line = await failure(store)
+
+    assert message.replace("ENDPOINT", server.endpoint) in line
+    assert '"bucket"' in line
+    assert "us-east-1" in line
+    assert "\n" not in line
+
+
+async def test_a_server_that_is_not_there_is_named(client: S3ClientName) -> None:
+    async with opened("http://127.0.0.1:1", client) as store:
+        line = await failure(store)
+
+    assert line.startswith('Cannot reach S3 at http://127.0.0.1:1 for bucket "bucket" (')
+    assert "onnect" in line
+
+
+async def test_a_server_that_never_answers_is_named(store: S3ObjectStore, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.objects.s3.object_store.PROBE_PATIENCE_S", 0.4)
+    server.answer("PUT", Reply(raw=b"HTTP/1.1 200 OK\r\nContent-Le"), times=1_000)
+
+    assert "gave no answer" in await failure(store)
+
+
+async def test_a_store_that_replaces_objects_is_refused_and_left_clean(store: S3ObjectStore, server: ScriptedS3) -> None:
+    server.conditional = False
+
+    assert "does not honour If-None-Match" in await failure(store)
+    assert server.objects == {}
+
+
+async def test_a_store_that_reads_other_bytes_is_refused(store: S3ObjectStore, server: ScriptedS3) -> None:
+    async def stale(request: Request) -> Reply | None:
+        if request.method != "GET":
+            return None
+        start, end = request.headers["range"].removeprefix("bytes=").split("-")
+        return Reply(206, b"?" * (int(end) + 1 - int(start)), {"Content-Range": f"bytes {start}-{end}/{int(end) + 1}"})
+
+    server.add(stale)
+
+    assert "reads back other bytes" in await failure(store)
+
+
+async def test_a_store_that_does_not_delete_is_refused(store: S3ObjectStore, server: ScriptedS3) -> None:
+    server.answer("POST", Reply(200, b"<DeleteResult></DeleteResult>"))
+
+    assert "still has an object after its delete" in await failure(store)
+
+
+async def test_no_credentials_are_told_when_a_store_is_opened(client: S3ClientName, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+    with pytest.raises(Unavailable, match="No S3 credentials found"):
+        async with opened("http://127.0.0.1:1", client):
+            pass
+
+
+async def test_credentials_of_a_profile_are_used_by_both_clients(
+    server: ScriptedS3, client: S3ClientName, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("aws") / "credentials"
+    file.write_text("[dev]\naws_access_key_id = AKIAOFAPROFILEX\naws_secret_access_key = secret\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_PROFILE", "dev")
+    async with opened(server.endpoint, client) as store:
+        await store.probe()
+
+    assert all("Credential=AKIAOFAPROFILEX/" in request.headers["authorization"] for request in server.requests)
+
+
+@pytest.mark.parametrize("step", Step)
+def test_on_aws_the_identity_is_an_arn(step: Step) -> None:
+    facts = Facts(
+        location=S3Location(bucket="my-bucket"),
+        endpoint=Endpoint(bucket="my-bucket", url=None, region="eu-west-1", path_style=False),
+        identity="arn:aws:iam::123:role/x",
+        source="assume-role-with-web-identity",
+        region_of_bucket="",
+    )
+    line = explain(step, Refused(403, "AccessDenied"), facts)
+
+    assert line.startswith('Bucket "my-bucket" at AWS (region eu-west-1) refused a test ')
+    assert "as arn:aws:iam::123:role/x (credentials from: assume-role-with-web-identity). Needs s3:" in line
