@@ -1,29 +1,37 @@
-"""URL → stores, with their decorators in this order: the store, then metering right around it, so that every attempt counts.
+"""URL → stores, with their decorators in this order: the store, metering right around it so that every attempt counts, hedged reads of S3.
 
-storage.url    file://./relative   file:///absolute   memory://
-metadata.url   sqlite:///./relative   sqlite:////absolute   memory://
+storage.url    s3://bucket/prefix?…   file://./relative   file:///absolute   memory://
+metadata.url   oxia://host:port/namespace   sqlite:///./relative   sqlite:////absolute   memory://
+
+The clients of S3 and Oxia are imported where they are opened: they are large, and an embedded broker has no use for them.
 """
 
 import contextlib
+import os
+import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock
 from runtime.ids import IdSource
+from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.metered import MeteredMetadataStore
 from storage.metadata.port import MetadataStore
 from storage.metadata.sqlite import SqliteMetadataStore
 from storage.objects.disk import DiskObjectStore
+from storage.objects.hedged import HedgedObjectStore
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.metered import MeteredObjectStore
 from storage.objects.port import ObjectStore
 
 DISK_THREADS: Final = 8
+
+S3Client = Literal["obstore", "aioboto3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,7 @@ class Stores:
 async def open_stores(
     *,
     storage_url: str,
+    s3_client: S3Client = "obstore",
     metadata_url: str,
     clock: Clock,
     ids: IdSource,
@@ -47,18 +56,19 @@ async def open_stores(
 
     `on_metadata_ok`, `on_objects_ok`: called after each request of the store that succeeded.
     """
+    chance = random.Random(os.urandom(16))  # noqa: S311 - for pauses
     async with contextlib.AsyncExitStack() as closing:
-        metadata = await _open_metadata(metadata_url, clock=clock, ids=ids)
+        metadata = await _open_metadata(metadata_url, clock=clock, ids=ids, chance=chance, closing=closing)
         closing.push_async_callback(metadata.close)
-        objects = await _open_objects(storage_url, clock=clock, closing=closing)
-        closing.push_async_callback(objects.close)
-        yield Stores(
-            MeteredMetadataStore(metadata, telemetry, clock, on_ok=on_metadata_ok),
-            MeteredObjectStore(objects, telemetry, clock, on_ok=on_objects_ok),
+        objects = await _open_objects(
+            storage_url, s3_client=s3_client, clock=clock, chance=chance, telemetry=telemetry, closing=closing, on_ok=on_objects_ok
         )
+        yield Stores(MeteredMetadataStore(metadata, telemetry, clock, on_ok=on_metadata_ok), objects)
 
 
-async def _open_metadata(url: str, *, clock: Clock, ids: IdSource) -> MetadataStore:
+async def _open_metadata(
+    url: str, *, clock: Clock, ids: IdSource, chance: random.Random, closing: contextlib.AsyncExitStack
+) -> MetadataStore:
     scheme, _, rest = url.partition("://")
     match scheme:
         case "memory":
@@ -66,18 +76,42 @@ async def _open_metadata(url: str, *, clock: Clock, ids: IdSource) -> MetadataSt
         case "sqlite":
             blocking = ThreadBlocking(threads=1, name="sqlite")
             return await SqliteMetadataStore.open(Path(rest.removeprefix("/")), blocking=blocking, clock=clock, ids=ids)
+        case "oxia":
+            from storage.metadata.oxia.location import parse_oxia_url
+            from storage.metadata.oxia.store import OxiaMetadataStore
+
+            nursery = await closing.enter_async_context(Nursery())
+            return await OxiaMetadataStore.open(parse_oxia_url(url), clock=clock, chance=chance, nursery=nursery)
         case _:
             raise AssertionError(f"not validated: metadata.url={url!r}")
 
 
-async def _open_objects(url: str, *, clock: Clock, closing: contextlib.AsyncExitStack) -> ObjectStore:
+async def _open_objects(
+    url: str,
+    *,
+    s3_client: S3Client,
+    clock: Clock,
+    chance: random.Random,
+    telemetry: Telemetry,
+    closing: contextlib.AsyncExitStack,
+    on_ok: Callable[[], None],
+) -> ObjectStore:
     scheme, _, rest = url.partition("://")
+    store: ObjectStore
     match scheme:
         case "memory":
-            return MemoryObjectStore(clock=clock)
+            store = MemoryObjectStore(clock=clock)
         case "file":
             blocking = ThreadBlocking(threads=DISK_THREADS, name="disk")
             closing.callback(blocking.close)
-            return await DiskObjectStore.open(Path(rest), blocking=blocking, clock=clock)
+            store = await DiskObjectStore.open(Path(rest), blocking=blocking, clock=clock)
+        case "s3":
+            from storage.objects.s3.location import parse_s3_url
+            from storage.objects.s3.store import open_s3
+
+            store = await open_s3(parse_s3_url(url), client=s3_client, clock=clock, chance=chance, telemetry=telemetry)
         case _:
             raise AssertionError(f"not validated: storage.url={url!r}")
+    closing.push_async_callback(store.close)
+    metered = MeteredObjectStore(store, telemetry, clock, on_ok=on_ok)
+    return HedgedObjectStore(metered, clock=clock, telemetry=telemetry) if scheme == "s3" else metered

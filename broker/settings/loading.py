@@ -112,7 +112,8 @@ def _wrong(error: ValidationError, given: Mapping[str, Given]) -> Iterator[str]:
         key = ".".join(str(part) for part in details["loc"])
         default = SETTINGS[key].notation.show(SETTINGS[key].default)
         hint = f" (default {default})" if default and isinstance(cause, OutOfRangeError) else ""
-        yield f"{_quoted(key, given)}: {cause or details['msg']}{hint}."
+        phrase = f"{cause or details['msg']}{hint}"
+        yield f"{_quoted(key, given)}: {phrase}{'' if phrase.endswith('?') else '.'}"
 
 
 def _quoted(key: str, given: Mapping[str, Given]) -> str:

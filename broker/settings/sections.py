@@ -5,7 +5,7 @@ A field carries its notation and its description; its own default is the one of 
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from broker.settings.listeners import ADDRESS, ADVERTISED_LISTENERS, LISTENERS, Address, Listener
 from broker.settings.notation import (
@@ -42,8 +42,9 @@ class KafkaSettings:
     ] = ()
     leader: Annotated[
         str,
-        one_of("self"),
-        "which broker is named leader of a partition: the one that was asked",
+        one_of("self", "client", "partition"),
+        "which broker is named leader of a partition: the one that was asked; one per client (by client.id and host); one per partition. "
+        "The last two choose among the brokers of the client's zone, if its client.id names one: app,zone=eu-1a",
     ] = "self"
     auto_create_topics: Annotated[bool, FLAG, "whether naming an unknown topic creates it"] = True
     default_partitions: Annotated[int, count(minimum=1, maximum=10_000), "partitions of a topic that is created without a number"] = 1
@@ -58,9 +59,16 @@ class KafkaSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings:
-    url: Annotated[str, STORAGE_URL, "where record bytes live: file://./relative, file:///absolute or memory://"] = (
-        "file://./forebay-data/objects"
-    )
+    url: Annotated[
+        str,
+        STORAGE_URL,
+        "where record bytes live: s3://bucket/prefix?endpoint=…&region=…&path_style=true, file://./relative, file:///absolute or memory://",
+    ] = "file://./forebay-data/objects"
+    s3_client: Annotated[
+        Literal["obstore", "aioboto3"],
+        one_of("obstore", "aioboto3"),
+        "what speaks to S3: obstore moves the record bytes and aioboto3 does the rest, or aioboto3 does everything",
+    ] = "obstore"
     flush_interval: Annotated[
         timedelta, duration(minimum="1ms", maximum="60s"), "the shortest time from the start of one flush to the next"
     ] = timedelta(milliseconds=5)
@@ -73,9 +81,9 @@ class StorageSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSettings:
-    url: Annotated[str, METADATA_URL, "where order lives: sqlite:///./relative, sqlite:////absolute or memory://"] = (
-        "sqlite:///./forebay-data/meta.db"
-    )
+    url: Annotated[
+        str, METADATA_URL, "where order lives: oxia://host:6648/namespace, sqlite:///./relative, sqlite:////absolute or memory://"
+    ] = "sqlite:///./forebay-data/meta.db"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

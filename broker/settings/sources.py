@@ -17,6 +17,9 @@ CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
 _SERVICE_LINK: Final = re.compile(r"FOREBAY_([A-Z0-9]+_)*(SERVICE_(HOST|PORT)(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP)(_[A-Z]+)?)?)")
 """What Kubernetes puts into every pod beside a Service called forebay…: not meant for us."""
 
+_OF_DEVELOPMENT: Final = re.compile(r"FOREBAY_(CACHE|(TEST|SERVICES)_[A-Z0-9_]+)")
+"""What the targets of the Makefile read: see services/README.md."""
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -65,7 +68,10 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
         given=tuple(
             Given(key=key_of(variable), value=value, origin=variable, named=variable, quoted=f"{variable}={value}")
             for variable, value in sorted(environ.items())
-            if variable.startswith(ENVIRONMENT_PREFIX) and variable != CONFIG_VARIABLE and not _SERVICE_LINK.fullmatch(variable)
+            if variable.startswith(ENVIRONMENT_PREFIX)
+            and variable != CONFIG_VARIABLE
+            and not _SERVICE_LINK.fullmatch(variable)
+            and not _OF_DEVELOPMENT.fullmatch(variable)
         )
     )
 

@@ -1,16 +1,16 @@
-"""Where the stores are: the URLs this release can open. Others are refused here, before anything is touched."""
+"""Where the stores are: the URLs that can be opened. Others are refused here, before anything is touched."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from broker.settings.notation import Notation
+from storage.metadata.oxia.location import parse_oxia_url
+from storage.objects.s3.location import parse_s3_url
 
 _MEMORY: Final = "memory"
-_OBJECT_STORES: Final = {"file": "file://./path, file:///path", _MEMORY: "memory://"}
-_OBJECT_STORES_NOT_YET: Final = {"s3": "this release has no S3 store yet. Use file:///path"}
-_METADATA_STORES: Final = {"sqlite": "sqlite:///./path, sqlite:////path", _MEMORY: "memory://"}
-_METADATA_STORES_NOT_YET: Final = {"oxia": "this release has no Oxia client yet. Use sqlite:////path"}
+_OBJECT_STORES: Final = {"s3": "s3://bucket/prefix", "file": "file:///path", _MEMORY: "memory://"}
+_METADATA_STORES: Final = {"oxia": "oxia://host:6648/namespace", "sqlite": "sqlite:////path", _MEMORY: "memory://"}
 
 
 def scheme_of(url: str) -> str:
@@ -23,16 +23,22 @@ def is_memory(url: str) -> bool:
 
 
 def parse_storage_url(value: object) -> str:
-    url = _checked(value, _OBJECT_STORES, _OBJECT_STORES_NOT_YET)
-    if scheme_of(url) == "file" and not url.removeprefix("file://").startswith(("/", "./", "../")):
-        raise ValueError("names a host: write file://./path (relative) or file:///path (absolute)")
+    url = _checked(value, _OBJECT_STORES)
+    match scheme_of(url):
+        case "s3":
+            parse_s3_url(url)
+        case "file":
+            _check_path(url, url.removeprefix("file://"), ("/", "./", "../"), "file://./path (relative) or file:///path (absolute)")
     return url
 
 
 def parse_metadata_url(value: object) -> str:
-    url = _checked(value, _METADATA_STORES, _METADATA_STORES_NOT_YET)
-    if scheme_of(url) == "sqlite" and not url.removeprefix("sqlite://").startswith("/"):
-        raise ValueError("names a host: write sqlite:///./path (relative) or sqlite:////path (absolute)")
+    url = _checked(value, _METADATA_STORES)
+    match scheme_of(url):
+        case "oxia":
+            parse_oxia_url(url)
+        case "sqlite":
+            _check_path(url, url.removeprefix("sqlite://"), ("/",), "sqlite:///./path (relative) or sqlite:////path (absolute)")
     return url
 
 
@@ -42,23 +48,30 @@ def path_of(url: str) -> Path:
     return Path(rest.removeprefix("/") if scheme == "sqlite" else rest)
 
 
-def _checked(value: object, known: Mapping[str, str], not_yet: Mapping[str, str]) -> str:
+def _checked(value: object, known: Mapping[str, str]) -> str:
     url = str(value).strip()
-    expected = f"Expected {' or '.join(known.values())}"
+    expected = f"Expected {_either(list(known.values()))}"
     scheme, separator, rest = url.partition("://")
     if not separator:
         raise ValueError(f'missing "://". {expected}')
-    if scheme in not_yet:
-        raise ValueError(not_yet[scheme])
     if scheme not in known:
         raise ValueError(f"unknown scheme {scheme}://. {expected}")
     if scheme == _MEMORY and rest:
         raise ValueError("takes nothing after memory://")
     if scheme != _MEMORY and not rest.strip("/"):
-        raise ValueError(f"names no path. {expected}")
-    if "?" in rest or "#" in rest:
-        raise ValueError("takes no parameters")
+        raise ValueError(f"names nothing after {scheme}://. {expected}")
     return url
+
+
+def _check_path(url: str, path: str, beginnings: tuple[str, ...], expected: str) -> None:
+    if not path.startswith(beginnings):
+        raise ValueError(f"names a host: write {expected}")
+    if "?" in url or "#" in url:
+        raise ValueError("takes no parameters")
+
+
+def _either(forms: list[str]) -> str:
+    return f"{', '.join(forms[:-1])} or {forms[-1]}"
 
 
 STORAGE_URL: Final = Notation("URL", parse_storage_url)

@@ -14,8 +14,9 @@ from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
 from storage.objects.port import ObjectStore
 from storage.vocabulary import Buffer
 
-TRY_TIMEOUT_S: Final = 10.0
-UPLOAD_TIMEOUT_S: Final = 20.0
+TRY_TIMEOUT_S: Final = 15.0
+UPLOAD_TIMEOUT_S: Final = 25.0
+"""Below COMMIT_TIMEOUT_S. A store that takes ten seconds for everything is still written to; stores of S3 try again by themselves."""
 PAUSE_S: Final = 0.1
 
 

@@ -82,11 +82,14 @@ def test_lists_and_numbers_may_be_written_as_yaml_has_them() -> None:
         ("kafka: 5\n", "forebay.yaml:1: kafka is a section, not a setting. Its settings go below it, e.g. kafka.listeners."),
         (
             "storage:\n  url: s3//my-bucket\n",
-            'forebay.yaml:2: storage.url "s3//my-bucket": missing "://". Expected file://./path, file:///path or memory://.',
+            'forebay.yaml:2: storage.url "s3//my-bucket": missing "://". Expected s3://bucket/prefix, file:///path or memory://.',
         ),
         (
-            "storage:\n  url: s3://my-bucket/x\n",
-            'forebay.yaml:2: storage.url "s3://my-bucket/x": this release has no S3 store yet. Use file:///path.',
+            "storage:\n  url: s3://my-bucket/x?regoin=eu-west-1\n",
+            (
+                'forebay.yaml:2: storage.url "s3://my-bucket/x?regoin=eu-west-1": '
+                "'regoin' is not a parameter of an s3:// URL: did you mean region?"
+            ),
         ),
         (
             "kafka:\n  advertised_listeners: PLAINTEXT://0.0.0.0:9092\n",
@@ -135,8 +138,11 @@ def test_problems_of_a_file_name_its_line(text: str, problem: str) -> None:
         ("FOREBAY_STORAGE_URL", "x", "FOREBAY_STORAGE_URL is not a setting. Did you mean FOREBAY_STORAGE__URL?"),
         (
             "FOREBAY_METADATA__URL",
-            "oxia://oxia:6648/default",
-            "FOREBAY_METADATA__URL=oxia://oxia:6648/default: this release has no Oxia client yet. Use sqlite:////path.",
+            "oxai://oxia:6648/default",
+            (
+                "FOREBAY_METADATA__URL=oxai://oxia:6648/default: unknown scheme oxai://. "
+                "Expected oxia://host:6648/namespace, sqlite:////path or memory://."
+            ),
         ),
         ("FOREBAY_LOG__LEVEL", "loud", "FOREBAY_LOG__LEVEL=loud: must be one of debug, info, warning, error (default info)."),
     ],
@@ -197,6 +203,7 @@ def test_a_file_alone_is_checked_without_the_environment(monkeypatch: pytest.Mon
 
 
 def test_variables_that_are_not_meant_for_settings_are_passed_over() -> None:
+    development = {"FOREBAY_CACHE": "cache", "FOREBAY_TEST_SERVICES": "native", "FOREBAY_SERVICES_S3_PORT": "8333"}
     kubernetes = {
         "FOREBAY_PORT": "tcp://10.0.0.1:9092",
         "FOREBAY_PORT_9092_TCP": "tcp://10.0.0.1:9092",
@@ -208,7 +215,7 @@ def test_variables_that_are_not_meant_for_settings_are_passed_over() -> None:
         "FOREBAY_BOOTSTRAP_PORT_9092_TCP_PROTO": "tcp",
     }
 
-    assert load(environ=kubernetes | {"FOREBAY_CONFIG": "x.yaml", "PATH": "/bin"}).given == frozenset()
+    assert load(environ=kubernetes | development | {"FOREBAY_CONFIG": "x.yaml", "PATH": "/bin"}).given == frozenset()
 
 
 def test_variables_of_the_kafka_image_are_answered_with_ours() -> None:

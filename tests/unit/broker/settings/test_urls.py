@@ -20,6 +20,13 @@ def test_a_metadata_url_names_a_file(url: str, path: str) -> None:
     assert path_of(parse_metadata_url(url)) == Path(path)
 
 
+def test_a_bucket_is_a_storage_url_and_an_oxia_namespace_a_metadata_url() -> None:
+    bucket, namespace = "s3://bucket/prefix?endpoint=http://127.0.0.1:8333&region=us-east-1&path_style=true", "oxia://oxia:6648/default"
+
+    assert parse_storage_url(bucket) == bucket
+    assert parse_metadata_url(namespace) == namespace
+
+
 def test_both_may_be_in_memory() -> None:
     assert is_memory(parse_storage_url("memory://"))
     assert is_memory(parse_metadata_url("memory://"))
@@ -28,12 +35,15 @@ def test_both_may_be_in_memory() -> None:
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
-        ("s3//my-bucket", r'missing "://"\. Expected file://\./path, file:///path or memory://'),
-        ("s3://bucket/prefix", r"this release has no S3 store yet\. Use file:///path"),
+        ("s3//my-bucket", r'missing "://"\. Expected s3://bucket/prefix, file:///path or memory://'),
+        ("s3://", r"names nothing after s3://\. Expected s3://bucket/prefix"),
+        ("s3://B", "no name of a bucket"),
+        ("s3://bucket/prefix?regoin=eu-west-1", "did you mean region"),
+        ("s3://key:secret@bucket/prefix", "takes no credentials"),
         ("gs://bucket", "unknown scheme gs://"),
         ("file://forebay-data", "names a host"),
-        ("file://", "names no path"),
-        ("file:///", "names no path"),
+        ("file://", "names nothing after file://"),
+        ("file:///", "names nothing after file://"),
         ("file:///x?y=z", "takes no parameters"),
         ("memory://x", "takes nothing after"),
     ],
@@ -46,9 +56,10 @@ def test_a_storage_url_that_cannot_be_opened_is_refused(url: str, complaint: str
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
-        ("oxia://oxia:6648/default", "this release has no Oxia client yet"),
+        ("oxia://", r"names nothing after oxia://\. Expected oxia://host:6648/namespace"),
+        ("oxia://oxia:port/default", "port"),
         ("sqlite://meta.db", "names a host"),
-        ("sqlite:///", "names no path"),
+        ("sqlite:///", "names nothing after sqlite://"),
         ("file:///x", "unknown scheme file://"),
     ],
 )
