@@ -6,18 +6,22 @@ import os
 import random
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import structlog
 
 from broker.admission import Admission
 from broker.dispatch import Dispatch
-from broker.fetching.waiters import Waiters
+from broker.fetching.preferred_replicas import PreferredReplicas
+from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
 from broker.handlers.context import Parts, TopicDefaults
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
 from broker.http.health import METADATA, OBJECT_STORE, Probes, Readiness
+from broker.leadership import Leadership, leadership_of
 from broker.protocol import codec, support
+from broker.registration import RegisteredLife
 from broker.server import ConnectionLimits, Server, bind
 from broker.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from broker.settings.listeners import Listener
@@ -29,7 +33,7 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache
-from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
+from storage.catalog.brokers import BrokerDirectory, Endpoint
 from storage.catalog.cluster import open_cluster
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
@@ -38,12 +42,9 @@ from storage.log.append import Appender
 from storage.log.batcher import FlushSettings
 from storage.log.commit import BrokerEpoch
 from storage.log.parts import open_log
-from storage.metadata import keys
-from storage.metadata.port import MetadataStore
 from storage.objects.port import ObjectStore
 from storage.opening import Stores, open_stores
 
-REGISTER_PAUSE_S: Final = 1.0
 TAIL_SHARE: Final = 3 / 8
 BLOCKS_SHARE: Final = 3 / 8
 """Of storage.cache_bytes; the last quarter is for what readers hold beside it: fetches under way and responses on their way out."""
@@ -52,6 +53,7 @@ DRAIN_COMMITS_S: Final = 30.0
 assert TAIL_SHARE + BLOCKS_SHARE < 1
 
 Announce = Callable[[str, dict[str, Any]], None]
+OpenStores = Callable[[Telemetry], AbstractAsyncContextManager[Stores]]
 
 log = structlog.get_logger("broker")
 
@@ -62,31 +64,31 @@ class Broker:
     def __init__(
         self,
         *,
-        registration: Registration,
+        life: RegisteredLife,
         cluster_id: str,
         listeners: tuple[Listener, ...],
         readiness: Readiness,
         telemetry: Telemetry,
         server: Server,
         appender: Appender,
-        directory: BrokerDirectory,
-        staying_registered: asyncio.Task[None],
     ) -> None:
-        self.broker_id = registration.broker_id
         self.cluster_id = cluster_id
         self.listeners = listeners
         self.readiness = readiness
         self.telemetry = telemetry
         self._server = server
         self._appender = appender
-        self._directory = directory
-        self._staying_registered = staying_registered
+        self._life = life
         self._is_closed = False
+
+    @property
+    def broker_id(self) -> int:
+        return self._life.broker_id
 
     async def drain(self, *, drain_s: float) -> None:
         """Leave the cluster, stop accepting, answer what is under way (for at most `drain_s`), then flush and commit what was taken."""
         self.readiness.note_draining()
-        await self._deregister()
+        await self._life.end()
         await self._server.drain(drain_s=drain_s)
         try:
             async with asyncio.timeout(DRAIN_COMMITS_S):
@@ -99,44 +101,57 @@ class Broker:
         if not self._is_closed:
             self._is_closed = True
             await self._server.drain(drain_s=0.0)
-            await self._deregister()
-
-    async def _deregister(self) -> None:
-        self._staying_registered.cancel()
-        try:
-            await self._directory.deregister()
-        except StorageError as error:
-            log.warning("deregister_failed", cause=str(error))
+            await self._life.end()
 
 
 @contextlib.asynccontextmanager
-async def open_broker(settings: Settings, *, announce: Announce) -> AsyncIterator[Broker]:
-    """A listening broker for as long as the context is open. Raises `StartError` for what the operator must fix."""
+async def open_broker(
+    settings: Settings,
+    *,
+    announce: Announce,
+    stores: OpenStores | None = None,
+    leadership: Leadership | None = None,
+) -> AsyncIterator[Broker]:
+    """A listening broker for as long as the context is open. Raises `StartError` for what the operator must fix.
+
+    `stores` opens other stores than those the settings name, given the broker's telemetry; `leadership` is another strategy than theirs:
+    how several brokers of one process share stores, and a test says who leads.
+    """
     clock = SystemClock()
     telemetry = Telemetry()
     ids = IdSource(clock=clock)
     readiness = Readiness(clock=clock)
     codec.preload(support.APIS)
     async with contextlib.AsyncExitStack() as closing:
-        stores = await closing.enter_async_context(_opened(settings, clock, ids, telemetry, readiness))
+        opened = await closing.enter_async_context(
+            _opened(settings, clock, ids, telemetry, readiness) if stores is None else stores(telemetry)
+        )
         announce("stores opened", {"metadata": settings.metadata.url, "storage": settings.storage.url})
-        cluster = await _probed(stores, readiness, ids, clock)
+        cluster = await _probed(opened, readiness, ids, clock)
         sockets = [(listener, _bind(closing, listener)) for listener in settings.kafka.listeners]
         bound = tuple(listener._replace(port=sock.getsockname()[1]) for listener, sock in sockets)
 
-        directory = BrokerDirectory(stores.metadata, clock=clock)
+        directory = BrokerDirectory(opened.metadata, clock=clock)
         closing.callback(directory.close)
         endpoints = _advertised(settings, bound)
-        registration = await _register(directory, settings, endpoints)
-        announce("broker registered", {"broker_id": registration.broker_id, "epoch": registration.epoch, "cluster_id": cluster})
+        life = RegisteredLife(
+            directory,
+            metadata=opened.metadata,
+            listeners=endpoints,
+            rack=settings.broker.rack,
+            version=forebay_version(),
+            fixed_id=settings.broker.id,
+            on_change=readiness.note_registration,
+        )
+        epoch = await _begun(life)
+        announce("broker registered", {"broker_id": life.broker_id, "epoch": epoch.current, "cluster_id": cluster})
 
         nursery = await closing.enter_async_context(Nursery())
-        epoch = BrokerEpoch(registration.epoch, is_registered=lambda: directory.is_registered, live=lambda: _live_epochs(stores.metadata))
-        staying = nursery.spawn(_stay_registered(directory, registration.broker_id, settings, endpoints, epoch), name="stay-registered")
-        blocks = BlockCache(stores.objects, bytes_max=int(settings.storage.cache_bytes * BLOCKS_SHARE), telemetry=telemetry)
+        nursery.spawn(life.stay(), name="stay-registered")
+        blocks = BlockCache(opened.objects, bytes_max=int(settings.storage.cache_bytes * BLOCKS_SHARE), telemetry=telemetry)
         parts = open_log(
-            metadata=stores.metadata,
-            objects=stores.objects,
+            metadata=opened.metadata,
+            objects=opened.objects,
             blocks=blocks,
             tail_bytes_max=int(settings.storage.cache_bytes * TAIL_SHARE),
             flush=FlushSettings(interval_s=settings.storage.flush_interval.total_seconds(), bytes_max=settings.storage.flush_bytes),
@@ -148,17 +163,24 @@ async def open_broker(settings: Settings, *, announce: Announce) -> AsyncIterato
             telemetry=telemetry,
         )
         closing.callback(parts.appender.stop)
-        topics = Topics(stores.metadata, clock=clock, ids=ids)
+        topics = Topics(opened.metadata, clock=clock, ids=ids)
         closing.callback(topics.close)
-        waiters = Waiters(metadata=stores.metadata, partitions=parts.partitions, control_reads=parts.control_reads, clock=clock)
+        waiters = Waiters(
+            metadata=opened.metadata,
+            partitions=parts.partitions,
+            control_reads=parts.control_reads,
+            clock=clock,
+            trusted_poll_s=TRUSTED_POLL_S,
+        )
         nursery.spawn(waiters.run(), name="waiters")
+        strategy = leadership or leadership_of(settings.kafka.leader)
         handled = Parts(
             cluster_id=cluster,
-            broker_id=registration.broker_id,
             clock=clock,
             topics=topics,
             brokers=directory,
-            producer_ids=ProducerIds(stores.metadata),
+            leadership=strategy,
+            producer_ids=ProducerIds(opened.metadata),
             bounds=parts.control_reads,
             timestamps=parts.time_search,
             topic_defaults=TopicDefaults(settings.kafka.auto_create_topics, settings.kafka.default_partitions),
@@ -173,6 +195,7 @@ async def open_broker(settings: Settings, *, announce: Announce) -> AsyncIterato
                 reader=parts.reader,
                 waiters=waiters,
                 clock=clock,
+                replicas=PreferredReplicas(brokers=directory, leadership=strategy, rack=settings.broker.rack, clock=clock),
             ),
             clock=clock,
             telemetry=telemetry,
@@ -190,19 +213,17 @@ async def open_broker(settings: Settings, *, announce: Announce) -> AsyncIterato
         for listener, sock in sockets:
             await server.serve(listener.name, sock)
         nursery.spawn(server.close_idle(), name="close-idle")
-        nursery.spawn(Probes(metadata=stores.metadata, objects=ReadProbe(stores.objects), readiness=readiness).run(), name="probes")
+        nursery.spawn(Probes(metadata=opened.metadata, objects=ReadProbe(opened.objects), readiness=readiness).run(), name="probes")
         readiness.note_listening()
         announce("kafka listening", {"listeners": ", ".join(map(str, bound)), "advertised": ", ".join(map(str, endpoints))})
         broker = Broker(
-            registration=registration,
+            life=life,
             cluster_id=cluster,
             listeners=bound,
             readiness=readiness,
             telemetry=telemetry,
             server=server,
             appender=parts.appender,
-            directory=directory,
-            staying_registered=staying,
         )
         closing.push_async_callback(broker.aclose)
         yield broker
@@ -213,6 +234,7 @@ async def _opened(settings: Settings, clock: Clock, ids: IdSource, telemetry: Te
     async with contextlib.AsyncExitStack() as closing:
         opening = open_stores(
             storage_url=settings.storage.url,
+            s3_client="aioboto3" if settings.storage.s3_client == "aioboto3" else "obstore",
             metadata_url=settings.metadata.url,
             clock=clock,
             ids=ids,
@@ -247,8 +269,6 @@ async def _probed(stores: Stores, readiness: Readiness, ids: IdSource, clock: Cl
         readiness.note_ok(METADATA)
         await stores.objects.probe()
         readiness.note_ok(OBJECT_STORE)
-    except IncompatibleFormat as error:
-        raise StartError(str(error), exit_code=EXIT_USAGE) from error
     except StorageError as error:
         raise StartError(str(error), exit_code=EXIT_UNREACHABLE) from error
     return cluster.cluster_id
@@ -272,38 +292,10 @@ def _advertised(settings: Settings, bound: Sequence[Listener]) -> tuple[Endpoint
     )
 
 
-async def _register(directory: BrokerDirectory, settings: Settings, endpoints: tuple[Endpoint, ...]) -> Registration:
+async def _begun(life: RegisteredLife) -> BrokerEpoch:
     try:
-        return await directory.register(
-            listeners=endpoints, rack=settings.broker.rack, version=forebay_version(), broker_id=settings.broker.id
-        )
+        return await life.begin()
     except AlreadyExists as error:
         raise StartError(str(error), exit_code=EXIT_FAILED) from error
     except StorageError as error:
         raise StartError(f"cannot register: {error}", exit_code=EXIT_UNREACHABLE) from error
-
-
-async def _stay_registered(
-    directory: BrokerDirectory, broker_id: int, settings: Settings, endpoints: tuple[Endpoint, ...], epoch: BrokerEpoch
-) -> None:
-    """A broker that lost its session takes a new epoch. Appends stay safe meanwhile: every commit is a CAS (DESIGN.md §8)."""
-    while True:
-        await directory.wait_lost()
-        log.warning("session_lost", epoch=epoch.current)
-        while not directory.is_registered:
-            try:
-                registration = await directory.register(
-                    listeners=endpoints, rack=settings.broker.rack, version=forebay_version(), broker_id=broker_id
-                )
-            except StorageError as error:
-                log.warning("register_failed", cause=str(error))
-                await asyncio.sleep(REGISTER_PAUSE_S)
-            else:
-                epoch.renew(registration.epoch)
-                log.info("registered_again", broker_id=registration.broker_id, epoch=registration.epoch)
-
-
-async def _live_epochs(metadata: MetadataStore) -> frozenset[int]:
-    """The epochs of registered brokers: the versions of their records, read now."""
-    start, end = keys.brokers()
-    return frozenset([record.version async for record in metadata.range_scan(start, end)])

@@ -183,7 +183,7 @@ class Dispatch:
             refusal = codec.encode_response(_API_VERSIONS, 0, header.correlation_id, unsupported_version())
             return header, refusal, ErrorCode.unsupported_version
         if header.api_key == codec.FETCH:
-            return await self._handle_fetch(header, frame)
+            return await self._handle_fetch(header, frame, connection)
         async with asyncio.timeout(HANDLER_TIMEOUT_S), self._large if len(frame) > LARGE_REQUEST_BYTES else contextlib.nullcontext():
             body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
             request = Request(header.api_key, header.api_version, header.correlation_id, header.client_id, body)
@@ -191,10 +191,12 @@ class Dispatch:
             reply = codec.encode_response(header.api_key, header.api_version, header.correlation_id, answer)
         return header, reply, first_error_of(answer)
 
-    async def _handle_fetch(self, header: codec.RequestHeader, frame: memoryview) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
+    async def _handle_fetch(
+        self, header: codec.RequestHeader, frame: memoryview, connection: Client
+    ) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
         request = fetch.read_request(header.api_version, frame, header.body_position)
         async with asyncio.timeout(HANDLER_TIMEOUT_S + FETCH_WAIT_S_MAX):
-            fetched = await self._fetch.handle(request, version=header.api_version)
+            fetched = await self._fetch.handle(request, version=header.api_version, client=connection)
         first_error = fetched.error_code or next((partition.error_code for partition in fetched.partitions if partition.error_code), 0)
         return header, fetch.write_response(header.api_version, header.correlation_id, fetched), first_error
 

@@ -1,4 +1,9 @@
-"""Waking long polls: own commits wake by themselves; commits of other brokers are learned by hints, and by a poll where hints get lost."""
+"""Waking long polls: own commits wake by themselves; commits of other brokers are learned by hints, and by a poll where hints get lost.
+
+A poll is one read of all partitions that somebody waits for. Where that is wanted, hints of a shard are trusted from the first that arrived
+until a poll finds what no hint had told, and partitions of trusted shards are polled rarely. So a stream of hints that dries up costs one
+wait of up to `trusted_poll_s`, which ends the trust: nothing rests on hints but time (I10).
+"""
 
 import asyncio
 import contextlib
@@ -12,28 +17,44 @@ from storage.log.partition import PartitionLog, Partitions
 from storage.metadata.port import MetadataStore
 
 POLL_S: Final = 0.1
+TRUSTED_POLL_S: Final = 1.0
+
+
+class Waited:
+    """The partitions that somebody waits for, with their shards."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        self._metadata = metadata
+        self.shards: dict[PartitionLog, int] = {}
+
+    def add(self, log: PartitionLog) -> None:
+        if log not in self.shards:
+            self.shards[log] = self._metadata.shard_of(log.keys.partition_key)
+
+    def discard(self, log: PartitionLog) -> None:
+        self.shards.pop(log, None)
 
 
 class Wait:
     """One reader's wait for any of its partitions to move. Used by `with`, so that nobody wakes the dead."""
 
-    def __init__(self, logs: Sequence[PartitionLog], waited_for: set[PartitionLog]) -> None:
+    def __init__(self, logs: Sequence[PartitionLog], waited: Waited) -> None:
         self._logs = logs
-        self._waited_for = waited_for
+        self._waited = waited
         self._moved = asyncio.Event()
         self._wake = self._moved.set
 
     def __enter__(self) -> Self:
         for log in self._logs:
             log.wakers.add(self._wake)
-            self._waited_for.add(log)
+            self._waited.add(log)
         return self
 
     def __exit__(self, *_: object) -> None:
         for log in self._logs:
             log.wakers.discard(self._wake)
             if not log.wakers:
-                self._waited_for.discard(log)
+                self._waited.discard(log)
 
     async def moved(self, timeout_s: float) -> bool:
         """True as soon as a partition has moved since the last call; False after `timeout_s`."""
@@ -48,41 +69,73 @@ class Wait:
 class Waiters:
     """Keeps the control records of partitions that somebody waits for up to date; a newer one wakes by itself."""
 
-    def __init__(self, *, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        metadata: MetadataStore,
+        partitions: Partitions,
+        control_reads: ControlReads,
+        clock: Clock,
+        trusted_poll_s: float = POLL_S,
+    ) -> None:
+        """`trusted_poll_s`: how often partitions are polled whose hints arrive; as often as all others if it is not given."""
+        self._trusted_poll_s = trusted_poll_s
         self._metadata = metadata
         self._partitions = partitions
         self._control_reads = control_reads
         self._clock = clock
-        self._waited_for: set[PartitionLog] = set()
-        self._hinted: set[PartitionLog] = set()
+        self._waited = Waited(metadata)
+        self._trusted: set[int] = set()
+        self._hinted: dict[PartitionLog, None] = {}
         self._has_hint = asyncio.Event()
 
     def wait(self, logs: Sequence[PartitionLog]) -> Wait:
-        return Wait(logs, self._waited_for)
+        return Wait(logs, self._waited)
 
     async def run(self) -> None:
         """Until cancelled."""
         subscription = self._metadata.subscribe(self._hear)
         poll_at_s = self._clock.monotonic_s() + POLL_S
+        poll_all_at_s = self._clock.monotonic_s() + self._trusted_poll_s
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.0, poll_at_s - self._clock.monotonic_s())):
                         await self._has_hint.wait()
                 self._has_hint.clear()
-                logs, self._hinted = self._hinted, set()
-                if self._clock.monotonic_s() >= poll_at_s:
-                    logs = set(self._waited_for)
-                    poll_at_s = self._clock.monotonic_s() + POLL_S
-                if logs:
+                hinted, self._hinted = self._hinted, {}
+                polled: dict[PartitionLog, int] = {}
+                now_s = self._clock.monotonic_s()
+                if now_s >= poll_at_s:
+                    poll_at_s = now_s + POLL_S
+                    is_full = now_s >= poll_all_at_s or self._trusted_poll_s <= POLL_S
+                    polled = {
+                        log: log.version
+                        for log, shard in self._waited.shards.items()
+                        if log not in hinted and (is_full or shard not in self._trusted)
+                    }
+                    if is_full:
+                        poll_all_at_s = now_s + self._trusted_poll_s
+                if hinted or polled:
                     # Unreadable now: the next poll asks again, and a reader whose time is over reads for itself.
                     with contextlib.suppress(Unavailable):
-                        await self._control_reads.refresh(logs)
+                        await self._control_reads.refresh([*hinted, *polled])
+                        self._judge(polled)
         finally:
             subscription.cancel()
 
     def _hear(self, path: str) -> None:
         log = self._partitions.by_control_path(path)
         if log is not None and log.wakers:
-            self._hinted.add(log)
+            self._hinted[log] = None
             self._has_hint.set()
+            shard = self._waited.shards.get(log)
+            if shard is not None:
+                self._trusted.add(shard)
+
+    def _judge(self, polled: dict[PartitionLog, int]) -> None:
+        """What has moved without a hint (it may still come, and be trusted again)."""
+        for log, version in polled.items():
+            # A record that nobody had read when the poll began tells nothing.
+            if version >= 0 and log.version != version and log not in self._hinted and log.version == log.foreign_version:
+                self._trusted.discard(self._waited.shards.get(log, -1))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from broker.leadership import Leadership
 from runtime.clock import Clock
 from storage.catalog.brokers import BrokerDirectory
 from storage.catalog.producer_ids import ProducerIds
@@ -23,14 +24,19 @@ class Parts:
     """The broker's parts, the same for every connection."""
 
     cluster_id: str
-    broker_id: int
     clock: Clock
     topics: Topics
     brokers: BrokerDirectory
+    leadership: Leadership
     producer_ids: ProducerIds
     bounds: Bounds
     timestamps: Timestamps
     topic_defaults: TopicDefaults
+
+    @property
+    def broker_id(self) -> int:
+        """That of the registration, or of the last one: a broker that was assigned its id gets another when it lost that to somebody."""
+        return self.brokers.own_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """DescribeCluster (API key 60), v0-v2.
 
-The live brokers at the listener that was asked by, the lowest of them as controller: any broker can do what a controller does.
+The live brokers at the listener that was asked by, this one as controller: any broker can do what a controller does.
 endpoint_type (v1+): 1 is brokers; 2, controllers, is refused as a Kafka broker refuses it, anything else is unsupported.
 A broker that is not alive has no record, so include_fenced_brokers (v2) finds none.
 """
@@ -34,7 +34,7 @@ async def handle(context: Context, request: Request[DescribeClusterRequest]) -> 
         nodes = await live_nodes(context)
     except StorageError as error:
         return _refuse(request, error_code_of(error), str(error))
-    return _answer(request, ErrorCode.none, None, context.parts.cluster_id, nodes)
+    return _answer(request, ErrorCode.none, None, context.parts.cluster_id, nodes, own_id=context.parts.broker_id)
 
 
 def _refuse(request: Request[DescribeClusterRequest], error: ErrorCode, message: str) -> DescribeClusterResponse:
@@ -42,7 +42,13 @@ def _refuse(request: Request[DescribeClusterRequest], error: ErrorCode, message:
 
 
 def _answer(
-    request: Request[DescribeClusterRequest], error: ErrorCode, message: str | None, cluster_id: str, nodes: list[Node]
+    request: Request[DescribeClusterRequest],
+    error: ErrorCode,
+    message: str | None,
+    cluster_id: str,
+    nodes: list[Node],
+    *,
+    own_id: int = -1,
 ) -> DescribeClusterResponse:
     operations = CLUSTER_OPERATIONS if request.body.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED_FOR
     return DescribeClusterResponse(
@@ -51,7 +57,7 @@ def _answer(
         error_message=message,
         endpoint_type=request.body.endpoint_type,
         cluster_id=cluster_id,
-        controller_id=as_broker_id(controller_of(nodes)),
+        controller_id=as_broker_id(controller_of(nodes, own_id=own_id)),
         brokers=tuple(
             DescribeClusterBroker(
                 broker_id=as_broker_id(node.broker_id),

@@ -2,6 +2,8 @@
 
 Whole batches, the first one even if it is larger than asked for; waits for min_bytes up to max_wait. A read at or above the known end looks
 at the control record again first (DESIGN.md §6, promise 5), so that no broker answers older than what any broker has acknowledged.
+A reader that names a rack (v11+) is told a broker that stands there, if there is one and this is another (KIP-392), and served all the same
+if it stays. Every broker serves every partition, so nobody is ever refused for not asking the leader.
 
 Differs from Apache Kafka: no fetch sessions (session id 0, a full fetch each time: KIP-227 allows it); at most FETCH_RESPONSE_BYTES_MAX
 record bytes per response, and no wait for more when a partition already has more than its answer may hold; no wait above five minutes; the
@@ -14,6 +16,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from broker.fetching.preferred_replicas import Fetcher, Near, PreferredReplicas
 from broker.fetching.waiters import Waiters
 from broker.handlers.errors import error_code_of
 from broker.handlers.record_checks import ZSTD
@@ -61,7 +64,15 @@ class Target:
 
 class Fetch:
     def __init__(
-        self, *, topics: Topics, partitions: Partitions, control_reads: ControlReads, reader: Reader, waiters: Waiters, clock: Clock
+        self,
+        *,
+        topics: Topics,
+        partitions: Partitions,
+        control_reads: ControlReads,
+        reader: Reader,
+        waiters: Waiters,
+        clock: Clock,
+        replicas: PreferredReplicas | None = None,
     ) -> None:
         self._topics = topics
         self._partitions = partitions
@@ -69,10 +80,11 @@ class Fetch:
         self._reader = reader
         self._waiters = waiters
         self._clock = clock
+        self._replicas = replicas
         self._partitions_under_way = 0
 
-    async def handle(self, request: FetchRequest, *, version: int) -> FetchResponse:
-        """Raises `Unavailable` when too much is being fetched already."""
+    async def handle(self, request: FetchRequest, *, version: int, client: Fetcher | None = None) -> FetchResponse:
+        """`client` is who asks, if it is to be told of nearer brokers. Raises `Unavailable` when too much is being fetched already."""
         if request.session_id:
             return FetchResponse((), error_code=ErrorCode.fetch_session_id_not_found)
         if self._partitions_under_way + len(request.partitions) > 2 * PARTITIONS_WAITING_MAX:
@@ -81,13 +93,17 @@ class Fetch:
             )
         self._partitions_under_way += len(request.partitions)
         try:
-            return await self._handle(request, version)
+            return await self._handle(request, version, client)
         finally:
             self._partitions_under_way -= len(request.partitions)
 
-    async def _handle(self, request: FetchRequest, version: int) -> FetchResponse:
+    async def _handle(self, request: FetchRequest, version: int, client: Fetcher | None) -> FetchResponse:
         deadline_s = self._clock.monotonic_s() + min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX)
         targets = await self._resolve(request, version)
+        if self._replicas is not None and client is not None and request.rack_id:
+            near = await self._replicas.near(request.rack_id, client)
+            if near is not None:
+                await self._send_nearer(targets, near, request.isolation_level)
         await self._collect(targets, request, version)
         may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX
         if targets and may_wait and not _is_enough(targets, request.min_bytes):
@@ -95,6 +111,19 @@ class Fetch:
         if _pinned_bytes(targets) > PINNED_BYTES_MAX:
             _copy_parts(targets)
         return FetchResponse([target.answer for target in targets])
+
+    async def _send_nearer(self, targets: Sequence[Target], near: Near, isolation_level: int) -> None:
+        """Answer with a broker of the reader's rack and without records, as Kafka does; what is not to be read anywhere is told here."""
+        await self._refresh(targets)
+        for target in targets:
+            if target.is_final or target.log is None or (broker_id := near(target.log.partition)) is None:
+                continue
+            try:
+                check_range(target.log, target.asked.fetch_offset)
+                target.answer = _answer(target, (), isolation_level)._replace(preferred_read_replica=broker_id)
+            except StorageError:
+                continue  # `_collect` comes to the same end, and answers it
+            target.is_final = True
 
     async def _wait(self, targets: Sequence[Target], request: FetchRequest, version: int, deadline_s: float) -> None:
         logs = [target.log for target in targets if target.log is not None]

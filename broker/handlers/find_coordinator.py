@@ -1,10 +1,12 @@
 """FindCoordinator (API key 10), v0-v6.
 
-Every broker names itself, for groups (key type 0) and transactional ids (1). v0-v3 ask for one key, v4 and later for several.
+Groups (key type 0) and transactional ids (1) have 64 slots, and a slot one broker: all brokers that see the same live ones name the same.
+v0-v3 ask for one key, v4 and later for several.
 Share groups (2) and unknown key types get INVALID_REQUEST. An empty key is looked up like any other, as in Kafka: it is refused
 when the group is joined.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -15,6 +17,7 @@ from broker.handlers.context import Context
 from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_broker_id, as_i32
 from broker.handlers.nodes import Node, live_nodes
+from broker.leadership import Candidate, coordinator_of
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from storage.errors import StorageError
@@ -35,8 +38,8 @@ class _Answer(NamedTuple):
 
 async def handle(context: Context, request: Request[FindCoordinatorRequest]) -> FindCoordinatorResponse:
     body = request.body
-    found = await _find(context, body.key_type)
     if isinstance(body, v3.FindCoordinatorRequest):
+        (found,) = await _find(context, body.key_type, [body.key])
         return v3.FindCoordinatorResponse(
             throttle_time=as_field(0),
             error_code=found.error,
@@ -56,21 +59,30 @@ async def handle(context: Context, request: Request[FindCoordinatorRequest]) -> 
                 error_code=found.error,
                 error_message=found.message,
             )
-            for key in body.coordinator_keys
+            for key, found in zip(body.coordinator_keys, await _find(context, body.key_type, body.coordinator_keys), strict=True)
         ),
     )
 
 
-async def _find(context: Context, key_type: int) -> _Answer:
+async def _find(context: Context, key_type: int, sought: Sequence[str]) -> list[_Answer]:
     if key_type not in (_GROUP, _TRANSACTION):
-        return _Answer(ErrorCode.invalid_request, f"coordinators of key type {key_type} are not supported", _NO_NODE)
+        message = f"coordinators of key type {key_type} are not supported"
+        return [_Answer(ErrorCode.invalid_request, message, _NO_NODE)] * len(sought)
     try:
-        nodes = await live_nodes(context)
+        # All of them, not only those that this listener reaches: who asks by another listener must be told the same.
+        live = [Candidate(record.broker_id, record.rack) for record in await context.parts.brokers.live()]
+        nodes = {node.broker_id: node for node in await live_nodes(context)}
     except StorageError as error:
         code = error_code_of(error)
-        return _Answer(ErrorCode.coordinator_not_available if code.retriable else code, str(error), _NO_NODE)
-    own = next((node for node in nodes if node.broker_id == context.parts.broker_id), None)
-    if own is None:
-        message = f"this broker has no advertised address for listener {context.listener!r}"
+        return [_Answer(ErrorCode.coordinator_not_available if code.retriable else code, str(error), _NO_NODE)] * len(sought)
+    return [_answer(context, coordinator_of(key, live), nodes) for key in sought]
+
+
+def _answer(context: Context, coordinator: int | None, nodes: Mapping[int, Node]) -> _Answer:
+    if coordinator is None:
+        return _Answer(ErrorCode.coordinator_not_available, "no broker is registered", _NO_NODE)
+    node = nodes.get(coordinator)
+    if node is None:
+        message = f"broker {coordinator} has no advertised address for listener {context.listener!r}"
         return _Answer(ErrorCode.coordinator_not_available, message, _NO_NODE)
-    return _Answer(ErrorCode.none, None, own)
+    return _Answer(ErrorCode.none, None, node)

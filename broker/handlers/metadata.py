@@ -1,8 +1,8 @@
 """Metadata (API key 3), v0-v13.
 
-Lists all live brokers at the listener that was asked by, with racks; the lowest is the controller. This broker names itself leader of
-every partition, with leader epoch 0 for ever; replicas and in-sync replicas are the leader and other live brokers, as many as the topic
-was created with and as there are.
+Lists all live brokers at the listener that was asked by, with racks; the one that answers is the controller. Leaders are named by
+the strategy `kafka.leader` (broker/leadership.py), with leader epoch 0 for ever: any broker serves any partition. Replicas and in-sync
+replicas are the leader and other live brokers, of as many racks as possible, as many as the topic was created with and as there are.
 Topics: null is all of them, an empty list none (v0: all); by name, or by id (v12+: UNKNOWN_TOPIC_ID). A name that is not there is created
 if the request allows it (before v4 it always does) and `kafka.auto_create_topics` is set, and answered at once, as it exists.
 
@@ -29,6 +29,7 @@ from broker.handlers.kio_types import as_broker_id, as_i32, as_topic_id, as_topi
 from broker.handlers.nodes import Node, controller_of, live_nodes
 from broker.handlers.operations import OPERATIONS_NOT_ASKED_FOR, TOPIC_OPERATIONS
 from broker.handlers.partition_bounds import LEADER_EPOCH
+from broker.leadership import Asker, Placement, Question
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from storage.catalog.topic_names import validate_name
@@ -47,7 +48,9 @@ async def handle(context: Context, request: Request[MetadataRequest]) -> Metadat
     body = request.body
     nodes = await live_nodes(context)
     operations = TOPIC_OPERATIONS if body.include_topic_authorized_operations else OPERATIONS_NOT_ASKED_FOR
-    answer = _Answer(context.parts.broker_id, [node.broker_id for node in nodes], operations)
+    asker = Asker(request.client_id, context.client_host)
+    question = Question(asker, context.parts.broker_id, [node.candidate for node in nodes])
+    answer = _Answer(context.parts.leadership.placement(question), operations)
     if body.topics is None or (request.api_version == 0 and not body.topics):
         topics = tuple(answer.found(topic) for topic in await context.parts.topics.all())
     elif request.api_version < _IDS_MINIMUM and any(wanted.name is None or wanted.topic_id is not None for wanted in body.topics):
@@ -58,7 +61,7 @@ async def handle(context: Context, request: Request[MetadataRequest]) -> Metadat
         throttle_time=as_field(0),
         brokers=tuple(_broker(node) for node in nodes),
         cluster_id=context.parts.cluster_id,
-        controller_id=as_broker_id(controller_of(nodes)),
+        controller_id=as_broker_id(controller_of(nodes, own_id=context.parts.broker_id)),
         topics=topics,
         error_code=ErrorCode.none,
     )
@@ -111,33 +114,28 @@ async def _find_names(parts: Parts, names: list[str], *, allow_creation: bool) -
 class _Answer:
     """What all topics of one response have in common."""
 
-    def __init__(self, leader: int, live: list[int], operations: int) -> None:
-        self._leader = leader
-        # Every broker starts its padding at its own successor, so that replica sets differ as leaders do.
-        others = [broker_id for broker_id in live if broker_id > leader] + [broker_id for broker_id in live if broker_id < leader]
-        self._replicas = [as_broker_id(broker_id) for broker_id in (leader, *others)]
+    def __init__(self, placement: Placement, operations: int) -> None:
+        self._place = placement
         self._operations = operations
 
     def found(self, topic: Topic) -> MetadataResponseTopic:
-        leader = as_broker_id(self._leader)
-        leader_epoch = as_i32(LEADER_EPOCH)
-        replicas = tuple(self._replicas[: topic.replication_factor])
         return MetadataResponseTopic(
             error_code=ErrorCode.none,
             name=as_topic_name(topic.name),
             topic_id=as_uuid(topic.topic_id),
-            partitions=tuple(
-                MetadataResponsePartition(
-                    error_code=ErrorCode.none,
-                    partition_index=as_i32(partition),
-                    leader_id=leader,
-                    leader_epoch=leader_epoch,
-                    replica_nodes=replicas,
-                    isr_nodes=replicas,
-                )
-                for partition in range(topic.partition_count)
-            ),
+            partitions=tuple(self._partition(topic, partition) for partition in range(topic.partition_count)),
             topic_authorized_operations=as_i32(self._operations),
+        )
+
+    def _partition(self, topic: Topic, partition: int) -> MetadataResponsePartition:
+        replicas = tuple(map(as_broker_id, self._place(topic.topic_id, partition)[: topic.replication_factor]))
+        return MetadataResponsePartition(
+            error_code=ErrorCode.none,
+            partition_index=as_i32(partition),
+            leader_id=replicas[0],
+            leader_epoch=as_i32(LEADER_EPOCH),
+            replica_nodes=replicas,
+            isr_nodes=replicas,
         )
 
     def refused(self, name: str | None, topic_id: TopicId | None, error: ErrorCode) -> MetadataResponseTopic:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from broker.handlers.context import Context
+from broker.leadership import Candidate
 
 
 class Node(NamedTuple):
@@ -10,6 +11,10 @@ class Node(NamedTuple):
     host: str
     port: int
     rack: str | None
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(self.broker_id, self.rack)
 
 
 async def live_nodes(context: Context) -> list[Node]:
@@ -22,6 +27,8 @@ async def live_nodes(context: Context) -> list[Node]:
     return nodes
 
 
-def controller_of(nodes: list[Node]) -> int:
-    """The broker that clients send administration to: any can do it, all name the same one. -1 if there is none."""
+def controller_of(nodes: list[Node], *, own_id: int) -> int:
+    """The broker that clients send administration to. Any can do it; the one that answers is certainly alive. -1 if there is none."""
+    if any(node.broker_id == own_id for node in nodes):
+        return own_id
     return nodes[0].broker_id if nodes else -1

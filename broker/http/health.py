@@ -16,6 +16,7 @@ from storage.errors import StorageError
 LISTENERS: Final = "listeners"
 METADATA: Final = "metadata"
 OBJECT_STORE: Final = "object_store"
+REGISTRATION: Final = "registration"
 DRAINING: Final = "draining"
 
 METADATA_AGE_MAX_S: Final = 10.0
@@ -92,6 +93,7 @@ class Readiness:
             OBJECT_STORE: _Freshness(age_max_s=OBJECT_STORE_AGE_MAX_S, clock=clock),
         }
         self._listeners = Check(False, "not listening yet", clock.now_ms())
+        self._registration: Check | None = None
         self._draining = Check(True, None, clock.now_ms())
 
     def note_ok(self, name: str) -> None:
@@ -106,6 +108,11 @@ class Readiness:
         """All listeners are bound."""
         self._listeners = Check(True, None, self._clock.now_ms())
 
+    def note_registration(self, lost: str | None) -> None:
+        """Whether this broker is registered: None, or why not. Unregistered it serves on, but clients are told of the others only."""
+        if self._registration is None or self._registration.error != lost:
+            self._registration = Check(lost is None, lost, self._clock.now_ms())
+
     def note_draining(self) -> None:
         """From now on, until the process ends, send clients elsewhere."""
         self._draining = Check(False, "shutting down", self._clock.now_ms())
@@ -119,6 +126,8 @@ class Readiness:
 
     def verdict(self) -> Verdict:
         checks = {LISTENERS: self._listeners} | {name: store.check() for name, store in self._stores.items()}
+        if self._registration is not None:
+            checks[REGISTRATION] = self._registration
         checks[DRAINING] = self._draining
         if not self._draining.ok:
             return Verdict("draining", checks)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -18,6 +19,8 @@ from storage.metadata.port import ABSENT, MetadataStore, NotApplied, OpResult, P
 
 FMT: Final = 1
 CACHE_AGE_S: Final = 1.0
+LIVE_STALE_S: Final = 60.0
+"""While the store is away, brokers that were alive are still the best that clients can be told."""
 SESSION_TIMEOUT_MS: Final = 10_000
 BROKER_ID_MAX: Final = 2**31 - 1
 _POLL_S: Final = 0.25
@@ -61,6 +64,7 @@ class Registration:
 
 
 _decoder = msgspec.json.Decoder(BrokerRecord)
+_id = operator.attrgetter("broker_id")
 
 
 class BrokerDirectory:
@@ -72,7 +76,10 @@ class BrokerDirectory:
         self._session_timeout_ms = session_timeout_ms
         self._session: Session | None = None
         self._own: BrokerRecord | None = None
+        self._own_id = -1
+        self._stands = False
         self._live: list[BrokerRecord] = []
+        self._scanned_at_s = float("-inf")
         self._live_until_s = 0.0
         self._changes = 0
         self._scans = Gathering(self._scan)
@@ -81,21 +88,25 @@ class BrokerDirectory:
     async def register(self, *, listeners: Sequence[Endpoint], rack: str | None, version: str, broker_id: int | None) -> Registration:
         """Announce this broker under `broker_id`, or under the smallest free id from 1 on; again after a loss, for a new epoch.
 
-        A given id that an earlier life of this broker still holds (the same listeners) is waited for, until its session must have ended.
+        A record of the registration before, should it still be there, is taken over, so that nobody sees the broker gone in between.
+        A given id that an earlier process of this broker still holds (the same listeners) is waited for, until its session must have ended.
         Raises `AlreadyExists` if another broker has it, `Unavailable` if the store cannot be reached.
         """
-        await self.deregister()
+        former, self._session, self._stands = self._session, None, False
         try:
             return await self._register(tuple(listeners), rack, version, broker_id)
         except StorageError:
             # A put whose outcome is unknown must not be kept alive by the session it was made under.
-            await self.deregister()
+            await self._end_session()
             raise
+        finally:
+            await _close(former)
 
     async def _register(self, listeners: tuple[Endpoint, ...], rack: str | None, version: str, broker_id: int | None) -> Registration:
         deadline_s = self._clock.monotonic_s() + (self._session_timeout_ms + _TAKEN_MARGIN_MS) / 1_000
         session = await self._open_session()
         attempts = 0
+        expected = ABSENT
         while attempts < ATTEMPTS_MAX:
             candidate = broker_id if broker_id is not None else await self._smallest_free_id()
             record = BrokerRecord(
@@ -107,12 +118,17 @@ class BrokerDirectory:
                 session_id=session.session_id,
             )
             key = keys.broker(candidate)
-            outcome = await write_one(self._metadata, Put(key, encode(record), ABSENT, session=session.session_id))
+            outcome = await write_one(self._metadata, Put(key, encode(record), expected, session=session.session_id))
+            expected = ABSENT
             if isinstance(outcome, OpResult) and outcome.version is not None:
                 return self._registered(record, outcome.version)
             (holder,) = await self._metadata.get_many([key])
             if holder is not None and (held := _decode(holder)).session_id == session.session_id:
                 return self._registered(record, holder.version)
+            if holder is not None and self._own is not None and held.session_id == self._own.session_id:
+                expected = holder.version
+                attempts += 1
+                continue
             if holder is not None and broker_id is not None:
                 if held.listeners != listeners or self._clock.monotonic_s() >= deadline_s:
                     raise _taken(held)
@@ -121,7 +137,7 @@ class BrokerDirectory:
             attempts += 1
             if isinstance(outcome, Unknown) or outcome == OpResult(Status.SESSION_DOES_NOT_EXIST, None):
                 # The put may still be on its way. That of an ended session fails for certain, so go on with another.
-                await self.deregister()
+                await self._end_session()
                 session = await self._open_session()
             elif isinstance(outcome, NotApplied):
                 await asyncio.sleep(_POLL_S)
@@ -129,16 +145,18 @@ class BrokerDirectory:
 
     async def deregister(self) -> None:
         """End the registration, if there is one. A store that does not answer ends it by itself when the session times out."""
-        session, self._session, self._own = self._session, None, None
-        self._live_until_s = 0.0
-        if session is not None:
-            with contextlib.suppress(StorageError):
-                await session.close()
+        self._own = None
+        await self._end_session()
 
     @property
     def is_registered(self) -> bool:
         """False as soon as the registration may have ended."""
-        return self._own is not None and self._session is not None and not self._session.is_lost
+        return self._stands and self._session is not None and not self._session.is_lost
+
+    @property
+    def own_id(self) -> int:
+        """The id of the registration, or of the last one."""
+        return self._own_id
 
     async def wait_lost(self) -> None:
         """Return when the registration is lost: others may take this broker for dead, and its id."""
@@ -146,21 +164,37 @@ class BrokerDirectory:
         await self._session.wait_lost()
 
     async def live(self) -> list[BrokerRecord]:
-        """All live brokers by id, at most a second old; this one among them while it is registered. Raises `StorageError`."""
-        if self._clock.monotonic_s() < self._live_until_s:
-            return list(self._live)
-        return (await self._scans.ask([None]))[None]
+        """All live brokers by id, at most a second old; up to LIVE_STALE_S old while the store does not answer.
+
+        This one is among them while it is registered. One that lost its registration, and has not given it up, lists itself only if no
+        other lives, or nobody can say: clients of a lone broker have nowhere else to go.
+        Raises `StorageError` if the store does not answer and there is no list, and `IncompatibleFormat`.
+        """
+        now_s = self._clock.monotonic_s()
+        if now_s < self._live_until_s:
+            return self._as_seen(self._live)
+        try:
+            return self._as_seen((await self._scans.ask([None]))[None])
+        except Unavailable:
+            if self._clock.monotonic_s() - self._scanned_at_s > LIVE_STALE_S:
+                raise
+            return self._as_seen(self._live, is_stale=True)
 
     def close(self) -> None:
         """Take no more hints."""
         self._subscription.cancel()
+
+    async def _end_session(self) -> None:
+        session, self._session, self._stands = self._session, None, False
+        self._live_until_s = 0.0
+        await _close(session)
 
     async def _open_session(self) -> Session:
         self._session = await self._metadata.open_session(timeout_ms=self._session_timeout_ms)
         return self._session
 
     def _registered(self, record: BrokerRecord, epoch: int) -> Registration:
-        self._own = record
+        self._own, self._own_id, self._stands = record, record.broker_id, True
         self._live_until_s = 0.0
         return Registration(record.broker_id, epoch)
 
@@ -172,18 +206,31 @@ class BrokerDirectory:
     async def _scan(self, _: list[None]) -> dict[None, list[BrokerRecord]]:
         changes = self._changes
         start, end = keys.brokers()
-        found = {record.broker_id: record for record in [_decode(stored) async for stored in self._metadata.range_scan(start, end)]}
-        if self._own is not None:
-            found.setdefault(self._own.broker_id, self._own)
-        live = [found[broker_id] for broker_id in sorted(found)]
+        live = [_decode(stored) async for stored in self._metadata.range_scan(start, end)]
+        self._live, self._scanned_at_s = live, self._clock.monotonic_s()
         if changes == self._changes:
-            self._live = list(live)
-            self._live_until_s = self._clock.monotonic_s() + CACHE_AGE_S
+            self._live_until_s = self._scanned_at_s + CACHE_AGE_S
         return {None: live}
+
+    def _as_seen(self, found: list[BrokerRecord], *, is_stale: bool = False) -> list[BrokerRecord]:
+        """By id, with this broker if it is registered, or alone: its own record may be too new, or too old, for the list."""
+        own = self._own
+        if own is None:
+            return list(found)
+        others = [record for record in found if record.broker_id != own.broker_id or record.session_id != own.session_id]
+        if others and not self.is_registered and not is_stale:
+            return others
+        return sorted([own, *(record for record in others if record.broker_id != own.broker_id)], key=_id)
 
     def _changed(self, _: str) -> None:
         self._changes += 1
         self._live_until_s = 0.0
+
+
+async def _close(session: Session | None) -> None:
+    if session is not None:
+        with contextlib.suppress(StorageError):
+            await session.close()
 
 
 def _decode(record: Record) -> BrokerRecord:

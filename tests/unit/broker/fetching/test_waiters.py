@@ -11,6 +11,7 @@ from broker.fetching.waiters import Waiters
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.errors import Unavailable
+from storage.formats.control import Control
 from storage.log.partition import PartitionLog, Partitions
 from storage.vocabulary import PartitionId, TopicId
 
@@ -35,12 +36,16 @@ class FakeStore:
     def cancel(self) -> None:
         self.callback = None
 
+    def shard_of(self, partition_key: str) -> int:
+        """One per partition."""
+        return int(partition_key.rpartition("/")[2])
+
     async def refresh(self, logs: Iterable[PartitionLog]) -> None:
         self.refreshed.append(set(logs))
         if self.fails:
             raise Unavailable("no answer")
         for log in self.refreshed[-1] & self.moves:
-            log.wake()
+            log.observe(Control(), log.version + 1)
 
     def hint(self, log: PartitionLog) -> None:
         assert self.callback is not None
@@ -52,20 +57,21 @@ class Waiting:
     store: FakeStore
     partitions: Partitions
     waiters: Waiters
+    clock: SystemClock
 
     def log(self, partition: int) -> PartitionLog:
         return self.partitions.get(PartitionId(TOPIC, partition))
 
 
 @contextlib.asynccontextmanager
-async def waiting() -> AsyncIterator[Waiting]:
+async def waiting(*, trusted_poll_s: float = waiters_module.POLL_S) -> AsyncIterator[Waiting]:
     store, partitions = FakeStore(), Partitions()
     anything: Any = store
-    waiters = Waiters(metadata=anything, partitions=partitions, control_reads=anything, clock=SystemClock())
+    waiters = Waiters(metadata=anything, partitions=partitions, control_reads=anything, clock=SystemClock(), trusted_poll_s=trusted_poll_s)
     async with Nursery() as nursery:
         nursery.spawn(waiters.run(), name="waiters")
         await asyncio.sleep(0)
-        yield Waiting(store, partitions, waiters)
+        yield Waiting(store, partitions, waiters, SystemClock())
     assert store.callback is None, "who stops listening says so"
 
 
@@ -130,7 +136,7 @@ async def test_who_leaves_is_forgotten_and_the_others_stay() -> None:
         assert left_behind == 1
         assert asked == {log}
         assert not log.wakers
-        assert not broker.waiters._waited_for
+        assert not broker.waiters._waited.shards
 
 
 async def test_a_hint_about_a_partition_that_somebody_waits_for_is_followed_at_once(no_poll: None) -> None:
@@ -207,3 +213,32 @@ async def test_a_store_that_does_not_answer_is_asked_again(monkeypatch: pytest.M
             broker.store.moves.add(broker.log(0))
 
             assert await wait.moved(LONG_S)
+
+
+async def test_partitions_of_a_shard_whose_hints_arrive_are_polled_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiters_module, "POLL_S", 0.001)
+    async with waiting(trusted_poll_s=LONG_S) as broker:
+        with broker.waiters.wait([broker.log(0), broker.log(1)]):
+            broker.store.hint(broker.log(0))
+            await rounds(broker.store, 10)
+
+        assert broker.log(0) in set.union(*broker.store.refreshed[:2])
+        assert broker.store.refreshed[2:10] == [{broker.log(1)}] * 8
+
+
+async def test_a_shard_is_polled_often_again_when_a_poll_finds_what_no_hint_had_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiters_module, "POLL_S", 0.001)
+    async with waiting(trusted_poll_s=0.3) as broker, asyncio.timeout(SOON_S):
+        log = broker.log(0)
+        log.observe(Control(), 1)
+        with broker.waiters.wait([log]):
+            broker.store.hint(log)
+            await rounds(broker.store, 1)
+            broker.store.moves.add(log)
+            await rounds(broker.store, 2)
+            found_at_s = broker.clock.monotonic_s()
+            await rounds(broker.store, 20)
+            took_s = broker.clock.monotonic_s() - found_at_s
+
+        assert broker.store.refreshed == [{log}] * len(broker.store.refreshed)
+        assert took_s < 0.3 * 18, "a trusted shard would have been polled 18 times in so long"

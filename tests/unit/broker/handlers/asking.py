@@ -1,5 +1,6 @@
 """Handlers asked as clients ask them: kio's request of some version, through our codec, to kio's response of that version."""
 
+import asyncio
 import io
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -12,6 +13,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from broker.handlers.context import Context, Parts, TopicDefaults
+from broker.leadership import Leadership, SelfLeadership
 from broker.protocol import codec
 from broker.protocol.request import Request
 from runtime.ids import IdSource
@@ -28,6 +30,7 @@ from tests.unit.storage.catalog.faulty import FaultyMetadata, ManualClock, no_ji
 
 LISTENER = "PLAINTEXT"
 INTERNAL = "INTERNAL"
+CLIENT_ID = "client"
 
 
 @dataclass
@@ -99,14 +102,24 @@ class Cluster:
         endpoint = Endpoint(listener, f"broker-{broker_id}", 9000 + broker_id)
         await directory.register(listeners=[endpoint], rack=rack, version="0", broker_id=broker_id)
 
-    async def ask(self, handle: Callable[..., Awaitable[object]], request: object, *, listener: str = LISTENER) -> Any:
+    async def lose_registration(self) -> None:
+        session = self.context.parts.brokers._session
+        assert session is not None
+        await session.close()
+        await asyncio.sleep(0)
+
+    async def ask(
+        self, handle: Callable[..., Awaitable[object]], request: object, *, listener: str = LISTENER, client_id: str = CLIENT_ID
+    ) -> Any:
         """What the client would read."""
         context = Context(self.context.parts, listener, self.context.client_host)
-        return answered(request, await handle(context, sent(request)))
+        return answered(request, await handle(context, sent(request, client_id=client_id)))
 
 
 @asynccontextmanager
-async def cluster(*, broker_id: int = 1, auto_create: bool = True, partition_count: int = 1) -> AsyncIterator[Cluster]:
+async def cluster(
+    *, broker_id: int = 1, auto_create: bool = True, partition_count: int = 1, leadership: Leadership | None = None
+) -> AsyncIterator[Cluster]:
     metadata = FaultyMetadata()
     clock = ManualClock()
     brokers = BrokerDirectory(metadata, clock=clock)
@@ -115,10 +128,10 @@ async def cluster(*, broker_id: int = 1, auto_create: bool = True, partition_cou
     bounds, timestamps = FakeBounds(metadata), FakeTimestamps()
     parts = Parts(
         cluster_id="cluster-of-this-test-00",
-        broker_id=broker_id,
         clock=clock,
         topics=Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter),
         brokers=brokers,
+        leadership=leadership or SelfLeadership(),
         producer_ids=ProducerIds(metadata, entropy=no_jitter),
         bounds=bounds,
         timestamps=timestamps,
@@ -128,13 +141,13 @@ async def cluster(*, broker_id: int = 1, auto_create: bool = True, partition_cou
     await metadata.close()
 
 
-def sent(request: object) -> Request[Any]:
+def sent(request: object, *, client_id: str = CLIENT_ID) -> Request[Any]:
     """`request`, which is kio's, as our codec hands it to a handler."""
     cls = cast("Any", type(request))
     buffer = io.BytesIO()
     entity_writer(cls)(buffer, request)
     body = codec.decode_request(cls.__api_key__, cls.__version__, memoryview(buffer.getvalue()), 0)
-    return Request(cls.__api_key__, cls.__version__, 7, "client", body)
+    return Request(cls.__api_key__, cls.__version__, 7, client_id, body)
 
 
 def answered(request: object, response: object) -> Any:

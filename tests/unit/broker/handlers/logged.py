@@ -92,8 +92,9 @@ def fetch_request(
     isolation_level: int = 0,
     session_id: int = 0,
     session_epoch: int = -1,
+    rack: str = "",
 ) -> FetchRequest:
-    return FetchRequest(max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, "", list(asked), [])
+    return FetchRequest(max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, rack, list(asked), [])
 
 
 def batches_of(answer: FetchedPartition) -> list[bytes]:
@@ -129,7 +130,12 @@ class Deaf:
 
 @contextlib.asynccontextmanager
 async def node(
-    stores: Stores | None = None, *, epoch: int = 7, is_deaf: bool = False, flush: FlushSettings | None = None
+    stores: Stores | None = None,
+    *,
+    epoch: int = 7,
+    is_deaf: bool = False,
+    flush: FlushSettings | None = None,
+    replicas: Any = None,
 ) -> AsyncIterator[Node]:
     """`is_deaf`: no hint about other brokers' commits arrives."""
     stores = stores or Stores()
@@ -152,6 +158,7 @@ async def node(
                 reader=parts.reader,
                 waiters=waiters,
                 clock=SystemClock(),
+                replicas=replicas,
             ),
             clock=clock,
         )

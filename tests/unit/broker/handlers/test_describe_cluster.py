@@ -8,7 +8,7 @@ from tests.unit.broker.handlers.asking import cluster, error_of
 
 
 @pytest.mark.parametrize("version", range(3))
-async def test_all_live_brokers_are_described_and_the_lowest_is_the_controller(version: int) -> None:
+async def test_all_live_brokers_are_described_and_the_one_that_answers_is_the_controller(version: int) -> None:
     more = {1: {"endpoint_type": 1}, 2: {"endpoint_type": 1, "include_fenced_brokers": True}}.get(version, {})
     async with cluster(broker_id=2) as broker:
         await broker.join(5, rack="zone-b")
@@ -16,7 +16,7 @@ async def test_all_live_brokers_are_described_and_the_lowest_is_the_controller(v
         request = load_request_schema(60, version)(include_cluster_authorized_operations=False, **more)
         answer = await broker.ask(describe_cluster.handle, request)
 
-    assert (error_of(answer), answer.cluster_id, answer.controller_id) == (ErrorCode.none, "cluster-of-this-test-00", 1)
+    assert (error_of(answer), answer.cluster_id, answer.controller_id) == (ErrorCode.none, "cluster-of-this-test-00", 2)
     assert [(found.broker_id, found.host, found.port, found.rack) for found in answer.brokers] == [
         (1, "broker-1", 9001, None),
         (2, "broker-2", 9002, "zone-a"),

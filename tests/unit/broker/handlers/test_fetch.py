@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -15,6 +15,7 @@ from storage.log.read import Reader
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Put
 from storage.recordbatch import parse_header
+from storage.vocabulary import PartitionId
 from tests.unit.broker.handlers.logged import (
     Node,
     Stores,
@@ -490,10 +491,69 @@ async def test_a_reader_that_gives_up_leaves_nothing_behind(broker: Node) -> Non
             await broker.fetch.handle(fetch_request(asking("t"), max_wait_ms=LONG_MS), version=12)
 
     assert not broker.log_of(topic).wakers
-    assert not broker.waiters._waited_for
+    assert not broker.waiters._waited.shards
     assert broker.fetch._partitions_under_way == 0
 
 
 def _kept_alive(view: object) -> int:
     whole = view.obj if isinstance(view, memoryview) else view
     return memoryview(whole).nbytes  # type: ignore[arg-type]
+
+
+class FakeReplicas:
+    """Odd partitions are near broker 7, even ones are nowhere nearer."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, object]] = []
+
+    async def near(self, rack: str, reader: object) -> Callable[[PartitionId], int | None]:
+        self.asked.append((rack, reader))
+        return lambda partition: 7 if partition.partition % 2 else None
+
+
+async def test_a_reader_of_another_rack_is_told_who_is_near_at_once_and_gets_the_rest_here() -> None:
+    replicas, reader = FakeReplicas(), object()
+    async with node(replicas=replicas) as broker:
+        await broker.create("t", partition_count=4)
+        for partition in range(4):
+            await broker.send(("t", partition, record_batch(b"a", b"b")))
+        asked = [asking("t", partition) for partition in range(4)]
+        request = fetch_request(*asked, max_wait_ms=LONG_MS, min_bytes=1 << 20, rack="b")
+        async with asyncio.timeout(SOON_S):
+            response = await broker.fetch.handle(request, version=11, client=reader)  # type: ignore[arg-type]
+
+    assert replicas.asked == [("b", reader)]
+    assert [(code(answer), answer.preferred_read_replica, answer.high_watermark) for answer in response.partitions] == [
+        (ErrorCode.none, -1, 2),
+        (ErrorCode.none, 7, 2),
+        (ErrorCode.none, -1, 2),
+        (ErrorCode.none, 7, 2),
+    ]
+    assert [offsets_of(answer) for answer in response.partitions] == [[0, 1], [], [0, 1], []]
+
+
+async def test_what_no_broker_can_serve_sends_a_reader_nowhere() -> None:
+    async with node(replicas=FakeReplicas()) as broker:
+        await broker.create("t", partition_count=2)
+        response = await broker.fetch.handle(
+            fetch_request(asking("t", 1, offset=5), asking("t", 9), asking("other", 1), rack="b"),
+            version=11,
+            client=object(),  # type: ignore[arg-type]
+        )
+
+    assert [(code(answer), answer.preferred_read_replica) for answer in response.partitions] == [
+        (ErrorCode.offset_out_of_range, -1),
+        (ErrorCode.unknown_topic_or_partition, -1),
+        (ErrorCode.unknown_topic_or_partition, -1),
+    ]
+
+
+async def test_a_reader_without_a_rack_is_served_here() -> None:
+    replicas = FakeReplicas()
+    async with node(replicas=replicas) as broker:
+        await broker.create("t", partition_count=2)
+        await broker.send(("t", 1, record_batch(b"a")))
+        response = await broker.fetch.handle(fetch_request(asking("t", 1)), version=11, client=object())  # type: ignore[arg-type]
+
+    assert not replicas.asked
+    assert [offsets_of(answer) for answer in response.partitions] == [[0]]

@@ -9,7 +9,7 @@ from tests.unit.storage.catalog.faulty import FaultyMetadata
 
 
 @pytest.mark.parametrize("version", range(4))
-async def test_one_key_is_answered_with_this_broker(version: int) -> None:
+async def test_one_key_is_answered_with_the_only_broker(version: int) -> None:
     key_type = {} if version == 0 else {"key_type": 1}
     async with cluster(broker_id=3) as broker:
         answer = await broker.ask(find_coordinator.handle, load_request_schema(10, version)(key="group", **key_type))
@@ -28,6 +28,38 @@ async def test_several_keys_are_answered_one_by_one(version: int, key_type: int)
     assert [(found.key, found.node_id, found.host, found.port, error_of(found)) for found in answer.coordinators] == [
         (key, 1, "internal", 7, ErrorCode.none) for key in ("a", "", "b")
     ]
+
+
+async def test_all_brokers_name_the_same_coordinators_and_each_coordinates_some() -> None:
+    groups = tuple(map(str, range(50)))
+    async with cluster(broker_id=1) as broker:
+        await broker.join(2)
+        await broker.join(3)
+        request = v6.FindCoordinatorRequest(coordinator_keys=groups)
+        answer = await broker.ask(find_coordinator.handle, request)
+        again = await broker.ask(find_coordinator.handle, request, client_id="another")
+
+    named = [(found.key, found.node_id) for found in answer.coordinators]
+    assert named == [(found.key, found.node_id) for found in again.coordinators]
+    assert [key for key, _ in named] == list(groups)
+    assert {node_id for _, node_id in named} == {1, 2, 3}
+    assert all((found.host, found.port) == (f"broker-{found.node_id}", 9000 + found.node_id) for found in answer.coordinators)
+
+
+async def test_a_coordinator_is_the_same_for_who_asks_by_a_listener_that_does_not_reach_it() -> None:
+    groups = tuple(map(str, range(50)))
+    async with cluster(broker_id=1) as broker:
+        await broker.join(2, listener=INTERNAL)
+        request = v6.FindCoordinatorRequest(coordinator_keys=groups)
+        internal = await broker.ask(find_coordinator.handle, request, listener=INTERNAL)
+        external = await broker.ask(find_coordinator.handle, request)
+
+    for inside, outside in zip(internal.coordinators, external.coordinators, strict=True):
+        if inside.node_id == 1:
+            assert (outside.node_id, error_of(outside)) == (1, ErrorCode.none)
+        else:
+            assert (outside.node_id, error_of(outside)) == (-1, ErrorCode.coordinator_not_available)
+    assert {inside.node_id for inside in internal.coordinators} == {1, 2}
 
 
 @pytest.mark.parametrize("key_type", [2, 3, -1])

@@ -7,8 +7,9 @@ from kio.schema.errors import ErrorCode
 
 from broker.handlers import metadata
 from broker.handlers.auto_creation import TOPICS_MAX
+from broker.leadership import ClientLeadership, Leadership, PartitionLeadership, SelfLeadership
 from storage.errors import Unavailable
-from tests.unit.broker.handlers.asking import INTERNAL, LISTENER, Cluster, as_uuid, cluster, error_of
+from tests.unit.broker.handlers.asking import CLIENT_ID, INTERNAL, LISTENER, Cluster, as_uuid, cluster, error_of
 from tests.unit.storage.catalog.faulty import Fault
 
 VERSIONS = range(14)
@@ -28,8 +29,15 @@ def request(version: int, topics: list[str | uuid.UUID | None] | None, **fields:
     return cls(topics=None if topics is None else tuple(named), **fields)
 
 
-async def ask(broker: Cluster, version: int, topics: list[str | uuid.UUID | None] | None, listener: str = LISTENER, **fields: Any) -> Any:
-    return await broker.ask(metadata.handle, request(version, topics, **fields), listener=listener)
+async def ask(
+    broker: Cluster,
+    version: int,
+    topics: list[str | uuid.UUID | None] | None,
+    listener: str = LISTENER,
+    client_id: str = CLIENT_ID,
+    **fields: Any,
+) -> Any:
+    return await broker.ask(metadata.handle, request(version, topics, **fields), listener=listener, client_id=client_id)
 
 
 def codes(answer: Any) -> dict[str | None, ErrorCode]:
@@ -51,7 +59,7 @@ async def test_all_live_brokers_are_listed_and_this_one_leads_every_partition(ve
     ]
     if version >= 1:
         assert [found.rack for found in answer.brokers] == [None, "zone-a", "zone-b"]
-        assert answer.controller_id == 1
+        assert answer.controller_id == 2
     if version >= 2:
         assert answer.cluster_id == "cluster-of-this-test-00"
     (found,) = answer.topics
@@ -68,17 +76,77 @@ async def test_all_live_brokers_are_listed_and_this_one_leads_every_partition(ve
         assert error_of(answer) is ErrorCode.none
 
 
-@pytest.mark.parametrize(("replication_factor", "replicas"), [(1, (2,)), (2, (2, 7)), (3, (2, 7, 1)), (32_767, (2, 7, 1))])
-async def test_replicas_are_padded_with_live_brokers_without_repeats(replication_factor: int, replicas: tuple[int, ...]) -> None:
-    async with cluster(broker_id=2) as broker:
+@pytest.mark.parametrize(("replication_factor", "count"), [(1, 1), (2, 2), (3, 3), (32_767, 3)])
+@pytest.mark.parametrize("leadership", [SelfLeadership(), ClientLeadership(), PartitionLeadership()])
+async def test_replicas_are_padded_with_live_brokers_without_repeats(replication_factor: int, count: int, leadership: Leadership) -> None:
+    async with cluster(broker_id=2, leadership=leadership) as broker:
         await broker.create("t", replication_factor=replication_factor)
         await broker.join(7)
         await broker.join(1)
         answer = await ask(broker, 12, ["t"])
 
-    assert answer.topics[0].partitions[0].replica_nodes == replicas
-    assert answer.topics[0].partitions[0].isr_nodes == replicas
-    assert answer.topics[0].partitions[0].offline_replicas == ()
+    (partition,) = answer.topics[0].partitions
+    assert len(partition.replica_nodes) == len(set(partition.replica_nodes)) == count
+    assert set(partition.replica_nodes) <= {1, 2, 7}
+    assert partition.replica_nodes[0] == partition.leader_id
+    assert partition.isr_nodes == partition.replica_nodes
+    assert partition.offline_replicas == ()
+
+
+async def test_one_broker_leads_everything_for_a_client_of_its_zone_if_leaders_go_by_client() -> None:
+    async with cluster(broker_id=2, leadership=ClientLeadership()) as broker:
+        await broker.create("t", partition_count=20)
+        for broker_id, rack in ((1, "zone-b"), (3, "zone-b"), (4, None)):
+            await broker.join(broker_id, rack=rack)
+        answers = [await ask(broker, 12, ["t"], client_id=f"client-{number},zone=zone-b") for number in range(20)]
+
+    leaders = [{partition.leader_id for partition in answer.topics[0].partitions} for answer in answers]
+    assert {len(found) for found in leaders} == {1}
+    assert set.union(*leaders) == {1, 3}
+
+
+async def test_partitions_have_their_own_leaders_if_leaders_go_by_partition() -> None:
+    async with cluster(broker_id=2, leadership=PartitionLeadership()) as broker:
+        await broker.create("t", partition_count=50)
+        await broker.join(7)
+        one, other = await ask(broker, 12, ["t"], client_id="one"), await ask(broker, 12, ["t"], client_id="other")
+
+    leaders = [partition.leader_id for partition in one.topics[0].partitions]
+    assert set(leaders) == {2, 7}
+    assert leaders == [partition.leader_id for partition in other.topics[0].partitions]
+
+
+@pytest.mark.parametrize("leadership", [SelfLeadership(), ClientLeadership(), PartitionLeadership()])
+async def test_a_broker_that_lost_its_registration_names_the_others(leadership: Leadership) -> None:
+    async with cluster(broker_id=2, leadership=leadership) as broker:
+        await broker.create("t", partition_count=20)
+        await broker.join(7)
+        await broker.join(9)
+        await broker.lose_registration()
+        answer = await ask(broker, 12, ["t"])
+
+    assert [found.node_id for found in answer.brokers] == [7, 9]
+    assert {partition.leader_id for partition in answer.topics[0].partitions} <= {7, 9}
+    assert answer.controller_id == 7
+
+
+async def test_a_broker_that_lost_its_registration_and_is_alone_still_leads() -> None:
+    async with cluster(broker_id=2) as broker:
+        await broker.create("t")
+        await broker.lose_registration()
+        answer = await ask(broker, 12, ["t"])
+
+    assert [found.node_id for found in answer.brokers] == [2]
+    assert answer.topics[0].partitions[0].leader_id == 2
+
+
+async def test_only_brokers_that_the_listener_reaches_lead() -> None:
+    async with cluster(broker_id=2, leadership=PartitionLeadership()) as broker:
+        await broker.create("t", partition_count=20, replication_factor=3)
+        await broker.join(7, listener=INTERNAL)
+        answer = await ask(broker, 12, ["t"])
+
+    assert {partition.replica_nodes for partition in answer.topics[0].partitions} == {(2,)}
 
 
 async def test_addresses_are_those_of_the_listener_that_was_asked_by() -> None:

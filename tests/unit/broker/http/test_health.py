@@ -3,7 +3,7 @@ import asyncio
 import pytest
 import structlog
 
-from broker.http.health import METADATA, OBJECT_STORE, PROBE_RETRY_S, Check, Probes, Readiness
+from broker.http.health import METADATA, OBJECT_STORE, PROBE_RETRY_S, REGISTRATION, Check, Probes, Readiness
 from storage.errors import Unavailable
 from tests.unit.broker.http.manual_clock import ManualClock
 
@@ -168,3 +168,21 @@ async def test_both_stores_are_probed_until_cancelled() -> None:
         running.cancel()
 
     assert (metadata.probes, objects.probes) == (1, 1)
+
+
+def test_a_broker_that_lost_its_registration_is_degraded_until_it_has_one_again() -> None:
+    clock = ManualClock()
+    readiness = ready(clock)
+    readiness.note_registration(None)
+    before = readiness.verdict()
+    clock.advance(1)
+    readiness.note_registration("the session was lost")
+    lost_ms = clock.now_ms()
+    clock.advance(1)
+    readiness.note_registration("the session was lost")
+    lost = readiness.verdict()
+    readiness.note_registration(None)
+
+    assert before.status == "ready"
+    assert (lost.status, lost.checks[REGISTRATION]) == ("degraded", Check(False, "the session was lost", lost_ms))
+    assert readiness.verdict().status == "ready"

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from runtime.clock import SystemClock
-from storage.catalog.brokers import CACHE_AGE_S, BrokerDirectory, Endpoint, Registration
+from storage.catalog.brokers import CACHE_AGE_S, LIVE_STALE_S, BrokerDirectory, Endpoint, Registration
 from storage.errors import AlreadyExists, IncompatibleFormat, Unavailable
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Put
+from storage.metadata.port import Delete, Put
 from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata, ManualClock
 
 
@@ -36,6 +36,12 @@ def event_of_first_read(metadata: FaultyMetadata) -> asyncio.Event:
 
     metadata.after_read = after_read
     return event
+
+
+async def lose_session(directory: BrokerDirectory) -> None:
+    assert directory._session is not None
+    await directory._session.close()
+    await asyncio.sleep(0)
 
 
 async def live_ids(directory: BrokerDirectory) -> list[int]:
@@ -78,6 +84,22 @@ async def test_registering_again_gives_a_greater_epoch(metadata: FaultyMetadata)
 
     assert second.broker_id == 7
     assert second.epoch > first.epoch
+
+
+async def test_registering_again_takes_the_record_over_without_a_gap(metadata: FaultyMetadata) -> None:
+    changes: list[str] = []
+    directory = BrokerDirectory(metadata, clock=ManualClock())
+    await register(directory, broker_id=7)
+    await asyncio.sleep(0)
+    metadata.subscribe(changes.append)
+
+    again = await register(directory, broker_id=7)
+    await asyncio.sleep(0.01)
+
+    (record,) = await metadata.get_many([keys.broker(7)])
+    assert record is not None
+    assert record.version == again.epoch
+    assert changes == [keys.broker(7).path], "one put, and no deletion before it"
 
 
 async def test_an_id_that_another_broker_holds_is_refused_with_its_address(metadata: FaultyMetadata) -> None:
@@ -164,16 +186,68 @@ async def test_live_brokers_come_by_id_with_what_they_announced(metadata: Faulty
     assert (live[0].rack, live[0].version, live[0].started_at_ms) == ("a", "0.1", 1_000_000)
 
 
-async def test_a_broker_sees_itself_even_when_its_record_is_not_there(metadata: FaultyMetadata) -> None:
+async def test_a_broker_sees_itself_while_it_is_registered_even_when_its_record_is_not_there(metadata: FaultyMetadata) -> None:
     directory = BrokerDirectory(metadata, clock=ManualClock())
     await register(directory, broker_id=5)
-    (record,) = await metadata.get_many([keys.broker(5)])
-    assert record is not None
-    await metadata.store.write([Put(keys.broker(9), record.value.replace(b'"broker_id":5', b'"broker_id":9'), None)])
-    await directory._session.close()  # type: ignore[union-attr]
-    await asyncio.sleep(0)
+    await register(BrokerDirectory(metadata, clock=ManualClock()), broker_id=9)
+    await metadata.store.write([Delete(keys.broker(5))])
 
     assert await live_ids(directory) == [5, 9]
+
+
+async def test_a_broker_that_lost_its_registration_sees_the_others_only(metadata: FaultyMetadata) -> None:
+    directory = BrokerDirectory(metadata, clock=ManualClock())
+    await register(directory, broker_id=5)
+    await register(BrokerDirectory(metadata, clock=ManualClock()), broker_id=9)
+    seen_before = await live_ids(directory)
+    await lose_session(directory)
+
+    assert (seen_before, await live_ids(directory)) == ([5, 9], [9])
+    assert directory.own_id == 5
+    assert not directory.is_registered
+
+
+async def test_a_broker_that_lost_its_id_to_another_sees_that_one(metadata: FaultyMetadata) -> None:
+    directory = BrokerDirectory(metadata, clock=ManualClock())
+    await register(directory, broker_id=5, port=1)
+    await lose_session(directory)
+    await register(BrokerDirectory(metadata, clock=ManualClock()), broker_id=5, port=2)
+
+    assert [record.endpoint("PLAINTEXT") for record in await directory.live()] == [Endpoint("PLAINTEXT", "broker", 2)]
+
+
+async def test_a_broker_that_lost_its_registration_and_knows_of_no_other_sees_itself(metadata: FaultyMetadata) -> None:
+    directory = BrokerDirectory(metadata, clock=ManualClock())
+    await register(directory, broker_id=5)
+    await lose_session(directory)
+
+    assert await live_ids(directory) == [5]
+
+
+async def test_while_the_store_is_away_the_last_list_is_given_for_a_minute(metadata: FaultyMetadata) -> None:
+    clock = ManualClock()
+    directory = BrokerDirectory(metadata, clock=clock)
+    await register(directory, broker_id=5)
+    await register(BrokerDirectory(metadata, clock=clock), broker_id=9)
+    await live_ids(directory)
+    await lose_session(directory)
+    metadata.reads_fail = True
+
+    clock.seconds += LIVE_STALE_S
+    assert await live_ids(directory) == [5, 9], "nobody can say that the others live: this one does"
+
+    clock.seconds += 0.1
+    with pytest.raises(Unavailable):
+        await directory.live()
+
+
+async def test_a_list_that_was_never_read_is_not_invented(metadata: FaultyMetadata) -> None:
+    directory = BrokerDirectory(metadata, clock=ManualClock())
+    await register(directory, broker_id=5)
+    metadata.reads_fail = True
+
+    with pytest.raises(Unavailable):
+        await directory.live()
 
 
 async def test_the_list_is_cached_for_a_second_and_dropped_on_a_hint(metadata: FaultyMetadata) -> None:

@@ -1,0 +1,61 @@
+"""Sending readers to a broker of their own zone (KIP-392): which broker a client that names its rack should fetch from.
+
+A broker of the client's rack never sends it on, so there is no going in circles. A client may come back all the same: the broker is gone,
+or not in the replicas of a topic with few of them, where Java clients do not go. So a connection is sent away once in ASK_AGAIN_S at most,
+and served meanwhile.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from broker.leadership import Asker, Candidate, Leadership, Question, nearest
+from runtime.clock import Clock
+from storage.catalog.brokers import BrokerDirectory
+from storage.errors import StorageError
+from storage.vocabulary import PartitionId
+
+ASK_AGAIN_S: Final = 90.0
+"""librdkafka takes a second answer within a minute for a mistake and slows down."""
+
+Near = Callable[[PartitionId], int | None]
+
+
+class Fetcher(Protocol):
+    """The connection that fetches."""
+
+    @property
+    def client_id(self) -> str | None: ...
+    @property
+    def client_host(self) -> str: ...
+    @property
+    def listener(self) -> str: ...
+
+
+class PreferredReplicas:
+    """`rack` is this broker's own."""
+
+    def __init__(self, *, brokers: BrokerDirectory, leadership: Leadership, rack: str | None, clock: Clock) -> None:
+        self._brokers = brokers
+        self._leadership = leadership
+        self._rack = rack
+        self._clock = clock
+        self._asked_at_s: weakref.WeakKeyDictionary[Fetcher, float] = weakref.WeakKeyDictionary()
+
+    async def near(self, rack: str, reader: Fetcher) -> Near | None:
+        """What names the broker to read a partition from, for a reader of that rack. None: this one is as good as any."""
+        if not rack or rack == self._rack:
+            return None
+        now_s = self._clock.monotonic_s()
+        if now_s < self._asked_at_s.get(reader, float("-inf")) + ASK_AGAIN_S:
+            return None
+        self._asked_at_s[reader] = now_s
+        try:
+            records = await self._brokers.live()
+        except StorageError:
+            return None  # who is near is not known now; to be served from afar is better than not at all
+        live = [Candidate(record.broker_id, record.rack) for record in records if record.endpoint(reader.listener) is not None]
+        if not any(candidate.rack == rack for candidate in live):
+            return None
+        place = self._leadership.placement(Question(Asker(reader.client_id, reader.client_host), self._brokers.own_id, live))
+        return lambda partition: nearest(place(partition.topic_id, partition.partition), live, rack=rack)

@@ -1,0 +1,122 @@
+"""The registered life of a broker: its id, its epoch, and new ones when the session behind them is lost (DESIGN.md §8).
+
+Without a registration a broker goes on serving: every commit is a CAS, and what was begun under the old epoch is settled under it
+(storage/log/commit.py). It only names itself to no client, as long as there are others.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
+from storage.errors import AlreadyExists, StorageError
+from storage.log.commit import BrokerEpoch
+from storage.metadata import keys
+from storage.metadata.port import MetadataStore
+
+REGISTER_PAUSE_S: Final = 1.0
+
+log = structlog.get_logger("registration")
+
+
+def _ignore(_lost: str | None) -> None:
+    pass
+
+
+class RegisteredLife:
+    """`begin` once, then `stay` as a task, then `end`."""
+
+    def __init__(
+        self,
+        directory: BrokerDirectory,
+        *,
+        metadata: MetadataStore,
+        listeners: Sequence[Endpoint],
+        rack: str | None,
+        version: str,
+        fixed_id: int | None,
+        on_change: Callable[[str | None], None] = _ignore,
+    ) -> None:
+        """`fixed_id`: the id the operator gave; without one it is assigned, and assigned anew if somebody has it after a loss.
+
+        `on_change` is told why there is no registration, or None when there is one.
+        """
+        self._directory = directory
+        self._metadata = metadata
+        self._listeners = tuple(listeners)
+        self._rack = rack
+        self._version = version
+        self._fixed_id = fixed_id
+        self._on_change = on_change
+        self._epoch: BrokerEpoch | None = None
+        self._over = asyncio.Event()
+
+    @property
+    def broker_id(self) -> int:
+        """That of the registration, or of the last one."""
+        return self._directory.own_id
+
+    async def begin(self) -> BrokerEpoch:
+        """Register. What is returned names the epoch of the day. Raises `AlreadyExists` if the id is taken, else a `StorageError`."""
+        registration = await self._register(self._fixed_id)
+        directory = self._directory
+        self._epoch = BrokerEpoch(registration.epoch, is_registered=lambda: directory.is_registered, live=self._live_epochs)
+        self._on_change(None)
+        return self._epoch
+
+    async def stay(self) -> None:
+        """Register again, for a new epoch, whenever the registration is lost. Until cancelled, or `end`."""
+        assert self._epoch is not None, "begin first"
+        while not self._over.is_set():
+            await self._directory.wait_lost()
+            if self._over.is_set():
+                return
+            log.warning("session_lost", broker_id=self.broker_id, epoch=self._epoch.current)
+            self._on_change("the session was lost")
+            registration = await self._register_again()
+            if registration is None:
+                return
+            self._epoch.renew(registration.epoch)
+            self._on_change(None)
+            log.info("registered_again", broker_id=registration.broker_id, epoch=registration.epoch)
+
+    async def end(self) -> None:
+        """Give the registration up, for good."""
+        self._over.set()
+        try:
+            await self._directory.deregister()
+        except StorageError as error:
+            log.warning("deregister_failed", cause=str(error))
+
+    async def _register_again(self) -> Registration | None:
+        """None if the life has ended meanwhile."""
+        wanted: int | None = self.broker_id
+        while not self._over.is_set():
+            try:
+                registration = await self._register(wanted)
+            except AlreadyExists as error:
+                log.warning("register_failed", cause=str(error))
+                self._on_change(str(error))
+                wanted = self._fixed_id
+            except StorageError as error:
+                log.warning("register_failed", cause=str(error))
+                self._on_change(str(error))
+            else:
+                if not self._over.is_set():
+                    return registration
+                await self._directory.deregister()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REGISTER_PAUSE_S):
+                    await self._over.wait()
+        return None
+
+    async def _register(self, broker_id: int | None) -> Registration:
+        return await self._directory.register(listeners=self._listeners, rack=self._rack, version=self._version, broker_id=broker_id)
+
+    async def _live_epochs(self) -> frozenset[int]:
+        """The epochs of registered brokers: the versions of their records, read now."""
+        start, end = keys.brokers()
+        return frozenset([record.version async for record in self._metadata.range_scan(start, end)])

@@ -1,0 +1,76 @@
+"""What brokers cost the stores while nothing happens: requests are counted where they leave the broker, keep-alives excepted."""
+
+import asyncio
+
+from tests.integration.async_client import AsyncClient
+from tests.integration.clustering import Cluster, Member, running_cluster
+from tests.integration.test_membership import create, settled
+from tests.unit.broker.handlers.record_batches import record_batch
+
+IDLE_S = 3.0
+METADATA_REQUESTS = "forebay_metadata_requests_total"
+OBJECT_REQUESTS = "forebay_object_store_requests_total"
+PARTITIONS = 50
+
+
+async def cluster_of_three(cluster: Cluster) -> list[Member]:
+    members = [await cluster.join() for _ in range(3)]
+    for number in range(5):
+        await create(members[0], f"t{number}", partitions=PARTITIONS)
+    for member in members:
+        await settled(member, [1, 2, 3])
+        async with await AsyncClient.connect(member.port) as client:
+            await client.produce("t0", {partition: bytes(record_batch(b"x")) for partition in range(PARTITIONS)})
+    return members
+
+
+def requests_of(members: list[Member]) -> list[tuple[float, float]]:
+    """To metadata and to the object store, by member."""
+    return [(member.requests(METADATA_REQUESTS), member.requests(OBJECT_REQUESTS)) for member in members]
+
+
+async def test_a_broker_without_clients_asks_metadata_less_than_once_a_second_and_puts_nothing() -> None:
+    async with running_cluster() as cluster:
+        members = await cluster_of_three(cluster)
+        assert all(metadata and objects for metadata, objects in requests_of(members)), "the counters count"
+        before = requests_of(members)
+        await asyncio.sleep(IDLE_S)
+        after = requests_of(members)
+
+    for (metadata, objects), (more_metadata, more_objects) in zip(before, after, strict=True):
+        assert more_metadata - metadata <= IDLE_S
+        assert more_objects == objects
+
+
+async def test_a_reader_that_waits_for_fifty_partitions_costs_one_read_per_poll_for_all_of_them() -> None:
+    async with running_cluster() as cluster:
+        members = await cluster_of_three(cluster)
+        async with await AsyncClient.connect(members[1].port) as client:
+            client.send_fetch("t0", dict.fromkeys(range(PARTITIONS), 3), max_wait_ms=int(IDLE_S * 1_000))
+            before = requests_of(members)
+            await client.take()
+            after = requests_of(members)
+
+    used = [more - metadata for (metadata, _), (more, _) in zip(before, after, strict=True)]
+    assert used[0] <= IDLE_S
+    assert used[2] <= IDLE_S
+    # Hints of nothing have come, so it polls ten times a second.
+    assert IDLE_S < used[1] <= 11 * IDLE_S + 2
+    assert [objects for _, objects in before] == [objects for _, objects in after]
+
+
+async def test_a_reader_whose_hints_arrive_costs_one_read_a_second() -> None:
+    async with running_cluster(shards=1) as cluster:
+        members = await cluster_of_three(cluster)
+        async with await AsyncClient.connect(members[1].port) as client:
+            client.send_fetch("t0", dict.fromkeys(range(PARTITIONS), 3), max_wait_ms=30_000)
+            await asyncio.sleep(0.3)
+            async with await AsyncClient.connect(members[0].port) as producer:
+                await producer.produce("t0", {0: bytes(record_batch(b"y"))})
+            await client.take()
+            client.send_fetch("t0", {0: 4} | dict.fromkeys(range(1, PARTITIONS), 3), max_wait_ms=int(IDLE_S * 1_000))
+            before = requests_of(members)
+            await client.take()
+            after = requests_of(members)
+
+    assert after[1][0] - before[1][0] <= IDLE_S + 4

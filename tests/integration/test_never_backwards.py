@@ -1,0 +1,87 @@
+"""Promise 5: what any broker has acknowledged, ListOffsets and Fetch on any other see at once, ten thousand times over."""
+
+import asyncio
+import random
+
+from tests.integration.async_client import AsyncClient, parse_listed, parse_read
+from tests.integration.clustering import Member, running_cluster
+from tests.integration.test_membership import create
+from tests.unit.broker.handlers.record_batches import record_batch
+
+CHECKS = 10_000
+WORKERS = 10
+PARTITIONS_EACH = 20
+BATCH = bytes(record_batch(b"x"))
+
+
+async def test_what_one_broker_acknowledged_another_shows_at_once() -> None:
+    checked = 0
+    async with running_cluster() as cluster:
+        members = [await cluster.join() for _ in range(3)]
+        await create(members[0], "t", partitions=WORKERS * PARTITIONS_EACH)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_check(members, worker)) for worker in range(WORKERS)]
+        checked = sum(task.result() for task in tasks)
+
+    assert checked == CHECKS
+
+
+async def _check(members: list[Member], worker: int) -> int:
+    """Its own partitions, so that what must be seen is known exactly."""
+    chance = random.Random(worker)
+    clients = [await AsyncClient.connect(member.port) for member in members]
+    mine = range(worker * PARTITIONS_EACH, (worker + 1) * PARTITIONS_EACH)
+    ends = dict.fromkeys(mine, 0)
+    checks = CHECKS // WORKERS // PARTITIONS_EACH
+    for _ in range(checks):
+        appender, asker = chance.sample(clients, 2)
+        appended = await appender.produce("t", dict.fromkeys(mine, BATCH))
+        assert appended == {partition: (0, end) for partition, end in ends.items()}
+        asker.send_list_offsets("t", mine)
+        asker.send_fetch("t", ends)
+        listed, read = parse_listed(await asker.take()), parse_read(await asker.take())
+        for partition, end in ends.items():
+            assert listed[partition] == (0, end + 1)
+            assert read[partition].high_watermark == end + 1
+            assert read[partition].offsets == [end]
+            ends[partition] = end + 1
+    for client in clients:
+        await client.close()
+    return checks * PARTITIONS_EACH
+
+
+async def test_a_reader_that_goes_round_the_brokers_never_sees_the_end_go_back() -> None:
+    """While others append all the time, through whichever broker."""
+    async with running_cluster() as cluster:
+        members = [await cluster.join() for _ in range(3)]
+        await create(members[0], "t", partitions=1)
+        asked = 0
+        done = asyncio.Event()
+
+        async def append(member: Member) -> None:
+            async with await AsyncClient.connect(member.port) as client:
+                while not done.is_set():
+                    assert (await client.produce("t", {0: BATCH}))[0].error == 0
+
+        async def go_round() -> None:
+            nonlocal asked
+            seen = 0
+            clients = [await AsyncClient.connect(member.port) for member in members]
+            for number in range(600):
+                client = clients[number % 3]
+                end = (await client.list_offsets("t", [0]))[0].offset
+                read = (await client.fetch("t", {0: end}))[0]
+                assert (read.error, end >= seen, read.high_watermark >= end) == (0, True, True)
+                seen = read.high_watermark
+                asked += 1
+            done.set()
+            for client in clients:
+                await client.close()
+            assert seen > 0
+
+        async with asyncio.TaskGroup() as group:
+            for member in members:
+                group.create_task(append(member))
+            group.create_task(go_round())
+
+    assert asked == 600

@@ -1,0 +1,89 @@
+"""A broker that registered again has a new epoch; what it had begun under the old one is settled under that first (DESIGN.md §5)."""
+
+import asyncio
+from collections.abc import Awaitable
+
+import pytest
+
+from storage.errors import OutcomeUnknown, StorageError
+from storage.formats.control import Control, WriterEntry, encode
+from storage.log.batch import Appended
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import Applied, Put
+from tests.unit.storage.log.batches import batch_bytes
+from tests.unit.storage.log.rig import PARTITION, Rig, rig
+
+OLD, NEW = 7, 1_007
+
+
+async def sent_before_the_epoch_was_renewed(broker: Rig, fault: str) -> Awaitable[list[Appended | StorageError]]:
+    """One commit is known to have applied; of the next nothing is known but that it was sent. Reads fail until the test lets them."""
+    assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
+    broker.metadata.faults.append(fault)
+    broker.metadata.reads_fail = True
+    sent = broker.send(batch_bytes(1))
+    while len(broker.metadata.writes) < 2:  # noqa: ASYNC110 - until the request is sent
+        await asyncio.sleep(0)
+    broker.epoch.is_registered = lambda: False
+    broker.epoch.renew(NEW)
+    broker.epoch.is_registered = lambda: True
+    return sent
+
+
+async def drop_writers(broker: Rig) -> None:
+    """As another broker does that finds the old epoch no longer registered."""
+    control = await broker.control()
+    fields = {name: getattr(control, name) for name in control.__struct_fields__}
+    dropped = Control(**(fields | {"writers": {8: WriterEntry(1, 1)}}))
+    outcome = await broker.shared.write([Put(PartitionKeys(PARTITION).control, encode(dropped), None)])
+    assert isinstance(outcome, Applied)
+
+
+@pytest.mark.parametrize("fault", ["reply lost", "request lost"])
+async def test_an_unknown_commit_of_the_old_epoch_is_settled_under_it_and_the_next_is_made_under_the_new(fault: str) -> None:
+    async with rig(epoch=OLD) as broker:
+        sent = await sent_before_the_epoch_was_renewed(broker, fault)
+        broker.metadata.reads_fail = False
+        settled = await sent
+        writers = (await broker.control()).writers
+        following = await broker.send(batch_bytes(1))
+
+        assert settled == [Appended(1, 0)]
+        assert set(writers) == {OLD}, "not taken over by the new epoch: its entry is what tells whether it applied"
+        assert following == [Appended(2, 0)]
+        assert (await broker.control()).writers[NEW].commit_seq == 3
+
+
+async def test_a_late_request_of_the_old_epoch_counts_once() -> None:
+    async with rig(epoch=OLD) as broker:
+        sent = await sent_before_the_epoch_was_renewed(broker, "late")
+        await broker.metadata.deliver_late()
+        broker.metadata.reads_fail = False
+
+        assert await sent == [Appended(1, 0)]
+        assert (await broker.control()).sequence_counter == 2
+
+
+@pytest.mark.parametrize("fault", ["reply lost", "request lost"])
+async def test_once_the_entry_of_the_old_epoch_was_dropped_nobody_can_tell_and_nothing_is_sent_again(fault: str) -> None:
+    async with rig(epoch=OLD) as broker:
+        sent = await sent_before_the_epoch_was_renewed(broker, fault)
+        await drop_writers(broker)
+        broker.metadata.reads_fail = False
+        (settled,) = await sent
+
+        assert isinstance(settled, OutcomeUnknown)
+        assert (await broker.control()).sequence_counter == (2 if fault == "reply lost" else 1)
+        assert len(broker.metadata.writes) == 2
+
+
+async def test_a_commit_sent_while_there_was_no_registration_is_settled_when_there_is_one_again() -> None:
+    async with rig(epoch=OLD) as broker:
+        broker.epoch.is_registered = lambda: False
+        broker.metadata.faults.append("reply lost")
+        result = await broker.send(batch_bytes(1))
+        broker.epoch.renew(NEW)
+        broker.epoch.is_registered = lambda: True
+
+        assert result == [Appended(0, 0)]
+        assert await broker.send(batch_bytes(1)) == [Appended(1, 0)]
