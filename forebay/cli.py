@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.debug.commands import debug
+
 if TYPE_CHECKING:
     from broker.settings.loading import Loaded
 
@@ -19,6 +21,7 @@ application = typer.Typer(
 )
 config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at settings, check them, write them down.")
 application.add_typer(config, name="config")
+application.add_typer(debug, name="debug")
 
 ConfigFile = Annotated[
     Path | None,
@@ -53,14 +56,33 @@ def _root(
 
 @application.command()
 def serve(
-    config_file: ConfigFile = None, assignments: Assignments = None, log_format: LogFormat = None, log_level: LogLevel = None
+    config_file: ConfigFile = None,
+    assignments: Assignments = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=256,
+            help="Run so many brokers as processes of their own, under a supervisor that starts again what dies. Worker i takes every "
+            "port + i (and broker.id + i, if there is one); sizes of buffers and caches are those of each. The stores must be "
+            "shareable: not memory://.",
+        ),
+    ] = 1,
+    supervised: Annotated[bool, typer.Option("--supervised", hidden=True, help="Standard input is the supervisor.")] = False,
 ) -> None:
-    """Run a broker until SIGTERM or Ctrl-C."""
+    """Run a broker, or several, until SIGTERM or Ctrl-C."""
     loaded = _load(config_file, assignments, log_format=log_format, log_level=log_level)
+    if workers > 1:
+        from forebay.workers.serving import serve_workers
+
+        raise typer.Exit(serve_workers(loaded, workers=workers))
     from broker.assembly import open_broker
     from forebay.serve import serve as serve_until_stopped
+    from forebay.workers.link import SupervisorLink
 
-    raise typer.Exit(serve_until_stopped(loaded, open_broker=open_broker))
+    raise typer.Exit(serve_until_stopped(loaded, open_broker=open_broker, link=SupervisorLink() if supervised else None))
 
 
 @application.command()
@@ -70,11 +92,20 @@ def demo(
     in_memory: Annotated[bool, typer.Option("--in-memory", help="Keep nothing on disk.")] = False,
     leave: Annotated[bool, typer.Option("--exit", help="Leave after the check instead of serving on.")] = False,
     data: Annotated[Path, typer.Option(help="The data folder.", metavar="DIR")] = Path("forebay-data"),
+    brokers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=9,
+            help="With several, the one that is produced through is killed half-way. They run on the stores of the settings "
+            "(FOREBAY_METADATA__URL, FOREBAY_STORAGE__URL, forebay.yaml), or share the data folder if those name none.",
+        ),
+    ] = 1,
 ) -> None:
-    """Replay the flights of New York 2013 through an embedded broker and check that every record comes back."""
+    """Replay the flights of New York 2013 through an embedded broker, or several, and check that every record comes back."""
     from forebay.demo.run import DemoOptions, run
 
-    raise typer.Exit(run(DemoOptions(records=records, port=port, data=None if in_memory else data, leave=leave)))
+    raise typer.Exit(run(DemoOptions(records=records, port=port, data=None if in_memory else data, leave=leave, brokers=brokers)))
 
 
 @config.command()

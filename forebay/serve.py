@@ -1,9 +1,13 @@
-"""`forebay serve`: one broker and its HTTP side, until told to stop. Logs one line per stage, going up and coming down."""
+"""`forebay serve`: one broker and its HTTP side, until told to stop. Logs one line per stage, going up and coming down.
+
+With a link it runs under a supervisor: it tells it when it is ready or why it cannot start, and stops in order when it is gone.
+"""
 
 import asyncio
 import contextlib
 import gc
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -21,6 +25,7 @@ from broker.settings.model import Settings
 from forebay import malloc, preflight
 from forebay.explain import explain
 from forebay.stopping import EXIT_INTERRUPTED, Deadline, ExitNow, StopRequest
+from forebay.workers.link import SupervisorLink
 from runtime import logs
 from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock, SystemClock
@@ -68,7 +73,7 @@ class Stages:
         self._last_s = now_s
 
 
-def serve(loaded: Loaded, *, open_broker: OpenBroker, exit_now: ExitNow = os._exit) -> int:
+def serve(loaded: Loaded, *, open_broker: OpenBroker, link: SupervisorLink | None = None, exit_now: ExitNow = os._exit) -> int:
     """Until SIGTERM or SIGINT. The exit code: 0 after a drain, 130 when interrupted before ready, else why it ended."""
     logs.configure(format=loaded.settings.log.format, level=loaded.settings.log.level)
     stages = Stages(SystemClock())
@@ -76,24 +81,32 @@ def serve(loaded: Loaded, *, open_broker: OpenBroker, exit_now: ExitNow = os._ex
     stages.announce("config", {"version": forebay_version(), "malloc_tuned": malloc.tune(), **given})
     for line in loaded.advice:
         _log.warning("advice", message=line)
-    deadline = Deadline(lambda: _give_up(exit_now))
+    deadline, orphaned = Deadline(lambda: _give_up(exit_now)), Deadline(lambda: _give_up(exit_now))
+    if link is not None:
+        link.watch(lambda: _stop_orphaned(orphaned, loaded.settings.shutdown.deadline.total_seconds()))
     try:
         preflight.check(loaded.settings)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            stopped = _until_stopped(loaded.settings, open_broker, stages, deadline, exit_now)
+            stopped = _until_stopped(loaded.settings, open_broker, stages, deadline, link, exit_now)
             return runner.run(stopped)
     except Exception as error:  # noqa: BLE001 - the last line of defence of a process says why it ends
         explanation = explain(error)
         if explanation is None:
             _log.exception("failed")
             return EXIT_FAILED
-        sys.stderr.write(f"{explanation.message}\n")
+        if link is not None:
+            link.refused(explanation.message)
+        else:
+            sys.stderr.write(f"{explanation.message}\n")
         return explanation.exit_code
     finally:
         deadline.cancel()
+        orphaned.cancel()
 
 
-async def _until_stopped(settings: Settings, open_broker: OpenBroker, stages: Stages, deadline: Deadline, exit_now: ExitNow) -> int:
+async def _until_stopped(
+    settings: Settings, open_broker: OpenBroker, stages: Stages, deadline: Deadline, link: SupervisorLink | None, exit_now: ExitNow
+) -> int:
     stop = StopRequest(exit_now=exit_now)
     stop.install()
     try:
@@ -102,7 +115,10 @@ async def _until_stopped(settings: Settings, open_broker: OpenBroker, stages: St
             gc.collect()
             gc.freeze()
             stop.started()
-            stages.announce("ready", {"broker_id": broker.broker_id, "cluster_id": broker.cluster_id})
+            facts = {"broker_id": broker.broker_id, "cluster_id": broker.cluster_id}
+            stages.announce("ready", facts)
+            if link is not None:
+                link.ready(facts)
             await stop.wait()
             deadline.start(settings.shutdown.deadline.total_seconds())
             stages.announce("stopping", {"signal": stop.signal_name})
@@ -143,6 +159,13 @@ def _give_up(exit_now: ExitNow) -> None:
     # What was not acknowledged is the client's to send again.
     _log.error("shutdown_deadline_passed")
     exit_now(EXIT_FAILED)
+
+
+def _stop_orphaned(deadline: Deadline, deadline_s: float) -> None:
+    # Called beside the event loop, which may hang: hence a second deadline, that does not wait for it.
+    _log.warning("supervisor_gone")
+    os.kill(os.getpid(), signal.SIGTERM)
+    deadline.start(deadline_s)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

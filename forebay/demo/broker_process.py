@@ -1,11 +1,10 @@
-"""An embedded broker in a process of its own, as a child of this one."""
+"""A broker in a process of its own, as a child of this one: it ends when this one does, however that ends."""
 
 import http.client
 import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from broker.settings.errors import EXIT_FAILED, EXIT_USAGE, StartError
-from broker.settings.keys import ENVIRONMENT_PREFIX
+from forebay.demo.stores import DemoStores
+from forebay.workers.link import refusal_in
+from forebay.workers.plan import environment
+from forebay.workers.serving import broker_command
 from runtime.clock import Clock
 
 HOST: Final = "127.0.0.1"
@@ -24,38 +26,33 @@ PORTS_TRIED_MAX: Final = 200
 _ASK_EVERY_S: Final = 0.05
 _ANSWER_WITHIN_S: Final = 5.0
 _LAST_LINES: Final = 5
+_REFUSAL_BYTES_MAX: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`data` None: nothing outlives the process. `log` is where the broker's own words go."""
+    """`log` is where the broker's own words go."""
 
     kafka_port: int
     http_port: int
-    data: Path | None
+    stores: DemoStores
     log: Path
 
     @property
-    def storage_url(self) -> str:
-        return f"file://{_url_path(self.data)}/objects" if self.data else "memory://"
-
-    @property
-    def metadata_url(self) -> str:
-        return f"sqlite:///{_url_path(self.data)}/meta.db" if self.data else "memory://"
+    def address(self) -> str:
+        return f"{HOST}:{self.kafka_port}"
 
     def assignments(self) -> list[str]:
+        """A later one is stronger than an earlier one."""
         return [
+            *self.stores.assignments,
             f"kafka.listeners=PLAINTEXT://{HOST}:{self.kafka_port}",
+            f"kafka.advertised_listeners=PLAINTEXT://{HOST}:{self.kafka_port}",
             f"http.listen={HOST}:{self.http_port}",
-            f"storage.url={self.storage_url}",
-            f"metadata.url={self.metadata_url}",
+            "log.format=json",
             "shutdown.drain=0ms",
             "shutdown.deadline=10s",
         ]
-
-
-def _url_path(path: Path) -> str:
-    return str(path) if path.is_absolute() else f"./{path}"
 
 
 def free_port(first: int) -> int:
@@ -76,31 +73,33 @@ class BrokerProcess:
     """Runs while the `with` block does; leaving stops it."""
 
     def __init__(self, place: Place, *, clock: Clock) -> None:
-        self._place = place
+        self.place = place
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "forebay", "serve", "--config", os.devnull, "--log-format", "json"]
-        for assignment in self._place.assignments():
-            command += ["--set", assignment]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
-        self._place.log.parent.mkdir(parents=True, exist_ok=True)
-        with self._place.log.open("wb") as log:
+        command = broker_command(self.place.assignments())
+        self.place.log.parent.mkdir(parents=True, exist_ok=True)
+        self._link, theirs = socket.socketpair()
+        with theirs, self.place.log.open("wb") as log:
             # A session of its own: Ctrl-C reaches the demo alone, which then stops the broker in order.
             self._process = subprocess.Popen(  # noqa: S603 - our own command line
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+                command, stdin=theirs.fileno(), stdout=log, stderr=log, env=environment(os.environ), start_new_session=True
             )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         assert self._process is not None
+        assert self._link is not None
         self._process.terminate()
         try:
             self._process.wait(STOP_WITHIN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        finally:
+            self._link.close()
 
     def wait_ready(self) -> None:
         """Until /readyz says so. Raise `StartError` with the broker's last words if it ends or takes too long."""
@@ -112,9 +111,15 @@ class BrokerProcess:
                 raise self.failure(f"was not ready within {READY_WITHIN_S:.0f} s")
             time.sleep(_ASK_EVERY_S)
 
-    def wait_end(self) -> None:
-        """Until the process ends by itself."""
+    def terminate(self) -> None:
+        """Ask it to stop, without waiting; leaving the `with` block waits. Harmless if it has ended."""
         assert self._process is not None
+        self._process.terminate()
+
+    def kill9(self) -> None:
+        """No goodbye: as if its machine were gone."""
+        assert self._process is not None
+        self._process.kill()
         self._process.wait()
 
     def is_running(self) -> bool:
@@ -127,9 +132,23 @@ class BrokerProcess:
         return series
 
     def failure(self, what: str) -> StartError:
-        lines = self._place.log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        """With the broker's last words: what it told us, or the end of its log."""
+        who = f"The broker on {self.place.address} {what}."
+        refusal = self._refusal()
+        if refusal:
+            return StartError(f"{who} {refusal}", exit_code=EXIT_FAILED)
+        lines = self.place.log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
         words = "".join(f"\n  {line}" for line in lines)
-        return StartError(f"The broker {what}. The end of its log {self._place.log}:{words}", exit_code=EXIT_FAILED)
+        return StartError(f"{who} The end of its log {self.place.log}:{words}", exit_code=EXIT_FAILED)
+
+    def _refusal(self) -> str:
+        assert self._link is not None
+        self._link.setblocking(False)
+        try:
+            return refusal_in(self._link.recv(_REFUSAL_BYTES_MAX))
+        except OSError:
+            # It never said anything.
+            return ""
 
     def _is_ready(self) -> bool:
         try:
@@ -139,7 +158,7 @@ class BrokerProcess:
             return False
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(HOST, self._place.http_port, timeout=_ANSWER_WITHIN_S)
+        connection = http.client.HTTPConnection(HOST, self.place.http_port, timeout=_ANSWER_WITHIN_S)
         try:
             connection.request("GET", path)
             response = connection.getresponse()

@@ -1,8 +1,11 @@
 """The demo from start to end, in words for people on standard output."""
 
+import contextlib
+import os
 import signal
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +14,18 @@ from typing import Final
 from rich.console import Console
 
 from broker.settings.errors import EXIT_FAILED, StartError
-from broker.settings.sections import HTTP_PORT
-from forebay.demo.broker_process import HOST, BrokerProcess, Place, free_port
+from forebay.demo.broker_process import HOST, Place
+from forebay.demo.cluster import Brokers, places
 from forebay.demo.flights import archive_path, flights
+from forebay.demo.killing import Killing
 from forebay.demo.ledger import Ledger, differences
 from forebay.demo.progress import progress
-from forebay.demo.replay import ReplayError, read_back, recreate_topic, send
+from forebay.demo.replay import ReplayError, Routes, delete_topic, read_back, recreate_topic, send
 from forebay.demo.store_use import PRICES_OF, StoreUse, store_use
+from forebay.demo.stores import DemoStores, own, shared
 from forebay.stopping import EXIT_INTERRUPTED
 from runtime.clock import Clock, SystemClock
+from runtime.ids import IdSource
 from runtime.version import forebay_version
 
 TOPIC: Final = "flights"
@@ -30,15 +36,19 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """`data` None: in memory. `port`: the first one to try. `leave`: end after the check instead of serving on."""
+    """`data` None: in memory. `port`: the first one to try. `leave`: end after the check instead of serving on.
+
+    Several `brokers` share the stores of the settings, and one is killed on the way; a single one is embedded, whatever they say.
+    """
 
     records: int
     port: int
     data: Path | None
     leave: bool
+    brokers: int = 1
 
 
-def run(options: DemoOptions) -> int:
+def run(options: DemoOptions, *, environ: Mapping[str, str] = os.environ) -> int:
     """The exit code: 0 if every record came back as it was sent, also when stopped by Ctrl-C or SIGTERM after that."""
     console = Console(soft_wrap=True, highlight=False, markup=False)
     clock = SystemClock()
@@ -46,14 +56,18 @@ def run(options: DemoOptions) -> int:
     is_verified = False
     try:
         with ExitStack() as stack:
-            place = _choose_place(options, stack, console)
-            broker = stack.enter_context(BrokerProcess(place, clock=clock))
-            _introduce(place, broker, console)
-            _replay(options.records, place, console, clock)
+            brokers = _choose_brokers(options, environ, stack, console, clock)
+            stores = brokers.places[0].stores
+            _introduce(brokers, stores, console)
+            topic = TOPIC if stores.is_own else f"{TOPIC}-{IdSource(clock=clock).next_ulid().lower()}"
+            if not stores.is_own:
+                stack.callback(_delete_topic, brokers, topic, console)
+            replay = _replay if options.brokers == 1 else _replay_with_a_kill
+            replay(options.records, topic, brokers, console, clock)
             is_verified = True
-            console.print(what_it_took(store_use(broker.metrics())))
+            console.print(what_it_took(store_use(brokers.metrics())))
             if not options.leave:
-                _serve_on(place, broker, console)
+                _serve_on(brokers, topic, console)
     except (StartError, ReplayError) as error:
         console.print(str(error), style="red")
         return error.exit_code if isinstance(error, StartError) else EXIT_FAILED
@@ -67,37 +81,104 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _choose_place(options: DemoOptions, stack: ExitStack, console: Console) -> Place:
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An interruption between the writing of a line and the emptying of the console's buffer would have it written twice."""
+    asked: list[int] = []
+    before = {number: signal.signal(number, lambda received, _: asked.append(received)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked:
+        raise KeyboardInterrupt
+
+
+def _choose_brokers(options: DemoOptions, environ: Mapping[str, str], stack: ExitStack, console: Console, clock: Clock) -> Brokers:
     archive_path()
-    kafka_port, http_port = free_port(options.port), free_port(HTTP_PORT)
-    for wanted, found in ((options.port, kafka_port), (HTTP_PORT, http_port)):
-        if found != wanted:
-            console.print(f"port {wanted} is in use, {found} is free")
+    stores = own(options.data) if options.brokers == 1 else shared(options.data, brokers=options.brokers, environ=environ)
     folder = options.data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-demo-")))
-    return Place(kafka_port=kafka_port, http_port=http_port, data=options.data, log=folder / "broker.log")
+    found = places(stores, brokers=options.brokers, port=options.port, log_folder=folder, say=console.print)
+    return stack.enter_context(Brokers(found, clock=clock))
 
 
-def _introduce(place: Place, broker: BrokerProcess, console: Console) -> None:
-    kept = f"data in {place.data} (delete it to start over)" if place.data else "data in memory"
-    console.print(f"forebay {forebay_version()} · embedded mode · {kept}")
-    broker.wait_ready()
-    console.print(f"metadata  {place.metadata_url}\nstorage   {place.storage_url}")
-    console.print(f"kafka     {HOST}:{place.kafka_port}\nhttp      http://{HOST}:{place.http_port}")
+def _introduce(brokers: Brokers, stores: DemoStores, console: Console) -> None:
+    count = "" if len(brokers.places) == 1 else f" · {len(brokers.places)} brokers"
+    if stores.data:
+        kept = f"embedded mode · data in {stores.data} (delete it to start over)"
+    else:
+        kept = "embedded mode · data in memory" if stores.is_own else "stores of the settings"
+    console.print(f"forebay {forebay_version()}{count} · {kept}")
+    brokers.start()
+    console.print(f"metadata  {stores.metadata_url}\nstorage   {stores.storage_url}")
+    for place in brokers.places:
+        console.print(f"kafka     {place.address}\nhttp      http://{HOST}:{place.http_port}")
 
 
-def _replay(count: int, place: Place, console: Console, clock: Clock) -> None:
-    bootstrap = f"{HOST}:{place.kafka_port}"
-    if recreate_topic(bootstrap, TOPIC, partition_count=PARTITION_COUNT, sleep=time.sleep):
-        console.print(f"the topic {TOPIC} of an earlier run was deleted")
+def _replay(count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> None:
+    bootstrap = brokers.places[0].address
+    _fresh_topic(bootstrap, topic, console)
     began_s = clock.monotonic_s()
-    with progress(console, f"producing to {TOPIC}", total=count, clock=clock) as advance:
-        sent = send(bootstrap, TOPIC, flights(count), partition_count=PARTITION_COUNT, advance=advance)
-    console.print(f"produced  {_rate(sent, clock.monotonic_s() - began_s)} to {TOPIC}, {PARTITION_COUNT} partitions")
+    with progress(console, f"producing to {topic}", total=count, clock=clock) as advance:
+        sent = send(bootstrap, topic, flights(count), partition_count=PARTITION_COUNT, advance=advance, clock=clock)
+    console.print(f"produced  {_rate(sent, clock.monotonic_s() - began_s)} to {topic}, {PARTITION_COUNT} partitions")
     began_s = clock.monotonic_s()
-    with progress(console, f"reading {TOPIC} back", total=count, clock=clock) as advance:
-        read = read_back(bootstrap, TOPIC, sent.counts(), advance=advance, clock=clock)
+    with progress(console, f"reading {topic} back", total=count, clock=clock) as advance:
+        read = read_back(bootstrap, topic, sent.counts(), advance=advance, clock=clock)
     console.print(f"consumed  {_rate(read, clock.monotonic_s() - began_s)} from the beginning")
     console.print(verdict(sent, read, expected=count))
+
+
+def _replay_with_a_kill(count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> None:
+    """Through one broker until it is killed, on through another, and back through the last one."""
+    bootstrap = brokers.places[0].address
+    _fresh_topic(bootstrap, topic, console)
+    routes = Routes(topic)
+    killing = Killing(brokers, record_count=count, console=console, clock=clock)
+    began_s = clock.monotonic_s()
+    with progress(console, f"producing to {topic}", total=count, clock=clock) as advance:
+        sent = send(
+            bootstrap, topic, flights(count), partition_count=PARTITION_COUNT, advance=advance, clock=clock, routes=routes, mishap=killing
+        )
+    console.print(
+        f"produced  {_rate(sent, clock.monotonic_s() - began_s)} to {topic}, {PARTITION_COUNT} partitions, through {_through(routes)}"
+    )
+    reader = _another(brokers, than=routes.addresses)
+    seen = Routes(topic)
+    began_s = clock.monotonic_s()
+    with progress(console, f"reading {topic} back", total=count, clock=clock) as advance:
+        read = read_back(reader.address, topic, sent.counts(), advance=advance, clock=clock, routes=seen)
+    console.print(f"consumed  {_rate(read, clock.monotonic_s() - began_s)} from the beginning, through {_through(seen) or reader.address}")
+    console.print(verdict(sent, read, expected=count))
+    console.print(f"the broker on {killing.victim} was killed: nothing is lost, nothing is there twice, everything is in its order")
+
+
+def _fresh_topic(bootstrap: str, topic: str, console: Console) -> None:
+    if recreate_topic(bootstrap, topic, partition_count=PARTITION_COUNT, sleep=time.sleep):
+        console.print(f"the topic {topic} of an earlier run was deleted")
+
+
+def _another(brokers: Brokers, *, than: list[str]) -> Place:
+    """One that was not produced through, if there is one."""
+    running = brokers.running()
+    return next((place for place in running if place.address not in than), running[0])
+
+
+def _through(routes: Routes) -> str:
+    return ", then ".join(routes.addresses)
+
+
+def _delete_topic(brokers: Brokers, topic: str, console: Console) -> None:
+    running = brokers.running()
+    if not running:
+        return
+    try:
+        delete_topic(running[0].address, topic)
+    except ReplayError as error:
+        console.print(f"the topic {topic} could not be deleted: {error}", style="red")
+    else:
+        console.print(f"the topic {topic} was deleted")
 
 
 def verdict(sent: Ledger, read: Ledger, *, expected: int) -> str:
@@ -118,16 +199,17 @@ def what_it_took(use: StoreUse) -> str:
     )
 
 
-def _serve_on(place: Place, broker: BrokerProcess, console: Console) -> None:
-    console.print(
-        f"try:  kcat -b {HOST}:{place.kafka_port} -L\n"
-        f"      kcat -b {HOST}:{place.kafka_port} -C -t {TOPIC} -o beginning -c 5\n"
-        f"      curl http://{HOST}:{place.http_port}/readyz\n"
-        f"      curl http://{HOST}:{place.http_port}/metrics\n"
-        "Ctrl-C stops"
-    )
-    broker.wait_end()
-    raise broker.failure("ended by itself")
+def _serve_on(brokers: Brokers, topic: str, console: Console) -> None:
+    place = brokers.running()[0]
+    with _uninterrupted():
+        console.print(
+            f"try:  kcat -b {place.address} -L\n"
+            f"      kcat -b {place.address} -C -t {topic} -o beginning -c 5\n"
+            f"      curl http://{HOST}:{place.http_port}/readyz\n"
+            f"      curl http://{HOST}:{place.http_port}/metrics\n"
+            "Ctrl-C stops"
+        )
+    brokers.wait_end()
 
 
 def _rate(ledger: Ledger, seconds: float) -> str:

@@ -25,7 +25,7 @@ class StoreUse:
 
 
 def store_use(series: Iterable[Mapping[str, Any]]) -> StoreUse:
-    """From the `series` of /metrics.json."""
+    """From the `series` of /metrics.json, of one broker or of several one after the other."""
     requests = dict.fromkeys(DOLLARS_PER_REQUEST, 0)
     objects_written = bytes_written = 0
     for one in series:
@@ -35,5 +35,5 @@ def store_use(series: Iterable[Mapping[str, Any]]) -> StoreUse:
             if labels["op"] == "put" and labels["outcome"] == "ok":
                 objects_written += int(value)
         elif one["name"] == BYTES and labels["op"] == "put":
-            bytes_written = int(value)
+            bytes_written += int(value)
     return StoreUse(requests, objects_written, bytes_written)

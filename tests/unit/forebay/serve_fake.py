@@ -1,9 +1,11 @@
-"""`forebay serve` with a broker that does as it is told; run as a program by test_serve.py."""
+"""`forebay serve` with a broker that does as it is told; run as a program by test_serve.py. A socket on standard input is a supervisor."""
 
 import asyncio
 import contextlib
 import os
+import stat
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from broker.settings.listeners import Listener
 from broker.settings.loading import load
 from broker.settings.model import Settings
 from forebay.serve import serve
+from forebay.workers.link import SupervisorLink
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from storage.errors import IncompatibleFormat, Unavailable
@@ -35,6 +38,8 @@ class FakeBroker:
         assert self.readiness.verdict().status == "draining"
         if self._act == "drain for ever":
             await asyncio.Event().wait()
+        if self._act == "hang":
+            time.sleep(1_000)  # noqa: ASYNC251 - a loop that hangs is what this is for
 
     async def aclose(self) -> None:
         pass
@@ -64,4 +69,5 @@ async def open_broker(settings: Settings, *, announce: Callable[[str, dict[str, 
 
 
 if __name__ == "__main__":
-    sys.exit(serve(load(environ=os.environ, assignments=sys.argv[2:]), open_broker=open_broker))
+    link = SupervisorLink() if stat.S_ISSOCK(os.fstat(0).st_mode) else None
+    sys.exit(serve(load(environ=os.environ, assignments=sys.argv[2:]), open_broker=open_broker, link=link))

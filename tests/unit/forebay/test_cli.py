@@ -115,3 +115,17 @@ def test_the_template_changes_nothing_until_a_line_is_uncommented() -> None:
 def test_the_demo_wants_a_number_of_flights_there_is() -> None:
     assert run("demo", "--records", "0")[0] == 2
     assert run("demo", "--records", "336777")[0] == 2
+
+
+def test_there_is_at_least_one_worker_and_one_broker_of_the_demo() -> None:
+    assert run("serve", "--workers", "0")[0] == 2
+    assert run("demo", "--brokers", "0")[0] == 2
+
+
+def test_workers_over_memory_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.logs.configure", lambda **_: None)
+
+    code, _, talk = run("serve", "--workers", "2", "--set", "storage.url=memory://", "--set", "metadata.url=memory://")
+
+    assert code == 2
+    assert "Use oxia:// with s3://, or sqlite:/// with file://" in talk

@@ -18,11 +18,12 @@ IN_MEMORY = ("storage.url=memory://", "metadata.url=memory://", "http.listen=127
 class Served:
     """`forebay serve` in a process of its own; `events` are its log lines so far."""
 
-    def __init__(self, act: str, folder: Path, *assignments: str) -> None:
+    def __init__(self, act: str, folder: Path, *assignments: str, supervisor: socket.socket | None = None) -> None:
         self.events: list[dict[str, Any]] = []
         self.process = subprocess.Popen(
             [sys.executable, str(FAKE), act, *IN_MEMORY, *assignments],
             cwd=folder,
+            stdin=supervisor.fileno() if supervisor else subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             env={name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")},
@@ -50,8 +51,8 @@ class Served:
 def serving(tmp_path: Path) -> Iterator[Any]:
     started: list[Served] = []
 
-    def start(act: str, *assignments: str) -> Served:
-        started.append(Served(act, tmp_path, *assignments))
+    def start(act: str, *assignments: str, supervisor: socket.socket | None = None) -> Served:
+        started.append(Served(act, tmp_path, *assignments, supervisor=supervisor))
         return started[-1]
 
     yield start
@@ -175,3 +176,57 @@ def test_advice_is_logged(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None
     served = serving("behave")
 
     assert "FOREBAY_KAFKA__LISTENERS" in served.read_until("advice")["message"]
+
+
+@pytest.fixture
+def supervisor() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Its end of the link, with a deadline, and the worker's."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(30)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_a_supervisor_is_told_when_the_broker_is_ready(serving: Any, supervisor: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = supervisor
+    serving("behave", supervisor=theirs)
+
+    assert json.loads(ours.recv(1000)) == {"ready": {"broker_id": 1, "cluster_id": "c-1"}}
+
+
+def test_a_supervisor_is_told_why_the_broker_cannot_start_and_nobody_else(
+    serving: Any, supervisor: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = supervisor
+    served = serving("unreachable", supervisor=theirs)
+
+    assert json.loads(ours.recv(1000)) == {"refused": "the folder is on fire"}
+    assert served.exit_code() == 3
+    assert "on fire" not in served.read_to_the_end()
+
+
+def test_a_broker_whose_supervisor_is_gone_stops_in_order(serving: Any, supervisor: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = supervisor
+    served = serving("behave", supervisor=theirs)
+    served.read_until("ready")
+
+    theirs.close()
+    ours.close()
+    served.read_until("supervisor_gone")
+    served.read_until("stopped")
+
+    assert served.exit_code() == 0
+
+
+def test_a_broker_that_hangs_when_its_supervisor_is_gone_is_ended_by_the_deadline(
+    serving: Any, supervisor: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = supervisor
+    served = serving("hang", "shutdown.deadline=1s", supervisor=theirs)
+    served.read_until("ready")
+
+    theirs.close()
+    ours.close()
+    served.read_until("shutdown_deadline_passed")
+
+    assert served.exit_code() == 1

@@ -8,11 +8,12 @@ from broker.settings.errors import StartError
 from broker.settings.loading import load
 from forebay.demo import broker_process
 from forebay.demo.broker_process import BrokerProcess, Place, free_port
+from forebay.demo.stores import own
 from runtime.clock import SystemClock
 
 
 def place(folder: Path, *, data: Path | None = None) -> Place:
-    return Place(kafka_port=9092, http_port=1, data=data, log=folder / "logs" / "broker.log")
+    return Place(kafka_port=9092, http_port=1, stores=own(data), log=folder / "logs" / "broker.log")
 
 
 def test_a_port_in_use_is_passed_over() -> None:
@@ -49,7 +50,7 @@ def test_a_broker_that_ends_is_told_with_its_last_words(tmp_path: Path, monkeypa
     with BrokerProcess(place(tmp_path), clock=SystemClock()) as broker, pytest.raises(StartError) as failed:
         broker.wait_ready()
 
-    assert str(failed.value).startswith("The broker ended before it was ready. The end of its log")
+    assert str(failed.value).startswith("The broker on 127.0.0.1:9092 ended before it was ready. The end of its log")
     assert str(failed.value).endswith("\n  Port 9092 on 127.0.0.1 is in use.")
     assert failed.value.exit_code == 1
 
@@ -69,3 +70,30 @@ def test_a_broker_that_never_gets_ready_is_given_up_and_stopped(tmp_path: Path, 
 
     assert running
     assert not broker.is_running()
+
+
+def test_a_broker_that_says_why_it_cannot_start_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frank = tmp_path / "python"
+    frank.write_text(f'#!{sys.executable}\nimport os\nos.write(0, b\'{{"refused": "The folder is on fire."}}\\n\')\n')
+    frank.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(frank))
+
+    with BrokerProcess(place(tmp_path), clock=SystemClock()) as broker, pytest.raises(StartError) as failed:
+        broker.wait_ready()
+
+    assert str(failed.value) == "The broker on 127.0.0.1:9092 ended before it was ready. The folder is on fire."
+
+
+def test_a_broker_that_is_killed_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = tmp_path / "python"
+    idle.write_text(f"#!{sys.executable}\nimport signal\nsignal.pause()\n")
+    idle.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(idle))
+
+    with BrokerProcess(place(tmp_path), clock=SystemClock()) as broker:
+        before = broker.is_running()
+        broker.kill9()
+        after = broker.is_running()
+        broker.terminate()
+
+    assert (before, after) == (True, False)

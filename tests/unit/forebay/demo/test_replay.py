@@ -1,8 +1,10 @@
 """Against the mock cluster inside librdkafka: another implementation of the protocol than ours."""
 
 import itertools
+import json
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -10,7 +12,7 @@ from confluent_kafka import Producer
 from forebay.demo import replay
 from forebay.demo.flights import FlightRecord, flights
 from forebay.demo.ledger import differences
-from forebay.demo.replay import ReplayError, read_back, send
+from forebay.demo.replay import ReplayError, Routes, delete_topic, read_back, send
 from runtime.clock import SystemClock
 
 TOPIC = "flights"
@@ -32,7 +34,7 @@ def ignore(done: int) -> None:
 def test_what_was_sent_is_what_is_read(bootstrap: str) -> None:
     advanced: list[int] = []
 
-    sent = send(bootstrap, TOPIC, flights(5_000), partition_count=PARTITION_COUNT, advance=advanced.append)
+    sent = send(bootstrap, TOPIC, flights(5_000), partition_count=PARTITION_COUNT, advance=advanced.append, clock=SystemClock())
     read = read_back(bootstrap, TOPIC, sent.counts(), advance=ignore, clock=SystemClock())
 
     assert list(differences(sent, read)) == []
@@ -42,14 +44,14 @@ def test_what_was_sent_is_what_is_read(bootstrap: str) -> None:
 
 
 def test_a_topic_that_is_not_empty_is_noticed_by_the_offset_the_broker_reports(bootstrap: str) -> None:
-    send(bootstrap, TOPIC, flights(10), partition_count=PARTITION_COUNT, advance=ignore)
+    send(bootstrap, TOPIC, flights(10), partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock())
 
     with pytest.raises(ReplayError, match=r"partition \d: offset 0 was due, the broker said \d"):
-        send(bootstrap, TOPIC, flights(10), partition_count=PARTITION_COUNT, advance=ignore)
+        send(bootstrap, TOPIC, flights(10), partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock())
 
 
 def test_records_nobody_sent_are_noticed_by_the_end_of_the_partition(bootstrap: str) -> None:
-    sent = send(bootstrap, TOPIC, flights(100), partition_count=PARTITION_COUNT, advance=ignore)
+    sent = send(bootstrap, TOPIC, flights(100), partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock())
     counts = sent.counts()
     fullest = counts.index(max(counts))
     counts[fullest] -= 1
@@ -59,7 +61,7 @@ def test_records_nobody_sent_are_noticed_by_the_end_of_the_partition(bootstrap: 
 
 
 def test_records_that_never_come_are_given_up(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = send(bootstrap, TOPIC, flights(100), partition_count=PARTITION_COUNT, advance=ignore)
+    sent = send(bootstrap, TOPIC, flights(100), partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock())
     counts = sent.counts()
     counts[0] += 1
     monkeypatch.setattr(replay, "ANSWER_WITHIN_S", 0.5)
@@ -71,7 +73,7 @@ def test_records_that_never_come_are_given_up(bootstrap: str, monkeypatch: pytes
 def test_a_full_queue_waits_for_the_broker(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_QUIET", {"log_level": 2, "queue.buffering.max.messages": 100})
 
-    sent = send(bootstrap, TOPIC, flights(1_000), partition_count=PARTITION_COUNT, advance=ignore)
+    sent = send(bootstrap, TOPIC, flights(1_000), partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock())
 
     assert sent.record_count == 1_000
 
@@ -81,11 +83,84 @@ def test_a_record_the_broker_does_not_take_ends_the_sending(bootstrap: str, monk
     endless = (FlightRecord(b"UA", b"{}", number) for number in itertools.count())
 
     with pytest.raises(ReplayError, match="a record was not delivered"):
-        send("127.0.0.1:1", TOPIC, endless, partition_count=PARTITION_COUNT, advance=ignore)
+        send("127.0.0.1:1", TOPIC, endless, partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock())
 
 
 def test_a_carrier_has_one_partition_everywhere(bootstrap: str) -> None:
     carriers = [b"UA", b"AA"]
-    sent = send(bootstrap, TOPIC, (FlightRecord(key, b"{}", 0) for key in carriers * 3), partition_count=PARTITION_COUNT, advance=ignore)
+    sent = send(
+        bootstrap,
+        TOPIC,
+        (FlightRecord(key, b"{}", 0) for key in carriers * 3),
+        partition_count=PARTITION_COUNT,
+        advance=ignore,
+        clock=SystemClock(),
+    )
 
     assert [sent.counts()[zlib.crc32(key) % PARTITION_COUNT] >= 3 for key in carriers] == [True, True]
+
+
+class Recorded:
+    """A mishap that only notes when it would have happened."""
+
+    def __init__(self, *, acked_min: int, sent_max: int) -> None:
+        self.acked_min = acked_min
+        self.sent_max = sent_max
+        self.calls: list[tuple[str, Any]] = []
+
+    def prepare(self, address: str) -> None:
+        self.calls.append(("prepare", address))
+
+    def strike(self, address: str) -> None:
+        self.calls.append(("strike", address))
+
+    def struck(self, *, acked: int, open_count: int) -> None:
+        self.calls.append(("struck", (acked, open_count)))
+
+
+@pytest.mark.parametrize("count", [1, 3, 5_000])
+def test_a_mishap_befalls_the_leader_once_when_enough_is_acknowledged(bootstrap: str, count: int) -> None:
+    mishap = Recorded(acked_min=count // 2, sent_max=max(1, count * 3 // 4))
+
+    routes = Routes(TOPIC)
+    sent = send(
+        bootstrap, TOPIC, flights(count), partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock(), routes=routes, mishap=mishap
+    )
+    acked, open_count = dict(mishap.calls)["struck"]
+
+    assert [name for name, _ in mishap.calls] == ["prepare", "strike", "struck"]
+    assert mishap.calls[0][1] == mishap.calls[1][1] == routes.address == bootstrap
+    assert acked >= count // 2
+    assert acked + open_count <= count
+    assert sent.record_count == count
+
+
+def test_records_nobody_acknowledges_are_given_up(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "ANSWER_WITHIN_S", 0.5)
+
+    with pytest.raises(ReplayError, match="10 of 10 records were not acknowledged, and for 0 s none was"):
+        send("127.0.0.1:1", TOPIC, flights(10), partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock())
+
+
+def test_an_administrative_answer_that_never_comes_is_asked_for_by_new_clients_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "ADMIN_ANSWER_WITHIN_S", 0.5)
+
+    with pytest.raises(ReplayError, match="no broker answered within 3 s"):
+        delete_topic("127.0.0.1:1", TOPIC)
+
+
+def test_routes_are_the_leaders_in_the_order_in_which_they_came() -> None:
+    routes = Routes(TOPIC)
+    brokers = {"a:1/0": {"nodeid": 0, "nodename": "a:1"}, "b:2/1": {"nodeid": 1, "nodename": "b:2"}}
+
+    def tell(*leaders: int) -> None:
+        partitions = {str(number): {"leader": leader} for number, leader in enumerate(leaders)}
+        routes(json.dumps({"brokers": brokers, "topics": {TOPIC: {"partitions": partitions}}}))
+
+    tell(-1)
+    before = routes.address
+    tell(0, 0, 1, -1)
+    tell(1, 1, 0)
+    tell(-1, -1)
+
+    assert (before, routes.address, routes.addresses) == ("", "b:2", ["a:1", "b:2"])

@@ -1,0 +1,39 @@
+"""The words of a worker, cut into lines that say whose they are. Lines of a log in JSON get a field, others a prefix."""
+
+import json
+from typing import Final
+
+LINE_BYTES_MAX: Final = 1024 * 1024
+"""A longer line is passed on in parts."""
+
+
+class LineCutter:
+    """Bytes as they come → whole lines without their ends."""
+
+    def __init__(self, *, bytes_max: int = LINE_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._begun = bytearray()
+
+    def feed(self, data: bytes) -> list[str]:
+        self._begun += data
+        *whole, rest = bytes(self._begun).split(b"\n")
+        while len(rest) > self._bytes_max:
+            whole.append(rest[: self._bytes_max])
+            rest = rest[self._bytes_max :]
+        self._begun[:] = rest
+        return [line.decode(errors="replace") for line in whole]
+
+    def rest(self) -> list[str]:
+        """The last line, if it was never ended."""
+        rest = bytes(self._begun)
+        self._begun.clear()
+        return [rest.decode(errors="replace")] if rest else []
+
+
+def attributed(line: str, *, worker: int, log_format: str) -> str:
+    """The line as the supervisor prints it."""
+    if log_format != "json":
+        return f"worker {worker}  {line}"
+    if line.startswith('{"') and line.endswith("}"):
+        return f'{{"worker": {worker}, {line[1:]}'
+    return json.dumps({"worker": worker, "event": "worker_said", "line": line}, ensure_ascii=False)

@@ -1,0 +1,70 @@
+"""Settings → a supervisor that runs workers on them."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from broker.settings.errors import StartError
+from broker.settings.keys import SETTINGS
+from broker.settings.loading import Loaded
+from forebay import preflight
+from forebay.workers import plan
+from forebay.workers.lines import attributed
+from forebay.workers.supervisor import Supervisor
+from runtime import logs
+from runtime.clock import SystemClock
+from runtime.version import forebay_version
+
+_log = structlog.get_logger(__name__)
+
+Command = Callable[[Sequence[str]], Sequence[str]]
+"""The assignments of a worker → its command line."""
+
+
+def broker_command(assignments: Sequence[str]) -> list[str]:
+    """`forebay serve` with these settings and no others, under whoever holds the other end of its standard input."""
+    command = [sys.executable, "-m", "forebay", "serve", "--supervised", "--config", os.devnull]
+    for assignment in assignments:
+        command += ["--set", assignment]
+    return command
+
+
+def serve_workers(loaded: Loaded, *, workers: int, command: Command = broker_command, environ: Mapping[str, str] = os.environ) -> int:
+    """Until SIGTERM or SIGINT. The worst exit code of the workers, or why they could not start."""
+    settings = loaded.settings
+    log_format = settings.log.format if settings.log.format != "auto" else "console" if sys.stderr.isatty() else "json"
+    logs.configure(format=log_format, level=settings.log.level)
+    given = {key: SETTINGS[key].show(settings) for key in SETTINGS if key in loaded.given}
+    _log.info("supervisor_config", version=forebay_version(), workers=workers, pid=os.getpid(), **given)
+    for line in loaded.advice:
+        _log.warning("advice", message=line)
+    try:
+        plan.check(settings, workers=workers)
+        # Buffers and caches are those of each worker, the memory is that of all.
+        preflight.check_memory(settings, limit_bytes=preflight.memory_limit_bytes() // workers)
+    except StartError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+
+    def said(worker: int, line: str) -> None:
+        # Who reads the log may have left; that ends no broker.
+        with contextlib.suppress(BrokenPipeError):
+            sys.stderr.write(attributed(line, worker=worker, log_format=log_format) + "\n")
+            sys.stderr.flush()
+
+    async def supervise() -> int:
+        supervisor = Supervisor(
+            workers=workers,
+            command=lambda number: command(plan.of_worker(loaded, number, log_format=log_format)),
+            environment=plan.environment(environ),
+            deadline_s=settings.shutdown.deadline.total_seconds(),
+            said=said,
+            clock=SystemClock(),
+        )
+        return await supervisor.run()
+
+    return asyncio.run(supervise())

@@ -1,0 +1,212 @@
+"""`forebay serve --workers 2`: two brokers of one cluster, over stores on this machine and over Oxia and S3."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from runtime.clock import SystemClock
+from runtime.ids import IdSource
+from services.oxia import OxiaServer
+from services.ports import free_port
+from services.versitygw import S3Server
+
+COMMAND = [sys.executable, "-m", "forebay", "serve", "--workers", "2", "--log-format", "json"]
+HOST = "127.0.0.1"
+WITHIN_S = 60.0
+PORTS_APART = 2
+QUIET = {"log_level": 2, "socket.timeout.ms": 10_000}
+
+Stores = Mapping[str, str]
+"""Environment variables."""
+
+
+class Supervised:
+    """`forebay serve --workers 2`, with the lines that were read."""
+
+    def __init__(self, folder: Path, stores: Stores, *assignments: str) -> None:
+        self.events: list[dict[str, Any]] = []
+        command = list(COMMAND)
+        for assignment in ("shutdown.drain=0ms", "shutdown.deadline=20s", *assignments):
+            command += ["--set", assignment]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+        self.process = subprocess.Popen(command, cwd=folder, env=environment | dict(stores), stderr=subprocess.PIPE, text=True)
+
+    def read_until(self, event: str, **facts: object) -> dict[str, Any]:
+        assert self.process.stderr is not None
+        for line in iter(self.process.stderr.readline, ""):
+            self.events.append(json.loads(line))
+            if {"event": event, **facts}.items() <= self.events[-1].items():
+                return self.events[-1]
+        raise AssertionError(f"{event} {facts} never came; before it {self.events[-5:]}")
+
+    def said(self, event: str, **facts: object) -> dict[str, Any]:
+        """The last such line that was read."""
+        return next(one for one in reversed(self.events) if {"event": event, **facts}.items() <= one.items())
+
+    def bootstrap(self, worker: int) -> str:
+        return str(self.said("kafka listening", worker=worker)["advertised"]).removeprefix("PLAINTEXT://")
+
+
+Serve = Callable[..., AbstractContextManager[Supervised]]
+
+
+@pytest.fixture(params=["embedded", "oxia and s3"])
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
+    if request.param == "embedded":
+        return {"FOREBAY_METADATA__URL": f"sqlite:///{tmp_path}/meta.db", "FOREBAY_STORAGE__URL": f"file://{tmp_path}/objects"}
+    oxia: OxiaServer = request.getfixturevalue("oxia_server")
+    s3: S3Server = request.getfixturevalue("s3_server")
+    return {"FOREBAY_METADATA__URL": oxia.url, "FOREBAY_STORAGE__URL": s3.url(), "FOREBAY_STORAGE__FLUSH_INTERVAL": "20ms", **s3.environ}
+
+
+@pytest.fixture
+def serve(tmp_path: Path, stores: Stores) -> Serve:
+    @contextlib.contextmanager
+    def serving(*assignments: str) -> Iterator[Supervised]:
+        supervised = Supervised(tmp_path, stores, *assignments)
+        assert supervised.process.stderr is not None
+        with supervised.process, supervised.process.stderr:
+            try:
+                supervised.read_until("all_workers_ready")
+                yield supervised
+            finally:
+                supervised.process.kill()
+
+    return serving
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"orders-{IdSource(clock=SystemClock()).next_ulid()}"
+
+
+def brokers_seen(bootstrap: str) -> set[tuple[int, str]]:
+    metadata = AdminClient({"bootstrap.servers": bootstrap, **QUIET}).list_topics(timeout=WITHIN_S)
+    return {(broker.id, f"{broker.host}:{broker.port}") for broker in metadata.brokers.values()}
+
+
+def create(bootstrap: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(WITHIN_S)
+
+
+def produce(bootstrap: str, topic: str, values: list[bytes]) -> list[int]:
+    """The offsets that were acknowledged."""
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **QUIET})
+    offsets: list[int] = []
+
+    def acked(error: object, message: Message) -> None:
+        assert error is None
+        offset = message.offset()
+        assert offset is not None
+        offsets.append(offset)
+
+    for value in values:
+        producer.produce(topic, value, partition=0, on_delivery=acked)
+    assert producer.flush(WITHIN_S) == 0
+    return offsets
+
+
+def read(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "workers", "enable.auto.commit": False, **QUIET})
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        found: list[bytes | None] = []
+        while len(found) < count:
+            messages = consumer.consume(count - len(found), timeout=WITHIN_S)
+            assert messages, f"{len(found)} of {count} records came"
+            for message in messages:
+                error = message.error()
+                if error is not None:
+                    raise KafkaException(error)
+                found.append(message.value())
+        return found
+    finally:
+        consumer.close()
+
+
+def free_ports() -> tuple[int, int]:
+    """For Kafka and HTTP, each with the next one free as well, as far as one can know."""
+    while True:
+        kafka, http = free_port(), free_port()
+        if abs(kafka - http) >= PORTS_APART and kafka + 1 == free_port_at(kafka + 1) and http + 1 == free_port_at(http + 1):
+            return kafka, http
+
+
+def free_port_at(port: int) -> int:
+    """`port` if nobody has it, 0 otherwise."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return 0
+        return port
+
+
+def test_a_client_finds_both_workers_and_what_one_took_the_other_gives(serve: Serve, topic: str) -> None:
+    kafka, http = free_ports()
+    with serve(f"kafka.listeners=PLAINTEXT://{HOST}:{kafka}", f"http.listen={HOST}:{http}", "broker.id=70") as served:
+        seen = [brokers_seen(served.bootstrap(worker)) for worker in range(2)]
+        create(served.bootstrap(0), topic)
+        offsets = produce(served.bootstrap(0), topic, [b"a", b"b"]) + produce(served.bootstrap(1), topic, [b"c"])
+        values = [read(served.bootstrap(worker), topic, 3) for worker in range(2)]
+
+        served.process.send_signal(signal.SIGTERM)
+        served.read_until("supervisor_stopped")
+        code = served.process.wait(WITHIN_S)
+
+    both = {(70, f"{HOST}:{kafka}"), (71, f"{HOST}:{kafka + 1}")}
+    assert all(both <= one for one in seen)
+    assert offsets == [0, 1, 2]
+    assert values == [[b"a", b"b", b"c"]] * 2
+    assert served.said("http listening", worker=1)["address"] == f"{HOST}:{http + 1}"
+    assert code == 0
+
+
+def test_a_worker_that_is_killed_comes_back_and_has_everything_meanwhile_taken_by_the_other(serve: Serve, topic: str) -> None:
+    with serve(f"kafka.listeners=PLAINTEXT://{HOST}:0", f"http.listen={HOST}:0") as served:
+        create(served.bootstrap(1), topic)
+        before = produce(served.bootstrap(1), topic, [b"a"])
+
+        os.kill(served.said("worker_started", worker=1)["pid"], signal.SIGKILL)
+        served.read_until("worker_died", worker=1)
+        meanwhile = produce(served.bootstrap(0), topic, [b"b"])
+        served.read_until("worker_ready", worker=1)
+        values = read(served.bootstrap(1), topic, 2)
+
+        served.process.send_signal(signal.SIGTERM)
+        served.read_until("supervisor_stopped")
+
+    assert before + meanwhile == [0, 1]
+    assert values == [b"a", b"b"]
+
+
+def test_a_port_in_use_stops_both_with_one_message(tmp_path: Path) -> None:
+    port = free_ports()[0]
+    with socket.create_server((HOST, port + 1)):
+        ended = subprocess.run(
+            [*COMMAND, "--set", f"kafka.listeners=PLAINTEXT://{HOST}:{port}", "--set", f"http.listen={HOST}:0"],
+            check=False,
+            cwd=tmp_path,
+            env={name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")},
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+        )
+
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(f"worker 1: Port {port + 1} on {HOST} is in use")
+    assert ended.stderr.count("is in use") == 1
