@@ -96,9 +96,16 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(data_dir: Path | None, *, kafka_port: int | None = None, settings: Mapping[str, str] | None = None) -> Iterator[Served]:
+def serving(
+    data_dir: Path | None,
+    *,
+    kafka_port: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[Served]:
     """A broker over `data_dir` (None: over memory) that is ready. Leaving stops it: in order if all went well, at once otherwise.
 
+    `environ` is added to the environment of this process, without what that says of settings.
     The ports are read off its log, which is why `log.level` has to stay `info` or below.
     """
     with contextlib.ExitStack() as closing:
@@ -107,7 +114,7 @@ def serving(data_dir: Path | None, *, kafka_port: int | None = None, settings: M
         descriptor, log_name = tempfile.mkstemp(prefix="broker-", suffix=".log", dir=folder)
         os.close(descriptor)
         log_path = Path(log_name)
-        process = _spawn(_assignments(data_dir, kafka_port, settings or {}), log_path)
+        process = _spawn(_assignments(data_dir, kafka_port, settings or {}), log_path, environ or {})
         try:
             served = _wait_ready(process, log_path)
             yield served
@@ -162,11 +169,12 @@ def _assignments(data_dir: Path | None, kafka_port: int | None, settings: Mappin
     return [f"{key}={value}" for key, value in given.items()]
 
 
-def _spawn(assignments: list[str], log_path: Path) -> subprocess.Popen[bytes]:
+def _spawn(assignments: list[str], log_path: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "forebay", "serve", "--config", os.devnull, "--log-format", "json"]
     for assignment in assignments:
         command += ["--set", assignment]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY_", "KAFKA_"))}
+    environment.update(environ)
     # kio imports hypothesis where that is installed, which makes a table of 180 MiB unless it finds one here.
     environment["HYPOTHESIS_STORAGE_DIRECTORY"] = str(ROOT / ".hypothesis")
     with log_path.open("wb") as log:

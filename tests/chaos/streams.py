@@ -1,0 +1,137 @@
+"""Producers that send numbered records while a test breaks things, and the judgement of what is in the log afterwards."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from runtime.clock import SystemClock
+
+PARTITIONS = 3
+READ_WITHIN_S = 60.0
+FLUSH_WITHIN_S = 60.0
+
+_clock = SystemClock()
+
+
+@dataclass
+class Stream:
+    """One producer that sends numbered records round robin until told to stop, and remembers what was acknowledged where."""
+
+    bootstrap: str
+    topic: str
+    idempotent: bool
+    settings: dict[str, str | int | float | bool] = field(default_factory=dict)
+    acked: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(partition, offset) → number."""
+    failed: list[str] = field(default_factory=list)
+    sent: int = 0
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        settings: dict[str, str | int | float | bool] = {
+            "bootstrap.servers": self.bootstrap,
+            "enable.idempotence": self.idempotent,
+            "acks": "all",
+            "linger.ms": 2,
+            "batch.num.messages": 50,
+            "queue.buffering.max.messages": 1_000,  # as many as are answered within seconds at one flush per 250 ms
+            "message.timeout.ms": 120_000,
+            "reconnect.backoff.ms": 20,
+            "reconnect.backoff.max.ms": 200,
+            "retry.backoff.ms": 20,
+            "log_level": 0,
+        }
+        if not self.idempotent:
+            settings["max.in.flight"] = 1
+        producer = Producer(settings | self.settings)
+        while not self.stopping.is_set():
+            number = self.sent
+            partition = number % PARTITIONS
+            try:
+                producer.produce(self.topic, str(number).encode(), partition=partition, on_delivery=self._heard(number, partition))
+            except BufferError:
+                producer.poll(0.05)
+                continue
+            self.sent += 1
+            producer.poll(0)
+            if number % 20 == 0:
+                time.sleep(0.001)
+        assert producer.flush(FLUSH_WITHIN_S) == 0, "records were neither acknowledged nor refused"
+
+    def _heard(self, number: int, partition: int) -> Callable[[object, Message], None]:
+        def heard(error: object, message: Message) -> None:
+            if error is not None:
+                self.failed.append(f"{number}: {error}")
+            else:
+                self.acked[partition, message.offset()] = number
+
+        return heard
+
+
+def create_topics(bootstrap: str, *names: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    for future in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in names]).values():
+        future.result(20)
+
+
+@contextmanager
+def running(streams: Sequence[Stream]) -> Iterator[None]:
+    """They send while the context is open. Leaving it waits until each record has its answer, so the brokers must be there again."""
+    threads = [threading.Thread(target=stream.run) for stream in streams]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for stream in streams:
+            stream.stopping.set()
+        for thread in threads:
+            thread.join()
+
+
+def wait_for_progress(streams: Sequence[Stream], *, within_s: float) -> float:
+    """Return when each stream has had another acknowledgement, and after how many seconds that was."""
+    began_s = _clock.monotonic_s()
+    acked_before = [len(stream.acked) for stream in streams]
+    while any(len(stream.acked) == before for stream, before in zip(streams, acked_before, strict=True)):
+        assert _clock.monotonic_s() - began_s < within_s, f"a producer got no acknowledgement for {within_s} s"
+        time.sleep(0.005)
+    return _clock.monotonic_s() - began_s
+
+
+def read_all(bootstrap: str, topic: str) -> dict[int, list[tuple[int, int]]]:
+    """Per partition: (offset, number) of every record, as a consumer gets them."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False, "log_level": 0})
+    ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=20)[1] for p in range(PARTITIONS)}
+    consumer.assign([TopicPartition(topic, p, 0) for p in ends])
+    found: dict[int, list[tuple[int, int]]] = {p: [] for p in ends}
+    give_up_s = _clock.monotonic_s() + READ_WITHIN_S
+    while any(len(found[p]) < ends[p] for p in ends):
+        assert _clock.monotonic_s() < give_up_s, "not every record below the high watermark could be read"
+        for message in consumer.consume(1000, 0.5):
+            if message.error():
+                raise KafkaException(message.error())
+            found[message.partition()].append((message.offset(), int(message.value())))
+    consumer.close()
+    return found
+
+
+def judge(stream: Stream, bootstrap: str) -> None:
+    """Acked is there, offsets are dense; idempotent: each record once and in the order sent, plain: each at least once."""
+    assert stream.failed == []
+    assert stream.acked
+    for partition, records in read_all(bootstrap, stream.topic).items():
+        assert [offset for offset, _ in records] == list(range(len(records))), "offsets are dense"
+        at = dict(records)
+        lost = {offset: n for (p, offset), n in stream.acked.items() if p == partition and at.get(offset) != n}
+        assert lost == {}, "an acknowledged record is at its offset"
+        numbers = [number for _, number in records]
+        if stream.idempotent:
+            assert numbers == list(range(partition, stream.sent, PARTITIONS)), "each once, in the order sent"
+        else:
+            assert sorted(set(numbers)) == list(range(partition, stream.sent, PARTITIONS)), "each at least once"

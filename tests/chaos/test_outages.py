@@ -1,0 +1,161 @@
+"""Oxia and S3 away, refusing, slow or breaking off under load: nothing acknowledged is lost, nothing is invented, memory stays bounded,
+and producers go on within ten seconds of healing.
+
+`metadata.url` and `storage.url` of both brokers name proxies; the servers behind them are real.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.chaos.native import Native, native_services
+from tests.chaos.streams import Stream, create_topics, judge, running, wait_for_progress
+from tests.faults.plan import Fault, Rule
+from tests.integration.serving import Served
+
+OUTAGE_S = 4.0
+LONGER_THAN_A_SESSION_S = 16.0
+RECOVERED_WITHIN_S = 10.0
+RSS_BYTES_MAX = 400 * 2**20
+
+
+@dataclass(frozen=True)
+class Cluster:
+    native: Native
+    brokers: tuple[Served, Served]
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(broker.bootstrap for broker in self.brokers)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with (
+        native_services(tmp_path_factory.mktemp("outages")) as native,
+        native.broker() as first,
+        native.broker() as second,
+    ):
+        yield Cluster(native, (first, second))
+
+
+def _oxia_rule(native: Native, *rules: Rule) -> Iterator[None]:
+    native.oxia_proxy.plan.add(*rules)
+    yield
+    native.oxia_proxy.plan.clear()
+
+
+def _s3_rule(native: Native, *rules: Rule) -> Iterator[None]:
+    native.s3_proxy.plan.add(*rules)
+    yield
+    native.s3_proxy.plan.clear()
+
+
+def oxia_is_killed(native: Native) -> Iterator[None]:
+    native.oxia.kill9()
+    yield
+    native.oxia.start()
+
+
+def oxia_is_away_longer_than_a_session_lasts(native: Native) -> Iterator[None]:
+    native.oxia.kill9()
+    time.sleep(LONGER_THAN_A_SESSION_S - OUTAGE_S)
+    yield
+    native.oxia.start()
+
+
+def oxia_hangs(native: Native) -> Iterator[None]:
+    native.oxia.pause()
+    yield
+    native.oxia.resume()
+
+
+def oxia_cannot_be_reached(native: Native) -> Iterator[None]:
+    native.run_oxia(native.oxia_proxy.down())
+    yield
+    native.run_oxia(native.oxia_proxy.up())
+
+
+def oxia_refuses_writes(native: Native) -> Iterator[None]:
+    yield from _oxia_rule(native, Rule(Fault.REFUSE, methods={"Write"}))
+
+
+def s3_is_killed(native: Native) -> Iterator[None]:
+    native.s3.kill9()
+    yield
+    native.s3.start()
+
+
+def s3_is_overloaded(native: Native) -> Iterator[None]:
+    yield from _s3_rule(native, Rule(Fault.ANSWER, status=503, code="SlowDown"))
+
+
+def s3_forbids(native: Native) -> Iterator[None]:
+    yield from _s3_rule(native, Rule(Fault.ANSWER, status=403, code="AccessDenied"))
+
+
+def s3_has_lost_the_bucket(native: Native) -> Iterator[None]:
+    yield from _s3_rule(native, Rule(Fault.ANSWER, status=404, code="NoSuchBucket"))
+
+
+def s3_takes_ten_seconds(native: Native) -> Iterator[None]:
+    yield from _s3_rule(native, Rule(Fault.DELAY, delay_s=10.0))
+
+
+def s3_breaks_off_mid_body(native: Native) -> Iterator[None]:
+    yield from _s3_rule(
+        native, Rule(Fault.CUT_REQUEST, methods={"PUT"}, body_bytes=100), Rule(Fault.CUT_REPLY, methods={"GET"}, body_bytes=100)
+    )
+
+
+def both_are_killed(native: Native) -> Iterator[None]:
+    native.oxia.kill9()
+    native.s3.kill9()
+    yield
+    native.s3.start()
+    native.oxia.start()
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    "outage",
+    [
+        oxia_is_killed,
+        oxia_is_away_longer_than_a_session_lasts,
+        oxia_hangs,
+        oxia_cannot_be_reached,
+        oxia_refuses_writes,
+        s3_is_killed,
+        s3_is_overloaded,
+        s3_forbids,
+        s3_has_lost_the_bucket,
+        s3_takes_ten_seconds,
+        s3_breaks_off_mid_body,
+        both_are_killed,
+    ],
+    ids=lambda outage: outage.__name__,
+)
+def test_an_outage_loses_nothing_invents_nothing_and_is_over_when_it_is_healed(
+    cluster: Cluster, outage: Callable[[Native], Iterator[None]]
+) -> None:
+    names = f"{outage.__name__}-idempotent", f"{outage.__name__}-plain"
+    create_topics(cluster.bootstrap, *names)
+    streams = [
+        Stream(cluster.bootstrap, names[0], idempotent=True),
+        Stream(cluster.bootstrap, names[1], idempotent=False),
+    ]
+    with running(streams):
+        wait_for_progress(streams, within_s=RECOVERED_WITHIN_S)
+        with contextlib.contextmanager(outage)(cluster.native):
+            time.sleep(OUTAGE_S)  # the length of the outage, not a wait for anything
+        healed_after_s = wait_for_progress(streams, within_s=RECOVERED_WITHIN_S)
+
+    for stream in streams:
+        judge(stream, cluster.bootstrap)
+    assert healed_after_s < RECOVERED_WITHIN_S
+    for broker in cluster.brokers:
+        assert broker.is_alive
+        assert broker.peak_rss_bytes() < RSS_BYTES_MAX
