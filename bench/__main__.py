@@ -1,6 +1,7 @@
 """`python -m bench`: run the cases, print a table, write JSON."""
 
 import argparse
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -8,11 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from bench import machine, results
-from bench.cases import fetch, produce, requests
+from bench.cases import cluster, fetch, lone, paced, produce, requests
 from bench.cases.case import Plan
 from bench.results import CaseResult
+from bench.stores import STORES
 
-CASES: Final = (*produce.CASES, *fetch.CASES, *requests.CASES)
+CASES: Final = (*produce.CASES, *paced.CASES, *lone.CASES, *fetch.CASES, *requests.CASES, *cluster.CASES)
 RESULTS_FOLDER: Final = Path(__file__).resolve().parent / "results" / "local"
 REPEATS: Final = 3
 
@@ -21,15 +23,21 @@ def main(arguments: Sequence[str]) -> int:
     given = _parse(arguments)
     chosen = [case for case in CASES if not given.only or case.name in given.only]
     plan = Plan(scale=given.scale, repeats=given.repeats, folder=given.folder)
-    head = {**machine.describe(), "scale": plan.scale, "repeats": plan.repeats}
+    command = shlex.join(["python", "-m", "bench", *arguments])
+    head = {"command": command, **machine.describe(), "scale": plan.scale, "repeats": plan.repeats}
     measured: list[CaseResult] = []
-    for case in chosen:
-        for store in case.stores:
-            sys.stderr.write(f"{case.name} on {store} …\n")
-            measured.append(case.run(plan, store))
     out: Path = given.out or RESULTS_FOLDER / f"{head['started_at'].replace(':', '')}.json"
-    results.write(out, head, measured)
+    try:
+        for case in chosen:
+            for store in [store for store in case.stores if store in given.stores]:
+                sys.stderr.write(f"{case.name} on {store} …\n")
+                measured.append(case.run(plan, store))
+    finally:
+        # A case that fails takes nothing from those before it.
+        results.write(out, head, measured)
     print(results.table(measured))
+    if goals := results.goals_table(measured):
+        print(f"\n{goals}")
     print(f"\n{out}")
     return 0
 
@@ -37,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure what a broker spends. See bench/README.md.")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[case.name for case in CASES], help="these cases alone")
+    parser.add_argument("--stores", nargs="+", metavar="STORE", choices=STORES, default=STORES, help=f"these alone of {', '.join(STORES)}")
     parser.add_argument("--scale", type=float, default=1.0, help="times the work of a repetition (default 1: five minutes in all)")
     parser.add_argument("--repeats", type=int, default=REPEATS, help=f"repetitions of each case (default {REPEATS})")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where disk stores go, which should be a disk")

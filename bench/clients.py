@@ -1,11 +1,11 @@
 """librdkafka as the load: payloads are made before the clock starts, and what was produced is compared with the end offsets."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -19,13 +19,32 @@ CONSUME_WAIT_S: Final = 1.0
 QUEUED_RECORDS_MAX: Final = 400_000
 QUEUED_BYTES_MAX: Final = 256 * MIB
 POLL_S: Final = 0.005
+POLL_LEAST_S: Final = 0.001
 """`poll` below a millisecond spins."""
+
+Delivered = Callable[[KafkaError | None, Message], None]
 
 _clock = SystemClock()
 
 
 class Lost(Exception):
     """The counts do not agree: the figures of this run mean nothing."""
+
+
+class TooSlow(Exception):
+    """The load could not be offered at the rate asked for."""
+
+
+class Latencies:
+    """Seconds from the call of `produce` to the acknowledgement of each record, as librdkafka has them when it is polled."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def heard(self, error: KafkaError | None, message: Message) -> None:
+        latency_s = message.latency()
+        if error is None and latency_s is not None:
+            self.seconds.append(latency_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +69,11 @@ def create_topic(bootstrap: str, name: str, partitions: int) -> None:
 
 
 @contextlib.contextmanager
-def producer(bootstrap: str, load: Load) -> Iterator[Producer]:
+def producer(bootstrap: str, load: Load, *, on_delivery: Delivered | None = None) -> Iterator[Producer]:
     """Connected, uncompressed, acks=all. Turns are as long as a batch, so that batches are full though partitions take turns."""
     made = Producer(
         {
+            **({"on_delivery": on_delivery} if on_delivery else {}),
             "bootstrap.servers": bootstrap,
             "acks": "all",
             "compression.type": "none",
@@ -73,14 +93,20 @@ def producer(bootstrap: str, load: Load) -> Iterator[Producer]:
         made.flush(SETTLED_WITHIN_S)
 
 
-def produce(made: Producer, topic: str, load: Load) -> None:
-    """Return when every record is acknowledged. Raise `Lost` when librdkafka gives up; errors show in the end offsets, too."""
+def produce(made: Producer, topic: str, load: Load, *, bytes_per_s: float | None = None) -> None:
+    """As fast as it goes, or at a rate. Return when every record is acknowledged.
+
+    Raise `Lost` when librdkafka gives up; errors show in the end offsets, too.
+    """
     value = bytes(range(256)) * (load.record_bytes // 256 + 1)
     messages = [{"value": value[: load.record_bytes]}] * load.turn_records
     queued_max = max(load.turn_records, min(QUEUED_RECORDS_MAX, QUEUED_BYTES_MAX // load.record_bytes))
     partition = sent = 0
+    began_s = _clock.monotonic_s()
     while sent < load.records:
         count = min(load.turn_records, load.records - sent)
+        while bytes_per_s and (early_s := began_s + sent * load.record_bytes / bytes_per_s - _clock.monotonic_s()) > POLL_LEAST_S:
+            made.poll(early_s)
         while len(made) + count > queued_max:
             made.poll(POLL_S)
         taken = made.produce_batch(topic, messages[:count], partition=partition)

@@ -48,10 +48,16 @@ def peak_rss_bytes(pid: int) -> int:
 
 def check_listens(pid: int, port: int) -> None:
     """Raise `WrongProcess` unless `pid`, and nobody else, listens on the TCP port."""
-    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    sockets = {f"socket:[{inode}]" for listened, inode in _listening() if listened == port}
     holders = {int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit() and _holds(process, sockets)}
     if holders != {pid}:
         raise WrongProcess(f"port {port} is listened on by {sorted(holders)}, metered is {pid}")
+
+
+def listening_ports(pid: int) -> list[int]:
+    """TCP ports the process listens on, in order."""
+    held = {os.readlink(descriptor) for descriptor in Path(f"/proc/{pid}/fd").iterdir()}
+    return sorted(port for port, inode in _listening() if f"socket:[{inode}]" in held)
 
 
 def _times(stat: Path) -> tuple[float, float]:
@@ -59,13 +65,14 @@ def _times(stat: Path) -> tuple[float, float]:
     return int(fields[_UTIME]) / _TICKS_PER_S, int(fields[_STIME]) / _TICKS_PER_S
 
 
-def _listening_inodes(port: int) -> set[str]:
+def _listening() -> set[tuple[int, str]]:
+    """Ports that are listened on, and the inodes of the sockets."""
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                found.add(fields[9])
+            if fields[3] == _LISTENING:
+                found.add((int(fields[1].rpartition(":")[2], 16), fields[9]))
     return found
 
 

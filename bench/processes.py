@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import meter
+from bench.stores import Place
 from runtime.clock import SystemClock
 
 HOST: Final = "127.0.0.1"
@@ -46,26 +47,38 @@ class Target:
         return f"{HOST}:{self.port}"
 
     def counters(self) -> dict[str, float]:
-        """Every series of the broker's metrics as `name{label=value,…}`, none older than this call. Takes a second."""
-        if self.http_port is None:
-            return {}
-        time.sleep(METRICS_AGE_MAX_S)
-        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=10.0)
-        try:
-            connection.request("GET", "/metrics.json")
-            body = connection.getresponse().read()
-        finally:
-            connection.close()
-        return {_series(sample["name"], sample["labels"]): sample["value"] for sample in json.loads(body)["series"]}
+        return counters_of([self])[0]
+
+    def troubles(self) -> list[str]:
+        """What /readyz says against the broker."""
+        assert self.http_port is not None, "the null broker has no HTTP side"
+        checks = json.loads(_get(self.http_port, "/readyz"))["checks"]
+        return [f"{name}: {check['error']}" for name, check in checks.items() if not check["ok"]]
+
+
+def counters_of(targets: Sequence[Target]) -> list[dict[str, float]]:
+    """Every series of each broker's metrics as `name{label=value,…}`, none older than this call. Takes a second."""
+    time.sleep(METRICS_AGE_MAX_S)
+    return [_counters(target.http_port) for target in targets if target.http_port is not None]
+
+
+def _counters(http_port: int) -> dict[str, float]:
+    return {_series(sample["name"], sample["labels"]): sample["value"] for sample in json.loads(_get(http_port, "/metrics.json"))["series"]}
+
+
+def _get(http_port: int, path: str) -> bytes:
+    connection = http.client.HTTPConnection(HOST, http_port, timeout=10.0)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
 
 
 @contextlib.contextmanager
-def broker(folder: Path | None, settings: Mapping[str, str]) -> Iterator[Target]:
-    """A broker over the files and the database in `folder`, or over memory (None)."""
-    stores = {"storage.url": "memory://", "metadata.url": "memory://"}
-    if folder is not None:
-        stores = {"storage.url": f"file://{folder}/objects", "metadata.url": f"sqlite:///{folder}/meta.db"}
-    given = {"kafka.listeners": f"PLAINTEXT://{HOST}:0", "http.listen": f"{HOST}:0", "shutdown.drain": "0ms", **stores, **settings}
+def broker(place: Place, settings: Mapping[str, str]) -> Iterator[Target]:
+    """A broker over the stores of `place`, as `forebay serve` starts it."""
+    given = {"kafka.listeners": f"PLAINTEXT://{HOST}:0", "http.listen": f"{HOST}:0", "shutdown.drain": "0ms", **place.settings, **settings}
     command = ["-m", "forebay", "serve", "--config", os.devnull, "--log-format", "json", "--log-level", "info"]
     for key, value in given.items():
         command += ["--set", f"{key}={value}"]

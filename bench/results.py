@@ -48,6 +48,8 @@ class CaseResult:
     what: str
     settings: Mapping[str, Fact]
     runs: Sequence[Run]
+    goals: Mapping[str, float] = field(default_factory=dict)
+    """The most a figure of the summary, or a fact, should be. Shown beside it; nothing fails by it."""
 
     def summary(self) -> dict[str, dict[str, float] | None]:
         """Median, least and greatest of each figure over the runs; None where it has no meaning."""
@@ -64,7 +66,23 @@ class CaseResult:
             "client_requests_per_s": self._of(lambda run: _ratio(run.broker.requests, run.broker.seconds)),
         }
 
-    def _of(self, figure: Callable[[Run], float | None]) -> dict[str, float] | None:
+    def facts(self) -> dict[str, dict[str, float]]:
+        """The same of each fact that is a number and that every run has."""
+        names = [name for name, fact in self.runs[0].facts.items() if isinstance(fact, int | float)] if self.runs else []
+        spreads = {name: self._of(lambda run, name=name: run.facts.get(name)) for name in names}  # type: ignore[misc]
+        return {name: spread for name, spread in spreads.items() if spread is not None}
+
+    def against_goals(self) -> dict[str, dict[str, Any]]:
+        """Each goal with the figure it is about, which is met by its median."""
+        figures = {**self.summary(), **self.facts()}
+        found = {name: figures.get(name) for name in self.goals}
+        return {
+            name: {"most": most, **spread, "is_met": spread["median"] <= most}
+            for name, most in self.goals.items()
+            if (spread := found[name]) is not None
+        }
+
+    def _of(self, figure: Callable[[Run], Any]) -> dict[str, float] | None:
         values = [value for run in self.runs if (value := figure(run)) is not None]
         if len(values) < len(self.runs) or not values:
             return None
@@ -77,6 +95,8 @@ class CaseResult:
             "what": self.what,
             "settings": dict(self.settings),
             "summary": self.summary(),
+            "facts": self.facts(),
+            "goals": self.against_goals(),
             "runs": [asdict(run) for run in self.runs],
         }
 
@@ -102,8 +122,21 @@ def table(cases: Sequence[CaseResult]) -> str:
         "MB/s",
         "requests/s",
     )
-    rows = [head, *(_row(case) for case in cases)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return _lined_up([head, *(_row(case) for case in cases)])
+
+
+def goals_table(cases: Sequence[CaseResult]) -> str:
+    """A line for each goal; empty if no case has one."""
+    rows = [
+        (case.name, case.store, name, _spread(found, 2), f"{found['most']:g}", "yes" if found["is_met"] else "NO")
+        for case in cases
+        for name, found in case.against_goals().items()
+    ]
+    return _lined_up([("case", "store", "figure", "measured", "goal", "met"), *rows]) if rows else ""
+
+
+def _lined_up(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(_aligned(cell, width, column) for column, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
 

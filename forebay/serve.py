@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -33,6 +33,8 @@ from runtime.telemetry import Telemetry
 from runtime.version import forebay_version
 
 Announce = Callable[[str, dict[str, Any]], None]
+
+GC_THRESHOLDS: Final = (50_000, 20, 50)
 
 _log = structlog.get_logger(__name__)
 
@@ -114,6 +116,9 @@ async def _until_stopped(
             # What lives now lives until the end: the collector need not look at it again.
             gc.collect()
             gc.freeze()
+            # A flush makes tens of thousands of objects that all live until its commit: looking for cycles among them more often takes an
+            # eighth of the CPU of producing to 500 partitions, and finds none.
+            gc.set_threshold(*GC_THRESHOLDS)
             stop.started()
             facts = {"broker_id": broker.broker_id, "cluster_id": broker.cluster_id}
             stages.announce("ready", facts)

@@ -1,19 +1,15 @@
 """What a case is, and what all of them are made with: a broker over the store asked for, and metered stretches of work."""
 
 import contextlib
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from bench import meter, processes
 from bench.processes import Target
 from bench.results import CaseResult, Fact, Work
+from bench.stores import Place, fresh
 from runtime.clock import SystemClock
-
-DISK: Final = "disk+sqlite"
-MEMORY: Final = "memory"
 
 _clock = SystemClock()
 
@@ -38,28 +34,32 @@ class Case:
 
 
 @contextlib.contextmanager
-def fresh_folder(plan: Plan, store: str) -> Iterator[Path | None]:
-    """Where a broker over `store` keeps its data; None over memory."""
-    if store == MEMORY:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=plan.folder) as folder:
-        yield Path(folder).resolve()
+def fresh_broker(plan: Plan, store: str, settings: Mapping[str, Fact]) -> Iterator[tuple[Place, Target]]:
+    """A broker over empty stores."""
+    with fresh(store, plan.folder) as place, processes.broker(place, as_texts(settings)) as target:
+        yield place, target
 
 
-@contextlib.contextmanager
-def fresh_broker(plan: Plan, store: str, settings: Mapping[str, Fact]) -> Iterator[Target]:
-    with fresh_folder(plan, store) as folder, processes.broker(folder, {key: str(value) for key, value in settings.items()}) as target:
-        yield target
+def as_texts(settings: Mapping[str, Fact]) -> dict[str, str]:
+    return {key: str(value) for key, value in settings.items()}
 
 
-def metered(target: Target, work: Callable[[], None], *, records: int, value_bytes: int = 0, requests: int = 0) -> Work:
-    """Do the work and say what the target spent meanwhile."""
-    before, began_s = meter.used(target.pid), _clock.monotonic_s()
+def metered(targets: Target | Sequence[Target], work: Callable[[], None], *, records: int, value_bytes: int = 0, requests: int = 0) -> Work:
+    """Do the work and say what the target, or all of them together, spent meanwhile."""
+    pids = [target.pid for target in ([targets] if isinstance(targets, Target) else targets)]
+    before, began_s = [meter.used(pid) for pid in pids], _clock.monotonic_s()
     work()
     seconds = _clock.monotonic_s() - began_s
-    spent = meter.used(target.pid) - before
-    return Work(records, value_bytes, requests, seconds, spent.user_s, spent.system_s, spent.loop_s)
+    spent = [meter.used(pid) - used for pid, used in zip(pids, before, strict=True)]
+    return Work(
+        records,
+        value_bytes,
+        requests,
+        seconds,
+        sum(used.user_s for used in spent),
+        sum(used.system_s for used in spent),
+        sum(used.loop_s for used in spent),
+    )
 
 
 def answered(after: Mapping[str, float], before: Mapping[str, float], api: str) -> int:

@@ -1,13 +1,14 @@
-"""Fetching with librdkafka: from the tail cache, behind a producer, and what has left the memory."""
+"""Fetching with librdkafka: from the tail cache, behind a producer, and what has left memory."""
 
-import threading
 from typing import Final
 
 from bench import clients, meter, processes
-from bench.cases.case import DISK, Case, Plan, answered, fresh_broker, fresh_folder, grown, metered
+from bench.cases.case import Case, Plan, answered, fresh_broker, grown, metered
 from bench.clients import Load
 from bench.processes import Target
 from bench.results import CaseResult, Run, Work
+from bench.stores import DISK, NATIVE, fresh
+from bench.threads import at_once
 from bench.units import KIB
 
 PARTITIONS: Final = 12
@@ -27,7 +28,7 @@ def _tail(plan: Plan, store: str) -> CaseResult:
     passes = plan.scaled(PASSES)
     runs: list[Run] = []
     with (
-        fresh_broker(plan, store, {}) as target,
+        fresh_broker(plan, store, {}) as (_, target),
         processes.null_broker(partitions=PARTITIONS, records_per_partition=load.records // PARTITIONS, record_bytes=KIB) as null,
     ):
         _fill(target, "tail", load)
@@ -48,22 +49,24 @@ def _catch_up(plan: Plan, store: str) -> CaseResult:
     """Read what an earlier broker process wrote, with a fresh one for each repetition: its caches are empty."""
     load = _load(plan.scaled(512 * KIB))
     runs: list[Run] = []
-    with fresh_folder(plan, store) as folder:
-        with processes.broker(folder, {}) as writer:
+    with fresh(store, plan.folder) as place:
+        with processes.broker(place, {}) as writer:
             _fill(writer, "old", load)
         for _ in range(plan.repeats):
-            with processes.broker(folder, {}) as target:
+            with processes.broker(place, {}) as target:
                 before = target.counters()
                 work = _read(target, "old", passes=1)
                 runs.append(_fetched(work, None, target, target.counters(), before))
-    return CaseResult("fetch-catch-up", store, "the whole log, from disk, by a broker that has just started", _settings(load), runs)
+    return CaseResult(
+        "fetch-catch-up", store, "the whole log, from the object store, by a broker that has just started", _settings(load), runs
+    )
 
 
 def _follow(plan: Plan, store: str) -> CaseResult:
     """Produce alone, then the same with a consumer that keeps up. What the second takes more is taken for the cost of fetching."""
     load = _load(plan.scaled(384 * KIB))
     runs: list[Run] = []
-    with fresh_broker(plan, store, {}) as target:
+    with fresh_broker(plan, store, {}) as (_, target):
         _fill(target, "warm-up", _load(load.records // 8))
         after = target.counters()
         for number in range(plan.repeats):
@@ -102,26 +105,14 @@ def _produced(target: Target, topic: str, load: Load) -> Work:
 
 
 def _followed(target: Target, topic: str, load: Load) -> Work:
+    def produce() -> None:
+        with clients.producer(target.bootstrap, load) as made:
+            clients.produce(made, topic, load)
+
     def both() -> None:
         clients.create_topic(target.bootstrap, topic, PARTITIONS)
-        failures: list[BaseException] = []
-
-        def produce() -> None:
-            try:
-                with clients.producer(target.bootstrap, load) as made:
-                    clients.produce(made, topic, load)
-            except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
-                failures.append(error)
-
-        thread = threading.Thread(target=produce, name="producer")
         with clients.consumer(target.bootstrap, topic, PARTITIONS) as reader:
-            thread.start()
-            try:
-                clients.consume(reader, load.records)
-            finally:
-                thread.join()
-        if failures:
-            raise failures[0]
+            at_once([produce, lambda: clients.consume(reader, load.records)])
         clients.check_produced(target.bootstrap, topic, PARTITIONS, records=load.records)
 
     return metered(target, both, records=load.records, value_bytes=load.value_bytes)
@@ -159,7 +150,7 @@ def _settings(load: Load) -> dict[str, int | str]:
 
 
 CASES: Final = (
-    Case("fetch-tail", (DISK,), _tail),
+    Case("fetch-tail", (DISK, NATIVE), _tail),
     Case("fetch-follow", (DISK,), _follow),
-    Case("fetch-catch-up", (DISK,), _catch_up),
+    Case("fetch-catch-up", (DISK, NATIVE), _catch_up),
 )

@@ -1,45 +1,39 @@
-"""Producing with librdkafka: full batches, and many partitions with small ones."""
+"""Producing with librdkafka at full speed: full batches, and many partitions with small ones."""
 
 import itertools
 from dataclasses import replace
 from typing import Final
 
-from bench import clients, meter, processes
-from bench.cases.case import DISK, Case, Plan, answered, fresh_broker, grown, metered
+from bench import clients, meter, processes, readings
+from bench.cases.case import Case, Plan, answered, fresh_broker, metered
 from bench.clients import Load
 from bench.processes import Target
 from bench.results import CaseResult, Fact, Run, Work
+from bench.stores import DISK, NATIVE, Place
 from bench.units import KIB
 
-PUT_BYTES: Final = "forebay_object_store_bytes_total{op=put}"
-PUTS: Final = "forebay_object_store_requests_total{op=put,outcome=ok}"
-WARM_UP: Final = 8
-"""A part of the work, done before the clock starts: memory the broker keeps has been touched by then."""
+WARM_UP: Final = 4
+"""A part of the work, done before the clock starts: memory the broker keeps (its tail cache, above all) has been touched by then."""
+FULL_LOAD_GOALS: Final = {"cpu_s_per_gib": 2.0, "puts_per_gib": 130.0, "oxia_write_ops_per_slice": 1.3}
 
 _names = itertools.count()
 
 
-def _run(plan: Plan, store: str, *, name: str, what: str, load: Load) -> CaseResult:
+def _run(plan: Plan, store: str, *, name: str, what: str, load: Load, goals: dict[str, float] | None = None) -> CaseResult:
     load = replace(load, records=plan.scaled(load.records))
     runs: list[Run] = []
-    with fresh_broker(plan, store, {}) as target, processes.null_broker(partitions=load.partitions) as null:
-        _produced(target, replace(load, records=load.records // WARM_UP))
-        _produced(null, replace(load, records=load.records // WARM_UP), is_checked=False)
-        after = target.counters()
+    with fresh_broker(plan, store, {}) as (place, target), processes.null_broker(partitions=load.partitions) as null:
+        _produced(place, target, replace(load, records=max(1, load.records // WARM_UP)))
+        _produced_by_null(null, replace(load, records=max(1, load.records // WARM_UP)))
         for _ in range(plan.repeats):
-            null_work = _produced(null, load, is_checked=False)
-            before = after
-            work = _produced(target, load)
-            after = target.counters()
-            work = replace(work, requests=answered(after, before, "Produce"))
-            puts = grown(after, before, PUTS)
-            facts = {
-                "batch_bytes_mean": work.value_bytes / work.requests,
-                "objects": puts,
-                "object_bytes_mean": grown(after, before, PUT_BYTES) / puts,
-            }
+            null_work = _produced_by_null(null, load)
+            work, facts = _produced(place, target, load)
             runs.append(Run(work, null_work, meter.peak_rss_bytes(target.pid), facts))
-    settings: dict[str, Fact] = {
+    return CaseResult(name, store, what, settings_of(load), runs, (goals or {}) if store == NATIVE else {})
+
+
+def settings_of(load: Load) -> dict[str, Fact]:
+    return {
         "client": "librdkafka",
         "acks": "all",
         "compression": "none",
@@ -50,23 +44,30 @@ def _run(plan: Plan, store: str, *, name: str, what: str, load: Load) -> CaseRes
         "batch.size": load.batch_bytes,
         "linger.ms": load.linger_ms,
     }
-    return CaseResult(name, store, what, settings, runs)
 
 
-def _produced(target: Target, load: Load, *, is_checked: bool = True) -> Work:
+def _produced(place: Place, target: Target, load: Load) -> tuple[Work, dict[str, Fact]]:
     topic = f"produced-{next(_names)}"
-    if is_checked:
-        clients.create_topic(target.bootstrap, topic, load.partitions)
+    clients.create_topic(target.bootstrap, topic, load.partitions)
     with clients.producer(target.bootstrap, load) as made:
-        work = metered(target, lambda: clients.produce(made, topic, load), records=load.records, value_bytes=load.value_bytes, requests=0)
-    if is_checked:
-        clients.check_produced(target.bootstrap, topic, load.partitions, records=load.records)
-    return work
+        before = readings.read(place, [target])
+        work = metered(target, lambda: clients.produce(made, topic, load), records=load.records, value_bytes=load.value_bytes)
+        after = readings.read(place, [target])
+    clients.check_produced(target.bootstrap, topic, load.partitions, records=load.records)
+    work = replace(work, requests=answered(after.brokers, before.brokers, "Produce"))
+    facts: dict[str, Fact] = {"batch_bytes_mean": work.value_bytes / work.requests}
+    return work, facts | readings.costs(place, after, before, value_bytes=work.value_bytes)
+
+
+def _produced_by_null(null: Target, load: Load) -> Work:
+    with clients.producer(null.bootstrap, load) as made:
+        return metered(null, lambda: clients.produce(made, "produced", load), records=load.records, value_bytes=load.value_bytes)
 
 
 def _one_kib(plan: Plan, store: str) -> CaseResult:
     load = Load(records=512 * KIB, record_bytes=KIB, partitions=12, turn_records=1_000)
-    return _run(plan, store, name="produce-1kib", what="1 KiB records in batches of 1 MiB, acks=all", load=load)
+    what = "1 KiB records in batches of 1 MiB, acks=all"
+    return _run(plan, store, name="produce-1kib", what=what, load=load, goals=FULL_LOAD_GOALS)
 
 
 def _hundred_bytes(plan: Plan, store: str) -> CaseResult:
@@ -81,7 +82,7 @@ def _many_partitions(plan: Plan, store: str) -> CaseResult:
 
 
 CASES: Final = (
-    Case("produce-1kib", (DISK,), _one_kib),
+    Case("produce-1kib", (DISK, NATIVE), _one_kib),
     Case("produce-100b", (DISK,), _hundred_bytes),
-    Case("produce-500-partitions", (DISK,), _many_partitions),
+    Case("produce-500-partitions", (DISK, NATIVE), _many_partitions),
 )

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from bench import clients, meter, processes, wire
-from bench.cases.case import DISK, MEMORY, Case, Plan, fresh_broker, metered
+from bench.cases.case import Case, Plan, fresh_broker, metered
 from bench.processes import HOST, Target
 from bench.results import CaseResult, Fact, Run
+from bench.stores import DISK, MEMORY, NATIVE
 from bench.wire import Driver, Sender
 
 DEPTH: Final = 5
@@ -60,7 +61,7 @@ def _run(
         check(answers)
         return Run(work, None, meter.peak_rss_bytes(target.pid), {"us_per_request": work.cpu_s * 1e6 / work.requests})
 
-    with fresh_broker(plan, store, {}) as target, processes.null_broker(partitions=partitions) as null:
+    with fresh_broker(plan, store, {}) as (_, target), processes.null_broker(partitions=partitions) as null:
         clients.create_topic(target.bootstrap, TOPIC, partitions)
         drive(target, max(1, per_connection // WARM_UP))
         for _ in range(plan.repeats):
@@ -192,8 +193,8 @@ def _list_offsets(plan: Plan, store: str) -> CaseResult:
 CASES: Final = (
     Case("produce-one", (MEMORY, DISK), _produce_one),
     Case(f"produce-one-{CLIENTS}-clients", (MEMORY, DISK), _produce_one_by_many),
-    Case("produce-500-in-one", (MEMORY, DISK), _produce_everywhere),
+    Case("produce-500-in-one", (MEMORY, DISK, NATIVE), _produce_everywhere),
     Case("api-versions", (MEMORY,), _api_versions),
-    Case("metadata", (MEMORY, DISK), _metadata),
-    Case("list-offsets", (MEMORY, DISK), _list_offsets),
+    Case("metadata", (MEMORY, DISK, NATIVE), _metadata),
+    Case("list-offsets", (MEMORY, DISK, NATIVE), _list_offsets),
 )

@@ -1,0 +1,130 @@
+"""What brokers, and the servers behind them, counted between two moments: for each GiB, and for each slice."""
+
+import http.client
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bench import meter, peers, processes, quantiles
+from bench.processes import HOST, Target
+from bench.quantiles import P50, P99
+from bench.results import Fact
+from bench.stores import MEMORY, Place
+from bench.units import GIB
+
+PUTS: Final = "forebay_object_store_requests_total{op=put,outcome=ok}"
+PUT_BYTES: Final = "forebay_object_store_bytes_total{op=put}"
+METADATA_REQUESTS: Final = "forebay_metadata_requests_total"
+CONFLICTS: Final = "forebay_commit_conflicts_total"
+FLUSH_SECONDS: Final = "forebay_flush_duration_seconds"
+PUT_SECONDS: Final = "forebay_object_store_request_duration_seconds"
+METADATA_SECONDS: Final = "forebay_metadata_request_duration_seconds"
+OXIA_WRITE_OPS: Final = ("oxia_server_db_puts_total", "oxia_server_db_deletes_total")
+"""Of all shards; Oxia counts an op whose condition failed, too. Range deletes are none of them: produce makes none."""
+OXIA_GETS: Final = "oxia_server_db_gets_total"
+
+_SAMPLE: Final = re.compile(r"^(\w+)(?:\{.*\})? (\S+)$", re.MULTILINE)
+
+
+class NoMetrics(Exception):
+    """The server does not say what it counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counters at one moment: the sums over the brokers, the sums over Oxia's shards, CPU seconds of servers, the last WAL object."""
+
+    brokers: Mapping[str, float]
+    oxia: Mapping[str, float]
+    server_cpu_s: Mapping[str, float]
+    last_object: str
+
+
+def read(place: Place, targets: Sequence[Target]) -> Reading:
+    """Takes a second. Nothing should be under way."""
+    brokers: dict[str, float] = defaultdict(float)
+    for counters in processes.counters_of(targets):
+        for series, count in counters.items():
+            brokers[series] += count
+    return Reading(
+        brokers=brokers,
+        oxia=_oxia_counters(place.servers["oxia"]) if "oxia" in place.servers else {},
+        server_cpu_s={name: meter.used(pid).total_s for name, pid in place.servers.items()},
+        last_object="" if place.store == MEMORY else peers.last_wal_object(place),
+    )
+
+
+def costs(place: Place, after: Reading, before: Reading, *, value_bytes: int) -> dict[str, Fact]:
+    """Facts about a stretch of producing. Those nobody can know of this store are left out.
+
+    A slice is what a flush has of one partition, so an amount per slice is one per partition per flush.
+    """
+    gib = value_bytes / GIB
+    put_count = _grown(after, before, PUTS)
+    writes = _grown(after, before, f"{METADATA_REQUESTS}{{op=write,outcome=ok}}")
+    facts: dict[str, Fact] = {
+        "objects": put_count,
+        "object_bytes_mean": _grown(after, before, PUT_BYTES) / put_count,
+        "puts_per_gib": put_count / gib,
+        "metadata_writes_per_gib": writes / gib,
+        "metadata_reads_per_gib": _grown(after, before, f"{METADATA_REQUESTS}{{op=get_many,outcome=ok}}") / gib,
+    }
+    for name, histogram, labels in (
+        ("wait", FLUSH_SECONDS, "stage=wait"),
+        ("put", PUT_SECONDS, "op=put"),
+        ("metadata_write", METADATA_SECONDS, "op=write"),
+        ("commit", FLUSH_SECONDS, "stage=commit"),
+    ):
+        facts |= _spread_ms(name, after.brokers, before.brokers, histogram, labels)
+    if place.store != MEMORY:
+        slices = peers.slices_after(place, before.last_object)
+        facts |= {
+            "slices_per_object": slices / put_count,
+            "conflicts_per_slice": _grown(after, before, CONFLICTS) / slices,
+        }
+        if after.oxia:
+            ops = sum(after.oxia.get(series, 0.0) - before.oxia.get(series, 0.0) for series in OXIA_WRITE_OPS)
+            facts["oxia_write_ops_per_slice"] = ops / slices
+            facts["oxia_gets_per_slice"] = (after.oxia.get(OXIA_GETS, 0.0) - before.oxia.get(OXIA_GETS, 0.0)) / slices
+    for server, cpu_s in after.server_cpu_s.items():
+        facts[f"{server}_cpu_s_per_gib"] = (cpu_s - before.server_cpu_s[server]) / gib
+    return facts
+
+
+def _grown(after: Reading, before: Reading, series: str) -> float:
+    return after.brokers.get(series, 0.0) - before.brokers.get(series, 0.0)
+
+
+def _spread_ms(name: str, after: Mapping[str, float], before: Mapping[str, float], histogram: str, labels: str) -> dict[str, Fact]:
+    seconds = {
+        "mean": quantiles.mean(after, before, histogram, labels),
+        "p50": quantiles.of_histogram(after, before, histogram, labels, P50),
+        "p99": quantiles.of_histogram(after, before, histogram, labels, P99),
+    }
+    return {f"{name}_{which}_ms": value * 1e3 for which, value in seconds.items() if value is not None}
+
+
+def _oxia_counters(pid: int) -> dict[str, float]:
+    """Sums over the shards of every series of the server's metrics, which it serves on one of the ports it listens on."""
+    for port in meter.listening_ports(pid):
+        text = _metrics_text(port)
+        if "oxia_server_" in text:
+            sums: dict[str, float] = defaultdict(float)
+            for name, value in _SAMPLE.findall(text):
+                sums[name] += float(value)
+            return sums
+    raise NoMetrics(f"no port of the server serves its metrics: pid={pid}")
+
+
+def _metrics_text(port: int) -> str:
+    connection = http.client.HTTPConnection(HOST, port, timeout=10.0)
+    try:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        return answer.read().decode(errors="replace") if answer.status == 200 else ""
+    except (http.client.HTTPException, OSError):
+        return ""  # it speaks something else
+    finally:
+        connection.close()
