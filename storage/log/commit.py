@@ -10,7 +10,7 @@ A round carries every commit that is ready; those that need another attempt go o
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 from runtime.clock import Clock
@@ -42,6 +42,9 @@ COMMIT_UNKNOWN: Final = Metric("forebay_commit_unknown_total", "Commit attempts 
 BACKOFF_S: Final = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Pauses before the n-th repetition, the last one for all after it; each is taken with a jitter of half to all of it."""
 WRITE_TIMEOUT_S: Final = 10.0
+STRANGERS_WAIT_S: Final = 35.0
+"""How long a producer that nobody knows must be refused before it may begin behind its first sequence: longer than any broker that is
+well goes on trying to commit what was sent before (COMMIT_TIMEOUT_S, and a little)."""
 OP_OVERHEAD_BYTES: Final = 64
 """What a store may count of an op beside key and value: conditions, depth, lengths."""
 
@@ -249,6 +252,7 @@ class Committer:
             now_ms=self._clock.now_ms(),
             stored=log.stored,
             lost=log.lost,
+            waited_for=self._waited_for(log),
             dead_writers=dead,
             must_drain=commit.must_drain,
         )
@@ -332,10 +336,20 @@ class Committer:
             log.is_spilling = True
             self._nursery.spawn(self._spill.write(log, decision.to_spill), name="producer-spill")
 
+    def _waited_for(self, log: PartitionLog) -> Collection[int]:
+        if not log.strangers:
+            return ()
+        since_s = self._clock.monotonic_s() - STRANGERS_WAIT_S
+        return [producer_id for producer_id, refused_s in log.strangers.items() if refused_s <= since_s]
+
     def _answer(self, commit: Commit, verdicts: Sequence[Verdict]) -> None:
         log = commit.log
         log_start = log.control.log_start if log.control is not None else 0
         for batch, verdict in zip(commit.batches, verdicts, strict=True):
+            if verdict.outcome is Outcome.NO_PREDECESSOR:
+                log.make_wait(batch.producer_id, self._clock.monotonic_s())
+            elif log.strangers:
+                log.strangers.pop(batch.producer_id, None)
             if verdict.is_refusal:
                 batch.settle(_refusal(batch, verdict, log))
             else:
@@ -401,6 +415,8 @@ def _refusal(batch: Batch, verdict: Verdict, log: PartitionLog) -> StorageError:
     match verdict.outcome:
         case Outcome.OUT_OF_ORDER_SEQUENCE:
             return OutOfOrderSequence(f"the sequence does not follow the last one appended: {facts}")
+        case Outcome.NO_PREDECESSOR:
+            return Unavailable(f"what comes before it may be on its way through another broker: {facts}")
         case Outcome.INVALID_PRODUCER_EPOCH:
             return InvalidProducerEpoch(f"a newer epoch of this producer has appended: {facts}")
         case Outcome.FENCED:

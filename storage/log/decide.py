@@ -55,6 +55,7 @@ class Outcome(Enum):
     APPENDED = auto()
     DUPLICATE = auto()  # appended before, at the offset the verdict names
     OUT_OF_ORDER_SEQUENCE = auto()
+    NO_PREDECESSOR = auto()  # of a producer nobody knows, and not its first: what comes before may be on its way through another broker
     INVALID_PRODUCER_EPOCH = auto()
     FENCED = auto()
     DELETED = auto()
@@ -101,6 +102,7 @@ def decide(
     now_ms: int,
     stored: Mapping[int, ProducerState | None] = _NOTHING_STORED,
     lost: Mapping[int, int] = _NOTHING_LOST,
+    waited_for: Collection[int] = (),
     dead_writers: Collection[int] = (),
     must_drain: bool = False,
 ) -> Decision:
@@ -108,8 +110,10 @@ def decide(
 
     `stored`: what stands in producers/, read after `control` was, at least for the producers that control does not hold (control wins).
     A producer whose state equals its stored one leaves control when room is needed.
-    `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may begin with any sequence
-    (as in Kafka), but not with one behind that: it would take the place of what is sent again.
+    `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may not begin behind it: it
+    would take the place of what is sent again.
+    `waited_for`: producers that nobody knows and that may begin with any sequence, as all may in Kafka, because what could have been on its
+    way before them is not any more (docs/adr/0009).
     `dead_writers`: broker epochs whose registration was seen gone after `control` was read; only they may be dropped from `writers`.
     `must_drain`: send the pending entries as a chunk though the ring is not full.
     """
@@ -130,7 +134,7 @@ def decide(
             if producers is None:
                 producers = dict(control.producers)
             known = producers.get(producer_id) or stored.get(producer_id)
-            refused = _judge(known, claim, lost.get(producer_id))
+            refused = _judge(known, claim, lost.get(producer_id), is_waited_for=producer_id in waited_for)
             if refused is not None:
                 verdicts.append(refused)
                 continue
@@ -191,10 +195,12 @@ def advance_sequence(sequence: int, count: int) -> int:
     return (sequence + count) & SEQUENCE_MAX
 
 
-def _judge(known: ProducerState | None, claim: Claim, lost_seq: int | None) -> Verdict | None:
+def _judge(known: ProducerState | None, claim: Claim, lost_seq: int | None, *, is_waited_for: bool) -> Verdict | None:
     """The verdict on a batch that is not to be appended; None for one that is."""
     if known is None:
-        return None if lost_seq is None or claim.first_seq <= lost_seq else Verdict(Outcome.OUT_OF_ORDER_SEQUENCE, -1)
+        if lost_seq is not None and claim.first_seq > lost_seq:
+            return Verdict(Outcome.OUT_OF_ORDER_SEQUENCE, -1)
+        return None if claim.first_seq == 0 or is_waited_for else Verdict(Outcome.NO_PREDECESSOR, -1)
     if claim.producer_epoch < known.epoch:
         return Verdict(Outcome.INVALID_PRODUCER_EPOCH, -1)
     if claim.producer_epoch > known.epoch:

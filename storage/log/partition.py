@@ -17,6 +17,7 @@ PARTITIONS_KEPT_MAX: Final = 100_000
 CHUNKS_KEPT_MAX: Final = 64
 HINTS_KEPT_MAX: Final = 64
 LOST_KEPT_MAX: Final = 1_024
+STRANGERS_KEPT_MAX: Final = 1_024
 
 
 class PartitionLog:
@@ -27,6 +28,7 @@ class PartitionLog:
     `broken` says why the record, though there, could not be read (`Corrupt`, `IncompatibleFormat`).
     `foreign_version` is the version of the last record that was read rather than committed here.
     `lost` holds, by producer, the lowest sequence that was answered with an error though the producer may have sent more behind it.
+    `strangers` holds, by producer that nobody knew, when it was first told to wait for what comes before its batch (monotonic seconds).
     `committed_epoch` is the last broker epoch under which a commit of this lane was applied.
     """
 
@@ -46,6 +48,7 @@ class PartitionLog:
         "partition",
         "stored",
         "stored_versions",
+        "strangers",
         "tail",
         "version",
         "wakers",
@@ -61,6 +64,7 @@ class PartitionLog:
         self.lane: deque[Commit] = deque()
         self.lane_busy = False
         self.lost: OrderedDict[int, int] = OrderedDict()
+        self.strangers: OrderedDict[int, float] = OrderedDict()
         self.commit_seq = 0
         self.committed_epoch = -1
         self.stored: dict[int, ProducerState | None] = {}
@@ -101,6 +105,12 @@ class PartitionLog:
         self.lost[producer_id] = min(first_seq, self.lost.get(producer_id, first_seq))
         while len(self.lost) > LOST_KEPT_MAX:
             self.lost.popitem(last=False)
+
+    def make_wait(self, producer_id: int, now_s: float) -> None:
+        """A batch of a producer that nobody knows was refused until what comes before it is there, or cannot come any more."""
+        self.strangers.setdefault(producer_id, now_s)
+        while len(self.strangers) > STRANGERS_KEPT_MAX:
+            self.strangers.popitem(last=False)
 
     def wake(self) -> None:
         for waker in tuple(self.wakers):

@@ -1,4 +1,6 @@
-"""Several brokers in one process over the same stores in memory: they join and leave, lose their sessions, and name leaders as a test says.
+"""Several brokers in one process over the same stores: they join and leave, lose their sessions, and name leaders as a test says.
+
+The stores are in memory, or real ones where a test asks for them (`shared_stores`, a fixture to import).
 
 async with running_cluster() as cluster:
     one, other = await cluster.join(), await cluster.join(rack="b")
@@ -8,9 +10,12 @@ async with running_cluster() as cluster:
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from broker.assembly import Broker, open_broker
 from broker.leadership import Leadership
@@ -19,6 +24,8 @@ from broker.settings.model import Settings
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
+from services.oxia import running_oxia
+from services.versitygw import running_s3
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.metered import MeteredMetadataStore
 from storage.metadata.port import MetadataStore
@@ -28,6 +35,27 @@ from storage.opening import Stores
 
 HOST = "127.0.0.1"
 SOON_S = 20.0
+
+
+@dataclass(frozen=True)
+class SharedStores:
+    """Servers that all brokers of a cluster use."""
+
+    metadata_url: str
+    storage_url: str
+
+
+@pytest.fixture(params=["memory", "native"])
+def shared_stores(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedStores | None]:
+    """None: in memory; else an Oxia and an S3 server of the test's own."""
+    if request.param == "memory":
+        yield None
+        return
+    with running_oxia(tmp_path / "oxia") as oxia, running_s3(tmp_path / "s3") as s3:
+        for name, value in s3.environ.items():
+            monkeypatch.setenv(name, value)
+        yield SharedStores(oxia.url, s3.url())
+
 
 Wrap = Callable[[MemoryMetadataStore], MetadataStore]
 
@@ -41,7 +69,8 @@ class Member:
     """A broker that listens, with its own client of the shared metadata. `left` is set when it is asked to go."""
 
     broker: Broker
-    metadata: MemoryMetadataStore
+    metadata: MemoryMetadataStore | None
+    """None where that is a server."""
     left: asyncio.Event
     gone: asyncio.Event
 
@@ -59,6 +88,7 @@ class Member:
 
     async def lose_session(self) -> None:
         """As when its keep-alives stay away for too long: its record is gone, and it is told."""
+        assert self.metadata is not None
         for session in self.metadata._sessions:
             await session.close()
 
@@ -76,6 +106,7 @@ class Member:
 class Cluster:
     nursery: Nursery
     shards: int = 4
+    shared: SharedStores | None = None
     members: list[Member] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -101,8 +132,8 @@ class Cluster:
             {
                 "broker": {"id": broker_id, "rack": rack},
                 "kafka": {"listeners": (Listener("PLAINTEXT", HOST, 0),), "leader": leader},
-                "storage": {"url": "memory://", "flush_interval": flush_interval},
-                "metadata": {"url": "memory://"},
+                "storage": {"url": self.shared.storage_url if self.shared else "memory://", "flush_interval": flush_interval},
+                "metadata": {"url": self.shared.metadata_url if self.shared else "memory://"},
             }
         )
         metadata = self.metadata.client()
@@ -117,7 +148,9 @@ class Cluster:
 
         async def live() -> None:
             try:
-                async with open_broker(settings, announce=_say_nothing, stores=stores, leadership=leadership) as broker:
+                async with open_broker(
+                    settings, announce=_say_nothing, stores=None if self.shared else stores, leadership=leadership
+                ) as broker:
                     opened.set_result(broker)
                     await left.wait()
                     await broker.drain(drain_s=0.2)
@@ -131,7 +164,7 @@ class Cluster:
 
         self.nursery.spawn(live(), name="member")
         async with asyncio.timeout(SOON_S):
-            member = Member(await opened, metadata, left, gone)
+            member = Member(await opened, None if self.shared else metadata, left, gone)
         self.members.append(member)
         return member
 
@@ -144,10 +177,10 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def running_cluster(*, shards: int = 4) -> AsyncIterator[Cluster]:
+async def running_cluster(*, shards: int = 4, shared: SharedStores | None = None) -> AsyncIterator[Cluster]:
     """Without a member yet; those that are left are drained in the end."""
     async with Nursery() as nursery:
-        cluster = Cluster(nursery, shards)
+        cluster = Cluster(nursery, shards, shared)
         try:
             yield cluster
         finally:

@@ -4,9 +4,11 @@ import asyncio
 import random
 
 from tests.integration.async_client import AsyncClient, parse_listed, parse_read
-from tests.integration.clustering import Member, running_cluster
+from tests.integration.clustering import Member, SharedStores, running_cluster, shared_stores
 from tests.integration.test_membership import create
 from tests.unit.broker.handlers.record_batches import record_batch
+
+__all__ = ["shared_stores"]
 
 CHECKS = 10_000
 WORKERS = 10
@@ -14,9 +16,9 @@ PARTITIONS_EACH = 20
 BATCH = bytes(record_batch(b"x"))
 
 
-async def test_what_one_broker_acknowledged_another_shows_at_once() -> None:
+async def test_what_one_broker_acknowledged_another_shows_at_once(shared_stores: SharedStores | None) -> None:
     checked = 0
-    async with running_cluster() as cluster:
+    async with running_cluster(shared=shared_stores) as cluster:
         members = [await cluster.join() for _ in range(3)]
         await create(members[0], "t", partitions=WORKERS * PARTITIONS_EACH)
         async with asyncio.TaskGroup() as group:
@@ -50,9 +52,9 @@ async def _check(members: list[Member], worker: int) -> int:
     return checks * PARTITIONS_EACH
 
 
-async def test_a_reader_that_goes_round_the_brokers_never_sees_the_end_go_back() -> None:
+async def test_a_reader_that_goes_round_the_brokers_never_sees_the_end_go_back(shared_stores: SharedStores | None) -> None:
     """While others append all the time, through whichever broker."""
-    async with running_cluster() as cluster:
+    async with running_cluster(shared=shared_stores) as cluster:
         members = [await cluster.join() for _ in range(3)]
         await create(members[0], "t", partitions=1)
         asked = 0

@@ -78,9 +78,21 @@ async def test_what_arrives_after_its_predecessor_was_refused_does_not_take_its_
         assert await broker.send(idempotent(1)) == [Appended(1, 0)]
 
 
-async def test_a_producer_nobody_knows_may_begin_with_any_sequence() -> None:
+async def test_a_later_batch_of_a_producer_nobody_knows_waits_for_its_first() -> None:
+    """Two brokers: the first batch went through one, the second through the other, which is faster."""
     async with rig() as broker:
+        assert isinstance((await broker.send(idempotent(1)))[0], Unavailable)
+        assert await broker.send(idempotent(0)) == [Appended(0, 0)]
+        assert await broker.send(idempotent(1)) == [Appended(1, 0)]
+
+
+async def test_a_producer_nobody_knows_begins_anywhere_when_nothing_before_it_can_be_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its topic was deleted and created again, say: as in Kafka, only later."""
+    monkeypatch.setattr("storage.log.commit.STRANGERS_WAIT_S", 0.0)
+    async with rig() as broker:
+        assert isinstance((await broker.send(idempotent(7)))[0], Unavailable)
         assert await broker.send(idempotent(7)) == [Appended(0, 0)]
+        assert await broker.send(idempotent(8)) == [Appended(1, 0)]
 
 
 async def test_a_flush_that_waited_for_uploads_goes_on_when_all_of_them_fail(monkeypatch: pytest.MonkeyPatch) -> None:
