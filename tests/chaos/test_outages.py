@@ -83,6 +83,24 @@ def oxia_refuses_writes(native: Native) -> Iterator[None]:
     yield from _oxia_rule(native, Rule(Fault.REFUSE, methods={"Write"}))
 
 
+def oxia_loses_every_third_reply(native: Native) -> Iterator[None]:
+    yield from _oxia_rule(native, Rule(Fault.DROP_REPLY, methods={"Write"}, every=3))
+
+
+def oxia_says_no_and_writes_later(native: Native) -> Iterator[None]:
+    yield from _oxia_rule(native, Rule(Fault.LATE, methods={"Write"}, every=3, delay_s=0.1))
+
+
+def s3_loses_every_third_reply(native: Native) -> Iterator[None]:
+    yield from _s3_rule(native, Rule(Fault.DROP_REPLY, methods={"PUT"}, every=3))
+
+
+def both_lose_every_third_reply(native: Native) -> Iterator[None]:
+    native.s3_proxy.plan.add(Rule(Fault.DROP_REPLY, methods={"PUT"}, every=3))
+    yield from _oxia_rule(native, Rule(Fault.DROP_REPLY, methods={"Write"}, every=3))
+    native.s3_proxy.plan.clear()
+
+
 def s3_is_killed(native: Native) -> Iterator[None]:
     native.s3.kill9()
     yield
@@ -128,6 +146,10 @@ def both_are_killed(native: Native) -> Iterator[None]:
         oxia_hangs,
         oxia_cannot_be_reached,
         oxia_refuses_writes,
+        oxia_loses_every_third_reply,
+        oxia_says_no_and_writes_later,
+        s3_loses_every_third_reply,
+        both_lose_every_third_reply,
         s3_is_killed,
         s3_is_overloaded,
         s3_forbids,

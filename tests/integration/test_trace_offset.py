@@ -14,6 +14,8 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from typer.testing import CliRunner
 
 from forebay.debug.commands import debug
+from services.oxia import OxiaServer
+from services.versitygw import S3Server
 from storage.limits import PENDING_ENTRIES_MAX
 from tests.integration.serving import Served, serving
 
@@ -179,3 +181,27 @@ def test_damage_and_loss_of_an_object_are_told_after_the_broker_was_killed(tmp_p
     assert json.loads(damaged[1])["batch"]["crc_ok"] is False
     assert "of a live entry is missing" in missing[2]
     assert json.loads(missing[1])["problem"] == missing[2].strip()
+
+
+def test_a_record_on_oxia_and_s3_is_traced_with_the_settings_of_the_environment(
+    tmp_path: Path, oxia_server: OxiaServer, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = {"FOREBAY_METADATA__URL": oxia_server.url, "FOREBAY_STORAGE__URL": s3_server.url("traced")}
+    for name, value in (s3_server.environ | urls).items():
+        monkeypatch.setenv(name, value)
+    settings = {
+        "metadata.url": urls["FOREBAY_METADATA__URL"],
+        "storage.url": urls["FOREBAY_STORAGE__URL"],
+        "kafka.auto_create_topics": "true",
+    }
+
+    with serving(tmp_path, settings=settings, environ=s3_server.environ) as served:
+        first, *_ = append(served.bootstrap, codec="lz4", idempotent=True)
+        result = CliRunner().invoke(debug, ["trace-offset", TOPIC, "0", str(first), "--config", os.devnull, "-o", "json"])
+    trace = json.loads(result.stdout)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert trace["batch"]["crc_ok"]
+    assert trace["batch"]["codec"] == "lz4"
+    assert trace["batch"]["base_offset"] == first
+    assert trace["object"]["size_bytes"] >= trace["batch"]["end"]

@@ -1,0 +1,31 @@
+"""What brokers with nothing to do ask of Oxia and S3, counted on the wire."""
+
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.native import native_services
+from tests.chaos.streams import create_topics
+
+BROKERS = 3
+SETTLED_AFTER_S = 3.0
+WATCHED_S = 10.0
+
+
+@pytest.mark.timeout(120)
+def test_idle_brokers_put_nothing_and_ask_oxia_at_most_once_a_second(tmp_path: Path) -> None:
+    with native_services(tmp_path) as native, contextlib.ExitStack() as running:
+        brokers = [running.enter_context(native.broker()) for _ in range(BROKERS)]
+        create_topics(brokers[0].bootstrap, "a", "b")
+        time.sleep(SETTLED_AFTER_S)  # what follows a start and the creation of topics, such as answers to hints, is no part of being idle
+        oxia_before, s3_before = native.oxia_proxy.counts, native.s3_proxy.counts
+        time.sleep(WATCHED_S)  # the time that is looked at
+        asked = native.oxia_proxy.counts.calls - oxia_before.calls
+        stored = native.s3_proxy.counts.calls - s3_before.calls
+
+    keep_alives = asked.pop("KeepAlive")
+    assert keep_alives >= BROKERS, "they are alive"
+    assert asked.total() <= BROKERS * WATCHED_S, asked
+    assert stored["PUT"] == stored["DELETE"] == stored["LIST"] == 0, stored
