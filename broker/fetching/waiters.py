@@ -121,12 +121,18 @@ class Waiters:
                     with contextlib.suppress(Unavailable):
                         await self._control_reads.refresh([*hinted, *polled])
                         self._judge(polled)
+                        for log in (*hinted, *polled):
+                            if log.control is None and log.version >= 0:
+                                log.wake()  # it was there once: who waits for a deleted topic waits in vain
         finally:
             subscription.cancel()
 
     def _hear(self, path: str) -> None:
         log = self._partitions.by_control_path(path)
-        if log is not None and log.wakers:
+        if log is None:
+            return
+        log.note_hint()
+        if log.wakers:
             self._hinted[log] = None
             self._has_hint.set()
             shard = self._waited.shards.get(log)

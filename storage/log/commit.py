@@ -161,7 +161,7 @@ class Committer:
         opened: list[Commit] = []
         again: list[Commit] = []
         try:
-            await self._read_missing(commits)
+            await self._read_missing(commits, is_fresh=is_fresh)
             dead = await self._dead_writers(commits) if any(_has_many_writers(commit.log) for commit in commits) else frozenset()
         except StorageError:
             return opened, commits
@@ -191,9 +191,10 @@ class Committer:
                     again.append(commit)
         return opened, again
 
-    async def _read_missing(self, commits: Sequence[Commit]) -> None:
-        """Control records never read, and states in producers/ of producers that control does not hold (in this order: I7)."""
-        unread = [commit.log for commit in commits if commit.log.control is None]
+    async def _read_missing(self, commits: Sequence[Commit], *, is_fresh: bool) -> None:
+        """Control records never read, or said to be changed by others; and states in producers/ of producers that control does not hold
+        (in this order: I7). A hint saves a CAS that could only fail; what is not hinted is found out by the CAS (I10)."""
+        unread = [commit.log for commit in commits if commit.log.control is None or (not is_fresh and commit.log.unexplained_hints > 0)]
         if unread:
             await self._control_reads.refresh(unread)
         await self._spill.read_missing(commits)
@@ -322,6 +323,7 @@ class Committer:
         """The CAS is known to have applied: only now are batches shown (I8) and acknowledged (I1)."""
         log = commit.log
         log.committed_epoch = commit.epoch
+        log.explain_hint()
         appended = [
             (batch, verdict.base_offset)
             for batch, verdict in zip(commit.batches, decision.verdicts, strict=True)

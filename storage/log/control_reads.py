@@ -81,6 +81,7 @@ class ControlReads:
             except TimeoutError:
                 raise Unavailable(f"metadata did not answer: op=get_many keys={len(part)} after_s={READ_TIMEOUT_S}") from None
             for log, record in zip(part, records, strict=True):
+                log.unexplained_hints = 0
                 if record is None:
                     log.observe_absent()
                 elif record.version > log.version:

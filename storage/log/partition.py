@@ -18,6 +18,7 @@ CHUNKS_KEPT_MAX: Final = 64
 HINTS_KEPT_MAX: Final = 64
 LOST_KEPT_MAX: Final = 1_024
 STRANGERS_KEPT_MAX: Final = 1_024
+OWED_HINTS_MAX: Final = 4
 
 
 class PartitionLog:
@@ -28,6 +29,7 @@ class PartitionLog:
     `broken` says why the record, though there, could not be read (`Corrupt`, `IncompatibleFormat`).
     `foreign_version` is the version of the last record that was read rather than committed here.
     `lost` holds, by producer, the lowest sequence that was answered with an error though the producer may have sent more behind it.
+    `unexplained_hints` counts hints that the control record changed, less the changes that are known: above 0, somebody else wrote it.
     `strangers` holds, by producer that nobody knew, when it was first told to wait for what comes before its batch (monotonic seconds).
     `committed_epoch` is the last broker epoch under which a commit of this lane was applied.
     """
@@ -50,6 +52,7 @@ class PartitionLog:
         "stored_versions",
         "strangers",
         "tail",
+        "unexplained_hints",
         "version",
         "wakers",
     )
@@ -61,6 +64,7 @@ class PartitionLog:
         self.version = -1
         self.broken: StorageError | None = None
         self.foreign_version = -1
+        self.unexplained_hints = 0
         self.lane: deque[Commit] = deque()
         self.lane_busy = False
         self.lost: OrderedDict[int, int] = OrderedDict()
@@ -105,6 +109,14 @@ class PartitionLog:
         self.lost[producer_id] = min(first_seq, self.lost.get(producer_id, first_seq))
         while len(self.lost) > LOST_KEPT_MAX:
             self.lost.popitem(last=False)
+
+    def note_hint(self) -> None:
+        """Somebody wrote the control record, perhaps this broker."""
+        self.unexplained_hints += 1
+
+    def explain_hint(self) -> None:
+        """This broker wrote it. The hint may come before or after, or never: so few are owed at a time."""
+        self.unexplained_hints = max(self.unexplained_hints - 1, -OWED_HINTS_MAX)
 
     def make_wait(self, producer_id: int, now_s: float) -> None:
         """A batch of a producer that nobody knows was refused until what comes before it is there, or cannot come any more."""

@@ -160,6 +160,33 @@ async def test_two_brokers_take_turns_without_losing_or_repeating() -> None:
         assert await one.read_all() == await other.read_all()
 
 
+async def test_a_record_that_others_are_said_to_have_changed_is_read_before_it_is_decided_on() -> None:
+    shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
+    async with rig(shared=shared, objects=objects, epoch=7) as one, rig(shared=shared, objects=objects, epoch=8) as other:
+        assert await one.send(batch_bytes(1)) == [Appended(0, 0)]
+        log = one.parts.partitions.get(PARTITION)
+        log.note_hint()  # of the commit just made
+        assert log.unexplained_hints == 0
+        assert await other.send(batch_bytes(1)) == [Appended(1, 0)]
+        log.note_hint()
+
+        sent_before = len(one.metadata.writes)
+        assert await one.send(batch_bytes(1)) == [Appended(2, 0)]
+        assert len(one.metadata.writes) == sent_before + 1, "no CAS that could only fail"
+
+
+async def test_hints_that_never_come_are_not_owed_for_ever() -> None:
+    async with rig() as broker:
+        for offset in range(20):
+            assert await broker.send(batch_bytes(1)) == [Appended(offset, 0)]
+        log = broker.parts.partitions.get(PARTITION)
+
+        for _ in range(5):
+            log.note_hint()
+
+        assert log.unexplained_hints > 0
+
+
 async def test_an_idempotent_producer_that_hops_between_brokers_is_appended_once_and_in_order() -> None:
     shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
     async with rig(shared=shared, objects=objects, epoch=7) as one, rig(shared=shared, objects=objects, epoch=8) as other:
