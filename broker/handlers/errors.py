@@ -43,5 +43,5 @@ WIRE_CODES: Final[dict[type[StorageError], ErrorCode]] = {
 
 
 def error_code_of(error: StorageError) -> ErrorCode:
-    """The code for partitions and topics."""
-    return WIRE_CODES[type(error)]
+    """The code for partitions and topics. A store's own kind of an error has the code of the kind it is of."""
+    return next(WIRE_CODES[kind] for kind in type(error).__mro__ if kind in WIRE_CODES)

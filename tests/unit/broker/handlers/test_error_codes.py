@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-
 import pytest
 from kio.schema.errors import ErrorCode
 
@@ -7,14 +5,15 @@ from broker.handlers.errors import WIRE_CODES, error_code_of
 from storage.errors import Conflict, Corrupt, OffsetOutOfRange, OutcomeUnknown, StorageError, Unavailable
 
 
-def raised_classes(cls: type[StorageError] = StorageError) -> Iterator[type[StorageError]]:
-    for subclass in cls.__subclasses__():
-        yield subclass
-        yield from raised_classes(subclass)
-
-
 def test_every_storage_error_has_a_wire_code_and_nothing_else_has() -> None:
-    assert set(WIRE_CODES) == set(raised_classes())
+    assert set(WIRE_CODES) == set(StorageError.__subclasses__())
+
+
+def test_a_store_s_own_kind_of_an_error_has_the_code_of_what_it_is() -> None:
+    class ShardAway(Unavailable):
+        pass
+
+    assert error_code_of(ShardAway("x")) is error_code_of(Unavailable("x"))
 
 
 @pytest.mark.parametrize("cls", [Unavailable, OutcomeUnknown, Conflict, Corrupt])
