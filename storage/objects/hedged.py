@@ -141,6 +141,7 @@ async def _first_answer(tasks: Sequence[asyncio.Task[Outcome]]) -> tuple[Outcome
     pending = set(tasks)
     while True:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+        # Both may have ended: bytes count before an error.
+        for task in sorted(done, key=lambda ended: not isinstance(ended.result(), bytes)):
             if isinstance(task.result(), bytes) or not pending:
                 return task.result(), task

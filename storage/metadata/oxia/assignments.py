@@ -72,12 +72,17 @@ class Assignments:
         while len(self._sources) > SOURCES_MAX:
             del self._sources[next(iter(self._sources))]
         self._decide()
+        self._wake()
 
     def refuse(self, shard: int, leader: str) -> None:
         """`leader` said that it does not lead `shard`."""
         self._turn += 1
         self._refused[shard, leader] = self._turn
+        before = self._leaders
         self._decide()
+        # A refusal that changes nothing wakes nobody: those who are refused one after the other would make each other ask without pause.
+        if self._leaders != before:
+            self._wake()
 
     def shard_of(self, partition_key: str) -> int:
         return self._shards_by_hash[bisect_right(self._hash_mins, key_hash(partition_key)) - 1]
@@ -92,7 +97,7 @@ class Assignments:
         return list(dict.fromkeys(self._leaders[shard] for shard in self.shards if shard in self._leaders))
 
     async def wait_changed(self, timeout_s: float) -> None:
-        """Return when somebody's word on anything is new, or when the time is over."""
+        """Return when somebody claimed something, or another leader counts, or when the time is over."""
         changed = self._changed
         try:
             async with asyncio.timeout(timeout_s):
@@ -112,5 +117,7 @@ class Assignments:
         known = {(shard, leader) for claims in self._sources.values() for shard, leader in claims.leaders.items()}
         self._refused = {refused: at for refused, at in self._refused.items() if refused in known}
         self._leaders = leaders
+
+    def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

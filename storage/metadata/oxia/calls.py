@@ -115,10 +115,17 @@ class ShardCalls:
             raise Unavailable("the metadata store was closed meanwhile")
 
     async def next_message(self, call: "grpc.aio.UnaryStreamCall[Any, T]", address: str, *, within_s: float = DEADLINE_S) -> T | None:
-        """None at the end of the stream. Raise `AioRpcError`, or `CallFailed` when nothing comes in time."""
+        """None at the end of the stream. Raise `AioRpcError`, or `CallFailed` when nothing comes in time or what comes cannot be read."""
         try:
             async with asyncio.timeout(within_s):
                 message = await call.read()
         except TimeoutError:
             raise CallFailed(Failure(Fate.NO_ANSWER, f"oxia at {address}: no answer in time")) from None
+        if message is None:
+            # gRPC gives None for a message that it could not decode: taken for the end, it would cut an answer short.
+            raise unreadable(address)
         return None if message is grpc.aio.EOF else message  # type: ignore[return-value]
+
+
+def unreadable(address: str) -> CallFailed:
+    return CallFailed(Failure(Fate.FAILED, f"oxia at {address}: gave an answer that cannot be read"))

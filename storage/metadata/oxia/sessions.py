@@ -13,7 +13,7 @@ import grpc
 
 from storage.errors import OutcomeUnknown, StorageError, Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
-from storage.metadata.oxia.calls import CallFailed, ShardCalls
+from storage.metadata.oxia.calls import CallFailed, ShardCalls, unreadable
 from storage.metadata.oxia.failures import Fate, read_failure
 from storage.metadata.oxia.nodes import OxiaNode
 
@@ -83,7 +83,7 @@ class OxiaSession:
         self._keeps_alive = False
 
     def give_up(self) -> None:
-        """Oxia said that it is gone."""
+        """Oxia said that it is gone, or nobody wants it: its tasks tell Oxia and end."""
         self._lost.set()
 
     async def open_first(self, shard: int) -> None:
@@ -139,7 +139,9 @@ class OxiaSession:
         async def create(node: OxiaNode, timeout_s: float) -> int:
             # Should one be made whose answer is lost: it holds no record and ends unrenewed.
             sent_s = self._calls.clock.monotonic_s()
-            response = await node.create_session(request, timeout=timeout_s)
+            response: wire.CreateSessionResponse | None = await node.create_session(request, timeout=timeout_s)
+            if response is None:
+                raise unreadable(node.address)
             on_shard.acknowledged_s = sent_s
             return response.session_id
 
@@ -214,7 +216,12 @@ class Sessions:
         """Raise `Unavailable`."""
         self._sessions = {session_id: session for session_id, session in self._sessions.items() if not session.is_lost}
         session = OxiaSession(timeout_ms=timeout_ms, client_identity=self._client_identity, calls=self._calls, spawn=self._spawn)
-        await session.open_first(self._calls.assignments.shards[0])
+        try:
+            await session.open_first(self._calls.assignments.shards[0])
+        except asyncio.CancelledError:
+            # Nobody will close it: it must not be kept alive for ever.
+            session.give_up()
+            raise
         self._sessions[session.session_id] = session
         return session
 

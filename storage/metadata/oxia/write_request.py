@@ -59,7 +59,7 @@ def checked(ops: Sequence[WriteOp], shard_of: Callable[[str], int]) -> Write:
         elif isinstance(op, DeleteRange):
             key = op.start
             is_empty(key.path, op.end)
-            size_bytes += len(op.end)
+            size_bytes += len(op.end.encode())
         else:
             key = op.key
         # Encoded here, so that what cannot be encoded fails its own caller.

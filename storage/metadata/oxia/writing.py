@@ -16,7 +16,7 @@ import structlog
 
 from storage.errors import Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
-from storage.metadata.oxia.calls import ShardCalls
+from storage.metadata.oxia.calls import ShardCalls, unreadable
 from storage.metadata.oxia.failures import Failure, Fate
 from storage.metadata.oxia.sessions import NOBODYS, Sessions
 from storage.metadata.oxia.write_request import Together, UnreadableAnswer, Write, checked, decode, encode
@@ -87,8 +87,9 @@ class Writing:
                     return NotApplied(str(error))
         line = self._lines.get(write.shard)
         if line is None:
-            line = self._lines[write.shard] = _Line()
+            line = _Line()
             self._spawn(self._serve(write.shard, line), f"oxia writes to shard {write.shard}")
+            self._lines[write.shard] = line
         if len(line.waiting) >= WAITING_MAX:
             return NotApplied(f"too many writes wait for shard {write.shard}: {WAITING_MAX}")
         waiting = _Waiting(write, asked_s, asyncio.get_running_loop().create_future())
@@ -169,7 +170,9 @@ class Writing:
                 failure = Failure(Fate.NOT_SENT, f"oxia names no leader of shard {shard}")
             else:
                 try:
-                    return await calls.nodes.at(leader).write(request, timeout=DEADLINE_S)
+                    response: wire.WriteResponse | None = await calls.nodes.at(leader).write(request, timeout=DEADLINE_S)
+                    # None for a message that gRPC could not decode.
+                    return Unknown(str(unreadable(leader))) if response is None else response
                 except grpc.aio.AioRpcError as error:
                     failure = calls.note(shard, error, leader)
             match failure.fate:

@@ -43,7 +43,8 @@ class Aioboto3Client:
         client = await self._opened()
         body = b"".join(parts)
         with _translated():
-            await client.put_object(**self._of(name), Body=body, IfNoneMatch="*", ChecksumCRC32C=_checksum(body))
+            reply = await client.put_object(**self._of(name), Body=body, IfNoneMatch="*", ChecksumCRC32C=_checksum(body))
+            _ = reply["ETag"]  # a success that names no object is none of S3's
 
     async def get_range(self, name: str, start: int, end: int) -> bytes:
         client = await self._opened()
@@ -52,6 +53,8 @@ class Aioboto3Client:
             async with reply["Body"] as body:
                 if reply["ResponseMetadata"]["HTTPStatusCode"] != 206:
                     raise Refused(200, "", "a whole object, or something else, where a range was asked for")
+                if not reply["ContentRange"].startswith(f"bytes {start}-"):
+                    raise ValueError(f"bytes {start}-{end - 1} were asked for: content_range={reply['ContentRange']!r}")
                 found: bytes = await body.read()
         return found
 
@@ -97,7 +100,11 @@ class Aioboto3Client:
         client = await self._opened()
         parts = [{"ETag": etag, "PartNumber": number} for number, etag in enumerate(etags, start=1)]
         with _translated():
-            await client.complete_multipart_upload(**self._of(name), UploadId=upload, MultipartUpload={"Parts": parts}, IfNoneMatch="*")
+            reply = await client.complete_multipart_upload(
+                **self._of(name), UploadId=upload, MultipartUpload={"Parts": parts}, IfNoneMatch="*"
+            )
+            # S3 sends the 200 before it has done the work: an answer that ends there says nothing.
+            _ = reply["ETag"]
 
     async def abort_upload(self, name: str, upload: str) -> None:
         client = await self._opened()
@@ -177,10 +184,11 @@ class Aioboto3Client:
 
 
 def _load(region: str) -> Any:
-    session = importlib.import_module("aioboto3").Session(region_name=region)
-    importlib.import_module("aiobotocore.httpsession")
-    # Read here and kept by the session, so that making a client on the loop finds them there.
-    session._session.get_component("data_loader").load_service_model("s3", "service-2")  # noqa: SLF001
+    with _translated():
+        session = importlib.import_module("aioboto3").Session(region_name=region)
+        importlib.import_module("aiobotocore.httpsession")
+        # Read here and kept by the session, so that making a client on the loop finds them there.
+        session._session.get_component("data_loader").load_service_model("s3", "service-2")  # noqa: SLF001
     return session
 
 
@@ -215,16 +223,24 @@ def _whole_seconds_ms(moment: Any) -> int:
 def _translated() -> Iterator[None]:
     """botocore's exceptions as the faults that `faults.py` lists."""
     exceptions = importlib.import_module("botocore.exceptions")
+    parser_error = importlib.import_module("botocore.parsers").ResponseParserError
     try:
         yield
     except exceptions.ClientError as error:
         raise _refused(error.response) from error
-    except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
+    except (
+        exceptions.NoCredentialsError,
+        exceptions.PartialCredentialsError,
+        exceptions.ProfileNotFound,
+        exceptions.ConfigNotFound,
+        exceptions.ConfigParseError,
+    ) as error:
         raise NoCredentials(str(error)) from error
     except (exceptions.BotoCoreError, aiohttp.ClientError, TimeoutError, OSError) as error:
         raise _without_reply(error) from error
-    except (ValueError, KeyError) as error:
-        # A reply that is not S3's: botocore could not parse it, or something is missing in it.
+    except (ValueError, KeyError, parser_error, RuntimeError) as error:
+        # A reply that is not S3's: botocore could not parse it, something is missing in it, or it is sent round in circles by redirects.
+        # RuntimeError is also what fresh credentials that are expired already are answered with.
         raise Interrupted(f"the reply is not one of S3: {error!r}") from error
 
 

@@ -86,11 +86,20 @@ class S3ObjectStore:
         reached = start + len(found) if start < end else (await self.stat(key)).size_bytes
         if reached < end:
             raise Unavailable(f"object ends before the range: key={key!r} start={start} end={end}")
+        if len(found) > end - start:
+            raise Unavailable(f"more bytes than were asked for: key={key!r} start={start} end={end} bytes={len(found)}")
         return found
 
     async def stat(self, key: str) -> ObjectStat:
         check_key(key)
-        found = await self._read("stat", key, partial(self._data.head, self._root + key), ATTEMPT_S)
+        head = partial(self._data.head, self._root + key)
+        try:
+            found = await self._read("stat", key, head, ATTEMPT_S)
+        except NotFound:
+            # The answer to a HEAD is the same for a bucket that is gone, and for what is not S3: a GET tells them apart.
+            if await self._is_absent(key):
+                raise
+            found = await self._read("stat", key, head, ATTEMPT_S)
         return found._replace(key=key)
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
@@ -174,7 +183,10 @@ class S3ObjectStore:
                         return
                     # After an earlier request of ours it may also have been there and be deleted by now.
                     raise AlreadyExists(f"object exists: key={key!r}")
-                may_be_ours |= cause.is_transient and not cause.is_not_done
+                if cause.is_transient and not cause.is_not_done:
+                    may_be_ours = True
+                    # Without a code of S3's it is a proxy's word: the request may be under way behind it.
+                    in_flight |= not cause.code
             elif isinstance(cause, Interrupted | TimeoutError):
                 may_be_ours = in_flight = True
             if not _is_transient(cause) or not await self._pause("put", backoff, cause):
@@ -229,6 +241,18 @@ class S3ObjectStore:
             if isinstance(error.__cause__, Refused) and error.__cause__.is_past_the_end:
                 raise Unavailable(f"object ends before the range: key={key!r} start={start} end={end}") from error.__cause__
             raise
+
+    async def _is_absent(self, key: str) -> bool:
+        """False if it is there after all. Raise `Unavailable` if it cannot be told."""
+        try:
+            await self._read("get", key, partial(self._data.get_range, self._root + key, 0, 1), ATTEMPT_S)
+        except NotFound:
+            return True
+        except Unavailable as error:
+            # An empty object has no first byte.
+            if not (isinstance(error.__cause__, Refused) and error.__cause__.is_past_the_end):
+                raise
+        return False
 
     async def _read(self, op: str, key: str, request: Callable[[], Awaitable[T]], attempt_s: float) -> T:
         """The result of a request that changes nothing, after as many tries as it takes within bounds."""

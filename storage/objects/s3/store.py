@@ -34,6 +34,8 @@ async def open_s3(
             await control.credentials()
         except RequestFault as fault:
             await control.close()
-            raise Unavailable(NO_CREDENTIALS if isinstance(fault, NoCredentials) else f"no S3 credentials: {fault}") from fault
+            raise Unavailable(
+                f"{NO_CREDENTIALS} ({fault})" if isinstance(fault, NoCredentials) else f"no S3 credentials: {fault}"
+            ) from fault
     data = control if client == "aioboto3" else ObstoreClient(endpoint, credentials=None if native else control.credentials)
     return S3ObjectStore(location, endpoint, data=data, control=control, clock=clock, chance=chance, telemetry=telemetry)

@@ -11,7 +11,16 @@ from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from sim.loop import VirtualClock, VirtualLoop
 from storage.errors import NotFound, Unavailable
-from storage.objects.hedged import BUDGET_MAX, BUDGET_SHARE, WARM_READS, WINDOW_READS, HedgedObjectStore, LatencyWindow
+from storage.objects.hedged import (
+    BUDGET_MAX,
+    BUDGET_SHARE,
+    WARM_READS,
+    WINDOW_READS,
+    HedgedObjectStore,
+    LatencyWindow,
+    Outcome,
+    _first_answer,
+)
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.port import ObjectStore
 from tests.contract.objects_contract import ObjectStoreContract
@@ -219,3 +228,18 @@ def test_times_outside_the_buckets_are_counted() -> None:
     window.add(1e9)
 
     assert window.quantile_s(0.95) > 500
+
+
+async def test_bytes_count_when_both_have_ended_and_one_failed() -> None:
+    async def ends_in(outcome: Outcome) -> Outcome:
+        return outcome
+
+    answers = []
+    # Many times, because a set of tasks has no order.
+    for number in range(40):
+        outcomes: list[Outcome] = [Unavailable("failed"), b"x"]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ends_in(outcome)) for outcome in outcomes[:: 1 if number % 2 else -1]]
+        answers.append((await _first_answer(tasks))[0])
+
+    assert answers == [b"x"] * 40

@@ -126,3 +126,29 @@ async def test_a_waiter_is_woken_by_the_next_word() -> None:
         assignments.take("a:1", claims("a:1"))
 
     assert clock.monotonic_s() - started_s < 10
+
+
+async def test_a_refusal_that_changes_no_leader_wakes_nobody() -> None:
+    assignments = Assignments()
+    assignments.take("a:1", claims("a:1"))
+    waiter = asyncio.get_running_loop().create_task(assignments.wait_changed(60))
+    await asyncio.sleep(0)
+    assignments.refuse(0, "a:1")
+    await asyncio.sleep(0.01)
+    woken_by_refusal = waiter.done()
+    assignments.take("a:1", claims("a:1"))
+    await waiter
+
+    assert not woken_by_refusal
+
+
+async def test_a_refusal_that_lets_another_leader_count_wakes_who_waits() -> None:
+    assignments = Assignments()
+    assignments.take("b:1", claims("b:1"))
+    assignments.take("a:1", claims("a:1"))
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(assignments.wait_changed(60))
+        await asyncio.sleep(0)
+        assignments.refuse(0, "a:1")
+
+    assert assignments.leader_of(0) == "b:1"

@@ -73,7 +73,16 @@ async def test_a_busy_store_is_asked_again(store: S3ObjectStore, server: Scripte
     assert telemetry.registry.get_sample_value("forebay_object_store_retries_total", labels) == 5
 
 
-@pytest.mark.parametrize("reply", BUSY, ids=lambda reply: f"{reply.status}-{len(reply.body)}")
+@pytest.mark.parametrize("reply", [error(502), error(503), error(504)], ids=lambda reply: str(reply.status))
+async def test_a_put_that_a_proxy_gave_up_may_be_under_way_behind_it(store: S3ObjectStore, server: ScriptedS3, reply: Reply) -> None:
+    server.answer("PUT", reply, times=1_000)
+
+    with pytest.raises(OutcomeUnknown, match="may still take effect"):
+        await store.put_if_absent(KEY, [BODY])
+    assert server.count("PUT") == object_store.TRIES_MAX
+
+
+@pytest.mark.parametrize("reply", [error(503, "SlowDown"), error(429), error(500, "InternalError")], ids=lambda reply: str(reply.status))
 async def test_a_store_that_stays_busy_is_unavailable_after_a_bounded_number_of_tries(
     store: S3ObjectStore, server: ScriptedS3, reply: Reply
 ) -> None:
@@ -293,6 +302,46 @@ async def test_a_read_without_an_answer_is_sent_again(store: S3ObjectStore, serv
     assert await store.get_range(KEY, 5, 10) == BODY[5:10]
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(206, bytes(50), {"Content-Range": "bytes 0-49/2000"}),
+        Reply(206, bytes(10), {"Content-Range": "bytes 100-109/2000"}),
+        Reply(206, bytes(10)),
+    ],
+    ids=["longer", "elsewhere", "unnamed"],
+)
+async def test_other_bytes_than_were_asked_for_are_no_answer(store: S3ObjectStore, server: ScriptedS3, reply: Reply) -> None:
+    server.answer("GET", reply, times=1_000)
+
+    with pytest.raises(Unavailable, match=KEY):
+        await store.get_range(KEY, 0, 10)
+
+
+@pytest.mark.parametrize("reply", [error(404, "NoSuchBucket"), Reply(404, b"<html>"), error(403, "AccessDenied")])
+async def test_a_bucket_that_is_gone_is_not_an_absent_object(store: S3ObjectStore, server: ScriptedS3, reply: Reply) -> None:
+    for method in ("HEAD", "GET"):
+        server.answer(method, reply, times=1_000)
+
+    with pytest.raises(Unavailable, match=KEY):
+        await store.stat(KEY)
+
+
+@pytest.mark.parametrize("body", [b"", BODY], ids=["empty", "full"])
+async def test_an_object_that_comes_between_is_found(store: S3ObjectStore, server: ScriptedS3, body: bytes) -> None:
+    server.objects[KEY] = body
+    server.answer("HEAD", error(404))
+
+    assert (await store.stat(KEY)).size_bytes == len(body)
+
+
+async def test_redirects_in_circles_are_unavailable(store: S3ObjectStore, server: ScriptedS3) -> None:
+    server.answer("HEAD", error(301), times=10_000)
+
+    with pytest.raises(Unavailable, match=KEY):
+        await store.stat(KEY)
+
+
 async def test_a_missing_object_is_asked_for_once(store: S3ObjectStore, server: ScriptedS3) -> None:
     with pytest.raises(NotFound):
         await store.get_range(KEY, 0, 10)
@@ -378,6 +427,13 @@ async def test_a_delete_that_fails_says_whether_anything_happened(
         await store.delete_many(["a", "b"])
 
 
+async def test_an_answer_to_a_delete_that_cannot_be_read_is_unknown(store: S3ObjectStore, server: ScriptedS3) -> None:
+    server.answer("POST", Reply(206, b"x"), times=1_000)
+
+    with pytest.raises(OutcomeUnknown, match="not deleted"):
+        await store.delete_many(["a"])
+
+
 async def test_a_delete_whose_reply_was_lost_is_sent_again(store: S3ObjectStore, server: ScriptedS3) -> None:
     server.objects = {"a": b"x"}
     server.lose_reply("POST")
@@ -406,6 +462,23 @@ async def test_a_large_object_goes_in_parts_and_a_failed_part_again(store: S3Obj
 
 async def test_a_large_object_whose_last_reply_was_lost_is_ours(store: S3ObjectStore, server: ScriptedS3, in_parts: bytes) -> None:
     server.lose_reply("POST", when=lambda request: "uploadId" in request.query)
+    await store.put_if_absent(KEY, [in_parts])
+
+    assert server.objects == {KEY: in_parts}
+
+
+@pytest.mark.parametrize("takes_effect", [False, True])
+async def test_a_success_without_a_word_does_not_store_a_large_object(
+    store: S3ObjectStore, server: ScriptedS3, in_parts: bytes, takes_effect: bool
+) -> None:
+    async def silent(request: Request) -> Reply | None:
+        if request.method != "POST" or "uploadId" not in request.query:
+            return None
+        if takes_effect:
+            server._serve(request)
+        return Reply(200, b"")
+
+    server.add(silent)
     await store.put_if_absent(KEY, [in_parts])
 
     assert server.objects == {KEY: in_parts}

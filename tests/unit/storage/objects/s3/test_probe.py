@@ -150,6 +150,22 @@ async def test_no_credentials_are_told_when_a_store_is_opened(client: S3ClientNa
             pass
 
 
+async def test_a_profile_that_does_not_exist_is_told_when_a_store_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_PROFILE", "nobodys")
+    with pytest.raises(Unavailable, match="nobodys"):
+        async with opened("http://127.0.0.1:1", "obstore"):
+            pass
+
+
+async def test_a_profile_that_does_not_exist_fails_a_delete_and_not_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobodys")
+    async with opened("http://127.0.0.1:1", "obstore") as store:
+        with pytest.raises(Unavailable, match="nobodys"):
+            await store.delete_many(["a"])
+
+
 async def test_credentials_of_a_profile_are_used_by_both_clients(
     server: ScriptedS3, client: S3ClientName, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
