@@ -122,11 +122,18 @@ def nearest(placed: Sequence[int], live: Collection[Candidate], *, rack: str) ->
     return next((broker_id for broker_id in placed if broker_id in near), None)
 
 
-def coordinator_of(key: str, live: Collection[Candidate]) -> int | None:
-    """The broker that coordinates a group or transactional id: the rendezvous winner of the key's slot, the same for all who ask."""
-    slot = xxhash.xxh3_64_intdigest(key) % COORDINATOR_SLOTS
-    ranked = ranked_for(f"coordinators/{slot:02}", live, zone=None)
-    return ranked[0].broker_id if ranked else None
+def coordinators_among(live: Collection[Candidate]) -> Callable[[str], int | None]:
+    """What names the broker of a group or transactional id: the rendezvous winner of the key's slot, the same for all who ask."""
+    winners: dict[int, int | None] = {}
+
+    def coordinator_of(key: str) -> int | None:
+        slot = xxhash.xxh3_64_intdigest(key) % COORDINATOR_SLOTS
+        if slot not in winners:
+            ranked = ranked_for(f"coordinators/{slot:02}", live, zone=None)
+            winners[slot] = ranked[0].broker_id if ranked else None
+        return winners[slot]
+
+    return coordinator_of
 
 
 def _ids(ranked: Sequence[Candidate], question: Question) -> list[int]:

@@ -72,16 +72,25 @@ PROGRAMS: Final = (OXIA, VERSITYGW)
 
 
 def cache_folder() -> Path:
-    """FOREBAY_CACHE, else `forebay` in XDG_CACHE_HOME, else ~/.cache/forebay."""
+    """FOREBAY_CACHE, else `forebay` in XDG_CACHE_HOME, else ~/.cache/forebay. Raise `BuildError` where nobody is at home."""
     given = os.environ.get("FOREBAY_CACHE")
     if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay"
+        return Path(given).absolute()
+    elsewhere = os.environ.get("XDG_CACHE_HOME")
+    return (Path(elsewhere).absolute() if elsewhere else _home() / ".cache") / "forebay"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise BuildError("This user has no home folder to keep programs in (HOME is not set). Name a folder in FOREBAY_CACHE.") from error
 
 
 def built(program: Program, *, cache: Path | None = None) -> Path:
     """The program's file, built now if it is not there yet (minutes; a line on stderr says so). Raise `BuildError`."""
-    target = (cache or cache_folder()) / "bin" / program.file_name
+    folder = cache or cache_folder()
+    target = folder / "bin" / program.file_name
     if target.exists():
         return target
     go = shutil.which("go")
@@ -93,7 +102,7 @@ def built(program: Program, *, cache: Path | None = None) -> Path:
     try:
         with only_one(target.with_name(f".{target.name}.lock"), what=f"building {program.name}", within_s=BUILD_WITHIN_S):
             if not target.exists():
-                _build(go, program, target)
+                _build(go, program, target, folder / "go")
     except TimeoutError as error:
         raise BuildError(str(error)) from error
     except OSError as error:
@@ -101,7 +110,8 @@ def built(program: Program, *, cache: Path | None = None) -> Path:
     return target
 
 
-def _build(go: str, program: Program, target: Path) -> None:
+def _build(go: str, program: Program, target: Path, home: Path) -> None:
+    """`home` is for what Go keeps where there is no HOME."""
     sys.stderr.write(f"building {program.name} {program.version} ({program.takes}, once)\n")
     started_s = _clock.monotonic_s()
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
@@ -109,7 +119,14 @@ def _build(go: str, program: Program, target: Path) -> None:
         command = [go, "build", *_FLAGS, "-o", str(fresh), program.package]
         try:
             done = subprocess.run(
-                command, cwd=program.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_WITHIN_S, check=False
+                command,
+                cwd=program.folder,
+                env={"HOME": str(home)} | os.environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=BUILD_WITHIN_S,
+                check=False,
             )
         except subprocess.TimeoutExpired as error:
             raise BuildError(f"building {program.name} {program.version} did not end within {BUILD_WITHIN_S:.0f} s.") from error

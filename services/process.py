@@ -104,10 +104,10 @@ class LocalProcess:
         self._over()
         began_at = self.log.stat().st_size if self.log.exists() else 0
         self._process = spawn(self.command, self.environ, self.log)
-        self._watch = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCH, "sh", str(self._process.pid)], stdin=subprocess.PIPE, start_new_session=True
-        )
         try:
+            self._watch = subprocess.Popen(
+                ["/bin/sh", "-c", _WATCH, "sh", str(self._process.pid)], stdin=subprocess.PIPE, start_new_session=True
+            )
             wait_ready(self._process, name=self.name, log=self.log, log_from=began_at, answers=self.answers)
         except BaseException:
             self.kill9()
@@ -121,6 +121,7 @@ class LocalProcess:
         assert self.is_alive, f"{self.name} is not running"
         self._signal(signal.SIGSTOP)
         self._paused = True
+        self._wait_stopped()
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
@@ -141,6 +142,15 @@ class LocalProcess:
     def _signal(self, number: signal.Signals) -> None:
         if self._process and self.is_alive:
             os.killpg(self._process.pid, number)
+
+    def _wait_stopped(self) -> None:
+        """Its threads stop one by one, and until the last has stopped it may still answer."""
+        assert self._process is not None
+        give_up_s = _clock.monotonic_s() + STOP_WITHIN_S
+        while hasattr(os, "waitid") and not os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if _clock.monotonic_s() > give_up_s:
+                raise ServerError(f"{self.name} (pid {self._process.pid}) did not stop within {STOP_WITHIN_S:.0f} s of SIGSTOP.")
+            time.sleep(_ASK_EVERY_S)
 
     def _over(self) -> None:
         """Take leave of what has ended or been killed."""

@@ -17,7 +17,7 @@ from broker.handlers.context import Context
 from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_broker_id, as_i32
 from broker.handlers.nodes import Node, live_nodes
-from broker.leadership import Candidate, coordinator_of
+from broker.leadership import Candidate, coordinators_among
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from storage.errors import StorageError
@@ -75,7 +75,8 @@ async def _find(context: Context, key_type: int, sought: Sequence[str]) -> list[
     except StorageError as error:
         code = error_code_of(error)
         return [_Answer(ErrorCode.coordinator_not_available if code.retriable else code, str(error), _NO_NODE)] * len(sought)
-    return [_answer(context, coordinator_of(key, live), nodes) for key in sought]
+    coordinators = coordinators_among(live)
+    return [_answer(context, coordinators(key), nodes) for key in sought]
 
 
 def _answer(context: Context, coordinator: int | None, nodes: Mapping[int, Node]) -> _Answer:

@@ -10,6 +10,7 @@ Differs from Apache Kafka: names beside ids in one request are answered, too; cl
 Raises `StorageError` if the brokers, or all topics, cannot be read: no version has a place to say so that clients heed.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -42,6 +43,8 @@ _Wanted = Sequence[v10.request.MetadataRequestTopic] | Sequence[v13.request.Meta
 
 _IDS_MINIMUM: Final = 12
 """The first version that may ask by topic id."""
+PLACED_AT_ONCE: Final = 200
+"""Partitions between two turns of other tasks: 1 ms, or 2 if each has a topic of its own or many brokers to choose from."""
 
 
 async def handle(context: Context, request: Request[MetadataRequest]) -> MetadataResponse:
@@ -52,7 +55,7 @@ async def handle(context: Context, request: Request[MetadataRequest]) -> Metadat
     question = Question(asker, context.parts.broker_id, [node.candidate for node in nodes])
     answer = _Answer(context.parts.leadership.placement(question), operations)
     if body.topics is None or (request.api_version == 0 and not body.topics):
-        topics = tuple(answer.found(topic) for topic in await context.parts.topics.all())
+        topics = tuple([await answer.found(topic) for topic in await context.parts.topics.all()])
     elif request.api_version < _IDS_MINIMUM and any(wanted.name is None or wanted.topic_id is not None for wanted in body.topics):
         topics = tuple(answer.refused(wanted.name or "", None, ErrorCode.invalid_request) for wanted in body.topics)
     else:
@@ -79,10 +82,16 @@ async def _named(parts: Parts, answer: "_Answer", wanted: _Wanted, *, allow_crea
             topic_id = as_topic_id(topic.topic_id)
             found = by_id[topic_id]
             key = topic_id, None
-            answers[key] = answer.refused(None, topic_id, found) if isinstance(found, ErrorCode) else answer.found(found)
+            if key in answers:
+                continue
+            answers[key] = answer.refused(None, topic_id, found) if isinstance(found, ErrorCode) else await answer.found(found)
         elif topic.name is not None:
+            if (None, topic.name) in answers:
+                continue
             found = by_name[topic.name]
-            answers[None, topic.name] = answer.refused(topic.name, None, found) if isinstance(found, ErrorCode) else answer.found(found)
+            answers[None, topic.name] = (
+                answer.refused(topic.name, None, found) if isinstance(found, ErrorCode) else await answer.found(found)
+            )
         else:
             answers[None, None] = answer.refused("", None, ErrorCode.invalid_request)
     return answers.values()
@@ -112,18 +121,27 @@ async def _find_names(parts: Parts, names: list[str], *, allow_creation: bool) -
 
 
 class _Answer:
-    """What all topics of one response have in common."""
+    """What all topics of one response have in common. Between pieces of a large one, others have their turn on the event loop."""
 
     def __init__(self, placement: Placement, operations: int) -> None:
         self._place = placement
         self._operations = operations
+        self._placed = 0
 
-    def found(self, topic: Topic) -> MetadataResponseTopic:
+    async def found(self, topic: Topic) -> MetadataResponseTopic:
+        partitions: list[MetadataResponsePartition] = []
+        for begin in range(0, topic.partition_count, PLACED_AT_ONCE):
+            count = min(topic.partition_count - begin, PLACED_AT_ONCE)
+            partitions += [self._partition(topic, partition) for partition in range(begin, begin + count)]
+            self._placed += count
+            if self._placed >= PLACED_AT_ONCE:
+                self._placed = 0
+                await asyncio.sleep(0)
         return MetadataResponseTopic(
             error_code=ErrorCode.none,
             name=as_topic_name(topic.name),
             topic_id=as_uuid(topic.topic_id),
-            partitions=tuple(self._partition(topic, partition) for partition in range(topic.partition_count)),
+            partitions=tuple(partitions),
             topic_authorized_operations=as_i32(self._operations),
         )
 

@@ -22,7 +22,7 @@ def _commands() -> None:
 
 @debug.command("trace-offset")
 def trace_offset(
-    topic: Annotated[str, typer.Argument(help="The topic's name.", metavar="TOPIC")],
+    topic: Annotated[str, typer.Argument(help="The topic's name; behind -- if it begins with a dash.", metavar="TOPIC")],
     partition: Annotated[int, typer.Argument(min=0, help="The partition's number.", metavar="PARTITION")],
     offset: Annotated[int, typer.Argument(min=0, help="The offset of a record.", metavar="OFFSET")],
     config_file: Annotated[

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -55,9 +55,11 @@ class Place:
         ]
 
 
-def free_port(first: int) -> int:
-    """The first port from `first` on that nobody listens on. Raise `StartError` when there is none."""
+def free_port(first: int, *, promised: Collection[int] = ()) -> int:
+    """The first port from `first` on that nobody listens on or was promised. Raise `StartError` when there is none."""
     for port in range(first, min(first + PORTS_TRIED_MAX, 65_536)):
+        if port in promised:
+            continue
         with socket.socket() as probe:
             # As the broker will bind it: a port whose last owner only just left counts as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -19,8 +19,10 @@ def places(stores: DemoStores, *, brokers: int, port: int, log_folder: Path, say
     """Free ports from `port` and the usual HTTP port on. Raise `StartError` when there are none."""
     found: list[Place] = []
     kafka_port, http_port = port, HTTP_PORT
+    promised: set[int] = set()
     for number in range(brokers):
-        kafka, http = free_port(kafka_port), free_port(http_port)
+        promised.add(kafka := free_port(kafka_port, promised=promised))
+        promised.add(http := free_port(http_port, promised=promised))
         for wanted, given in ((kafka_port, kafka), (http_port, http)):
             if wanted != given:
                 say(f"port {wanted} is in use, {given} is free")
@@ -58,7 +60,8 @@ class Brokers:
                 broker.wait_ready()
 
     def running(self) -> list[Place]:
-        return [broker.place for broker in self._running]
+        """Those that live: one may have ended by itself, or have been killed a moment ago."""
+        return [broker.place for broker in self._running if broker.is_running()]
 
     def at(self, address: str) -> Place:
         """Of the broker that listens there."""

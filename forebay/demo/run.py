@@ -56,18 +56,21 @@ def run(options: DemoOptions, *, environ: Mapping[str, str] = os.environ) -> int
     is_verified = False
     try:
         with ExitStack() as stack:
-            brokers = _choose_brokers(options, environ, stack, console, clock)
-            stores = brokers.places[0].stores
-            _introduce(brokers, stores, console)
-            topic = TOPIC if stores.is_own else f"{TOPIC}-{IdSource(clock=clock).next_ulid().lower()}"
-            if not stores.is_own:
-                stack.callback(_delete_topic, brokers, topic, console)
-            replay = _replay if options.brokers == 1 else _replay_with_a_kill
-            replay(options.records, topic, brokers, console, clock)
-            is_verified = True
-            console.print(what_it_took(store_use(brokers.metrics())))
-            if not options.leave:
-                _serve_on(brokers, topic, console)
+            try:
+                brokers = _choose_brokers(options, environ, stack, console, clock)
+                stores = brokers.places[0].stores
+                _introduce(brokers, stores, console)
+                topic = TOPIC if stores.is_own else f"{TOPIC}-{IdSource(clock=clock).next_ulid().lower()}"
+                if not stores.is_own:
+                    stack.callback(_delete_topic, brokers, topic, console)
+                replay = _replay if options.brokers == 1 else _replay_with_a_kill
+                replay(options.records, topic, brokers, console, clock)
+                is_verified = True
+                console.print(what_it_took(store_use(brokers.metrics())))
+                if not options.leave:
+                    _serve_on(brokers, topic, console)
+            finally:
+                _go_undisturbed()
     except (StartError, ReplayError) as error:
         console.print(str(error), style="red")
         return error.exit_code if isinstance(error, StartError) else EXIT_FAILED
@@ -79,6 +82,12 @@ def run(options: DemoOptions, *, environ: Mapping[str, str] = os.environ) -> int
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def _go_undisturbed() -> None:
+    """From here on things are only put away, each within a time of its own; a second Ctrl-C would leave some of them lying about."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -160,8 +169,8 @@ def _fresh_topic(bootstrap: str, topic: str, console: Console) -> None:
 
 
 def _another(brokers: Brokers, *, than: list[str]) -> Place:
-    """One that was not produced through, if there is one."""
-    running = brokers.running()
+    """One that was not produced through, if there is one. Where none lives, reading tells."""
+    running = brokers.running() or brokers.places
     return next((place for place in running if place.address not in than), running[0])
 
 
@@ -200,7 +209,7 @@ def what_it_took(use: StoreUse) -> str:
 
 
 def _serve_on(brokers: Brokers, topic: str, console: Console) -> None:
-    place = brokers.running()[0]
+    place = (brokers.running() or brokers.places)[0]
     with _uninterrupted():
         console.print(
             f"try:  kcat -b {place.address} -L\n"

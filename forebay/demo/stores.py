@@ -51,7 +51,8 @@ def shared(data: Path | None, *, brokers: int, environ: Mapping[str, str]) -> De
         return DemoStores(stores.metadata_url, stores.storage_url, tuple(plan.assignments(loaded, overrides)), data, is_own=True)
     plan.check_shareable(loaded.settings, brokers=brokers, option="--brokers")
     urls = loaded.settings.metadata.url, loaded.settings.storage.url
-    return DemoStores(*urls, tuple(plan.assignments(loaded, {})), None, is_own=False)
+    # Deleted, the topic stays away: an interrupted producer goes on asking for it as long as it lives, and asking makes topics.
+    return DemoStores(*urls, tuple(plan.assignments(loaded, {"kafka.auto_create_topics": "false"})), None, is_own=False)
 
 
 def _url_path(path: Path) -> str:

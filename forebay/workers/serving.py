@@ -51,8 +51,8 @@ def serve_workers(loaded: Loaded, *, workers: int, command: Command = broker_com
         return error.exit_code
 
     def said(worker: int, line: str) -> None:
-        # Who reads the log may have left; that ends no broker.
-        with contextlib.suppress(BrokenPipeError):
+        # Who reads the log may have left, or its disk be full; that ends no broker.
+        with contextlib.suppress(OSError):
             sys.stderr.write(attributed(line, worker=worker, log_format=log_format) + "\n")
             sys.stderr.flush()
 

@@ -102,7 +102,9 @@ class PartitionLog:
 
     def observe_absent(self) -> None:
         """The record does not exist. Versions are never reused, so whatever comes later is newer than what was known."""
-        self.control = None
+        if self.control is not None:
+            self.control = None
+            self.wake()
 
     def lose(self, producer_id: int, first_seq: int) -> None:
         """A batch was answered with an error; what its producer sent behind it may still be on its way here."""

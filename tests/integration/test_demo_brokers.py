@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -91,6 +92,26 @@ def test_it_serves_on_through_those_that_are_left_and_deletes_its_topic_when_it_
     (topic,) = topics
     assert bootstrap != killed(lines)[0]
     assert rest == [f"the topic {topic} was deleted", "stopped"]
+    assert process.returncode == 0
+
+
+def test_an_impatient_second_interrupt_leaves_no_topic_behind(tmp_path: Path) -> None:
+    environ = {"FOREBAY_METADATA__URL": f"sqlite:///{tmp_path}/meta.db", "FOREBAY_STORAGE__URL": f"file://{tmp_path}/objects"}
+    with subprocess.Popen(
+        [*COMMAND, "--brokers", "2"], cwd=tmp_path, env=ENVIRONMENT | environ, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for _ in iter(process.stdout.readline, "Ctrl-C stops\n"):
+            pass
+
+        process.send_signal(signal.SIGINT)
+        while process.poll() is None:  # and again, and again, wherever it is by now
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        rest = process.stdout.read().splitlines()
+
+    assert re.fullmatch(r"the topic flights-\w+ was deleted", rest[0])
+    assert rest[1:] == ["stopped"]
     assert process.returncode == 0
 
 

@@ -243,6 +243,32 @@ def test_without_go_one_line_says_what_to_install(tmp_path: Path, monkeypatch: p
     assert len(str(refused.value).splitlines()) == 1
 
 
+def test_a_user_without_a_home_is_told_to_name_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FOREBAY_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)  # nobody's
+
+    with pytest.raises(BuildError, match=r"no home folder .* Name a folder in FOREBAY_CACHE\."):
+        built(OXIA)
+
+
+def test_go_has_a_home_even_if_the_user_has_none(tmp_path: Path, fake_go: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = fake_go.with_name("path") / "go"
+    program.write_text('#!/bin/sh\necho "HOME=$HOME" >&2\nexit 1\n')
+    monkeypatch.delenv("HOME")
+
+    with pytest.raises(BuildError, match=f"HOME={tmp_path}/cache/go"):
+        built(OXIA, cache=tmp_path / "cache")
+
+
+def test_a_cache_may_be_named_from_here(tmp_path: Path, fake_go: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FOREBAY_CACHE", "cache")
+
+    assert built(OXIA) == tmp_path / "cache" / "bin" / OXIA.file_name
+
+
 def test_starting_in_the_background_twice_starts_once(background: InBackground) -> None:
     first = background.start()
     pids = background.pid("oxia"), background.pid("s3")

@@ -13,7 +13,7 @@ from broker.leadership import (
     PartitionLeadership,
     Question,
     SelfLeadership,
-    coordinator_of,
+    coordinators_among,
     leadership_of,
     nearest,
 )
@@ -194,8 +194,8 @@ def test_the_nearest_replica_is_the_first_that_stands_in_the_rack() -> None:
 
 def test_coordinators_are_the_same_for_all_and_spread_over_all() -> None:
     live = standing(1, 2, 3)
-    named = Counter(coordinator_of(f"group-{number}", live) for number in range(1_000))
+    named = Counter(map(coordinators_among(live), (f"group-{number}" for number in range(1_000))))
 
     assert set(named) == {1, 2, 3}
-    assert all(coordinator_of(f"group-{number}", live) == coordinator_of(f"group-{number}", live[::-1]) for number in range(100))
-    assert coordinator_of("group", []) is None
+    assert all(coordinators_among(live)(f"group-{number}") == coordinators_among(live[::-1])(f"group-{number}") for number in range(100))
+    assert coordinators_among([])("group") is None

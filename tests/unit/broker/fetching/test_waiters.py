@@ -27,6 +27,7 @@ class FakeStore:
     refreshed: list[set[PartitionLog]] = field(default_factory=list)
     fails: bool = False
     moves: set[PartitionLog] = field(default_factory=set)
+    gone: set[PartitionLog] = field(default_factory=set)
     callback: Callable[[str], None] | None = None
 
     def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> "FakeStore":
@@ -46,6 +47,8 @@ class FakeStore:
             raise Unavailable("no answer")
         for log in self.refreshed[-1] & self.moves:
             log.observe(Control(), log.version + 1)
+        for log in self.refreshed[-1] & self.gone:
+            log.observe_absent()
 
     def hint(self, log: PartitionLog) -> None:
         assert self.callback is not None
@@ -242,3 +245,12 @@ async def test_a_shard_is_polled_often_again_when_a_poll_finds_what_no_hint_had_
 
         assert broker.store.refreshed == [{log}] * len(broker.store.refreshed)
         assert took_s < 0.3 * 18, "a trusted shard would have been polled 18 times in so long"
+
+
+async def test_a_deletion_ends_a_wait() -> None:
+    async with waiting() as broker, asyncio.timeout(SOON_S):
+        log = broker.log(0)
+        log.observe(Control(), 1)
+        broker.store.gone.add(log)
+        with broker.waiters.wait([log]) as wait:
+            assert await wait.moved(LONG_S)

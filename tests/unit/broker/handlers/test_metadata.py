@@ -1,4 +1,6 @@
+import asyncio
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -7,8 +9,9 @@ from kio.schema.errors import ErrorCode
 
 from broker.handlers import metadata
 from broker.handlers.auto_creation import TOPICS_MAX
-from broker.leadership import ClientLeadership, Leadership, PartitionLeadership, SelfLeadership
+from broker.leadership import ClientLeadership, Leadership, PartitionLeadership, Placement, Question, SelfLeadership
 from storage.errors import Unavailable
+from storage.vocabulary import TopicId
 from tests.unit.broker.handlers.asking import CLIENT_ID, INTERNAL, LISTENER, Cluster, as_uuid, cluster, error_of
 from tests.unit.storage.catalog.faulty import Fault
 
@@ -326,3 +329,50 @@ async def test_a_topic_deleted_here_is_gone_at_once() -> None:
         answer = await ask(broker, 12, ["t", as_uuid(topic)])
 
     assert [error_of(found) for found in answer.topics] == [ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id]
+
+
+@pytest.mark.parametrize("shape", [(1_000, 1), (1, 1_000)])
+async def test_others_have_their_turn_while_a_thousand_partitions_are_answered(shape: tuple[int, int]) -> None:
+    topic_count, partition_count = shape
+    async with cluster(broker_id=2, leadership=PartitionLeadership()) as broker:
+        names: list[str | uuid.UUID | None] = [f"t{number}" for number in range(topic_count)]
+        for name in names:
+            await broker.create(str(name), partition_count=partition_count)
+        await ask(broker, 13, names)
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group:
+            counting = group.create_task(count_turns())
+            answer = await ask(broker, 13, names)
+            counting.cancel()
+
+    assert sum(len(topic.partitions) for topic in answer.topics) == 1_000
+    assert turns >= 1_000 // metadata.PLACED_AT_ONCE
+
+
+async def test_a_topic_named_many_times_is_placed_once() -> None:
+    asked: list[int] = []
+
+    class Counting(SelfLeadership):
+        def placement(self, question: Question) -> Placement:
+            place = super().placement(question)
+
+            def counted(topic_id: TopicId, partition: int) -> Sequence[int]:
+                asked.append(partition)
+                return place(topic_id, partition)
+
+            return counted
+
+    async with cluster(broker_id=2, leadership=Counting()) as broker:
+        topic = await broker.create("t", partition_count=3)
+
+        answer = await ask(broker, 13, ["t", "t", "t", as_uuid(topic), as_uuid(topic)])
+
+    assert [len(found.partitions) for found in answer.topics] == [3, 3]
+    assert asked == [0, 1, 2, 0, 1, 2]

@@ -50,3 +50,11 @@ def test_memory_is_refused_for_several_and_what_helps_is_said() -> None:
         shared(DATA, brokers=3, environ={"FOREBAY_METADATA__URL": "memory://", "FOREBAY_STORAGE__URL": "memory://"})
 
     assert (without_settings.value.exit_code, with_settings.value.exit_code) == (2, 2)
+
+
+def test_on_stores_of_others_no_topic_is_made_by_asking_for_it(tmp_path: Path) -> None:
+    environ = {"FOREBAY_METADATA__URL": f"sqlite:///{tmp_path}/meta.db", "FOREBAY_STORAGE__URL": f"file://{tmp_path}/objects"}
+
+    settings = load(environ={}, assignments=shared(None, brokers=2, environ=environ).assignments).settings
+
+    assert not settings.kafka.auto_create_topics

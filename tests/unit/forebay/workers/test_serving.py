@@ -106,6 +106,25 @@ def test_all_are_started_and_a_signal_drains_them_all(supervised: Start) -> None
     assert sorted((event["worker"], event["manner"]) for event in ended) == [(number, "exit code 0") for number in range(3)]
 
 
+def test_a_full_disk_under_the_log_ends_no_worker(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        supervisor = subprocess.Popen(
+            [sys.executable, str(FAKE), "behave", "behave", "--", "log.format=json"], cwd=tmp_path, stderr=full, start_new_session=True
+        )
+    try:
+        give_up_s = _clock.monotonic_s() + WITHIN_S
+        while not list(tmp_path.glob("1.*.pid")):  # worker 1 starts when worker 0 has said all it has to say
+            assert supervisor.poll() is None, f"the supervisor ended: {supervisor.returncode}"
+            assert _clock.monotonic_s() < give_up_s
+            time.sleep(0.01)
+        supervisor.terminate()
+
+        assert supervisor.wait(WITHIN_S) == 0
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+
+
 def test_an_interrupt_drains_as_well(supervised: Start) -> None:
     served = supervised("behave", "behave")
     served.read_until("all_workers_ready")
