@@ -130,13 +130,18 @@ class Reading:
 
     async def _read(self, shard: int, request: wire.ReadRequest) -> Sequence[wire.GetResponse]:
         async def attempt(node: OxiaNode, timeout_s: float) -> Sequence[wire.GetResponse]:
-            call = node.read(request, timeout=timeout_s)
             found: list[wire.GetResponse] = []
-            try:
-                while isinstance(message := await call.read(), wire.ReadResponse):
-                    found += message.gets
-            finally:
-                call.cancel()
+            if len(request.gets) == 1:
+                answer = await node.read_one(request, timeout=timeout_s)
+                if isinstance(answer, wire.ReadResponse):
+                    found += answer.gets
+            else:
+                call = node.read(request, timeout=timeout_s)
+                try:
+                    while isinstance(message := await call.read(), wire.ReadResponse):
+                        found += message.gets
+                finally:
+                    call.cancel()
             if len(found) != len(request.gets):
                 raise CallFailed(Failure(Fate.FAILED, f"oxia at {node.address}: {len(found)} answers to {len(request.gets)} gets"))
             return found
