@@ -10,6 +10,9 @@ from typing import Final, TextIO
 import structlog
 from structlog.typing import Processor
 
+QUIET: Final = ("aioboto3", "aiobotocore", "boto3", "botocore")
+"""Libraries whose `info` is nobody's business: where they found credentials, which retry mode they are in."""
+
 _STAMPS: Final[tuple[Processor, ...]] = (
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_log_level,
@@ -40,6 +43,8 @@ def configure(*, format: str, level: str, stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(threshold)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
     structlog.configure(
         processors=[*_STAMPS, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),

@@ -83,3 +83,13 @@ def test_events_below_the_level_are_not_written() -> None:
     structlog.get_logger("x").warning("loud")
 
     assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == ["loud"]
+
+
+def test_what_libraries_find_worth_telling_at_every_start_is_not_told() -> None:
+    out = io.StringIO()
+    logs.configure(format="json", level="info", stream=out)
+
+    logging.getLogger("aiobotocore.credentials").info("Found credentials in environment variables.")
+    logging.getLogger("aiobotocore.credentials").warning("Refreshing credentials failed.")
+
+    assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == ["Refreshing credentials failed."]
