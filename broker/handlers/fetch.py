@@ -262,7 +262,8 @@ class Fetch:
 
 def _needs_refresh(log: PartitionLog, offset: int) -> bool:
     control = log.control
-    return control is None or offset >= control.sequence_counter or offset < control.log_start
+    # Another broker is said to have changed the record: it may have deleted what is asked for (DeleteRecords).
+    return control is None or offset >= control.sequence_counter or offset < control.log_start or log.unexplained_hints > 0
 
 
 def _is_enough(targets: Sequence[Target], min_bytes: int) -> bool:

@@ -36,6 +36,8 @@ class ControlReads:
         A record that is there but unreadable is told by `PartitionLog.broken`.
         """
         self._wanted.update(logs)
+        if not self._wanted:
+            return
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         waited = self._next

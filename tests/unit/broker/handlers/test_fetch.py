@@ -107,6 +107,17 @@ async def test_an_offset_below_the_start_is_told_with_the_bounds_also_when_the_s
         assert at_start.log_start_offset == 2
 
 
+async def test_what_was_deleted_through_another_broker_is_not_served_from_memory_once_that_is_heard_of() -> None:
+    async with node(is_deaf=True) as broker:
+        await filled(broker, record_batch(b"a"), record_batch(b"b"), record_batch(b"c"))
+        await trimmed(broker, "t", 2)
+        for _ in range(4):  # three of its own commits, and the one of the other broker
+            broker.log_of((await broker.topics.lookup(["t"]))["t"]).note_hint()
+        below = await broker.read_one(asking("t", offset=1))
+
+        assert below == FetchedPartition("t", 0, ErrorCode.offset_out_of_range, 3, 3, 2)
+
+
 async def test_the_end_is_read_anew_so_that_nothing_another_broker_acknowledged_is_missed() -> None:
     stores = Stores()
     async with node(stores, is_deaf=True) as broker, node(stores, epoch=8) as other:

@@ -48,6 +48,15 @@ async def test_callers_of_one_moment_share_a_read_and_later_ones_get_a_later_one
     assert len(store.reads) == 2, "one under way, one for all who asked meanwhile"
 
 
+async def test_nothing_is_read_for_nobody() -> None:
+    store = Slow()
+    async with Nursery() as nursery, asyncio.timeout(5):
+        reads = ControlReads(metadata=store, partitions=Partitions(), nursery=nursery)  # type: ignore[arg-type]
+        await reads.refresh([])
+
+    assert store.reads == []
+
+
 async def test_a_read_that_is_not_answered_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_reads, "READ_TIMEOUT_S", 0.01)
     store, partitions = Slow(), Partitions()
