@@ -183,6 +183,8 @@ async def open_broker(
             producer_ids=ProducerIds(opened.metadata),
             bounds=parts.control_reads,
             timestamps=parts.time_search,
+            trimmer=parts.trimmer,
+            active_producers=parts.producer_reads,
             topic_defaults=TopicDefaults(settings.kafka.auto_create_topics, settings.kafka.default_partitions),
         )
         dispatch = Dispatch(

@@ -5,8 +5,9 @@ from typing import Final, NamedTuple
 from broker.handlers.config_sources import DEFAULT, STATIC_BROKER
 from storage.catalog.brokers import BrokerRecord
 from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigType
-from storage.limits import FRAME_BYTES_MAX
+from storage.limits import FETCH_RESPONSE_BYTES_MAX, FRAME_BYTES_MAX
 
+LOG_DIR: Final = "object-store"
 PROTOCOL_LEVEL: Final = "4.0"
 """The release of Kafka whose tools may take this broker for their own. Some read it to decide which features to offer."""
 
@@ -26,20 +27,39 @@ def broker_configs(record: BrokerRecord, *, auto_create: bool, partition_count: 
     number = str(record.broker_id)
     configs = [
         _static("advertised.listeners", ConfigType.STRING, listeners, "What clients are told to connect to."),
+        _static("authorizer.class.name", ConfigType.STRING, "", "There is no authorizer: every client may do everything."),
         _static("auto.create.topics.enable", ConfigType.BOOLEAN, str(auto_create).lower(), "Whether asking for a topic creates it."),
+        _static("auto.leader.rebalance.enable", ConfigType.BOOLEAN, "false", "Any broker serves any partition: nothing is rebalanced."),
         _static("broker.id", ConfigType.INT, number, "This broker's id."),
         _static("broker.rack", ConfigType.STRING, record.rack, "Where this broker stands."),
+        _static("controlled.shutdown.enable", ConfigType.BOOLEAN, "true", "A broker that is stopped answers what it has begun."),
         _static("default.replication.factor", ConfigType.INT, "1", "Reported for topics; durability comes from the object store."),
         _static("delete.topic.enable", ConfigType.BOOLEAN, "true", "Topics may be deleted."),
+        _static(
+            "fetch.max.bytes", ConfigType.INT, str(FETCH_RESPONSE_BYTES_MAX), "Record bytes in a Fetch response, its first batch excepted."
+        ),
         _static(
             "inter.broker.protocol.version", ConfigType.STRING, PROTOCOL_LEVEL, "What tools may assume; brokers do not talk to each other."
         ),
         _static("listener.security.protocol.map", ConfigType.STRING, names, "Every listener speaks plaintext."),
         _static("listeners", ConfigType.LIST, listeners, "As advertised."),
-        _static("log.dirs", ConfigType.STRING, "object-store", "There are no log directories: records lie in the object store."),
+        _static("log.dir", ConfigType.STRING, LOG_DIR, "There are no log directories: records lie in the object store."),
+        _static("log.dirs", ConfigType.STRING, LOG_DIR, "There are no log directories: records lie in the object store."),
+        _static("log.retention.hours", ConfigType.INT, "168", "As log.retention.ms, which wins."),
+        _static("log.roll.hours", ConfigType.INT, "168", "Kept for tools; without effect, because a broker here keeps no log files."),
+        _static("max.incremental.fetch.session.cache.slots", ConfigType.INT, "0", "Every Fetch is a full one: no sessions are kept."),
+        _static("max.request.partition.size.limit", ConfigType.INT, "2000", "Partitions in an answer to DescribeTopicPartitions."),
         _static("node.id", ConfigType.INT, number, "This broker's id."),
         _static("num.partitions", ConfigType.INT, str(partition_count), "Partitions of a topic that asks for no number."),
         _static("process.roles", ConfigType.LIST, "broker", "There are no controllers."),
+        _static(
+            "remote.log.storage.system.enable",
+            ConfigType.BOOLEAN,
+            "false",
+            "There is no second tier: the whole log is in the object store.",
+        ),
+        _static("sasl.enabled.mechanisms", ConfigType.LIST, "", "Clients do not authenticate."),
+        _static("security.inter.broker.protocol", ConfigType.STRING, "PLAINTEXT", "Brokers do not talk to each other."),
         _static("socket.request.max.bytes", ConfigType.INT, str(FRAME_BYTES_MAX), "The largest request that is read."),
     ]
     configs += [

@@ -7,8 +7,10 @@ from runtime.clock import Clock
 from storage.catalog.brokers import BrokerDirectory
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
+from storage.log.active_producers import ActiveProducers
 from storage.log.bounds import Bounds
 from storage.log.timestamps import Timestamps
+from storage.log.trim import Trims
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Parts:
     producer_ids: ProducerIds
     bounds: Bounds
     timestamps: Timestamps
+    trimmer: Trims
+    active_producers: ActiveProducers
     topic_defaults: TopicDefaults
 
     @property

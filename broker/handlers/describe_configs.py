@@ -7,7 +7,7 @@ Synonyms and documentation (v3+) are given when asked for.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from kio.schema.describe_configs.v4 import DescribeConfigsRequest, DescribeConfigsResponse
 from kio.schema.describe_configs.v4.request import DescribeConfigsResource
@@ -15,26 +15,19 @@ from kio.schema.describe_configs.v4.response import DescribeConfigsResourceResul
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.broker_configs import BrokerConfig, broker_configs
-from broker.handlers.config_sources import DEFAULT, TOPIC, source_of
+from broker.handlers.config_resources import BROKER, TOPIC, Refusal, refuse_broker_name, refuse_topic_name, refuse_type
+from broker.handlers.config_sources import DEFAULT, source_of
+from broker.handlers.config_sources import TOPIC as SET_FOR_TOPIC
 from broker.handlers.context import Context
 from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_i8
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from storage.catalog.topic_configs import TopicConfigValue, effective
-from storage.catalog.topic_names import validate_name
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 
-TOPIC_RESOURCE: Final = 2
-BROKER_RESOURCE: Final = 4
-
 Entries = Iterable[DescribeConfigsResourceResult]
-
-
-class Refusal(NamedTuple):
-    error: ErrorCode
-    message: str
 
 
 class Details(NamedTuple):
@@ -49,19 +42,19 @@ async def handle(context: Context, request: Request[DescribeConfigsRequest]) -> 
     results = []
     for resource in body.resources:
         entries: Entries | Refusal
-        if resource.resource_type == TOPIC_RESOURCE:
+        if resource.resource_type == TOPIC:
             entries = _topic_entries(resource.resource_name, topics(resource.resource_name), details)
-        elif resource.resource_type == BROKER_RESOURCE:
+        elif resource.resource_type == BROKER:
             entries = await _broker_entries(context, resource.resource_name, details)
         else:
-            entries = Refusal(ErrorCode.invalid_request, f"configs of resource type {resource.resource_type} are not supported")
+            entries = refuse_type(resource.resource_type)
         results.append(_result(resource, entries))
     return DescribeConfigsResponse(throttle_time=as_field(0), results=tuple(results))
 
 
 async def _topics(context: Context, resources: Iterable[DescribeConfigsResource]) -> Callable[[str], Topic | Refusal]:
     """Answers by name, all from one read."""
-    names = [resource.resource_name for resource in resources if resource.resource_type == TOPIC_RESOURCE]
+    names = [resource.resource_name for resource in resources if resource.resource_type == TOPIC]
     try:
         found = await context.parts.topics.lookup_now(names)
     except StorageError as error:
@@ -71,9 +64,9 @@ async def _topics(context: Context, resources: Iterable[DescribeConfigsResource]
 
 
 def _topic_entries(name: str, topic: Topic | Refusal, details: Details) -> Entries | Refusal:
-    problem = validate_name(name)
-    if problem is not None:
-        return Refusal(ErrorCode.invalid_topic_exception, problem)
+    refusal = refuse_topic_name(name)
+    if refusal is not None:
+        return refusal
     if isinstance(topic, Refusal):
         return topic
     return (_topic_entry(held, details) for held in effective(topic.configs))
@@ -83,10 +76,9 @@ async def _broker_entries(context: Context, name: str, details: Details) -> Entr
     own = context.parts.broker_id
     if not name:
         return ()
-    if not (name.isascii() and name.isdecimal()):
-        return Refusal(ErrorCode.invalid_request, f"broker id must be an integer, but it is: {name!r}")
-    if name != str(own):
-        return Refusal(ErrorCode.invalid_request, f"unexpected broker id: expected {own} or an empty string, got {name}")
+    refusal = refuse_broker_name(name, own_id=own)
+    if refusal is not None:
+        return refusal
     try:
         live = await context.parts.brokers.live()
     except StorageError as error:
@@ -104,7 +96,7 @@ def _topic_entry(held: TopicConfigValue, details: Details) -> DescribeConfigsRes
     synonyms = []
     if details.synonyms:
         if held.is_set:
-            synonyms.append(_synonym(config.name, held.value, TOPIC))
+            synonyms.append(_synonym(config.name, held.value, SET_FOR_TOPIC))
         if config.synonym is not None:
             synonyms.append(_synonym(config.synonym, config.default, DEFAULT))
     return DescribeConfigsResourceResult(

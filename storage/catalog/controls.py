@@ -16,19 +16,20 @@ from storage.vocabulary import PartitionId, TopicId
 _READ_KEYS_MAX: Final = 1_000
 
 
-async def create_controls(metadata: MetadataStore, topic_id: TopicId, count: int, *, entropy: Entropy) -> None:
-    """Create the records of partitions 0 to `count` - 1 of a new topic id.
+async def create_controls(metadata: MetadataStore, topic_id: TopicId, count: int, *, entropy: Entropy, first: int = 0) -> None:
+    """Create the records of partitions `first` to `count` - 1: of a new topic id, or (`first` > 0) beside those that the topic has.
 
-    Raises `Unavailable`, `OutcomeUnknown`, or `Conflict` if the topic id is not new. Cancelled: any of them may exist.
+    Raises `Unavailable`, `OutcomeUnknown`, or `Conflict` if the topic id is not new. Cancelled: any of them may exist. Partitions that are
+    added may have their record already, from an attempt that ended half way or from another broker that adds them too: it is left alone.
     """
     value = encode(Control())
-    missing = [_control(topic_id, partition) for partition in range(count)]
+    missing = [_control(topic_id, partition) for partition in range(first, count)]
     unknown: Unknown | None = None
     reason = ""
     for attempt in range(ATTEMPTS_MAX):
         outcomes = await write_each(metadata, [Put(key, value, ABSENT) for key in missing])
         remaining = []
-        taken_is_ours = unknown is not None
+        taken_is_ours = unknown is not None or first > 0
         for key, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, Unknown | NotApplied):
                 remaining.append(key)

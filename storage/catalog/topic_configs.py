@@ -6,11 +6,14 @@ A value is kept in the form Kafka would print it. A key whose effect is not serv
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Final, NamedTuple
 
-from storage.limits import BATCH_BYTES_DEFAULT_MAX, FRAME_BYTES_MAX
+from storage.limits import BATCH_BYTES_DEFAULT_MAX, FRAME_BYTES_MAX, KIB, METADATA_VALUE_BYTES_MAX
+
+CONFIGS_BYTES_MAX: Final = 32 * KIB
+"""Names and values of one topic, as characters: they share a record with the rest of the topic."""
 
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
@@ -228,6 +231,8 @@ _TABLE: Final = (
     ),
 )  # fmt: skip
 
+assert CONFIGS_BYTES_MAX < METADATA_VALUE_BYTES_MAX
+
 TOPIC_CONFIGS: Final[Mapping[str, TopicConfig]] = {config.name: config for config in _TABLE}
 
 
@@ -237,19 +242,20 @@ class InvalidTopicConfig(ValueError):
 
 def validate(configs: Mapping[str, str | None]) -> dict[str, str]:
     """The configs to keep with the topic. Raises `InvalidTopicConfig` for the first that is unknown or bad."""
-    kept = {}
+    kept: dict[str, str] = {}
     for name, value in configs.items():
         config = TOPIC_CONFIGS.get(name)
         if config is None:
-            nearest = difflib.get_close_matches(name, TOPIC_CONFIGS, n=1)
-            hint = f" Did you mean {nearest[0]}?" if nearest else ""
-            raise InvalidTopicConfig(f"{name} is not a topic config.{hint}")
+            raise _unknown(name)
         if value is None:
             raise InvalidTopicConfig(f"{name} has no value (null); the default is {config.default!r}")
         try:
             kept[name] = config.rule(value.strip())
         except ValueError as error:
             raise InvalidTopicConfig(f"{name}={value}: {error} (default {config.default})") from error
+    size = sum(len(name) + len(value) for name, value in kept.items())
+    if size > CONFIGS_BYTES_MAX:
+        raise InvalidTopicConfig(f"the configs of a topic have at most {CONFIGS_BYTES_MAX} characters, these have {size}")
     if integer(kept, "min.compaction.lag.ms") > integer(kept, "max.compaction.lag.ms"):
         raise InvalidTopicConfig("min.compaction.lag.ms must not be greater than max.compaction.lag.ms")
     return kept
@@ -269,3 +275,57 @@ def effective(configs: Mapping[str, str]) -> Iterator[TopicConfigValue]:
     """Every key of the table, by name, with what holds for a topic with these configs."""
     for name, config in TOPIC_CONFIGS.items():
         yield TopicConfigValue(config, value_of(configs, name), name in configs)
+
+
+class Operation(Enum):
+    """What to do with one key. The numbers are those of IncrementalAlterConfigs."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class Alteration(NamedTuple):
+    name: str
+    operation: Operation
+    value: str = ""
+    """Without meaning for DELETE."""
+
+
+def alter(configs: Mapping[str, str], alterations: Iterable[Alteration]) -> dict[str, str]:
+    """`configs` with each alteration made, in order, and validated as a whole. Raises `InvalidTopicConfig`.
+
+    APPEND adds the items of a list that are not there, SUBTRACT takes away those that are, both starting from the default if nothing was
+    set: so all of it twice is as good as once. DELETE goes back to the default; a key that nobody knows has nothing to go back from.
+    """
+    altered: dict[str, str] = dict(configs)
+    for name, operation, value in alterations:
+        if operation is Operation.SET:
+            altered[name] = value
+        elif operation is Operation.DELETE:
+            altered.pop(name, None)
+        else:
+            config = TOPIC_CONFIGS.get(name)
+            if config is None:
+                raise _unknown(name)
+            if config.type is not ConfigType.LIST:
+                raise InvalidTopicConfig(f"{operation.name} is for lists, and {name} is of type {config.type.name}")
+            named = _items(value)
+            items = _items(altered.get(name, config.default))
+            if operation is Operation.APPEND:
+                items += [item for item in dict.fromkeys(named) if item not in items]
+            else:
+                items = [item for item in items if item not in named]
+            altered[name] = ",".join(items)
+    return validate(altered)
+
+
+def _items(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",")] if text.strip() else []
+
+
+def _unknown(name: str) -> InvalidTopicConfig:
+    nearest = difflib.get_close_matches(name, TOPIC_CONFIGS, n=1)
+    hint = f" Did you mean {nearest[0]}?" if nearest else ""
+    return InvalidTopicConfig(f"{name} is not a topic config.{hint}")

@@ -1,6 +1,6 @@
-"""The topics: found, created, deleted.
+"""The topics: found, created, changed, deleted.
 
-    llog/topics/{name}            the topic; its first put is what creates it, its removal what ends its deletion
+    llog/topics/{name}            the topic; its first put is what creates it, its removal what ends its deletion, a CAS what changes it
     llog/topic-ids/{topic_id}     its name; put in the same request, and believed only if the name's record has that id
 
 Everything about the log of a topic is keyed by its id, so a topic that was deleted and created again shares nothing with the old one.
@@ -9,7 +9,7 @@ in it may exist. Writers are safe all the same: the control records of a deleted
 """
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from typing import Final, TypeVar
 
@@ -213,6 +213,40 @@ class Topics:
         if marked is not None:
             await self._finish_deletion(marked)
 
+    async def add_partitions(self, topic: Topic, count: int) -> int:
+        """Raise the number of partitions of this incarnation to `count`. Returns how many it had before; if those were `count` or more,
+        nothing was done.
+
+        The control records come first and the topic's record last: a partition that somebody sees has its log. Raises as `alter_configs`.
+        """
+        assert 0 < count <= PARTITIONS_MAX
+        before = (await self._read_active(topic))[0].partition_count
+        if before >= count:
+            return before
+        await create_controls(self._metadata, topic.topic_id, count, entropy=self._entropy, first=before)
+        found = before
+
+        def raised(current: Topic) -> Topic:
+            nonlocal found
+            found = current.partition_count
+            return msgspec.structs.replace(current, partition_count=max(found, count))
+
+        # What others have made of it since is known only if no attempt of ours may have been what did it.
+        return found if await self._replace(topic, raised, f"add partitions to topic {topic.name!r}") else before
+
+    async def alter_configs(self, topic: Topic, change: Callable[[Mapping[str, str]], dict[str, str]]) -> None:
+        """Give this incarnation the configs that `change` makes of those it has: applied to the newest each time, so it must be pure and
+        give the same when applied to its own result.
+
+        Raises the ValueError that `change` raises (then nothing was changed); `NotFound` if the incarnation is gone; `Unavailable` (nothing
+        changed); `OutcomeUnknown` (it may have been, or may yet be).
+        """
+
+        def altered(current: Topic) -> Topic:
+            return msgspec.structs.replace(current, configs=change(current.configs))
+
+        await self._replace(topic, altered, f"alter the configs of topic {topic.name!r}")
+
     async def _publish(self, topic: Topic) -> None:
         action = f"create topic {topic.name!r}"
         ops = [
@@ -272,6 +306,48 @@ class Topics:
         if certain:
             await write_one(self._metadata, Delete(keys.topic_id(topic.topic_id)))
             await remove_controls(self._metadata, topic.topic_id, topic.partition_count)
+
+    async def _read_active(self, topic: Topic) -> tuple[Topic, int]:
+        """The incarnation as it is now and the version of its record. Raises `NotFound`."""
+        current, version = await self._read_record(topic.name)
+        if current is None or current.topic_id != topic.topic_id or current.state is not TopicState.ACTIVE:
+            raise NotFound(f"no such topic: name={topic.name!r} topic_id={topic.topic_id}")
+        return current, version
+
+    async def _replace(self, topic: Topic, change: Callable[[Topic], Topic], action: str) -> bool:
+        """Put what `change` makes of the newest record, by CAS. Returns whether what `change` was given last was certainly not made by an
+        earlier attempt of ours.
+        """
+        unknown: Unknown | None = None
+        reason = ""
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                current, version = await self._read_active(topic)
+            except (NotFound, Unavailable) as error:
+                if unknown is None:
+                    raise
+                raise OutcomeUnknown(f"{action}: cause={error}") from error
+            try:
+                changed = change(current)
+            except ValueError as error:
+                if unknown is None:
+                    raise
+                raise OutcomeUnknown(f"{action}: cause={error}") from error
+            if changed == current:
+                return unknown is None
+            self.forget(topic.name)
+            outcome = await write_one(self._metadata, Put(keys.topic(topic.name), encode(changed), version))
+            if isinstance(outcome, Unknown):
+                unknown = outcome
+            elif isinstance(outcome, NotApplied):
+                reason = outcome.reason
+            elif outcome.status is Status.OK:
+                self.forget(topic.name)
+                return unknown is None
+            else:
+                reason = "its record changed each time"
+            await pause(attempt, self._entropy)
+        raise given_up(action, unknown=unknown, reason=reason)
 
     async def _mark_deleting(self, topic: Topic) -> Topic | None:
         """The topic as it is marked; None if it is gone and it was this call that may have marked it."""

@@ -8,6 +8,7 @@ from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache
+from storage.log.active_producers import ProducerReads
 from storage.log.append import Appender, Sealer
 from storage.log.batcher import FlushSettings
 from storage.log.commit import BrokerEpoch, Committer
@@ -17,6 +18,7 @@ from storage.log.partition import Partitions
 from storage.log.read import Reader
 from storage.log.tail import TailCache
 from storage.log.time_search import TimeSearch
+from storage.log.trim import Trimmer
 from storage.log.upload import Uploader
 from storage.metadata.port import MetadataStore
 from storage.objects.port import ObjectStore
@@ -29,6 +31,8 @@ class LogParts:
     appender: Appender
     reader: Reader
     time_search: TimeSearch
+    trimmer: Trimmer
+    producer_reads: ProducerReads
 
 
 def open_log(
@@ -69,4 +73,6 @@ def open_log(
     index = EntryIndex(metadata=metadata, control_reads=control_reads)
     reader = Reader(index=index, blocks=blocks, control_reads=control_reads)
     time_search = TimeSearch(partitions=partitions, control_reads=control_reads, index=index, reader=reader)
-    return LogParts(partitions, control_reads, appender, reader, time_search)
+    trimmer = Trimmer(metadata=metadata, partitions=partitions, control_reads=control_reads)
+    producer_reads = ProducerReads(metadata=metadata, partitions=partitions, control_reads=control_reads)
+    return LogParts(partitions, control_reads, appender, reader, time_search, trimmer, producer_reads)

@@ -22,6 +22,7 @@ from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topic, Topics
 from storage.errors import NotFound, StorageError
 from storage.formats.control import LogState, decode_control
+from storage.log.active_producers import ActiveProducer
 from storage.log.bounds import LogBounds
 from storage.log.timestamps import TimestampedOffset
 from storage.metadata.keys import PartitionKeys
@@ -68,6 +69,34 @@ class FakeTimestamps:
         return _raised(self.maximum)
 
 
+@dataclass
+class FakeTrimmer:
+    """Answers what a test set for the partition; others are trimmed to the offset asked for."""
+
+    known: dict[PartitionId, int | StorageError] = field(default_factory=dict)
+    calls: list[tuple[PartitionId, int]] = field(default_factory=list)
+
+    async def trim(self, partition: PartitionId, before: int) -> int:
+        self.calls.append((partition, before))
+        answer = self.known.get(partition, before)
+        if isinstance(answer, StorageError):
+            raise answer
+        return answer
+
+
+@dataclass
+class FakeProducers:
+    """The producers that a test set for a partition; others have none."""
+
+    known: dict[PartitionId, list[ActiveProducer] | StorageError] = field(default_factory=dict)
+
+    async def of(self, partition: PartitionId) -> list[ActiveProducer]:
+        answer = self.known.get(partition, [])
+        if isinstance(answer, StorageError):
+            raise answer
+        return answer
+
+
 def _raised(answer: TimestampedOffset | StorageError | None) -> TimestampedOffset | None:
     if isinstance(answer, StorageError):
         raise answer
@@ -83,6 +112,8 @@ class Cluster:
     context: Context
     bounds: FakeBounds
     timestamps: FakeTimestamps
+    trimmer: FakeTrimmer
+    producers: FakeProducers
 
     @property
     def topics(self) -> Topics:
@@ -126,6 +157,7 @@ async def cluster(
     listeners = [Endpoint(LISTENER, f"broker-{broker_id}", 9000 + broker_id), Endpoint(INTERNAL, "internal", 7)]
     await brokers.register(listeners=listeners, rack="zone-a", version="0", broker_id=broker_id)
     bounds, timestamps = FakeBounds(metadata), FakeTimestamps()
+    trimmer, producers = FakeTrimmer(), FakeProducers()
     parts = Parts(
         cluster_id="cluster-of-this-test-00",
         clock=clock,
@@ -135,9 +167,11 @@ async def cluster(
         producer_ids=ProducerIds(metadata, entropy=no_jitter),
         bounds=bounds,
         timestamps=timestamps,
+        trimmer=trimmer,
+        active_producers=producers,
         topic_defaults=TopicDefaults(auto_create=auto_create, partition_count=partition_count),
     )
-    yield Cluster(metadata, clock, Context(parts, LISTENER, "127.0.0.1"), bounds, timestamps)
+    yield Cluster(metadata, clock, Context(parts, LISTENER, "127.0.0.1"), bounds, timestamps, trimmer, producers)
     await metadata.close()
 
 

@@ -90,6 +90,34 @@ async def test_this_broker_is_described_read_only() -> None:
     assert (configs["log.retention.ms"].value, configs["message.max.bytes"].value) == ("604800000", "1048588")
 
 
+async def test_what_tools_look_for_in_a_broker_is_there() -> None:
+    async with cluster() as broker:
+        (result,) = await ask(broker, (BROKER, "1"), include_synonyms=True)
+
+    configs = by_name(result)
+    assert {
+        "authorizer.class.name": "",
+        "compression.type": "producer",
+        "default.replication.factor": "1",
+        "delete.topic.enable": "true",
+        "fetch.max.bytes": "8388608",
+        "inter.broker.protocol.version": "4.0",
+        "log.cleanup.policy": "delete",
+        "log.dirs": "object-store",
+        "log.retention.bytes": "-1",
+        "log.retention.hours": "168",
+        "log.segment.bytes": "1073741824",
+        "message.max.bytes": "1048588",
+        "min.insync.replicas": "1",
+        "process.roles": "broker",
+        "remote.log.storage.system.enable": "false",
+        "sasl.enabled.mechanisms": "",
+        "unclean.leader.election.enable": "false",
+    }.items() <= {name: config.value for name, config in configs.items()}.items()
+    assert all([synonym.name for synonym in config.synonyms] == [name] for name, config in configs.items())
+    assert len(configs) == len(result.configs)
+
+
 async def test_the_cluster_wide_defaults_of_brokers_are_none() -> None:
     async with cluster() as broker:
         (result,) = await ask(broker, (BROKER, ""))

@@ -1,6 +1,17 @@
 import pytest
 
-from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigType, InvalidTopicConfig, effective, integer, validate, value_of
+from storage.catalog.topic_configs import (
+    TOPIC_CONFIGS,
+    Alteration,
+    ConfigType,
+    InvalidTopicConfig,
+    Operation,
+    alter,
+    effective,
+    integer,
+    validate,
+    value_of,
+)
 
 
 def test_the_table_is_sorted_and_every_default_is_a_legal_value() -> None:
@@ -97,3 +108,61 @@ def test_what_is_not_set_has_its_default() -> None:
 
 def test_a_config_that_an_older_program_does_not_know_is_passed_over() -> None:
     assert "from.the.future" not in {value.config.name for value in effective({"from.the.future": "1"})}
+
+
+SET, DELETE, APPEND, SUBTRACT = Operation.SET, Operation.DELETE, Operation.APPEND, Operation.SUBTRACT
+
+
+@pytest.mark.parametrize(
+    ("configs", "alterations", "altered"),
+    [
+        ({}, [("retention.ms", SET, " 5 ")], {"retention.ms": "5"}),
+        ({"retention.ms": "5", "flush.ms": "1"}, [("retention.ms", DELETE, "")], {"flush.ms": "1"}),
+        ({}, [("retention.ms", DELETE, ""), ("nobody.knows", DELETE, "")], {}),
+        ({}, [("cleanup.policy", APPEND, "compact")], {"cleanup.policy": "delete,compact"}),
+        ({"cleanup.policy": "compact"}, [("cleanup.policy", APPEND, "compact,delete")], {"cleanup.policy": "compact,delete"}),
+        ({"cleanup.policy": "compact,delete"}, [("cleanup.policy", SUBTRACT, "delete, other")], {"cleanup.policy": "compact"}),
+        (
+            {},
+            [("leader.replication.throttled.replicas", APPEND, "0:1,1:2")],
+            {"leader.replication.throttled.replicas": "0:1,1:2"},
+        ),
+        (
+            {"leader.replication.throttled.replicas": "0:1"},
+            [("leader.replication.throttled.replicas", SUBTRACT, "0:1")],
+            {"leader.replication.throttled.replicas": ""},
+        ),
+    ],
+)
+def test_alterations_are_made_and_made_twice_are_the_same(
+    configs: dict[str, str], alterations: list[tuple[str, Operation, str]], altered: dict[str, str]
+) -> None:
+    made = [Alteration(*one) for one in alterations]
+
+    assert alter(configs, made) == altered
+    assert alter(altered, made) == altered
+
+
+@pytest.mark.parametrize(
+    ("alteration", "words"),
+    [
+        (("retention.sm", SET, "5"), "Did you mean retention.ms"),
+        (("retention.sm", APPEND, "5"), "Did you mean retention.ms"),
+        (("retention.ms", SET, "soon"), "must be an integer"),
+        (("retention.ms", APPEND, "5"), "APPEND is for lists, and retention.ms is of type LONG"),
+        (("compression.type", SUBTRACT, "gzip"), "SUBTRACT is for lists"),
+        (("compression.type", SET, "gzip"), "must be producer"),
+        (("cleanup.policy", SUBTRACT, "delete"), "must be delete, compact"),
+        (("min.compaction.lag.ms", SET, "9"), "must not be greater than"),
+    ],
+)
+def test_an_alteration_that_cannot_be_made_says_why(alteration: tuple[str, Operation, str], words: str) -> None:
+    with pytest.raises(InvalidTopicConfig, match=words):
+        alter({"max.compaction.lag.ms": "8"}, [Alteration(*alteration)])
+
+
+def test_configs_that_do_not_fit_their_record_are_refused() -> None:
+    many = ",".join(f"{number}:1" for number in range(10_000))
+
+    with pytest.raises(InvalidTopicConfig, match="at most 32768 characters"):
+        validate({"leader.replication.throttled.replicas": many})

@@ -1,0 +1,84 @@
+"""What IncrementalAlterConfigs and AlterConfigs have in common: which resources can be altered, and how a topic is."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from broker.handlers.config_resources import BROKER, TOPIC, Refusal, refuse_broker_name, refuse_topic_name, refuse_type
+from broker.handlers.context import Parts
+from broker.handlers.errors import error_code_of
+from storage.catalog.topic_configs import InvalidTopicConfig
+from storage.catalog.topics import Topic
+from storage.errors import StorageError
+
+Change = Callable[[Mapping[str, str]], dict[str, str]]
+"""The configs of a topic → what they are to be. Raises `InvalidTopicConfig`."""
+
+
+class ResourceChange(NamedTuple):
+    resource_type: int
+    resource_name: str
+    keys: Collection[str]
+    """What it would change."""
+    change: Change | Refusal
+
+
+async def alter_all(parts: Parts, changes: Sequence[ResourceChange], *, validate_only: bool) -> list[Refusal | None]:
+    """In the order of `changes`, each for itself: None for what was altered, or with `validate_only` would have been."""
+    occurrences = Counter((one.resource_type, one.resource_name) for one in changes)
+    names = {one.resource_name for one in changes if one.resource_type == TOPIC}
+    found: dict[str, Topic] | StorageError
+    try:
+        found = await parts.topics.lookup_now(names)
+    except StorageError as error:
+        found = error
+    answers = []
+    for one in changes:
+        if occurrences[one.resource_type, one.resource_name] > 1:
+            answer: Refusal | None = Refusal(ErrorCode.invalid_request, "each resource must appear at most once")
+        elif isinstance(one.change, Refusal):
+            answer = one.change
+        elif one.resource_type == TOPIC:
+            answer = await _alter_topic(parts, one.resource_name, one.change, found, validate_only=validate_only)
+        elif one.resource_type == BROKER:
+            answer = _refuse_broker(one, own_id=parts.broker_id)
+        else:
+            answer = refuse_type(one.resource_type)
+        answers.append(answer)
+    return answers
+
+
+async def _alter_topic(
+    parts: Parts, name: str, change: Change, found: dict[str, Topic] | StorageError, *, validate_only: bool
+) -> Refusal | None:
+    if not name:
+        return Refusal(ErrorCode.invalid_request, "default topic resources are not allowed")
+    refusal = refuse_topic_name(name)
+    if refusal is not None:
+        return refusal
+    try:
+        if isinstance(found, StorageError):
+            raise found
+        topic = found.get(name)
+        if topic is None:
+            return Refusal(ErrorCode.unknown_topic_or_partition, f"topic {name!r} does not exist")
+        if validate_only:
+            change(topic.configs)
+        else:
+            await parts.topics.alter_configs(topic, change)
+    except InvalidTopicConfig as error:
+        return Refusal(ErrorCode.invalid_config, str(error))
+    except StorageError as error:
+        return Refusal(error_code_of(error), str(error))
+    return None
+
+
+def _refuse_broker(one: ResourceChange, *, own_id: int) -> Refusal | None:
+    """Brokers are configured where they are started."""
+    refusal = refuse_broker_name(one.resource_name, own_id=own_id) if one.resource_name else None
+    if refusal is None and one.keys:
+        message = f"brokers cannot be configured while they run: {', '.join(sorted(one.keys))}"
+        return Refusal(ErrorCode.invalid_config, message)
+    return refusal

@@ -1,0 +1,111 @@
+"""DeleteRecords (API key 21), v0-v2.
+
+Moves the start of a partition's log up to the offset that is given; -1 is the high watermark. low_watermark is the log start afterwards.
+An offset below the log start changes nothing and is no error; one behind the high watermark is OFFSET_OUT_OF_RANGE. A topic that is only
+compacted is POLICY_VIOLATION, as in Kafka. When it is answered, ListOffsets at any broker and Fetch at this one honour it; Fetch at
+another does as soon as it hears that the control record has changed. The bytes go later.
+The timeout is honoured: what is not done in time is REQUEST_TIMED_OUT, and may still happen.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from kio.schema.delete_records.v2 import DeleteRecordsRequest, DeleteRecordsResponse
+from kio.schema.delete_records.v2.response import DeleteRecordsPartitionResult, DeleteRecordsTopicResult
+from kio.schema.errors import ErrorCode
+
+from broker.handlers.context import Context, Parts
+from broker.handlers.errors import error_code_of
+from broker.handlers.existing_partitions import find_existing
+from broker.handlers.kio_types import as_i32, as_i64
+from broker.handlers.partition_bounds import TopicPartition
+from broker.protocol.codec import as_field, milliseconds
+from broker.protocol.request import Request
+from storage.catalog.topic_configs import value_of
+from storage.catalog.topics import Topic
+from storage.errors import StorageError
+from storage.log.trim import HIGH_WATERMARK
+from storage.vocabulary import PartitionId
+
+TIMEOUT_MS_MAX: Final = 50_000
+"""Below what the dispatcher gives any handler: the client is told what was done."""
+TRIMS_MAX: Final = 16
+"""Partitions of one request that are trimmed at the same time."""
+_NONE: Final = -1
+
+Answer = int | ErrorCode
+"""The log start afterwards, or why it is not known to have moved."""
+
+
+async def handle(context: Context, request: Request[DeleteRecordsRequest]) -> DeleteRecordsResponse:
+    body = request.body
+    asked = [
+        (TopicPartition(topic.name, partition.partition_index), partition.offset) for topic in body.topics for partition in topic.partitions
+    ]
+    answers: dict[TopicPartition, Answer] = {partition: ErrorCode.request_timed_out for partition, _ in asked}
+    try:
+        async with asyncio.timeout(min(max(milliseconds(body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
+            await _delete_all(context.parts, asked, answers)
+    except TimeoutError:
+        pass  # the partitions that were not reached keep the answer they were given above
+    return DeleteRecordsResponse(
+        throttle_time=as_field(0),
+        topics=tuple(
+            DeleteRecordsTopicResult(
+                name=topic.name,
+                partitions=tuple(
+                    _respond(partition.partition_index, answers[TopicPartition(topic.name, partition.partition_index)])
+                    for partition in topic.partitions
+                ),
+            )
+            for topic in body.topics
+        ),
+    )
+
+
+async def _delete_all(parts: Parts, asked: Sequence[tuple[TopicPartition, int]], answers: dict[TopicPartition, Answer]) -> None:
+    occurrences = Counter(partition for partition, _ in asked)
+    topics = await find_existing(parts, occurrences)
+    trims: list[tuple[TopicPartition, PartitionId, int]] = []
+    for partition, offset in asked:
+        topic = topics[partition]
+        if occurrences[partition] > 1:
+            answers[partition] = ErrorCode.invalid_request
+        elif isinstance(topic, ErrorCode):
+            answers[partition] = topic
+        else:
+            refusal = _refusal(topic, offset)
+            if refusal is not None:
+                answers[partition] = refusal
+            else:
+                trims.append((partition, topic.partition(partition.partition), offset))
+
+    remaining = iter(trims)
+
+    async def trim() -> None:
+        for partition, partition_id, offset in remaining:
+            try:
+                answers[partition] = await parts.trimmer.trim(partition_id, offset)
+            except StorageError as error:
+                answers[partition] = error_code_of(error)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(TRIMS_MAX, len(trims))):
+            group.create_task(trim())
+
+
+def _refusal(topic: Topic, offset: int) -> ErrorCode | None:
+    if "delete" not in value_of(topic.configs, "cleanup.policy").split(","):
+        return ErrorCode.policy_violation
+    return ErrorCode.offset_out_of_range if offset < HIGH_WATERMARK else None
+
+
+def _respond(partition: int, answer: Answer) -> DeleteRecordsPartitionResult:
+    is_error = isinstance(answer, ErrorCode)
+    return DeleteRecordsPartitionResult(
+        partition_index=as_i32(partition),
+        low_watermark=as_i64(_NONE if is_error else answer),
+        error_code=answer if isinstance(answer, ErrorCode) else ErrorCode.none,
+    )

@@ -1,0 +1,94 @@
+"""DescribeProducers (API key 61), v0.
+
+The producers with sequences that a partition remembers: what its control record holds and what was spilled beside it (at most 10,000).
+Any broker can answer for any partition. Partitions that do not exist are UNKNOWN_TOPIC_OR_PARTITION.
+
+Differs from Apache Kafka: last_timestamp is when the last batch was appended, not the greatest timestamp in it; producers are remembered
+until their partition is deleted.
+"""
+
+import asyncio
+from typing import Final
+
+from kio.schema.describe_producers.v0 import DescribeProducersRequest, DescribeProducersResponse
+from kio.schema.describe_producers.v0.response import PartitionResponse, ProducerState, TopicResponse
+from kio.schema.errors import ErrorCode
+
+from broker.handlers.context import Context, Parts
+from broker.handlers.errors import error_code_of
+from broker.handlers.existing_partitions import find_existing
+from broker.handlers.kio_types import as_i32, as_i64, as_producer_id
+from broker.handlers.partition_bounds import TopicPartition
+from broker.protocol.codec import as_field
+from broker.protocol.request import Request
+from storage.errors import StorageError
+from storage.log.active_producers import ActiveProducer
+from storage.vocabulary import PartitionId
+
+READS_MAX: Final = 16
+"""Partitions of one request that are read at the same time."""
+_NO_COORDINATOR: Final = -1
+
+Answer = list[ActiveProducer] | ErrorCode
+
+
+async def handle(context: Context, request: Request[DescribeProducersRequest]) -> DescribeProducersResponse:
+    body = request.body
+    asked = {TopicPartition(topic.name, partition): None for topic in body.topics for partition in topic.partition_indexes}
+    answers = await _read_all(context.parts, asked)
+    return DescribeProducersResponse(
+        throttle_time=as_field(0),
+        topics=tuple(
+            TopicResponse(
+                name=topic.name,
+                partitions=tuple(
+                    _respond(partition, answers[TopicPartition(topic.name, partition)]) for partition in topic.partition_indexes
+                ),
+            )
+            for topic in body.topics
+        ),
+    )
+
+
+async def _read_all(parts: Parts, asked: dict[TopicPartition, None]) -> dict[TopicPartition, Answer]:
+    answers: dict[TopicPartition, Answer] = {}
+    existing: list[tuple[TopicPartition, PartitionId]] = []
+    for partition, topic in (await find_existing(parts, asked)).items():
+        if isinstance(topic, ErrorCode):
+            answers[partition] = topic
+        else:
+            existing.append((partition, topic.partition(partition.partition)))
+
+    remaining = iter(existing)
+
+    async def read() -> None:
+        for partition, partition_id in remaining:
+            try:
+                answers[partition] = await parts.active_producers.of(partition_id)
+            except StorageError as error:
+                answers[partition] = error_code_of(error)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(READS_MAX, len(existing))):
+            group.create_task(read())
+    return answers
+
+
+def _respond(partition: int, answer: Answer) -> PartitionResponse:
+    producers = () if isinstance(answer, ErrorCode) else tuple(map(_producer, answer))
+    return PartitionResponse(
+        partition_index=as_i32(partition),
+        error_code=answer if isinstance(answer, ErrorCode) else ErrorCode.none,
+        active_producers=producers,
+    )
+
+
+def _producer(active: ActiveProducer) -> ProducerState:
+    return ProducerState(
+        producer_id=as_producer_id(active.producer_id),
+        producer_epoch=as_i32(active.epoch),
+        last_sequence=as_i32(active.last_sequence),
+        last_timestamp=as_i64(active.last_append_ms),
+        coordinator_epoch=as_i32(_NO_COORDINATOR),
+        current_txn_start_offset=as_i64(active.txn_first_offset),
+    )

@@ -1,0 +1,48 @@
+"""ElectLeaders (API key 43), v0-v2.
+
+Leaders are advice that Metadata gives (broker/leadership.py); there is no election to hold. Each partition that is named is
+ELECTION_NOT_NEEDED, or UNKNOWN_TOPIC_OR_PARTITION; null asks for all of them, of which none needs one, so the answer is empty, as Kafka's.
+An election type (v1+) other than preferred (0) and unclean (1) is INVALID_REQUEST.
+"""
+
+from typing import Final
+
+from kio.schema.elect_leaders.v2 import ElectLeadersRequest, ElectLeadersResponse
+from kio.schema.elect_leaders.v2.response import PartitionResult, ReplicaElectionResult
+from kio.schema.errors import ErrorCode
+
+from broker.handlers.context import Context
+from broker.handlers.existing_partitions import find_existing
+from broker.handlers.kio_types import as_i32
+from broker.handlers.partition_bounds import TopicPartition
+from broker.protocol.codec import as_field
+from broker.protocol.request import Request
+from storage.catalog.topics import Topic
+
+_ELECTION_TYPES: Final = (0, 1)
+
+
+async def handle(context: Context, request: Request[ElectLeadersRequest]) -> ElectLeadersResponse:
+    body = request.body
+    if body.election_type not in _ELECTION_TYPES:
+        return ElectLeadersResponse(throttle_time=as_field(0), error_code=ErrorCode.invalid_request, replica_election_results=())
+    named = body.topic_partitions or ()
+    topics = await find_existing(context.parts, [TopicPartition(one.topic, partition) for one in named for partition in one.partitions])
+    return ElectLeadersResponse(
+        throttle_time=as_field(0),
+        error_code=ErrorCode.none,
+        replica_election_results=tuple(
+            ReplicaElectionResult(
+                topic=one.topic,
+                partition_result=tuple(_result(partition, topics[TopicPartition(one.topic, partition)]) for partition in one.partitions),
+            )
+            for one in named
+        ),
+    )
+
+
+def _result(partition: int, found: Topic | ErrorCode) -> PartitionResult:
+    if isinstance(found, ErrorCode):
+        return PartitionResult(partition_id=as_i32(partition), error_code=found, error_message=None)
+    message = "any broker serves the partition: there is no leader to elect"
+    return PartitionResult(partition_id=as_i32(partition), error_code=ErrorCode.election_not_needed, error_message=message)

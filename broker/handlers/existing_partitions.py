@@ -1,0 +1,24 @@
+"""From the names of partitions to the topics they are of, for administration: from a read issued after the request."""
+
+from collections.abc import Collection
+
+from kio.schema.errors import ErrorCode
+
+from broker.handlers.context import Parts
+from broker.handlers.errors import error_code_of
+from broker.handlers.partition_bounds import TopicPartition
+from storage.catalog.topics import Topic
+from storage.errors import StorageError
+
+
+async def find_existing(parts: Parts, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Topic | ErrorCode]:
+    """The topic of each of `wanted`, or why there is none: UNKNOWN_TOPIC_OR_PARTITION, or what the catalog's read ended with."""
+    try:
+        topics = await parts.topics.lookup_now(dict.fromkeys(asked.topic for asked in wanted))
+    except StorageError as error:
+        return dict.fromkeys(wanted, error_code_of(error))
+    answers: dict[TopicPartition, Topic | ErrorCode] = {}
+    for asked in wanted:
+        topic = topics.get(asked.topic)
+        answers[asked] = topic if topic is not None and topic.has_partition(asked.partition) else ErrorCode.unknown_topic_or_partition
+    return answers

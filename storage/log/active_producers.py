@@ -1,0 +1,70 @@
+"""The producers a partition remembers, for those who look after it: what the control record holds, and what was spilled beside it."""
+
+import asyncio
+from typing import Final, NamedTuple, Protocol
+
+from storage.errors import Unavailable
+from storage.formats.control import ProducerState, decode_producer
+from storage.log.control_reads import ControlReads
+from storage.log.partition import Partitions
+from storage.log.trim import existing
+from storage.metadata.port import Key, MetadataStore, children_of
+from storage.vocabulary import PartitionId
+
+PRODUCERS_MAX: Final = 10_000
+"""Spilled producers that are read at most; those with the lowest ids."""
+READ_TIMEOUT_S: Final = 10.0
+
+
+class ActiveProducer(NamedTuple):
+    """`last_append_ms` is when its last batch was appended; -1 for what is not there."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_append_ms: int
+    txn_first_offset: int
+
+
+class ActiveProducers(Protocol):
+    async def of(self, partition: PartitionId) -> list[ActiveProducer]:
+        """By producer id, as of a read issued after the call. Raises `NotFound`, `Corrupt`, `IncompatibleFormat`, `Unavailable`."""
+        ...
+
+
+class ProducerReads:
+    """As the port `ActiveProducers` says."""
+
+    def __init__(self, *, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads) -> None:
+        self._metadata = metadata
+        self._partitions = partitions
+        self._control_reads = control_reads
+
+    async def of(self, partition: PartitionId) -> list[ActiveProducer]:
+        log = self._partitions.get(partition)
+        await self._control_reads.refresh([log])
+        control = existing(log)
+        prefix = log.keys.producers_prefix
+        start, end = children_of(prefix.removesuffix("/"))
+        states: dict[int, ProducerState] = {}
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                async for record in self._metadata.range_scan(Key(start, log.keys.partition_key), end):
+                    states[int(record.path.removeprefix(prefix))] = decode_producer(record.value, path=record.path)
+                    if len(states) == PRODUCERS_MAX:
+                        break
+        except TimeoutError:
+            raise Unavailable(f"metadata did not answer: op=range_scan after_s={READ_TIMEOUT_S}") from None
+        states |= control.producers  # control wins over what was spilled
+        return [_active(producer_id, states[producer_id]) for producer_id in sorted(states)]
+
+
+def _active(producer_id: int, state: ProducerState) -> ActiveProducer:
+    last = state.batches[-1] if state.batches else None
+    return ActiveProducer(
+        producer_id,
+        state.epoch,
+        -1 if last is None else last.last_seq,
+        -1 if last is None else last.at_ms,
+        -1 if state.txn_first_offset is None else state.txn_first_offset,
+    )

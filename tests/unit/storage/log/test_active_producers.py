@@ -1,0 +1,57 @@
+import pytest
+
+from storage.errors import Corrupt, NotFound, Unavailable
+from storage.formats.control import Control, ProducerBatch, ProducerState, SpilledProducer, encode
+from storage.log.active_producers import ActiveProducer
+from storage.metadata import keys
+from storage.metadata.port import Put
+from storage.vocabulary import PartitionId
+from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig
+
+
+def state(epoch: int, last_seq: int, at_ms: int) -> ProducerState:
+    return ProducerState(epoch, (ProducerBatch(0, 1, 0, 1), ProducerBatch(2, last_seq, 2, at_ms)))
+
+
+async def store(broker: Rig, hot: dict[int, ProducerState], spilled: dict[int, ProducerState]) -> None:
+    names = keys.PartitionKeys(PARTITION)
+    puts = [Put(names.producer(number), encode(SpilledProducer(state=held)), None) for number, held in spilled.items()]
+    await broker.shared.write([*puts, Put(names.control, encode(Control(producers=hot)), None)])
+
+
+async def test_hot_and_spilled_producers_come_by_id_and_the_hot_state_wins() -> None:
+    async with rig() as broker:
+        await store(broker, {7: state(2, 9, 50), 3: ProducerState(1, (), 17)}, {7: state(1, 5, 20), 900: state(0, 4, 10)})
+
+        assert await broker.parts.producer_reads.of(PARTITION) == [
+            ActiveProducer(3, 1, -1, -1, 17),
+            ActiveProducer(7, 2, 9, 50, -1),
+            ActiveProducer(900, 0, 4, 10, -1),
+        ]
+
+
+async def test_a_partition_without_producers_has_none() -> None:
+    async with rig() as broker:
+        assert await broker.parts.producer_reads.of(PARTITION) == []
+
+
+async def test_a_partition_that_does_not_exist_is_not_found() -> None:
+    async with rig() as broker:
+        with pytest.raises(NotFound):
+            await broker.parts.producer_reads.of(PartitionId(TOPIC, 5))
+
+
+async def test_a_record_that_is_none_is_corrupt() -> None:
+    async with rig() as broker:
+        await broker.shared.write([Put(keys.PartitionKeys(PARTITION).producer(5), b"{", None)])
+
+        with pytest.raises(Corrupt):
+            await broker.parts.producer_reads.of(PARTITION)
+
+
+async def test_a_store_that_does_not_answer_is_unavailable() -> None:
+    async with rig() as broker:
+        broker.metadata.reads_fail = True
+
+        with pytest.raises(Unavailable):
+            await broker.parts.producer_reads.of(PARTITION)
