@@ -6,6 +6,7 @@ server        accept, bounds, drain
 connection    bytes in, frames out, back-pressure
 dispatch      frames to handlers
 handlers/     one module per Kafka API
+groups/       consumer groups: state machine, offsets, coordinator
 fetching/     what long polls wait for
 protocol/     the wire, without I/O
 leadership    which broker is named leader

@@ -15,6 +15,8 @@ from broker.admission import Admission
 from broker.dispatch import Dispatch
 from broker.fetching.preferred_replicas import PreferredReplicas
 from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
+from broker.groups.coordinator import Coordinator
+from broker.groups.slots import Slots
 from broker.handlers.context import Parts, TopicDefaults
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
@@ -71,6 +73,7 @@ class Broker:
         telemetry: Telemetry,
         server: Server,
         appender: Appender,
+        groups: Coordinator,
     ) -> None:
         self.cluster_id = cluster_id
         self.listeners = listeners
@@ -78,6 +81,7 @@ class Broker:
         self.telemetry = telemetry
         self._server = server
         self._appender = appender
+        self._groups = groups
         self._life = life
         self._is_closed = False
 
@@ -89,6 +93,7 @@ class Broker:
         """Leave the cluster, stop accepting, answer what is under way (for at most `drain_s`), then flush and commit what was taken."""
         self.readiness.note_draining()
         await self._life.end()
+        self._groups.stop()
         await self._server.drain(drain_s=drain_s)
         try:
             async with asyncio.timeout(DRAIN_COMMITS_S):
@@ -174,6 +179,8 @@ async def open_broker(
         )
         nursery.spawn(waiters.run(), name="waiters")
         strategy = leadership or leadership_of(settings.kafka.leader)
+        groups = Coordinator(metadata=opened.metadata, slots=Slots(opened.metadata, directory), clock=clock, ids=ids, nursery=nursery)
+        nursery.spawn(groups.run(), name="groups")
         handled = Parts(
             cluster_id=cluster,
             clock=clock,
@@ -186,6 +193,7 @@ async def open_broker(
             trimmer=parts.trimmer,
             active_producers=parts.producer_reads,
             topic_defaults=TopicDefaults(settings.kafka.auto_create_topics, settings.kafka.default_partitions),
+            groups=groups,
         )
         dispatch = Dispatch(
             parts=handled,
@@ -226,6 +234,7 @@ async def open_broker(
             telemetry=telemetry,
             server=server,
             appender=parts.appender,
+            groups=groups,
         )
         closing.push_async_callback(broker.aclose)
         yield broker

@@ -10,6 +10,7 @@ import structlog
 from kio.schema.errors import ErrorCode
 from prometheus_client import Counter, Histogram
 
+from broker.groups.coordinator import JOIN_WAIT_S_MAX
 from broker.handlers.api_versions import unsupported_version
 from broker.handlers.context import Context, Parts
 from broker.handlers.errors import error_code_of
@@ -34,6 +35,8 @@ UNEXPECTED: Final = Metric("forebay_unexpected_errors_total", "Requests that fai
 
 HANDLER_TIMEOUT_S: Final = 60.0
 """Long polls have their own time on top of it."""
+WAITING_TIMEOUTS_S: Final = {11: 2 * JOIN_WAIT_S_MAX, 14: 2 * JOIN_WAIT_S_MAX}
+"""JoinGroup and SyncGroup wait for other members, within bounds of their own."""
 LARGE_REQUEST_BYTES: Final = 64 * KIB
 """Larger requests, but for Produce and Fetch, are handled one at a time: their values take many times the memory of their bytes."""
 
@@ -184,7 +187,9 @@ class Dispatch:
             return header, refusal, ErrorCode.unsupported_version
         if header.api_key == codec.FETCH:
             return await self._handle_fetch(header, frame, connection)
-        async with asyncio.timeout(HANDLER_TIMEOUT_S), self._large if len(frame) > LARGE_REQUEST_BYTES else contextlib.nullcontext():
+        waits_s = WAITING_TIMEOUTS_S.get(header.api_key)
+        is_alone = waits_s is None and len(frame) > LARGE_REQUEST_BYTES
+        async with asyncio.timeout(waits_s or HANDLER_TIMEOUT_S), self._large if is_alone else contextlib.nullcontext():
             body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
             request = Request(header.api_key, header.api_version, header.correlation_id, header.client_id, body)
             answer = await HANDLERS[header.api_key](Context(self._parts, connection.listener, connection.client_host), request)

@@ -127,13 +127,23 @@ def coordinators_among(live: Collection[Candidate]) -> Callable[[str], int | Non
     winners: dict[int, int | None] = {}
 
     def coordinator_of(key: str) -> int | None:
-        slot = xxhash.xxh3_64_intdigest(key) % COORDINATOR_SLOTS
+        slot = slot_of(key)
         if slot not in winners:
-            ranked = ranked_for(f"coordinators/{slot:02}", live, zone=None)
-            winners[slot] = ranked[0].broker_id if ranked else None
+            winners[slot] = winner_of(slot, live)
         return winners[slot]
 
     return coordinator_of
+
+
+def slot_of(key: str) -> int:
+    """Of a group or transactional id, for ever."""
+    return xxhash.xxh3_64_intdigest(key) % COORDINATOR_SLOTS
+
+
+def winner_of(slot: int, live: Collection[Candidate]) -> int | None:
+    """The rendezvous winner of a slot of coordinators; None if nobody lives."""
+    ranked = ranked_for(f"coordinators/{slot:02}", live, zone=None)
+    return ranked[0].broker_id if ranked else None
 
 
 def _ids(ranked: Sequence[Candidate], question: Question) -> list[int]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from broker.groups.coordinator import Coordinator
 from broker.leadership import Leadership
 from runtime.clock import Clock
 from storage.catalog.brokers import BrokerDirectory
@@ -36,6 +37,7 @@ class Parts:
     trimmer: Trims
     active_producers: ActiveProducers
     topic_defaults: TopicDefaults
+    groups: Coordinator
 
     @property
     def broker_id(self) -> int:

@@ -1,6 +1,6 @@
 """FindCoordinator (API key 10), v0-v6.
 
-Groups (key type 0) and transactional ids (1) have 64 slots, and a slot one broker: all brokers that see the same live ones name the same.
+Groups (key type 0) and transactional ids (1) have 64 slots, and a slot one broker: the one that has claimed it, else the one that may.
 v0-v3 ask for one key, v4 and later for several.
 Share groups (2) and unknown key types get INVALID_REQUEST. An empty key is looked up like any other, as in Kafka: it is refused
 when the group is joined.
@@ -17,7 +17,6 @@ from broker.handlers.context import Context
 from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_broker_id, as_i32
 from broker.handlers.nodes import Node, live_nodes
-from broker.leadership import Candidate, coordinators_among
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from storage.errors import StorageError
@@ -69,14 +68,13 @@ async def _find(context: Context, key_type: int, sought: Sequence[str]) -> list[
         message = f"coordinators of key type {key_type} are not supported"
         return [_Answer(ErrorCode.invalid_request, message, _NO_NODE)] * len(sought)
     try:
-        # All of them, not only those that this listener reaches: who asks by another listener must be told the same.
-        live = [Candidate(record.broker_id, record.rack) for record in await context.parts.brokers.live()]
+        # Of all brokers, not only those that this listener reaches: who asks by another listener must be told the same.
+        holders = await context.parts.groups.slots.holders(sought)
         nodes = {node.broker_id: node for node in await live_nodes(context)}
     except StorageError as error:
         code = error_code_of(error)
         return [_Answer(ErrorCode.coordinator_not_available if code.retriable else code, str(error), _NO_NODE)] * len(sought)
-    coordinators = coordinators_among(live)
-    return [_answer(context, coordinators(key), nodes) for key in sought]
+    return [_answer(context, holders[key], nodes) for key in sought]
 
 
 def _answer(context: Context, coordinator: int | None, nodes: Mapping[int, Node]) -> _Answer:

@@ -154,6 +154,11 @@ class BrokerDirectory:
         return self._stands and self._session is not None and not self._session.is_lost
 
     @property
+    def session(self) -> Session | None:
+        """The one behind the registration, for records that are to go with it; None while there is no registration that stands."""
+        return self._session if self.is_registered else None
+
+    @property
     def own_id(self) -> int:
         """The id of the registration, or of the last one."""
         return self._own_id

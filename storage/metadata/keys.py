@@ -9,9 +9,15 @@
     llog/{topic_id}/partitions/{p:05}/producers/{pid:020}   spilled producer state            CAS
     llog/brokers/{id:010}                                   a live broker                     ephemeral
     llog/producer-ids                                       the next block of producer ids    CAS
+    llog/coordinators/{slot:02}                             who coordinates that slot         ephemeral
+    llog/groups/{group}                                     a consumer group                  CAS
+    llog/groups/{group}/offsets/{topic_id}/{p:05}           an offset that it committed       CAS
 
-Every key of a partition has the partition key `{topic_id}/{p}`; all others have `llog`.
+Every key of a partition has the partition key `{topic_id}/{p}`, every key of a group `coordinators/{slot:02}`; all others have `llog`.
+A group's name is percent-encoded as in a URL, and an empty one is `%`.
 """
+
+from urllib.parse import quote, unquote
 
 from storage.metadata.port import Key, children_of
 from storage.vocabulary import PartitionId, TopicId
@@ -45,6 +51,55 @@ def broker(broker_id: int) -> Key:
 def brokers() -> tuple[Key, str]:
     start, end = children_of(f"{ROOT}/brokers")
     return Key(start, ROOT), end
+
+
+def coordinator(slot: int) -> Key:
+    return Key(f"{ROOT}/coordinators/{slot:02}", ROOT)
+
+
+def groups(slot: int) -> tuple[Key, str]:
+    """All groups on the shard of that slot, those of other slots that lie there among them."""
+    start, end = children_of(f"{ROOT}/groups")
+    return Key(start, group_partition_key(slot)), end
+
+
+def group_partition_key(slot: int) -> str:
+    return f"coordinators/{slot:02}"
+
+
+def group_name_bytes(name: str) -> int:
+    """The length of a group's name as its keys have it."""
+    return len(_quoted(name))
+
+
+def group_of(path: str) -> str:
+    """The name of the group whose record lives at `path`."""
+    quoted = path.rsplit("/", 1)[1]
+    return "" if quoted == "%" else unquote(quoted)
+
+
+def _quoted(name: str) -> str:
+    # `~` would sort outside of the range of groups, and `quote` leaves it as it is.
+    return quote(name, safe="").replace("~", "%7E") or "%"
+
+
+class GroupKeys:
+    """The keys of one group: all of a slot lie on one shard."""
+
+    __slots__ = ("group", "partition_key", "root")
+
+    def __init__(self, name: str, slot: int) -> None:
+        self.root = f"{ROOT}/groups/{_quoted(name)}"
+        self.partition_key = group_partition_key(slot)
+        self.group = Key(self.root, self.partition_key)
+
+    def offset(self, partition: PartitionId) -> Key:
+        return Key(f"{self.root}/offsets/{partition.topic_id}/{partition.partition:05}", self.partition_key)
+
+    def offsets(self, topic_id: TopicId) -> tuple[Key, str]:
+        """Those of one topic."""
+        start, end = children_of(f"{self.root}/offsets/{topic_id}")
+        return Key(start, self.partition_key), end
 
 
 class PartitionKeys:

@@ -12,11 +12,15 @@ from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
+from broker.groups.coordinator import Coordinator
+from broker.groups.slots import Slots
+from broker.groups.state import GroupSettings
 from broker.handlers.context import Context, Parts, TopicDefaults
 from broker.leadership import Leadership, SelfLeadership
 from broker.protocol import codec
 from broker.protocol.request import Request
 from runtime.ids import IdSource
+from runtime.supervision import Nursery
 from storage.catalog.brokers import BrokerDirectory, Endpoint
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topic, Topics
@@ -158,20 +162,32 @@ async def cluster(
     await brokers.register(listeners=listeners, rack="zone-a", version="0", broker_id=broker_id)
     bounds, timestamps = FakeBounds(metadata), FakeTimestamps()
     trimmer, producers = FakeTrimmer(), FakeProducers()
-    parts = Parts(
-        cluster_id="cluster-of-this-test-00",
-        clock=clock,
-        topics=Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter),
-        brokers=brokers,
-        leadership=leadership or SelfLeadership(),
-        producer_ids=ProducerIds(metadata, entropy=no_jitter),
-        bounds=bounds,
-        timestamps=timestamps,
-        trimmer=trimmer,
-        active_producers=producers,
-        topic_defaults=TopicDefaults(auto_create=auto_create, partition_count=partition_count),
-    )
-    yield Cluster(metadata, clock, Context(parts, LISTENER, "127.0.0.1"), bounds, timestamps, trimmer, producers)
+    group_settings = GroupSettings(initial_delay_s=0)
+    async with Nursery() as nursery:
+        groups = Coordinator(
+            metadata=metadata,
+            slots=Slots(metadata, brokers),
+            clock=clock,
+            ids=IdSource(clock=clock),
+            nursery=nursery,
+            settings=group_settings,
+        )
+        nursery.spawn(groups.run(), name="groups")
+        parts = Parts(
+            cluster_id="cluster-of-this-test-00",
+            clock=clock,
+            topics=Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter),
+            brokers=brokers,
+            leadership=leadership or SelfLeadership(),
+            producer_ids=ProducerIds(metadata, entropy=no_jitter),
+            bounds=bounds,
+            timestamps=timestamps,
+            trimmer=trimmer,
+            active_producers=producers,
+            topic_defaults=TopicDefaults(auto_create=auto_create, partition_count=partition_count),
+            groups=groups,
+        )
+        yield Cluster(metadata, clock, Context(parts, LISTENER, "127.0.0.1"), bounds, timestamps, trimmer, producers)
     await metadata.close()
 
 

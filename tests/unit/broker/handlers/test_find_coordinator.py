@@ -5,6 +5,7 @@ from kio.schema.find_coordinator import v6
 
 from broker.handlers import find_coordinator
 from tests.unit.broker.handlers.asking import INTERNAL, cluster, error_of
+from tests.unit.broker.handlers.grouped import commit
 from tests.unit.storage.catalog.faulty import FaultyMetadata
 
 
@@ -44,6 +45,20 @@ async def test_all_brokers_name_the_same_coordinators_and_each_coordinates_some(
     assert [key for key, _ in named] == list(groups)
     assert {node_id for _, node_id in named} == {1, 2, 3}
     assert all((found.host, found.port) == (f"broker-{found.node_id}", 9000 + found.node_id) for found in answer.coordinators)
+
+
+async def test_the_broker_that_holds_a_slot_is_named_though_another_would_win_it() -> None:
+    groups = tuple(map(str, range(50)))
+    async with cluster(broker_id=1) as broker:
+        await broker.join(2)
+        before = await broker.ask(find_coordinator.handle, v6.FindCoordinatorRequest(coordinator_keys=groups))
+        held = next(found.key for found in before.coordinators if found.node_id == 1)
+        await commit(broker, 9, {}, group=held)
+        for other in range(3, 9):
+            await broker.join(other)
+        after = await broker.ask(find_coordinator.handle, v6.FindCoordinatorRequest(coordinator_keys=groups))
+
+    assert {found.key: found.node_id for found in after.coordinators}[held] == 1
 
 
 async def test_a_coordinator_is_the_same_for_who_asks_by_a_listener_that_does_not_reach_it() -> None:

@@ -1,0 +1,1 @@
+"""Consumer groups: who is a member, what was committed, and which broker says so."""

@@ -1,0 +1,239 @@
+"""The groups that this broker coordinates: found, loaded when first asked for, ticked, and let go when their slot is another broker's."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import structlog
+
+from broker.groups.errors import GroupError
+from broker.groups.events import Heartbeat, HeartbeatAnswer, Join, JoinAnswer, Leave, LeaveAnswer, Sync, SyncAnswer
+from broker.groups.loaded import Check, Closed, Commit, DeleteGroup, DeleteOffsets, LoadedGroup
+from broker.groups.offsets import StoredGroup
+from broker.groups.slots import Claim, Slots
+from broker.groups.state import GroupSettings
+from broker.leadership import COORDINATOR_SLOTS, slot_of
+from runtime.clock import Clock
+from runtime.ids import IdSource
+from runtime.supervision import Nursery
+from storage.cache.singleflight import SingleFlight
+from storage.catalog.groups import GroupRecord, decode_group
+from storage.errors import StorageError
+from storage.metadata import keys
+from storage.metadata.keys import GroupKeys
+from storage.metadata.port import MetadataStore
+
+TICK_S: Final = 0.1
+SLOTS_CHECK_S: Final = 1.0
+GROUPS_LOADED_MAX: Final = 10_000
+GROUP_NAME_BYTES_MAX: Final = 1_024
+DEADLINE_S: Final = 30.0
+"""Of what waits for a write at most."""
+JOIN_WAIT_S_MAX: Final = 3_600.0
+"""Of what waits for other members: longer than any rebalance timeout that makes sense."""
+
+E = TypeVar("E", Join, Sync, Heartbeat, Leave)
+
+log = structlog.get_logger("groups")
+
+
+class Coordinator:
+    """`run` must be running while it is used. Every request raises `Closed`: ask again, or elsewhere, as its error says."""
+
+    def __init__(
+        self, *, metadata: MetadataStore, slots: Slots, clock: Clock, ids: IdSource, nursery: Nursery, settings: GroupSettings | None = None
+    ) -> None:
+        self._metadata = metadata
+        self._slots = slots
+        self._clock = clock
+        self._ids = ids
+        self._nursery = nursery
+        self._settings = settings or GroupSettings()
+        self._groups: dict[str, tuple[LoadedGroup, Claim]] = {}
+        self._loads: SingleFlight[str, LoadedGroup] = SingleFlight()
+        self._has_groups = asyncio.Event()
+        self._is_stopped = False
+
+    @property
+    def slots(self) -> Slots:
+        return self._slots
+
+    def new_member_id(self, prefix: str) -> str:
+        return f"{prefix}-{self._ids.random_uuid()}"
+
+    async def run(self) -> None:
+        """Let time pass for the groups, until cancelled. A broker that coordinates nothing does nothing."""
+        checked_s = self._clock.monotonic_s()
+        while True:
+            await self._has_groups.wait()
+            await asyncio.sleep(TICK_S)
+            for loaded, _ in list(self._groups.values()):
+                loaded.tick()
+            self._drop_lost()
+            if self._clock.monotonic_s() - checked_s >= SLOTS_CHECK_S:
+                checked_s = self._clock.monotonic_s()
+                await self._give_up_slots()
+            if not self._groups and not self._slots.claims:
+                self._has_groups.clear()
+
+    def stop(self) -> None:
+        """Tell everybody who waits, and who asks from now on, to look for another coordinator."""
+        self._is_stopped = True
+        self._close_all(list(self._groups))
+
+    async def join(self, group_id: str, make: Join) -> JoinAnswer:
+        """The answer may take as long as a rebalance does. `token` of the event is filled in."""
+        loaded = await self.find(group_id)
+        deadline_s = min(JOIN_WAIT_S_MAX, 2 * make.rebalance_timeout_s + make.session_timeout_s + DEADLINE_S)
+        try:
+            return await loaded.ask(_with_token(make), JoinAnswer, deadline_s=deadline_s)
+        except TimeoutError:
+            return JoinAnswer(error=GroupError.REBALANCE_IN_PROGRESS, member_id=make.member_id)
+
+    async def sync(self, group_id: str, make: Sync) -> SyncAnswer:
+        loaded = await self.find(group_id)
+        try:
+            return await loaded.ask(_with_token(make), SyncAnswer, deadline_s=JOIN_WAIT_S_MAX)
+        except TimeoutError:
+            return SyncAnswer(error=GroupError.REBALANCE_IN_PROGRESS)
+
+    async def heartbeat(self, group_id: str, make: Heartbeat) -> GroupError:
+        loaded = await self.find(group_id)
+        return (await loaded.ask(_with_token(make), HeartbeatAnswer, deadline_s=DEADLINE_S)).error
+
+    async def leave(self, group_id: str, make: Leave) -> LeaveAnswer:
+        loaded = await self.find(group_id)
+        return await loaded.ask(_with_token(make), LeaveAnswer, deadline_s=DEADLINE_S)
+
+    async def commit(self, group_id: str, commit: Commit) -> GroupError:
+        """All of its offsets are durable if NONE."""
+        loaded = await self.find(group_id)
+        return await loaded.do(commit, deadline_s=DEADLINE_S)
+
+    async def checked(self, group_id: str) -> LoadedGroup:
+        """The group to read from, its offsets no older than this question."""
+        loaded = await self.find(group_id)
+        await loaded.do(Check(), deadline_s=DEADLINE_S)
+        return loaded
+
+    async def delete(self, group_id: str) -> GroupError:
+        loaded = await self.find(group_id)
+        if not loaded.exists:
+            return GroupError.GROUP_ID_NOT_FOUND
+        error = await loaded.do(DeleteGroup(), deadline_s=DEADLINE_S)
+        if not loaded.is_open:
+            self._drop(group_id, loaded)
+        return error
+
+    async def delete_offsets(self, group_id: str, job: DeleteOffsets) -> GroupError:
+        loaded = await self.find(group_id)
+        return await loaded.do(job, deadline_s=DEADLINE_S)
+
+    async def listed(self) -> list[GroupRecord | LoadedGroup]:
+        """The groups of the slots that this broker holds, or is the winner of while nobody does; as they are stored if not loaded."""
+        found: dict[str, GroupRecord | LoadedGroup] = {}
+        slots = await self._own_slots()
+        for shard_slots in self._by_shard(slots):
+            start, end = keys.groups(shard_slots[0])
+            async for record in self._metadata.range_scan(start, end):
+                group_id = keys.group_of(record.path)
+                if slot_of(group_id) in shard_slots:
+                    found[group_id] = decode_group(record)
+        for group_id, (loaded, _) in self._groups.items():
+            if loaded.is_open and loaded.exists:
+                found[group_id] = loaded
+        return [found[group_id] for group_id in sorted(found)]
+
+    async def find(self, group_id: str) -> LoadedGroup:
+        """The group if it is this broker's, loaded. Raises `Closed`."""
+        if keys.group_name_bytes(group_id) > GROUP_NAME_BYTES_MAX:
+            raise Closed(GroupError.INVALID_GROUP_ID)
+        if self._is_stopped:
+            raise Closed(GroupError.NOT_COORDINATOR)
+        known = self._groups.get(group_id)
+        if known is not None and known[0].is_open and self._slots.stands(known[1]):
+            return known[0]
+        try:
+            claim = await self._slots.claim(slot_of(group_id))
+        except StorageError as error:
+            raise Closed(GroupError.COORDINATOR_NOT_AVAILABLE) from error
+        if claim is None:
+            raise Closed(GroupError.NOT_COORDINATOR)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return await self._loads.run(group_id, lambda: self._load(group_id, claim))
+        except (StorageError, TimeoutError) as error:
+            log.warning("group_not_loaded", group=group_id, cause=repr(error))
+            raise Closed(GroupError.COORDINATOR_LOAD_IN_PROGRESS) from error
+
+    async def _load(self, group_id: str, claim: Claim) -> LoadedGroup:
+        known = self._groups.get(group_id)
+        if known is not None:
+            if known[0].is_open and known[1] is claim:
+                return known[0]
+            self._drop(group_id, known[0])
+        if not await self._slots.is_held(claim):
+            # The session is gone and nobody has told us yet: taking the group over would only disturb who coordinates it now.
+            self._slots.forget(claim)
+            raise Closed(GroupError.NOT_COORDINATOR)
+        self._make_room()
+        group_keys = GroupKeys(group_id, claim.slot)
+        stored, group = await StoredGroup.load(self._metadata, group_keys, group_id=group_id, owner=claim.version, clock=self._clock)
+        if not self._slots.stands(claim) or self._is_stopped:
+            raise Closed(GroupError.NOT_COORDINATOR)
+        loaded = LoadedGroup(stored, group, clock=self._clock, nursery=self._nursery, settings=self._settings)
+        self._groups[group_id] = loaded, claim
+        self._has_groups.set()
+        return loaded
+
+    def _make_room(self) -> None:
+        if len(self._groups) < GROUPS_LOADED_MAX:
+            return
+        idle = [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_idle]
+        if not idle:
+            raise Closed(GroupError.COORDINATOR_LOAD_IN_PROGRESS)
+        self._close_all(idle[: len(idle) // 2 + 1])
+
+    def _drop_lost(self) -> None:
+        for claim in self._slots.claims:
+            if not self._slots.stands(claim):
+                self._close_slot(claim)
+                self._slots.forget(claim)
+
+    async def _give_up_slots(self) -> None:
+        """Slots whose winner is another broker by now."""
+        try:
+            for claim in self._slots.claims:
+                if await self._slots.winner(claim.slot) not in (None, self._slots.own_id):
+                    self._close_slot(claim)
+                    await self._slots.give_up(claim)
+        except StorageError as error:
+            log.warning("slots_not_checked", cause=str(error))
+
+    def _close_slot(self, claim: Claim) -> None:
+        self._close_all([group_id for group_id, (_, its_claim) in self._groups.items() if its_claim is claim])
+
+    def _close_all(self, group_ids: Iterable[str]) -> None:
+        for group_id in group_ids:
+            self._drop(group_id, self._groups[group_id][0])
+
+    def _drop(self, group_id: str, loaded: LoadedGroup) -> None:
+        loaded.close(GroupError.NOT_COORDINATOR)
+        known = self._groups.get(group_id)
+        if known is not None and known[0] is loaded:
+            del self._groups[group_id]
+
+    async def _own_slots(self) -> list[int]:
+        holders = await self._slots.holders_of(range(COORDINATOR_SLOTS))
+        return [slot for slot, holder in holders.items() if holder == self._slots.own_id]
+
+    def _by_shard(self, slots: Iterable[int]) -> Iterable[list[int]]:
+        by_shard: dict[int, list[int]] = {}
+        for slot in slots:
+            by_shard.setdefault(self._metadata.shard_of(keys.group_partition_key(slot)), []).append(slot)
+        return by_shard.values()
+
+
+def _with_token(event: E) -> Callable[[int], E]:
+    return lambda token: replace(event, token=token)

@@ -1,0 +1,254 @@
+"""A group in the memory of its coordinator: one thing at a time happens to it, and what must be durable is, before anybody hears of it.
+
+Requests and the passing of time are jobs in a line. A job that writes nothing is done at once; the others wait while a write is under way.
+Commits that wait together travel together. If a write fails, the group is closed: everybody is told to ask again, and it is loaded anew.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, cast
+
+import structlog
+
+from broker.groups.errors import GroupError
+from broker.groups.events import Effect, Event, Reply, Save, Tick
+from broker.groups.members import Group, GroupState
+from broker.groups.offsets import Committed, StoredGroup
+from broker.groups.state import GroupSettings, step, touched
+from runtime.clock import Clock
+from runtime.supervision import Nursery
+from storage.errors import Fenced, StorageError
+from storage.vocabulary import PartitionId
+
+JOBS_MAX: Final = 10_000
+COMMITS_TOGETHER_MAX: Final = 64
+
+log = structlog.get_logger("groups")
+
+
+class Closed(Exception):
+    """The group is not this broker's any more, or has to be loaded again: `error` is what the client is told."""
+
+    def __init__(self, error: GroupError) -> None:
+        super().__init__(error.name)
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    member_id: str
+    instance_id: str | None
+    generation: int
+    offsets: Mapping[PartitionId, Committed]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """That the group is still this broker's, as of a read made for it: what memory says next is no older than the question."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOffsets:
+    partitions: tuple[PartitionId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup:
+    pass
+
+
+Job = Event | Commit | Check | DeleteOffsets | DeleteGroup
+A = TypeVar("A")
+
+
+class LoadedGroup:
+    def __init__(self, stored: StoredGroup, group: Group, *, clock: Clock, nursery: Nursery, settings: GroupSettings) -> None:
+        self._stored = stored
+        self._group = group
+        self._clock = clock
+        self._nursery = nursery
+        self._settings = settings
+        self._jobs: deque[tuple[Job, asyncio.Future[Any]]] = deque()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._last_token = 0
+        self._is_writing = False
+        self._closed_with: GroupError | None = None
+
+    @property
+    def group(self) -> Group:
+        """As it was made durable last, with the heartbeats since."""
+        return self._group
+
+    @property
+    def stored(self) -> StoredGroup:
+        return self._stored
+
+    @property
+    def is_open(self) -> bool:
+        return self._closed_with is None
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is lost when it is closed: no members and nobody who waits."""
+        return self._group.state is GroupState.EMPTY and not (self._group.pending or self._jobs or self._waiting or self._is_writing)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a group: a record of it, or somebody who joins."""
+        return self._stored.is_written or self._group.state is not GroupState.EMPTY or bool(self._group.pending)
+
+    async def ask(self, make: Callable[[int], Event], answer: type[A], *, deadline_s: float) -> A:
+        """The answer to the event that `make` makes of a token. Raises `Closed`, and `TimeoutError` after `deadline_s`.
+
+        Cancelled: it has happened, or will, and nobody hears of it.
+        """
+        self._last_token += 1
+        token = self._last_token
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = future
+        try:
+            self._add(make(token), future)
+            async with asyncio.timeout(deadline_s):
+                found = await future
+        finally:
+            self._waiting.pop(token, None)
+        assert isinstance(found, answer)
+        return found
+
+    async def do(self, job: Commit | Check | DeleteOffsets | DeleteGroup, *, deadline_s: float) -> GroupError:
+        """Durable when it returns NONE. As `ask`."""
+        future: asyncio.Future[GroupError] = asyncio.get_running_loop().create_future()
+        self._add(job, future)
+        async with asyncio.timeout(deadline_s):
+            return await future
+
+    def tick(self) -> None:
+        """Let time pass for the members."""
+        due_s = self._group.next_due_s
+        if due_s is not None and due_s <= self._clock.monotonic_s() and not self._is_writing and self._closed_with is None:
+            self._add(Tick(), asyncio.get_running_loop().create_future())
+
+    def close(self, error: GroupError) -> None:
+        """Answer everybody with `error`, and everybody who asks later."""
+        if self._closed_with is not None:
+            return
+        self._closed_with = error
+        futures = [*self._waiting.values(), *(future for _, future in self._jobs)]
+        self._jobs.clear()
+        self._waiting.clear()
+        for future in futures:
+            _fail(future, error)
+
+    def _add(self, job: Job, future: asyncio.Future[Any]) -> None:
+        if self._closed_with is not None:
+            raise Closed(self._closed_with)
+        if len(self._jobs) >= JOBS_MAX:
+            raise Closed(GroupError.COORDINATOR_LOAD_IN_PROGRESS)
+        self._jobs.append((job, future))
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._jobs and not self._is_writing and self._closed_with is None:
+            job, future = self._jobs.popleft()
+            match job:
+                case Commit():
+                    self._start_commit(job, future)
+                case DeleteOffsets():
+                    held = [partition for partition in job.partitions if self._stored.offset(partition) is not None]
+                    self._write([future], lambda: None, self._stored.delete_offsets(held))
+                case Check():
+                    self._write([future], lambda: None, self._stored.check())
+                case DeleteGroup():
+                    self._start_delete(future)
+                case _:
+                    self._step(job)
+
+    def _step(self, event: Event) -> None:
+        group, effects = step(self._group, event, self._clock.monotonic_s(), self._settings)
+        if Save() not in effects:
+            self._publish(group, effects)
+            return
+
+        def finish() -> None:
+            self._publish(group, effects)
+            log.info("group", group=group.group_id, state=group.state.value, generation=group.generation, members=len(group.members))
+
+        self._write([], finish, self._stored.save(group))
+
+    def _publish(self, group: Group, effects: tuple[Effect, ...]) -> None:
+        self._group = group
+        for effect in effects:
+            if isinstance(effect, Reply):
+                future = self._waiting.get(effect.token)
+                if future is not None and not future.done():
+                    future.set_result(effect.answer)
+
+    def _start_commit(self, commit: Commit, future: asyncio.Future[Any]) -> None:
+        together = [(commit, future)]
+        while self._jobs and isinstance(self._jobs[0][0], Commit) and len(together) < COMMITS_TOGETHER_MAX:
+            together.append(cast("tuple[Commit, asyncio.Future[Any]]", self._jobs.popleft()))
+        offsets: dict[PartitionId, Committed] = {}
+        accepted = []
+        for one, its_future in together:
+            error = self._group.check_commit(one.member_id, one.instance_id, one.generation)
+            if not error and not self._stored.has_room([*offsets, *one.offsets]):
+                error = GroupError.OFFSET_METADATA_TOO_LARGE
+            if error:
+                _answer(its_future, error)
+            else:
+                self._group = touched(self._group, one.member_id, self._clock.monotonic_s())
+                offsets |= one.offsets
+                accepted.append(its_future)
+        if not accepted:
+            return
+        self._write(accepted, lambda: None, self._stored.commit(self._group, offsets))
+
+    def _start_delete(self, future: asyncio.Future[Any]) -> None:
+        if self._group.state is not GroupState.EMPTY or self._group.pending:
+            _answer(future, GroupError.NON_EMPTY_GROUP)
+        elif not self._stored.is_written:
+            _answer(future, GroupError.GROUP_ID_NOT_FOUND)
+        else:
+            # What comes next begins a new group.
+            self._write([future], lambda: self.close(GroupError.COORDINATOR_LOAD_IN_PROGRESS), self._stored.delete())
+
+    def _write(self, futures: list[asyncio.Future[Any]], finish: Callable[[], None], write: Coroutine[Any, Any, None]) -> None:
+        """Carry `write` out, then `finish`, and answer `futures` with what became of it."""
+        self._is_writing = True
+
+        async def run() -> None:
+            error = GroupError.COORDINATOR_NOT_AVAILABLE
+            try:
+                await write
+            except Fenced:
+                error = GroupError.NOT_COORDINATOR
+            except StorageError as failure:
+                log.warning("group_not_written", group=self._group.group_id, cause=str(failure))
+            else:
+                error = GroupError.NONE
+            finally:
+                self._is_writing = False
+            if error or self._closed_with is not None:
+                for future in futures:
+                    _fail(future, error or GroupError.NOT_COORDINATOR)
+                self.close(error)
+                return
+            for future in futures:
+                _answer(future, GroupError.NONE)
+            finish()
+            self._advance()
+
+        self._nursery.spawn(run(), name="group-write")
+
+
+def _answer(future: asyncio.Future[Any], error: GroupError) -> None:
+    if not future.done():
+        future.set_result(error)
+
+
+def _fail(future: asyncio.Future[Any], error: GroupError) -> None:
+    if not future.done():
+        future.set_exception(Closed(error))
+        future.exception()

@@ -1,0 +1,36 @@
+"""What a consumer tells the assignor, as far as it concerns us: the topics it wants. All else about protocols is opaque."""
+
+import struct
+from collections.abc import Iterable
+
+from broker.groups.members import Group
+
+CONSUMER = "consumer"
+
+
+def subscribed_topics(group: Group) -> frozenset[str] | None:
+    """The topics that any member wants; None if that is not to be known: another protocol type, or a member that says it otherwise."""
+    if group.protocol_type != CONSUMER:
+        return None
+    topics: set[str] = set()
+    for member in group.members.values():
+        try:
+            topics.update(_topics_of(member.metadata_of(group.protocol)))
+        except (struct.error, UnicodeDecodeError, ValueError):
+            return None
+    return frozenset(topics)
+
+
+def _topics_of(metadata: bytes) -> Iterable[str]:
+    """`version: i16, topics: array of string, …`, in every version there is."""
+    if not metadata:
+        return
+    _, count = struct.unpack_from(">hi", metadata)
+    at = 6
+    for _ in range(count):
+        (length,) = struct.unpack_from(">h", metadata, at)
+        at += 2
+        if length < 0 or at + length > len(metadata):
+            raise ValueError(f"a topic's name does not fit: length={length} bytes={len(metadata)}")
+        yield metadata[at : at + length].decode()
+        at += length

@@ -1,0 +1,32 @@
+"""DeleteGroups (API key 42), v0-v2. A group without members goes with all its offsets."""
+
+from kio.schema.delete_groups.v2 import DeleteGroupsRequest, DeleteGroupsResponse
+from kio.schema.delete_groups.v2.response import DeletableGroupResult
+from kio.schema.errors import ErrorCode
+
+from broker.groups.errors import GroupError
+from broker.groups.loaded import Closed
+from broker.handlers.context import Context
+from broker.protocol.codec import as_field
+from broker.protocol.request import Request
+
+
+async def handle(context: Context, request: Request[DeleteGroupsRequest]) -> DeleteGroupsResponse:
+    return DeleteGroupsResponse(
+        throttle_time=as_field(0),
+        results=tuple(
+            [
+                DeletableGroupResult(group_id=group_id, error_code=ErrorCode(await _delete(context, group_id)))
+                for group_id in request.body.groups_names
+            ]
+        ),
+    )
+
+
+async def _delete(context: Context, group_id: str) -> GroupError:
+    try:
+        return await context.parts.groups.delete(group_id)
+    except Closed as closed:
+        return closed.error
+    except TimeoutError:
+        return GroupError.REQUEST_TIMED_OUT

@@ -1,0 +1,77 @@
+"""DescribeGroups (API key 15), v0-v6.
+
+An unknown group is GROUP_ID_NOT_FOUND from v6 on, before that a group in state Dead. What members say and were given is shown while the
+group is stable, as in Kafka.
+"""
+
+from kio.schema.describe_groups.v6 import DescribeGroupsRequest, DescribeGroupsResponse
+from kio.schema.describe_groups.v6.response import DescribedGroup, DescribedGroupMember
+from kio.schema.errors import ErrorCode
+from kio.schema.types import GroupId
+
+from broker.groups.errors import GroupError
+from broker.groups.loaded import Closed
+from broker.groups.members import Group, GroupState, Member
+from broker.handlers.context import Context
+from broker.handlers.kio_types import as_i32
+from broker.handlers.operations import GROUP_OPERATIONS, OPERATIONS_NOT_ASKED_FOR
+from broker.protocol.codec import as_field
+from broker.protocol.request import Request
+
+DEAD = "Dead"
+_NOT_FOUND_ERROR_MINIMUM = 6
+
+
+async def handle(context: Context, request: Request[DescribeGroupsRequest]) -> DescribeGroupsResponse:
+    body = request.body
+    operations = GROUP_OPERATIONS if body.include_authorized_operations else OPERATIONS_NOT_ASKED_FOR
+    return DescribeGroupsResponse(
+        throttle_time=as_field(0),
+        groups=tuple([await _describe(context, group_id, operations, request.api_version) for group_id in body.groups]),
+    )
+
+
+async def _describe(context: Context, group_id: GroupId, operations: int, version: int) -> DescribedGroup:
+    try:
+        loaded = await context.parts.groups.find(group_id)
+    except Closed as closed:
+        return _none(group_id, closed.error, "", operations)
+    if not loaded.exists:
+        if version < _NOT_FOUND_ERROR_MINIMUM:
+            return _none(group_id, GroupError.NONE, DEAD, operations)
+        return _none(group_id, GroupError.GROUP_ID_NOT_FOUND, DEAD, operations, f"Group {group_id} not found.")
+    group = loaded.group
+    return DescribedGroup(
+        error_code=ErrorCode.none,
+        group_id=group_id,
+        group_state=group.state.value,
+        protocol_type=group.protocol_type or "",
+        protocol_data=(group.protocol or "") if group.state is GroupState.STABLE else "",
+        members=tuple(_member(group, member) for member in group.members.values()),
+        authorized_operations=as_i32(operations),
+    )
+
+
+def _member(group: Group, member: Member) -> DescribedGroupMember:
+    is_stable = group.state is GroupState.STABLE
+    return DescribedGroupMember(
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        member_metadata=member.metadata_of(group.protocol) if is_stable else b"",
+        member_assignment=member.assignment if is_stable else b"",
+    )
+
+
+def _none(group_id: GroupId, error: GroupError, state: str, operations: int, message: str | None = None) -> DescribedGroup:
+    return DescribedGroup(
+        error_code=ErrorCode(error),
+        error_message=message,
+        group_id=group_id,
+        group_state=state,
+        protocol_type="",
+        protocol_data="",
+        members=(),
+        authorized_operations=as_i32(operations),
+    )

@@ -1,0 +1,42 @@
+"""LeaveGroup (API key 13), v0-v5. One member until v2, then any number; static members by their instance id alone, too (KIP-345)."""
+
+from kio.schema.errors import ErrorCode
+from kio.schema.leave_group.v2 import LeaveGroupRequest as LeaveGroupRequestOfOne
+from kio.schema.leave_group.v5 import LeaveGroupRequest, LeaveGroupResponse
+from kio.schema.leave_group.v5.response import MemberResponse
+
+from broker.groups.errors import GroupError
+from broker.groups.events import Leave
+from broker.groups.loaded import Closed
+from broker.handlers.context import Context
+from broker.protocol.codec import as_field
+from broker.protocol.request import Request
+
+
+async def handle(context: Context, request: Request[LeaveGroupRequestOfOne | LeaveGroupRequest]) -> LeaveGroupResponse:
+    body = request.body
+    if not body.group_id:
+        return _respond(GroupError.INVALID_GROUP_ID)
+    members: tuple[tuple[str, str | None], ...]
+    if isinstance(body, LeaveGroupRequestOfOne):
+        members = ((body.member_id, None),)
+    else:
+        members = tuple((member.member_id, member.group_instance_id) for member in body.members)
+    try:
+        answer = await context.parts.groups.leave(body.group_id, Leave(token=0, members=members))
+    except Closed as closed:
+        return _respond(closed.error)
+    if isinstance(body, LeaveGroupRequestOfOne):
+        return _respond(answer.errors[0])
+    left = zip(members, answer.errors, strict=True)
+    return _respond(
+        GroupError.NONE,
+        tuple(
+            MemberResponse(member_id=member_id, group_instance_id=instance_id, error_code=ErrorCode(error))
+            for (member_id, instance_id), error in left
+        ),
+    )
+
+
+def _respond(error: GroupError, members: tuple[MemberResponse, ...] = ()) -> LeaveGroupResponse:
+    return LeaveGroupResponse(throttle_time=as_field(0), error_code=ErrorCode(error), members=members)

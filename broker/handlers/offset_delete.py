@@ -1,0 +1,68 @@
+"""OffsetDelete (API key 47), v0. Forgets offsets, but not those of topics that a member of the group is subscribed to."""
+
+from kio.schema.errors import ErrorCode
+from kio.schema.offset_delete.v0 import OffsetDeleteRequest, OffsetDeleteResponse
+from kio.schema.offset_delete.v0.response import OffsetDeleteResponsePartition, OffsetDeleteResponseTopic
+
+from broker.groups.errors import GroupError
+from broker.groups.loaded import Closed, DeleteOffsets
+from broker.groups.members import GroupState
+from broker.groups.subscriptions import subscribed_topics
+from broker.handlers.context import Context
+from broker.protocol.codec import as_field
+from broker.protocol.request import Request
+from storage.catalog.topics import Topic
+from storage.errors import StorageError
+
+
+async def handle(context: Context, request: Request[OffsetDeleteRequest]) -> OffsetDeleteResponse:
+    body = request.body
+    groups = context.parts.groups
+    try:
+        loaded = await groups.find(body.group_id)
+        if not loaded.exists:
+            return _refuse(GroupError.GROUP_ID_NOT_FOUND)
+        subscribed: frozenset[str] | None = frozenset()
+        if loaded.group.state is not GroupState.EMPTY:
+            subscribed = subscribed_topics(loaded.group)
+        if subscribed is None:
+            return _refuse(GroupError.NON_EMPTY_GROUP)
+        topics = await context.parts.topics.lookup(topic.name for topic in body.topics)
+        wanted = [
+            topics[topic.name].partition(partition.partition_index)
+            for topic in body.topics
+            for partition in topic.partitions
+            if not _error_of(topics.get(topic.name), topic.name, partition.partition_index, subscribed)
+        ]
+        error = await groups.delete_offsets(body.group_id, DeleteOffsets(tuple(dict.fromkeys(wanted))))
+    except Closed as closed:
+        return _refuse(closed.error)
+    except (StorageError, TimeoutError):
+        return _refuse(GroupError.COORDINATOR_NOT_AVAILABLE)
+    return OffsetDeleteResponse(
+        throttle_time=as_field(0),
+        error_code=ErrorCode(error),
+        topics=tuple(
+            OffsetDeleteResponseTopic(
+                name=topic.name,
+                partitions=tuple(
+                    OffsetDeleteResponsePartition(
+                        partition_index=partition.partition_index,
+                        error_code=ErrorCode(_error_of(topics.get(topic.name), topic.name, partition.partition_index, subscribed)),
+                    )
+                    for partition in topic.partitions
+                ),
+            )
+            for topic in body.topics
+        ),
+    )
+
+
+def _error_of(topic: Topic | None, name: str, partition: int, subscribed: frozenset[str]) -> GroupError:
+    if topic is None or not topic.has_partition(partition):
+        return GroupError.UNKNOWN_TOPIC_OR_PARTITION
+    return GroupError.GROUP_SUBSCRIBED_TO_TOPIC if name in subscribed else GroupError.NONE
+
+
+def _refuse(error: GroupError) -> OffsetDeleteResponse:
+    return OffsetDeleteResponse(throttle_time=as_field(0), error_code=ErrorCode(error), topics=())

@@ -1,0 +1,117 @@
+"""OffsetFetch (API key 9), v1-v9.
+
+What nobody has committed is offset -1, without an error: an unknown group, topic or partition (an error there breaks librdkafka consumers).
+Without topics (v2) all of the group are answered. There are no transactions yet, so every offset is stable.
+Answers are no older than the question: a coordinator that was replaced finds that out before it answers.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+from kio.schema.offset_fetch import v7, v9
+from kio.schema.offset_fetch.v7.response import OffsetFetchResponsePartition, OffsetFetchResponseTopic
+from kio.schema.offset_fetch.v9.response import OffsetFetchResponseGroup, OffsetFetchResponsePartitions, OffsetFetchResponseTopics
+
+from broker.groups.errors import GroupError
+from broker.groups.loaded import Closed
+from broker.groups.offsets import Committed
+from broker.handlers.context import Context
+from broker.handlers.kio_types import as_i32, as_i64, as_topic_name
+from broker.protocol.codec import as_field
+from broker.protocol.request import Request
+from storage.errors import StorageError
+from storage.vocabulary import PartitionId, TopicId
+
+OffsetFetchRequest = v7.OffsetFetchRequest | v9.OffsetFetchRequest
+OffsetFetchResponse = v7.OffsetFetchResponse | v9.OffsetFetchResponse
+Asked = Iterable[tuple[str, tuple[int, ...]]]
+
+_NONE: Final = Committed(-1, -1, "", -1)
+_TOP_LEVEL_ERROR_MINIMUM: Final = 2
+
+
+async def handle(context: Context, request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
+    body = request.body
+    if isinstance(body, v9.OffsetFetchRequest):
+        return v9.OffsetFetchResponse(throttle_time=as_field(0), groups=tuple([await _group(context, group) for group in body.groups]))
+    asked = None if body.topics is None else [(topic.name, topic.partition_indexes) for topic in body.topics]
+    error, found = await _read(context, body.group_id, asked)
+    partition_error = GroupError.NONE
+    if error and request.api_version < _TOP_LEVEL_ERROR_MINIMUM:
+        partition_error = error
+        found = {name: dict.fromkeys(partitions, _NONE) for name, partitions in asked or ()}
+    return v7.OffsetFetchResponse(
+        throttle_time=as_field(0),
+        error_code=ErrorCode(error),
+        topics=tuple(
+            OffsetFetchResponseTopic(
+                name=as_topic_name(name),
+                partitions=tuple(
+                    OffsetFetchResponsePartition(
+                        partition_index=as_i32(partition),
+                        committed_offset=as_i64(committed.offset),
+                        committed_leader_epoch=as_i32(committed.leader_epoch),
+                        metadata=committed.metadata,
+                        error_code=ErrorCode(partition_error),
+                    )
+                    for partition, committed in partitions.items()
+                ),
+            )
+            for name, partitions in found.items()
+        ),
+    )
+
+
+async def _group(context: Context, group: v9.request.OffsetFetchRequestGroup) -> OffsetFetchResponseGroup:
+    asked = None if group.topics is None else [(topic.name, topic.partition_indexes) for topic in group.topics]
+    error, found = await _read(context, group.group_id, asked)
+    return OffsetFetchResponseGroup(
+        group_id=group.group_id,
+        error_code=ErrorCode(error),
+        topics=tuple(
+            OffsetFetchResponseTopics(
+                name=as_topic_name(name),
+                partitions=tuple(
+                    OffsetFetchResponsePartitions(
+                        partition_index=as_i32(partition),
+                        committed_offset=as_i64(committed.offset),
+                        committed_leader_epoch=as_i32(committed.leader_epoch),
+                        metadata=committed.metadata,
+                        error_code=ErrorCode.none,
+                    )
+                    for partition, committed in partitions.items()
+                ),
+            )
+            for name, partitions in found.items()
+        ),
+    )
+
+
+async def _read(context: Context, group_id: str, asked: Asked | None) -> tuple[GroupError, Mapping[str, Mapping[int, Committed]]]:
+    try:
+        loaded = await context.parts.groups.checked(group_id)
+        if asked is None:
+            return GroupError.NONE, await _all(context, loaded.stored.offsets)
+        wanted = list(asked)
+        topics = await context.parts.topics.lookup(name for name, _ in wanted)
+    except Closed as closed:
+        return closed.error, {}
+    except (StorageError, TimeoutError):
+        return GroupError.COORDINATOR_LOAD_IN_PROGRESS, {}
+    found: dict[str, dict[int, Committed]] = {}
+    for name, partitions in wanted:
+        topic = topics.get(name)
+        found[name] = {
+            partition: _NONE if topic is None else loaded.stored.offset(topic.partition(partition)) or _NONE for partition in partitions
+        }
+    return GroupError.NONE, found
+
+
+async def _all(context: Context, offsets: Mapping[PartitionId, Committed]) -> Mapping[str, Mapping[int, Committed]]:
+    """By the names of the topics that still exist."""
+    by_topic: dict[TopicId, dict[int, Committed]] = {}
+    for (topic_id, partition), committed in offsets.items():
+        by_topic.setdefault(topic_id, {})[partition] = committed
+    topics = await context.parts.topics.lookup_ids(by_topic)
+    return {topics[topic_id].name: partitions for topic_id, partitions in by_topic.items() if topic_id in topics}

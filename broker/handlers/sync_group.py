@@ -1,0 +1,43 @@
+"""SyncGroup (API key 14), v0-v5.
+
+The leader brings the assignments, which are durable before anybody has one; the others wait for it, at most for the rebalance timeout.
+"""
+
+from kio.schema.errors import ErrorCode
+from kio.schema.sync_group.v5 import SyncGroupRequest, SyncGroupResponse
+
+from broker.groups.errors import GroupError
+from broker.groups.events import Sync, SyncAnswer
+from broker.groups.loaded import Closed
+from broker.handlers.context import Context
+from broker.protocol.codec import as_field
+from broker.protocol.request import Request
+
+
+async def handle(context: Context, request: Request[SyncGroupRequest]) -> SyncGroupResponse:
+    body = request.body
+    if not body.group_id:
+        return _respond(SyncAnswer(error=GroupError.INVALID_GROUP_ID))
+    sync = Sync(
+        token=0,
+        member_id=body.member_id,
+        instance_id=body.group_instance_id,
+        generation=body.generation_id,
+        protocol_type=body.protocol_type,
+        protocol=body.protocol_name,
+        assignments=tuple((one.member_id, one.assignment) for one in body.assignments),
+    )
+    try:
+        return _respond(await context.parts.groups.sync(body.group_id, sync))
+    except Closed as closed:
+        return _respond(SyncAnswer(error=closed.error))
+
+
+def _respond(answer: SyncAnswer) -> SyncGroupResponse:
+    return SyncGroupResponse(
+        throttle_time=as_field(0),
+        error_code=ErrorCode(answer.error),
+        protocol_type=answer.protocol_type,
+        protocol_name=answer.protocol,
+        assignment=answer.assignment,
+    )

@@ -1,0 +1,119 @@
+"""Several brokers' coordinators over one metadata store, each with its own client of it."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from broker.groups.coordinator import Coordinator
+from broker.groups.events import Join, JoinAnswer, Sync
+from broker.groups.loaded import Commit
+from broker.groups.members import Protocol
+from broker.groups.offsets import Committed
+from broker.groups.slots import Slots
+from broker.groups.state import GroupSettings
+from runtime.clock import SystemClock
+from runtime.ids import IdSource
+from runtime.supervision import Nursery
+from storage.catalog.brokers import BrokerDirectory, Endpoint
+from storage.metadata.memory import MemoryMetadataStore
+from storage.vocabulary import PartitionId, TopicId
+from tests.unit.storage.catalog.faulty import FaultyMetadata
+
+TOPIC = TopicId("0b6c1a9e-6d5c-4b7e-8a55-000000000001")
+FIRST, SECOND = PartitionId(TOPIC, 0), PartitionId(TOPIC, 1)
+
+
+@dataclass
+class Node:
+    metadata: FaultyMetadata
+    directory: BrokerDirectory
+    coordinator: Coordinator
+
+    async def lose_session(self) -> None:
+        session = self.directory.session
+        assert session is not None
+        await session.close()
+
+
+@dataclass
+class World:
+    nursery: Nursery
+    store: MemoryMetadataStore
+    nodes: list[Node] = field(default_factory=list)
+
+    async def node(self, broker_id: int) -> Node:
+        metadata = FaultyMetadata(self.store.client())
+        clock = SystemClock()
+        directory = BrokerDirectory(metadata, clock=clock)
+        await directory.register(listeners=[Endpoint("PLAINTEXT", "h", broker_id)], rack=None, version="0", broker_id=broker_id)
+        coordinator = Coordinator(
+            metadata=metadata,
+            slots=Slots(metadata, directory),
+            clock=clock,
+            ids=IdSource(clock=clock),
+            nursery=self.nursery,
+            settings=GroupSettings(initial_delay_s=0),
+        )
+        self.nursery.spawn(coordinator.run(), name="groups")
+        self.nodes.append(Node(metadata, directory, coordinator))
+        return self.nodes[-1]
+
+
+@contextlib.asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    async with Nursery() as nursery:
+        store = MemoryMetadataStore(clock=SystemClock(), shards=4)
+        made = World(nursery, store)
+        yield made
+        for node in made.nodes:
+            node.directory.close()
+            await node.metadata.close()
+        await store.close()
+
+
+def committed(offset: int, metadata: str = "") -> Committed:
+    return Committed(offset, -1, metadata, 1)
+
+
+def simple(offsets: dict[PartitionId, Committed]) -> Commit:
+    """A commit without a member."""
+    return Commit(member_id="", instance_id=None, generation=-1, offsets=offsets)
+
+
+def join_of(member_id: str = "", new_member_id: str = "m", **fields: object) -> Join:
+    event = {
+        "token": 0,
+        "member_id": member_id,
+        "new_member_id": new_member_id,
+        "instance_id": None,
+        "client_id": "c",
+        "client_host": "/h",
+        "session_timeout_s": 6.0,
+        "rebalance_timeout_s": 6.0,
+        "protocol_type": "consumer",
+        "protocols": (Protocol("range", b"meta"),),
+        "knows_member_ids": False,
+        "knows_skip_assignment": False,
+    }
+    return Join(**(event | fields))  # type: ignore[arg-type]
+
+
+async def stable(node: Node, group: str) -> JoinAnswer:
+    """A group of one member, with its assignment."""
+    joined = await node.coordinator.join(group, join_of())
+    sync = Sync(
+        token=0,
+        member_id=joined.member_id,
+        instance_id=None,
+        generation=joined.generation,
+        protocol_type=None,
+        protocol=None,
+        assignments=((joined.member_id, b"all"),),
+    )
+    synced = await node.coordinator.sync(group, sync)
+    assert synced.assignment == b"all"
+    return joined
+
+
+def of_member(joined: JoinAnswer, offsets: dict[PartitionId, Committed]) -> Commit:
+    return Commit(member_id=joined.member_id, instance_id=None, generation=joined.generation, offsets=offsets)

@@ -1,0 +1,229 @@
+"""Random lives of a group, compared with a reference that is written the plain way: mutable, and of dynamic members only."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from broker.groups.errors import GroupError
+from broker.groups.members import GroupState, Protocol
+from broker.groups.state import GroupSettings
+from tests.unit.broker.groups.stepping import REBALANCE_S, SESSION_S, Stepped
+
+
+@dataclass
+class RefMember:
+    metadata: bytes
+    expires_s: float
+    joined: bool = True
+    syncing: bool = False
+    assignment: bytes = b""
+
+
+@dataclass
+class Reference:
+    state: GroupState = GroupState.EMPTY
+    generation: int = 0
+    leader: str | None = None
+    members: dict[str, RefMember] = field(default_factory=dict)
+    unsynced: set[str] = field(default_factory=set)
+    due_s: float | None = None
+    now_s: float = 100.0
+
+    def join(self, name: str, metadata: bytes) -> None:
+        known = self.members.get(name)
+        is_unchanged = known is not None and known.metadata == metadata
+        lost_the_answer = self.state is GroupState.COMPLETING or (self.state is GroupState.STABLE and name != self.leader)
+        if known is not None and is_unchanged and lost_the_answer:
+            known.expires_s = self.now_s + SESSION_S
+            return
+        self.members[name] = RefMember(metadata, self.now_s + SESSION_S)
+        self.begin()
+        self.finish_if_all_joined()
+
+    def begin(self) -> None:
+        if self.state is GroupState.PREPARING:
+            return
+        for member in self.members.values():
+            if member.syncing:
+                member.syncing = False
+                member.expires_s = self.now_s + SESSION_S
+        self.state, self.due_s, self.unsynced = GroupState.PREPARING, self.now_s + (REBALANCE_S if self.members else 0), set()
+
+    def finish_if_all_joined(self) -> None:
+        if self.state is GroupState.PREPARING and all(member.joined for member in self.members.values()):
+            self.finish()
+
+    def finish(self) -> None:
+        self.members = {name: member for name, member in self.members.items() if member.joined}
+        self.generation += 1
+        if not self.members:
+            self.state, self.leader, self.due_s = GroupState.EMPTY, None, None
+            return
+        if self.leader not in self.members:
+            self.leader = next(iter(self.members))
+        for member in self.members.values():
+            member.joined, member.assignment, member.expires_s = False, b"", self.now_s + SESSION_S
+        self.state, self.unsynced, self.due_s = GroupState.COMPLETING, set(self.members), self.now_s + REBALANCE_S
+
+    def sync(self, name: str, assignments: dict[str, bytes]) -> None:
+        if name not in self.members or self.state in (GroupState.PREPARING, GroupState.EMPTY):
+            return
+        member = self.members[name]
+        if self.state is GroupState.STABLE:
+            member.expires_s = self.now_s + SESSION_S
+            self.unsynced.discard(name)
+        else:
+            member.syncing = True
+            if name == self.leader:
+                self.state = GroupState.STABLE
+                for other, one in self.members.items():
+                    if one.syncing:
+                        self.unsynced.discard(other)
+                    one.syncing, one.assignment, one.expires_s = False, assignments.get(other, b""), self.now_s + SESSION_S
+        if self.state is GroupState.STABLE and not self.unsynced:
+            self.due_s = None
+
+    def remove(self, names: list[str]) -> None:
+        if not names:
+            return
+        for name in names:
+            del self.members[name]
+            self.unsynced.discard(name)
+            if self.leader == name:
+                self.leader = None
+        self.begin()
+        self.finish_if_all_joined()
+
+    def next_due_s(self) -> float | None:
+        times = [member.expires_s for member in self.members.values() if not member.joined and not member.syncing]
+        return min([*times, *([] if self.due_s is None else [self.due_s])], default=None)
+
+    def pass_s(self, seconds: float) -> None:
+        until_s = self.now_s + seconds
+        while (due_s := self.next_due_s()) is not None and due_s <= until_s:
+            self.now_s = max(self.now_s, due_s)
+            gone = [
+                name for name, member in self.members.items() if member.expires_s <= self.now_s and not member.joined and not member.syncing
+            ]
+            self.remove(gone)
+            if self.due_s is not None and self.due_s <= self.now_s:
+                if self.state is GroupState.PREPARING:
+                    self.finish()
+                else:
+                    late = [
+                        name
+                        for name, member in self.members.items()
+                        if (name in self.unsynced if self.state is GroupState.STABLE else not member.syncing)
+                    ]
+                    self.due_s = None
+                    self.remove(late)
+        self.now_s = until_s
+
+
+class GroupMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.real = Stepped(settings=GroupSettings(initial_delay_s=0))
+        self.model = Reference()
+        self.metadata: dict[str, bytes] = {}
+        self.waiting: dict[int, str] = {}
+
+    def join(self, name: str, metadata: bytes, **fields: Any) -> None:
+        self.waiting[self.real.join(name, protocols=(Protocol("p", metadata),), **fields)] = name
+
+    @rule(metadata=st.sampled_from([b"x", b"y"]))
+    def a_member_comes(self, metadata: bytes) -> None:
+        name = f"member-{self.real.token + 1}"
+        self.join("", metadata)
+        self.model.join(name, metadata)
+        self.metadata[name] = metadata
+
+    @precondition(lambda self: self.metadata)
+    @rule(data=st.data(), changes=st.booleans())
+    def a_member_joins_again(self, data: st.DataObject, changes: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.metadata)))
+        metadata = b"z" if changes else self.metadata[name]
+        is_known = name in self.model.members
+        self.join(name, metadata)
+        if is_known:
+            self.model.join(name, metadata)
+            self.metadata[name] = metadata
+        else:
+            assert self.real.joined(self.real.token).error is GroupError.UNKNOWN_MEMBER_ID
+
+    @precondition(lambda self: self.metadata)
+    @rule(data=st.data(), is_stale=st.booleans())
+    def a_member_syncs(self, data: st.DataObject, is_stale: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.metadata)))
+        assignments = {member: f"{member}/{self.model.generation}".encode() for member in self.model.members}
+        is_known = name in self.model.members
+        token = self.real.sync(name, self.model.generation - is_stale, assignments=assignments)
+        if not is_known:
+            assert self.real.synced(token).error is GroupError.UNKNOWN_MEMBER_ID
+        elif is_stale:
+            assert self.real.synced(token).error is GroupError.ILLEGAL_GENERATION
+        elif self.model.state is GroupState.PREPARING:
+            assert self.real.synced(token).error is GroupError.REBALANCE_IN_PROGRESS
+        else:
+            self.model.sync(name, assignments)
+            if self.model.state is GroupState.STABLE:
+                assert self.real.synced(token).assignment == self.model.members[name].assignment
+            else:
+                assert token not in self.real.answers
+
+    @precondition(lambda self: self.metadata)
+    @rule(data=st.data(), is_stale=st.booleans())
+    def a_member_beats(self, data: st.DataObject, is_stale: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.metadata)))
+        error = self.real.heartbeat(name, self.model.generation - is_stale)
+        if name not in self.model.members:
+            assert error is GroupError.UNKNOWN_MEMBER_ID
+        elif is_stale:
+            assert error is GroupError.ILLEGAL_GENERATION
+        else:
+            self.model.members[name].expires_s = self.model.now_s + SESSION_S
+            is_preparing = self.model.state is GroupState.PREPARING
+            assert error is (GroupError.REBALANCE_IN_PROGRESS if is_preparing else GroupError.NONE)
+
+    @precondition(lambda self: self.metadata)
+    @rule(data=st.data())
+    def a_member_leaves(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.metadata)))
+        is_known = name in self.model.members
+        assert self.real.leave((name, None)) == (GroupError.NONE if is_known else GroupError.UNKNOWN_MEMBER_ID,)
+        if is_known:
+            self.model.remove([name])
+
+    @rule(seconds=st.sampled_from([0.5, 4.0, 9.0, 25.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.real.pass_s(seconds)
+        self.model.pass_s(seconds)
+
+    @invariant()
+    def the_group_is_as_the_reference_says(self) -> None:
+        real, model = self.real.group, self.model
+        assert (real.state, real.generation) == (model.state, model.generation)
+        assert {name: member.assignment for name, member in real.members.items()} == {
+            name: member.assignment for name, member in model.members.items()
+        }
+        if model.state is not GroupState.PREPARING:
+            assert real.leader == model.leader
+
+    @invariant()
+    def who_waits_is_waited_for_and_nobody_waits_for_ever(self) -> None:
+        waiting = {member.joining for member in self.real.group.members.values()} - {None}
+        assert waiting == {token for token in self.waiting if token not in self.real.answers}
+        if any(member.is_waiting for member in self.real.group.members.values()):
+            assert self.real.group.due_s is not None
+
+    @invariant()
+    def the_newest_generation_is_durable(self) -> None:
+        if self.model.generation:
+            assert self.real.saved[-1].generation == self.model.generation
+
+
+GroupMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestGroup = GroupMachine.TestCase

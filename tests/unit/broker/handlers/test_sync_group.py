@@ -1,0 +1,43 @@
+import pytest
+from kio.schema.errors import ErrorCode
+
+from broker.handlers import sync_group
+from tests.unit.broker.handlers.asking import cluster, error_of
+from tests.unit.broker.handlers.grouped import join, request_of, sync
+
+
+@pytest.mark.parametrize("version", range(6))
+async def test_the_leader_gets_what_it_gave_itself(version: int) -> None:
+    async with cluster() as broker:
+        joined = await join(broker, 3)
+        answer = await sync(broker, version, joined, {joined.member_id: b"mine"})
+
+    assert (error_of(answer), answer.assignment) == (ErrorCode.none, b"mine")
+    if version == 5:
+        assert (answer.protocol_type, answer.protocol_name) == ("consumer", "range")
+
+
+@pytest.mark.parametrize("version", range(6))
+async def test_who_does_not_belong_there_is_refused(version: int) -> None:
+    async with cluster() as broker:
+        joined = await join(broker, 3)
+        stale = await sync(broker, version, joined, {}, generation=0)
+        nobody = await broker.ask(
+            sync_group.handle, request_of(14, version, group_id="g", member_id="nobody", generation_id=1, assignments=())
+        )
+        nameless = await broker.ask(
+            sync_group.handle, request_of(14, version, group_id="", member_id="nobody", generation_id=1, assignments=())
+        )
+
+    assert error_of(stale) is ErrorCode.illegal_generation
+    assert error_of(nobody) is ErrorCode.unknown_member_id
+    assert error_of(nameless) is ErrorCode.invalid_group_id
+
+
+async def test_another_broker_s_group_is_refused() -> None:
+    async with cluster() as broker:
+        joined = await join(broker, 3)
+        await broker.lose_registration()
+        answer = await sync(broker, 5, joined, {})
+
+    assert error_of(answer) is ErrorCode.not_coordinator
