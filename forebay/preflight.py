@@ -8,7 +8,7 @@ from typing import Final
 from broker.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from broker.settings.model import Settings
 from broker.settings.notation import show_size
-from broker.settings.urls import is_memory, path_of
+from broker.settings.urls import has_path, path_of
 
 _CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
@@ -16,9 +16,9 @@ _CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup
 def check(settings: Settings) -> None:
     """Make the data folders. Raise `StartError`."""
     check_memory(settings, limit_bytes=memory_limit_bytes())
-    if not is_memory(settings.storage.url):
+    if has_path(settings.storage.url):
         check_folder(path_of(settings.storage.url), key="storage.url", url=settings.storage.url)
-    if not is_memory(settings.metadata.url):
+    if has_path(settings.metadata.url):
         check_folder(path_of(settings.metadata.url).parent, key="metadata.url", url=settings.metadata.url)
 
 

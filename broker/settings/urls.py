@@ -10,6 +10,7 @@ from storage.objects.s3.location import parse_s3_url
 
 _MEMORY: Final = "memory"
 _OBJECT_STORES: Final = {"s3": "s3://bucket/prefix", "file": "file:///path", _MEMORY: "memory://"}
+_OF_PATHS: Final = frozenset({"file", "sqlite"})
 _METADATA_STORES: Final = {"oxia": "oxia://host:6648/namespace", "sqlite": "sqlite:////path", _MEMORY: "memory://"}
 
 
@@ -42,8 +43,14 @@ def parse_metadata_url(value: object) -> str:
     return url
 
 
+def has_path(url: str) -> bool:
+    """Whether the store is a file or folder of this machine."""
+    return scheme_of(url) in _OF_PATHS
+
+
 def path_of(url: str) -> Path:
     """The file or folder a file:// or sqlite:// URL names, relative to the working directory if it is written so."""
+    assert has_path(url), f"names no file: {url!r}"
     scheme, _, rest = url.partition("://")
     return Path(rest.removeprefix("/") if scheme == "sqlite" else rest)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from broker.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from broker.settings.model import Settings
-from broker.settings.urls import is_memory, path_of, scheme_of
+from broker.settings.urls import has_path, is_memory, path_of
 from forebay.debug.failures import EXIT_TIMED_OUT
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
@@ -56,5 +56,5 @@ def check_there(settings: Settings) -> None:
             raise StartError(
                 f'{key} "{url}": what lives in the memory of a broker cannot be read from outside. {fix}', exit_code=EXIT_USAGE
             )
-        if scheme_of(url) in {"file", "sqlite"} and not path_of(url).exists():
+        if has_path(url) and not path_of(url).exists():
             raise StartError(f'{key} "{url}": {path_of(url).absolute()} does not exist. {fix}', exit_code=EXIT_UNREACHABLE)

@@ -19,10 +19,16 @@ def test_the_data_folders_are_made_and_left_empty(tmp_path: Path) -> None:
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["a", "a/objects", "b"]
 
 
-def test_memory_stores_need_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("storage", "metadata"),
+    [("memory://", "memory://"), ("s3://bucket/prefix?endpoint=http://127.0.0.1:8333", "oxia://127.0.0.1:6648/default")],
+)
+def test_stores_elsewhere_and_in_memory_need_no_folder(
+    storage: str, metadata: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
 
-    check(Settings.model_validate({"storage": {"url": "memory://"}, "metadata": {"url": "memory://"}}))
+    check(Settings.model_validate({"storage": {"url": storage}, "metadata": {"url": metadata}}))
 
     assert not list(tmp_path.iterdir())
 
