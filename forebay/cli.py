@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.cluster.commands import cluster
 from forebay.debug.commands import debug
+from forebay.topic.commands import topic
 
 if TYPE_CHECKING:
     from broker.settings.loading import Loaded
@@ -22,6 +24,8 @@ application = typer.Typer(
 config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at settings, check them, write them down.")
 application.add_typer(config, name="config")
 application.add_typer(debug, name="debug")
+application.add_typer(topic, name="topic")
+application.add_typer(cluster, name="cluster")
 
 ConfigFile = Annotated[
     Path | None,

@@ -12,13 +12,16 @@ import yaml
 from broker.settings.keys import ENVIRONMENT_PREFIX, key_of
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
-"""Names the file; every other variable with the prefix is a setting."""
+"""Names the file."""
 
 _SERVICE_LINK: Final = re.compile(r"FOREBAY_([A-Z0-9]+_)*(SERVICE_(HOST|PORT)(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP)(_[A-Z]+)?)?)")
 """What Kubernetes puts into every pod beside a Service called forebay…: not meant for us."""
 
 _OF_DEVELOPMENT: Final = re.compile(r"FOREBAY_(CACHE|(TEST|SERVICES)_[A-Z0-9_]+)")
 """What the targets of the Makefile read: see services/README.md."""
+
+_OF_CLIENTS: Final = "FOREBAY_BOOTSTRAP"
+"""What commands that are Kafka clients read: see forebay/kafka_client/options.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,13 @@ def from_file(path: Path) -> Layer:
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
-    """Every `FOREBAY_…` variable but the one that names the file and those Kubernetes makes."""
+    """Every `FOREBAY_…` variable but those that are read elsewhere and those Kubernetes makes."""
     return Layer(
         given=tuple(
             Given(key=key_of(variable), value=value, origin=variable, named=variable, quoted=f"{variable}={value}")
             for variable, value in sorted(environ.items())
             if variable.startswith(ENVIRONMENT_PREFIX)
-            and variable != CONFIG_VARIABLE
+            and variable not in {CONFIG_VARIABLE, _OF_CLIENTS}
             and not _SERVICE_LINK.fullmatch(variable)
             and not _OF_DEVELOPMENT.fullmatch(variable)
         )

@@ -215,7 +215,10 @@ def test_variables_that_are_not_meant_for_settings_are_passed_over() -> None:
         "FOREBAY_BOOTSTRAP_PORT_9092_TCP_PROTO": "tcp",
     }
 
-    assert load(environ=kubernetes | development | {"FOREBAY_CONFIG": "x.yaml", "PATH": "/bin"}).given == frozenset()
+    assert (
+        load(environ=kubernetes | development | {"FOREBAY_CONFIG": "x.yaml", "FOREBAY_BOOTSTRAP": "h:9092", "PATH": "/bin"}).given
+        == frozenset()
+    )
 
 
 def test_variables_of_the_kafka_image_are_answered_with_ours() -> None:

@@ -1,0 +1,1 @@
+"""`forebay cluster`: the brokers of a Kafka cluster and whether all is well with them."""

@@ -1,0 +1,133 @@
+"""`forebay cluster …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from forebay.kafka_client.failures import EXIT_INTERRUPTED, EXIT_TIMED_OUT, EXIT_UNHEALTHY, ClientFailed, failures_reported
+from forebay.kafka_client.options import (
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_TIMEOUT,
+    Bootstrap,
+    Output,
+    OutputFormat,
+    Quiet,
+    Terminal,
+    Timeout,
+    seconds,
+)
+
+if TYPE_CHECKING:
+    from forebay.cluster.health import Health
+    from forebay.cluster.views import ClusterFacts
+
+cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The brokers of a Kafka cluster, and whether all is well.")
+
+WATCH_EVERY_S: Final = 2.0
+WAIT_EVERY_S: Final = 0.5
+WAIT_WITHIN: Final = "60s"
+ANSWER_WITHIN_S: Final = 3.0
+
+
+@cluster.command()
+def info(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Show the cluster's id and what there is in it."""
+    with failures_reported():
+        from forebay.cluster.views import cluster_table
+
+        found = _facts(bootstrap, timeout)
+        Terminal(output, quiet).show(found, cluster_table(found))
+
+
+@cluster.command()
+def brokers(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """List the brokers as the cluster advertises them."""
+    with failures_reported():
+        from forebay.cluster.views import brokers_table
+
+        found = _facts(bootstrap, timeout)
+        Terminal(output, quiet).show(found.brokers, brokers_table(found.brokers))
+
+
+@cluster.command()
+def health(
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every 2 s, and write what changed, until Ctrl-C.")] = False,
+    exit_when_healthy: Annotated[
+        bool, typer.Option("--exit-when-healthy", help="Wait until all is well, 60 s or as long as --timeout says.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", help="How long to wait for an answer, or until all is well.", metavar="DURATION")
+    ] = None,
+) -> None:
+    """Say whether every broker answers and every partition has a leader and its replicas; exit code 6 if not, 3 if nobody answers."""
+    with failures_reported():
+        from forebay.cluster.views import health_table
+        from runtime.clock import SystemClock
+
+        terminal = Terminal(output, quiet)
+        if not watch and not exit_when_healthy:
+            found = _health(bootstrap, seconds(timeout or DEFAULT_TIMEOUT))
+            terminal.show(found, health_table(found))
+            if not found.healthy:
+                raise typer.Exit(EXIT_UNHEALTHY)
+            return
+        clock = SystemClock()
+        within_s = seconds(timeout or (WAIT_WITHIN if exit_when_healthy else DEFAULT_TIMEOUT))
+        give_up_s = clock.monotonic_s() + within_s
+        shown: object = None
+        said = ""
+        try:
+            while True:
+                left_s = give_up_s - clock.monotonic_s() if exit_when_healthy else within_s
+                try:
+                    state = _health(bootstrap, max(left_s, WAIT_EVERY_S))
+                    cause = "; ".join(state.reasons)
+                    if state != shown and (watch or state.healthy):
+                        terminal.show(state, health_table(state))
+                        shown = state
+                    if state.healthy and exit_when_healthy:
+                        return
+                except ClientFailed as failed:
+                    cause, shown = str(failed), None
+                if cause and cause != said:
+                    terminal.say(cause)
+                said = cause
+                if exit_when_healthy and clock.monotonic_s() >= give_up_s:
+                    raise ClientFailed(f"Not healthy within {within_s:g} s: {cause}", exit_code=EXIT_TIMED_OUT)
+                time.sleep(WAIT_EVERY_S if exit_when_healthy else WATCH_EVERY_S)
+        except KeyboardInterrupt as interrupted:
+            raise typer.Exit(EXIT_INTERRUPTED if exit_when_healthy else 0) from interrupted
+
+
+def _facts(bootstrap: str, timeout: str) -> "ClusterFacts":
+    from forebay.cluster.views import cluster_facts
+    from forebay.kafka_client.connection import connect
+
+    connection = connect(bootstrap, timeout_s=seconds(timeout))
+    admin = connection.admin()
+    with connection.answers_awaited():
+        return cluster_facts(connection.result(admin.describe_cluster(request_timeout=connection.timeout_s)), connection.metadata(admin))
+
+
+def _health(bootstrap: str, timeout_s: float) -> "Health":
+    from forebay.cluster.health import answers, judged
+    from forebay.kafka_client.connection import Address, connect
+
+    connection = connect(bootstrap, timeout_s=timeout_s)
+    metadata = connection.metadata(connection.admin())
+    addresses = {broker.id: Address(str(broker.host), broker.port) for broker in metadata.brokers.values()}
+    return judged(metadata, answers(addresses, within_s=min(timeout_s, ANSWER_WITHIN_S)))

@@ -1,0 +1,172 @@
+"""A Kafka cluster reached through its bootstrap brokers. Only standard APIs are used: it may be Forebay or Apache Kafka.
+
+Every wait ends at the timeout given. librdkafka keeps trying to connect without saying why it cannot, so the addresses are tried first.
+"""
+
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined]
+
+from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
+from forebay.kafka_client.failures import EXIT_TIMED_OUT, EXIT_UNREACHABLE, EXIT_USAGE, ClientFailed
+
+KAFKA_PORT: Final = 9092
+PORT_MAX: Final = 65_535
+CONNECT_WITHIN_S: Final = 5.0
+DIAGNOSE_WITHIN_S: Final = 2.0
+CLIENT_ID: Final = "forebay"
+_METADATA_SLICE_S: Final = 2.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_bootstrap(text: str) -> tuple[Address, ...]:
+    """`host:port,[::1]:port`; without a port it is Kafka's. Raise `ClientFailed` for anything else."""
+    addresses = []
+    for one in (part.strip() for part in text.split(",")):
+        host, separator, port = one.rpartition(":")
+        if not separator or one.endswith("]"):
+            host, port = one, str(KAFKA_PORT)
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or "/" in host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= PORT_MAX:
+            raise ClientFailed(f'-b "{text}": "{one}" is not HOST:PORT. Write for example localhost:9092.', exit_code=EXIT_USAGE)
+        addresses.append(Address(host, int(port)))
+    return tuple(addresses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """How to reach a cluster of which one bootstrap broker has just accepted a connection."""
+
+    bootstrap: tuple[Address, ...]
+    timeout_s: float
+
+    @property
+    def named(self) -> str:
+        return ",".join(map(str, self.bootstrap))
+
+    def admin(self) -> AdminClient:
+        return AdminClient(self._config())
+
+    def consumer(self, config: Mapping[str, Any]) -> Consumer:
+        return Consumer({**self._config(), **config})
+
+    def producer(self, config: Mapping[str, Any]) -> Producer:
+        return Producer({**self._config(), **config})
+
+    def metadata(self, admin: AdminClient) -> ClusterMetadata:
+        """All topics and brokers. Raise `ClientFailed`."""
+        left_s = self.timeout_s
+        with self.answers_awaited():
+            while True:
+                # In slices: a call into the library cannot be interrupted.
+                slice_s = min(left_s, _METADATA_SLICE_S)
+                left_s -= slice_s
+                try:
+                    return admin.list_topics(timeout=slice_s)
+                except KafkaException as error:
+                    if left_s <= 0 or error.args[0].code() not in NO_ANSWER:
+                        raise
+
+    def result(self, future: "Future[T]") -> T:
+        """Raise `KafkaException` for what a broker answered, `ClientFailed` if none did."""
+        try:
+            return future.result(self.timeout_s)
+        except TimeoutError as error:
+            raise self._unanswered() from error
+        except KafkaException as error:
+            if error.args[0].code() in NO_ANSWER:
+                raise self._unanswered() from error
+            raise
+
+    @contextlib.contextmanager
+    def answers_awaited(self) -> Iterator[None]:
+        """Turns every error of a broker or of the library into `ClientFailed`."""
+        try:
+            yield
+        except KafkaException as error:
+            raise self.failure(error.args[0]) from error
+
+    def failure(self, error: KafkaError) -> ClientFailed:
+        if error.code() in NO_ANSWER:
+            return self._unanswered()
+        return ClientFailed(f"{self.named}: {said(error)}", exit_code=exit_code_of(error))
+
+    def _unanswered(self) -> ClientFailed:
+        """Looks for the cause: an address that was advertised and cannot be reached from here is the usual one."""
+        try:
+            metadata = self.admin().list_topics(timeout=DIAGNOSE_WITHIN_S)
+        except KafkaException:
+            return ClientFailed(
+                f"{self.named} accepts connections, but did not answer as a Kafka broker within {self.timeout_s:g} s. "
+                "Is it a Kafka listener without TLS and SASL?",
+                exit_code=EXIT_TIMED_OUT,
+            )
+        for broker in metadata.brokers.values():
+            cause = cannot_reach(Address(str(broker.host), broker.port), within_s=DIAGNOSE_WITHIN_S)
+            if cause is not None:
+                return ClientFailed(
+                    f"Reached {self.named}, but it advertises {broker.host}:{broker.port}, which cannot be reached from here "
+                    f"({cause}). Set advertised listeners that clients can reach (Forebay: kafka.advertised_listeners).",
+                    exit_code=EXIT_UNREACHABLE,
+                )
+        return ClientFailed(
+            f"{self.named} did not answer within {self.timeout_s:g} s. Wait longer with --timeout.", exit_code=EXIT_TIMED_OUT
+        )
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "bootstrap.servers": self.named,
+            "client.id": CLIENT_ID,
+            "socket.connection.setup.timeout.ms": int(CONNECT_WITHIN_S * 1_000),
+            "broker.address.family": "any",
+            "log_level": 0,
+        }
+
+
+def connect(bootstrap: str, *, timeout_s: float) -> Connection:
+    """Raise `ClientFailed` unless one of the addresses accepts a connection."""
+    addresses = parse_bootstrap(bootstrap)
+    causes = []
+    for address in addresses:
+        cause = cannot_reach(address, within_s=min(timeout_s, CONNECT_WITHIN_S))
+        if cause is None:
+            return Connection(bootstrap=addresses, timeout_s=timeout_s)
+        causes.append(f"{address} ({cause})")
+    raise ClientFailed(f"Cannot reach {', '.join(causes)}. Set -b HOST:PORT or FOREBAY_BOOTSTRAP.", exit_code=EXIT_UNREACHABLE)
+
+
+def cannot_reach(address: Address, *, within_s: float) -> str | None:
+    """Nothing, if it accepts a connection; otherwise why it does not."""
+    try:
+        socket.create_connection((address.host, address.port), timeout=within_s).close()
+    except socket.gaierror:
+        return "name does not resolve"
+    except TimeoutError:
+        return f"no answer within {within_s:g} s"
+    except UnicodeError:
+        return "not a host name"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return None
+
+
+def said(error: KafkaError) -> str:
+    """What the broker said, as a sentence."""
+    text = error.str().removeprefix("Broker: ").removeprefix("Local: ").strip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -1,0 +1,55 @@
+"""Why a command of a Kafka client failed: cause and fix in one line, and the exit code of the command line's table."""
+
+import contextlib
+import difflib
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import typer
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_UNREACHABLE: Final = 3
+EXIT_NOT_FOUND: Final = 4
+EXIT_REFUSED: Final = 5
+EXIT_UNHEALTHY: Final = 6
+EXIT_TIMED_OUT: Final = 124
+EXIT_INTERRUPTED: Final = 130
+
+
+class ClientFailed(Exception):
+    """`str()` is the line for the operator."""
+
+    def __init__(self, message: str, *, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextlib.contextmanager
+def failures_reported() -> Iterator[None]:
+    """Ends the command with one line on stderr and its exit code; Ctrl-C ends it with 130, a closed pipe quietly with 0."""
+    try:
+        yield
+        sys.stdout.flush()
+    except ClientFailed as failed:
+        typer.echo(str(failed), err=True)
+        raise typer.Exit(failed.exit_code) from failed
+    except KeyboardInterrupt as interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED) from interrupted
+    except BrokenPipeError as closed:
+        # What is still buffered has no reader; flushing it when the process ends would fail again.
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.close()
+        raise typer.Exit(0) from closed
+
+
+def unknown_topic(name: str, known: Iterable[str]) -> ClientFailed:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    nearest = f' Nearest: "{near[0]}".' if near else ""
+    return ClientFailed(f'Topic "{name}" does not exist.{nearest} Create it: forebay topic create {name}', exit_code=EXIT_NOT_FOUND)
+
+
+def unknown_partition(topic: str, partition: int, count: int) -> ClientFailed:
+    has = "partition 0 alone" if count == 1 else f"partitions 0 to {count - 1}"
+    return ClientFailed(f'Topic "{topic}" has no partition {partition}: it has {has}.', exit_code=EXIT_NOT_FOUND)

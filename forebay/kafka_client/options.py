@@ -1,0 +1,75 @@
+"""The options that every command of a Kafka client has, and what it prints: data on stdout, talk on stderr."""
+
+import enum
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import typer
+
+DEFAULT_BOOTSTRAP: Final = "localhost:9092"
+DEFAULT_TIMEOUT: Final = "10s"
+
+
+class Output(enum.StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+Bootstrap = Annotated[
+    str,
+    typer.Option("--bootstrap", "-b", envvar="FOREBAY_BOOTSTRAP", help="Brokers to ask first, separated by commas.", metavar="HOST:PORT"),
+]
+OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="How data are written to stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]
+Timeout = Annotated[str, typer.Option("--timeout", help="How long to wait for brokers, e.g. 500ms or 60s.", metavar="DURATION")]
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """Where a command writes."""
+
+    output: Output = Output.TABLE
+    quiet: bool = False
+
+    def say(self, line: str) -> None:
+        if not self.quiet:
+            typer.echo(line, err=True)
+
+    def show(self, data: object, table: str) -> None:
+        """Data as JSON, or as the table given."""
+        if self.output is Output.TABLE:
+            typer.echo(table)
+        self.show_json(data)
+
+    def show_json(self, data: object) -> None:
+        """Nothing unless JSON is wanted: what `say` says is enough for people."""
+        if self.output is Output.JSON:
+            import msgspec
+
+            typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2))
+
+
+def seconds(text: str, *, option: str = "--timeout") -> float:
+    """Raise `BadParameter` for what is no duration, or no time at all."""
+    from broker.settings.notation import parse_duration
+
+    try:
+        given = parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(f'{option} "{text}" {error}') from error
+    if given.total_seconds() <= 0:
+        raise typer.BadParameter(f'{option} "{text}" must be longer than nothing')
+    return given.total_seconds()
+
+
+def pairs(given: list[str] | None, *, option: str, example: str) -> dict[str, str]:
+    """`name=value`, each once. Raise `BadParameter` for anything else."""
+    found: dict[str, str] = {}
+    for one in given or ():
+        name, separator, value = one.partition("=")
+        if not separator or not name:
+            raise typer.BadParameter(f'{option} "{one}": write NAME=VALUE, for example {option} {example}')
+        if name in found:
+            raise typer.BadParameter(f"{option} {name} is given twice")
+        found[name] = value
+    return found

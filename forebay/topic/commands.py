@@ -1,0 +1,316 @@
+"""`forebay topic …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.kafka_client.failures import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TIMED_OUT, EXIT_USAGE, ClientFailed, failures_reported
+from forebay.kafka_client.options import (
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_TIMEOUT,
+    Bootstrap,
+    Output,
+    OutputFormat,
+    Quiet,
+    Terminal,
+    Timeout,
+    pairs,
+    seconds,
+)
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+    from forebay.kafka_client.connection import Connection
+
+topic = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Topics and their records, through any broker of a Kafka cluster.")
+
+Name = Annotated[str, typer.Argument(help="The topic's name; behind -- if it begins with a dash.", metavar="TOPIC")]
+Configs = Annotated[list[str] | None, typer.Option("--config", "-c", help="A config of the topic; repeatable.", metavar="KEY=VALUE")]
+
+
+def _connected(bootstrap: str, timeout: str) -> "tuple[Connection, AdminClient]":
+    from forebay.kafka_client.connection import connect
+
+    connection = connect(bootstrap, timeout_s=seconds(timeout))
+    return connection, connection.admin()
+
+
+@topic.command("list")
+def list_topics(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """List the topics by name."""
+    with failures_reported():
+        from forebay.topic.administration import listed
+        from forebay.topic.views import topics_table
+
+        terminal = Terminal(output, quiet)
+        topics = listed(*_connected(bootstrap, timeout))
+        if topics or output is Output.JSON:
+            terminal.show(topics, topics_table(topics))
+        else:
+            terminal.say("There are no topics. Create one: forebay topic create NAME")
+
+
+@topic.command()
+def describe(
+    name: Name,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Show a topic's partitions with their offsets, and its configs: in a table those that were set, in JSON all of them."""
+    with failures_reported():
+        from forebay.topic.administration import described
+        from forebay.topic.views import topic_table
+
+        found = described(*_connected(bootstrap, timeout), name)
+        Terminal(output, quiet).show(found, topic_table(found))
+
+
+@topic.command()
+def create(
+    name: Name,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, help="How many; without it as many as the cluster makes of itself.")
+    ] = None,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option("--replication-factor", "-r", min=1, max=32_767, help="For Apache Kafka; Forebay's records are in the object store."),
+    ] = None,
+    configs: Configs = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Create a topic."""
+    with failures_reported():
+        given = pairs(configs, option="-c", example="retention.ms=3600000")
+        from forebay.topic import administration
+        from forebay.topic.views import counted
+        from runtime.clock import SystemClock
+
+        made = administration.create(
+            *_connected(bootstrap, timeout),
+            name,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            configs=given,
+            clock=SystemClock(),
+        )
+        terminal = Terminal(output, quiet)
+        terminal.say(f'Created topic "{name}" with {counted(len(made.partitions), "partition")}.')
+        terminal.show_json(made)
+
+
+@topic.command()
+def alter(
+    name: Name,
+    configs: Configs = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", help="A config that goes back to its default; repeatable.", metavar="KEY")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Set configs of a topic, or take them back."""
+    with failures_reported():
+        given = pairs(configs, option="-c", example="retention.ms=3600000")
+        if not given and not unset:
+            raise typer.BadParameter("nothing to alter: give -c KEY=VALUE or --unset KEY")
+        from forebay.topic import administration
+
+        administration.alter(*_connected(bootstrap, timeout), name, set_to=given, unset=unset or ())
+        terminal = Terminal(output, quiet)
+        terminal.say(
+            f'Altered topic "{name}": {", ".join([*(f"{k}={v}" for k, v in given.items()), *(f"{k} unset" for k in unset or ())])}.'
+        )
+        terminal.show_json({"name": name, "set": given, "unset": unset or []})
+
+
+@topic.command()
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Delete a topic and its records, after asking."""
+    with failures_reported():
+        from forebay.topic import administration
+        from forebay.topic.views import counted
+
+        connection, admin = _connected(bootstrap, timeout)
+        found = administration.looked_up(connection, admin, name)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise ClientFailed(f'Deleting topic "{name}" has to be confirmed: at a terminal, or with --yes.', exit_code=EXIT_USAGE)
+            there = administration.bounds(connection, admin, name, range(len(found.partitions))).values()
+            held = counted(sum(partition.end - partition.start for partition in there), "record")
+            typer.echo(f'Delete topic "{name}" with {counted(len(found.partitions), "partition")} and {held}? [y/N]: ', nl=False, err=True)
+            if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+                raise ClientFailed("Nothing was deleted.", exit_code=EXIT_FAILED)
+        administration.delete(connection, admin, name)
+        terminal = Terminal(output, quiet)
+        terminal.say(f'Deleted topic "{name}".')
+        terminal.show_json({"name": found.name, "id": administration.id_of(found), "deleted": True})
+
+
+@topic.command()
+def produce(
+    name: Name,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="The key of every record.", metavar="KEY")] = None,
+    headers: Annotated[
+        list[str] | None, typer.Option("--header", "-H", help="A header of every record; repeatable.", metavar="NAME=VALUE")
+    ] = None,
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="The partition; without it by key.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", exists=True, dir_okay=False, readable=True, help="Lines of a file instead of stdin.")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Append the lines of stdin, or of a file, as records. It is done when all are stored."""
+    with failures_reported():
+        chosen = tuple(_header(one) for one in headers or ())
+        from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
+        from forebay.kafka_client.connection import said
+        from forebay.kafka_client.failures import unknown_partition
+        from forebay.topic import producing
+        from forebay.topic.administration import looked_up
+        from forebay.topic.views import counted
+        from runtime.clock import SystemClock
+
+        terminal = Terminal(output, quiet)
+        connection, admin = _connected(bootstrap, timeout)
+        count = len(looked_up(connection, admin, name).partitions)
+        if partition is not None and partition >= count:
+            raise unknown_partition(name, partition, count)
+        producer = connection.producer({**producing.CONFIG, "message.timeout.ms": int(connection.timeout_s * 1_000)})
+        produced = producing.Produced()
+        interrupted = False
+        with file.open("rb") if file is not None else _standard_input(terminal) as stream:
+            try:
+                producing.produce(
+                    producer,
+                    name,
+                    producing.lines(stream),
+                    produced,
+                    key=None if key is None else key.encode(),
+                    headers=chosen,
+                    partition=-1 if partition is None else partition,
+                )
+            except KeyboardInterrupt:
+                interrupted = True
+            finally:
+                left = producing.settle(producer, within_s=connection.timeout_s, clock=SystemClock())
+        terminal.say(f'{counted(produced.stored, "record")} stored in "{name}".')
+        by_partition = [{"partition": at, "records": produced.by_partition[at]} for at in sorted(produced.by_partition)]
+        terminal.show_json({"topic": name, "records": produced.stored, "partitions": by_partition})
+        if produced.refused is not None:
+            line, error = produced.refused
+            if error.code() in NO_ANSWER:
+                raise ClientFailed(
+                    f"Line {line} may or may not be stored: no answer within {connection.timeout_s:g} s.", exit_code=EXIT_TIMED_OUT
+                )
+            raise ClientFailed(f"Line {line} was not stored: {said(error)}", exit_code=exit_code_of(error))
+        if left:
+            raise ClientFailed(
+                f"{counted(left, 'record')} may or may not be stored: no answer within {connection.timeout_s:g} s.",
+                exit_code=EXIT_TIMED_OUT,
+            )
+        if interrupted:
+            raise typer.Exit(EXIT_INTERRUPTED)
+
+
+@topic.command()
+def consume(
+    name: Name,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--offset", "-o", help="start, end, an offset, -N (the last N), @TIME (as ISO 8601, in ms, or -10m).", metavar="WHERE"
+        ),
+    ] = "start",
+    number: Annotated[int | None, typer.Option("--number", "-n", min=1, help="End after so many records; without it follow.")] = None,
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="One partition; without it all.")] = None,
+    record_format: Annotated[
+        str, typer.Option("--format", "-f", help=r"Percent format (%t %p %o %d %k %v %h, \n; %v{hex}), json or raw.", metavar="FORMAT")
+    ] = r"%v\n",
+    at_end: Annotated[bool, typer.Option("--exit", "-e", help="End when all partitions were read to their ends.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    quiet: Quiet = False,
+    timeout: Annotated[
+        str | None,
+        typer.Option("--timeout", help="Give up when no record comes for so long; without it wait for ever.", metavar="DURATION"),
+    ] = None,
+) -> None:
+    """Write the records of a topic, and wait for more until Ctrl-C. No group is joined, nothing is committed."""
+    with failures_reported():
+        from forebay.topic import administration, consuming, starting
+        from forebay.topic.record_format import record_format as formatting
+        from forebay.topic.views import counted
+        from runtime.clock import SystemClock
+
+        clock = SystemClock()
+        try:
+            write = formatting(record_format)
+        except ValueError as error:
+            raise typer.BadParameter(f'-f "{record_format}" {error}') from error
+        try:
+            begin = starting.parse_start(start, now_ms=clock.now_ms())
+        except ValueError as error:
+            raise typer.BadParameter(f'-o "{start}" {error}') from error
+        until = consuming.Until(count=number, at_end=at_end, silence_s=None if timeout is None else seconds(timeout))
+        terminal = Terminal(quiet=quiet)
+        connection, admin = _connected(bootstrap, timeout or DEFAULT_TIMEOUT)
+        offsets = administration.first_offsets(connection, admin, name, begin, partition=partition)
+        consumer = connection.consumer(consuming.CONFIG)
+        consumed = consuming.Consumed()
+        data = sys.stdout.buffer
+        try:
+            consuming.consume(
+                consumer,
+                name,
+                offsets,
+                until,
+                consumed,
+                write=lambda record: data.write(write(record)),
+                flush=data.flush,
+                clock=clock,
+            )
+        except KeyboardInterrupt:
+            data.flush()
+            if not until.follows:
+                raise
+        finally:
+            consumer.close()
+        terminal.say(f'{counted(consumed.records, "record")} of "{name}".')
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise typer.BadParameter(f'-H "{text}": write NAME=VALUE, for example -H source=web')
+    return name, value.encode()
+
+
+def _standard_input(terminal: Terminal) -> AbstractContextManager[IO[bytes]]:
+    if sys.stdin.isatty():
+        terminal.say("One record a line; Ctrl-D ends.")
+    return nullcontext(sys.stdin.buffer)

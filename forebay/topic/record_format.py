@@ -1,0 +1,139 @@
+"""How `forebay topic consume -f` writes a record: a percent format, `json` or `raw`.
+
+    %t topic   %p partition   %o offset   %d timestamp in ms   %k key   %v value   %h headers, as a=b,c=d
+    %K bytes in the key       %V bytes in the value            %H headers, counted        %% a percent sign
+    %k{hex} %k{base64} %v{hex} %v{base64} %d{utc}              a backslash before n, t, r, 0, x1f or another backslash
+
+A null is written as nothing, its length as -1. Keys and values are written as the bytes they are.
+"""
+
+import base64
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+DEFAULT_FORMAT: Final = r"%v\n"
+
+_TOKEN: Final = re.compile(r"%(?P<field>.|$)(?:\{(?P<as>[^}]*)\})?|\\(?P<escape>x[0-9a-fA-F]{2}|.|$)|(?P<text>[^%\\]+)", re.DOTALL)
+_ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+
+
+class Record(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+Part = Callable[[Record], bytes]
+
+
+def record_format(text: str) -> Part:
+    """Raise ValueError with a phrase for a format that says nothing or something unknown."""
+    if text == "raw":
+        return lambda record: record.value or b""
+    if text == "json":
+        return _as_json
+    if not text:
+        raise ValueError("is empty")
+    parts = [_part(token) for token in _TOKEN.finditer(text)]
+    return lambda record: b"".join(part(record) for part in parts)
+
+
+def _part(token: re.Match[str]) -> Part:
+    field, escape, text = token["field"], token["escape"], token["text"]
+    if text is not None:
+        literal = text.encode()
+    elif escape is not None:
+        if escape.startswith("x") and len(escape) > 1:
+            literal = bytes.fromhex(escape[1:])
+        elif escape in _ESCAPES:
+            literal = _ESCAPES[escape]
+        else:
+            raise ValueError(rf"has \{escape}, which means nothing: \n \t \r \0 \\ and \x1f do")
+    elif field == "%":
+        literal = b"%" + (f"{{{token['as']}}}".encode() if token["as"] is not None else b"")
+    else:
+        return _field(field, token["as"])
+    return lambda _: literal
+
+
+def _field(field: str, written_as: str | None) -> Part:
+    parts = _FIELDS.get(field)
+    if parts is None:
+        raise ValueError(f"has %{field}, which is no field: {' '.join(f'%{name}' for name in _FIELDS)} and %% are")
+    if written_as not in parts:
+        known = " ".join(f"%{field}{{{name}}}" for name in parts if name is not None)
+        raise ValueError(f"has %{field}{{{written_as}}}: {f'there is {known}' if known else f'%{field} is written in one way only'}")
+    return parts[written_as]
+
+
+def _number(of: Callable[[Record], int]) -> dict[str | None, Part]:
+    return {None: lambda record: str(of(record)).encode()}
+
+
+def _bytes(of: Callable[[Record], bytes | None]) -> dict[str | None, Part]:
+    return {
+        None: lambda record: of(record) or b"",
+        "hex": lambda record: (of(record) or b"").hex().encode(),
+        "base64": lambda record: base64.b64encode(of(record) or b""),
+    }
+
+
+def _length(held: bytes | None) -> int:
+    return -1 if held is None else len(held)
+
+
+def _utc(record: Record) -> bytes:
+    try:
+        at = datetime.fromtimestamp(record.timestamp_ms / 1_000, tz=UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(record.timestamp_ms).encode()
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
+
+
+_FIELDS: Final[dict[str, dict[str | None, Part]]] = {
+    "t": {None: lambda record: record.topic.encode()},
+    "p": _number(lambda record: record.partition),
+    "o": _number(lambda record: record.offset),
+    "d": {**_number(lambda record: record.timestamp_ms), "utc": _utc},
+    "k": _bytes(lambda record: record.key),
+    "v": _bytes(lambda record: record.value),
+    "h": {None: lambda record: b",".join(name.encode() + b"=" + (held or b"") for name, held in record.headers)},
+    "K": _number(lambda record: _length(record.key)),
+    "V": _number(lambda record: _length(record.value)),
+    "H": _number(lambda record: len(record.headers)),
+}
+
+
+def _as_json(record: Record) -> bytes:
+    """One line. Bytes that are no UTF-8 text are `{"base64": …}`."""
+    return (
+        msgspec.json.encode(
+            {
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "timestamp_ms": record.timestamp_ms,
+                "key": _text(record.key),
+                "value": _text(record.value),
+                "headers": [{"key": name, "value": _text(held)} for name, held in record.headers],
+            }
+        )
+        + b"\n"
+    )
+
+
+def _text(held: bytes | None) -> Any:
+    if held is None:
+        return None
+    try:
+        return held.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(held).decode()}

@@ -1,0 +1,111 @@
+"""Where `forebay topic consume -o` begins. Nothing here asks a broker."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EXPECTED: Final = (
+    "expected start, end, an offset, -N (the last N), or @TIME (2026-11-21T08:00Z, milliseconds, or -10m for ten minutes ago)"
+)
+_OFFSET_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class AtStart:
+    """At the first record there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtEnd:
+    """Behind the last record there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffset:
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeEnd:
+    """So many offsets before the end, in each partition, or at the start if there are fewer."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """At the first record with this timestamp or a later one; behind the last one if there is none."""
+
+    timestamp_ms: int
+
+
+Start = AtStart | AtEnd | AtOffset | BeforeEnd | AtTime
+
+
+class Bounds(NamedTuple):
+    """Offsets of a partition: from `start`, before `end`."""
+
+    start: int
+    end: int
+
+
+def parse_start(text: str, *, now_ms: int) -> Start:
+    """Raise ValueError with a phrase."""
+    if text == "start":
+        return AtStart()
+    if text == "end":
+        return AtEnd()
+    if text.startswith("@"):
+        return AtTime(_time(text[1:], now_ms=now_ms))
+    if not re.fullmatch(r"-?\d{1,19}", text, re.ASCII) or abs(int(text)) > _OFFSET_MAX:
+        raise ValueError(f"is no place to start: {_EXPECTED}")
+    return BeforeEnd(-int(text)) if text.startswith("-") else AtOffset(int(text))
+
+
+def offsets(start: Start, topic: str, bounds: Mapping[int, Bounds], *, at_time: Mapping[int, int]) -> dict[int, int]:
+    """The first offset to read, by partition; `at_time` has the answers for `AtTime`, -1 for none.
+
+    Raise `ClientFailed` for an offset that a partition does not have; its end is allowed, because the next record will be there.
+    """
+    match start:
+        case AtStart():
+            return {partition: found.start for partition, found in bounds.items()}
+        case AtEnd():
+            return {partition: found.end for partition, found in bounds.items()}
+        case BeforeEnd(count):
+            return {partition: max(found.start, found.end - count) for partition, found in bounds.items()}
+        case AtTime():
+            return {partition: found.end if at_time[partition] < 0 else at_time[partition] for partition, found in bounds.items()}
+        case AtOffset(offset):
+            for partition, found in bounds.items():
+                if not found.start <= offset <= found.end:
+                    only = " Choose one partition with -p." if len(bounds) > 1 else ""
+                    raise ClientFailed(
+                        f"Offset {offset} is not in {topic}/{partition}, which starts at {found.start} and ends before {found.end}."
+                        f"{only} From the first record there is: -o start",
+                        exit_code=EXIT_NOT_FOUND,
+                    )
+            return dict.fromkeys(bounds, offset)
+
+
+def _time(text: str, *, now_ms: int) -> int:
+    if re.fullmatch(r"\d{1,18}", text, re.ASCII):
+        return int(text)
+    if text.startswith("-"):
+        from broker.settings.notation import parse_duration
+
+        try:
+            return max(0, now_ms - parse_duration(text[1:]) // timedelta(milliseconds=1))
+        except ValueError as error:
+            raise ValueError(f"is no time: {text[1:]} {error}") from error
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"is no time: {_EXPECTED}") from error
+    # Without a zone it is UTC: a script has the same result wherever it runs.
+    return max(0, ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1))

@@ -1,0 +1,340 @@
+"""`forebay topic` and `forebay cluster` beside a broker that serves; the transcripts of docs/cli.md are run again."""
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from typer.testing import CliRunner
+
+from forebay.cli import application
+from tests.integration.serving import HOST, ROOT, Served, serving
+
+PAGE = ROOT / "docs" / "cli.md"
+ANSWER_WITHIN_S = 60.0
+MASKS = (
+    (re.compile(r"(?<=\"timestamp_ms\":)\d{13}\b|\b\d{4}-\d\d-\d\dT[\d:.]+Z"), "<time>"),
+    (re.compile(r"(?<=^id       )[A-Za-z0-9_-]{22}$|(?<=^cluster     )[A-Za-z0-9_-]{22}$", re.MULTILINE), "<id>"),
+)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving(None) as broker:
+        yield broker
+
+
+def environment(bootstrap: str) -> dict[str, str]:
+    folder = str(Path(sys.executable).parent)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+    return {**kept, "FOREBAY_BOOTSTRAP": bootstrap, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def forebay(bootstrap: str, *arguments: str, given: bytes = b"") -> tuple[int, str, str]:
+    """Exit code, data, talk."""
+    ended = CliRunner().invoke(application, [*arguments], input=given, env={"FOREBAY_BOOTSTRAP": bootstrap})
+    assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
+    return ended.exit_code, ended.stdout, ended.stderr
+
+
+def answered(bootstrap: str, *arguments: str, given: bytes = b"") -> Any:
+    code, data, talk = forebay(bootstrap, *arguments, "-o", "json", "-q", given=given)
+    assert (code, talk) == (0, "")
+    return json.loads(data)
+
+
+def following(bootstrap: str, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "forebay", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(bootstrap))
+
+
+def interrupted(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    process.send_signal(signal.SIGINT)
+    _, talk = process.communicate(timeout=ANSWER_WITHIN_S)
+    return process.returncode, talk.decode()
+
+
+def transcripts() -> Iterator[tuple[str, str]]:
+    """Each command of the page and what it wrote, in order."""
+    for block in re.findall(r"^```console\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        yield from re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
+
+
+def test_the_transcripts_of_the_page_are_what_the_commands_write() -> None:
+    with serving(None) as broker:
+        for command, expected in transcripts():
+            # bash, so that a pipe's last command is the one whose exit code counts; stderr as a terminal shows it.
+            ended = subprocess.run(
+                ["bash", "-c", command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=ANSWER_WITHIN_S,
+                env=environment(broker.bootstrap),
+                check=False,
+            )
+            written = ended.stdout.decode().replace(f"{broker.kafka_port}", "<port>")
+            for pattern, mask in MASKS:
+                written = pattern.sub(mask, written)
+            if ended.returncode:
+                written += f"[exit code {ended.returncode}]\n"
+
+            assert aligned(written) == aligned(expected), command
+
+
+def aligned(text: str) -> str:
+    """A masked port is not as wide as the real one: the column it stands in is not compared in width."""
+    return re.sub(r" *(PORT|<port>) *", r" \1 ", text)
+
+
+def test_every_command_is_in_the_page() -> None:
+    shown = " ".join(command for command, _ in transcripts())
+
+    for command in ("list", "describe", "create", "alter", "delete", "produce", "consume"):
+        assert f"forebay topic {command}" in shown
+    for command in ("info", "brokers", "health"):
+        assert f"forebay cluster {command}" in shown
+
+
+def test_what_is_produced_comes_back_with_its_bytes_whole(served: Served, tmp_path: Path) -> None:
+    lines = [b"plain", b"", "ünïcode".encode(), bytes(range(11, 256)), b"trailing\r"]
+    (tmp_path / "lines").write_bytes(b"\n".join(lines))
+    answered(served.bootstrap, "topic", "create", "bytes")
+
+    stored = answered(served.bootstrap, "topic", "produce", "bytes", "--file", str(tmp_path / "lines"))
+    code, data, _ = forebay(served.bootstrap, "topic", "consume", "bytes", "-n", "5", "-f", r"%v{hex}\n")
+
+    assert stored == {"topic": "bytes", "records": 5, "partitions": [{"partition": 0, "records": 5}]}
+    assert code == 0
+    assert data.splitlines() == [line.hex() for line in lines]
+
+
+def test_a_key_goes_where_java_clients_put_it_and_order_is_kept(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "keyed", "-p", "7")
+    values = [str(number) for number in range(2_000)]
+
+    stored = answered(served.bootstrap, "topic", "produce", "keyed", "-k", "user-7", given="\n".join(values).encode())
+    code, data, _ = forebay(served.bootstrap, "topic", "consume", "keyed", "--exit")
+
+    assert [one["partition"] for one in stored["partitions"]] == [murmur2(b"user-7") % 7]
+    assert stored["records"] == 2_000
+    assert code == 0
+    assert data.splitlines() == values
+
+
+def murmur2(data: bytes) -> int:
+    """As org.apache.kafka.common.utils.Utils has it, made positive."""
+    mask, m = 0xFFFFFFFF, 0x5BD1E995
+    h = (0x9747B28C ^ len(data)) & mask
+    whole = len(data) // 4 * 4
+    for at in range(0, whole, 4):
+        k = int.from_bytes(data[at : at + 4], "little") * m & mask
+        h = (h * m & mask) ^ ((k ^ k >> 24) * m & mask)
+    if data[whole:]:
+        h = (h ^ int.from_bytes(data[whole:], "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return (h ^ h >> 15) & 0x7FFFFFFF
+
+
+def test_a_null_value_and_a_header_of_another_client_are_shown(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "nulls")
+    producer = Producer({"bootstrap.servers": served.bootstrap})
+    producer.produce("nulls", value=None, key=b"\xff", headers=[("a", None), ("b", b"\xfe")])
+    assert producer.flush(ANSWER_WITHIN_S) == 0
+
+    _, data, _ = forebay(served.bootstrap, "topic", "consume", "nulls", "-n", "1", "-f", "json")
+
+    found = json.loads(data)
+    assert (found["key"], found["value"]) == ({"base64": "/w=="}, None)
+    assert found["headers"] == [{"key": "a", "value": None}, {"key": "b", "value": {"base64": "/g=="}}]
+
+
+def test_a_topic_is_described_whole_as_json(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "whole", "-p", "3", "-c", "retention.ms=1000")
+    forebay(served.bootstrap, "topic", "produce", "whole", "-p", "2", given=b"a\nb")
+
+    found = answered(served.bootstrap, "topic", "describe", "whole")
+
+    assert list(found) == ["name", "id", "is_internal", "partitions", "configs"]
+    bounds = [(one["partition"], one["leader"], one["start"], one["end"]) for one in found["partitions"]]
+    assert bounds == [(0, 1, 0, 0), (1, 1, 0, 0), (2, 1, 0, 2)]
+    assert found["configs"]["retention.ms"] == {"value": "1000", "source": "DYNAMIC_TOPIC_CONFIG"}
+    assert found["configs"]["cleanup.policy"] == {"value": "delete", "source": "DEFAULT_CONFIG"}
+
+
+def test_following_shows_records_as_they_come_and_ctrl_c_ends_it_well(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "live")
+    process = following(served.bootstrap, "topic", "consume", "live")
+    assert process.stdout is not None
+    for line in (b"one\n", b"two\n"):
+        assert forebay(served.bootstrap, "topic", "produce", "live", given=line)[0] == 0
+        assert process.stdout.readline() == line
+
+    assert interrupted(process) == (0, '2 records of "live".\n')
+
+
+def test_ctrl_c_before_all_wanted_records_came_is_an_interruption(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "short")
+    forebay(served.bootstrap, "topic", "produce", "short", given=b"one")
+    process = following(served.bootstrap, "topic", "consume", "short", "-n", "2")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"one\n"
+
+    assert interrupted(process)[0] == 130
+
+
+def test_a_reader_that_goes_away_ends_consuming_without_a_word(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "piped")
+    forebay(served.bootstrap, "topic", "produce", "piped", given=b"x" * 99 + b"\n" + b"\n".join([b"y" * 99] * 5_000))
+    process = following(served.bootstrap, "topic", "consume", "piped", "-q")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+
+    assert process.wait(ANSWER_WITHIN_S) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_altering_says_what_was_set(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "altered", "-c", "retention.ms=1000")
+
+    said = answered(served.bootstrap, "topic", "alter", "altered", "-c", "cleanup.policy=compact", "--unset", "retention.ms")
+
+    assert said == {"name": "altered", "set": {"cleanup.policy": "compact"}, "unset": ["retention.ms"]}
+    configs = answered(served.bootstrap, "topic", "describe", "altered")["configs"]
+    assert configs["cleanup.policy"] == {"value": "compact", "source": "DYNAMIC_TOPIC_CONFIG"}
+    assert configs["retention.ms"]["source"] == "DEFAULT_CONFIG"
+
+
+def test_a_line_that_the_topic_does_not_take_is_named(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "small", "-c", "max.message.bytes=1000")
+
+    code, _, talk = forebay(served.bootstrap, "topic", "produce", "small", given=b"x" * 5_000)
+
+    assert code == 1
+    assert talk.splitlines()[0] == '0 records stored in "small".'
+    assert talk.splitlines()[1].startswith("Line 1 was not stored: ")
+
+
+def test_a_broker_that_dies_while_lines_come_leaves_no_doubt_about_which_were_stored(tmp_path: Path) -> None:
+    with serving(tmp_path) as broker:
+        answered(broker.bootstrap, "topic", "create", "cut")
+        command = [sys.executable, "-m", "forebay", "topic", "produce", "cut", "-o", "json", "--timeout", "3s"]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(broker.bootstrap)
+        )
+        assert process.stdin is not None
+        process.stdin.write(b"one\n")
+        process.stdin.flush()
+        assert forebay(broker.bootstrap, "topic", "consume", "cut", "-n", "1")[1] == "one\n"
+        broker.kill9()
+        data, talk = process.communicate(b"two\n", timeout=ANSWER_WITHIN_S)
+
+    assert process.returncode == 124
+    assert json.loads(data)["records"] == 1
+    assert talk.decode().splitlines() == [
+        '1 record stored in "cut".',
+        "Line 2 may or may not be stored: no answer within 3 s.",
+    ]
+
+
+@pytest.mark.parametrize(("answer", "code", "said"), [("n", 1, "Nothing was deleted."), ("y", 0, 'Deleted topic "doomed".')])
+def test_deleting_asks_at_a_terminal(served: Served, answer: str, code: int, said: str) -> None:
+    forebay(served.bootstrap, "topic", "create", "doomed")
+    ours, theirs = pty.openpty()
+    with open(ours, "wb", buffering=0) as keyboard:
+        command = [sys.executable, "-m", "forebay", "topic", "delete", "doomed"]
+        process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(served.bootstrap))
+        os.close(theirs)
+        keyboard.write(f"{answer}\n".encode())
+        data, talk = process.communicate(timeout=ANSWER_WITHIN_S)
+
+    assert (process.returncode, data) == (code, b"")
+    assert talk.decode().startswith('Delete topic "doomed" with 1 partition and 0 records? [y/N]: ')
+    assert talk.decode().endswith(f"{said}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topic", "describe", "ordres"),
+        ("topic", "alter", "ordres", "-c", "retention.ms=1"),
+        ("topic", "delete", "ordres", "--yes"),
+        ("topic", "produce", "ordres"),
+        ("topic", "consume", "ordres"),
+    ],
+    ids=lambda arguments: arguments[1],
+)
+def test_no_command_makes_a_topic_by_asking_for_it(served: Served, arguments: tuple[str, ...]) -> None:
+    forebay(served.bootstrap, "topic", "create", "orders")
+
+    code, data, talk = forebay(served.bootstrap, *arguments, given=b"record")
+
+    assert (code, data) == (4, "")
+    assert talk == 'Topic "ordres" does not exist. Nearest: "orders". Create it: forebay topic create ordres\n'
+    assert "ordres" not in [topic["name"] for topic in answered(served.bootstrap, "topic", "list")]
+
+
+def test_an_address_that_is_advertised_and_cannot_be_reached_is_the_cause_that_is_named(tmp_path: Path) -> None:
+    with serving(tmp_path, settings={"kafka.advertised_listeners": "PLAINTEXT://no-such-host.invalid:9092"}) as broker:
+        created = forebay(broker.bootstrap, "topic", "create", "orders", "--timeout", "2s")
+        health = forebay(broker.bootstrap, "cluster", "health")
+
+    assert created[0] == 3
+    assert "but it advertises no-such-host.invalid:9092, which cannot be reached from here (name does not resolve)" in created[2]
+    assert health[0] == 6
+    assert "broker 1 at no-such-host.invalid:9092 does not answer (name does not resolve)" in health[1]
+
+
+def test_waiting_for_health_ends_when_the_broker_comes(tmp_path: Path) -> None:
+    with socket.create_server((HOST, 0)) as free:
+        port = free.getsockname()[1]
+    process = following(f"{HOST}:{port}", "cluster", "health", "--exit-when-healthy", "-o", "json")
+    assert process.stderr is not None
+    assert b"connection refused" in process.stderr.readline()
+
+    with serving(tmp_path, kafka_port=port):
+        data, _ = process.communicate(timeout=ANSWER_WITHIN_S)
+
+    assert process.returncode == 0
+    assert json.loads(data)["healthy"] is True
+
+
+def test_waiting_for_health_has_an_end() -> None:
+    code, data, talk = forebay(f"{HOST}:1", "cluster", "health", "--exit-when-healthy", "--timeout", "1s")
+
+    assert (code, data) == (124, "")
+    assert talk.splitlines()[-1].startswith("Not healthy within 1 s: Cannot reach 127.0.0.1:1 (connection refused).")
+
+
+def test_watching_tells_when_the_broker_goes_and_ctrl_c_ends_it_well(tmp_path: Path) -> None:
+    with serving(tmp_path) as broker:
+        process = following(broker.bootstrap, "cluster", "health", "--watch")
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"healthy     yes\n"
+        broker.kill9()
+
+        assert b"connection refused" in process.stderr.readline()
+        assert interrupted(process)[0] == 0
+
+
+def test_help_does_not_wait_for_the_client_library() -> None:
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import sys, forebay.cli; print('confluent_kafka' in sys.modules, 'pydantic' in sys.modules)"],
+        capture_output=True,
+        check=True,
+    )
+
+    assert loaded.stdout.split() == [b"False", b"False"]

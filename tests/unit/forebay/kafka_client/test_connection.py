@@ -1,0 +1,61 @@
+import socket
+
+import pytest
+
+from forebay.kafka_client.connection import Address, connect, parse_bootstrap
+from forebay.kafka_client.failures import EXIT_TIMED_OUT, EXIT_UNREACHABLE, EXIT_USAGE, ClientFailed
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("localhost:19092", ["localhost:19092"]),
+        ("localhost", ["localhost:9092"]),
+        ("a:1, b:2", ["a:1", "b:2"]),
+        ("[::1]:9093", ["[::1]:9093"]),
+        ("[::1]", ["[::1]:9092"]),
+    ],
+)
+def test_bootstrap_addresses_are_read_as_kafka_writes_them(text: str, expected: list[str]) -> None:
+    assert [str(address) for address in parse_bootstrap(text)] == expected
+
+
+@pytest.mark.parametrize("text", ["", ",", ":9092", "a:", "a:0", "a:65536", "a:b", "http://a:1", "PLAINTEXT://a:1", "a:-1", "a:１"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ClientFailed, match="is not HOST:PORT") as failed:
+        parse_bootstrap(text)
+
+    assert failed.value.exit_code == EXIT_USAGE
+
+
+def test_one_address_that_answers_is_enough() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        connection = connect(f"no-such-host.invalid:9092,127.0.0.1:{port}", timeout_s=5)
+
+    assert connection.bootstrap == (Address("no-such-host.invalid", 9092), Address("127.0.0.1", port))
+
+
+def test_each_address_that_does_not_answer_is_named_with_its_cause() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+    with pytest.raises(ClientFailed) as failed:
+        connect(f"no-such-host.invalid:9092,127.0.0.1:{port}", timeout_s=5)
+
+    assert failed.value.exit_code == EXIT_UNREACHABLE
+    assert str(failed.value) == (
+        f"Cannot reach no-such-host.invalid:9092 (name does not resolve), 127.0.0.1:{port} (connection refused). "
+        "Set -b HOST:PORT or FOREBAY_BOOTSTRAP."
+    )
+
+
+def test_a_port_that_accepts_but_does_not_speak_kafka_is_told_apart() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = connect(f"127.0.0.1:{server.getsockname()[1]}", timeout_s=0.5)
+
+        with pytest.raises(ClientFailed, match=r"accepts connections, but did not answer as a Kafka broker within 0.5 s") as failed:
+            connection.metadata(connection.admin())
+
+    assert failed.value.exit_code == EXIT_TIMED_OUT

@@ -1,0 +1,40 @@
+import pytest
+import typer
+
+from forebay.kafka_client.options import Output, Terminal, pairs, seconds
+from forebay.kafka_client.tables import aligned, facts
+
+
+@pytest.mark.parametrize(("text", "expected"), [("60s", 60.0), ("250ms", 0.25), ("1m", 60.0)])
+def test_a_timeout_is_a_duration(text: str, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0s", "-1s", "5", "soon"])
+def test_what_is_no_timeout_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="--timeout"):
+        seconds(text)
+
+
+def test_pairs_are_split_at_the_first_equals_sign() -> None:
+    assert pairs(["a=b=c", "d="], option="-c", example="k=v") == {"a": "b=c", "d": ""}
+    assert pairs(None, option="-c", example="k=v") == {}
+
+
+@pytest.mark.parametrize("given", [["a"], ["=b"], ["a=1", "a=2"]])
+def test_what_is_no_pair_or_given_twice_is_refused(given: list[str]) -> None:
+    with pytest.raises(typer.BadParameter, match="-c"):
+        pairs(given, option="-c", example="k=v")
+
+
+def test_quiet_silences_the_talk_and_not_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal(Output.JSON, quiet=True)
+    terminal.say("talk")
+    terminal.show({"a": 1}, "table")
+
+    assert capsys.readouterr() == ('{\n  "a": 1\n}\n', "")
+
+
+def test_columns_are_as_wide_as_they_need_to_be() -> None:
+    assert aligned(("NAME", "N"), [("a", 1), ("bcdef", 100)]) == "NAME     N\na        1\nbcdef  100"
+    assert facts([("a", 1), ("bcd", "")]) == "a    1\nbcd"

@@ -1,0 +1,34 @@
+import pytest
+from typer.testing import CliRunner
+
+from forebay.cli import application
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        (("topic", "consume", "t", "-o", "noon"), '-o "noon" is no place to start'),
+        (("topic", "consume", "t", "-f", "%z"), '-f "%z" has %z, which is no field'),
+        (("topic", "produce", "t", "-H", "novalue"), '-H "novalue": write NAME=VALUE'),
+        (("topic", "create", "t", "-c", "novalue"), '-c "novalue": write NAME=VALUE'),
+        (("topic", "alter", "t"), "nothing to alter"),
+        (("topic", "list", "-o", "yaml"), "'yaml' is not one of 'table', 'json'"),
+        (("topic", "list", "--timeout", "soon"), '--timeout "soon" is not a duration'),
+        (("topic", "list", "-b", "localhost:port"), "is not HOST:PORT"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_use_is_told_before_a_broker_is_asked(arguments: tuple[str, ...], phrase: str) -> None:
+    ended = CliRunner().invoke(application, [*arguments], env={"FOREBAY_BOOTSTRAP": "127.0.0.1:1"})
+
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert phrase in ended.stderr
+
+
+def test_bootstrap_is_read_from_the_environment_unless_it_is_given() -> None:
+    from_environment = CliRunner().invoke(application, ["topic", "list"], env={"FOREBAY_BOOTSTRAP": "127.0.0.1:1"})
+    given = CliRunner().invoke(application, ["topic", "list", "-b", "127.0.0.1:2"], env={"FOREBAY_BOOTSTRAP": "127.0.0.1:1"})
+
+    assert (from_environment.exit_code, given.exit_code) == (3, 3)
+    assert from_environment.stderr == "Cannot reach 127.0.0.1:1 (connection refused). Set -b HOST:PORT or FOREBAY_BOOTSTRAP.\n"
+    assert given.stderr.startswith("Cannot reach 127.0.0.1:2 ")
