@@ -16,8 +16,8 @@ from tests.chaos.streams import Stream, create_topics, judge, running, wait_for_
 from tests.faults.plan import Fault, Rule
 from tests.integration.serving import Served
 
-OUTAGE_S = 4.0
-LONGER_THAN_A_SESSION_S = 16.0
+OUTAGE_S = 3.0
+LONGER_THAN_A_SESSION_S = 15.0
 RECOVERED_WITHIN_S = 10.0
 RSS_BYTES_MAX = 400 * 2**20
 
