@@ -122,19 +122,6 @@ def nearest(placed: Sequence[int], live: Collection[Candidate], *, rack: str) ->
     return next((broker_id for broker_id in placed if broker_id in near), None)
 
 
-def coordinators_among(live: Collection[Candidate]) -> Callable[[str], int | None]:
-    """What names the broker of a group or transactional id: the rendezvous winner of the key's slot, the same for all who ask."""
-    winners: dict[int, int | None] = {}
-
-    def coordinator_of(key: str) -> int | None:
-        slot = slot_of(key)
-        if slot not in winners:
-            winners[slot] = winner_of(slot, live)
-        return winners[slot]
-
-    return coordinator_of
-
-
 def slot_of(key: str) -> int:
     """Of a group or transactional id, for ever."""
     return xxhash.xxh3_64_intdigest(key) % COORDINATOR_SLOTS

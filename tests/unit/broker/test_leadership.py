@@ -13,9 +13,10 @@ from broker.leadership import (
     PartitionLeadership,
     Question,
     SelfLeadership,
-    coordinators_among,
     leadership_of,
     nearest,
+    slot_of,
+    winner_of,
 )
 from storage.vocabulary import TopicId
 
@@ -194,8 +195,9 @@ def test_the_nearest_replica_is_the_first_that_stands_in_the_rack() -> None:
 
 def test_coordinators_are_the_same_for_all_and_spread_over_all() -> None:
     live = standing(1, 2, 3)
-    named = Counter(map(coordinators_among(live), (f"group-{number}" for number in range(1_000))))
+    slots = [slot_of(f"group-{number}") for number in range(1_000)]
+    named = Counter(winner_of(slot, live) for slot in slots)
 
     assert set(named) == {1, 2, 3}
-    assert all(coordinators_among(live)(f"group-{number}") == coordinators_among(live[::-1])(f"group-{number}") for number in range(100))
-    assert coordinators_among([])("group") is None
+    assert all(winner_of(slot, live) == winner_of(slot, live[::-1]) for slot in slots)
+    assert winner_of(slots[0], []) is None
