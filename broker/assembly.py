@@ -16,6 +16,7 @@ from broker.dispatch import Dispatch
 from broker.fetching.preferred_replicas import PreferredReplicas
 from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
 from broker.groups.coordinator import Coordinator
+from broker.groups.settings import group_settings
 from broker.groups.slots import Slots
 from broker.handlers.context import Parts, TopicDefaults
 from broker.handlers.fetch import Fetch
@@ -179,7 +180,15 @@ async def open_broker(
         )
         nursery.spawn(waiters.run(), name="waiters")
         strategy = leadership or leadership_of(settings.kafka.leader)
-        groups = Coordinator(metadata=opened.metadata, slots=Slots(opened.metadata, directory), clock=clock, ids=ids, nursery=nursery)
+        groups = Coordinator(
+            metadata=opened.metadata,
+            slots=Slots(opened.metadata, directory),
+            clock=clock,
+            ids=ids,
+            nursery=nursery,
+            settings=group_settings(settings.groups),
+            telemetry=telemetry,
+        )
         nursery.spawn(groups.run(), name="groups")
         handled = Parts(
             cluster_id=cluster,

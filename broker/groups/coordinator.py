@@ -10,13 +10,16 @@ import structlog
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, HeartbeatAnswer, Join, JoinAnswer, Leave, LeaveAnswer, Sync, SyncAnswer
 from broker.groups.loaded import Check, Closed, Commit, DeleteGroup, DeleteOffsets, LoadedGroup
+from broker.groups.metrics import GroupMetrics
 from broker.groups.offsets import StoredGroup
-from broker.groups.slots import Claim, Slots
-from broker.groups.state import GroupSettings
-from broker.leadership import COORDINATOR_SLOTS, slot_of
+from broker.groups.settings import GroupSettings
+from broker.groups.slots import Claim, Slots, slots_by_shard
+from broker.groups.sweep import Sweep
+from broker.leadership import slot_of
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
 from storage.cache.singleflight import SingleFlight
 from storage.catalog.groups import GroupRecord, decode_group
 from storage.errors import StorageError
@@ -42,7 +45,15 @@ class Coordinator:
     """`run` must be running while it is used. Every request raises `Closed`: ask again, or elsewhere, as its error says."""
 
     def __init__(
-        self, *, metadata: MetadataStore, slots: Slots, clock: Clock, ids: IdSource, nursery: Nursery, settings: GroupSettings | None = None
+        self,
+        *,
+        metadata: MetadataStore,
+        slots: Slots,
+        clock: Clock,
+        ids: IdSource,
+        nursery: Nursery,
+        settings: GroupSettings | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._metadata = metadata
         self._slots = slots
@@ -52,6 +63,9 @@ class Coordinator:
         self._settings = settings or GroupSettings()
         self._groups: dict[str, tuple[LoadedGroup, Claim]] = {}
         self._loads: SingleFlight[str, LoadedGroup] = SingleFlight()
+        self._metrics = GroupMetrics(telemetry or Telemetry())
+        self._metrics.watch(lambda: [loaded.group for loaded, _ in self._groups.values()], lambda: len(slots.claims))
+        self._sweep = Sweep(metadata=metadata, slots=slots, clock=clock, settings=self._settings, find=self.find, loaded=self._loaded)
         self._has_groups = asyncio.Event()
         self._is_stopped = False
 
@@ -59,11 +73,16 @@ class Coordinator:
     def slots(self) -> Slots:
         return self._slots
 
+    @property
+    def settings(self) -> GroupSettings:
+        return self._settings
+
     def new_member_id(self, prefix: str) -> str:
         return f"{prefix}-{self._ids.random_uuid()}"
 
     async def run(self) -> None:
-        """Let time pass for the groups, until cancelled. A broker that coordinates nothing does nothing."""
+        """Let time pass for the groups, until cancelled. A broker that coordinates nothing only looks for what is to be forgotten."""
+        self._nursery.spawn(self._sweep.run(), name="groups-sweep")
         checked_s = self._clock.monotonic_s()
         while True:
             await self._has_groups.wait()
@@ -108,8 +127,21 @@ class Coordinator:
 
     async def commit(self, group_id: str, commit: Commit) -> GroupError:
         """All of its offsets are durable if NONE."""
-        loaded = await self.find(group_id)
-        return await loaded.do(commit, deadline_s=DEADLINE_S)
+        started_s = self._clock.monotonic_s()
+        error = GroupError.REQUEST_TIMED_OUT
+        try:
+            loaded = await self.find(group_id)
+            error = await loaded.do(commit, deadline_s=DEADLINE_S)
+        except Closed as closed:
+            error = closed.error
+            raise
+        finally:
+            self._metrics.note_commit(error, self._clock.monotonic_s() - started_s)
+        return error
+
+    async def sweep(self) -> None:
+        """Forget now what is to be forgotten, in all groups of this broker's slots. Raises `StorageError`."""
+        await self._sweep.sweep()
 
     async def checked(self, group_id: str) -> LoadedGroup:
         """The group to read from, its offsets no older than this question."""
@@ -133,8 +165,7 @@ class Coordinator:
     async def listed(self) -> list[GroupRecord | LoadedGroup]:
         """The groups of the slots that this broker holds, or is the winner of while nobody does; as they are stored if not loaded."""
         found: dict[str, GroupRecord | LoadedGroup] = {}
-        slots = await self._own_slots()
-        for shard_slots in self._by_shard(slots):
+        for shard_slots in slots_by_shard(self._metadata, await self._slots.own()):
             start, end = keys.groups(shard_slots[0])
             async for record in self._metadata.range_scan(start, end):
                 group_id = keys.group_of(record.path)
@@ -151,9 +182,8 @@ class Coordinator:
             raise Closed(GroupError.INVALID_GROUP_ID)
         if self._is_stopped:
             raise Closed(GroupError.NOT_COORDINATOR)
-        known = self._groups.get(group_id)
-        if known is not None and known[0].is_open and self._slots.stands(known[1]):
-            return known[0]
+        if (known := self._loaded(group_id)) is not None:
+            return known
         try:
             claim = await self._slots.claim(slot_of(group_id))
         except StorageError as error:
@@ -179,13 +209,20 @@ class Coordinator:
             raise Closed(GroupError.NOT_COORDINATOR)
         self._make_room()
         group_keys = GroupKeys(group_id, claim.slot)
+        started_s = self._clock.monotonic_s()
         stored, group = await StoredGroup.load(self._metadata, group_keys, group_id=group_id, owner=claim.version, clock=self._clock)
         if not self._slots.stands(claim) or self._is_stopped:
             raise Closed(GroupError.NOT_COORDINATOR)
-        loaded = LoadedGroup(stored, group, clock=self._clock, nursery=self._nursery, settings=self._settings)
+        if stored.is_written:
+            self._metrics.note_takeover(self._clock.monotonic_s() - started_s)
+        loaded = LoadedGroup(stored, group, clock=self._clock, nursery=self._nursery, settings=self._settings, metrics=self._metrics)
         self._groups[group_id] = loaded, claim
         self._has_groups.set()
         return loaded
+
+    def _loaded(self, group_id: str) -> LoadedGroup | None:
+        known = self._groups.get(group_id)
+        return known[0] if known is not None and known[0].is_open and self._slots.stands(known[1]) else None
 
     def _make_room(self) -> None:
         if len(self._groups) < GROUPS_LOADED_MAX:
@@ -223,16 +260,6 @@ class Coordinator:
         known = self._groups.get(group_id)
         if known is not None and known[0] is loaded:
             del self._groups[group_id]
-
-    async def _own_slots(self) -> list[int]:
-        holders = await self._slots.holders_of(range(COORDINATOR_SLOTS))
-        return [slot for slot, holder in holders.items() if holder == self._slots.own_id]
-
-    def _by_shard(self, slots: Iterable[int]) -> Iterable[list[int]]:
-        by_shard: dict[int, list[int]] = {}
-        for slot in slots:
-            by_shard.setdefault(self._metadata.shard_of(keys.group_partition_key(slot)), []).append(slot)
-        return by_shard.values()
 
 
 def _with_token(event: E) -> Callable[[int], E]:

@@ -7,23 +7,29 @@ Commits that wait together travel together. If a write fails, the group is close
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, cast
 
 import structlog
 
+from broker.groups.committed import Committed
 from broker.groups.errors import GroupError
 from broker.groups.events import Effect, Event, Reply, Save, Tick
 from broker.groups.members import Group, GroupState
-from broker.groups.offsets import Committed, StoredGroup
-from broker.groups.state import GroupSettings, step, touched
+from broker.groups.metrics import GroupMetrics
+from broker.groups.offsets import OFFSETS_MAX, StoredGroup
+from broker.groups.retention import Names, Verdict, judge
+from broker.groups.settings import GroupSettings
+from broker.groups.state import step, touched
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from storage.errors import Fenced, StorageError
+from storage.limits import WRITE_REQUEST_OPS_MAX
 from storage.vocabulary import PartitionId
 
 JOBS_MAX: Final = 10_000
 COMMITS_TOGETHER_MAX: Final = 64
+EXPIRED_TOGETHER_MAX: Final = WRITE_REQUEST_OPS_MAX - 1
 
 log = structlog.get_logger("groups")
 
@@ -55,21 +61,31 @@ class DeleteOffsets:
 
 
 @dataclass(frozen=True, slots=True)
+class Expire:
+    """Forget what is to be forgotten by now, at most `EXPIRED_TOGETHER_MAX` offsets, and the group itself if nothing is left of it."""
+
+    names: Names
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteGroup:
     pass
 
 
-Job = Event | Commit | Check | DeleteOffsets | DeleteGroup
+Job = Event | Commit | Check | DeleteOffsets | DeleteGroup | Expire
 A = TypeVar("A")
 
 
 class LoadedGroup:
-    def __init__(self, stored: StoredGroup, group: Group, *, clock: Clock, nursery: Nursery, settings: GroupSettings) -> None:
+    def __init__(
+        self, stored: StoredGroup, group: Group, *, clock: Clock, nursery: Nursery, settings: GroupSettings, metrics: GroupMetrics
+    ) -> None:
         self._stored = stored
         self._group = group
         self._clock = clock
         self._nursery = nursery
         self._settings = settings
+        self._metrics = metrics
         self._jobs: deque[tuple[Job, asyncio.Future[Any]]] = deque()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._last_token = 0
@@ -117,7 +133,13 @@ class LoadedGroup:
         assert isinstance(found, answer)
         return found
 
-    async def do(self, job: Commit | Check | DeleteOffsets | DeleteGroup, *, deadline_s: float) -> GroupError:
+    def verdict(self, names: Names) -> Verdict:
+        """What `Expire` would forget."""
+        return judge(
+            self._group, self._stored.offsets, names, now_ms=self._clock.now_ms(), retention_ms=self._settings.offsets_retention_ms
+        )
+
+    async def do(self, job: Commit | Check | DeleteOffsets | DeleteGroup | Expire, *, deadline_s: float) -> GroupError:
         """Durable when it returns NONE. As `ask`."""
         future: asyncio.Future[GroupError] = asyncio.get_running_loop().create_future()
         self._add(job, future)
@@ -157,21 +179,30 @@ class LoadedGroup:
                     self._start_commit(job, future)
                 case DeleteOffsets():
                     held = [partition for partition in job.partitions if self._stored.offset(partition) is not None]
-                    self._write([future], lambda: None, self._stored.delete_offsets(held))
+                    self._write([future], lambda: None, self._stored.delete_offsets(self._group, held))
                 case Check():
                     self._write([future], lambda: None, self._stored.check())
                 case DeleteGroup():
                     self._start_delete(future)
+                case Expire():
+                    self._start_expiry(job, future)
                 case _:
                     self._step(job)
 
     def _step(self, event: Event) -> None:
-        group, effects = step(self._group, event, self._clock.monotonic_s(), self._settings)
+        before = self._group
+        group, effects = step(before, event, self._clock.monotonic_s(), self._settings)
+        if group.state is not GroupState.EMPTY:
+            group = replace(group, empty_since_ms=None)
+        elif before.state is not GroupState.EMPTY:
+            group = replace(group, empty_since_ms=self._clock.now_ms())
         if Save() not in effects:
+            self._metrics.note_step(before, event, group)
             self._publish(group, effects)
             return
 
         def finish() -> None:
+            self._metrics.note_step(before, event, group)
             self._publish(group, effects)
             log.info("group", group=group.group_id, state=group.state.value, generation=group.generation, members=len(group.members))
 
@@ -192,9 +223,10 @@ class LoadedGroup:
         offsets: dict[PartitionId, Committed] = {}
         accepted = []
         for one, its_future in together:
-            error = self._group.check_commit(one.member_id, one.instance_id, one.generation)
-            if not error and not self._stored.has_room([*offsets, *one.offsets]):
-                error = GroupError.OFFSET_METADATA_TOO_LARGE
+            error = self._check_commit(one)
+            if not error and not self._stored.has_room({**offsets, **one.offsets}):
+                log.warning("group_has_too_many_offsets", group=self._group.group_id, offsets_max=OFFSETS_MAX)
+                error = GroupError.INVALID_COMMIT_OFFSET_SIZE
             if error:
                 _answer(its_future, error)
             else:
@@ -205,14 +237,37 @@ class LoadedGroup:
             return
         self._write(accepted, lambda: None, self._stored.commit(self._group, offsets))
 
+    def _check_commit(self, commit: Commit) -> GroupError:
+        if commit.generation >= 0 and not self.exists:
+            return GroupError.GROUP_ID_NOT_FOUND
+        return self._group.check_commit(commit.member_id, commit.instance_id, commit.generation)
+
+    def _start_expiry(self, job: Expire, future: asyncio.Future[Any]) -> None:
+        found = self.verdict(job.names)
+        gone = [*found.orphaned, *found.expired][:EXPIRED_TOGETHER_MAX]
+        is_over = found.is_over and self._stored.is_written and len(gone) == len(found.orphaned) + len(found.expired)
+        if not gone and not is_over:
+            _answer(future, GroupError.NONE)
+            return
+
+        def finish() -> None:
+            orphaned = min(len(gone), len(found.orphaned))
+            self._metrics.note_expired(expired=len(gone) - orphaned, orphaned=orphaned, is_over=is_over)
+            log.info("group_expired", group=self._group.group_id, offsets=len(gone), is_removed=is_over)
+            if is_over:
+                self.close(GroupError.COORDINATOR_LOAD_IN_PROGRESS)
+
+        write = self._stored.delete(self._group) if is_over else self._stored.delete_offsets(self._group, gone)
+        self._write([future], finish, write)
+
     def _start_delete(self, future: asyncio.Future[Any]) -> None:
-        if self._group.state is not GroupState.EMPTY or self._group.pending:
+        if self._group.state is not GroupState.EMPTY:
             _answer(future, GroupError.NON_EMPTY_GROUP)
         elif not self._stored.is_written:
             _answer(future, GroupError.GROUP_ID_NOT_FOUND)
         else:
             # What comes next begins a new group.
-            self._write([future], lambda: self.close(GroupError.COORDINATOR_LOAD_IN_PROGRESS), self._stored.delete())
+            self._write([future], lambda: self.close(GroupError.COORDINATOR_LOAD_IN_PROGRESS), self._stored.delete(self._group))
 
     def _write(self, futures: list[asyncio.Future[Any]], finish: Callable[[], None], write: Coroutine[Any, Any, None]) -> None:
         """Carry `write` out, then `finish`, and answer `futures` with what became of it."""

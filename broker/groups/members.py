@@ -40,6 +40,8 @@ class Member:
     expires_s: float = 0.0
     joining: int | None = None
     syncing: int | None = None
+    new_until_s: float | None = None
+    """Until when a member that never was in a generation may wait for its first: its client may be gone, and nobody could tell."""
 
     @property
     def is_static(self) -> bool:
@@ -48,6 +50,11 @@ class Member:
     @property
     def is_waiting(self) -> bool:
         return self.joining is not None or self.syncing is not None
+
+    @property
+    def lapses_s(self) -> float | None:
+        """When it is taken out if nothing happens before; None while it waits for others."""
+        return self.new_until_s if self.is_waiting else self.expires_s
 
     def metadata_of(self, protocol: str | None) -> bytes:
         """What it says to that assignor; empty if it does not know it."""
@@ -74,6 +81,8 @@ class Group:
     has_grown: bool = False
     """A member came since the initial wait was last extended."""
     unsynced: frozenset[str] = frozenset()
+    empty_since_ms: int | None = None
+    """Since when it has had no members, by the wall clock; None while it has, and if it never had any."""
 
     def static_member(self, instance_id: str) -> Member | None:
         return next((member for member in self.members.values() if member.instance_id == instance_id), None)
@@ -94,9 +103,9 @@ class Group:
         return GroupError.NONE if generation == self.generation else GroupError.ILLEGAL_GENERATION
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> GroupError:
-        """Whether offsets may be committed now. Without a member and a generation: while nobody is in the group."""
-        if self.state is GroupState.EMPTY:
-            return GroupError.NONE if generation < 0 else GroupError.ILLEGAL_GENERATION if not member_id else GroupError.UNKNOWN_MEMBER_ID
+        """Whether offsets may be committed now. Without a generation: while nobody is in the group."""
+        if self.state is GroupState.EMPTY and generation < 0:
+            return GroupError.NONE
         if error := self.check_generation(member_id, instance_id, generation):
             return error
         return GroupError.REBALANCE_IN_PROGRESS if self.state is GroupState.COMPLETING else GroupError.NONE
@@ -120,7 +129,7 @@ class Group:
     @property
     def next_due_s(self) -> float | None:
         """When `Tick` has something to do at the earliest."""
-        times = [member.expires_s for member in self.members.values() if not member.is_waiting]
+        times = [lapses_s for member in self.members.values() if (lapses_s := member.lapses_s) is not None]
         times += self.pending.values()
         if self.due_s is not None:
             times.append(self.due_s)

@@ -8,36 +8,51 @@ One call at a time. `Fenced` says that another coordinator has the group; after 
 became of the write is then read, not guessed. A cancelled write may still land.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Self
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import Final, NamedTuple, Self, TypeVar
 
+import msgspec
+
+from broker.groups.committed import Committed
 from broker.groups.members import Group
 from broker.groups.records import group_of, record_of
 from runtime.clock import Clock
-from storage.catalog.groups import GroupRecord, OffsetRecord, decode_group, decode_offset, encode_group
+from storage.catalog.groups import (
+    PLAIN_BYTES_MAX,
+    GroupRecord,
+    OffsetRecord,
+    TopicsRecord,
+    decode_group,
+    decode_offset,
+    decode_topics,
+    encode_group,
+    topics_key,
+)
 from storage.catalog.records import encode
-from storage.errors import Fenced, OutcomeUnknown, Unavailable
+from storage.errors import Fenced, OutcomeUnknown, StorageError, Unavailable
 from storage.limits import METADATA_VALUE_BYTES_MAX, WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
 from storage.metadata.keys import GroupKeys
-from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApplied, OpResult, Put, Record, Status, WriteOp
+from storage.metadata.port import ABSENT, Applied, Delete, Key, MetadataStore, NotApplied, OpResult, Put, Record, Status, WriteOp
 from storage.vocabulary import PartitionId, TopicId
 
 LOAD_ATTEMPTS_MAX: Final = 8
-TOPICS_MAX: Final = 1_000
-"""Topics in which a group may have offsets: its record names them."""
+OFFSETS_MAX: Final = 100_000
+"""Offsets of one group: they are in memory while it is loaded, and written anew whenever it is taken over."""
+TOPICS_NAMED_MAX: Final = 256
+"""Topics with offsets that a group's record names; records beside it name more."""
+TOPICS_PAGE_MAX: Final = 1_000
+SCANS_TOGETHER_MAX: Final = 16
 _OFFSET_OVERHEAD_BYTES: Final = 512
 _TOPIC_BYTES: Final = 40
 
-assert TOPICS_MAX * _TOPIC_BYTES < METADATA_VALUE_BYTES_MAX
+assert TOPICS_NAMED_MAX * _TOPIC_BYTES < PLAIN_BYTES_MAX
+assert TOPICS_PAGE_MAX * _TOPIC_BYTES < METADATA_VALUE_BYTES_MAX
 
 
-class Committed(NamedTuple):
-    """An offset with what the client wrote beside it."""
-
-    offset: int
-    leader_epoch: int
-    metadata: str
-    committed_at_ms: int
+N = TypeVar("N", PartitionId, int)
 
 
 class _Stored(NamedTuple):
@@ -53,8 +68,13 @@ class StoredGroup:
         self._keys = keys
         self._owner = owner
         self._version = ABSENT
-        self._topics: tuple[str, ...] = ()
         self._offsets: dict[PartitionId, _Stored] = {}
+        self._per_topic: Counter[TopicId] = Counter()
+        self._listed: list[TopicId] = []
+        """Topics that are named as those that may have offsets, all that have some among them."""
+        self._pages: list[int] = []
+        """The versions of the records that name what the group's own does not."""
+        self._has_expiries = False
 
     @classmethod
     async def load(cls, metadata: MetadataStore, keys: GroupKeys, *, group_id: str, owner: int, clock: Clock) -> tuple[Self, Group]:
@@ -65,8 +85,9 @@ class StoredGroup:
             if record is None:
                 return stored, Group(group_id=group_id)
             found = decode_group(record)
-            if await stored._take_over(found, record):
-                return stored, group_of(found, now_s=clock.monotonic_s())
+            group = group_of(found, now_s=clock.monotonic_s(), now_ms=clock.now_ms())
+            if await stored._take_over(group, found, record):
+                return stored, group
         raise Unavailable(f"cannot load a group: another coordinator writes it: group={group_id!r} attempts={LOAD_ATTEMPTS_MAX}")
 
     @property
@@ -83,9 +104,14 @@ class StoredGroup:
         stored = self._offsets.get(partition)
         return None if stored is None else stored.committed
 
+    @property
+    def topic_ids(self) -> Collection[TopicId]:
+        """Of the topics in which it has offsets."""
+        return self._per_topic.keys()
+
     def has_room(self, offsets: Iterable[PartitionId]) -> bool:
-        """Whether the group's record can name the topics of these, too."""
-        return len({*self._topics, *(partition.topic_id for partition in offsets)}) <= TOPICS_MAX
+        """Whether these are not too many beside those that it has."""
+        return len(self._offsets) + sum(partition not in self._offsets for partition in offsets) <= OFFSETS_MAX
 
     async def check(self) -> None:
         """Raise `Fenced` if another coordinator has the group by now."""
@@ -95,42 +121,52 @@ class StoredGroup:
 
     async def save(self, group: Group) -> None:
         """Make the group durable as it is."""
-        (result,) = await self._write([self._put_group(group, self._topics)])
-        self._note_group(result, self._topics)
+        (result,) = await self._write([self._put_group(group)])
+        self._note_group(result)
 
     async def commit(self, group: Group, offsets: Mapping[PartitionId, Committed]) -> None:
         """All of `offsets`, or an error; then some may be there. More than a request takes go in several."""
         for batch in _batches(offsets):
             await self._commit_batch(group, batch)
 
-    async def delete_offsets(self, partitions: Iterable[PartitionId]) -> None:
-        deletes = [Delete(self._keys.offset(partition), self._offsets[partition].version) for partition in partitions]
-        for start in range(0, len(deletes), WRITE_REQUEST_OPS_MAX):
-            self._check_all(await self._write(deletes[start : start + WRITE_REQUEST_OPS_MAX]))
-        self._offsets = {partition: stored for partition, stored in self._offsets.items() if partition not in set(partitions)}
+    async def delete_offsets(self, group: Group, partitions: Sequence[PartitionId]) -> None:
+        """With a put of the group, which names the topics that are left."""
+        for start in range(0, len(partitions), WRITE_REQUEST_OPS_MAX - 1):
+            chunk = partitions[start : start + WRITE_REQUEST_OPS_MAX - 1]
+            deletes = [Delete(self._keys.offset(partition), self._offsets[partition].version) for partition in chunk]
+            left = self._per_topic - Counter(partition.topic_id for partition in chunk)
+            if not self._pages:
+                self._listed = [topic_id for topic_id in self._listed if topic_id in left]
+            result, *deleted = await self._write([self._put_group(group), *deletes])
+            self._note_group(result)
+            self._check_all(deleted)
+            for partition in chunk:
+                del self._offsets[partition]
+            self._per_topic = left
 
-    async def delete(self) -> None:
+    async def delete(self, group: Group) -> None:
         """The offsets, then the group itself: what is cut short leaves a group with fewer offsets."""
-        await self.delete_offsets(list(self._offsets))
-        self._check_all(await self._write([Delete(self._keys.group, self._version)]))
-        self._version, self._topics = ABSENT, ()
+        await self.delete_offsets(group, list(self._offsets))
+        pages = [Delete(topics_key(self._keys, page), version) for page, version in enumerate(self._pages)]
+        self._check_all(await self._write([*pages, Delete(self._keys.group, self._version)]))
+        self._version, self._listed, self._pages = ABSENT, [], []
 
     async def _commit_batch(self, group: Group, offsets: Mapping[PartitionId, Committed]) -> None:
         versions = {partition: stored.version for partition in offsets if (stored := self._offsets.get(partition)) is not None}
-        known = set(self._topics)
-        added = dict.fromkeys(partition.topic_id for partition in offsets if partition.topic_id not in known)
-        topics = (*self._topics, *added)
-        is_first = len(versions) < len(offsets)
+        await self._list(group, (partition.topic_id for partition in offsets if partition not in versions))
+        has_new_expiries = not self._has_expiries and any(committed.expires_at_ms is not None for committed in offsets.values())
+        self._has_expiries |= has_new_expiries
+        has_witness = has_new_expiries or len(versions) < len(offsets)
         for _ in range(LOAD_ATTEMPTS_MAX):
             puts = [self._put_offset(partition, committed, versions.get(partition, ABSENT)) for partition, committed in offsets.items()]
-            witness = [self._put_group(group, topics)] if is_first else []
+            witness = [self._put_group(group)] if has_witness else []
             results = await self._write([*witness, *puts])
             if witness:
-                self._note_group(results[0], topics)
+                self._note_group(results[0])
             missed = []
             for (partition, committed), result in zip(offsets.items(), results[len(witness) :], strict=True):
                 if result.version is not None:
-                    self._offsets[partition] = _Stored(committed, result.version)
+                    self._note_offset(partition, committed, result.version)
                     versions[partition] = result.version
                 else:
                     missed.append(partition)
@@ -139,45 +175,112 @@ class StoredGroup:
             if any(partition in self._offsets for partition in missed):
                 raise self._fenced()
             # A coordinator that did not know yet that it was none any more left them there, and did not acknowledge them.
-            records = await self._metadata.get_many([self._keys.offset(partition) for partition in missed])
-            versions |= {partition: record.version for partition, record in zip(missed, records, strict=True) if record is not None}
+            versions |= await self._versions([self._keys.offset(partition) for partition in missed], missed)
         raise Unavailable(f"cannot commit offsets: another coordinator writes them: group={group.group_id!r}")
 
-    async def _take_over(self, found: GroupRecord, record: Record) -> bool:
+    async def _list(self, group: Group, topic_ids: Iterable[TopicId]) -> None:
+        """Name topics before there are offsets in them: in the group's record, put with the offsets, or beside it when it is full."""
+        fresh = dict.fromkeys(topic_id for topic_id in topic_ids if topic_id not in self._per_topic)
+        known = set(self._listed) if fresh else ()
+        added = [topic_id for topic_id in fresh if topic_id not in known]
+        if not added:
+            return
+        first = max(0, len(self._listed) - TOPICS_NAMED_MAX) // TOPICS_PAGE_MAX
+        self._listed += added
+        for page in range(first, self._page_count()):
+            await self._put_page(group, page)
+
+    async def _put_page(self, group: Group, page: int) -> None:
+        """With a put of the group, as with the first commit of a partition: only who has the group may say what is in it."""
+        version = self._pages[page] if page < len(self._pages) else ABSENT
+        for _ in range(LOAD_ATTEMPTS_MAX):
+            start = TOPICS_NAMED_MAX + page * TOPICS_PAGE_MAX
+            value = encode(TopicsRecord(owner=self._owner, topics=tuple(self._listed[start : start + TOPICS_PAGE_MAX])))
+            witness, result = await self._write([self._put_group(group), Put(topics_key(self._keys, page), value, version)])
+            self._note_group(witness)
+            if result.version is not None:
+                self._pages[page:] = [result.version, *self._pages[page + 1 :]]
+                return
+            if page < len(self._pages):
+                raise self._fenced()
+            version = (await self._versions([topics_key(self._keys, page)], [page])).get(page, ABSENT)
+        raise Unavailable(f"cannot name topics: another coordinator does: group={group.group_id!r}")
+
+    async def _versions(self, stored_keys: Sequence[Key], names: Sequence[N]) -> dict[N, int]:
+        """Of those that are there."""
+        records = await self._metadata.get_many(stored_keys)
+        return {name: record.version for name, record in zip(names, records, strict=True) if record is not None}
+
+    async def _take_over(self, group: Group, found: GroupRecord, record: Record) -> bool:
         """False: it was written meanwhile."""
-        group = group_of(found, now_s=0.0)
-        self._version = record.version
+        self._version, self._has_expiries = record.version, found.has_expiries
+        self._offsets, self._per_topic, self._pages = {}, Counter(), []
+        self._listed = [TopicId(topic_id) for topic_id in found.topics]
         try:
-            (result,) = await self._write([self._put_group(group, found.topics)])
-            self._note_group(result, found.topics)
-            self._offsets = {}
-            for topic_id in found.topics:
-                if not await self._take_over_topic(TopicId(topic_id)):
+            (result,) = await self._write([self._put_group(group, topic_pages=found.topic_pages)])
+            self._note_group(result)
+            # Read after that: nobody else may add to them now and have it count.
+            self._listed += await topics_beside(self._metadata, self._keys, found.topic_pages)
+            for chunk in _chunks(await self._stored_offsets(self._listed)):
+                if not await self._take_over_offsets(chunk):
                     return False
+            await self._list_anew(group, found)
         except Fenced:
             return False
         return True
 
-    async def _take_over_topic(self, topic_id: TopicId) -> bool:
-        start, end = self._keys.offsets(topic_id)
-        records = [record async for record in self._metadata.range_scan(start, end)]
-        for chunk in _chunks(records):
-            offsets = {}
-            for record in chunk:
-                value = decode_offset(record)
-                partition = PartitionId(topic_id, int(record.path.rsplit("/", 1)[1]))
-                committed = Committed(value.offset, value.leader_epoch, value.metadata, value.committed_at_ms)
-                offsets[partition] = (committed, record.version)
-            results = await self._write([self._put_offset(partition, *stored) for partition, stored in offsets.items()])
-            for (partition, (committed, _)), result in zip(offsets.items(), results, strict=True):
-                if result.version is None:
-                    return False
-                self._offsets[partition] = _Stored(committed, result.version)
+    async def _list_anew(self, group: Group, found: GroupRecord) -> None:
+        """The pages get new versions, and topics without offsets are named no more."""
+        before, self._listed = self._listed, [topic_id for topic_id in self._listed if topic_id in self._per_topic]
+        stored = [topics_key(self._keys, page) for page in range(found.topic_pages)]
+        versions = await self._versions(stored, range(found.topic_pages)) if stored else {}
+        self._pages = [versions[page] for page in takewhile(versions.__contains__, range(self._page_count()))]
+        for page in range(self._page_count()):
+            await self._put_page(group, page)
+        if self._listed != before:
+            surplus = [Delete(stored[page], version) for page, version in versions.items() if page >= self._page_count()]
+            result, *deleted = await self._write([self._put_group(group), *surplus])
+            self._note_group(result)
+            self._check_all(deleted)
+
+    async def _stored_offsets(self, topic_ids: Sequence[TopicId]) -> list[Record]:
+        found: list[Record] = []
+        for start in range(0, len(topic_ids), SCANS_TOGETHER_MAX):
+            together = topic_ids[start : start + SCANS_TOGETHER_MAX]
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    scans = [tasks.create_task(offsets_of(self._metadata, self._keys, topic_id)) for topic_id in together]
+            except* StorageError as failed:
+                failures = failed.exceptions
+            else:
+                failures = ()
+            if failures:
+                raise failures[0]
+            for scan in scans:
+                found += scan.result()
+        return found
+
+    async def _take_over_offsets(self, records: Sequence[Record]) -> bool:
+        offsets = {partition_of(record.path): (committed_of(record), record.version) for record in records}
+        results = await self._write([self._put_offset(partition, *stored) for partition, stored in offsets.items()])
+        for (partition, (committed, _)), result in zip(offsets.items(), results, strict=True):
+            if result.version is None:
+                return False
+            self._note_offset(partition, committed, result.version)
         return True
 
-    def _put_group(self, group: Group, topics: tuple[str, ...]) -> Put:
-        value = encode_group(record_of(group, owner=self._owner, topics=topics))
-        return Put(self._keys.group, value, self._version)
+    def _page_count(self) -> int:
+        return -(-max(0, len(self._listed) - TOPICS_NAMED_MAX) // TOPICS_PAGE_MAX)
+
+    def _put_group(self, group: Group, *, topic_pages: int | None = None) -> Put:
+        record = record_of(
+            group,
+            owner=self._owner,
+            topics=tuple(self._listed[:TOPICS_NAMED_MAX]),
+            topic_pages=self._page_count() if topic_pages is None else topic_pages,
+            has_expiries=self._has_expiries,
+        )
+        return Put(self._keys.group, encode_group(record), self._version)
 
     def _put_offset(self, partition: PartitionId, committed: Committed, version: int) -> Put:
         record = OffsetRecord(
@@ -186,13 +289,19 @@ class StoredGroup:
             leader_epoch=committed.leader_epoch,
             metadata=committed.metadata,
             committed_at_ms=committed.committed_at_ms,
+            expires_at_ms=committed.expires_at_ms,
         )
         return Put(self._keys.offset(partition), encode(record), version)
 
-    def _note_group(self, result: OpResult, topics: tuple[str, ...]) -> None:
+    def _note_group(self, result: OpResult) -> None:
         if result.version is None:
             raise self._fenced()
-        self._version, self._topics = result.version, topics
+        self._version = result.version
+
+    def _note_offset(self, partition: PartitionId, committed: Committed, version: int) -> None:
+        if partition not in self._offsets:
+            self._per_topic[partition.topic_id] += 1
+        self._offsets[partition] = _Stored(committed, version)
 
     def _check_all(self, results: Sequence[OpResult]) -> None:
         if any(result.status is not Status.OK for result in results):
@@ -210,12 +319,37 @@ class StoredGroup:
         raise OutcomeUnknown(f"outcome unknown: key={self._keys.group.path!r} cause={outcome.reason!r}")
 
 
+async def topics_beside(metadata: MetadataStore, group_keys: GroupKeys, page_count: int) -> list[TopicId]:
+    """The topics of a group that its own record does not name. Raises `StorageError`."""
+    if not page_count:
+        return []
+    records = await metadata.get_many([topics_key(group_keys, page) for page in range(page_count)])
+    return [TopicId(topic_id) for record in records if record is not None for topic_id in decode_topics(record).topics]
+
+
+async def offsets_of(metadata: MetadataStore, group_keys: GroupKeys, topic_id: TopicId) -> list[Record]:
+    """The offsets of a group in one topic, as they are stored. Raises `StorageError`."""
+    return [record async for record in metadata.range_scan(*group_keys.offsets(topic_id))]
+
+
+def partition_of(path: str) -> PartitionId:
+    """Whose offset is at that key."""
+    _, topic_id, partition = path.rsplit("/", 2)
+    return PartitionId(TopicId(topic_id), int(partition))
+
+
+def committed_of(record: Record) -> Committed:
+    value = decode_offset(record)
+    return Committed(value.offset, value.leader_epoch, value.metadata, value.committed_at_ms, value.expires_at_ms)
+
+
 def _batches(offsets: Mapping[PartitionId, Committed]) -> Iterable[dict[PartitionId, Committed]]:
     """What travels together; room is left for the record of the group."""
     batch: dict[PartitionId, Committed] = {}
     size_bytes = METADATA_VALUE_BYTES_MAX
     for partition, committed in offsets.items():
-        offset_bytes = len(committed.metadata.encode()) + _OFFSET_OVERHEAD_BYTES
+        # As it is written: a character may take six bytes.
+        offset_bytes = len(msgspec.json.encode(committed.metadata)) + _OFFSET_OVERHEAD_BYTES
         if batch and (len(batch) + 1 == WRITE_REQUEST_OPS_MAX or size_bytes + offset_bytes > WRITE_REQUEST_BYTES_MAX):
             yield batch
             batch, size_bytes = {}, METADATA_VALUE_BYTES_MAX

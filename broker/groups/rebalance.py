@@ -105,7 +105,9 @@ def complete(turn: Turn) -> None:
         state=GroupState.COMPLETING,
         generation=generation,
         leader=leader,
-        members={member.member_id: turn.alive(replace(member, joining=None, assignment=b"")) for member in members.values()},
+        members={
+            member.member_id: turn.alive(replace(member, joining=None, assignment=b"", new_until_s=None)) for member in members.values()
+        },
         due_s=turn.now_s + max(member.rebalance_timeout_s for member in members.values()),
         initial_until_s=None,
         unsynced=frozenset(members),

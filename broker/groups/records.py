@@ -6,7 +6,7 @@ from broker.groups.members import Group, GroupState, Member, Protocol
 from storage.catalog.groups import GroupRecord, MemberRecord
 
 
-def record_of(group: Group, *, owner: int, topics: tuple[str, ...]) -> GroupRecord:
+def record_of(group: Group, *, owner: int, topics: tuple[str, ...], topic_pages: int, has_expiries: bool) -> GroupRecord:
     return GroupRecord(
         group=group.group_id,
         owner=owner,
@@ -16,6 +16,9 @@ def record_of(group: Group, *, owner: int, topics: tuple[str, ...]) -> GroupReco
         protocol=group.protocol,
         leader=group.leader,
         topics=topics,
+        topic_pages=topic_pages,
+        empty_since_ms=group.empty_since_ms,
+        has_expiries=has_expiries,
         members=tuple(
             MemberRecord(
                 member_id=member.member_id,
@@ -32,8 +35,11 @@ def record_of(group: Group, *, owner: int, topics: tuple[str, ...]) -> GroupReco
     )
 
 
-def group_of(record: GroupRecord, *, now_s: float) -> Group:
-    """As its next coordinator goes on with it: every member has a whole session timeout, and who was to join or sync as long as ever."""
+def group_of(record: GroupRecord, *, now_s: float, now_ms: int) -> Group:
+    """As its next coordinator goes on with it: every member has a whole session timeout, and who was to join or sync as long as ever.
+
+    A group that had members and is kept without them has been empty since now.
+    """
     members = {
         one.member_id: Member(
             member_id=one.member_id,
@@ -49,9 +55,9 @@ def group_of(record: GroupRecord, *, now_s: float) -> Group:
         for one in record.members
     }
     group = Group(group_id=record.group, protocol_type=record.protocol_type, generation=record.generation)
-    if not members:
-        return group
     state = GroupState(record.state)
+    if not members:
+        return replace(group, empty_since_ms=record.empty_since_ms if state is GroupState.EMPTY else now_ms)
     due_s = now_s + max(member.rebalance_timeout_s for member in members.values())
     return replace(
         group,

@@ -7,7 +7,7 @@ broker has become the winner. A claim says where to ask. That nobody writes over
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from broker.leadership import Candidate, slot_of, winner_of
+from broker.leadership import COORDINATOR_SLOTS, Candidate, slot_of, winner_of
 from storage.catalog.brokers import BrokerDirectory
 from storage.catalog.groups import ClaimRecord, decode_claim
 from storage.catalog.records import encode
@@ -92,6 +92,11 @@ class Slots:
             holders[slot] = await self.winner(slot) if record is None else decode_claim(record).broker_id
         return holders
 
+    async def own(self) -> list[int]:
+        """Those that this broker holds, or is the winner of while nobody does. Raises `StorageError`."""
+        holders = await self.holders_of(range(COORDINATOR_SLOTS))
+        return [slot for slot, holder in holders.items() if holder == self.own_id]
+
     @property
     def own_id(self) -> int:
         return self._brokers.own_id
@@ -108,3 +113,11 @@ class Slots:
         """It does not stand any more."""
         if self._claims.get(claim.slot) is claim:
             del self._claims[claim.slot]
+
+
+def slots_by_shard(metadata: MetadataStore, slots: Iterable[int]) -> Iterable[list[int]]:
+    """Slots whose groups one scan finds."""
+    by_shard: dict[int, list[int]] = {}
+    for slot in slots:
+        by_shard.setdefault(metadata.shard_of(keys.group_partition_key(slot)), []).append(slot)
+    return by_shard.values()

@@ -8,8 +8,8 @@ Eager and cooperative members are the same here: what an assignment says is betw
 As in Kafka 4, the coordinator knows no more of a protocol than its name.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Final
 
 from broker.groups.errors import GroupError
@@ -29,20 +29,10 @@ from broker.groups.events import (
 )
 from broker.groups.members import Group, GroupState, Member
 from broker.groups.rebalance import Turn, assign, complete_due, joined_answer, prepare, remove, synced_answer, try_complete
+from broker.groups.settings import GroupSettings
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSettings:
-    """Kafka's defaults: group.initial.rebalance.delay.ms, group.min/max.session.timeout.ms; and a bound on members."""
-
-    initial_delay_s: float = 3.0
-    session_timeout_s_min: float = 6.0
-    session_timeout_s_max: float = 1_800.0
-    members_max: int = 5_000
-
-    def __post_init__(self) -> None:
-        assert self.initial_delay_s >= 0
-        assert 0 < self.session_timeout_s_min <= self.session_timeout_s_max
+NEW_MEMBER_WAIT_S: Final = 300.0
+"""Kafka's, which cannot be set: how long a member that comes for the first time waits for its first generation at most."""
 
 
 def step(group: Group, event: Event, now_s: float, settings: GroupSettings) -> tuple[Group, tuple[Effect, ...]]:
@@ -50,7 +40,10 @@ def step(group: Group, event: Event, now_s: float, settings: GroupSettings) -> t
     turn = Turn(group, now_s, settings.initial_delay_s)
     match event:
         case Join():
-            if error := _refusal(group, event, settings):
+            error = _refusal(group, event, settings)
+            if error is GroupError.GROUP_MAX_SIZE_REACHED:
+                _turn_away(turn, event)
+            elif error:
                 turn.reply(event.token, JoinAnswer(error=error, member_id=event.member_id))
             elif event.member_id:
                 _join_again(turn, event)
@@ -61,8 +54,7 @@ def step(group: Group, event: Event, now_s: float, settings: GroupSettings) -> t
         case Heartbeat():
             turn.effects.append(Reply(event.token, HeartbeatAnswer(_heartbeat(turn, event))))
         case Leave():
-            errors = tuple(_leave(turn, member_id, instance_id) for member_id, instance_id in event.members)
-            turn.effects.append(Reply(event.token, LeaveAnswer(errors)))
+            turn.effects.append(Reply(event.token, LeaveAnswer(_leave(turn, event))))
         case Tick():
             _tick(turn)
     return turn.group, tuple(turn.effects)
@@ -77,19 +69,43 @@ def touched(group: Group, member_id: str, now_s: float) -> Group:
 
 
 def _refusal(group: Group, event: Join, settings: GroupSettings) -> GroupError:
+    """In Kafka's order."""
     if not settings.session_timeout_s_min <= event.session_timeout_s <= settings.session_timeout_s_max:
         return GroupError.INVALID_SESSION_TIMEOUT
     replaced = event.member_id
     if event.instance_id is not None and (holder := group.static_member(event.instance_id)) is not None:
         replaced = holder.member_id
-    if event.member_id and event.member_id not in group.pending:
-        if error := group.check_member(event.member_id, event.instance_id):
-            return error
-    elif replaced not in group.members and len(group.members) + len(group.pending) >= settings.members_max + (event.member_id != ""):
+    if not _has_place(group, replaced, settings.members_max) or (_asks_for_id(event) and len(group.pending) >= settings.members_max):
         return GroupError.GROUP_MAX_SIZE_REACHED
     if not group.accepts(event.protocol_type, event.protocols, instead_of=replaced):
         return GroupError.INCONSISTENT_GROUP_PROTOCOL
-    return GroupError.NONE
+    if not event.member_id or (event.member_id in group.pending and event.instance_id is None):
+        return GroupError.NONE
+    return group.check_member(event.member_id, event.instance_id)
+
+
+def _has_place(group: Group, member_id: str, members_max: int) -> bool:
+    """In a rebalance those count that have joined: if the bound was lowered, the last ones to join again are turned away."""
+    member = group.members.get(member_id)
+    if group.state is GroupState.PREPARING:
+        joined = sum(one.joining is not None for one in group.members.values())
+        return (member is not None and member.joining is not None) or joined < members_max
+    return member is not None or len(group.members) < members_max
+
+
+def _asks_for_id(event: Join) -> bool:
+    """It is not counted before it knows its id: a client that lost our answer would leave a dead member behind (KIP-394)."""
+    return not event.member_id and event.instance_id is None and event.knows_member_ids
+
+
+def _turn_away(turn: Turn, event: Join) -> None:
+    """Who finds no place is not a member any more either."""
+    turn.reply(event.token, JoinAnswer(error=GroupError.GROUP_MAX_SIZE_REACHED))
+    if event.member_id in turn.group.pending:
+        _forget_pending(turn, [event.member_id])
+        try_complete(turn)
+    elif turn.group.check_member(event.member_id, event.instance_id) is GroupError.NONE:
+        remove(turn, [event.member_id])
 
 
 def _join_first(turn: Turn, event: Join) -> None:
@@ -97,8 +113,7 @@ def _join_first(turn: Turn, event: Join) -> None:
     holder = None if event.instance_id is None else turn.group.static_member(event.instance_id)
     if holder is not None:
         _replace_static(turn, event, holder)
-    elif event.instance_id is None and event.knows_member_ids:
-        # It is not counted before it knows its id: a client that lost our answer would leave a dead member behind (KIP-394).
+    elif _asks_for_id(event):
         pending = {**turn.group.pending, event.new_member_id: turn.now_s + event.session_timeout_s}
         turn.group = replace(turn.group, pending=pending)
         turn.reply(event.token, JoinAnswer(error=GroupError.MEMBER_ID_REQUIRED, member_id=event.new_member_id))
@@ -110,15 +125,16 @@ def _join_again(turn: Turn, event: Join) -> None:
     """A client with a member id: it comes for the first time with it, or joins a rebalance, or begins one."""
     group = turn.group
     if event.member_id in group.pending:
-        turn.group = replace(group, pending={key: at for key, at in group.pending.items() if key != event.member_id})
+        _forget_pending(turn, [event.member_id])
         _add(turn, event, event.member_id)
         return
     _REJOIN[group.state](turn, event, group.members[event.member_id])
 
 
 def _rejoin_preparing(turn: Turn, event: Join, member: Member) -> None:
-    turn.reply(member.joining, JoinAnswer(error=GroupError.UNKNOWN_MEMBER_ID, member_id=member.member_id))
-    turn.put(_member_of(turn, event, member.member_id))
+    # Its earlier request can only be one that its client gave up.
+    turn.reply(member.joining, JoinAnswer(error=GroupError.REBALANCE_IN_PROGRESS, member_id=member.member_id))
+    turn.put(_member_of(turn, event, member.member_id, new_until_s=member.new_until_s))
     try_complete(turn)
 
 
@@ -156,13 +172,11 @@ _REJOIN: Final[dict[GroupState, Callable[[Turn, Join, Member], None]]] = {
 
 
 def _add(turn: Turn, event: Join, member_id: str) -> None:
-    if turn.group.state is not GroupState.PREPARING:
-        turn.put(_member_of(turn, event, member_id))
-        turn.group = replace(turn.group, protocol_type=event.protocol_type)
+    is_under_way = turn.group.state is GroupState.PREPARING
+    turn.put(_member_of(turn, event, member_id, new_until_s=turn.now_s + NEW_MEMBER_WAIT_S))
+    turn.group = replace(turn.group, protocol_type=event.protocol_type, has_grown=is_under_way)
+    if not is_under_way:
         prepare(turn)
-    else:
-        turn.put(_member_of(turn, event, member_id))
-        turn.group = replace(turn.group, protocol_type=event.protocol_type, has_grown=True)
     try_complete(turn)
 
 
@@ -171,7 +185,7 @@ def _replace_static(turn: Turn, event: Join, former: Member) -> None:
     turn.reply(former.joining, JoinAnswer(error=GroupError.FENCED_INSTANCE_ID, member_id=former.member_id))
     turn.reply(former.syncing, SyncAnswer(error=GroupError.FENCED_INSTANCE_ID))
     group = turn.group
-    member = replace(_member_of(turn, event, event.new_member_id), assignment=former.assignment)
+    member = replace(_member_of(turn, event, event.new_member_id, new_until_s=former.new_until_s), assignment=former.assignment)
     was_leader = group.leader == former.member_id
     turn.group = replace(
         group,
@@ -198,7 +212,7 @@ def _replace_static(turn: Turn, event: Join, former: Member) -> None:
     try_complete(turn)
 
 
-def _member_of(turn: Turn, event: Join, member_id: str) -> Member:
+def _member_of(turn: Turn, event: Join, member_id: str, *, new_until_s: float | None = None) -> Member:
     """As it joins: waiting for the new generation."""
     return Member(
         member_id=member_id,
@@ -210,6 +224,7 @@ def _member_of(turn: Turn, event: Join, member_id: str) -> Member:
         protocols=event.protocols,
         expires_s=turn.now_s + event.session_timeout_s,
         joining=event.token,
+        new_until_s=new_until_s,
     )
 
 
@@ -245,28 +260,40 @@ def _heartbeat(turn: Turn, event: Heartbeat) -> GroupError:
     return GroupError.REBALANCE_IN_PROGRESS if group.state is GroupState.PREPARING else GroupError.NONE
 
 
-def _leave(turn: Turn, member_id: str, instance_id: str | None) -> GroupError:
+def _leave(turn: Turn, event: Leave) -> tuple[GroupError, ...]:
+    """All at once: nobody begins a generation with members who leave by the same request."""
     group = turn.group
-    if instance_id is not None and not member_id:
-        # An administrator who takes out a static member knows its instance id only.
-        holder = group.static_member(instance_id)
-        member_id = "" if holder is None else holder.member_id
-    if instance_id is None and member_id in group.pending:
-        turn.group = replace(group, pending={key: at for key, at in group.pending.items() if key != member_id})
-        try_complete(turn)
-        return GroupError.NONE
-    error = group.check_member(member_id, instance_id)
-    if not error:
-        remove(turn, [member_id])
-    return error
+    errors, leaving, forgotten = [], [], []
+    for asked_id, instance_id in event.members:
+        member_id = asked_id
+        if instance_id is not None and not member_id and (holder := group.static_member(instance_id)) is not None:
+            # An administrator who takes out a static member knows its instance id only.
+            member_id = holder.member_id
+        if member_id in leaving or member_id in forgotten:
+            error = GroupError.UNKNOWN_MEMBER_ID
+        elif member_id in group.pending:
+            forgotten.append(member_id)
+            error = GroupError.NONE
+        elif not (error := group.check_member(member_id, instance_id)):
+            leaving.append(member_id)
+        errors.append(error)
+    _forget_pending(turn, forgotten)
+    remove(turn, leaving)
+    try_complete(turn)
+    return tuple(errors)
+
+
+def _forget_pending(turn: Turn, member_ids: Collection[str]) -> None:
+    turn.group = replace(turn.group, pending={key: at for key, at in turn.group.pending.items() if key not in member_ids})
 
 
 def _tick(turn: Turn) -> None:
-    group, now_s = turn.group, turn.now_s
-    if any(at <= now_s for at in group.pending.values()):
-        turn.group = replace(group, pending={key: at for key, at in group.pending.items() if at > now_s})
+    now_s = turn.now_s
+    if late_pending := [key for key, at in turn.group.pending.items() if at <= now_s]:
+        _forget_pending(turn, late_pending)
         try_complete(turn)
-    remove(turn, [member.member_id for member in turn.group.members.values() if member.expires_s <= now_s and not member.is_waiting])
+    lapsed = [member.member_id for member in turn.group.members.values() if member.lapses_s is not None and member.lapses_s <= now_s]
+    remove(turn, lapsed)
     group = turn.group
     if group.due_s is None or now_s < group.due_s:
         return

@@ -9,8 +9,11 @@ CONSUMER = "consumer"
 
 
 def subscribed_topics(group: Group) -> frozenset[str] | None:
-    """The topics that any member wants; None if that is not to be known: another protocol type, or a member that says it otherwise."""
-    if group.protocol_type != CONSUMER:
+    """The topics that any member wants.
+
+    None if that is not to be known: another protocol type, no protocol chosen yet, or a member that says it otherwise.
+    """
+    if group.protocol_type != CONSUMER or (group.members and group.protocol is None):
         return None
     topics: set[str] = set()
     for member in group.members.values():

@@ -2,6 +2,7 @@
 
 from typing import Final, NamedTuple
 
+from broker.groups.settings import GroupSettings
 from broker.handlers.config_sources import DEFAULT, STATIC_BROKER
 from storage.catalog.brokers import BrokerRecord
 from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigType
@@ -10,6 +11,8 @@ from storage.limits import FETCH_RESPONSE_BYTES_MAX, FRAME_BYTES_MAX
 LOG_DIR: Final = "object-store"
 PROTOCOL_LEVEL: Final = "4.0"
 """The release of Kafka whose tools may take this broker for their own. Some read it to decide which features to offer."""
+
+_MINUTE_MS: Final = 60_000
 
 
 class BrokerConfig(NamedTuple):
@@ -20,7 +23,7 @@ class BrokerConfig(NamedTuple):
     documentation: str
 
 
-def broker_configs(record: BrokerRecord, *, auto_create: bool, partition_count: int) -> list[BrokerConfig]:
+def broker_configs(record: BrokerRecord, *, auto_create: bool, partition_count: int, groups: GroupSettings) -> list[BrokerConfig]:
     """By name."""
     listeners = ",".join(str(endpoint) for endpoint in record.listeners)
     names = ",".join(f"{endpoint.name}:PLAINTEXT" for endpoint in record.listeners)
@@ -62,12 +65,31 @@ def broker_configs(record: BrokerRecord, *, auto_create: bool, partition_count: 
         _static("security.inter.broker.protocol", ConfigType.STRING, "PLAINTEXT", "Brokers do not talk to each other."),
         _static("socket.request.max.bytes", ConfigType.INT, str(FRAME_BYTES_MAX), "The largest request that is read."),
     ]
+    configs += _group_configs(groups)
     configs += [
         BrokerConfig(config.synonym, config.type, config.default, DEFAULT, config.documentation)
         for config in TOPIC_CONFIGS.values()
         if config.synonym is not None
     ]
     return sorted(configs)
+
+
+def _group_configs(groups: GroupSettings) -> list[BrokerConfig]:
+    int_, long = ConfigType.INT, ConfigType.LONG
+    delay_ms, check_ms = round(groups.initial_delay_s * 1_000), round(groups.retention_check_s * 1_000)
+    shortest_ms, longest_ms = round(groups.session_timeout_s_min * 1_000), round(groups.session_timeout_s_max * 1_000)
+    retention_min = groups.offsets_retention_ms // _MINUTE_MS
+    chars = str(groups.offset_metadata_chars_max)
+    return [
+        _static("group.coordinator.rebalance.protocols", ConfigType.LIST, "classic", "The group protocols that are served."),
+        _static("group.initial.rebalance.delay.ms", int_, str(delay_ms), "How long the first members of an empty group wait for others."),
+        _static("group.max.session.timeout.ms", int_, str(longest_ms), "The longest session timeout that a member may ask for."),
+        _static("group.max.size", int_, str(groups.members_max), "Members of a group; a further one is refused."),
+        _static("group.min.session.timeout.ms", int_, str(shortest_ms), "The shortest session timeout that a member may ask for."),
+        _static("offset.metadata.max.bytes", int_, chars, "Characters beside a committed offset, counted as Kafka does."),
+        _static("offsets.retention.check.interval.ms", long, str(check_ms), "How often offsets that are to be forgotten are looked for."),
+        _static("offsets.retention.minutes", int_, str(retention_min), "How long offsets outlive the last member of their group."),
+    ]
 
 
 def _static(name: str, type_: ConfigType, value: str | None, documentation: str) -> BrokerConfig:

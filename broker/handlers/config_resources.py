@@ -22,6 +22,11 @@ def refuse_type(resource_type: int) -> Refusal:
     return Refusal(ErrorCode.invalid_request, f"configs of resource type {resource_type} are not supported")
 
 
+def refuse_group_name(name: str) -> Refusal | None:
+    """Why there is no such group; None for any name but the empty one: a group has its configs before it has members."""
+    return None if name else Refusal(ErrorCode.invalid_request, "group name must not be empty")
+
+
 def refuse_topic_name(name: str) -> Refusal | None:
     """Why no topic can have that name; None if one can."""
     problem = validate_name(name)

@@ -2,7 +2,9 @@
 
 Topics (resource type 2): every key of storage/catalog/topic_configs.py, with what was set for the topic or the default.
 Brokers (4): this one by its id, read-only; an empty name asks for cluster-wide dynamic defaults, of which there are none.
-Any other type, and another broker's id, is INVALID_REQUEST. A list of keys narrows the answer; null and an empty list do not.
+Groups (32): nothing. The keys that Kafka has for them are all about the other group protocols, which are not served here.
+Any other type, another broker's id and an empty group name are INVALID_REQUEST.
+A list of keys narrows the answer; null and an empty list do not.
 Synonyms and documentation (v3+) are given when asked for.
 """
 
@@ -15,7 +17,16 @@ from kio.schema.describe_configs.v4.response import DescribeConfigsResourceResul
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.broker_configs import BrokerConfig, broker_configs
-from broker.handlers.config_resources import BROKER, TOPIC, Refusal, refuse_broker_name, refuse_topic_name, refuse_type
+from broker.handlers.config_resources import (
+    BROKER,
+    GROUP,
+    TOPIC,
+    Refusal,
+    refuse_broker_name,
+    refuse_group_name,
+    refuse_topic_name,
+    refuse_type,
+)
 from broker.handlers.config_sources import DEFAULT, source_of
 from broker.handlers.config_sources import TOPIC as SET_FOR_TOPIC
 from broker.handlers.context import Context
@@ -46,6 +57,8 @@ async def handle(context: Context, request: Request[DescribeConfigsRequest]) -> 
             entries = _topic_entries(resource.resource_name, topics(resource.resource_name), details)
         elif resource.resource_type == BROKER:
             entries = await _broker_entries(context, resource.resource_name, details)
+        elif resource.resource_type == GROUP:
+            entries = refuse_group_name(resource.resource_name) or ()
         else:
             entries = refuse_type(resource.resource_type)
         results.append(_result(resource, entries))
@@ -87,7 +100,9 @@ async def _broker_entries(context: Context, name: str, details: Details) -> Entr
     if record is None:
         return Refusal(ErrorCode.broker_id_not_registered, f"broker {own} is not registered")
     defaults = context.parts.topic_defaults
-    configs = broker_configs(record, auto_create=defaults.auto_create, partition_count=defaults.partition_count)
+    configs = broker_configs(
+        record, auto_create=defaults.auto_create, partition_count=defaults.partition_count, groups=context.parts.groups.settings
+    )
     return (_broker_entry(config, details) for config in configs)
 
 

@@ -1,7 +1,7 @@
 """DescribeGroups (API key 15), v0-v6.
 
-An unknown group is GROUP_ID_NOT_FOUND from v6 on, before that a group in state Dead. What members say and were given is shown while the
-group is stable, as in Kafka.
+An unknown group is GROUP_ID_NOT_FOUND from v6 on, before that a group in state Dead. What members say is shown while the group is stable,
+as in Kafka; what they were given, always.
 """
 
 from kio.schema.describe_groups.v6 import DescribeGroupsRequest, DescribeGroupsResponse
@@ -60,7 +60,7 @@ def _member(group: Group, member: Member) -> DescribedGroupMember:
         client_id=member.client_id,
         client_host=member.client_host,
         member_metadata=member.metadata_of(group.protocol) if is_stable else b"",
-        member_assignment=member.assignment if is_stable else b"",
+        member_assignment=member.assignment,
     )
 
 

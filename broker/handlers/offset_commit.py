@@ -1,8 +1,10 @@
 """OffsetCommit (API key 8), v2-v9.
 
 All offsets of a request that name an existing partition are durable when it is answered. Without a member and a generation (-1) it is
-a simple commit, taken while nobody is in the group. Retention times of v2-v4 are ignored, as in Kafka 5 and later brokers.
-Offsets belong to the incarnation of a topic: one that is created again has none.
+a simple commit, taken while nobody is in the group, and the only one that makes a group: with a generation, a group that is not there is
+GROUP_ID_NOT_FOUND, before v9 ILLEGAL_GENERATION. A retention time (v2-v4) that is not negative counts instead of the broker's.
+More offsets than a group may have are INVALID_COMMIT_OFFSET_SIZE. Offsets belong to the incarnation of a topic: one that is created again
+has none.
 """
 
 from typing import Final
@@ -12,18 +14,18 @@ from kio.schema.offset_commit.v4 import OffsetCommitRequest as OffsetCommitReque
 from kio.schema.offset_commit.v9 import OffsetCommitRequest, OffsetCommitResponse
 from kio.schema.offset_commit.v9.response import OffsetCommitResponsePartition, OffsetCommitResponseTopic
 
+from broker.groups.committed import Committed
 from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed, Commit
-from broker.groups.offsets import Committed
 from broker.handlers.context import Context
-from broker.protocol.codec import as_field
+from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.vocabulary import PartitionId
 
-OFFSET_METADATA_BYTES_MAX: Final = 4_096
-"""Kafka's default of offset.metadata.max.bytes."""
+_NOT_FOUND_ERROR_MINIMUM: Final = 9
+_TWO_UNITS: Final = "\uffff"
 
 Body = OffsetCommitRequestUntilV4 | OffsetCommitRequest
 
@@ -34,7 +36,8 @@ async def handle(context: Context, request: Request[Body]) -> OffsetCommitRespon
         topics = await context.parts.topics.lookup(topic.name for topic in body.topics)
     except StorageError:
         return _respond(body, {}, GroupError.COORDINATOR_NOT_AVAILABLE)
-    offsets, refused = _accept(body, topics, context.parts.clock.now_ms())
+    groups = context.parts.groups
+    offsets, refused = _accept(body, topics, context.parts.clock.now_ms(), metadata_chars_max=groups.settings.offset_metadata_chars_max)
     if not offsets and refused:
         return _respond(body, refused, GroupError.NONE)
     commit = Commit(
@@ -44,15 +47,21 @@ async def handle(context: Context, request: Request[Body]) -> OffsetCommitRespon
         offsets=offsets,
     )
     try:
-        error = await context.parts.groups.commit(body.group_id, commit)
+        error = await groups.commit(body.group_id, commit)
     except Closed as closed:
         error = closed.error
     except TimeoutError:
         error = GroupError.REQUEST_TIMED_OUT
+    if error is GroupError.GROUP_ID_NOT_FOUND and request.api_version < _NOT_FOUND_ERROR_MINIMUM:
+        error = GroupError.ILLEGAL_GENERATION
     return _respond(body, refused, error)
 
 
-def _accept(body: Body, topics: dict[str, Topic], now_ms: int) -> tuple[dict[PartitionId, Committed], dict[tuple[str, int], GroupError]]:
+def _accept(
+    body: Body, topics: dict[str, Topic], now_ms: int, *, metadata_chars_max: int
+) -> tuple[dict[PartitionId, Committed], dict[tuple[str, int], GroupError]]:
+    retention_ms = milliseconds(body.retention_time) if isinstance(body, OffsetCommitRequestUntilV4) else -1
+    expires_at_ms = now_ms + retention_ms if retention_ms >= 0 else None
     offsets: dict[PartitionId, Committed] = {}
     refused: dict[tuple[str, int], GroupError] = {}
     for asked in body.topics:
@@ -62,12 +71,17 @@ def _accept(body: Body, topics: dict[str, Topic], now_ms: int) -> tuple[dict[Par
             metadata = partition.committed_metadata or ""
             if topic is None or not topic.has_partition(number):
                 refused[asked.name, number] = GroupError.UNKNOWN_TOPIC_OR_PARTITION
-            elif len(metadata.encode()) > OFFSET_METADATA_BYTES_MAX:
+            elif _java_length(metadata) > metadata_chars_max:
                 refused[asked.name, number] = GroupError.OFFSET_METADATA_TOO_LARGE
             else:
                 leader_epoch = getattr(partition, "committed_leader_epoch", -1)
-                offsets[topic.partition(number)] = Committed(partition.committed_offset, leader_epoch, metadata, now_ms)
+                offsets[topic.partition(number)] = Committed(partition.committed_offset, leader_epoch, metadata, now_ms, expires_at_ms)
     return offsets, refused
+
+
+def _java_length(text: str) -> int:
+    """As Kafka counts offset.metadata.max.bytes: not in bytes, but in units of UTF-16."""
+    return len(text) + sum(character > _TWO_UNITS for character in text)
 
 
 def _respond(body: Body, refused: dict[tuple[str, int], GroupError], error: GroupError) -> OffsetCommitResponse:

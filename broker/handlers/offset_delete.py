@@ -1,4 +1,8 @@
-"""OffsetDelete (API key 47), v0. Forgets offsets, but not those of topics that a member of the group is subscribed to."""
+"""OffsetDelete (API key 47), v0. Forgets offsets, but not those of topics that a member of the group is subscribed to.
+
+While it is not known what consumers are subscribed to (before their first generation, or if they say it in another way), it counts as
+everything; a group with members of another protocol type is NON_EMPTY_GROUP. If no partition of a request exists, the group is not asked.
+"""
 
 from kio.schema.errors import ErrorCode
 from kio.schema.offset_delete.v0 import OffsetDeleteRequest, OffsetDeleteResponse
@@ -7,7 +11,7 @@ from kio.schema.offset_delete.v0.response import OffsetDeleteResponsePartition, 
 from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed, DeleteOffsets
 from broker.groups.members import GroupState
-from broker.groups.subscriptions import subscribed_topics
+from broker.groups.subscriptions import CONSUMER, subscribed_topics
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
@@ -19,22 +23,28 @@ async def handle(context: Context, request: Request[OffsetDeleteRequest]) -> Off
     body = request.body
     groups = context.parts.groups
     try:
-        loaded = await groups.find(body.group_id)
-        if not loaded.exists:
-            return _refuse(GroupError.GROUP_ID_NOT_FOUND)
-        subscribed: frozenset[str] | None = frozenset()
-        if loaded.group.state is not GroupState.EMPTY:
-            subscribed = subscribed_topics(loaded.group)
-        if subscribed is None:
-            return _refuse(GroupError.NON_EMPTY_GROUP)
         topics = await context.parts.topics.lookup(topic.name for topic in body.topics)
-        wanted = [
-            topics[topic.name].partition(partition.partition_index)
+        existing = {
+            topics[topic.name].partition(partition.partition_index): topic.name
             for topic in body.topics
             for partition in topic.partitions
-            if not _error_of(topics.get(topic.name), topic.name, partition.partition_index, subscribed)
-        ]
-        error = await groups.delete_offsets(body.group_id, DeleteOffsets(tuple(dict.fromkeys(wanted))))
+            if topic.name in topics and topics[topic.name].has_partition(partition.partition_index)
+        }
+        error, subscribed = GroupError.NONE, frozenset[str]()
+        if existing:
+            if not body.group_id:
+                return _refuse(GroupError.INVALID_GROUP_ID)
+            loaded = await groups.find(body.group_id)
+            if not loaded.exists:
+                return _refuse(GroupError.GROUP_ID_NOT_FOUND)
+            if loaded.group.state is not GroupState.EMPTY:
+                if loaded.group.protocol_type != CONSUMER:
+                    return _refuse(GroupError.NON_EMPTY_GROUP)
+                known = subscribed_topics(loaded.group)
+                subscribed = frozenset(topics) if known is None else known
+            unwanted = tuple(partition for partition, name in existing.items() if name not in subscribed)
+            if unwanted:
+                error = await groups.delete_offsets(body.group_id, DeleteOffsets(unwanted))
     except Closed as closed:
         return _refuse(closed.error)
     except (StorageError, TimeoutError):

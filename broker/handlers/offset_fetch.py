@@ -13,9 +13,9 @@ from kio.schema.offset_fetch import v7, v9
 from kio.schema.offset_fetch.v7.response import OffsetFetchResponsePartition, OffsetFetchResponseTopic
 from kio.schema.offset_fetch.v9.response import OffsetFetchResponseGroup, OffsetFetchResponsePartitions, OffsetFetchResponseTopics
 
+from broker.groups.committed import Committed
 from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed
-from broker.groups.offsets import Committed
 from broker.handlers.context import Context
 from broker.handlers.kio_types import as_i32, as_i64, as_topic_name
 from broker.protocol.codec import as_field

@@ -1,7 +1,10 @@
 """SyncGroup (API key 14), v0-v5.
 
 The leader brings the assignments, which are durable before anybody has one; the others wait for it, at most for the rebalance timeout.
+From v5 on a request names its protocol type and protocol; one that does not is INCONSISTENT_GROUP_PROTOCOL.
 """
+
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 from kio.schema.sync_group.v5 import SyncGroupRequest, SyncGroupResponse
@@ -13,9 +16,13 @@ from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 
+_NAMED_PROTOCOL_MINIMUM: Final = 5
+
 
 async def handle(context: Context, request: Request[SyncGroupRequest]) -> SyncGroupResponse:
     body = request.body
+    if request.api_version >= _NAMED_PROTOCOL_MINIMUM and None in (body.protocol_type, body.protocol_name):
+        return _respond(SyncAnswer(error=GroupError.INCONSISTENT_GROUP_PROTOCOL))
     if not body.group_id:
         return _respond(SyncAnswer(error=GroupError.INVALID_GROUP_ID))
     sync = Sync(

@@ -1,7 +1,9 @@
 """Settings that are each allowed but not together."""
 
+from datetime import timedelta
+
 from broker.settings.listeners import is_loopback
-from broker.settings.sections import HttpSettings, KafkaSettings, MetadataSettings, ShutdownSettings, StorageSettings
+from broker.settings.sections import GroupsSettings, HttpSettings, KafkaSettings, MetadataSettings, ShutdownSettings, StorageSettings
 from broker.settings.urls import is_memory
 
 
@@ -40,6 +42,15 @@ def of_stores(storage: StorageSettings, metadata: MetadataSettings) -> list[tupl
         return []
     ours, theirs = ("is forgotten at the end", "is kept") if is_memory(storage.url) else ("is kept", "is forgotten at the end")
     return [("storage.url", f"{ours} while metadata.url {metadata.url} {theirs}. Use memory:// for both or for neither")]
+
+
+def of_groups(groups: GroupsSettings) -> list[tuple[str, str]]:
+    found = []
+    if groups.session_timeout_min > groups.session_timeout_max:
+        found.append(("groups.session_timeout_max", "is shorter than groups.session_timeout_min: no member could ever join"))
+    if groups.offsets_retention % timedelta(minutes=1):
+        found.append(("groups.offsets_retention", "is not a whole number of minutes, which is how Kafka's tools are told of it"))
+    return found
 
 
 def of_bounds(kafka: KafkaSettings, storage: StorageSettings, shutdown: ShutdownSettings) -> list[tuple[str, str]]:

@@ -9,10 +9,11 @@ from typing import Any, Final
 from pydantic import model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from broker.settings.conflicts import ConflictError, of_bounds, of_http, of_listeners, of_stores
+from broker.settings.conflicts import ConflictError, of_bounds, of_groups, of_http, of_listeners, of_stores
 from broker.settings.listeners import advertised_for, parse_listeners
 from broker.settings.sections import (
     BrokerSettings,
+    GroupsSettings,
     HttpSettings,
     KafkaSettings,
     LogSettings,
@@ -25,6 +26,7 @@ from broker.settings.urls import scheme_of
 OF_A_SHARED_STORE: Final = {
     "kafka.auto_create_topics": False,
     "storage.flush_interval": timedelta(milliseconds=250),
+    "groups.initial_rebalance_delay": timedelta(seconds=3),
     "shutdown.drain": timedelta(seconds=10),
 }
 """Defaults where objects do not live on this machine: each request costs money there, and a cluster has other users."""
@@ -57,6 +59,7 @@ class Settings(BaseSettings):
     kafka: KafkaSettings = KafkaSettings()
     storage: StorageSettings = StorageSettings()
     metadata: MetadataSettings = MetadataSettings()
+    groups: GroupsSettings = GroupsSettings()
     http: HttpSettings = HttpSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
@@ -94,6 +97,7 @@ class Settings(BaseSettings):
             *of_listeners(self.kafka),
             *of_http(self.http),
             *of_stores(self.storage, self.metadata),
+            *of_groups(self.groups),
             *of_bounds(self.kafka, self.storage, self.shutdown),
         ]
         if found:

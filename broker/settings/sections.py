@@ -87,6 +87,44 @@ class MetadataSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsSettings:
+    """Consumer groups; what Kafka calls each stands in parentheses."""
+
+    session_timeout_min: Annotated[
+        timedelta,
+        duration(minimum="1ms", maximum="1h"),
+        "the shortest session timeout a member may ask for (group.min.session.timeout.ms)",
+    ] = timedelta(seconds=6)
+    session_timeout_max: Annotated[
+        timedelta,
+        duration(minimum="1ms", maximum="1d"),
+        "the longest session timeout a member may ask for (group.max.session.timeout.ms)",
+    ] = timedelta(minutes=30)
+    initial_rebalance_delay: Annotated[
+        timedelta,
+        duration(minimum="0ms", maximum="5m"),
+        "how long the first members of an empty group wait for further ones (group.initial.rebalance.delay.ms)",
+    ] = timedelta(0)
+    max_size: Annotated[int, count(minimum=1, maximum=10_000), "members of a group; a further one is refused (group.max.size)"] = 5_000
+    offset_metadata_max_size: Annotated[
+        int,
+        size(minimum="0B", maximum="8KiB"),
+        "characters that a consumer may write beside a committed offset (offset.metadata.max.bytes)",
+    ] = 4_096
+    offsets_retention: Annotated[
+        timedelta,
+        duration(minimum="1m", maximum="36500d"),
+        "committed offsets are forgotten this long after their group became empty, or after their commit if it has no members, "
+        "in whole minutes (offsets.retention.minutes)",
+    ] = timedelta(days=7)
+    offsets_retention_check_interval: Annotated[
+        timedelta,
+        duration(minimum="1s", maximum="1d"),
+        "how often committed offsets that are to be forgotten are looked for (offsets.retention.check.interval.ms)",
+    ] = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
     listen: Annotated[Address, ADDRESS, "where health, metrics and the HTTP API are served"] = _HTTP_ADDRESS
     insecure: Annotated[bool, FLAG, "allow http.listen beyond this machine, where anybody can read it without a login"] = False

@@ -1,6 +1,7 @@
 """How consumer groups lie in the metadata store: a group with its members, its offsets, and who coordinates a slot."""
 
 import zlib
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -8,7 +9,10 @@ import msgspec
 from storage.catalog.records import decode, encode
 from storage.errors import Corrupt
 from storage.limits import METADATA_VALUE_BYTES_MAX
-from storage.metadata.port import Record
+from storage.metadata import keys
+from storage.metadata.keys import GroupKeys
+from storage.metadata.port import Key, MetadataStore, Record
+from storage.vocabulary import TopicId
 
 FMT: Final = 1
 PLAIN_BYTES_MAX: Final = 16 * 1024
@@ -38,9 +42,12 @@ class MemberRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """groups/{group}. `owner` is the version of the claim under which it was written; `topics` are those whose offsets may be there.
+    """groups/{group}. `owner` is the version of the claim under which it was written.
 
-    `members_packed`: the members as JSON, compressed with zlib, when there are many of them.
+    `topics`: those whose offsets may be there, and `topic_pages` how many records name more of them. `members_packed`: the members as
+    JSON, compressed with zlib, when there are many. `empty_since_ms`: since when it has had no members; None while it has, and if it never
+    had any.
+    `has_expiries`: a commit that said itself how long it is to be kept may be among its offsets.
     """
 
     fmt: int = FMT
@@ -52,12 +59,36 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str | None
     leader: str | None
     topics: tuple[str, ...]
+    topic_pages: int = 0
+    empty_since_ms: int | None = None
+    has_expiries: bool = False
     members: tuple[MemberRecord, ...] = ()
     members_packed: bytes = b""
 
 
+class GroupHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides whether offsets of a group may have to be forgotten, read without its members. As in `GroupRecord`."""
+
+    fmt: int
+    group: str
+    state: str
+    protocol_type: str | None
+    topics: tuple[str, ...]
+    topic_pages: int = 0
+    empty_since_ms: int | None = None
+    has_expiries: bool = False
+
+
+class TopicsRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """groups/{group}/topics/{page}. Topics that have no room in the group's record. `owner` as there."""
+
+    fmt: int = FMT
+    owner: int
+    topics: tuple[str, ...]
+
+
 class OffsetRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """groups/{group}/offsets/{topic_id}/{p}. `owner` as in the group; the time is that of the commit."""
+    """groups/{group}/offsets/{topic_id}/{p}. `owner` as in the group. A commit that says how long it is to be kept has `expires_at_ms`."""
 
     fmt: int = FMT
     owner: int
@@ -65,10 +96,21 @@ class OffsetRecord(msgspec.Struct, frozen=True, kw_only=True):
     leader_epoch: int
     metadata: str
     committed_at_ms: int
+    expires_at_ms: int | None = None
 
 
+class _TopicName(msgspec.Struct, frozen=True):
+    """What a group wants to know of topic-ids/{topic_id}."""
+
+    fmt: int
+    name: str
+
+
+_topic_names = msgspec.json.Decoder(_TopicName)
 _claims = msgspec.json.Decoder(ClaimRecord)
 _groups = msgspec.json.Decoder(GroupRecord)
+_heads = msgspec.json.Decoder(GroupHead)
+_topics = msgspec.json.Decoder(TopicsRecord)
 _members = msgspec.json.Decoder(tuple[MemberRecord, ...])
 _offsets = msgspec.json.Decoder(OffsetRecord)
 
@@ -79,6 +121,27 @@ def decode_claim(record: Record) -> ClaimRecord:
 
 def decode_offset(record: Record) -> OffsetRecord:
     return decode(_offsets, record.value, known=FMT, path=record.path)
+
+
+async def topic_names(metadata: MetadataStore, topic_ids: Sequence[TopicId]) -> dict[TopicId, str | None]:
+    """As of a read made for this question; None for a topic that is gone. Raises `StorageError`."""
+    records = await metadata.get_many([keys.topic_id(topic_id) for topic_id in topic_ids])
+    return {
+        topic_id: None if record is None else decode(_topic_names, record.value, known=FMT, path=record.path).name
+        for topic_id, record in zip(topic_ids, records, strict=True)
+    }
+
+
+def topics_key(group_keys: GroupKeys, page: int) -> Key:
+    return Key(f"{group_keys.root}/topics/{page:05}", group_keys.partition_key)
+
+
+def decode_topics(record: Record) -> TopicsRecord:
+    return decode(_topics, record.value, known=FMT, path=record.path)
+
+
+def decode_head(record: Record) -> GroupHead:
+    return decode(_heads, record.value, known=FMT, path=record.path)
 
 
 def decode_group(record: Record) -> GroupRecord:

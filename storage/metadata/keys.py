@@ -11,6 +11,7 @@
     llog/producer-ids                                       the next block of producer ids    CAS
     llog/coordinators/{slot:02}                             who coordinates that slot         ephemeral
     llog/groups/{group}                                     a consumer group                  CAS
+    llog/groups/{group}/topics/{page:05}                    more topics of its offsets        CAS
     llog/groups/{group}/offsets/{topic_id}/{p:05}           an offset that it committed       CAS
 
 Every key of a partition has the partition key `{topic_id}/{p}`, every key of a group `coordinators/{slot:02}`; all others have `llog`.

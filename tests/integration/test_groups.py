@@ -22,6 +22,8 @@ TOPIC = "t"
 PARTITIONS = 4
 PATIENCE_S = 60.0
 CLOCK = SystemClock()
+IDLE_S = 4.0
+METADATA_REQUESTS = "forebay_metadata_requests_total"
 
 
 @pytest.fixture
@@ -105,10 +107,11 @@ async def test_two_members_share_the_partitions_and_one_takes_over_when_the_othe
 
     def live() -> None:
         create_topic(bootstrap)
-        produce(bootstrap, range(100))
         got: Counter[bytes] = Counter()
         both = [consumer(bootstrap, partition_assignment_strategy=strategy) for _ in range(2)]
-        poll_until(both, lambda: share(both) == [2, 2] and len(got) == 100, lambda message: got.update([message.value()]))
+        poll_until(both, lambda: share(both) == [2, 2], ignore)
+        produce(bootstrap, range(100))
+        poll_until(both, lambda: len(got) == 100, lambda message: got.update([message.value()]))
         for one in both:
             commit_all(one)
         both[0].close()
@@ -352,3 +355,22 @@ async def test_members_go_on_without_their_coordinator_and_no_committed_offset_i
     for partition, offsets in processed.items():
         assert set(offsets) == set(range(count // PARTITIONS))
         assert last[partition] >= max(worker.high.get(partition, 0) for worker in workers)
+
+
+async def test_a_group_that_nobody_uses_costs_less_than_a_request_a_second(cluster: Cluster) -> None:
+    members = [await cluster.join() for _ in range(2)]
+    await asyncio.to_thread(create_topic, cluster.bootstrap)
+    await asyncio.to_thread(commit_simple, cluster.bootstrap)
+    before = [member.requests(METADATA_REQUESTS) for member in members]
+    await asyncio.sleep(IDLE_S)
+
+    used = [member.requests(METADATA_REQUESTS) - count for member, count in zip(members, before, strict=True)]
+    assert all(count <= IDLE_S for count in used)
+    assert all(before)
+
+
+def commit_simple(bootstrap: str) -> None:
+    """Offsets of a consumer that is in no group."""
+    one = Consumer({"bootstrap.servers": bootstrap, "group.id": "simple"})
+    one.commit(offsets=[NativePartition(TOPIC, 0, 1)], asynchronous=False)
+    one.close()

@@ -1,26 +1,41 @@
 """Several brokers' coordinators over one metadata store, each with its own client of it."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
+from broker.groups.committed import Committed
 from broker.groups.coordinator import Coordinator
 from broker.groups.events import Join, JoinAnswer, Sync
 from broker.groups.loaded import Commit
 from broker.groups.members import Protocol
-from broker.groups.offsets import Committed
+from broker.groups.settings import GroupSettings
 from broker.groups.slots import Slots
-from broker.groups.state import GroupSettings
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
 from storage.catalog.brokers import BrokerDirectory, Endpoint
+from storage.catalog.topics import Topics
 from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import MetadataStore
 from storage.vocabulary import PartitionId, TopicId
-from tests.unit.storage.catalog.faulty import FaultyMetadata
+from tests.unit.storage.catalog.faulty import FaultyMetadata, no_jitter
 
 TOPIC = TopicId("0b6c1a9e-6d5c-4b7e-8a55-000000000001")
 FIRST, SECOND = PartitionId(TOPIC, 0), PartitionId(TOPIC, 1)
+
+
+OpenClient = Callable[[], Awaitable[MetadataStore]]
+
+
+class WallClock(SystemClock):
+    """The wall stands still until it is moved; time passes all the same."""
+
+    wall_ms = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.wall_ms
 
 
 @dataclass
@@ -28,6 +43,11 @@ class Node:
     metadata: FaultyMetadata
     directory: BrokerDirectory
     coordinator: Coordinator
+    clock: WallClock
+    topics: Topics
+    telemetry: Telemetry
+    partitions: set[PartitionId]
+    """That a test made, or committed offsets of, on any node."""
 
     async def lose_session(self) -> None:
         session = self.directory.session
@@ -38,34 +58,46 @@ class Node:
 @dataclass
 class World:
     nursery: Nursery
-    store: MemoryMetadataStore
+    client: OpenClient
+    settings: GroupSettings
+    clock: WallClock
     nodes: list[Node] = field(default_factory=list)
+    partitions: set[PartitionId] = field(default_factory=set)
 
     async def node(self, broker_id: int) -> Node:
-        metadata = FaultyMetadata(self.store.client())
-        clock = SystemClock()
+        metadata = FaultyMetadata(await self.client())  # type: ignore[arg-type]
+        clock, telemetry = self.clock, Telemetry()
+        ids = IdSource(clock=clock)
         directory = BrokerDirectory(metadata, clock=clock)
         await directory.register(listeners=[Endpoint("PLAINTEXT", "h", broker_id)], rack=None, version="0", broker_id=broker_id)
         coordinator = Coordinator(
             metadata=metadata,
             slots=Slots(metadata, directory),
             clock=clock,
-            ids=IdSource(clock=clock),
+            ids=ids,
             nursery=self.nursery,
-            settings=GroupSettings(initial_delay_s=0),
+            settings=self.settings,
+            telemetry=telemetry,
         )
         self.nursery.spawn(coordinator.run(), name="groups")
-        self.nodes.append(Node(metadata, directory, coordinator))
+        topics = Topics(metadata, clock=clock, ids=ids, entropy=no_jitter)
+        self.nodes.append(Node(metadata, directory, coordinator, clock, topics, telemetry, self.partitions))
         return self.nodes[-1]
 
 
 @contextlib.asynccontextmanager
-async def world() -> AsyncIterator[World]:
+async def world(*, settings: GroupSettings | None = None, client: OpenClient | None = None) -> AsyncIterator[World]:
+    """Over a store in memory, or that of which `client` opens clients."""
     async with Nursery() as nursery:
         store = MemoryMetadataStore(clock=SystemClock(), shards=4)
-        made = World(nursery, store)
+
+        async def in_memory() -> MetadataStore:
+            return store.client()
+
+        made = World(nursery, client or in_memory, settings or GroupSettings(initial_delay_s=0), WallClock())
         yield made
         for node in made.nodes:
+            node.topics.close()
             node.directory.close()
             await node.metadata.close()
         await store.close()
@@ -98,9 +130,9 @@ def join_of(member_id: str = "", new_member_id: str = "m", **fields: object) -> 
     return Join(**(event | fields))  # type: ignore[arg-type]
 
 
-async def stable(node: Node, group: str) -> JoinAnswer:
+async def stable(node: Node, group: str, **fields: object) -> JoinAnswer:
     """A group of one member, with its assignment."""
-    joined = await node.coordinator.join(group, join_of())
+    joined = await node.coordinator.join(group, join_of(**fields))  # type: ignore[arg-type]
     sync = Sync(
         token=0,
         member_id=joined.member_id,

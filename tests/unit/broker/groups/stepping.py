@@ -6,7 +6,8 @@ from typing import Any
 from broker.groups.errors import GroupError
 from broker.groups.events import Answer, Event, Heartbeat, Join, JoinAnswer, Leave, LeaveAnswer, Reply, Save, Sync, SyncAnswer, Tick
 from broker.groups.members import Group, GroupState, Protocol
-from broker.groups.state import GroupSettings, step
+from broker.groups.settings import GroupSettings
+from broker.groups.state import step
 
 RANGE = (Protocol("range", b"r"), Protocol("sticky", b"s"))
 DELAY_S = 3.0

@@ -270,6 +270,16 @@ async def test_a_group_with_members_is_not_deleted() -> None:
         assert await node.coordinator.delete("g") is GroupError.NON_EMPTY_GROUP
 
 
+async def test_a_group_that_nobody_but_a_coming_member_is_in_can_be_deleted() -> None:
+    async with world() as made:
+        node = await made.node(1)
+        await node.coordinator.commit("g", simple({FIRST: committed(1)}))
+        given = await node.coordinator.join("g", join_of(knows_member_ids=True))
+
+        assert await node.coordinator.delete("g") is GroupError.NONE
+        assert (await node.coordinator.join("g", join_of(given.member_id))).error is GroupError.UNKNOWN_MEMBER_ID
+
+
 async def test_offsets_that_are_deleted_are_not_there_after_a_takeover_either() -> None:
     async with world() as made:
         node = await made.node(1)

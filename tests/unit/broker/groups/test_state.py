@@ -4,7 +4,8 @@ import pytest
 
 from broker.groups.errors import GroupError
 from broker.groups.members import GroupState, Protocol
-from broker.groups.state import GroupSettings
+from broker.groups.settings import GroupSettings
+from broker.groups.state import NEW_MEMBER_WAIT_S
 from tests.unit.broker.groups.stepping import DELAY_S, RANGE, REBALANCE_S, SESSION_S, Stepped
 
 
@@ -105,8 +106,107 @@ def test_protocol_types_are_opaque() -> None:
 def test_a_group_that_is_full_takes_nobody_more() -> None:
     group = Stepped(settings=GroupSettings(initial_delay_s=0, members_max=1))
     group.join()
+    answer = group.joined(group.join())
 
-    assert group.joined(group.join()).error is GroupError.GROUP_MAX_SIZE_REACHED
+    assert (answer.error, answer.member_id) == (GroupError.GROUP_MAX_SIZE_REACHED, "")
+    assert group.joined(group.join(knows_member_ids=True)).error is GroupError.GROUP_MAX_SIZE_REACHED
+
+
+def test_who_finds_no_place_when_it_joins_again_is_not_a_member_any_more() -> None:
+    group = Stepped()
+    first, second = group.stable(2)
+    group.settings = GroupSettings(initial_delay_s=DELAY_S, members_max=1)
+    again = group.join(first, protocols=(Protocol("range", b"other"),))
+    late = group.joined(group.join(second))
+
+    assert (late.error, late.member_id) == (GroupError.GROUP_MAX_SIZE_REACHED, "")
+    assert list(group.group.members) == [first]
+    assert group.joined(again).generation == 2
+
+
+def test_who_was_given_an_id_and_finds_no_place_with_it_has_to_ask_for_another() -> None:
+    group = Stepped(settings=GroupSettings(initial_delay_s=0, members_max=1))
+    given = group.joined(group.join(knows_member_ids=True)).member_id
+    first = group.join()
+    turned_away = group.joined(group.join(given))
+
+    assert turned_away.error is GroupError.GROUP_MAX_SIZE_REACHED
+    assert not group.group.pending
+    assert group.joined(first).generation == 1
+
+
+def test_ids_that_were_given_out_are_bounded_too() -> None:
+    group = Stepped(settings=GroupSettings(initial_delay_s=0, members_max=2))
+    errors = [group.joined(group.join(knows_member_ids=True)).error for _ in range(3)]
+
+    assert errors == [GroupError.MEMBER_ID_REQUIRED, GroupError.MEMBER_ID_REQUIRED, GroupError.GROUP_MAX_SIZE_REACHED]
+
+
+def test_an_id_that_was_given_to_a_dynamic_member_makes_no_static_one() -> None:
+    group, _, b = static_group()
+    given = group.joined(group.join(knows_member_ids=True)).member_id
+
+    assert group.joined(group.join(given, instance_id="b")).error is GroupError.FENCED_INSTANCE_ID
+    assert group.joined(group.join(given, instance_id="c")).error is GroupError.UNKNOWN_MEMBER_ID
+    assert b in group.group.members
+
+
+def test_what_is_wrong_with_a_join_is_told_in_the_order_of_kafka() -> None:
+    group = Stepped(settings=GroupSettings(initial_delay_s=0, members_max=1))
+    group.stable(1)
+    other = (Protocol("other", b""),)
+
+    assert group.joined(group.join("nobody", session_timeout_s=0.1, protocols=other)).error is GroupError.INVALID_SESSION_TIMEOUT
+    assert group.joined(group.join("nobody", protocols=other)).error is GroupError.GROUP_MAX_SIZE_REACHED
+    group.settings = GroupSettings()
+    assert group.joined(group.join("nobody", protocols=other)).error is GroupError.INCONSISTENT_GROUP_PROTOCOL
+    assert group.joined(group.join("nobody")).error is GroupError.UNKNOWN_MEMBER_ID
+
+
+def test_a_new_member_that_waits_longer_than_five_minutes_is_taken_for_dead() -> None:
+    group = Stepped()
+    members = group.stable(1, rebalance_timeout_s=1_000.0)
+    token = group.join(rebalance_timeout_s=1_000.0)
+    for _ in range(int(NEW_MEMBER_WAIT_S / 5) + 1):
+        group.heartbeat(members[0])
+        group.pass_s(5)
+
+    assert group.joined(token).error is GroupError.UNKNOWN_MEMBER_ID
+    assert list(group.group.members) == members
+
+
+def test_a_member_that_joins_again_waits_as_long_as_the_rebalance_takes() -> None:
+    group = Stepped()
+    first, second = group.stable(2, rebalance_timeout_s=1_000.0)
+    token = group.join(first)
+    for _ in range(int(NEW_MEMBER_WAIT_S / 5) + 1):
+        group.heartbeat(second)
+        group.pass_s(5)
+
+    assert token not in group.answers
+    assert list(group.group.members) == [first, second]
+
+
+def test_the_earlier_join_of_a_member_that_joins_twice_is_told_to_join() -> None:
+    group = Stepped()
+    first, _ = group.stable(2)
+    once, twice = group.join(first), group.join(first)
+
+    assert group.joined(once).error is GroupError.REBALANCE_IN_PROGRESS
+    assert twice not in group.answers
+
+
+def test_members_who_leave_together_begin_no_generation_in_between() -> None:
+    group = Stepped()
+    first, second, third = group.stable(3)
+    others = (Protocol("range", b"other"),)
+    token = group.join(second, protocols=others)
+    group.join(third, protocols=others)
+    errors = group.leave((first, None), (second, None), (second, None))
+
+    assert errors == (GroupError.NONE, GroupError.NONE, GroupError.UNKNOWN_MEMBER_ID)
+    assert group.joined(token).error is GroupError.UNKNOWN_MEMBER_ID
+    assert (group.group.generation, list(group.group.members)) == (2, [third])
 
 
 def test_assignments_are_durable_before_anybody_has_one() -> None:
@@ -319,7 +419,8 @@ def test_static_members_that_wait_are_answered_when_they_are_replaced() -> None:
 def test_commits_are_taken_from_members_of_the_generation_and_from_anybody_while_nobody_is_there() -> None:
     group = Stepped()
     assert group.group.check_commit("", None, -1) is GroupError.NONE
-    assert group.group.check_commit("", None, 3) is GroupError.ILLEGAL_GENERATION
+    assert group.group.check_commit("", None, 3) is GroupError.UNKNOWN_MEMBER_ID
+    assert group.group.check_commit("somebody", "a", -1) is GroupError.NONE
     (member,) = group.stable(1)
 
     assert group.group.check_commit(member, None, 1) is GroupError.NONE

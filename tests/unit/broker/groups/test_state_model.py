@@ -1,4 +1,7 @@
-"""Random lives of a group, compared with a reference that is written the plain way: mutable, and of dynamic members only."""
+"""Random lives of a group, compared with a reference that is written the plain way: mutable, and of dynamic members only.
+
+Members come with an id that they were given, or without; the group has a bound; and a rebalance may take longer than a new member waits.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from broker.groups.errors import GroupError
 from broker.groups.members import GroupState, Protocol
-from broker.groups.state import GroupSettings
-from tests.unit.broker.groups.stepping import REBALANCE_S, SESSION_S, Stepped
+from broker.groups.settings import GroupSettings
+from broker.groups.state import NEW_MEMBER_WAIT_S
+from tests.unit.broker.groups.stepping import SESSION_S, Stepped
+
+REBALANCE_S = NEW_MEMBER_WAIT_S + 100
+MEMBERS_MAX = 3
 
 
 @dataclass
@@ -20,6 +27,11 @@ class RefMember:
     joined: bool = True
     syncing: bool = False
     assignment: bytes = b""
+    new_until_s: float | None = None
+
+    @property
+    def lapses_s(self) -> float | None:
+        return self.new_until_s if self.joined or self.syncing else self.expires_s
 
 
 @dataclass
@@ -31,6 +43,20 @@ class Reference:
     unsynced: set[str] = field(default_factory=set)
     due_s: float | None = None
     now_s: float = 100.0
+    pending: dict[str, float] = field(default_factory=dict)
+
+    def has_place(self, name: str) -> bool:
+        if self.state is not GroupState.PREPARING:
+            return name in self.members or len(self.members) < MEMBERS_MAX
+        joined = [other for other, member in self.members.items() if member.joined]
+        return name in joined or len(joined) < MEMBERS_MAX
+
+    def turn_away(self, name: str) -> None:
+        if name in self.pending:
+            del self.pending[name]
+            self.finish_if_all_joined()
+        elif name in self.members:
+            self.remove([name])
 
     def join(self, name: str, metadata: bytes) -> None:
         known = self.members.get(name)
@@ -39,7 +65,9 @@ class Reference:
         if known is not None and is_unchanged and lost_the_answer:
             known.expires_s = self.now_s + SESSION_S
             return
-        self.members[name] = RefMember(metadata, self.now_s + SESSION_S)
+        self.pending.pop(name, None)
+        new_until_s = self.now_s + NEW_MEMBER_WAIT_S if known is None else known.new_until_s
+        self.members[name] = RefMember(metadata, self.now_s + SESSION_S, new_until_s=new_until_s)
         self.begin()
         self.finish_if_all_joined()
 
@@ -53,7 +81,7 @@ class Reference:
         self.state, self.due_s, self.unsynced = GroupState.PREPARING, self.now_s + (REBALANCE_S if self.members else 0), set()
 
     def finish_if_all_joined(self) -> None:
-        if self.state is GroupState.PREPARING and all(member.joined for member in self.members.values()):
+        if self.state is GroupState.PREPARING and not self.pending and all(member.joined for member in self.members.values()):
             self.finish()
 
     def finish(self) -> None:
@@ -65,7 +93,7 @@ class Reference:
         if self.leader not in self.members:
             self.leader = next(iter(self.members))
         for member in self.members.values():
-            member.joined, member.assignment, member.expires_s = False, b"", self.now_s + SESSION_S
+            member.joined, member.assignment, member.expires_s, member.new_until_s = False, b"", self.now_s + SESSION_S, None
         self.state, self.unsynced, self.due_s = GroupState.COMPLETING, set(self.members), self.now_s + REBALANCE_S
 
     def sync(self, name: str, assignments: dict[str, bytes]) -> None:
@@ -98,17 +126,17 @@ class Reference:
         self.finish_if_all_joined()
 
     def next_due_s(self) -> float | None:
-        times = [member.expires_s for member in self.members.values() if not member.joined and not member.syncing]
+        times = [member.lapses_s for member in self.members.values() if member.lapses_s is not None] + list(self.pending.values())
         return min([*times, *([] if self.due_s is None else [self.due_s])], default=None)
 
     def pass_s(self, seconds: float) -> None:
         until_s = self.now_s + seconds
         while (due_s := self.next_due_s()) is not None and due_s <= until_s:
             self.now_s = max(self.now_s, due_s)
-            gone = [
-                name for name, member in self.members.items() if member.expires_s <= self.now_s and not member.joined and not member.syncing
-            ]
-            self.remove(gone)
+            if any(at <= self.now_s for at in self.pending.values()):
+                self.pending = {name: at for name, at in self.pending.items() if at > self.now_s}
+                self.finish_if_all_joined()
+            self.remove([name for name, member in self.members.items() if member.lapses_s is not None and member.lapses_s <= self.now_s])
             if self.due_s is not None and self.due_s <= self.now_s:
                 if self.state is GroupState.PREPARING:
                     self.finish()
@@ -126,29 +154,51 @@ class Reference:
 class GroupMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.real = Stepped(settings=GroupSettings(initial_delay_s=0))
+        self.real = Stepped(settings=GroupSettings(initial_delay_s=0, members_max=MEMBERS_MAX))
         self.model = Reference()
         self.metadata: dict[str, bytes] = {}
         self.waiting: dict[int, str] = {}
 
     def join(self, name: str, metadata: bytes, **fields: Any) -> None:
-        self.waiting[self.real.join(name, protocols=(Protocol("p", metadata),), **fields)] = name
+        token = self.real.join(name, protocols=(Protocol("p", metadata),), rebalance_timeout_s=REBALANCE_S, **fields)
+        self.waiting[token] = name
 
     @rule(metadata=st.sampled_from([b"x", b"y"]))
     def a_member_comes(self, metadata: bytes) -> None:
         name = f"member-{self.real.token + 1}"
+        has_place = self.model.has_place(name)
         self.join("", metadata)
-        self.model.join(name, metadata)
-        self.metadata[name] = metadata
+        if has_place:
+            self.model.join(name, metadata)
+            self.metadata[name] = metadata
+        else:
+            assert self.real.joined(self.real.token).error is GroupError.GROUP_MAX_SIZE_REACHED
+
+    @rule()
+    def somebody_is_given_an_id(self) -> None:
+        name = f"member-{self.real.token + 1}"
+        has_place = self.model.has_place(name) and len(self.model.pending) < MEMBERS_MAX
+        self.join("", b"x", knows_member_ids=True)
+        answer = self.real.joined(self.real.token)
+        if has_place:
+            assert (answer.error, answer.member_id) == (GroupError.MEMBER_ID_REQUIRED, name)
+            self.model.pending[name] = self.model.now_s + SESSION_S
+            self.metadata[name] = b"x"
+        else:
+            assert (answer.error, answer.member_id) == (GroupError.GROUP_MAX_SIZE_REACHED, "")
 
     @precondition(lambda self: self.metadata)
     @rule(data=st.data(), changes=st.booleans())
     def a_member_joins_again(self, data: st.DataObject, changes: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.metadata)))
         metadata = b"z" if changes else self.metadata[name]
-        is_known = name in self.model.members
+        is_known = name in self.model.members or name in self.model.pending
+        has_place = self.model.has_place(name)
         self.join(name, metadata)
-        if is_known:
+        if not has_place:
+            assert self.real.joined(self.real.token).error is GroupError.GROUP_MAX_SIZE_REACHED
+            self.model.turn_away(name)
+        elif is_known:
             self.model.join(name, metadata)
             self.metadata[name] = metadata
         else:
@@ -190,14 +240,20 @@ class GroupMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.metadata)
     @rule(data=st.data())
-    def a_member_leaves(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.metadata)))
-        is_known = name in self.model.members
-        assert self.real.leave((name, None)) == (GroupError.NONE if is_known else GroupError.UNKNOWN_MEMBER_ID,)
-        if is_known:
-            self.model.remove([name])
+    def members_leave(self, data: st.DataObject) -> None:
+        names = data.draw(st.lists(st.sampled_from(sorted(self.metadata)), min_size=1, max_size=3))
+        known = dict.fromkeys(name for name in names if name in self.model.members or name in self.model.pending)
+        errors = [
+            GroupError.NONE if name in known and names.index(name) == number else GroupError.UNKNOWN_MEMBER_ID
+            for number, name in enumerate(names)
+        ]
+        assert list(self.real.leave(*((name, None) for name in names))) == errors
+        for name in known:
+            self.model.pending.pop(name, None)
+        self.model.remove([name for name in known if name in self.model.members])
+        self.model.finish_if_all_joined()
 
-    @rule(seconds=st.sampled_from([0.5, 4.0, 9.0, 25.0]))
+    @rule(seconds=st.sampled_from([0.5, 4.0, 9.0, 25.0, NEW_MEMBER_WAIT_S]))
     def time_passes(self, seconds: float) -> None:
         self.real.pass_s(seconds)
         self.model.pass_s(seconds)
@@ -209,6 +265,7 @@ class GroupMachine(RuleBasedStateMachine):
         assert {name: member.assignment for name, member in real.members.items()} == {
             name: member.assignment for name, member in model.members.items()
         }
+        assert real.pending == model.pending
         if model.state is not GroupState.PREPARING:
             assert real.leader == model.leader
 

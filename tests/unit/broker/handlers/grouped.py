@@ -6,6 +6,7 @@ from typing import Any
 
 from kio.index import load_request_schema
 
+from broker.groups.settings import GroupSettings
 from broker.handlers import join_group, offset_commit, offset_fetch, sync_group
 from tests.unit.broker.handlers.asking import Cluster, error_of
 
@@ -25,6 +26,11 @@ def nested(api_key: int, version: int, structure: str, /, **fields: Any) -> Any:
     return schema(**{field: value for field, value in fields.items() if field in schema.__dataclass_fields__})
 
 
+def set_groups(broker: Cluster, **settings: Any) -> None:
+    """As settings of the broker; before it has loaded a group."""
+    broker.context.parts.groups._settings = GroupSettings(**({"initial_delay_s": 0} | settings))
+
+
 async def join(broker: Cluster, version: int = 9, *, member_id: str = "", group: str = GROUP, **fields: Any) -> Any:
     protocols = tuple(nested(11, version, "JoinGroupRequestProtocol", name=name, metadata=b"m") for name in ("range", "sticky"))
     session = datetime.timedelta(milliseconds=fields.pop("session_timeout_ms", 10_000))
@@ -38,7 +44,8 @@ async def sync(broker: Cluster, version: int, joined: Any, assignments: dict[str
         nested(14, version, "SyncGroupRequestAssignment", member_id=member, assignment=data) for member, data in assignments.items()
     )
     number = joined.generation_id if generation is None else generation
-    request = request_of(14, version, group_id=GROUP, member_id=joined.member_id, generation_id=number, assignments=given)
+    named = {"protocol_type": "consumer", "protocol_name": joined.protocol_name}
+    request = request_of(14, version, group_id=GROUP, member_id=joined.member_id, generation_id=number, assignments=given, **named)
     return await broker.ask(sync_group.handle, request)
 
 

@@ -1,10 +1,13 @@
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 
+from broker.groups.settings import GroupSettings, group_settings
 from broker.handlers import describe_configs
+from broker.settings.model import Settings
 from storage.catalog.topic_configs import TOPIC_CONFIGS
 from tests.unit.broker.handlers.asking import INTERNAL, Cluster, cluster, error_of
 
@@ -137,7 +140,7 @@ async def test_the_cluster_wide_defaults_of_brokers_are_none() -> None:
         ((0, "x"), ErrorCode.invalid_request),
         ((8, "1"), ErrorCode.invalid_request),
         ((16, "x"), ErrorCode.invalid_request),
-        ((32, "group"), ErrorCode.invalid_request),
+        ((32, ""), ErrorCode.invalid_request),
     ],
 )
 async def test_what_cannot_be_described_is_said_and_does_not_spoil_the_rest(resource: tuple[int, str], code: ErrorCode) -> None:
@@ -148,6 +151,49 @@ async def test_what_cannot_be_described_is_said_and_does_not_spoil_the_rest(reso
     assert (error_of(refused), refused.configs) == (code, ())
     assert refused.error_message
     assert error_of(described) is ErrorCode.none
+
+
+async def test_a_group_has_no_configs() -> None:
+    async with cluster() as broker:
+        (result,) = await ask(broker, (32, "group"))
+
+    assert (error_of(result), result.error_message, result.configs) == (ErrorCode.none, None, ())
+
+
+async def test_what_is_set_for_groups_is_told_by_kafka_s_names() -> None:
+    values = {
+        "session_timeout_min": "5s",
+        "session_timeout_max": "40m",
+        "initial_rebalance_delay": "250ms",
+        "max_size": 77,
+        "offset_metadata_max_size": "1KiB",
+        "offsets_retention": "90m",
+        "offsets_retention_check_interval": "30s",
+    }
+    settings = Settings.model_validate({"groups": values})
+    async with cluster() as broker:
+        broker.context.parts.groups._settings = group_settings(settings.groups)
+        (result,) = await ask(broker, (BROKER, "1"))
+
+    assert set(values) == {field.name for field in fields(settings.groups)}
+    assert {config.name: config.value for config in result.configs if config.name.startswith(("group.", "offset"))} == {
+        "group.coordinator.rebalance.protocols": "classic",
+        "group.initial.rebalance.delay.ms": "250",
+        "group.max.session.timeout.ms": "2400000",
+        "group.max.size": "77",
+        "group.min.session.timeout.ms": "5000",
+        "offset.metadata.max.bytes": "1024",
+        "offsets.retention.check.interval.ms": "30000",
+        "offsets.retention.minutes": "90",
+    }
+
+
+async def test_without_settings_groups_are_kafka_s_but_for_their_size() -> None:
+    shared = Settings.model_validate({"storage": {"url": "s3://bucket"}, "metadata": {"url": "oxia://h:6648/default"}})
+    embedded = Settings()
+
+    assert group_settings(shared.groups) == GroupSettings()
+    assert group_settings(embedded.groups) == GroupSettings(initial_delay_s=0)
 
 
 async def test_a_store_that_does_not_answer_is_retriable() -> None:

@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 from kio.schema.errors import ErrorCode
 
@@ -39,6 +41,7 @@ async def test_members_show_nothing_while_they_rebalance_and_simple_groups_have_
         answer = await broker.ask(describe_groups.handle, request_of(15, 6, groups=("g", "simple"), include_authorized_operations=False))
 
     joining, simple = answer.groups
+    assert joining.members[0].member_assignment == b""
     assert (joining.group_state, joining.members[0].member_metadata, joining.protocol_data) == ("CompletingRebalance", b"", "")
     assert (simple.group_state, simple.members, simple.protocol_type) == ("Empty", (), "")
 
@@ -49,3 +52,19 @@ async def test_another_broker_s_group_is_refused() -> None:
         answer = await broker.ask(describe_groups.handle, request_of(15, 6, groups=("g",), include_authorized_operations=False))
 
     assert error_of(answer.groups[0]) is ErrorCode.not_coordinator
+
+
+async def test_what_a_member_was_given_is_shown_while_it_is_to_join_again() -> None:
+    async with cluster() as broker:
+        await member(broker)
+        async with asyncio.TaskGroup() as tasks:
+            joining = tasks.create_task(join(broker, 3))
+            while not any(one.joining for one in (await broker.context.parts.groups.find("g")).group.members.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            answer = await broker.ask(describe_groups.handle, request_of(15, 6, groups=("g",), include_authorized_operations=False))
+            joining.cancel()
+
+    (group,) = answer.groups
+    assert group.group_state == "PreparingRebalance"
+    assert sorted(shown.member_assignment for shown in group.members) == [b"", b"all"]
+    assert not any(shown.member_metadata for shown in group.members)

@@ -3,9 +3,8 @@ import datetime
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handlers.offset_commit import OFFSET_METADATA_BYTES_MAX
 from tests.unit.broker.handlers.asking import cluster
-from tests.unit.broker.handlers.grouped import commit, fetched, join, member
+from tests.unit.broker.handlers.grouped import commit, fetched, join, member, set_groups
 from tests.unit.storage.catalog.faulty import Fault
 
 
@@ -58,8 +57,8 @@ async def test_too_much_metadata_is_refused() -> None:
     async with cluster() as broker:
         await broker.create("t")
 
-        assert await commit(broker, 9, {0: 1}, metadata="x" * OFFSET_METADATA_BYTES_MAX) == {0: ErrorCode.none}
-        assert await commit(broker, 9, {0: 2}, metadata="x" * (OFFSET_METADATA_BYTES_MAX + 1)) == {0: ErrorCode.offset_metadata_too_large}
+        assert await commit(broker, 9, {0: 1}, metadata="x" * 4_096) == {0: ErrorCode.none}
+        assert await commit(broker, 9, {0: 2}, metadata="x" * 4_097) == {0: ErrorCode.offset_metadata_too_large}
 
 
 async def test_no_metadata_is_empty_metadata() -> None:
@@ -95,3 +94,62 @@ async def test_a_store_that_does_not_answer_is_waited_for() -> None:
         broker.metadata.reads_fail = True
 
         assert await commit(broker, 9, {0: 2}) == {0: ErrorCode.coordinator_not_available}
+
+
+@pytest.mark.parametrize(("character", "fits", "too_many"), [("日", 4_096, 4_097), ("\x00", 4_096, 4_097), ("😀", 2_048, 2_049)])
+async def test_metadata_is_counted_in_the_characters_of_java(character: str, fits: int, too_many: int) -> None:
+    async with cluster() as broker:
+        await broker.create("t")
+
+        assert await commit(broker, 9, {0: 1}, metadata=character * fits) == {0: ErrorCode.none}
+        assert await commit(broker, 9, {0: 2}, metadata=character * too_many) == {0: ErrorCode.offset_metadata_too_large}
+        assert await fetched(broker, 9, {"t": (0,)}) == {("t", 0): (1, character * fits, 0)}
+
+
+async def test_the_bound_of_metadata_can_be_set() -> None:
+    async with cluster() as broker:
+        set_groups(broker, offset_metadata_chars_max=3)
+        await broker.create("t")
+
+        assert await commit(broker, 9, {0: 1}, metadata="abc") == {0: ErrorCode.none}
+        assert await commit(broker, 9, {0: 1}, metadata="abcd") == {0: ErrorCode.offset_metadata_too_large}
+
+
+@pytest.mark.parametrize("version", range(2, 10))
+@pytest.mark.parametrize("name", ["", "somebody"])
+async def test_a_commit_with_a_generation_does_not_make_a_group(version: int, name: str) -> None:
+    async with cluster() as broker:
+        await broker.create("t")
+        error = ErrorCode.group_id_not_found if version == 9 else ErrorCode.illegal_generation
+
+        assert await commit(broker, version, {0: 1}, member_id=name, generation=3) == {0: error}
+
+
+async def test_an_empty_group_knows_no_generation() -> None:
+    async with cluster() as broker:
+        await broker.create("t")
+        await commit(broker, 9, {0: 1})
+
+        assert await commit(broker, 9, {0: 2}, generation=3) == {0: ErrorCode.unknown_member_id}
+        assert await commit(broker, 9, {0: 2}, member_id="somebody", generation=3) == {0: ErrorCode.unknown_member_id}
+
+
+@pytest.mark.parametrize(("version", "retention_s", "kept"), [(2, 3, False), (4, 3, False), (4, 5_000, True), (4, -0.001, True)])
+async def test_a_commit_may_say_how_long_it_is_kept(version: int, retention_s: float, kept: bool) -> None:
+    async with cluster() as broker:
+        await broker.create("t")
+        await commit(broker, version, {0: 1}, retention_time=datetime.timedelta(seconds=retention_s))
+        broker.clock.seconds += 3
+        await broker.context.parts.groups.sweep()
+
+        assert await fetched(broker, 9, {"t": (0,)}) == {("t", 0): (1, "", 0) if kept else (-1, "", 0)}
+
+
+async def test_more_offsets_than_a_group_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.groups.offsets.OFFSETS_MAX", 2)
+    async with cluster() as broker:
+        await broker.create("t", partition_count=3)
+
+        assert await commit(broker, 9, {0: 1, 1: 1}) == {0: ErrorCode.none, 1: ErrorCode.none}
+        assert await commit(broker, 9, {0: 2, 2: 1}) == dict.fromkeys((0, 2), ErrorCode.invalid_commit_offset_size)
+        assert await commit(broker, 9, {0: 3, 1: 3}) == {0: ErrorCode.none, 1: ErrorCode.none}

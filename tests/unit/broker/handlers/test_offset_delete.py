@@ -40,16 +40,33 @@ async def test_topics_that_a_member_wants_keep_theirs() -> None:
         assert await fetched(broker, 9, None) == {("t", 0): (1, "", 0)}
 
 
-async def test_a_group_whose_members_say_something_else_keeps_all() -> None:
+async def test_a_group_whose_members_are_no_consumers_keeps_all() -> None:
     async with cluster() as broker:
         await broker.create("t")
-        await member(broker)
+        await join(broker, 3, protocol_type="connect")
 
         assert await delete(broker, "t", 0) is ErrorCode.non_empty_group
 
 
+async def test_consumers_that_say_it_in_another_way_may_want_everything() -> None:
+    async with cluster() as broker:
+        await broker.create("t")
+        await member(broker)
+
+        assert await delete(broker, "t", 0, 5) == [ErrorCode.group_subscribed_to_topic, ErrorCode.unknown_topic_or_partition]
+
+
+async def test_a_group_without_a_name_has_no_offsets() -> None:
+    async with cluster() as broker:
+        await broker.create("t")
+
+        assert await delete(broker, "t", 0, group="") is ErrorCode.invalid_group_id
+
+
 async def test_a_group_that_is_not_there_has_none() -> None:
     async with cluster() as broker:
+        assert await delete(broker, "t", 0) == [ErrorCode.unknown_topic_or_partition]
+        await broker.create("t")
         assert await delete(broker, "t", 0) is ErrorCode.group_id_not_found
         await broker.lose_registration()
         assert await delete(broker, "t", 0) is ErrorCode.not_coordinator

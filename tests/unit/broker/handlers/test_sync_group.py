@@ -5,6 +5,8 @@ from broker.handlers import sync_group
 from tests.unit.broker.handlers.asking import cluster, error_of
 from tests.unit.broker.handlers.grouped import join, request_of, sync
 
+NAMED = {"protocol_type": "consumer", "protocol_name": "range"}
+
 
 @pytest.mark.parametrize("version", range(6))
 async def test_the_leader_gets_what_it_gave_itself(version: int) -> None:
@@ -23,10 +25,10 @@ async def test_who_does_not_belong_there_is_refused(version: int) -> None:
         joined = await join(broker, 3)
         stale = await sync(broker, version, joined, {}, generation=0)
         nobody = await broker.ask(
-            sync_group.handle, request_of(14, version, group_id="g", member_id="nobody", generation_id=1, assignments=())
+            sync_group.handle, request_of(14, version, group_id="g", member_id="nobody", generation_id=1, assignments=(), **NAMED)
         )
         nameless = await broker.ask(
-            sync_group.handle, request_of(14, version, group_id="", member_id="nobody", generation_id=1, assignments=())
+            sync_group.handle, request_of(14, version, group_id="", member_id="nobody", generation_id=1, assignments=(), **NAMED)
         )
 
     assert error_of(stale) is ErrorCode.illegal_generation
@@ -41,3 +43,14 @@ async def test_another_broker_s_group_is_refused() -> None:
         answer = await sync(broker, 5, joined, {})
 
     assert error_of(answer) is ErrorCode.not_coordinator
+
+
+@pytest.mark.parametrize("missing", ["protocol_type", "protocol_name"])
+async def test_who_does_not_name_the_protocol_is_refused_before_anything_else(missing: str) -> None:
+    async with cluster() as broker:
+        named = NAMED | {missing: None}
+        answer = await broker.ask(
+            sync_group.handle, request_of(14, 5, group_id="", member_id="nobody", generation_id=1, assignments=(), **named)
+        )
+
+    assert error_of(answer) is ErrorCode.inconsistent_group_protocol

@@ -36,6 +36,7 @@ def test_a_store_on_another_machine_changes_defaults() -> None:
     assert derived == {
         "kafka.auto_create_topics": False,
         "storage.flush_interval": timedelta(milliseconds=250),
+        "groups.initial_rebalance_delay": timedelta(seconds=3),
         "shutdown.drain": timedelta(seconds=10),
         "kafka.advertised_listeners": (Listener("PLAINTEXT", "h", 1),),
     }
@@ -81,6 +82,10 @@ def test_settings_do_not_change() -> None:
             {"storage": {"max_buffer_bytes": "8MiB", "flush_bytes": "9MiB"}, "kafka": {"max_request_bytes": "1MiB"}},
             "is less than storage.flush_bytes",
         ),
+        ({"groups": {"session_timeout_min": "10s", "session_timeout_max": "9s"}}, "is shorter than groups.session_timeout_min"),
+        ({"groups": {"offsets_retention": "90s"}}, "is not a whole number of minutes"),
+        ({"groups": {"offset_metadata_max_size": "9KiB"}}, "must be between 0B and 8KiB"),
+        ({"groups": {"max_size": 0}}, "must be between 1 and 10000"),
         ({"shutdown": {"drain": "2m"}}, "is shorter than shutdown.drain"),
     ],
 )

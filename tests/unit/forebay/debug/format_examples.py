@@ -13,6 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from broker.groups.committed import Committed
+from broker.groups.coordinator import Coordinator
+from broker.groups.events import Join, Sync
+from broker.groups.loaded import Commit
+from broker.groups.members import Protocol
+from broker.groups.settings import GroupSettings
+from broker.groups.slots import Slots
+from broker.leadership import slot_of
 from forebay.debug.tracing import Tracer
 from forebay.debug.views import as_table
 from runtime.clock import SystemClock
@@ -42,6 +50,9 @@ from tests.unit.broker.handlers.record_batches import record_batch
 
 PAGES: Final = Path(__file__).parents[4] / "docs" / "formats"
 TOPIC: Final = "orders"
+GROUP: Final = "baristas"
+SUBSCRIPTION: Final = b"\x00\x01\x00\x00\x00\x01\x00\x06orders\xff\xff\xff\xff"
+ASSIGNMENT: Final = b"\x00\x01\x00\x00\x00\x01\x00\x06orders\x00\x00\x00\x01\x00\x00\x00\x00\xff\xff\xff\xff"
 EPOCH_MS: Final = 1_735_689_600_000
 """2025-01-01T00:00:00Z"""
 STEP_MS: Final = 250
@@ -115,6 +126,7 @@ async def make() -> Example:
     # What a commit does when a control record holds too many producers.
     spilled = Put(at.producer(producer_id), encode(SpilledProducer(state=control.producers[producer_id])), ABSENT)
     await metadata.write([spilled])
+    group_keys = await group_with_offset(metadata, directory, first, clock=clock, ids=ids)
     examples = {
         "cluster": keys.CLUSTER,
         "topic": keys.topic(TOPIC),
@@ -125,6 +137,9 @@ async def make() -> Example:
         "producer": spilled.key,
         "broker": keys.broker(registration.broker_id),
         "producer-ids": keys.PRODUCER_IDS,
+        "coordinator": keys.coordinator(slot_of(GROUP)),
+        "group": group_keys.group,
+        "group-offset": group_keys.offset(first),
     }
     found = {name: (key.path, await value_of(metadata, key)) for name, key in examples.items()}
     body = await objects.get_range(shared, 0, (await objects.stat(shared)).size_bytes)
@@ -133,6 +148,45 @@ async def make() -> Example:
     await directory.deregister()
     await metadata.close()
     return Example(found, shared, body, as_table(trace))
+
+
+async def group_with_offset(
+    metadata: MemoryMetadataStore, directory: BrokerDirectory, partition: PartitionId, *, clock: SteadyClock, ids: IdSource
+) -> keys.GroupKeys:
+    """A group of one consumer, which has committed."""
+    async with Nursery() as nursery:
+        settings = GroupSettings(initial_delay_s=0)
+        groups = Coordinator(metadata=metadata, slots=Slots(metadata, directory), clock=clock, ids=ids, nursery=nursery, settings=settings)
+        member_id = groups.new_member_id("app")
+        join = Join(
+            token=0,
+            member_id="",
+            new_member_id=member_id,
+            instance_id=None,
+            client_id="app",
+            client_host="/10.0.0.7",
+            session_timeout_s=45.0,
+            rebalance_timeout_s=300.0,
+            protocol_type="consumer",
+            protocols=(Protocol("range", SUBSCRIPTION),),
+            knows_member_ids=False,
+            knows_skip_assignment=True,
+        )
+        generation = (await groups.join(GROUP, join)).generation
+        sync = Sync(
+            token=0,
+            member_id=member_id,
+            instance_id=None,
+            generation=generation,
+            protocol_type="consumer",
+            protocol="range",
+            assignments=((member_id, ASSIGNMENT),),
+        )
+        await groups.sync(GROUP, sync)
+        offsets = {partition: Committed(19, 0, "", clock.now_ms())}
+        await groups.commit(GROUP, Commit(member_id=member_id, instance_id=None, generation=generation, offsets=offsets))
+        groups.stop()
+    return keys.GroupKeys(GROUP, slot_of(GROUP))
 
 
 def idempotent_batch(producer_id: int, base_sequence: int, *values: bytes, clock: SteadyClock) -> bytearray:

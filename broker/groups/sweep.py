@@ -1,0 +1,191 @@
+"""Finds the committed offsets that are to be forgotten, in the groups of the slots that this broker holds or may claim (KIP-211).
+
+A look at everything costs one read of the claims, one scan of group records a shard, and one read of the topics that they name; it is taken
+once a check interval. Groups that are loaded are judged as memory has them, the others by their record. Only what has something to forget,
+or members of whom nobody has heard, is loaded; to load a group is to take it over, so what is forgotten is fenced by versions like any
+other write. Of a group whose record does not say when its offsets are to go, they are read, and the time is remembered for as long as the
+record stays as it is: a later commit only makes it later.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final
+
+import structlog
+
+from broker.groups.errors import GroupError
+from broker.groups.loaded import EXPIRED_TOGETHER_MAX, Closed, Expire, LoadedGroup
+from broker.groups.members import GroupState
+from broker.groups.offsets import OFFSETS_MAX, committed_of, offsets_of, topics_beside
+from broker.groups.retention import due_of, due_of_offset
+from broker.groups.settings import GroupSettings
+from broker.groups.slots import Slots, slots_by_shard
+from broker.leadership import slot_of
+from runtime.clock import Clock
+from storage.catalog.groups import GroupHead, decode_head, topic_names
+from storage.errors import StorageError
+from storage.metadata import keys
+from storage.metadata.keys import GroupKeys
+from storage.metadata.port import MetadataStore, Record
+from storage.vocabulary import TopicId
+
+PAGE_GROUPS: Final = 500
+TURN_GROUPS: Final = 32
+"""Groups that are loaded or read before others have a turn."""
+TURN_PAUSE_S: Final = 0.1
+LOOKS_MAX: Final = 256
+"""Topics whose offsets one sweep reads for groups that are not loaded, of its last group all; others have their turn in later ones."""
+REMEMBERED_MAX: Final = 100_000
+NAMES_TOGETHER_MAX: Final = 1_000
+DEADLINE_S: Final = 30.0
+
+log = structlog.get_logger("groups")
+
+
+class Sweep:
+    """`find` is the coordinator's: it loads a group, or raises `Closed`; `loaded` gives a group that is loaded, or None."""
+
+    def __init__(
+        self,
+        *,
+        metadata: MetadataStore,
+        slots: Slots,
+        clock: Clock,
+        settings: GroupSettings,
+        find: Callable[[str], Awaitable[LoadedGroup]],
+        loaded: Callable[[str], LoadedGroup | None],
+    ) -> None:
+        self._metadata = metadata
+        self._slots = slots
+        self._clock = clock
+        self._settings = settings
+        self._find = find
+        self._loaded = loaded
+        self._not_before_ms: dict[str, tuple[int, int]] = {}
+        """By group: the version of its record, and when an offset of it is to go at the earliest."""
+        self._names: dict[TopicId, str | None] = {}
+        self._looks_left = 0
+        self._turn = 0
+
+    async def run(self) -> None:
+        """Sweep once a check interval, until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.retention_check_s)
+            try:
+                await self.sweep()
+            except StorageError as error:
+                log.warning("offsets_not_swept", cause=str(error))
+
+    async def sweep(self) -> None:
+        """Look at every group once. Raises `StorageError`; what was forgotten until then is."""
+        self._names, self._looks_left = {}, LOOKS_MAX
+        async for page in self._pages():
+            judged = [(head, version, await self._topic_ids(head)) for head, version in page]
+            await self._learn_names({topic_id for _, _, topic_ids in judged for topic_id in topic_ids})
+            for head, version, topic_ids in judged:
+                try:
+                    await self._judge(head, version, topic_ids)
+                except Closed as closed:
+                    # Another broker's by now, or it has to be loaded again: there is a next time.
+                    log.info("group_not_swept", group=head.group, cause=closed.error.name)
+
+    async def _pages(self) -> AsyncIterator[list[tuple[GroupHead, int]]]:
+        """Groups with the versions of their records."""
+        for shard_slots in slots_by_shard(self._metadata, await self._slots.own()):
+            start, end = keys.groups(shard_slots[0])
+            heads = [
+                (head, record.version)
+                async for record in self._metadata.range_scan(start, end)
+                if slot_of(keys.group_of(record.path)) in shard_slots and (head := _head_of(record)) is not None
+            ]
+            for first in range(0, len(heads), PAGE_GROUPS):
+                yield heads[first : first + PAGE_GROUPS]
+
+    async def _topic_ids(self, head: GroupHead) -> Sequence[TopicId]:
+        """Of the topics in which the group may have offsets."""
+        loaded = self._loaded(head.group)
+        if loaded is not None:
+            return list(loaded.stored.topic_ids)
+        named = [TopicId(topic_id) for topic_id in head.topics]
+        if head.topic_pages:
+            await self._take_turn()
+            named += await topics_beside(self._metadata, self._keys_of(head), head.topic_pages)
+        return named
+
+    async def _learn_names(self, topic_ids: set[TopicId]) -> None:
+        if len(self._names) > REMEMBERED_MAX:
+            self._names = {}
+        unknown = sorted(topic_ids - self._names.keys())
+        for start in range(0, len(unknown), NAMES_TOGETHER_MAX):
+            chunk = unknown[start : start + NAMES_TOGETHER_MAX]
+            self._names |= await topic_names(self._metadata, chunk)
+
+    async def _judge(self, head: GroupHead, version: int, topic_ids: Sequence[TopicId]) -> None:
+        loaded = self._loaded(head.group)
+        if loaded is None:
+            if not await self._is_worth_loading(head, version, topic_ids):
+                return
+            await self._take_turn()
+            loaded = await self._find(head.group)
+        for _ in range(OFFSETS_MAX // EXPIRED_TOGETHER_MAX + 2):
+            if not loaded.is_open or not loaded.verdict(self._names).has_work:
+                return
+            await self._take_turn()
+            try:
+                error = await loaded.do(Expire(self._names), deadline_s=DEADLINE_S)
+            except TimeoutError:
+                error = GroupError.REQUEST_TIMED_OUT
+            if error:
+                return
+
+    async def _is_worth_loading(self, head: GroupHead, version: int, topic_ids: Sequence[TopicId]) -> bool:
+        if head.state != GroupState.EMPTY.value:
+            # Nobody has heard of its members since their coordinator went: the one that loads it waits for them, and finds out.
+            return True
+        if not topic_ids or any(self._names.get(topic_id, "") is None for topic_id in topic_ids):
+            return True
+        now_ms = self._clock.now_ms()
+        due_ms = due_of(head, retention_ms=self._settings.offsets_retention_ms)
+        if due_ms is None:
+            known_version, due_ms = self._not_before_ms.get(head.group, (None, 0))
+            if known_version != version:
+                if self._looks_left <= 0:
+                    return False
+                due_ms = await self._earliest_ms(head, topic_ids, now_ms)
+                if len(self._not_before_ms) >= REMEMBERED_MAX:
+                    self._not_before_ms.clear()
+                self._not_before_ms[head.group] = version, due_ms
+        if due_ms > now_ms:
+            return False
+        self._not_before_ms.pop(head.group, None)
+        return True
+
+    async def _earliest_ms(self, head: GroupHead, topic_ids: Sequence[TopicId], now_ms: int) -> int:
+        """When the first of its offsets is to go; now, if it has none."""
+        retention_ms = self._settings.offsets_retention_ms
+        earliest_ms = None
+        for topic_id in topic_ids:
+            self._looks_left -= 1
+            await self._take_turn()
+            for record in await offsets_of(self._metadata, self._keys_of(head), topic_id):
+                due_ms = due_of_offset(head, committed_of(record), retention_ms=retention_ms)
+                earliest_ms = due_ms if earliest_ms is None else min(earliest_ms, due_ms)
+        return now_ms if earliest_ms is None else earliest_ms
+
+    async def _take_turn(self) -> None:
+        """What costs requests goes on a few groups at a time."""
+        self._turn += 1
+        if self._turn % TURN_GROUPS == 0:
+            await asyncio.sleep(TURN_PAUSE_S)
+
+    def _keys_of(self, head: GroupHead) -> GroupKeys:
+        return GroupKeys(head.group, slot_of(head.group))
+
+
+def _head_of(record: Record) -> GroupHead | None:
+    """None of a record that this release cannot read: the other groups are not to suffer from that."""
+    try:
+        return decode_head(record)
+    except StorageError as error:
+        log.warning("group_not_readable", cause=str(error))
+        return None
