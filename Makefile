@@ -9,7 +9,7 @@ UV := $(shell command -v uv 2>/dev/null || echo $(BIN)/uv)
 UV_SYNC := UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --quiet --frozen --inexact --python $(BIN)/python
 ARGS ?=
 
-.PHONY: help setup setup-dev demo serve services services-stop services-clean test test-slow lint format types bench clean
+.PHONY: help setup setup-dev demo serve services services-stop services-clean kafka test test-slow compat second-opinion lint format types bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -46,11 +46,20 @@ services-stop: setup-dev  ## stop them; their data stay in .services
 services-clean: setup-dev  ## stop them and delete their data
 	@$(BIN)/python -m services clean $(ARGS)
 
+kafka: setup-dev  ## Apache Kafka itself in the foreground, to compare with (ARGS="--port 9092 --set NAME=VALUE"; needs Java and Maven)
+	@$(BIN)/python -m services.kafka $(ARGS)
+
 test: setup-dev  ## every test that is not marked slow
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 test-slow: setup-dev  ## the tests marked slow
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+compat: setup-dev  ## real Kafka clients play one scenario (ARGS="franz-go --against=kafka"); renews docs/protocol/support.md
+	@$(BIN)/python -m tests.compat $(ARGS)
+
+second-opinion: setup-dev  ## the same requests to Apache Kafka and Forebay; renews docs/protocol/deviations.md
+	@$(BIN)/python -m tests.compat.second_opinion
 
 lint: setup-dev  ## ruff and the import contracts
 	@$(BIN)/ruff check .

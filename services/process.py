@@ -85,6 +85,7 @@ class LocalProcess:
     environ: Mapping[str, str]
     log: Path
     answers: Callable[[], bool]
+    ready_within_s: float = READY_WITHIN_S
     _process: subprocess.Popen[bytes] | None = None
     _watch: subprocess.Popen[bytes] | None = None
     _paused: bool = field(default=False)
@@ -108,7 +109,14 @@ class LocalProcess:
             self._watch = subprocess.Popen(
                 ["/bin/sh", "-c", _WATCH, "sh", str(self._process.pid)], stdin=subprocess.PIPE, start_new_session=True
             )
-            wait_ready(self._process, name=self.name, log=self.log, log_from=began_at, answers=self.answers)
+            wait_ready(
+                self._process,
+                name=self.name,
+                log=self.log,
+                log_from=began_at,
+                answers=self.answers,
+                within_s=self.ready_within_s,
+            )
         except BaseException:
             self.kill9()
             raise
@@ -169,16 +177,24 @@ def spawn(command: Sequence[str], environ: Mapping[str, str], log: Path) -> subp
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environ, start_new_session=True)
 
 
-def wait_ready(process: subprocess.Popen[bytes], *, name: str, log: Path, log_from: int, answers: Callable[[], bool]) -> None:
-    """Return when it answers. Raise `ServerError` when it ends before, or after `READY_WITHIN_S`; the process is left as it is."""
-    give_up_s = _clock.monotonic_s() + READY_WITHIN_S
+def wait_ready(
+    process: subprocess.Popen[bytes],
+    *,
+    name: str,
+    log: Path,
+    log_from: int,
+    answers: Callable[[], bool],
+    within_s: float = READY_WITHIN_S,
+) -> None:
+    """Return when it answers. Raise `ServerError` when it ends before, or after `within_s`; the process is left as it is."""
+    give_up_s = _clock.monotonic_s() + within_s
     while _clock.monotonic_s() < give_up_s:
         if process.poll() is not None:
             raise ServerError(f"{name} ended before it was ready: exit code {process.returncode}. {_end_of(log, log_from)}")
         if answers():
             return
         time.sleep(_ASK_EVERY_S)
-    raise ServerError(f"{name} was not ready within {READY_WITHIN_S:.0f} s. {_end_of(log, log_from)}")
+    raise ServerError(f"{name} was not ready within {within_s:.0f} s. {_end_of(log, log_from)}")
 
 
 def _end_of(log: Path, start: int) -> str:

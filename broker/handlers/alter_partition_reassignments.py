@@ -15,7 +15,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.handlers.context import Context
 from broker.handlers.errors import error_code_of
-from broker.handlers.existing_partitions import find_existing
+from broker.handlers.existing_partitions import describe_absence, find_existing
 from broker.handlers.kio_types import as_i32
 from broker.handlers.partition_bounds import TopicPartition
 from broker.protocol.codec import as_field
@@ -43,7 +43,7 @@ async def handle(context: Context, request: Request[AlterPartitionReassignmentsR
         for partition in topic.partitions:
             found = topics[TopicPartition(topic.name, partition.partition_index)]
             refusal = (
-                Refusal(found)
+                Refusal(found, describe_absence(found))
                 if isinstance(found, ErrorCode)
                 else check(partition.replicas, found, live, fixed_count=not body.allow_replication_factor_change)
             )

@@ -80,5 +80,5 @@ def _refuse_broker(one: ResourceChange, *, own_id: int) -> Refusal | None:
     refusal = refuse_broker_name(one.resource_name, own_id=own_id) if one.resource_name else None
     if refusal is None and one.keys:
         message = f"brokers cannot be configured while they run: {', '.join(sorted(one.keys))}"
-        return Refusal(ErrorCode.invalid_config, message)
+        return Refusal(ErrorCode.invalid_request, message)
     return refusal

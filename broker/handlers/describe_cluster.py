@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.handlers.context import Context
 from broker.handlers.errors import error_code_of
-from broker.handlers.kio_types import as_broker_id, as_i32
+from broker.handlers.kio_types import as_broker_id, as_i8, as_i32
 from broker.handlers.nodes import Node, controller_of, live_nodes
 from broker.handlers.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_ASKED_FOR
 from broker.protocol.codec import as_field
@@ -55,7 +55,8 @@ def _answer(
         throttle_time=as_field(0),
         error_code=error,
         error_message=message,
-        endpoint_type=request.body.endpoint_type,
+        # What is refused is answered about brokers, as Kafka does.
+        endpoint_type=as_i8(_BROKERS),
         cluster_id=cluster_id,
         controller_id=as_broker_id(controller_of(nodes, own_id=own_id)),
         brokers=tuple(

@@ -16,7 +16,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.handlers.context import Context, Parts
 from broker.handlers.errors import error_code_of
-from broker.handlers.existing_partitions import find_existing
+from broker.handlers.existing_partitions import describe_absence, find_existing
 from broker.handlers.kio_types import as_i32, as_i64, as_producer_id
 from broker.handlers.partition_bounds import TopicPartition
 from broker.protocol.codec import as_field
@@ -79,6 +79,7 @@ def _respond(partition: int, answer: Answer) -> PartitionResponse:
     return PartitionResponse(
         partition_index=as_i32(partition),
         error_code=answer if isinstance(answer, ErrorCode) else ErrorCode.none,
+        error_message=describe_absence(answer) if isinstance(answer, ErrorCode) else None,
         active_producers=producers,
     )
 

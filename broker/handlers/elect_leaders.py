@@ -12,7 +12,7 @@ from kio.schema.elect_leaders.v2.response import PartitionResult, ReplicaElectio
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.context import Context
-from broker.handlers.existing_partitions import find_existing
+from broker.handlers.existing_partitions import describe_absence, find_existing
 from broker.handlers.kio_types import as_i32
 from broker.handlers.partition_bounds import TopicPartition
 from broker.protocol.codec import as_field
@@ -43,6 +43,6 @@ async def handle(context: Context, request: Request[ElectLeadersRequest]) -> Ele
 
 def _result(partition: int, found: Topic | ErrorCode) -> PartitionResult:
     if isinstance(found, ErrorCode):
-        return PartitionResult(partition_id=as_i32(partition), error_code=found, error_message=None)
+        return PartitionResult(partition_id=as_i32(partition), error_code=found, error_message=describe_absence(found))
     message = "any broker serves the partition: there is no leader to elect"
     return PartitionResult(partition_id=as_i32(partition), error_code=ErrorCode.election_not_needed, error_message=message)

@@ -11,6 +11,13 @@ from storage.catalog.topics import Topic
 from storage.errors import StorageError
 
 
+def describe_absence(error: ErrorCode) -> str:
+    """In the words of an answer, what `find_existing` says."""
+    if error is ErrorCode.unknown_topic_or_partition:
+        return "there is no such topic or partition"
+    return "the topics cannot be read now; ask again"
+
+
 async def find_existing(parts: Parts, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Topic | ErrorCode]:
     """The topic of each of `wanted`, or why there is none: UNKNOWN_TOPIC_OR_PARTITION, or what the catalog's read ended with."""
     try:

@@ -19,7 +19,6 @@ from kio.schema.errors import ErrorCode
 from broker.fetching.preferred_replicas import Fetcher, Near, PreferredReplicas
 from broker.fetching.waiters import Waiters
 from broker.handlers.errors import error_code_of
-from broker.handlers.record_checks import ZSTD
 from broker.protocol.fetch import TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from runtime.clock import Clock
 from storage.catalog.topics import Topic, Topics
@@ -30,18 +29,17 @@ from storage.log.control_reads import ControlReads
 from storage.log.index import check_range, readable
 from storage.log.partition import PartitionLog, Partitions
 from storage.log.read import Reader
-from storage.recordbatch import CODEC_MASK, peek_offset_and_size
 from storage.vocabulary import PartitionId, TopicId
 
-ZSTD_VERSION_MINIMUM: Final = 10
 STORED_READS_MAX: Final = 64
 """Reads of the object store in one response: a log of tiny objects is answered in several."""
+FULL_FETCH_EPOCHS: Final = (0, -1)
+"""Epochs of a request that begins a session or does without: it names all its partitions (KIP-227)."""
 FETCH_WAIT_S_MAX: Final = 300.0
 PARTITIONS_WAITING_MAX: Final = 500_000
 """Partitions in all requests under way, about 150 MiB of values. Above it no request waits, above its double none is served."""
 PINNED_BYTES_MAX: Final = FETCH_RESPONSE_BYTES_MAX + 4 * MIB
 """Memory that one response may keep alive: a batch that was kept where the socket put it keeps the whole frame it came in."""
-_ATTRIBUTES_LOW_AT: Final = 22
 
 
 @dataclass(slots=True)
@@ -85,7 +83,7 @@ class Fetch:
 
     async def handle(self, request: FetchRequest, *, version: int, client: Fetcher | None = None) -> FetchResponse:
         """`client` is who asks, if it is to be told of nearer brokers. Raises `Unavailable` when too much is being fetched already."""
-        if request.session_id:
+        if request.session_epoch not in FULL_FETCH_EPOCHS:
             return FetchResponse((), error_code=ErrorCode.fetch_session_id_not_found)
         if self._partitions_under_way + len(request.partitions) > 2 * PARTITIONS_WAITING_MAX:
             raise Unavailable(
@@ -104,10 +102,10 @@ class Fetch:
             near = await self._replicas.near(request.rack_id, client)
             if near is not None:
                 await self._send_nearer(targets, near, request.isolation_level)
-        await self._collect(targets, request, version)
+        await self._collect(targets, request)
         may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX
         if targets and may_wait and not _is_enough(targets, request.min_bytes):
-            await self._wait(targets, request, version, deadline_s)
+            await self._wait(targets, request, deadline_s)
         if _pinned_bytes(targets) > PINNED_BYTES_MAX:
             _copy_parts(targets)
         return FetchResponse([target.answer for target in targets])
@@ -125,17 +123,17 @@ class Fetch:
                 continue  # `_collect` comes to the same end, and answers it
             target.is_final = True
 
-    async def _wait(self, targets: Sequence[Target], request: FetchRequest, version: int, deadline_s: float) -> None:
+    async def _wait(self, targets: Sequence[Target], request: FetchRequest, deadline_s: float) -> None:
         logs = [target.log for target in targets if target.log is not None]
         with self._waiters.wait(logs) as wait:
             # Once more now that nothing can be missed: a commit may have come between the first look and the wait.
-            await self._collect(targets, request, version, again=True)
+            await self._collect(targets, request, again=True)
             while not _is_enough(targets, request.min_bytes):
                 left_s = deadline_s - self._clock.monotonic_s()
                 if left_s <= 0:
                     return
                 if await wait.moved(left_s):
-                    await self._collect(targets, request, version, again=True)
+                    await self._collect(targets, request, again=True)
 
     async def _resolve(self, request: FetchRequest, version: int) -> list[Target]:
         by_id = version >= TOPIC_IDS_MINIMUM
@@ -178,7 +176,7 @@ class Fetch:
             found |= await self._topics.lookup(missing)
         return found
 
-    async def _collect(self, targets: Sequence[Target], request: FetchRequest, version: int, *, again: bool = False) -> None:
+    async def _collect(self, targets: Sequence[Target], request: FetchRequest, *, again: bool = False) -> None:
         """Answer every target from what can be read now; `again`, those that have moved since."""
         if not again:
             await self._refresh(targets)
@@ -198,11 +196,6 @@ class Fetch:
                 if isinstance(error, NotFound):
                     self._forget(target.log.partition)
                 target.answer = _refusal(target, error)
-                target.is_final = True
-                continue
-            if version < ZSTD_VERSION_MINIMUM and any(map(_has_zstd, buffers)):
-                code = ErrorCode.unsupported_compression_type  # KIP-110: readers of this version do not know zstd
-                target.answer = FetchedPartition(target.asked.topic, target.asked.partition, code)
                 target.is_final = True
                 continue
             target.size_bytes = sum(map(len, buffers))
@@ -311,12 +304,3 @@ def _refusal(target: Target, error: StorageError) -> FetchedPartition:
 
 def _failed(asked: FetchPartition, code: ErrorCode) -> Target:
     return Target(asked, None, FetchedPartition(asked.topic, asked.partition, code), is_final=True)
-
-
-def _has_zstd(batches: memoryview) -> bool:
-    position = 0
-    while position < len(batches):
-        if batches[position + _ATTRIBUTES_LOW_AT] & CODEC_MASK == ZSTD:
-            return True
-        position += peek_offset_and_size(batches, position)[1]
-    return False

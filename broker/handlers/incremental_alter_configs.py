@@ -3,7 +3,7 @@
 Topics: SET, DELETE (back to the default), APPEND and SUBTRACT (lists only), validated against storage/catalog/topic_configs.py as a whole
 and stored by one CAS: all keys of a topic change, or none. What a key changes takes effect at this broker at once, at others with the next
 hint, at the latest when their cached topic expires (30 s). validate_only is honoured.
-Brokers: every change is INVALID_CONFIG, as they are configured where they are started. Other resource types are INVALID_REQUEST.
+Brokers are configured where they are started: every change but DELETE is INVALID_REQUEST, as are other resource types.
 
 Differs from Apache Kafka: a key whose effect is not served is refused here (compression.type other than producer, a second tier).
 """
@@ -17,7 +17,7 @@ from kio.schema.incremental_alter_configs.v1.request import AlterableConfig, Alt
 from kio.schema.incremental_alter_configs.v1.response import AlterConfigsResourceResponse
 
 from broker.handlers.config_alterations import Change, ResourceChange, alter_all
-from broker.handlers.config_resources import Refusal
+from broker.handlers.config_resources import TOPIC, Refusal
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
@@ -45,7 +45,9 @@ async def handle(context: Context, request: Request[IncrementalAlterConfigsReque
 
 
 def _accept(resource: AlterConfigsResource) -> ResourceChange:
-    keys = {config.name for config in resource.configs}
+    # Taking back what a broker was never given changes nothing: reassignment tools do so with throttles.
+    is_topic = resource.resource_type == TOPIC
+    keys = {config.name for config in resource.configs if is_topic or config.config_operation != Operation.DELETE.value}
     return ResourceChange(resource.resource_type, resource.resource_name, keys, _change_of(resource.configs))
 
 

@@ -1,10 +1,10 @@
 """InitProducerId (API key 22), v0-v5, for idempotent producers.
 
-A fresh producer id with epoch 0, unique in the cluster. A producer that gives its id and epoch (v3+, KIP-360) keeps the id and gets
-the next epoch, until the epochs are used up: then it gets a fresh id.
+A fresh producer id with epoch 0, unique in the cluster, also for a producer that gives the id and epoch it has (v3+, KIP-360): nobody
+keeps the epochs of producers without a transactional id, and two that were given the same next epoch would pass for one another.
 
 Differs from Apache Kafka: transactions are not served yet, so a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-which clients report at once; and Kafka answers the bump with a fresh id, too.
+which clients report at once.
 """
 
 from typing import Final
@@ -20,8 +20,6 @@ from broker.protocol.request import Request
 from storage.errors import StorageError
 
 _NONE: Final = -1
-_EPOCH_BUMPED_MAX: Final = 32_766
-"""As in Kafka: 32767 is never given out."""
 
 
 async def handle(context: Context, request: Request[InitProducerIdRequest]) -> InitProducerIdResponse:
@@ -30,8 +28,6 @@ async def handle(context: Context, request: Request[InitProducerIdRequest]) -> I
         return _refuse(ErrorCode.transactional_id_authorization_failed)
     if (body.producer_id == _NONE) != (body.producer_epoch == _NONE) or min(body.producer_id, body.producer_epoch) < _NONE:
         return _refuse(ErrorCode.invalid_request)
-    if body.producer_id != _NONE and body.producer_epoch < _EPOCH_BUMPED_MAX:
-        return _answer(ErrorCode.none, body.producer_id, body.producer_epoch + 1)
     try:
         return _answer(ErrorCode.none, await context.parts.producer_ids.next(), 0)
     except StorageError as error:

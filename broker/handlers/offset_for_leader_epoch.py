@@ -1,9 +1,7 @@
 """OffsetForLeaderEpoch (API key 23), v2-v4.
 
-Every batch has leader epoch 0 (I12), so epoch 0 ends at the high watermark. Epoch -1 has no end: epoch -1, offset -1.
-
-Differs from Apache Kafka: an epoch above 0 is UNKNOWN_LEADER_EPOCH, where Kafka answers epoch -1 and offset -1. Such an epoch comes
-with offsets that were committed in another cluster; Kafka's answer makes consumers reset them, ours makes them ask again.
+Every batch has leader epoch 0 (I12), so epoch 0 ends at the high watermark. No other epoch has an end: epoch -1, offset -1. An epoch above
+0 comes with offsets that were committed in another cluster: the answer makes a consumer reset them.
 """
 
 from typing import Final
@@ -24,10 +22,7 @@ _NONE: Final = -1
 
 async def handle(context: Context, request: Request[OffsetForLeaderEpochRequest]) -> OffsetForLeaderEpochResponse:
     wanted = dict.fromkeys(
-        TopicPartition(topic.topic, partition.partition)
-        for topic in request.body.topics
-        for partition in topic.partitions
-        if _refusal(partition) is ErrorCode.none
+        TopicPartition(topic.topic, partition.partition) for topic in request.body.topics for partition in topic.partitions
     )
     located = await read_bounds(context.parts, list(wanted))
     return OffsetForLeaderEpochResponse(
@@ -36,8 +31,7 @@ async def handle(context: Context, request: Request[OffsetForLeaderEpochRequest]
             OffsetForLeaderTopicResult(
                 topic=topic.topic,
                 partitions=tuple(
-                    _respond(partition, located.get(TopicPartition(topic.topic, partition.partition), ErrorCode.none))
-                    for partition in topic.partitions
+                    _respond(partition, located[TopicPartition(topic.topic, partition.partition)]) for partition in topic.partitions
                 ),
             )
             for topic in request.body.topics
@@ -45,17 +39,8 @@ async def handle(context: Context, request: Request[OffsetForLeaderEpochRequest]
     )
 
 
-def _refusal(asked: OffsetForLeaderPartition) -> ErrorCode:
-    refusal = check_leader_epoch(asked.current_leader_epoch)
-    if refusal is ErrorCode.none and asked.leader_epoch > LEADER_EPOCH:
-        return ErrorCode.unknown_leader_epoch
-    return refusal
-
-
 def _respond(asked: OffsetForLeaderPartition, found: Located | ErrorCode) -> EpochEndOffset:
-    error = _refusal(asked)
-    if error is ErrorCode.none and isinstance(found, ErrorCode):
-        error = found
+    error = found if isinstance(found, ErrorCode) else check_leader_epoch(asked.current_leader_epoch)
     epoch = end_offset = _NONE
     if error is ErrorCode.none and isinstance(found, Located) and asked.leader_epoch == LEADER_EPOCH:
         epoch, end_offset = LEADER_EPOCH, found.bounds.high_watermark

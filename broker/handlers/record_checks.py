@@ -74,13 +74,16 @@ def check(view: memoryview | None, rules: TopicRules, *, version: int, now_ms: i
     if view is None or len(view) == 0:
         return Refused(ErrorCode.invalid_record, "the partition's records hold no batch")
     if len(view) < HEADER_BYTES:
-        return Refused(ErrorCode.corrupt_message, f"a batch has at least {HEADER_BYTES} bytes, these are {len(view)}")
+        return Refused(ErrorCode.invalid_record, f"a batch has at least {HEADER_BYTES} bytes, these are {len(view)}")
     if view[_MAGIC_AT] != MAGIC:
-        return Refused(ErrorCode.invalid_record, f"magic {view[_MAGIC_AT]} is not served: Produce v3 and later carry magic 2")
+        code = ErrorCode.invalid_record if view[_MAGIC_AT] < MAGIC else ErrorCode.corrupt_message
+        return Refused(code, f"magic {view[_MAGIC_AT]} is not served: Produce v3 and later carry magic 2")
     header = recordbatch.parse_header(view)
     size_bytes = header.size_bytes
-    if size_bytes < HEADER_BYTES or size_bytes > len(view):
-        return Refused(ErrorCode.corrupt_message, f"the batch says it has {size_bytes} bytes, {len(view)} are there")
+    if size_bytes < HEADER_BYTES:
+        return Refused(ErrorCode.corrupt_message, f"the batch says it has {size_bytes} bytes, a batch has at least {HEADER_BYTES}")
+    if size_bytes > len(view):
+        return Refused(ErrorCode.invalid_record, f"the batch says it has {size_bytes} bytes, {len(view)} are there")
     if size_bytes < len(view):
         return Refused(ErrorCode.invalid_record, "a partition's records must be exactly one batch")
     if size_bytes > rules.batch_bytes_max:

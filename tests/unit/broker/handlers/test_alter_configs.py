@@ -69,7 +69,7 @@ async def test_validate_only_changes_nothing() -> None:
         ((TOPIC, "t", [("compression.type", "lz4")]), ErrorCode.invalid_config),
         ((TOPIC, "t", [("flush.ms", None)]), ErrorCode.invalid_request),
         ((TOPIC, "t", [("flush.ms", "1"), ("flush.ms", "2")]), ErrorCode.invalid_request),
-        ((BROKER, "1", [("num.partitions", "3")]), ErrorCode.invalid_config),
+        ((BROKER, "1", [("num.partitions", "3")]), ErrorCode.invalid_request),
         ((BROKER, "2", [("num.partitions", "3")]), ErrorCode.invalid_request),
         ((8, "1", []), ErrorCode.invalid_request),
     ],

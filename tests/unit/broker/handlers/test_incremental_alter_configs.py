@@ -87,8 +87,8 @@ async def test_validate_only_changes_nothing_and_says_what_is_wrong() -> None:
         ((TOPIC, "t", [("flush.ms", SET, None)]), ErrorCode.invalid_request),
         ((TOPIC, "t", [("cleanup.policy", APPEND, None)]), ErrorCode.invalid_request),
         ((TOPIC, "t", [("flush.ms", 4, "1")]), ErrorCode.invalid_request),
-        ((BROKER, "1", [("num.partitions", SET, "3")]), ErrorCode.invalid_config),
-        ((BROKER, "", [("num.partitions", SET, "3")]), ErrorCode.invalid_config),
+        ((BROKER, "1", [("num.partitions", SET, "3")]), ErrorCode.invalid_request),
+        ((BROKER, "", [("num.partitions", SET, "3")]), ErrorCode.invalid_request),
         ((BROKER, "2", [("num.partitions", SET, "3")]), ErrorCode.invalid_request),
         ((BROKER, "one", [("num.partitions", SET, "3")]), ErrorCode.invalid_request),
         ((8, "1", [("root", SET, "DEBUG")]), ErrorCode.invalid_request),
@@ -117,9 +117,10 @@ async def test_a_resource_named_twice_is_not_altered() -> None:
         assert await configs_of(broker) == {}
 
 
-async def test_nothing_to_alter_at_this_broker_is_no_error() -> None:
+@pytest.mark.parametrize("configs", [[], [("leader.replication.throttled.rate", DELETE, None)]])
+async def test_nothing_to_alter_at_this_broker_is_no_error(configs: list[tuple[str, int, str | None]]) -> None:
     async with cluster() as broker:
-        (result,) = await ask(broker, (BROKER, "1", []))
+        (result,) = await ask(broker, (BROKER, "1", configs))
 
     assert error_of(result) is ErrorCode.none
 

@@ -38,7 +38,7 @@ async def test_epoch_zero_ends_at_the_high_watermark(version: int) -> None:
 @pytest.mark.parametrize(
     ("current", "epoch", "code"),
     [
-        (0, 1, ErrorCode.unknown_leader_epoch),
+        (0, 1, ErrorCode.none),
         (1, 0, ErrorCode.unknown_leader_epoch),
         (-2, 0, ErrorCode.fenced_leader_epoch),
         (0, -1, ErrorCode.none),
@@ -55,7 +55,7 @@ async def test_partitions_that_do_not_exist_or_cannot_be_read_are_said_one_by_on
     async with cluster() as broker:
         topic = await broker.create("t", partition_count=2)
         broker.bounds.known[topic.partition(1)] = Unavailable("x")
-        answers = await ask(broker, [("t", 7, 0, 0), ("nothing", 0, 0, 0), ("t", 1, 0, 0)])
+        answers = await ask(broker, [("t", 7, 0, 0), ("t", 7, 3, 0), ("nothing", 0, 0, 0), ("t", 1, 0, 0)])
 
-    codes = [ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_or_partition, ErrorCode.kafka_storage_error]
+    codes = [*[ErrorCode.unknown_topic_or_partition] * 3, ErrorCode.kafka_storage_error]
     assert [answer[0] for answer in answers] == codes

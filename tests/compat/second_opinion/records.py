@@ -1,0 +1,207 @@
+"""Probes of records: appended, read, found by offset and time, and every way to ask for that wrongly."""
+
+import uuid
+from typing import Any, Final
+
+from tests.compat.second_opinion.asking import Line, until, versions
+from tests.compat.second_opinion.topics import TIMEOUT_MS, append, create, topic, topic_id
+from tests.unit.broker.handlers.record_batches import record_batch
+
+TIME_MS: Final = 1_700_000_000_000
+CONTROL: Final = 0x20
+TRANSACTIONAL: Final = 0x10
+LOG_APPEND_TIME: Final = 0x08
+
+
+def _produce(name: str, batch: bytes, *, partition: int = 0, acks: int = -1, transactional_id: str | None = None) -> dict[str, Any]:
+    data = [{"name": name, "partition_data": [{"index": partition, "records": batch}]}]
+    return {"transactional_id": transactional_id, "acks": acks, "timeout": TIMEOUT_MS, "topic_data": data}
+
+
+def appends(line: Line) -> None:
+    create(
+        line,
+        *(topic(f"appended-{version}") for version in versions("Produce")),
+        topic("small", max_message_bytes="200"),
+        topic("stamped", message_timestamp_type="LogAppendTime"),
+        topic("early", message_timestamp_after_max_ms="1000"),
+        topic("late", message_timestamp_before_max_ms="1000"),
+        topic("compacted", cleanup_policy="compact"),
+    )
+    for version in versions("Produce"):
+
+        def asks(title: str, name: str, batch: bytes | bytearray, v: int = version, **more: Any) -> None:
+            line.ask(title, "Produce", v, _produce(name, bytes(batch), **more))
+
+        log = f"appended-{version}"
+        good = record_batch(b"a", b"b")
+        asks("two records", log, good)
+        asks("one record, acks 1", log, record_batch(), acks=1)
+        asks("acks 7", log, record_batch(), acks=7)
+        asks("no such topic", "missing", good)
+        asks("no such partition", log, good, partition=9)
+        asks("a negative partition", log, good, partition=-1)
+        asks("no records", log, b"")
+        # Records of null are left out: Apache Kafka 4.3.1 never answers them.
+        asks("three bytes", log, b"abc")
+        asks("a wrong checksum", log, record_batch(crc=1))
+        asks("cut short", log, good[:-1])
+        asks("two batches", log, good + good)
+        asks("magic 1", log, record_batch(magic=1))
+        asks("magic 3", log, record_batch(magic=3))
+        asks("base offset 5", log, record_batch(base_offset=5))
+        asks("a control batch", log, record_batch(attributes=CONTROL))
+        asks("a wrong record count", log, record_batch(b"a", record_count=2))
+        asks("a wrong last offset", log, record_batch(b"a", last_offset_delta=4))
+        asks("no record in the count", log, record_batch(b"a", record_count=0, last_offset_delta=-1))
+        asks("transactional without an id", log, record_batch(attributes=TRANSACTIONAL, producer_id=1, producer_epoch=0, base_sequence=0))
+        asks("a producer without sequence", log, record_batch(producer_id=1, producer_epoch=0))
+        asks("codec 5", log, record_batch(attributes=5))
+        for codec, name in ((1, "gzip"), (4, "zstd")):
+            asks(name, log, record_batch(b"a", b"b", codec=codec))
+        asks("too large", "small", record_batch(b"x" * 300))
+        asks("stamped by the broker", "stamped", record_batch())
+        asks("from the future", "early", record_batch(timestamps=(4_000_000_000_000,), base_timestamp=4_000_000_000_000))
+        asks("from the past", "late", record_batch(timestamps=(1_000_000_000_000,), base_timestamp=1_000_000_000_000))
+        asks("no key in a compacted topic", "compacted", record_batch(b"a", b"b"))
+        asks("keys in a compacted topic", "compacted", record_batch(b"a", b"b", keys=(b"k", b"l")))
+        # Last, for one broker takes them: the offsets after them differ.
+        asks("bytes left over", log, good + b"\x00")
+        asks("log append time set", log, record_batch(attributes=LOG_APPEND_TIME))
+
+
+def sequences(line: Line) -> None:
+    create(line, topic("sequenced"))
+    asked = {"transactional_id": None, "transaction_timeout": TIMEOUT_MS}
+    until(lambda: not line.ask("", "InitProducerId", 4, asked, kept=False)["error_code"])
+    producer_id = line.ask("a new producer", "InitProducerId", 4, asked)["producer_id"]
+
+    def asks(title: str, base_sequence: int, *values: bytes, epoch: int = 0, pid: int = producer_id) -> None:
+        batch = record_batch(*values, producer_id=pid, producer_epoch=epoch, base_sequence=base_sequence)
+        line.ask(title, "Produce", 9, _produce("sequenced", bytes(batch)))
+
+    asks("0", 0, b"a", b"b")
+    asks("0 again", 0, b"a", b"b")
+    asks("2", 2, b"c")
+    asks("0 again, later", 0, b"a", b"b")
+    asks("a gap", 9, b"d")
+    asks("overlapping", 1, b"b", b"c")
+    for sequence in range(3, 9):
+        asks(f"{sequence}", sequence, b"e")
+    asks("0 again, forgotten", 0, b"a", b"b")
+    asks("a newer epoch from 5", 5, b"f", epoch=1)
+    asks("a newer epoch", 0, b"f", epoch=1)
+    asks("the older epoch", 9, b"f", epoch=0)
+    for version in versions("InitProducerId"):
+        line.ask("another producer", "InitProducerId", version, asked)
+        if version >= 3:
+            line.ask(
+                "an id and an epoch without a transactional id",
+                "InitProducerId",
+                version,
+                {**asked, "producer_id": producer_id, "producer_epoch": 1},
+            )
+            line.ask("an id without an epoch", "InitProducerId", version, {**asked, "producer_id": producer_id, "producer_epoch": -1})
+            line.ask("an epoch without an id", "InitProducerId", version, {**asked, "producer_id": -1, "producer_epoch": 4})
+    line.ask(
+        "of three partitions",
+        "DescribeProducers",
+        0,
+        {"topics": [{"name": "sequenced", "partition_indexes": [0, 7]}, {"name": "missing", "partition_indexes": [0]}]},
+    )
+
+
+def reads(line: Line) -> None:
+    create(line, topic("read", 2))
+    append(line, "read", 0, record_batch(b"a", b"b"), record_batch(b"c"), record_batch(b"d", codec=4))
+    known = topic_id(line, "read")
+    line.ask(
+        "",
+        "DeleteRecords",
+        2,
+        {"topics": [{"name": "read", "partitions": [{"partition_index": 0, "offset": 1}]}], "timeout": TIMEOUT_MS},
+        kept=False,
+    )
+    for version in versions("Fetch"):
+
+        def asks(
+            title: str, offset: int, partition: int = 0, name: str = "read", topic_id: uuid.UUID = known, v: int = version, **more: Any
+        ) -> None:
+            head = {
+                key: more.pop(key) for key in ("session_id", "session_epoch", "min_bytes", "max_bytes", "isolation_level") if key in more
+            }
+            part = {"partition": partition, "fetch_offset": offset, "partition_max_bytes": 1 << 20, **more}
+            fields = {"max_wait": 0, "max_bytes": 1 << 20, "session_epoch": -1, **head}
+            line.ask(title, "Fetch", v, {**fields, "topics": [{"topic": name, "topic_id": topic_id, "partitions": [part]}]})
+
+        asks("from the log start", 1)
+        asks("from the middle of a batch", 2)
+        asks("one byte", 1, partition_max_bytes=1)
+        asks("one byte in all", 1, max_bytes=1)
+        asks("at the end", 4)
+        asks("before the log start", 0)
+        asks("past the end", 5)
+        asks("minus one", -1)
+        asks("an empty partition", 0, 1)
+        asks("no such partition", 0, 9)
+        asks("no such topic", 0, 0, "missing", uuid.UUID(int=54321))
+        asks("read committed", 1, isolation_level=1)
+        if version >= 7:
+            asks("a session that is not", 1, session_id=77, session_epoch=3)
+            asks("a session, second request first", 1, session_id=0, session_epoch=3)
+        if version >= 9:
+            asks("an epoch to come", 1, current_leader_epoch=5)
+        if version >= 12:
+            asks("an old epoch last fetched", 1, last_fetched_epoch=0)
+    line.ask("nothing", "Fetch", 11, {"max_wait": 0, "session_epoch": -1, "topics": []})
+
+
+def offsets(line: Line) -> None:
+    create(line, topic("listed", 2))
+    append(line, "listed", 0, record_batch(b"a", b"b", timestamps=(TIME_MS, TIME_MS + 10)), record_batch(b"c", timestamps=(TIME_MS + 5,)))
+    for version in versions("ListOffsets"):
+
+        def asks(
+            title: str, timestamp: int, name: str = "listed", partition: int = 0, v: int = version, isolation: int = 0, **more: Any
+        ) -> None:
+            parts = [{"partition_index": partition, "timestamp": timestamp, **more}]
+            line.ask(
+                title, "ListOffsets", v, {"replica_id": -1, "isolation_level": isolation, "topics": [{"name": name, "partitions": parts}]}
+            )
+
+        asks("latest", -1)
+        asks("latest committed", -1, isolation=1)
+        asks("earliest", -2)
+        for timestamp in range(-3, -9, -1):
+            asks(f"timestamp {timestamp}", timestamp)
+        asks("the time of the first", TIME_MS)
+        asks("between", TIME_MS + 1)
+        asks("of the largest", TIME_MS + 10)
+        asks("later than all", TIME_MS + 11)
+        asks("long ago", 0)
+        asks("the latest of an empty partition", -1, partition=1)
+        asks("a time in an empty partition", TIME_MS, partition=1)
+        asks("the largest time of an empty partition", -3, partition=1)
+        asks("no such partition", -1, partition=9)
+        asks("no such topic", -1, name="missing")
+        if version >= 4:
+            asks("an epoch to come", -1, current_leader_epoch=9)
+            asks("epoch 0", -1, current_leader_epoch=0)
+    twice = [{"partition_index": 0, "timestamp": -1}, {"partition_index": 0, "timestamp": -2}]
+    line.ask("one partition twice", "ListOffsets", 7, {"replica_id": -1, "topics": [{"name": "listed", "partitions": twice}]})
+    for version in versions("OffsetForLeaderEpoch"):
+        for epoch in (-1, 0, 5):
+            for current in (-1, 0, 3):
+                for partition in (0, 9):
+                    asked = [{"partition": partition, "current_leader_epoch": current, "leader_epoch": epoch}]
+                    title = f"partition {partition} epoch {epoch} at {current}"
+                    line.ask(
+                        title, "OffsetForLeaderEpoch", version, {"replica_id": -1, "topics": [{"topic": "listed", "partitions": asked}]}
+                    )
+        asked = [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}]
+        line.ask(
+            "no such topic", "OffsetForLeaderEpoch", version, {"replica_id": -1, "topics": [{"topic": "missing", "partitions": asked}]}
+        )
+
+
+PROBES: Final = (appends, sequences, reads, offsets)
