@@ -9,12 +9,23 @@ from pathlib import Path
 from typing import Final
 
 from bench import machine, results
-from bench.cases import cluster, fetch, lone, paced, produce, requests
+from bench.cases import cluster, fetch, groups, list_offsets, lone, metadata, paced, produce, requests, together
 from bench.cases.case import Plan
 from bench.results import CaseResult
-from bench.stores import STORES
+from bench.stores import KAFKA, STORES
 
-CASES: Final = (*produce.CASES, *paced.CASES, *lone.CASES, *fetch.CASES, *requests.CASES, *cluster.CASES)
+CASES: Final = (
+    *produce.CASES,
+    *paced.CASES,
+    *lone.CASES,
+    *fetch.CASES,
+    *requests.CASES,
+    *groups.CASES,
+    *list_offsets.CASES,
+    *metadata.CASES,
+    *together.CASES,
+    *cluster.CASES,
+)
 RESULTS_FOLDER: Final = Path(__file__).resolve().parent / "results" / "local"
 REPEATS: Final = 3
 
@@ -45,7 +56,14 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure what a broker spends. See bench/README.md.")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[case.name for case in CASES], help="these cases alone")
-    parser.add_argument("--stores", nargs="+", metavar="STORE", choices=STORES, default=STORES, help=f"these alone of {', '.join(STORES)}")
+    parser.add_argument(
+        "--stores",
+        nargs="+",
+        metavar="STORE",
+        choices=(*STORES, KAFKA),
+        default=STORES,
+        help=f"these alone of {', '.join(STORES)}; or {KAFKA}",
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="times the work of a repetition (default 1: five minutes in all)")
     parser.add_argument("--repeats", type=int, default=REPEATS, help=f"repetitions of each case (default {REPEATS})")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where disk stores go, which should be a disk")

@@ -1,7 +1,8 @@
 """librdkafka as the load: payloads are made before the clock starts, and what was produced is compared with the end offsets."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,8 +65,29 @@ class Load:
 
 
 def create_topic(bootstrap: str, name: str, partitions: int) -> None:
+    create_topics(bootstrap, [name], partitions)
+
+
+def create_served_topics(bootstrap: str, names: Sequence[str], partitions: int) -> None:
+    """As `create_topics`, and return when all partitions are served: with Apache Kafka that is some time later."""
+    create_topics(bootstrap, names, partitions)
+    deadline_s = _clock.monotonic_s() + SETTLED_WITHIN_S
+    for name in names:
+        while True:
+            try:
+                end_offsets(bootstrap, name, partitions)
+                break
+            except wire.Refused:
+                if _clock.monotonic_s() > deadline_s:
+                    raise
+                time.sleep(POLL_S)
+
+
+def create_topics(bootstrap: str, names: Sequence[str], partitions: int) -> None:
+    """Each with so many partitions."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(name, partitions, 1)], request_timeout=SETTLED_WITHIN_S)[name].result(SETTLED_WITHIN_S)
+    for made in admin.create_topics([NewTopic(name, partitions, 1) for name in names], request_timeout=SETTLED_WITHIN_S).values():
+        made.result(SETTLED_WITHIN_S)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from typing import Final
 from bench import meter
 from bench.stores import Place
 from runtime.clock import SystemClock
+from services.kafka import running_kafka
 
 HOST: Final = "127.0.0.1"
 READY_WITHIN_S: Final = 40.0
@@ -24,6 +25,9 @@ STOP_WITHIN_S: Final = 60.0
 LOOK_EVERY_S: Final = 0.02
 METRICS_AGE_MAX_S: Final = 1.0
 """The broker renders its metrics at most this often."""
+
+KAFKA_SETTINGS: Final = {"group.initial.rebalance.delay.ms": "3000"}
+"""Its own default: all members of a group that join at once are of its first generation."""
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -88,6 +92,16 @@ def broker(place: Place, settings: Mapping[str, str]) -> Iterator[Target]:
         _announced(process, log, "ready", "broker_id")
         meter.check_listens(process.pid, kafka)
         yield Target(process.pid, kafka, web)
+
+
+@contextlib.contextmanager
+def kafka(folder: Path) -> Iterator[Target]:
+    """Apache Kafka (`services/kafka.py`) over an empty folder of its own below `folder`."""
+    with (
+        tempfile.TemporaryDirectory(prefix="forebay-bench-kafka-", dir=folder) as made,
+        running_kafka(Path(made).resolve(), settings=KAFKA_SETTINGS) as server,
+    ):
+        yield Target(server.pid, server.port, None)
 
 
 @contextlib.contextmanager

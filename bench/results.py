@@ -50,6 +50,8 @@ class CaseResult:
     runs: Sequence[Run]
     goals: Mapping[str, float] = field(default_factory=dict)
     """The most a figure of the summary, or a fact, should be. Shown beside it; nothing fails by it."""
+    least: Mapping[str, float] = field(default_factory=dict)
+    """As `goals`, the least it should be."""
 
     def summary(self) -> dict[str, dict[str, float] | None]:
         """Median, least and greatest of each figure over the runs; None where it has no meaning."""
@@ -75,11 +77,13 @@ class CaseResult:
     def against_goals(self) -> dict[str, dict[str, Any]]:
         """Each goal with the figure it is about, which is met by its median."""
         figures = {**self.summary(), **self.facts()}
-        found = {name: figures.get(name) for name in self.goals}
+        bounds = [("most", name, bound) for name, bound in self.goals.items()] + [
+            ("least", name, bound) for name, bound in self.least.items()
+        ]
         return {
-            name: {"most": most, **spread, "is_met": spread["median"] <= most}
-            for name, most in self.goals.items()
-            if (spread := found[name]) is not None
+            name: {which: bound, **spread, "is_met": spread["median"] <= bound if which == "most" else spread["median"] >= bound}
+            for which, name, bound in bounds
+            if (spread := figures.get(name)) is not None
         }
 
     def _of(self, figure: Callable[[Run], Any]) -> dict[str, float] | None:
@@ -128,7 +132,7 @@ def table(cases: Sequence[CaseResult]) -> str:
 def goals_table(cases: Sequence[CaseResult]) -> str:
     """A line for each goal; empty if no case has one."""
     rows = [
-        (case.name, case.store, name, _spread(found, 2), f"{found['most']:g}", "yes" if found["is_met"] else "NO")
+        (case.name, case.store, name, _spread(found, 2), _bound(found), "yes" if found["is_met"] else "NO")
         for case in cases
         for name, found in case.against_goals().items()
     ]
@@ -170,6 +174,10 @@ def _spread(figure: Mapping[str, float] | None, digits: int) -> str:
     if figure is None:
         return "-"
     return f"{figure['median']:.{digits}f} ({figure['min']:.{digits}f}-{figure['max']:.{digits}f})"
+
+
+def _bound(found: Mapping[str, float]) -> str:
+    return f"<= {found['most']:g}" if "most" in found else f">= {found['least']:g}"
 
 
 def _ratio(amount: float, per: float) -> float | None:

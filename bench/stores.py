@@ -15,6 +15,8 @@ MEMORY: Final = "memory"
 DISK: Final = "disk+sqlite"
 NATIVE: Final = "s3+oxia"
 STORES: Final = (MEMORY, DISK, NATIVE)
+KAFKA: Final = "kafka"
+"""No store of a broker of ours, but Apache Kafka in its place: only where it is asked for by name."""
 
 OXIA_SHARDS: Final = 4
 

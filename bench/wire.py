@@ -99,7 +99,7 @@ def produce_request(correlation_id: int, topic: str, batches: Sequence[tuple[int
 
 def produced_offsets(payload: bytes, topic: str) -> list[int]:
     """The base offset of each partition of an answer to `produce_request`. Raise `Refused` if one of them has an error."""
-    count, at = _read_uvarint(payload, 4 + 1 + 1 + len(compact_string(topic)))
+    count, at = read_uvarint(payload, 4 + 1 + 1 + len(compact_string(topic)))
     offsets = []
     for _ in range(count - 1):
         partition, error, base_offset, _, _ = _RESULT.unpack_from(payload, at)
@@ -110,17 +110,17 @@ def produced_offsets(payload: bytes, topic: str) -> list[int]:
     return offsets
 
 
-def list_offsets_request(correlation_id: int, topic: str, partitions: int) -> bytes:
-    """The latest offset of each partition."""
+def list_offsets_request(correlation_id: int, topic: str, partitions: int, *, first: int = 0) -> bytes:
+    """The latest offset of each partition, from `first` on."""
     body = bytearray(struct.pack(">ib", -1, 0) + uvarint(2) + compact_string(topic) + uvarint(partitions + 1))
-    for partition in range(partitions):
+    for partition in range(first, first + partitions):
         body += _LATEST_OF.pack(partition, -1, -1)
     return request(LIST_OFFSETS, LIST_OFFSETS_VERSION, correlation_id, bytes(body + b"\x00\x00"))
 
 
 def listed_offsets(payload: bytes, topic: str) -> list[int]:
     """The offset of each partition of an answer to `list_offsets_request`. Raise `Refused` if one of them has an error."""
-    count, at = _read_uvarint(payload, 4 + 1 + 4 + 1 + len(compact_string(topic)))
+    count, at = read_uvarint(payload, 4 + 1 + 4 + 1 + len(compact_string(topic)))
     offsets = []
     for _ in range(count - 1):
         partition, error, _, offset, _ = _LISTED.unpack_from(payload, at)
@@ -131,7 +131,8 @@ def listed_offsets(payload: bytes, topic: str) -> list[int]:
     return offsets
 
 
-def _read_uvarint(data: bytes, at: int) -> tuple[int, int]:
+def read_uvarint(data: bytes, at: int) -> tuple[int, int]:
+    """The value, and the place behind it."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -158,6 +159,11 @@ class Driver:
         self._sockets = [socket.create_connection((host, port), timeout=ANSWERED_WITHIN_S) for _ in range(connections)]
         for sock in self._sockets:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]:
+        """One for each connection, blocking."""
+        return self._sockets
 
     def ask(self, frame: bytes) -> bytes:
         """One request on the first connection, and its answer without the length."""

@@ -19,6 +19,7 @@ from broker.handlers.produce import Produce
 from broker.handlers.table import HANDLERS
 from broker.protocol import codec, fetch, produce, support
 from broker.protocol.errors import ProtocolViolation
+from broker.protocol.first_error import first_error_of
 from broker.protocol.produce import PartitionResult, ProduceRequest, ProduceResponse
 from broker.protocol.request import Request
 from runtime.clock import Clock
@@ -39,6 +40,8 @@ WAITING_TIMEOUTS_S: Final = {11: 2 * JOIN_WAIT_S_MAX, 14: 2 * JOIN_WAIT_S_MAX}
 """JoinGroup and SyncGroup wait for other members, within bounds of their own."""
 LARGE_REQUEST_BYTES: Final = 64 * KIB
 """Larger requests, but for Produce and Fetch, are handled one at a time: their values take many times the memory of their bytes."""
+LARGE_ANSWERS_MAX: Final = 4
+"""Written at a time: each holds the event loop for a step of its encoder once per turn (broker/protocol/encoder.py)."""
 
 _API_VERSIONS: Final = 18
 
@@ -107,6 +110,7 @@ class Dispatch:
             for api in support.APIS
         }
         self._large = asyncio.Semaphore()
+        self._large_answers = asyncio.Semaphore(LARGE_ANSWERS_MAX)
         self._unexpected = telemetry.counter(UNEXPECTED)
 
     def is_overlapping(self, frame: memoryview) -> bool:
@@ -193,8 +197,19 @@ class Dispatch:
             body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
             request = Request(header.api_key, header.api_version, header.correlation_id, header.client_id, body)
             answer = await HANDLERS[header.api_key](Context(self._parts, connection.listener, connection.client_host), request)
-            reply = codec.encode_response(header.api_key, header.api_version, header.correlation_id, answer)
-        return header, reply, first_error_of(answer)
+            reply = await self._encode(header, answer)
+        return header, [reply], first_error_of(answer)
+
+    async def _encode(self, header: codec.RequestHeader, answer: object) -> bytearray:
+        """What comes after the first step of a large answer is written by few requests at a time, with a turn for others in between."""
+        reply = bytearray()
+        steps = codec.encode_in_steps(header.api_key, header.api_version, header.correlation_id, answer, reply)
+        for _ in steps:
+            async with self._large_answers:
+                await asyncio.sleep(0)
+                for _ in steps:
+                    await asyncio.sleep(0)
+        return reply
 
     async def _handle_fetch(
         self, header: codec.RequestHeader, frame: memoryview, connection: Client
@@ -246,17 +261,3 @@ class Dispatch:
                 connection.close()  # as Kafka does: the only way to tell a client that waits for no answer
             return None
         return [produce.write_response(header.api_version, header.correlation_id, ProduceResponse(results))]
-
-
-def first_error_of(answer: object) -> int:
-    """The first error code of an answer: its own, or that of its first topic, resource, group … that has one."""
-    own = getattr(answer, "error_code", 0)
-    if own:
-        return int(own)
-    for name in getattr(answer, "__slots__", ()):
-        value = getattr(answer, name)
-        if isinstance(value, tuple) and value and hasattr(value[0], "__slots__"):
-            for element in value:
-                if error := first_error_of(element):
-                    return error
-    return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench import meter, processes
 from bench.processes import Target
 from bench.results import CaseResult, Fact, Work
-from bench.stores import Place, fresh
+from bench.stores import KAFKA, Place, fresh
 from runtime.clock import SystemClock
 
 _clock = SystemClock()
@@ -36,6 +36,10 @@ class Case:
 @contextlib.contextmanager
 def fresh_broker(plan: Plan, store: str, settings: Mapping[str, Fact]) -> Iterator[tuple[Place, Target]]:
     """A broker over empty stores."""
+    if store == KAFKA:
+        with processes.kafka(plan.folder) as target:
+            yield Place(store, "", ""), target
+        return
     with fresh(store, plan.folder) as place, processes.broker(place, as_texts(settings)) as target:
         yield place, target
 

@@ -9,7 +9,7 @@ Only `ProtocolViolation` is raised for what a client sent. Values that a version
 
 import datetime
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Final, NamedTuple, cast
 
@@ -19,7 +19,7 @@ from kio.static.protocol import Entity
 
 from broker.protocol import fetch, produce, shapes, support, wire
 from broker.protocol.decoder import Decoder, compile_decoder
-from broker.protocol.encoder import Encoder, compile_encoder
+from broker.protocol.encoder import StepwiseEncoder, compile_stepwise_encoder
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.schema import describe, to_milliseconds
 from storage.vocabulary import Buffer
@@ -88,15 +88,25 @@ def encode_response(api_key: int, version: int, correlation_id: int, values: obj
     if api_key == FETCH:
         assert isinstance(values, fetch.FetchResponse)
         return fetch.write_response(version, correlation_id, values)
+    out = bytearray()
+    for _ in encode_in_steps(api_key, version, correlation_id, values, out):
+        pass
+    return [out]
+
+
+def encode_in_steps(api_key: int, version: int, correlation_id: int, values: object, out: bytearray) -> Iterator[None]:
+    """As `encode_response`, into `out` and not of Produce or Fetch: iterated over to its end, it yields wherever a pause is in place.
+
+    `values` and `out` are its own until then.
+    """
     cls = cast("type[Entity]", type(values))
-    out = bytearray(_CORRELATION_ID.pack(correlation_id))
+    out += _CORRELATION_ID.pack(correlation_id)
     if _has_flexible_response_header(api_key, version):
         out.append(0)
     try:
-        _encoder(api_key, version, cls)(values, out)
+        yield from _encoder(api_key, version, cls)(values, out)
     except (TypeError, AttributeError, struct.error) as error:
         raise AssertionError(f"not a value of this version: api_key={api_key} version={version} values={values!r}") from error
-    return [out]
 
 
 def request_class(api_key: int, version: int) -> type:
@@ -146,9 +156,9 @@ def _decoder(api_key: int, version: int) -> Decoder:
 
 
 @cache
-def _encoder(api_key: int, version: int, values: type[Entity]) -> Encoder:
+def _encoder(api_key: int, version: int, values: type[Entity]) -> StepwiseEncoder:
     assert getattr(values, "__api_key__", None) == api_key, f"values of another API: api_key={api_key} values={values!r}"
-    return compile_encoder(shapes.response_structure(api_key, version), describe(values))
+    return compile_stepwise_encoder(shapes.response_structure(api_key, version), describe(values))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The one table of what is served. ApiVersions, dispatch, docs/protocol/support.md and the tests are all read off it.
+"""The one table of what is served. ApiVersions, dispatch, docs/protocol/support.md (tests/compat) and the tests are all read off it.
 
 Minimums are Kafka 4's, with one exception: Produce is advertised from 0 and served from 3, as Kafka 4 does (KAFKA-18659),
 because librdkafka up to 2.11.0 stops compressing when the minimum is 3.
@@ -75,22 +75,3 @@ def is_served(api_key: int, version: int) -> bool:
     """Whether requests of this version are answered. Others close the connection, but for ApiVersions, whose answer says so."""
     api = _BY_KEY.get(api_key)
     return api is not None and api.serves(version)
-
-
-def render_markdown() -> str:
-    """docs/protocol/support.md."""
-    lines = [
-        "# Kafka APIs that Forebay serves",
-        "",
-        "Generated from `broker/protocol/support.py`; `tests/unit/broker/protocol/test_support.py` keeps the two equal.",
-        "ApiVersions answers with the versions advertised. A request of a version that is advertised but not served closes the connection.",
-        "",
-        "| API | key | versions advertised | versions served |",
-        "| --- | ---: | --- | --- |",
-    ]
-    lines += [f"| {api.name} | {api.key} | {_span(api.minimum, api.maximum)} | {_span(api.served_minimum, api.maximum)} |" for api in APIS]
-    return "\n".join(lines) + "\n"
-
-
-def _span(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first} to {last}"

@@ -1,5 +1,7 @@
 """What is made of the figures of a case."""
 
+from dataclasses import replace
+
 from bench.results import CaseResult, Run, Work, goals_table
 
 
@@ -13,6 +15,15 @@ def test_a_goal_is_met_by_the_median() -> None:
 
     assert found["puts"] == {"most": 20.0, "median": 20.0, "min": 10.0, "max": 200.0, "is_met": True}
     assert not found["cpu_s_per_gib"]["is_met"]
+
+
+def test_a_goal_may_be_the_least_a_figure_should_be() -> None:
+    made = replace(result(10.0, 30.0, 20.0, goals={}), least={"puts": 20.0, "client_requests_per_s": 2.0})
+    found = made.against_goals()
+
+    assert found["puts"] == {"least": 20.0, "median": 20.0, "min": 10.0, "max": 30.0, "is_met": True}
+    assert not found["client_requests_per_s"]["is_met"]
+    assert ">= 20" in goals_table([made])
 
 
 def test_a_goal_about_a_figure_nobody_measured_is_left_out() -> None:

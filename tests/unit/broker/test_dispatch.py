@@ -3,7 +3,7 @@ import contextlib
 import datetime
 import importlib
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from broker import dispatch as dispatch_module
 from broker.dispatch import (
+    LARGE_ANSWERS_MAX,
     LARGE_REQUEST_BYTES,
     REQUEST_BYTES,
     REQUEST_SECONDS,
@@ -22,15 +23,18 @@ from broker.dispatch import (
     UNEXPECTED,
     Dispatch,
     Unanswerable,
-    first_error_of,
 )
 from broker.handlers.context import Context
+from broker.handlers.metadata import PLACED_AT_ONCE
 from broker.handlers.table import HANDLERS
+from broker.protocol import codec
 from broker.protocol import produce as produce_wire
+from broker.protocol.encoder import STEP_ELEMENTS
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.request import Request
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
+from storage.catalog.topics import Topics
 from storage.errors import Unavailable
 from storage.vocabulary import Buffer
 from tests.integration.raw_client import frame_of, header
@@ -55,12 +59,13 @@ class FakeClient:
 
 @dataclass
 class Desk:
-    """A dispatcher and what stands behind it; topics of Produce and Fetch are the node's."""
+    """A dispatcher and what stands behind it; topics of Produce and Fetch are the node's, of others `topics`."""
 
     dispatch: Dispatch
     node: Node
     telemetry: Telemetry
     client: FakeClient
+    topics: Topics
 
     def counted(self, api: str, error: str) -> float | None:
         return self.telemetry.registry.get_sample_value(REQUESTS.name, {"api": api, "error": error})
@@ -90,7 +95,7 @@ async def desk() -> AsyncIterator[Desk]:
         dispatch = Dispatch(
             parts=made.context.parts, produce_handler=log.produce, fetch_handler=log.fetch, clock=SystemClock(), telemetry=telemetry
         )
-        yield Desk(dispatch, log, telemetry, FakeClient())
+        yield Desk(dispatch, log, telemetry, FakeClient(), made.topics)
 
 
 def joined(reply: Sequence[Buffer] | None) -> bytes | None:
@@ -393,25 +398,36 @@ async def test_large_requests_are_handled_one_at_a_time_and_small_ones_beside_th
         assert [len(answer(task.result(), METADATA, 9).topics) for task in replies] == [3000, 3000, 1, 1]
 
 
-def test_the_first_error_of_an_answer_is_its_own_or_that_of_its_first_part_that_has_one() -> None:
-    @dataclass(slots=True)
-    class Part:
-        error_code: int
+async def test_a_large_answer_leaves_the_loop_to_others_for_each_step_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    encode = codec.encode_in_steps
 
-    @dataclass(slots=True)
-    class Group:
-        name: str
-        parts: tuple[Part, ...]
+    def counted(*arguments: Any) -> Iterator[None]:
+        steps.append(0)
+        for _ in encode(*arguments):
+            steps[-1] += 1
+            yield
 
-    @dataclass(slots=True)
-    class Whole:
-        error_code: int
-        numbers: tuple[int, ...]
-        groups: tuple[Group, ...]
+    monkeypatch.setattr(codec, "encode_in_steps", counted)
+    turns = 0
 
-    def whole(own: int, *codes: int) -> Whole:
-        return Whole(own, (7, 8), (Group("first", ()), Group("second", tuple(map(Part, codes)))))
+    def take_turn() -> None:
+        nonlocal turns, following
+        turns += 1
+        following = asyncio.get_running_loop().call_soon(take_turn)
 
-    assert first_error_of(whole(0, 0, 0)) == 0
-    assert first_error_of(whole(0, 0, 36, 17)) == 36
-    assert first_error_of(whole(41, 36)) == 41
+    async with desk() as made:
+        names = [f"t{number}" for number in range(100)]
+        for name in names:
+            await made.topics.create(name, partition_count=10, replication_factor=1, configs={})
+        following = asyncio.get_running_loop().call_soon(take_turn)
+        reply = await made.handle(metadata(*names))
+        alone = turns
+        replies = await asyncio.gather(*[made.handle(metadata(*names)) for _ in range(3 * LARGE_ANSWERS_MAX)])
+        following.cancel()
+
+    assert steps[0] >= 1_000 // STEP_ELEMENTS
+    assert alone >= steps[0] + 1_000 // PLACED_AT_ONCE
+    assert turns - alone >= 2 * steps[0]
+    assert sum(len(topic.partitions) for topic in answer(reply, METADATA, 9).topics) == 1_000
+    assert {joined(other) for other in replies} == {joined(reply)}

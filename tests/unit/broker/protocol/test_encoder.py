@@ -1,6 +1,7 @@
 import datetime
 import struct
 import uuid
+from itertools import pairwise
 
 import pytest
 from kio.schema.api_versions.v3.response import ApiVersion, ApiVersionsResponse, SupportedFeatureKey
@@ -8,12 +9,17 @@ from kio.schema.consumer_group_heartbeat.v0.response import ConsumerGroupHeartbe
 from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v0 import response as v0
 from kio.schema.metadata.v10 import response as v10
-from kio.schema.metadata.v13.response import MetadataResponse, MetadataResponseBroker, MetadataResponseTopic
+from kio.schema.metadata.v13.response import (
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
 from kio.static.primitive import i16, i32
 from kio.static.protocol import Entity
 
 from broker.protocol.codec import as_field
-from broker.protocol.encoder import compile_encoder
+from broker.protocol.encoder import STEP_ELEMENTS, compile_encoder, compile_stepwise_encoder
 from broker.protocol.schema import describe
 
 
@@ -92,3 +98,31 @@ def test_a_null_where_the_version_has_none_is_an_error_of_the_programmer() -> No
 def test_a_number_too_large_for_its_field_is_an_error_of_the_programmer() -> None:
     with pytest.raises(struct.error):
         encoded(metadata(throttle_ms=2**31), MetadataResponse)
+
+
+def large_metadata(partition_count: int) -> MetadataResponse:
+    partitions = tuple(
+        MetadataResponsePartition(
+            error_code=ErrorCode.none,
+            partition_index=i32(number),
+            leader_id=i32(1),  # type: ignore[arg-type]
+            leader_epoch=i32(0),
+            replica_nodes=(i32(1),),  # type: ignore[arg-type]
+            isr_nodes=(i32(1),),  # type: ignore[arg-type]
+        )
+        for number in range(partition_count)
+    )
+    topic = MetadataResponseTopic(error_code=ErrorCode.none, name="t", topic_id=None, partitions=partitions)  # type: ignore[arg-type]
+    return MetadataResponse(throttle_time=as_field(0), brokers=(), topics=(topic,), error_code=ErrorCode.none)
+
+
+@pytest.mark.parametrize("partition_count", [0, 1, STEP_ELEMENTS, 1_000])
+def test_no_step_writes_more_than_its_elements(partition_count: int) -> None:
+    structure = describe(MetadataResponse)
+    values, out = large_metadata(partition_count), bytearray()
+    sizes = [0, *(len(out) for _ in compile_stepwise_encoder(structure, structure)(values, out))]
+    partition_bytes = len(encoded(large_metadata(1), MetadataResponse)) - len(encoded(large_metadata(0), MetadataResponse))
+
+    assert bytes(out) == encoded(values, MetadataResponse)
+    assert len(sizes) - 1 >= partition_count // STEP_ELEMENTS
+    assert all(later - earlier <= (STEP_ELEMENTS + 2) * partition_bytes for earlier, later in pairwise([*sizes, len(out)]))

@@ -1,20 +1,8 @@
-from pathlib import Path
-
 import pytest
 from kio.schema.index import api_key_map, schema_name_map
 
 from broker.protocol import support
 from broker.protocol.support import APIS, Api
-
-PAGE = Path(__file__).parents[4] / "docs" / "protocol" / "support.md"
-
-
-def test_the_page_is_what_the_table_renders() -> None:
-    assert PAGE.read_text(encoding="utf-8") == support.render_markdown()
-
-
-def test_the_page_shows_what_is_advertised_apart_from_what_is_served() -> None:
-    assert "| Produce | 0 | 0 to 11 | 3 to 11 |" in support.render_markdown().splitlines()
 
 
 def test_apis_are_in_the_order_of_their_keys() -> None:
