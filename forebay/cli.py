@@ -8,10 +8,21 @@ import typer
 
 from forebay.cluster.commands import cluster
 from forebay.debug.commands import debug
+from forebay.generate.commands import generate
+from forebay.group.commands import group
 from forebay.topic.commands import topic
+
+COMPLETION_VARIABLE = "_FOREBAY_COMPLETE"
+"""While a shell sets it, `forebay` answers the shell instead of running a command."""
 
 if TYPE_CHECKING:
     from broker.settings.loading import Loaded
+
+if COMPLETION_VARIABLE in os.environ:
+    from typer._completion_classes import completion_init
+
+    # What `forebay generate completion` prints asks in Typer's way; Typer's own options, which install scripts of its own, are left out.
+    completion_init()
 
 application = typer.Typer(
     name="forebay",
@@ -25,7 +36,9 @@ config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at 
 application.add_typer(config, name="config")
 application.add_typer(debug, name="debug")
 application.add_typer(topic, name="topic")
+application.add_typer(group, name="group")
 application.add_typer(cluster, name="cluster")
+application.add_typer(generate, name="generate")
 
 ConfigFile = Annotated[
     Path | None,

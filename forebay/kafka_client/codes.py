@@ -15,7 +15,7 @@ NO_ANSWER: Final = frozenset(
 """No broker said this: the client library gave up."""
 
 _EXIT_CODES: Final = {
-    EXIT_NOT_FOUND: UNKNOWN_TOPIC,
+    EXIT_NOT_FOUND: {*UNKNOWN_TOPIC, KafkaError.GROUP_ID_NOT_FOUND},
     EXIT_UNREACHABLE: {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE},  # noqa: SLF001
     EXIT_TIMED_OUT: {KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT},  # noqa: SLF001
     EXIT_REFUSED: {
@@ -33,6 +33,7 @@ _EXIT_CODES: Final = {
         KafkaError.INVALID_REPLICATION_FACTOR,
         KafkaError.INVALID_CONFIG,
         KafkaError.INVALID_REQUEST,
+        KafkaError.INVALID_GROUP_ID,
         KafkaError._INVALID_ARG,  # noqa: SLF001
     },
 }

@@ -5,7 +5,7 @@ Every wait ends at the timeout given. librdkafka keeps trying to connect without
 
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -112,6 +112,10 @@ class Connection:
         try:
             metadata = self.admin().list_topics(timeout=DIAGNOSE_WITHIN_S)
         except KafkaException:
+            causes = [cannot_reach(address, within_s=DIAGNOSE_WITHIN_S) for address in self.bootstrap]
+            if all(causes):
+                # It was there when the command began.
+                return unreachable(zip(self.bootstrap, causes, strict=True))
             return ClientFailed(
                 f"{self.named} accepts connections, but did not answer as a Kafka broker within {self.timeout_s:g} s. "
                 "Is it a Kafka listener without TLS and SASL?",
@@ -147,8 +151,13 @@ def connect(bootstrap: str, *, timeout_s: float) -> Connection:
         cause = cannot_reach(address, within_s=min(timeout_s, CONNECT_WITHIN_S))
         if cause is None:
             return Connection(bootstrap=addresses, timeout_s=timeout_s)
-        causes.append(f"{address} ({cause})")
-    raise ClientFailed(f"Cannot reach {', '.join(causes)}. Set -b HOST:PORT or FOREBAY_BOOTSTRAP.", exit_code=EXIT_UNREACHABLE)
+        causes.append((address, cause))
+    raise unreachable(causes)
+
+
+def unreachable(causes: Iterable[tuple[Address, str | None]]) -> ClientFailed:
+    each = ", ".join(f"{address} ({cause})" for address, cause in causes)
+    return ClientFailed(f"Cannot reach {each}. Set -b HOST:PORT or FOREBAY_BOOTSTRAP.", exit_code=EXIT_UNREACHABLE)
 
 
 def cannot_reach(address: Address, *, within_s: float) -> str | None:

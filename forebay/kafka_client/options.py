@@ -2,9 +2,16 @@
 
 import enum
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+
+from forebay.kafka_client.durations import parse_duration_ms
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+    from forebay.kafka_client.connection import Connection
 
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
 DEFAULT_TIMEOUT: Final = "10s"
@@ -49,17 +56,23 @@ class Terminal:
             typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2))
 
 
+def connected(bootstrap: str, timeout: str) -> "tuple[Connection, AdminClient]":
+    """Raise `BadParameter`, or `ClientFailed` if there is no way to the brokers."""
+    from forebay.kafka_client.connection import connect
+
+    connection = connect(bootstrap, timeout_s=seconds(timeout))
+    return connection, connection.admin()
+
+
 def seconds(text: str, *, option: str = "--timeout") -> float:
     """Raise `BadParameter` for what is no duration, or no time at all."""
-    from broker.settings.notation import parse_duration
-
     try:
-        given = parse_duration(text)
+        given_ms = parse_duration_ms(text)
     except ValueError as error:
         raise typer.BadParameter(f'{option} "{text}" {error}') from error
-    if given.total_seconds() <= 0:
+    if given_ms <= 0:
         raise typer.BadParameter(f'{option} "{text}" must be longer than nothing')
-    return given.total_seconds()
+    return given_ms / 1_000
 
 
 def pairs(given: list[str] | None, *, option: str, example: str) -> dict[str, str]:

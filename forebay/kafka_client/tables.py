@@ -1,11 +1,18 @@
 """Rows as aligned columns, as wide as they need to be, whatever the terminal's width: `cut` and `awk` read them, too."""
 
 from collections.abc import Sequence
+from typing import Final
+
+NOTHING: Final = "-"
+"""Stands where there is no value."""
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Numbers to the right, the rest to the left; no space at the end of a line."""
-    numeric = [bool(rows) and all(isinstance(row[n], int) for row in rows) for n in range(len(header))]
+    numeric = [
+        any(isinstance(row[n], int) for row in rows) and all(isinstance(row[n], int) or row[n] == NOTHING for row in rows)
+        for n in range(len(header))
+    ]
     cells = [list(header), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
     return "\n".join(

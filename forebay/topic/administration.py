@@ -114,8 +114,8 @@ def described(connection: Connection, admin: AdminClient, name: str) -> TopicFac
 
 def bounds(connection: Connection, admin: AdminClient, name: str, partitions: Iterable[int]) -> dict[int, Bounds]:
     chosen = list(partitions)
-    starts = _offsets(connection, admin, name, dict.fromkeys(chosen, _EARLIEST))
-    ends = _offsets(connection, admin, name, dict.fromkeys(chosen, _LATEST))
+    starts = offsets_at(connection, admin, name, dict.fromkeys(chosen, _EARLIEST))
+    ends = offsets_at(connection, admin, name, dict.fromkeys(chosen, _LATEST))
     return {partition: Bounds(starts[partition], ends[partition]) for partition in chosen}
 
 
@@ -126,7 +126,7 @@ def first_offsets(connection: Connection, admin: AdminClient, name: str, start: 
         raise unknown_partition(name, partition, count)
     chosen = range(count) if partition is None else (partition,)
     at_time = (
-        _offsets(connection, admin, name, dict.fromkeys(chosen, OffsetSpec.for_timestamp(start.timestamp_ms)))
+        offsets_at(connection, admin, name, dict.fromkeys(chosen, OffsetSpec.for_timestamp(start.timestamp_ms)))
         if isinstance(start, AtTime)
         else {}
     )
@@ -193,7 +193,8 @@ def refused(what: str, error: KafkaError) -> ClientFailed:
     return ClientFailed(f"{what}: {said(error)}", exit_code=exit_code_of(error))
 
 
-def _offsets(connection: Connection, admin: AdminClient, name: str, specs: Mapping[int, OffsetSpec]) -> dict[int, int]:
+def offsets_at(connection: Connection, admin: AdminClient, name: str, specs: Mapping[int, OffsetSpec]) -> dict[int, int]:
+    """By partition; -1 where no record has the timestamp that was asked for."""
     if not specs:
         return {}
     asked = {TopicPartition(name, partition): spec for partition, spec in specs.items()}

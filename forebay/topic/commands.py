@@ -3,7 +3,7 @@
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, Annotated
 
 import typer
 
@@ -17,26 +17,15 @@ from forebay.kafka_client.options import (
     Quiet,
     Terminal,
     Timeout,
+    connected,
     pairs,
-    seconds,
 )
-
-if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
-
-    from forebay.kafka_client.connection import Connection
+from forebay.topic.arguments import Name
+from forebay.topic.consume_command import consume, tail
 
 topic = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Topics and their records, through any broker of a Kafka cluster.")
 
-Name = Annotated[str, typer.Argument(help="The topic's name; behind -- if it begins with a dash.", metavar="TOPIC")]
 Configs = Annotated[list[str] | None, typer.Option("--config", "-c", help="A config of the topic; repeatable.", metavar="KEY=VALUE")]
-
-
-def _connected(bootstrap: str, timeout: str) -> "tuple[Connection, AdminClient]":
-    from forebay.kafka_client.connection import connect
-
-    connection = connect(bootstrap, timeout_s=seconds(timeout))
-    return connection, connection.admin()
 
 
 @topic.command("list")
@@ -52,7 +41,7 @@ def list_topics(
         from forebay.topic.views import topics_table
 
         terminal = Terminal(output, quiet)
-        topics = listed(*_connected(bootstrap, timeout))
+        topics = listed(*connected(bootstrap, timeout))
         if topics or output is Output.JSON:
             terminal.show(topics, topics_table(topics))
         else:
@@ -72,7 +61,7 @@ def describe(
         from forebay.topic.administration import described
         from forebay.topic.views import topic_table
 
-        found = described(*_connected(bootstrap, timeout), name)
+        found = described(*connected(bootstrap, timeout), name)
         Terminal(output, quiet).show(found, topic_table(found))
 
 
@@ -100,7 +89,7 @@ def create(
         from runtime.clock import SystemClock
 
         made = administration.create(
-            *_connected(bootstrap, timeout),
+            *connected(bootstrap, timeout),
             name,
             partitions=partitions,
             replication_factor=replication_factor,
@@ -109,6 +98,13 @@ def create(
         )
         terminal = Terminal(output, quiet)
         terminal.say(f'Created topic "{name}" with {counted(len(made.partitions), "partition")}.')
+        reported = max((len(partition.replicas) for partition in made.partitions), default=0)
+        if replication_factor is not None and reported < replication_factor:
+            # Apache Kafka refuses what it has no brokers for; whoever accepts it keeps records elsewhere.
+            terminal.say(
+                f"Replication factor {replication_factor} was accepted and ignored: "
+                f"durability comes from the object store (reported as {reported})."
+            )
         terminal.show_json(made)
 
 
@@ -131,7 +127,7 @@ def alter(
             raise typer.BadParameter("nothing to alter: give -c KEY=VALUE or --unset KEY")
         from forebay.topic import administration
 
-        administration.alter(*_connected(bootstrap, timeout), name, set_to=given, unset=unset or ())
+        administration.alter(*connected(bootstrap, timeout), name, set_to=given, unset=unset or ())
         terminal = Terminal(output, quiet)
         terminal.say(
             f'Altered topic "{name}": {", ".join([*(f"{k}={v}" for k, v in given.items()), *(f"{k} unset" for k in unset or ())])}.'
@@ -153,7 +149,7 @@ def delete(
         from forebay.topic import administration
         from forebay.topic.views import counted
 
-        connection, admin = _connected(bootstrap, timeout)
+        connection, admin = connected(bootstrap, timeout)
         found = administration.looked_up(connection, admin, name)
         if not yes:
             if not sys.stdin.isatty():
@@ -197,7 +193,7 @@ def produce(
         from runtime.clock import SystemClock
 
         terminal = Terminal(output, quiet)
-        connection, admin = _connected(bootstrap, timeout)
+        connection, admin = connected(bootstrap, timeout)
         count = len(looked_up(connection, admin, name).partitions)
         if partition is not None and partition >= count:
             raise unknown_partition(name, partition, count)
@@ -238,69 +234,8 @@ def produce(
             raise typer.Exit(EXIT_INTERRUPTED)
 
 
-@topic.command()
-def consume(
-    name: Name,
-    start: Annotated[
-        str,
-        typer.Option(
-            "--offset", "-o", help="start, end, an offset, -N (the last N), @TIME (as ISO 8601, in ms, or -10m).", metavar="WHERE"
-        ),
-    ] = "start",
-    number: Annotated[int | None, typer.Option("--number", "-n", min=1, help="End after so many records; without it follow.")] = None,
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="One partition; without it all.")] = None,
-    record_format: Annotated[
-        str, typer.Option("--format", "-f", help=r"Percent format (%t %p %o %d %k %v %h, \n; %v{hex}), json or raw.", metavar="FORMAT")
-    ] = r"%v\n",
-    at_end: Annotated[bool, typer.Option("--exit", "-e", help="End when all partitions were read to their ends.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    quiet: Quiet = False,
-    timeout: Annotated[
-        str | None,
-        typer.Option("--timeout", help="Give up when no record comes for so long; without it wait for ever.", metavar="DURATION"),
-    ] = None,
-) -> None:
-    """Write the records of a topic, and wait for more until Ctrl-C. No group is joined, nothing is committed."""
-    with failures_reported():
-        from forebay.topic import administration, consuming, starting
-        from forebay.topic.record_format import record_format as formatting
-        from forebay.topic.views import counted
-        from runtime.clock import SystemClock
-
-        clock = SystemClock()
-        try:
-            write = formatting(record_format)
-        except ValueError as error:
-            raise typer.BadParameter(f'-f "{record_format}" {error}') from error
-        try:
-            begin = starting.parse_start(start, now_ms=clock.now_ms())
-        except ValueError as error:
-            raise typer.BadParameter(f'-o "{start}" {error}') from error
-        until = consuming.Until(count=number, at_end=at_end, silence_s=None if timeout is None else seconds(timeout))
-        terminal = Terminal(quiet=quiet)
-        connection, admin = _connected(bootstrap, timeout or DEFAULT_TIMEOUT)
-        offsets = administration.first_offsets(connection, admin, name, begin, partition=partition)
-        consumer = connection.consumer(consuming.CONFIG)
-        consumed = consuming.Consumed()
-        data = sys.stdout.buffer
-        try:
-            consuming.consume(
-                consumer,
-                name,
-                offsets,
-                until,
-                consumed,
-                write=lambda record: data.write(write(record)),
-                flush=data.flush,
-                clock=clock,
-            )
-        except KeyboardInterrupt:
-            data.flush()
-            if not until.follows:
-                raise
-        finally:
-            consumer.close()
-        terminal.say(f'{counted(consumed.records, "record")} of "{name}".')
+topic.command("consume")(consume)
+topic.command("tail")(tail)
 
 
 def _header(text: str) -> tuple[str, bytes]:

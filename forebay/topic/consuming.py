@@ -68,25 +68,25 @@ def consume(
             message = consumer.poll(_POLL_S)
         if message is None:
             if until.silence_s is not None and clock.monotonic_s() - heard_s >= until.silence_s:
-                raise ClientFailed(_silence(topic, until), exit_code=EXIT_TIMED_OUT)
+                raise ClientFailed(silence(topic, until), exit_code=EXIT_TIMED_OUT)
             continue
         error = message.error()
         if error is None:
-            write(_record(message))
+            write(record_of(message))
             consumed.records += 1
             heard_s = clock.monotonic_s()
         elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
             unread.discard(message.partition())
         else:
-            _judge(error, topic, message.partition())
+            judge(error, topic, message.partition())
     flush()
 
 
-def _silence(topic: str, until: Until) -> str:
+def silence(topic: str, until: Until) -> str:
     return f'No record of "{topic}" came within {until.silence_s:g} s. Wait longer with --timeout, or leave it out.'
 
 
-def _judge(error: KafkaError, topic: str, partition: int | None) -> None:
+def judge(error: KafkaError, topic: str, partition: int | None) -> None:
     """Raise for what will not pass by itself."""
     if error.code() in UNKNOWN_TOPIC:
         raise ClientFailed(f'Topic "{topic}" was deleted while it was read.', exit_code=EXIT_NOT_FOUND)
@@ -100,7 +100,7 @@ def _judge(error: KafkaError, topic: str, partition: int | None) -> None:
     raise ClientFailed(f"Reading {topic}/{partition}: {said(error)}", exit_code=exit_code_of(error))
 
 
-def _record(message: Message) -> Record:
+def record_of(message: Message) -> Record:
     topic, partition, offset = message.topic(), message.partition(), message.offset()
     assert topic is not None, "a record has a topic"
     assert partition is not None, "a record has a partition"

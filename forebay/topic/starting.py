@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
+from forebay.kafka_client.durations import parse_duration_ms
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -61,7 +62,7 @@ def parse_start(text: str, *, now_ms: int) -> Start:
     if text == "end":
         return AtEnd()
     if text.startswith("@"):
-        return AtTime(_time(text[1:], now_ms=now_ms))
+        return AtTime(parse_time_ms(text[1:], now_ms=now_ms))
     if not re.fullmatch(r"-?\d{1,19}", text, re.ASCII) or abs(int(text)) > _OFFSET_MAX:
         raise ValueError(f"is no place to start: {_EXPECTED}")
     return BeforeEnd(-int(text)) if text.startswith("-") else AtOffset(int(text))
@@ -93,14 +94,13 @@ def offsets(start: Start, topic: str, bounds: Mapping[int, Bounds], *, at_time: 
             return dict.fromkeys(bounds, offset)
 
 
-def _time(text: str, *, now_ms: int) -> int:
+def parse_time_ms(text: str, *, now_ms: int) -> int:
+    """ISO 8601, milliseconds, or `-10m` for ten minutes ago. Raise ValueError with a phrase."""
     if re.fullmatch(r"\d{1,18}", text, re.ASCII):
         return int(text)
     if text.startswith("-"):
-        from broker.settings.notation import parse_duration
-
         try:
-            return max(0, now_ms - parse_duration(text[1:]) // timedelta(milliseconds=1))
+            return max(0, now_ms - parse_duration_ms(text[1:]))
         except ValueError as error:
             raise ValueError(f"is no time: {text[1:]} {error}") from error
     try:

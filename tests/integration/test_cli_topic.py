@@ -1,108 +1,25 @@
-"""`forebay topic` and `forebay cluster` beside a broker that serves; the transcripts of docs/cli.md are run again."""
+"""`forebay topic` and `forebay cluster` beside a broker that serves."""
 
 import json
 import os
 import pty
-import re
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from typer.testing import CliRunner
 
-from forebay.cli import application
-from tests.integration.serving import HOST, ROOT, Served, serving
-
-PAGE = ROOT / "docs" / "cli.md"
-ANSWER_WITHIN_S = 60.0
-MASKS = (
-    (re.compile(r"(?<=\"timestamp_ms\":)\d{13}\b|\b\d{4}-\d\d-\d\dT[\d:.]+Z"), "<time>"),
-    (re.compile(r"(?<=^id       )[A-Za-z0-9_-]{22}$|(?<=^cluster     )[A-Za-z0-9_-]{22}$", re.MULTILINE), "<id>"),
-)
+from tests.integration.command_line import ANSWER_WITHIN_S, answered, environment, following, forebay, interrupted
+from tests.integration.serving import HOST, Served, serving
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     with serving(None) as broker:
         yield broker
-
-
-def environment(bootstrap: str) -> dict[str, str]:
-    folder = str(Path(sys.executable).parent)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
-    return {**kept, "FOREBAY_BOOTSTRAP": bootstrap, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-
-
-def forebay(bootstrap: str, *arguments: str, given: bytes = b"") -> tuple[int, str, str]:
-    """Exit code, data, talk."""
-    ended = CliRunner().invoke(application, [*arguments], input=given, env={"FOREBAY_BOOTSTRAP": bootstrap})
-    assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
-    return ended.exit_code, ended.stdout, ended.stderr
-
-
-def answered(bootstrap: str, *arguments: str, given: bytes = b"") -> Any:
-    code, data, talk = forebay(bootstrap, *arguments, "-o", "json", "-q", given=given)
-    assert (code, talk) == (0, "")
-    return json.loads(data)
-
-
-def following(bootstrap: str, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "forebay", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(bootstrap))
-
-
-def interrupted(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    process.send_signal(signal.SIGINT)
-    _, talk = process.communicate(timeout=ANSWER_WITHIN_S)
-    return process.returncode, talk.decode()
-
-
-def transcripts() -> Iterator[tuple[str, str]]:
-    """Each command of the page and what it wrote, in order."""
-    for block in re.findall(r"^```console\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
-        yield from re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
-
-
-def test_the_transcripts_of_the_page_are_what_the_commands_write() -> None:
-    with serving(None) as broker:
-        for command, expected in transcripts():
-            # bash, so that a pipe's last command is the one whose exit code counts; stderr as a terminal shows it.
-            ended = subprocess.run(
-                ["bash", "-c", command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=ANSWER_WITHIN_S,
-                env=environment(broker.bootstrap),
-                check=False,
-            )
-            written = ended.stdout.decode().replace(f"{broker.kafka_port}", "<port>")
-            for pattern, mask in MASKS:
-                written = pattern.sub(mask, written)
-            if ended.returncode:
-                written += f"[exit code {ended.returncode}]\n"
-
-            assert aligned(written) == aligned(expected), command
-
-
-def aligned(text: str) -> str:
-    """A masked port is not as wide as the real one: the column it stands in is not compared in width."""
-    return re.sub(r" *(PORT|<port>) *", r" \1 ", text)
-
-
-def test_every_command_is_in_the_page() -> None:
-    shown = " ".join(command for command, _ in transcripts())
-
-    for command in ("list", "describe", "create", "alter", "delete", "produce", "consume"):
-        assert f"forebay topic {command}" in shown
-    for command in ("info", "brokers", "health"):
-        assert f"forebay cluster {command}" in shown
 
 
 def test_what_is_produced_comes_back_with_its_bytes_whole(served: Served, tmp_path: Path) -> None:

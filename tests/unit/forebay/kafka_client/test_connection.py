@@ -59,3 +59,13 @@ def test_a_port_that_accepts_but_does_not_speak_kafka_is_told_apart() -> None:
             connection.metadata(connection.admin())
 
     assert failed.value.exit_code == EXIT_TIMED_OUT
+
+
+def test_a_broker_that_goes_after_the_first_connection_cannot_be_reached() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = connect(f"127.0.0.1:{server.getsockname()[1]}", timeout_s=0.5)
+
+    with pytest.raises(ClientFailed, match=r"^Cannot reach 127.0.0.1:\d+ \(connection refused\)\. Set -b") as failed:
+        connection.metadata(connection.admin())
+
+    assert failed.value.exit_code == EXIT_UNREACHABLE

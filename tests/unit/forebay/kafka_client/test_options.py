@@ -38,3 +38,9 @@ def test_quiet_silences_the_talk_and_not_the_data(capsys: pytest.CaptureFixture[
 def test_columns_are_as_wide_as_they_need_to_be() -> None:
     assert aligned(("NAME", "N"), [("a", 1), ("bcdef", 100)]) == "NAME     N\na        1\nbcdef  100"
     assert facts([("a", 1), ("bcd", "")]) == "a    1\nbcd"
+
+
+def test_a_number_that_is_missing_leaves_its_column_one_of_numbers() -> None:
+    assert aligned(("A", "LAG", "HOST"), [("x", 7, "-"), ("y", "-", "-"), ("z", 100, "-")]) == (
+        "A  LAG  HOST\nx    7  -\ny    -  -\nz  100  -"
+    )

@@ -1,0 +1,1 @@
+"""`forebay generate`: files for other programs, written from what this version knows."""

@@ -1,0 +1,11 @@
+"""What several commands of `forebay group` take."""
+
+from typing import Annotated
+
+import typer
+
+from forebay.kafka_client.completion import group_names
+
+Name = Annotated[
+    str, typer.Argument(help="The group's name; behind -- if it begins with a dash.", metavar="GROUP", autocompletion=group_names)
+]

@@ -1,0 +1,148 @@
+"""`forebay group …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
+
+import enum
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.group.arguments import Name
+from forebay.group.lag_command import lag
+from forebay.group.reset_command import reset_offsets
+from forebay.kafka_client.completion import group_names
+from forebay.kafka_client.failures import EXIT_FAILED, EXIT_USAGE, ClientFailed, failures_reported
+from forebay.kafka_client.options import (
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_TIMEOUT,
+    Bootstrap,
+    Output,
+    OutputFormat,
+    Quiet,
+    Terminal,
+    Timeout,
+    connected,
+)
+
+if TYPE_CHECKING:
+    from forebay.group.administration import GroupFacts
+
+group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Consumer groups, what they have read and what they have not.")
+
+
+class State(enum.StrEnum):
+    """As brokers write it."""
+
+    STABLE = "Stable"
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    DEAD = "Dead"
+    UNKNOWN = "Unknown"
+
+
+class Type(enum.StrEnum):
+    CLASSIC = "Classic"
+    CONSUMER = "Consumer"
+
+
+@group.command("list")
+def list_groups(
+    state: Annotated[State | None, typer.Option("--state", case_sensitive=False, help="Only those in this state.")] = None,
+    kind: Annotated[Type | None, typer.Option("--type", case_sensitive=False, help="Only those of this protocol.")] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """List the groups by name."""
+    with failures_reported():
+        from forebay.group.administration import listed
+        from forebay.group.views import groups_table
+
+        terminal = Terminal(output, quiet)
+        found = listed(*connected(bootstrap, timeout))
+        groups = [one for one in found.groups if (state is None or one.state == state) and (kind is None or one.type == kind)]
+        if groups or output is Output.JSON:
+            terminal.show(groups, groups_table(groups))
+        elif not found.failures:
+            terminal.say(
+                "No group is like that." if found.groups else "There are no groups. Make one: forebay topic consume TOPIC -g GROUP"
+            )
+        if found.failures:
+            raise ClientFailed(f"Groups may be missing: {' '.join(found.failures)}", exit_code=EXIT_FAILED)
+
+
+@group.command()
+def describe(
+    name: Name,
+    members: Annotated[bool, typer.Option("--members", help="Only the members, with their ids.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Show a group's state, coordinator and members with the partitions they read."""
+    with failures_reported():
+        from forebay.group.administration import looked_up
+        from forebay.group.views import group_table, members_table
+
+        terminal = Terminal(output, quiet)
+        found = looked_up(*connected(bootstrap, timeout), name)
+        if not members:
+            terminal.show(found, group_table(found))
+        elif found.members or output is Output.JSON:
+            terminal.show(found.members, members_table(found.members))
+        else:
+            terminal.say(f'Group "{name}" has no members.')
+
+
+group.command("lag")(lag)
+group.command("reset-offsets")(reset_offsets)
+
+
+@group.command()
+def delete(
+    names: Annotated[
+        list[str],
+        typer.Argument(help="The groups' names; behind -- if one begins with a dash.", metavar="GROUP…", autocompletion=group_names),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Delete groups without members, and what they have committed, after asking."""
+    with failures_reported():
+        from forebay.group import administration
+
+        names = list(dict.fromkeys(names))
+        connection, admin = connected(bootstrap, timeout)
+        found = administration.described(connection, admin, names)
+        for name in names:
+            if name not in found:
+                raise administration.unknown_group(connection, admin, name)
+            _refuse_members(found[name])
+        quoted = ", ".join(f'"{name}"' for name in names)
+        what = f"group{'' if len(names) == 1 else 's'} {quoted}"
+        if not yes:
+            if not sys.stdin.isatty():
+                raise ClientFailed(f"Deleting {what} has to be confirmed: at a terminal, or with --yes.", exit_code=EXIT_USAGE)
+            typer.echo(f"Delete {what} and all committed offsets? [y/N]: ", nl=False, err=True)
+            if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+                raise ClientFailed("Nothing was deleted.", exit_code=EXIT_FAILED)
+        terminal = Terminal(output, quiet)
+        for name in names:
+            administration.delete(connection, admin, name)
+            terminal.say(f'Deleted group "{name}".')
+        terminal.show_json({"deleted": names})
+
+
+def _refuse_members(found: "GroupFacts") -> None:
+    if found.members:
+        from forebay.group.administration import member_count
+
+        raise ClientFailed(
+            f'Group "{found.name}" cannot be deleted: it has {member_count(len(found.members))} (state {found.state}). '
+            f"Stop its consumers first; they are shown by: forebay group describe {found.name}"
+        )

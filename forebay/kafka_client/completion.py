@@ -1,0 +1,44 @@
+"""Names of topics and groups, where a shell completes them. Whatever goes wrong, nothing is offered and nothing is said."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from forebay.kafka_client.failures import ClientFailed
+from forebay.kafka_client.options import DEFAULT_BOOTSTRAP
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+    from forebay.kafka_client.connection import Connection
+
+WITHIN_S: Final = 1.0
+"""Longer than this, nobody waits for a completion."""
+
+OFFERED_MAX: Final = 500
+
+
+def topic_names(context: typer.Context, incomplete: str) -> list[str]:
+    return _offered(context, incomplete, lambda connection, admin: connection.metadata(admin).topics)
+
+
+def group_names(context: typer.Context, incomplete: str) -> list[str]:
+    return _offered(context, incomplete, _groups)
+
+
+def _groups(connection: "Connection", admin: "AdminClient") -> Iterable[str]:
+    from forebay.group.administration import listed
+
+    return [group.name for group in listed(connection, admin).groups]
+
+
+def _offered(context: typer.Context, incomplete: str, names: "Callable[[Connection, AdminClient], Iterable[str]]") -> list[str]:
+    from forebay.kafka_client.connection import connect
+
+    try:
+        connection = connect(context.params.get("bootstrap") or DEFAULT_BOOTSTRAP, timeout_s=WITHIN_S)
+        found = names(connection, connection.admin())
+    except ClientFailed:
+        return []
+    return sorted(name for name in found if name.startswith(incomplete))[:OFFERED_MAX]

@@ -1,0 +1,95 @@
+"""The transcripts of docs/cli.md are run again, beside a broker that serves."""
+
+import contextlib
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.integration.command_line import ANSWER_WITHIN_S, answered, environment, following, interrupted, soon
+from tests.integration.serving import ROOT, Served, serving
+
+PAGE = ROOT / "docs" / "cli.md"
+MASKS = (
+    (re.compile(r"(?<=\"timestamp_ms\":)\d{13}\b|\b\d{4}-\d\d-\d\dT[\d:.]+Z"), "<time>"),
+    (re.compile(r"(?<=^id       )[A-Za-z0-9_-]{22}$|(?<=^cluster     )[A-Za-z0-9_-]{22}$", re.MULTILINE), "<id>"),
+)
+
+
+class Block(NamedTuple):
+    """Commands with what they write; `meanwhile` is a member of a group that runs while they do."""
+
+    meanwhile: str | None
+    commands: list[tuple[str, str]]
+
+
+def blocks() -> Iterator[Block]:
+    found = re.findall(r"(?:^<!-- meanwhile: (.*) -->\n)?^```console\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    for meanwhile, text in found:
+        yield Block(meanwhile or None, re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE))
+
+
+def written(broker: Served, command: str) -> str:
+    # bash, so that a pipe's last command is the one whose exit code counts; stderr as a terminal shows it.
+    ended = subprocess.run(
+        ["bash", "-c", command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=ANSWER_WITHIN_S,
+        env=environment(broker.bootstrap),
+        check=False,
+    )
+    text = ended.stdout.decode().replace(f"{broker.kafka_port}", "<port>")
+    for pattern, mask in MASKS:
+        text = pattern.sub(mask, text)
+    return text + (f"[exit code {ended.returncode}]\n" if ended.returncode else "")
+
+
+@contextlib.contextmanager
+def running(broker: Served, command: str | None) -> Iterator[None]:
+    """A command that joins a group with -g, has been given its partitions, and has committed all there is."""
+    if command is None:
+        yield
+        return
+    words = shlex.split(command)
+    group = words[words.index("-g") + 1]
+
+    def is_settled() -> bool:
+        found = answered(broker.bootstrap, "group", "lag", group)
+        return found["state"] == "Stable" and found["lag"] == 0 and any(one["member_id"] for one in found["partitions"])
+
+    process = following(broker.bootstrap, *words[1:])
+    try:
+        soon(is_settled)
+        yield
+    finally:
+        assert interrupted(process)[0] == 0
+
+
+@pytest.mark.timeout(300)
+def test_the_transcripts_of_the_page_are_what_the_commands_write() -> None:
+    with serving(None) as broker:
+        for block in blocks():
+            with running(broker, block.meanwhile):
+                for command, expected in block.commands:
+                    assert aligned(written(broker, command)) == aligned(expected), command
+
+
+def aligned(text: str) -> str:
+    """A masked port is not as wide as the real one: the column it stands in is not compared in width."""
+    return re.sub(r" *(PORT|<port>) *", r" \1 ", text)
+
+
+def test_every_command_is_in_the_page() -> None:
+    shown = " ".join(command for block in blocks() for command, _ in block.commands)
+
+    for command in ("list", "describe", "create", "alter", "delete", "produce", "consume", "tail"):
+        assert f"forebay topic {command}" in shown
+    for command in ("list", "describe", "lag", "reset-offsets", "delete"):
+        assert f"forebay group {command}" in shown
+    for command in ("info", "brokers", "health"):
+        assert f"forebay cluster {command}" in shown

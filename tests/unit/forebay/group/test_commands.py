@@ -1,0 +1,114 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+from typer.testing import CliRunner
+
+from forebay.cli import application
+from tests.unit.forebay.group.group_examples import CONNECTION, FakeAdmin, described, member
+
+RESET = ("group", "reset-offsets", "g")
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    ended = CliRunner().invoke(application, [*arguments], env={"FOREBAY_BOOTSTRAP": "127.0.0.1:1"})
+    return ended.exit_code, ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        ((*RESET, "--all-topics"), "say where to, with one of --to-earliest"),
+        ((*RESET, "--all-topics", "--to-earliest", "--to-offset", "3"), "--to-earliest and --to-offset exclude each other"),
+        ((*RESET, "--to-earliest"), "say which topics: either --topic TOPIC[:0,1], or --all-topics"),
+        ((*RESET, "--to-earliest", "--topic", "t", "--all-topics"), "say which topics"),
+        ((*RESET, "--to-earliest", "--topic", "t:x"), '--topic "t:x" is no topic'),
+        ((*RESET, "--topic", "t", "--to-datetime", "noon"), '--to-datetime "noon" is no time'),
+        ((*RESET, "--topic", "t", "--by-duration", "5"), '--by-duration "5" needs a unit'),
+        ((*RESET, "--topic", "t", "--by-duration", "-5s"), '--by-duration "-5s" is negative'),
+        ((*RESET, "--topic", "t", "--to-earliest", "--export", "-o", "json"), "--export has a format of its own"),
+        (("group", "lag", "g", "-n", "3"), "-n is for --watch"),
+        (("group", "lag", "g", "--watch", "--interval", "0s"), '--interval "0s" must be longer than nothing'),
+        (("group", "list", "--state", "tired"), "'tired' is not one of"),
+        (("group", "list", "-b", "localhost:port"), "is not HOST:PORT"),
+        (("topic", "consume", "t", "-g", "g", "-o", "7"), '-o "7" is not for a group'),
+        (("topic", "consume", "t", "-g", "g", "-p", "1"), "-g and -p exclude each other"),
+        (("topic", "consume", "t", "-g", ""), "-g needs a name"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_use_is_told_before_a_broker_is_asked(arguments: tuple[str, ...], phrase: str) -> None:
+    code, data, talk = run(*arguments)
+
+    assert (code, data) == (2, "")
+    assert phrase in talk
+
+
+def test_a_file_that_is_wrong_is_named_with_its_line(tmp_path: Path) -> None:
+    rows = tmp_path / "offsets.csv"
+    rows.write_text("orders,0\n")
+
+    code, _, talk = run(*RESET, "--from-file", str(rows))
+
+    assert code == 2
+    assert f'--from-file "{rows}" line 1: write topic,partition,offset' in talk
+
+
+@pytest.mark.parametrize(
+    "command", [("list",), ("describe", "g"), ("lag",), ("delete", "g"), ("reset-offsets", "g", "--all-topics", "--to-latest")]
+)
+def test_a_cluster_that_cannot_be_reached_is_3(command: tuple[str, ...]) -> None:
+    code, data, talk = run("group", *command)
+
+    assert (code, data) == (3, "")
+    assert talk == "Cannot reach 127.0.0.1:1 (connection refused). Set -b HOST:PORT or FOREBAY_BOOTSTRAP.\n"
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, admin: Any) -> None:
+    monkeypatch.setattr("forebay.group.commands.connected", lambda *_: (CONNECTION, admin))
+
+
+def test_what_a_broker_does_not_authorize_is_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, FakeAdmin(groups={"g": KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)}))
+
+    code, data, talk = run("group", "describe", "g")
+
+    assert (code, data) == (5, "")
+    assert talk == 'Group "g": Group authorization failed.\n'
+
+
+def test_of_several_groups_none_is_deleted_if_one_has_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted = KafkaError(KafkaError.UNKNOWN)
+    answering(monkeypatch, FakeAdmin(groups={"a": described("a"), "b": described("b", member("app"))}, deleted=deleted))
+
+    code, _, talk = run("group", "delete", "a", "b", "--yes")
+
+    assert code == 1
+    assert talk == (
+        'Group "b" cannot be deleted: it has 1 member (state Stable). Stop its consumers first; '
+        "they are shown by: forebay group describe b\n"
+    )
+
+
+def test_members_alone_are_shown_with_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, FakeAdmin(groups={"g": described("g", member("app", ("t", 0))), "e": described("e")}))
+
+    assert run("group", "describe", "g", "--members")[1].splitlines()[1].split() == ["app", "10.0.0.7", "-", "app-1", "t:0"]
+    assert run("group", "describe", "e", "--members") == (0, "", 'Group "e" has no members.\n')
+
+
+def test_commands_of_a_client_do_not_wait_for_the_brokers_modules() -> None:
+    program = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from forebay.cli import application\n"
+        "CliRunner().invoke(application, ['group', 'lag', 'g', '-b', '127.0.0.1:1'])\n"
+        "print([name for name in ('aiohttp', 'kio', 'rich') if name in sys.modules])\n"
+        "print([name for name in sys.modules if name.startswith(('broker', 'storage'))])\n"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+
+    assert loaded.stdout.split("\n")[:2] == ["[]", "[]"]
