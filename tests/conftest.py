@@ -16,6 +16,7 @@ import pytest
 from services.build import OXIA, PROGRAMS, VERSITYGW, BuildError, Program, built
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import S3Server, running_s3
+from tests.compat.clients import Client
 
 _NEEDS: Final[dict[str, Program]] = {"oxia_server": OXIA, "s3_server": VERSITYGW, "running_oxia": OXIA, "running_s3": VERSITYGW}
 
@@ -40,9 +41,9 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Build what the chosen tests need before the first of them begins: a build takes longer than a test may."""
-    if session.config.option.collectonly or _in_containers():
+    if session.config.option.collectonly:
         return
-    needed = {program for item in session.items for program in _needed_by(item)}
+    needed = set() if _in_containers() else {program for item in session.items for program in _needed_by(item)}
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
         for program in PROGRAMS:
@@ -50,11 +51,20 @@ def pytest_runtestloop(session: pytest.Session) -> None:
                 # A program that cannot be built fails the tests that need it, each with this reason, and no others.
                 with contextlib.suppress(BuildError):
                     built(program)
+        for client in _played(session.items):
+            with contextlib.suppress(BuildError):
+                client.command()
 
 
 def _needed_by(item: pytest.Item) -> Iterator[Program]:
     names = {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or object)}
     yield from (program for name, program in _NEEDS.items() if name in names)
+
+
+def _played(items: list[pytest.Item]) -> list[Client]:
+    """The clients that tests were parametrised with, under the name `client`."""
+    given = [item.callspec.params.get("client") for item in items if hasattr(item, "callspec")]
+    return [client for client in given if isinstance(client, Client)]
 
 
 def _oxia(folder: Path) -> AbstractContextManager[OxiaServer]:

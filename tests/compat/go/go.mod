@@ -1,0 +1,3 @@
+module forebay/tests/compat/play
+
+go 1.26

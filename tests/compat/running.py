@@ -1,0 +1,126 @@
+"""One client plays its steps against a broker behind a recorder."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from tests.compat.clients import Client
+from tests.compat.provision import provide
+from tests.compat.recorder import HOST, Recorder, recording
+from tests.compat.scenario import Said, differences
+from tests.integration.serving import serving
+
+Broker = Literal["forebay", "kafka"]
+
+PLAY_WITHIN_S: Final = 150.0
+"""README.md gives a script two minutes; the rest is for a process to start and to end on a busy machine."""
+_OUTPUT_BYTES_MAX: Final = 1024 * 1024
+_LAST_LINES: Final = 15
+_PREFIX: Final = "compat"
+
+_FOREBAY: Final = {"kafka.auto_create_topics": "false", "groups.initial_rebalance_delay": "0ms"}
+_KAFKA: Final = {"offsets.topic.num.partitions": "1"}
+"""Beside what services/kafka.py sets, which has no auto-creation and no delay either. Fifty partitions take long to make."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """What came of it. `exercised` is (api key, version) → requests; `stderr` the end of what the client said there."""
+
+    differences: Sequence[str]
+    said: Sequence[Said]
+    exercised: Mapping[tuple[int, int], int]
+    stderr: str
+
+
+def play(client: Client, against: Broker = "forebay") -> Play:
+    """Play all steps of `client` against a new broker. What goes wrong in the client is a difference.
+
+    Raise `services.build.BuildError` if the client cannot be had.
+    """
+    command = client.command()
+    with (
+        tempfile.TemporaryDirectory(prefix="compat-") as folder,
+        recording() as recorder,
+        _broker(against, Path(folder), recorder) as bootstrap,
+    ):
+        if client.provided:
+            provide(client.provided, bootstrap, _PREFIX)
+            recorder.forget()
+        said, wrong, stderr = _run([*command, recorder.bootstrap, _PREFIX], Path(folder))
+        exercised = recorder.exercised()
+        if recorder.unreadable:
+            wrong.append(f"{recorder.unreadable} connections sent what is no request of Kafka's")
+    return Play(
+        differences=[*wrong, *differences(said, codecs=client.codecs, lacks=client.lacks)],
+        said=said,
+        exercised=exercised,
+        stderr=stderr,
+    )
+
+
+@contextlib.contextmanager
+def _broker(against: Broker, folder: Path, recorder: Recorder) -> Iterator[str]:
+    """A broker that advertises the recorder; the broker's own address."""
+    if against == "forebay":
+        settings = {**_FOREBAY, "kafka.advertised_listeners": f"PLAINTEXT://{recorder.bootstrap}"}
+        with serving(None, settings=settings) as served:
+            recorder.target = (HOST, served.kafka_port)
+            yield served.bootstrap
+        return
+    # Kafka is installed for those who ask for it only.
+    from services.kafka import running_kafka
+
+    with running_kafka(folder / "kafka", advertised=recorder.bootstrap, settings=_KAFKA) as server:
+        recorder.target = (HOST, int(server.bootstrap.rpartition(":")[2]))
+        yield server.bootstrap
+
+
+def _run(command: Sequence[str], folder: Path) -> tuple[list[Said], list[str], str]:
+    """The steps that it printed, what was wrong with the run as a whole, and the end of its standard error."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY_", "KAFKA_"))}
+    out_path, error_path = folder / "client.out", folder / "client.err"
+    wrong = []
+    with out_path.open("wb") as out, error_path.open("wb") as error:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=error, cwd=folder, env=environment, start_new_session=True
+        )
+        try:
+            code = process.wait(PLAY_WITHIN_S)
+            if code != 0:
+                wrong.append(f"the client ended with exit code {code}")
+        except subprocess.TimeoutExpired:
+            wrong.append(f"the client did not end within {PLAY_WITHIN_S:.0f} s")
+        finally:
+            # Its children, too: a client may be a runtime under a launcher.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    with out_path.open("rb") as out:
+        said, unread = parse(out.read(_OUTPUT_BYTES_MAX).decode(errors="replace"))
+    return said, [*wrong, *unread], "\n".join(error_path.read_text(errors="replace").splitlines()[-_LAST_LINES:])
+
+
+def parse(output: str) -> tuple[list[Said], list[str]]:
+    """The steps in a client's standard output, and a sentence for each line that is none."""
+    said, wrong = [], []
+    for line in output.splitlines():
+        try:
+            given = json.loads(line)
+        except ValueError:
+            given = None
+        match given:
+            case {"step": str(step), "saw": saw} if len(given) == 2:
+                said.append(Said(step, saw=saw))
+            case {"step": str(step), "failed": str(failed)} if len(given) == 2:
+                said.append(Said(step, failed=failed))
+            case _:
+                wrong.append(f"printed what is no step: {line[:200]}")
+    return said, wrong
