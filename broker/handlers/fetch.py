@@ -192,6 +192,7 @@ class Fetch:
             try:
                 bytes_max = min(left_bytes, max(target.asked.partition_max_bytes, 0))
                 buffers, stored_reads = await self._gather(target, bytes_max, at_least_one=is_first, stored_reads=stored_reads)
+                target.answer = _answer(target, buffers, request.isolation_level)
             except StorageError as error:
                 if isinstance(error, NotFound):
                     self._forget(target.log.partition)
@@ -202,7 +203,6 @@ class Fetch:
             left_bytes = max(0, left_bytes - target.size_bytes)
             is_first = is_first and not target.size_bytes
             target.records = buffers
-            target.answer = _answer(target, buffers, request.isolation_level)
 
     def _forget(self, partition: PartitionId) -> None:
         """The cache contradicts the control record: the topic is gone, or is another one of that name by now."""

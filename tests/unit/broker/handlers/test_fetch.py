@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import pytest
 from kio.schema.errors import ErrorCode
 
@@ -9,9 +10,11 @@ from broker.handlers.fetch import PINNED_BYTES_MAX
 from broker.protocol.fetch import FetchedPartition, FetchResponse
 from runtime.clock import SystemClock
 from storage.errors import Unavailable
-from storage.formats.control import encode
+from storage.formats.control import LogState, encode
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, KIB, MIB
+from storage.log.partition import PartitionLog
 from storage.log.read import Reader
+from storage.log.runs import BatchRun
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Put
 from storage.recordbatch import parse_header
@@ -116,6 +119,24 @@ async def test_what_was_deleted_through_another_broker_is_not_served_from_memory
         below = await broker.read_one(asking("t", offset=1))
 
         assert below == FetchedPartition("t", 0, ErrorCode.offset_out_of_range, 3, 3, 2)
+
+
+async def test_a_partition_deleted_while_it_is_read_is_told_and_its_neighbours_are_answered(
+    broker: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(broker, record_batch(b"a"), partition_count=2)
+    cached = Reader.cached
+
+    def delete_and_read(reader: Reader, log: PartitionLog, offset: int) -> BatchRun | None:
+        run = cached(reader, log, offset)
+        assert log.control is not None
+        log.observe(msgspec.structs.replace(log.control, log_state=LogState.DELETED), log.version + 1)
+        return run
+
+    monkeypatch.setattr(Reader, "cached", delete_and_read)
+    answer = await broker.read(asking("t"), asking("t", 1))
+
+    assert [code(one) for one in answer.partitions] == [ErrorCode.unknown_topic_or_partition, ErrorCode.none]
 
 
 async def test_the_end_is_read_anew_so_that_nothing_another_broker_acknowledged_is_missed() -> None:
