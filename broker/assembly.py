@@ -16,6 +16,7 @@ from broker.dispatch import Dispatch
 from broker.fetching.preferred_replicas import PreferredReplicas
 from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
 from broker.groups.coordinator import Coordinator
+from broker.groups.neighbours import Neighbours
 from broker.groups.settings import group_settings
 from broker.groups.slots import Slots
 from broker.handlers.context import Parts, TopicDefaults
@@ -180,9 +181,14 @@ async def open_broker(
         )
         nursery.spawn(waiters.run(), name="waiters")
         strategy = leadership or leadership_of(settings.kafka.leader)
+        neighbours = Neighbours(directory, metadata=opened.metadata, clock=clock, nursery=nursery)
+        closing.callback(neighbours.close)
+        nursery.spawn(neighbours.run(), name="neighbours")
+        slots = Slots(opened.metadata, directory, neighbours)
+        closing.callback(slots.close)
         groups = Coordinator(
             metadata=opened.metadata,
-            slots=Slots(opened.metadata, directory),
+            slots=slots,
             clock=clock,
             ids=ids,
             nursery=nursery,

@@ -14,14 +14,14 @@ from broker.groups.metrics import GroupMetrics
 from broker.groups.offsets import StoredGroup
 from broker.groups.settings import GroupSettings
 from broker.groups.slots import Claim, Slots, slots_by_shard
-from broker.groups.sweep import Sweep
+from broker.groups.sweep import Sweep, readable_head
 from broker.leadership import slot_of
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.cache.singleflight import SingleFlight
-from storage.catalog.groups import GroupRecord, decode_group
+from storage.catalog.groups import GroupHead
 from storage.errors import StorageError
 from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
@@ -29,7 +29,11 @@ from storage.metadata.port import MetadataStore
 
 TICK_S: Final = 0.1
 SLOTS_CHECK_S: Final = 1.0
+CHECKS_PER_LOOK: Final = 4
+"""Of these checks one looks whether the claims are still there, though nothing hints that they are not."""
 GROUPS_LOADED_MAX: Final = 10_000
+OFFSETS_LOADED_MAX: Final = 1_000_000
+"""Of all groups that are loaded; about 400 bytes each. Above it groups without members make room, as above the bound on groups."""
 GROUP_NAME_BYTES_MAX: Final = 1_024
 DEADLINE_S: Final = 30.0
 """Of what waits for a write at most."""
@@ -66,6 +70,7 @@ class Coordinator:
         self._metrics = GroupMetrics(telemetry or Telemetry())
         self._metrics.watch(lambda: [loaded.group for loaded, _ in self._groups.values()], lambda: len(slots.claims))
         self._sweep = Sweep(metadata=metadata, slots=slots, clock=clock, settings=self._settings, find=self.find, loaded=self._loaded)
+        self._checks = 0
         self._has_groups = asyncio.Event()
         self._is_stopped = False
 
@@ -87,12 +92,16 @@ class Coordinator:
         while True:
             await self._has_groups.wait()
             await asyncio.sleep(TICK_S)
-            for loaded, _ in list(self._groups.values()):
-                loaded.tick()
+            for group_id, (loaded, _) in list(self._groups.items()):
+                if loaded.is_open:
+                    loaded.tick()
+                else:
+                    # Expired, or its write failed: whoever asks for it has it loaded again.
+                    self._drop(group_id, loaded)
             self._drop_lost()
             if self._clock.monotonic_s() - checked_s >= SLOTS_CHECK_S:
                 checked_s = self._clock.monotonic_s()
-                await self._give_up_slots()
+                await self._check_slots()
             if not self._groups and not self._slots.claims:
                 self._has_groups.clear()
 
@@ -162,15 +171,18 @@ class Coordinator:
         loaded = await self.find(group_id)
         return await loaded.do(job, deadline_s=DEADLINE_S)
 
-    async def listed(self) -> list[GroupRecord | LoadedGroup]:
-        """The groups of the slots that this broker holds, or is the winner of while nobody does; as they are stored if not loaded."""
-        found: dict[str, GroupRecord | LoadedGroup] = {}
+    async def listed(self) -> list[GroupHead | LoadedGroup]:
+        """The groups of the slots that this broker holds, or is the winner of while nobody does; as they are stored if not loaded.
+
+        Without those whose record this release cannot read. Raises `StorageError`.
+        """
+        found: dict[str, GroupHead | LoadedGroup] = {}
         for shard_slots in slots_by_shard(self._metadata, await self._slots.own()):
             start, end = keys.groups(shard_slots[0])
             async for record in self._metadata.range_scan(start, end):
                 group_id = keys.group_of(record.path)
-                if slot_of(group_id) in shard_slots:
-                    found[group_id] = decode_group(record)
+                if slot_of(group_id) in shard_slots and (head := readable_head(record)) is not None:
+                    found[group_id] = head
         for group_id, (loaded, _) in self._groups.items():
             if loaded.is_open and loaded.exists:
                 found[group_id] = loaded
@@ -211,6 +223,8 @@ class Coordinator:
         group_keys = GroupKeys(group_id, claim.slot)
         started_s = self._clock.monotonic_s()
         stored, group = await StoredGroup.load(self._metadata, group_keys, group_id=group_id, owner=claim.version, clock=self._clock)
+        # Somebody may have taken it over before its offsets were read here: then these are that one's, and so are their versions.
+        await stored.check()
         if not self._slots.stands(claim) or self._is_stopped:
             raise Closed(GroupError.NOT_COORDINATOR)
         if stored.is_written:
@@ -225,10 +239,13 @@ class Coordinator:
         return known[0] if known is not None and known[0].is_open and self._slots.stands(known[1]) else None
 
     def _make_room(self) -> None:
-        if len(self._groups) < GROUPS_LOADED_MAX:
+        if (
+            len(self._groups) < GROUPS_LOADED_MAX
+            and sum(loaded.stored.offset_count for loaded, _ in self._groups.values()) < OFFSETS_LOADED_MAX
+        ):
             return
         idle = [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_idle]
-        if not idle:
+        if not idle and len(self._groups) >= GROUPS_LOADED_MAX:
             raise Closed(GroupError.COORDINATOR_LOAD_IN_PROGRESS)
         self._close_all(idle[: len(idle) // 2 + 1])
 
@@ -238,15 +255,30 @@ class Coordinator:
                 self._close_slot(claim)
                 self._slots.forget(claim)
 
-    async def _give_up_slots(self) -> None:
-        """Slots whose winner is another broker by now."""
+    async def _check_slots(self) -> None:
+        """One question at a time, so that a group that nobody uses costs one read per check."""
+        self._checks += 1
         try:
-            for claim in self._slots.claims:
-                if await self._slots.winner(claim.slot) not in (None, self._slots.own_id):
-                    self._close_slot(claim)
-                    await self._slots.give_up(claim)
+            if self._slots.is_in_doubt or self._checks % CHECKS_PER_LOOK == 0:
+                await self._drop_replaced()
+            else:
+                await self._give_up_slots()
         except StorageError as error:
             log.warning("slots_not_checked", cause=str(error))
+
+    async def _drop_replaced(self) -> None:
+        """Slots that were taken from this broker."""
+        for claim in await self._slots.replaced():
+            log.warning("slot_lost", slot=claim.slot)
+            self._close_slot(claim)
+            self._slots.forget(claim)
+
+    async def _give_up_slots(self) -> None:
+        """Slots whose winner is another broker by now."""
+        for claim in self._slots.claims:
+            if await self._slots.winner(claim.slot) not in (None, self._slots.own_id):
+                self._close_slot(claim)
+                await self._slots.give_up(claim)
 
     def _close_slot(self, claim: Claim) -> None:
         self._close_all([group_id for group_id, (_, its_claim) in self._groups.items() if its_claim is claim])

@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 import structlog
@@ -179,9 +180,9 @@ class LoadedGroup:
                     self._start_commit(job, future)
                 case DeleteOffsets():
                     held = [partition for partition in job.partitions if self._stored.offset(partition) is not None]
-                    self._write([future], lambda: None, self._stored.delete_offsets(self._group, held))
+                    self._write([future], lambda: None, partial(self._stored.delete_offsets, self._group, held))
                 case Check():
-                    self._write([future], lambda: None, self._stored.check())
+                    self._write([future], lambda: None, self._stored.check)
                 case DeleteGroup():
                     self._start_delete(future)
                 case Expire():
@@ -206,7 +207,7 @@ class LoadedGroup:
             self._publish(group, effects)
             log.info("group", group=group.group_id, state=group.state.value, generation=group.generation, members=len(group.members))
 
-        self._write([], finish, self._stored.save(group))
+        self._write([], finish, partial(self._stored.save, group))
 
     def _publish(self, group: Group, effects: tuple[Effect, ...]) -> None:
         self._group = group
@@ -217,14 +218,22 @@ class LoadedGroup:
                     future.set_result(effect.answer)
 
     def _start_commit(self, commit: Commit, future: asyncio.Future[Any]) -> None:
+        if self._is_to_nobody(commit):
+            self._refuse(future)
+            return
         together = [(commit, future)]
-        while self._jobs and isinstance(self._jobs[0][0], Commit) and len(together) < COMMITS_TOGETHER_MAX:
+        while (
+            self._jobs
+            and isinstance(following := self._jobs[0][0], Commit)
+            and not self._is_to_nobody(following)
+            and len(together) < COMMITS_TOGETHER_MAX
+        ):
             together.append(cast("tuple[Commit, asyncio.Future[Any]]", self._jobs.popleft()))
         offsets: dict[PartitionId, Committed] = {}
         accepted = []
         for one, its_future in together:
-            error = self._check_commit(one)
-            if not error and not self._stored.has_room({**offsets, **one.offsets}):
+            error = self._group.check_commit(one.member_id, one.instance_id, one.generation)
+            if not error and not self._stored.has_room(one.offsets, beside=offsets):
                 log.warning("group_has_too_many_offsets", group=self._group.group_id, offsets_max=OFFSETS_MAX)
                 error = GroupError.INVALID_COMMIT_OFFSET_SIZE
             if error:
@@ -235,12 +244,19 @@ class LoadedGroup:
                 accepted.append(its_future)
         if not accepted:
             return
-        self._write(accepted, lambda: None, self._stored.commit(self._group, offsets))
+        self._write(accepted, lambda: None, partial(self._stored.commit, self._group, offsets))
 
-    def _check_commit(self, commit: Commit) -> GroupError:
-        if commit.generation >= 0 and not self.exists:
-            return GroupError.GROUP_ID_NOT_FOUND
-        return self._group.check_commit(commit.member_id, commit.instance_id, commit.generation)
+    def _is_to_nobody(self, commit: Commit) -> bool:
+        return commit.generation >= 0 and not self.exists
+
+    def _refuse(self, future: asyncio.Future[Any]) -> None:
+        """Clients give up for this, so memory alone does not say it: another coordinator may have made the group."""
+
+        async def check() -> None:
+            await self._stored.check()
+            _answer(future, GroupError.GROUP_ID_NOT_FOUND)
+
+        self._write([future], lambda: None, check)
 
     def _start_expiry(self, job: Expire, future: asyncio.Future[Any]) -> None:
         found = self.verdict(job.names)
@@ -257,7 +273,7 @@ class LoadedGroup:
             if is_over:
                 self.close(GroupError.COORDINATOR_LOAD_IN_PROGRESS)
 
-        write = self._stored.delete(self._group) if is_over else self._stored.delete_offsets(self._group, gone)
+        write = partial(self._stored.delete, self._group) if is_over else partial(self._stored.delete_offsets, self._group, gone)
         self._write([future], finish, write)
 
     def _start_delete(self, future: asyncio.Future[Any]) -> None:
@@ -267,16 +283,18 @@ class LoadedGroup:
             _answer(future, GroupError.GROUP_ID_NOT_FOUND)
         else:
             # What comes next begins a new group.
-            self._write([future], lambda: self.close(GroupError.COORDINATOR_LOAD_IN_PROGRESS), self._stored.delete(self._group))
+            self._write([future], lambda: self.close(GroupError.COORDINATOR_LOAD_IN_PROGRESS), partial(self._stored.delete, self._group))
 
-    def _write(self, futures: list[asyncio.Future[Any]], finish: Callable[[], None], write: Coroutine[Any, Any, None]) -> None:
+    def _write(
+        self, futures: list[asyncio.Future[Any]], finish: Callable[[], None], write: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         """Carry `write` out, then `finish`, and answer `futures` with what became of it."""
         self._is_writing = True
 
         async def run() -> None:
             error = GroupError.COORDINATOR_NOT_AVAILABLE
             try:
-                await write
+                await write()
             except Fenced:
                 error = GroupError.NOT_COORDINATOR
             except StorageError as failure:
@@ -295,7 +313,14 @@ class LoadedGroup:
             finish()
             self._advance()
 
-        self._nursery.spawn(run(), name="group-write")
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled():  # before its first step perhaps: the broker ends, and nobody else answers
+                self._is_writing = False
+                for future in futures:
+                    _fail(future, GroupError.COORDINATOR_NOT_AVAILABLE)
+                self.close(GroupError.COORDINATOR_NOT_AVAILABLE)
+
+        self._nursery.spawn(run(), name="group-write").add_done_callback(ended)
 
 
 def _answer(future: asyncio.Future[Any], error: GroupError) -> None:

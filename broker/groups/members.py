@@ -4,9 +4,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from broker.groups.errors import GroupError
+
+NAME_CHARS_MAX: Final = 1_024
+"""Of a protocol, and of its type: they are in the record of the group, where a character may take six bytes."""
 
 
 class GroupState(StrEnum):
@@ -111,8 +114,10 @@ class Group:
         return GroupError.REBALANCE_IN_PROGRESS if self.state is GroupState.COMPLETING else GroupError.NONE
 
     def accepts(self, protocol_type: str, protocols: tuple[Protocol, ...], *, instead_of: str | None = None) -> bool:
-        """Whether a member with these protocols fits: of the others' type, and one protocol is known to all."""
+        """Whether a member with these protocols fits: of the others' type, and one protocol is known to all. Names are not boundless."""
         if not protocol_type or not protocols:
+            return False
+        if max(len(protocol_type), *(len(protocol.name) for protocol in protocols)) > NAME_CHARS_MAX:
             return False
         others = [member for member in self.members.values() if member.member_id != instead_of]
         if not others:
@@ -129,6 +134,8 @@ class Group:
     @property
     def next_due_s(self) -> float | None:
         """When `Tick` has something to do at the earliest."""
+        if not self.members and not self.pending:
+            return self.due_s  # most groups that are loaded: ten times a second somebody asks all of them
         times = [lapses_s for member in self.members.values() if (lapses_s := member.lapses_s) is not None]
         times += self.pending.values()
         if self.due_s is not None:

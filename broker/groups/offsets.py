@@ -45,7 +45,10 @@ TOPICS_NAMED_MAX: Final = 256
 """Topics with offsets that a group's record names; records beside it name more."""
 TOPICS_PAGE_MAX: Final = 1_000
 SCANS_TOGETHER_MAX: Final = 16
-_OFFSET_OVERHEAD_BYTES: Final = 512
+_OFFSET_BYTES: Final = 256
+"""Of an offset's record at most, what the client wrote beside it excepted."""
+_KEY_BYTES: Final = 64
+"""What follows the name of the group in the key of an offset, at most."""
 _TOPIC_BYTES: Final = 40
 
 assert TOPICS_NAMED_MAX * _TOPIC_BYTES < PLAIN_BYTES_MAX
@@ -67,6 +70,8 @@ class StoredGroup:
         self._metadata = metadata
         self._keys = keys
         self._owner = owner
+        self._key_bytes = len(keys.root) + _KEY_BYTES
+        """Of an offset's key at most: what a group is called is told with each of its offsets."""
         self._version = ABSENT
         self._offsets: dict[PartitionId, _Stored] = {}
         self._per_topic: Counter[TopicId] = Counter()
@@ -105,13 +110,20 @@ class StoredGroup:
         return None if stored is None else stored.committed
 
     @property
+    def offset_count(self) -> int:
+        return len(self._offsets)
+
+    @property
     def topic_ids(self) -> Collection[TopicId]:
         """Of the topics in which it has offsets."""
         return self._per_topic.keys()
 
-    def has_room(self, offsets: Iterable[PartitionId]) -> bool:
-        """Whether these are not too many beside those that it has."""
-        return len(self._offsets) + sum(partition not in self._offsets for partition in offsets) <= OFFSETS_MAX
+    def has_room(self, offsets: Collection[PartitionId], *, beside: Collection[PartitionId] = ()) -> bool:
+        """Whether these are not too many, with those that it has and those that are to be committed `beside` them."""
+        count = len(self._offsets)
+        if count + len(beside) + len(offsets) <= OFFSETS_MAX:
+            return True
+        return count + sum(partition not in self._offsets for partition in {*beside, *offsets}) <= OFFSETS_MAX
 
     async def check(self) -> None:
         """Raise `Fenced` if another coordinator has the group by now."""
@@ -126,13 +138,14 @@ class StoredGroup:
 
     async def commit(self, group: Group, offsets: Mapping[PartitionId, Committed]) -> None:
         """All of `offsets`, or an error; then some may be there. More than a request takes go in several."""
-        for batch in _batches(offsets):
+        for batch in _batches(offsets, key_bytes=self._key_bytes):
             await self._commit_batch(group, batch)
 
     async def delete_offsets(self, group: Group, partitions: Sequence[PartitionId]) -> None:
         """With a put of the group, which names the topics that are left."""
-        for start in range(0, len(partitions), WRITE_REQUEST_OPS_MAX - 1):
-            chunk = partitions[start : start + WRITE_REQUEST_OPS_MAX - 1]
+        together_max = min(WRITE_REQUEST_OPS_MAX - 1, (WRITE_REQUEST_BYTES_MAX - METADATA_VALUE_BYTES_MAX) // self._key_bytes - 1)
+        for start in range(0, len(partitions), together_max):
+            chunk = partitions[start : start + together_max]
             deletes = [Delete(self._keys.offset(partition), self._offsets[partition].version) for partition in chunk]
             left = self._per_topic - Counter(partition.topic_id for partition in chunk)
             if not self._pages:
@@ -181,6 +194,8 @@ class StoredGroup:
     async def _list(self, group: Group, topic_ids: Iterable[TopicId]) -> None:
         """Name topics before there are offsets in them: in the group's record, put with the offsets, or beside it when it is full."""
         fresh = dict.fromkeys(topic_id for topic_id in topic_ids if topic_id not in self._per_topic)
+        if fresh and len(self._listed) > 2 * (TOPICS_NAMED_MAX + len(self._per_topic)):
+            await self._list_anew(group, page_count=self._page_count())
         known = set(self._listed) if fresh else ()
         added = [topic_id for topic_id in fresh if topic_id not in known]
         if not added:
@@ -190,13 +205,14 @@ class StoredGroup:
         for page in range(first, self._page_count()):
             await self._put_page(group, page)
 
-    async def _put_page(self, group: Group, page: int) -> None:
+    async def _put_page(self, group: Group, page: int, *, page_count_min: int = 0) -> None:
         """With a put of the group, as with the first commit of a partition: only who has the group may say what is in it."""
         version = self._pages[page] if page < len(self._pages) else ABSENT
         for _ in range(LOAD_ATTEMPTS_MAX):
             start = TOPICS_NAMED_MAX + page * TOPICS_PAGE_MAX
             value = encode(TopicsRecord(owner=self._owner, topics=tuple(self._listed[start : start + TOPICS_PAGE_MAX])))
-            witness, result = await self._write([self._put_group(group), Put(topics_key(self._keys, page), value, version)])
+            put_group = self._put_group(group, topic_pages=max(self._page_count(), page_count_min))
+            witness, result = await self._write([put_group, Put(topics_key(self._keys, page), value, version)])
             self._note_group(witness)
             if result.version is not None:
                 self._pages[page:] = [result.version, *self._pages[page + 1 :]]
@@ -220,24 +236,34 @@ class StoredGroup:
             (result,) = await self._write([self._put_group(group, topic_pages=found.topic_pages)])
             self._note_group(result)
             # Read after that: nobody else may add to them now and have it count.
-            self._listed += await topics_beside(self._metadata, self._keys, found.topic_pages)
-            for chunk in _chunks(await self._stored_offsets(self._listed)):
+            beside = await topics_beside(self._metadata, self._keys, found.topic_pages)
+            # What was cut short while it listed topics anew may have left some at two places.
+            self._listed = list(dict.fromkeys([*self._listed, *beside]))
+            for chunk in _chunks(await self._stored_offsets(self._listed), key_bytes=self._key_bytes):
                 if not await self._take_over_offsets(chunk):
                     return False
-            await self._list_anew(group, found)
+            await self._list_anew(group, page_count=found.topic_pages)
         except Fenced:
             return False
         return True
 
-    async def _list_anew(self, group: Group, found: GroupRecord) -> None:
-        """The pages get new versions, and topics without offsets are named no more."""
+    async def _list_anew(self, group: Group, *, page_count: int) -> None:
+        """Of the pages that there are, each gets a new version; topics without offsets are named no more.
+
+        Topics move to earlier places, each written there before it is written out of where it was: what is cut short in between is read
+        whole, and so is what a page that we no longer own becomes when such a write arrives late. Until all are there, the group's record
+        counts the pages that it counted before.
+        """
         before, self._listed = self._listed, [topic_id for topic_id in self._listed if topic_id in self._per_topic]
-        stored = [topics_key(self._keys, page) for page in range(found.topic_pages)]
-        versions = await self._versions(stored, range(found.topic_pages)) if stored else {}
+        stored = [topics_key(self._keys, page) for page in range(page_count)]
+        versions = await self._versions(stored, range(page_count)) if stored else {}
         self._pages = [versions[page] for page in takewhile(versions.__contains__, range(self._page_count()))]
+        if self._listed != before and page_count:
+            (result,) = await self._write([self._put_group(group, topic_pages=page_count)])
+            self._note_group(result)
         for page in range(self._page_count()):
-            await self._put_page(group, page)
-        if self._listed != before:
+            await self._put_page(group, page, page_count_min=page_count)
+        if self._listed != before or self._page_count() < page_count:
             surplus = [Delete(stored[page], version) for page, version in versions.items() if page >= self._page_count()]
             result, *deleted = await self._write([self._put_group(group), *surplus])
             self._note_group(result)
@@ -343,27 +369,27 @@ def committed_of(record: Record) -> Committed:
     return Committed(value.offset, value.leader_epoch, value.metadata, value.committed_at_ms, value.expires_at_ms)
 
 
-def _batches(offsets: Mapping[PartitionId, Committed]) -> Iterable[dict[PartitionId, Committed]]:
+def _batches(offsets: Mapping[PartitionId, Committed], *, key_bytes: int) -> Iterable[dict[PartitionId, Committed]]:
     """What travels together; room is left for the record of the group."""
     batch: dict[PartitionId, Committed] = {}
-    size_bytes = METADATA_VALUE_BYTES_MAX
+    first_bytes = size_bytes = METADATA_VALUE_BYTES_MAX + key_bytes
     for partition, committed in offsets.items():
         # As it is written: a character may take six bytes.
-        offset_bytes = len(msgspec.json.encode(committed.metadata)) + _OFFSET_OVERHEAD_BYTES
+        offset_bytes = len(msgspec.json.encode(committed.metadata)) + _OFFSET_BYTES + key_bytes
         if batch and (len(batch) + 1 == WRITE_REQUEST_OPS_MAX or size_bytes + offset_bytes > WRITE_REQUEST_BYTES_MAX):
             yield batch
-            batch, size_bytes = {}, METADATA_VALUE_BYTES_MAX
+            batch, size_bytes = {}, first_bytes
         batch[partition] = committed
         size_bytes += offset_bytes
     if batch:
         yield batch
 
 
-def _chunks(records: Sequence[Record]) -> Iterable[list[Record]]:
+def _chunks(records: Sequence[Record], *, key_bytes: int) -> Iterable[list[Record]]:
     chunk: list[Record] = []
     size_bytes = 0
     for record in records:
-        record_bytes = len(record.value) + _OFFSET_OVERHEAD_BYTES
+        record_bytes = len(record.value) + _OFFSET_BYTES + key_bytes  # the owner may have got longer
         if chunk and (len(chunk) == WRITE_REQUEST_OPS_MAX or size_bytes + record_bytes > WRITE_REQUEST_BYTES_MAX):
             yield chunk
             chunk, size_bytes = [], 0

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from broker.groups.members import Group, GroupState, Member, Protocol
 from storage.catalog.groups import GroupRecord, MemberRecord
+from storage.errors import Corrupt
 
 
 def record_of(group: Group, *, owner: int, topics: tuple[str, ...], topic_pages: int, has_expiries: bool) -> GroupRecord:
@@ -38,8 +39,12 @@ def record_of(group: Group, *, owner: int, topics: tuple[str, ...], topic_pages:
 def group_of(record: GroupRecord, *, now_s: float, now_ms: int) -> Group:
     """As its next coordinator goes on with it: every member has a whole session timeout, and who was to join or sync as long as ever.
 
-    A group that had members and is kept without them has been empty since now.
+    A group that had members and is kept without them has been empty since now. Raises `Corrupt` of a state that there is not.
     """
+    try:
+        state = GroupState(record.state)
+    except ValueError as error:
+        raise Corrupt(f"unknown state of a group: group={record.group!r} state={record.state!r}") from error
     members = {
         one.member_id: Member(
             member_id=one.member_id,
@@ -55,7 +60,6 @@ def group_of(record: GroupRecord, *, now_s: float, now_ms: int) -> Group:
         for one in record.members
     }
     group = Group(group_id=record.group, protocol_type=record.protocol_type, generation=record.generation)
-    state = GroupState(record.state)
     if not members:
         return replace(group, empty_since_ms=record.empty_since_ms if state is GroupState.EMPTY else now_ms)
     due_s = now_s + max(member.rebalance_timeout_s for member in members.values())

@@ -1,19 +1,24 @@
 """Which broker coordinates a slot: claims that go with a broker's registration (DESIGN.md §8).
 
 A slot is claimed by its rendezvous winner when it is first asked for, so a cluster without groups has no claims; and given up when another
-broker has become the winner. A claim says where to ask. That nobody writes over its successor is the business of versions (offsets.py).
+broker has become the winner. The claim of a broker that does not stand any more is replaced by the winner among those that do (ADR 0011).
+A claim says where to ask. That nobody writes over its successor is the business of versions (offsets.py).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
 
 from broker.leadership import COORDINATOR_SLOTS, Candidate, slot_of, winner_of
-from storage.catalog.brokers import BrokerDirectory
+from storage.catalog.brokers import BrokerDirectory, BrokerRecord
 from storage.catalog.groups import ClaimRecord, decode_claim
 from storage.catalog.records import encode
 from storage.catalog.writes import write_one
+from storage.errors import StorageError
 from storage.metadata import keys
-from storage.metadata.port import ABSENT, Delete, MetadataStore, OpResult, Put, Session
+from storage.metadata.port import ABSENT, Delete, MetadataStore, OpResult, Put, Record, Session
+
+CLAIMS_PREFIX: Final = keys.coordinator(0).path.removesuffix("00")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +30,63 @@ class Claim:
     session: Session
 
 
+class Standing(Protocol):
+    """Which registered brokers stand, as this broker sees it. It may be wrong: that costs a takeover, and nothing else."""
+
+    async def standing(self) -> list[BrokerRecord]:
+        """Those not known to be dead, this one among them. Nobody is asked. Raises `StorageError`."""
+        ...
+
+    async def meet(self) -> list[BrokerRecord]:
+        """As `standing`, for a question about a group."""
+        ...
+
+    async def stands(self, session_id: int) -> bool:
+        """False if who registered under that session is known to be dead. Raises `StorageError`."""
+        ...
+
+    def note_life(self, session_id: int) -> None:
+        """It is not dead, whatever was known."""
+        ...
+
+
+class AsRegistered:
+    """Who is registered stands."""
+
+    def __init__(self, brokers: BrokerDirectory) -> None:
+        self._brokers = brokers
+
+    async def standing(self) -> list[BrokerRecord]:
+        return await self._brokers.live()
+
+    async def meet(self) -> list[BrokerRecord]:
+        return await self._brokers.live()
+
+    async def stands(self, session_id: int) -> bool:  # noqa: ARG002
+        return True
+
+    def note_life(self, session_id: int) -> None:
+        pass
+
+
+class _Replaced(NamedTuple):
+    """Whose claim this broker replaced, and the version of its own."""
+
+    session_id: int
+    version: int
+
+
 class Slots:
-    def __init__(self, metadata: MetadataStore, brokers: BrokerDirectory) -> None:
+    def __init__(self, metadata: MetadataStore, brokers: BrokerDirectory, neighbours: Standing | None = None) -> None:
+        """`neighbours` None: as registered."""
         self._metadata = metadata
         self._brokers = brokers
+        self._neighbours = neighbours or AsRegistered(brokers)
         self._claims: dict[int, Claim] = {}
+        self._replaced: dict[int, _Replaced] = {}
+        self._leaving: set[int] = set()
+        self._is_in_doubt = False
+        self._subscription = metadata.subscribe(self._hinted, prefix=CLAIMS_PREFIX)
 
     @property
     def claims(self) -> list[Claim]:
@@ -50,10 +107,12 @@ class Slots:
         if (standing := self.find(slot)) is not None:
             return standing
         session = self._brokers.session
-        if session is None:
+        if session is None or slot in self._leaving:
             return None
         version = await self._own_version(slot, session, take=True)
         if version is None:
+            return None
+        if slot in self._leaving:
             return None
         if (standing := self.find(slot)) is None:  # not meanwhile taken by who asked beside us
             standing = self._claims[slot] = Claim(slot, version, session)
@@ -64,19 +123,56 @@ class Slots:
         (record,) = await self._metadata.get_many([keys.coordinator(claim.slot)])
         return record is not None and record.version == claim.version
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a claim of this broker may have changed since `replaced` looked. A hint: it may be missing."""
+        return self._is_in_doubt
+
+    async def replaced(self) -> list[Claim]:
+        """Those that are not there any more, as of one read made for this question: another broker took them. Raises `StorageError`."""
+        self._is_in_doubt = False
+        if not (claims := self.claims):
+            return []
+        try:
+            records = await self._metadata.get_many([keys.coordinator(claim.slot) for claim in claims])
+        except StorageError:
+            self._is_in_doubt = True
+            raise
+        return [claim for claim, record in zip(claims, records, strict=True) if record is None or record.version != claim.version]
+
     async def _own_version(self, slot: int, session: Session, *, take: bool) -> int | None:
         key = keys.coordinator(slot)
         (record,) = await self._metadata.get_many([key])
+        dead = None
         if record is not None:
-            return record.version if decode_claim(record).session_id == session.session_id else None
+            held = decode_claim(record)
+            if held.session_id == session.session_id:
+                return record.version
+            if not take or await self._is_held(slot, record):
+                return None
+            dead = held.session_id
         if not take or await self.winner(slot) != self._brokers.own_id:
             return None
         value = encode(ClaimRecord(broker_id=self._brokers.own_id, session_id=session.session_id))
-        outcome = await write_one(self._metadata, Put(key, value, ABSENT, session=session.session_id))
+        expected = ABSENT if record is None else record.version
+        outcome = await write_one(self._metadata, Put(key, value, expected, session=session.session_id))
         if isinstance(outcome, OpResult) and outcome.version is not None:
-            return outcome.version
-        # Somebody was first, this broker itself perhaps; or nobody knows: what is there decides.
-        return await self._own_version(slot, session, take=False)
+            version: int | None = outcome.version
+        else:
+            # Somebody was first, this broker itself perhaps; or nobody knows: what is there decides.
+            version = await self._own_version(slot, session, take=False)
+        if dead is not None and version is not None:
+            self._replaced[slot] = _Replaced(dead, version)
+        return version
+
+    async def _is_held(self, slot: int, record: Record) -> bool:
+        """Whether the claim is that of a broker that stands, as far as anybody knows."""
+        session_id = decode_claim(record).session_id
+        replaced = self._replaced.get(slot)
+        if replaced is not None and replaced.session_id == session_id and replaced.version < record.version:
+            # The dead do not take claims back.
+            self._neighbours.note_life(session_id)
+        return await self._neighbours.stands(session_id)
 
     async def holders(self, groups: Iterable[str]) -> dict[str, int | None]:
         """Who coordinates each group: the holder of its slot's claim, else the winner. None: nobody lives. Raises `StorageError`."""
@@ -89,25 +185,50 @@ class Slots:
         records = await self._metadata.get_many([keys.coordinator(slot) for slot in slots])
         holders: dict[int, int | None] = {}
         for slot, record in zip(slots, records, strict=True):
-            holders[slot] = await self.winner(slot) if record is None else decode_claim(record).broker_id
+            if record is not None and await self._is_held(slot, record):
+                holders[slot] = decode_claim(record).broker_id
+            else:
+                holders[slot] = await self.winner(slot)
         return holders
 
     async def own(self) -> list[int]:
         """Those that this broker holds, or is the winner of while nobody does. Raises `StorageError`."""
-        holders = await self.holders_of(range(COORDINATOR_SLOTS))
-        return [slot for slot, holder in holders.items() if holder == self.own_id]
+        records = await self._metadata.get_many([keys.coordinator(slot) for slot in range(COORDINATOR_SLOTS)])
+        # For housekeeping, which costs no connection.
+        standing = [Candidate(record.broker_id, record.rack) for record in await self._neighbours.standing()]
+        holders = [winner_of(slot, standing) if record is None else decode_claim(record).broker_id for slot, record in enumerate(records)]
+        return [slot for slot, holder in enumerate(holders) if holder == self.own_id]
 
     @property
     def own_id(self) -> int:
         return self._brokers.own_id
 
     async def winner(self, slot: int) -> int | None:
-        return winner_of(slot, [Candidate(record.broker_id, record.rack) for record in await self._brokers.live()])
+        """Among those that stand. Raises `StorageError`."""
+        standing = {record.broker_id: record for record in await self._neighbours.meet()}
+        while True:
+            winner = winner_of(slot, [Candidate(record.broker_id, record.rack) for record in standing.values()])
+            if winner in (None, self.own_id) or await self._neighbours.stands(standing[winner].session_id):
+                return winner
+            del standing[winner]
 
     async def give_up(self, claim: Claim) -> None:
         """Let the winner have it. What was loaded under it must be gone before."""
         self.forget(claim)
-        await write_one(self._metadata, Delete(keys.coordinator(claim.slot), claim.version))
+        # The record is this broker's own until it is gone: it must not be taken for a claim that stands.
+        self._leaving.add(claim.slot)
+        try:
+            await write_one(self._metadata, Delete(keys.coordinator(claim.slot), claim.version))
+        finally:
+            self._leaving.discard(claim.slot)
+
+    def close(self) -> None:
+        """Take no more hints."""
+        self._subscription.cancel()
+
+    def _hinted(self, path: str) -> None:
+        if any(path == keys.coordinator(slot).path for slot in self._claims):
+            self._is_in_doubt = True
 
     def forget(self, claim: Claim) -> None:
         """It does not stand any more."""

@@ -25,10 +25,10 @@ def subscribed_topics(group: Group) -> frozenset[str] | None:
 
 
 def _topics_of(metadata: bytes) -> Iterable[str]:
-    """`version: i16, topics: array of string, …`, in every version there is."""
-    if not metadata:
-        return
+    """`version: i16, topics: array of string, …`, in every version there is. Who says nothing does not say that it wants nothing."""
     _, count = struct.unpack_from(">hi", metadata)
+    if count < 0:
+        raise ValueError(f"topics that are none: count={count}")
     at = 6
     for _ in range(count):
         (length,) = struct.unpack_from(">h", metadata, at)

@@ -16,14 +16,14 @@ import structlog
 from broker.groups.errors import GroupError
 from broker.groups.loaded import EXPIRED_TOGETHER_MAX, Closed, Expire, LoadedGroup
 from broker.groups.members import GroupState
-from broker.groups.offsets import OFFSETS_MAX, committed_of, offsets_of, topics_beside
+from broker.groups.offsets import committed_of, offsets_of, topics_beside
 from broker.groups.retention import due_of, due_of_offset
 from broker.groups.settings import GroupSettings
 from broker.groups.slots import Slots, slots_by_shard
 from broker.leadership import slot_of
 from runtime.clock import Clock
 from storage.catalog.groups import GroupHead, decode_head, topic_names
-from storage.errors import StorageError
+from storage.errors import Corrupt, IncompatibleFormat, StorageError
 from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
 from storage.metadata.port import MetadataStore, Record
@@ -80,7 +80,7 @@ class Sweep:
         """Look at every group once. Raises `StorageError`; what was forgotten until then is."""
         self._names, self._looks_left = {}, LOOKS_MAX
         async for page in self._pages():
-            judged = [(head, version, await self._topic_ids(head)) for head, version in page]
+            judged = [(head, version, topic_ids) for head, version in page if (topic_ids := await self._topic_ids(head)) is not None]
             await self._learn_names({topic_id for _, _, topic_ids in judged for topic_id in topic_ids})
             for head, version, topic_ids in judged:
                 try:
@@ -88,6 +88,8 @@ class Sweep:
                 except Closed as closed:
                     # Another broker's by now, or it has to be loaded again: there is a next time.
                     log.info("group_not_swept", group=head.group, cause=closed.error.name)
+                except (Corrupt, IncompatibleFormat) as error:
+                    log.warning("group_not_readable", group=head.group, cause=str(error))
 
     async def _pages(self) -> AsyncIterator[list[tuple[GroupHead, int]]]:
         """Groups with the versions of their records."""
@@ -96,20 +98,24 @@ class Sweep:
             heads = [
                 (head, record.version)
                 async for record in self._metadata.range_scan(start, end)
-                if slot_of(keys.group_of(record.path)) in shard_slots and (head := _head_of(record)) is not None
+                if slot_of(keys.group_of(record.path)) in shard_slots and (head := readable_head(record)) is not None
             ]
             for first in range(0, len(heads), PAGE_GROUPS):
                 yield heads[first : first + PAGE_GROUPS]
 
-    async def _topic_ids(self, head: GroupHead) -> Sequence[TopicId]:
-        """Of the topics in which the group may have offsets."""
+    async def _topic_ids(self, head: GroupHead) -> Sequence[TopicId] | None:
+        """Of the topics in which the group may have offsets; None if that cannot be read."""
         loaded = self._loaded(head.group)
         if loaded is not None:
             return list(loaded.stored.topic_ids)
         named = [TopicId(topic_id) for topic_id in head.topics]
         if head.topic_pages:
             await self._take_turn()
-            named += await topics_beside(self._metadata, self._keys_of(head), head.topic_pages)
+            try:
+                named += await topics_beside(self._metadata, self._keys_of(head), head.topic_pages)
+            except (Corrupt, IncompatibleFormat) as error:
+                log.warning("group_not_readable", group=head.group, cause=str(error))
+                return None
         return named
 
     async def _learn_names(self, topic_ids: set[TopicId]) -> None:
@@ -127,8 +133,12 @@ class Sweep:
                 return
             await self._take_turn()
             loaded = await self._find(head.group)
-        for _ in range(OFFSETS_MAX // EXPIRED_TOGETHER_MAX + 2):
-            if not loaded.is_open or not loaded.verdict(self._names).has_work:
+        found = loaded.verdict(self._names)
+        if not found.has_work:
+            return
+        # Each of them judges anew, and of many offsets that takes a while: what is left then has its turn in the next sweep.
+        for _ in range(max(1, -(-(len(found.expired) + len(found.orphaned)) // EXPIRED_TOGETHER_MAX))):
+            if not loaded.is_open:
                 return
             await self._take_turn()
             try:
@@ -182,10 +192,10 @@ class Sweep:
         return GroupKeys(head.group, slot_of(head.group))
 
 
-def _head_of(record: Record) -> GroupHead | None:
+def readable_head(record: Record) -> GroupHead | None:
     """None of a record that this release cannot read: the other groups are not to suffer from that."""
     try:
         return decode_head(record)
-    except StorageError as error:
+    except (Corrupt, IncompatibleFormat) as error:
         log.warning("group_not_readable", cause=str(error))
         return None

@@ -1,4 +1,7 @@
-"""ListGroups (API key 16), v0-v5. The groups of this broker's slots; clients ask every broker. Filters by state (v4) and type (v5)."""
+"""ListGroups (API key 16), v0-v5. The groups of this broker's slots; clients ask every broker. Filters by state (v4) and type (v5).
+
+A group whose record cannot be read is left out, and logged: it does not hide the others.
+"""
 
 from kio.schema.errors import ErrorCode
 from kio.schema.list_groups.v5 import ListGroupsRequest, ListGroupsResponse
@@ -9,7 +12,7 @@ from broker.groups.loaded import LoadedGroup
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
-from storage.catalog.groups import GroupRecord
+from storage.catalog.groups import GroupHead
 from storage.errors import StorageError
 
 CLASSIC = "classic"
@@ -30,7 +33,7 @@ async def handle(context: Context, request: Request[ListGroupsRequest]) -> ListG
     )
 
 
-def _listed(group: GroupRecord | LoadedGroup) -> ListedGroup:
+def _listed(group: GroupHead | LoadedGroup) -> ListedGroup:
     if isinstance(group, LoadedGroup):
         name, protocol_type, state = group.group.group_id, group.group.protocol_type, group.group.state.value
     else:

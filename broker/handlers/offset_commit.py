@@ -3,6 +3,8 @@
 All offsets of a request that name an existing partition are durable when it is answered. Without a member and a generation (-1) it is
 a simple commit, taken while nobody is in the group, and the only one that makes a group: with a generation, a group that is not there is
 GROUP_ID_NOT_FOUND, before v9 ILLEGAL_GENERATION. A retention time (v2-v4) that is not negative counts instead of the broker's.
+A leader epoch above 0 comes from another cluster, with the offsets of a group that moved here, and is not kept: a Java consumer that is
+given it back waits for an epoch that never comes (I12).
 More offsets than a group may have are INVALID_COMMIT_OFFSET_SIZE. Offsets belong to the incarnation of a topic: one that is created again
 has none.
 """
@@ -18,12 +20,14 @@ from broker.groups.committed import Committed
 from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed, Commit
 from broker.handlers.context import Context
+from broker.handlers.partition_bounds import LEADER_EPOCH
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.vocabulary import PartitionId
 
+_NO_EPOCH: Final = -1
 _NOT_FOUND_ERROR_MINIMUM: Final = 9
 _TWO_UNITS: Final = "\uffff"
 
@@ -74,7 +78,7 @@ def _accept(
             elif _java_length(metadata) > metadata_chars_max:
                 refused[asked.name, number] = GroupError.OFFSET_METADATA_TOO_LARGE
             else:
-                leader_epoch = getattr(partition, "committed_leader_epoch", -1)
+                leader_epoch = kept_epoch(getattr(partition, "committed_leader_epoch", -1))
                 offsets[topic.partition(number)] = Committed(partition.committed_offset, leader_epoch, metadata, now_ms, expires_at_ms)
     return offsets, refused
 
@@ -101,3 +105,7 @@ def _respond(body: Body, refused: dict[tuple[str, int], GroupError], error: Grou
             for topic in body.topics
         ),
     )
+
+
+def kept_epoch(leader_epoch: int) -> int:
+    return leader_epoch if leader_epoch <= LEADER_EPOCH else _NO_EPOCH

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+import structlog
 
 from storage.catalog.records import decode, encode
-from storage.errors import Corrupt
+from storage.errors import Corrupt, IncompatibleFormat
 from storage.limits import METADATA_VALUE_BYTES_MAX
 from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
@@ -18,6 +19,10 @@ FMT: Final = 1
 PLAIN_BYTES_MAX: Final = 16 * 1024
 """Members are written as they are up to this size, compressed above it."""
 _MEMBERS_UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
+MEMBERS_PACKED_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Members that are larger are not compressed: nothing else happens in a broker meanwhile, and what is left of them would hardly fit."""
+
+_log: Final = structlog.get_logger()
 
 
 class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,12 +129,15 @@ def decode_offset(record: Record) -> OffsetRecord:
 
 
 async def topic_names(metadata: MetadataStore, topic_ids: Sequence[TopicId]) -> dict[TopicId, str | None]:
-    """As of a read made for this question; None for a topic that is gone. Raises `StorageError`."""
+    """As of a read made for this question; None for a topic that is gone, nothing for a name that cannot be read. Raises `Unavailable`."""
     records = await metadata.get_many([keys.topic_id(topic_id) for topic_id in topic_ids])
-    return {
-        topic_id: None if record is None else decode(_topic_names, record.value, known=FMT, path=record.path).name
-        for topic_id, record in zip(topic_ids, records, strict=True)
-    }
+    names: dict[TopicId, str | None] = {}
+    for topic_id, record in zip(topic_ids, records, strict=True):
+        try:
+            names[topic_id] = None if record is None else decode(_topic_names, record.value, known=FMT, path=record.path).name
+        except (Corrupt, IncompatibleFormat) as error:
+            _log.warning("topic_name_not_readable", topic_id=topic_id, cause=str(error))
+    return names
 
 
 def topics_key(group_keys: GroupKeys, page: int) -> Key:
@@ -162,7 +170,8 @@ def encode_group(group: GroupRecord) -> bytes:
     if len(plain) <= PLAIN_BYTES_MAX or not group.members:
         return plain
     members = msgspec.json.encode(group.members)
-    packed = encode(msgspec.structs.replace(group, members=(), members_packed=zlib.compress(members, 6)))
-    if len(packed) <= METADATA_VALUE_BYTES_MAX and len(members) <= _MEMBERS_UNPACKED_BYTES_MAX:
-        return packed
+    if len(members) <= MEMBERS_PACKED_BYTES_MAX:
+        packed = encode(msgspec.structs.replace(group, members=(), members_packed=zlib.compress(members, 6)))
+        if len(packed) <= METADATA_VALUE_BYTES_MAX:
+            return packed
     return encode(msgspec.structs.replace(group, members=(), leader=None))

@@ -82,6 +82,12 @@ class History:
         with self._lock:
             return len({(fact.partition, fact.offset) for fact in self.processed})
 
+    def resumed_s(self, since_s: float) -> float | None:
+        """After how long a commit that began after `since_s` was acknowledged; None: not yet."""
+        with self._lock:
+            ended = [fact.at_s for fact in self.committed if fact.began_s >= since_s]
+        return min(ended) - since_s if ended else None
+
     def recovered_s(self, since_s: float, partitions: int) -> float | None:
         """After how long every partition had an acknowledged commit that began after `since_s`; None: not yet."""
         with self._lock:

@@ -58,7 +58,11 @@ class RawClient:
         if receive_buffer_bytes is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self._socket.settimeout(ANSWER_WITHIN_S)
-        self._socket.connect((HOST, port))
+        try:
+            self._socket.connect((HOST, port))
+        except OSError:
+            self._socket.close()
+            raise
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = bytearray()
 

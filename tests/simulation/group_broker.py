@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from broker.groups.coordinator import Coordinator
 from broker.groups.loaded import Closed
 from broker.groups.settings import GroupSettings
-from broker.groups.slots import Slots
+from broker.groups.slots import Claim, Slots
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from sim.broker import CLIENT_LATENCY_S, REGISTER_PAUSE_S, SESSION_TIMEOUT_MS, ConnectionLost
@@ -19,7 +19,7 @@ from sim.faults import FaultPlan, Wire
 from sim.history import History
 from sim.loop import VirtualClock
 from sim.metadata import SimMetadata
-from storage.catalog.brokers import BrokerDirectory, Endpoint
+from storage.catalog.brokers import BrokerDirectory, BrokerRecord, Endpoint
 from storage.errors import StorageError
 from storage.metadata.memory import MemoryMetadataStore
 from tests.chaos.estranged import Estranged
@@ -30,6 +30,54 @@ SETTINGS: Final = GroupSettings(initial_delay_s=0.5, retention_check_s=86_400.0)
 """The topic is in no catalog, so retention, should it look, would take its offsets for those of a topic that is gone."""
 
 
+GUESS_S: Final = (0.05, 5.0)
+"""How long a broker goes on thinking what it thinks of another."""
+
+
+@dataclass(slots=True)
+class Guessing:
+    """Whether brokers take each other for dead without any reason, how often they answered so, and how many claims went to another."""
+
+    rate: float = 0.0
+    wrong: int = 0
+    lost: int = 0
+
+
+class Guesses:
+    """Neighbours of which any may be taken for dead at any time, whatever it does. Each broker guesses for itself."""
+
+    def __init__(self, directory: BrokerDirectory, guessing: Guessing, chance: random.Random, now_s: Callable[[], float]) -> None:
+        self._directory = directory
+        self._guessing = guessing
+        self._chance = chance
+        self._now_s = now_s
+        self._thoughts: dict[int, tuple[float, bool]] = {}
+
+    async def standing(self) -> list[BrokerRecord]:
+        return [record for record in await self._directory.live() if not self._is_dead(record.session_id)]
+
+    async def meet(self) -> list[BrokerRecord]:
+        return await self.standing()
+
+    async def stands(self, session_id: int) -> bool:
+        listed = {record.session_id: record for record in await self._directory.live()}
+        return session_id not in listed or not self._is_dead(session_id)
+
+    def note_life(self, session_id: int) -> None:
+        """No sign of life helps against guesses."""
+
+    def _is_dead(self, session_id: int) -> bool:
+        own = self._directory.session
+        if not self._guessing.rate or (own is not None and own.session_id == session_id):
+            return False
+        until_s, is_dead = self._thoughts.get(session_id, (0.0, False))
+        if self._now_s() >= until_s:
+            is_dead = self._chance.random() < self._guessing.rate
+            self._thoughts[session_id] = self._now_s() + self._chance.uniform(*GUESS_S), is_dead
+        self._guessing.wrong += is_dead
+        return is_dead
+
+
 @dataclass(frozen=True, slots=True)
 class Ground:
     """What all brokers stand on."""
@@ -38,6 +86,7 @@ class Ground:
     plan: FaultPlan
     nursery: Nursery
     trace: History
+    guessing: Guessing
 
 
 class GroupBroker:
@@ -134,9 +183,11 @@ class GroupBroker:
     async def _live(self, nursery: Nursery) -> None:
         directory = BrokerDirectory(self._heard, clock=self._clock, session_timeout_ms=SESSION_TIMEOUT_MS)
         await self._register(directory)
+        # Of its own chance: seeds without guesses are what they were before there were any.
+        guesses = Guesses(directory, self._ground.guessing, random.Random(f"guesses of {self.name}"), self._clock.monotonic_s)
         coordinator = Coordinator(
             metadata=self._heard,
-            slots=Slots(self._heard, directory),
+            slots=self._watched(Slots(self._heard, directory, guesses)),
             clock=self._clock,
             ids=IdSource(clock=self._clock, entropy=self._chance.randbytes),
             nursery=nursery,
@@ -148,6 +199,17 @@ class GroupBroker:
             await directory.wait_lost()
             self._ground.trace.trace(self.name, "session lost", "")
             await self._register(directory)
+
+    def _watched(self, slots: Slots) -> Slots:
+        replaced = slots.replaced
+
+        async def counted() -> list[Claim]:
+            lost = await replaced()
+            self._ground.guessing.lost += len(lost)
+            return lost
+
+        slots.replaced = counted  # type: ignore[method-assign]
+        return slots
 
     async def _register(self, directory: BrokerDirectory) -> None:
         endpoint = Endpoint("PLAINTEXT", self.name, 9092)

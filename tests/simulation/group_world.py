@@ -20,7 +20,7 @@ from tests.chaos.group_history import (
     generations_with_two_assignments,
     reread_below_a_commit,
 )
-from tests.simulation.group_broker import Ground, GroupBroker
+from tests.simulation.group_broker import Ground, GroupBroker, Guessing
 from tests.simulation.group_member import Client, Member, Moved, committed
 
 TOPIC: Final = TopicId("00000000-0000-4000-8000-000000000001")
@@ -43,13 +43,15 @@ class Report:
     commits: int
     generations: int
     looks: int
+    wrong_guesses: int
+    lost_claims: int
 
 
-def run_seed(seed: int, faults: str, *, show: Callable[[str], None] | None = None) -> Report:
-    """Must not be called from a running loop."""
+def run_seed(seed: int, faults: str, *, guesses: float = 0.0, show: Callable[[str], None] | None = None) -> Report:
+    """Must not be called from a running loop. `guesses`: how likely a broker takes another for dead, whatever that does."""
     chance = random.Random(f"groups {seed} {faults}")
     loop = VirtualLoop()
-    trace, history = Trace(loop, show=show), History()
+    trace, history, guessing = Trace(loop, show=show), History(), Guessing(guesses)
 
     def failed(_: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         trace.violation(f"loop: {context.get('message')} {context.get('exception')!r}")
@@ -57,21 +59,26 @@ def run_seed(seed: int, faults: str, *, show: Callable[[str], None] | None = Non
     loop.set_exception_handler(failed)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         try:
-            runner.run(_World(chance, PROFILES[faults], trace, history, loop).run())
+            runner.run(_World(chance, PROFILES[faults], trace, history, loop, guessing).run())
         except Deadlock as error:
             trace.violation(f"deadlock: {error}")
     wrong = backwards(history) + reread_below_a_commit(history) + committed_unprocessed(history) + generations_with_two_assignments(history)
     generations = {fact.generation for fact in history.assigned}
-    return Report(trace.violations + wrong, trace.digest(), len(history.committed), len(generations), len(history.seen))
+    return Report(
+        trace.violations + wrong, trace.digest(), len(history.committed), len(generations), len(history.seen), guessing.wrong, guessing.lost
+    )
 
 
 class _World:
-    def __init__(self, chance: random.Random, profile: Profile, trace: Trace, history: History, loop: VirtualLoop) -> None:
+    def __init__(
+        self, chance: random.Random, profile: Profile, trace: Trace, history: History, loop: VirtualLoop, guessing: Guessing
+    ) -> None:
         self._chance = chance
         self._profile = profile
         self._trace = trace
         self._history = history
         self._loop = loop
+        self._guessing = guessing
         self._partitions = tuple(PartitionId(TOPIC, number) for number in range(chance.randint(1, 4)))
         self._brokers: list[GroupBroker] = []
         self._members: list[tuple[Member, asyncio.Task[None]]] = []
@@ -82,7 +89,7 @@ class _World:
         plan = FaultPlan(self._child(), self._profile, self._loop)
         async with OrderedNursery() as nursery:
             self._nursery = nursery
-            self._ground = Ground(metadata, plan, nursery, self._trace)
+            self._ground = Ground(metadata, plan, nursery, self._trace, self._guessing)
             self._brokers = [self._start(broker_id) for broker_id in range(1, self._chance.randint(2, 4) + 1)]
             for _ in range(self._chance.randint(1, 3)):
                 self._join()
@@ -91,6 +98,7 @@ class _World:
                 await self._weather(plan)
             else:
                 await asyncio.sleep(FAULTS_S[0])
+            self._guessing.rate = 0.0
             await self._goes_on()
             for task in [*eyes, *(task for _, task in self._members)]:
                 task.cancel()

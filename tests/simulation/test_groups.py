@@ -6,6 +6,7 @@ from tests.simulation.group_world import run_seed
 
 SEEDS_PER_TEST = 5
 RANGES = [("none", 5), ("usual", 25), ("harsh", 25)]
+GUESSES = [0.1, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -17,9 +18,18 @@ def test_these_seeds_find_nothing_wrong(faults: str, first: int) -> None:
     assert wrong == {}
 
 
+@pytest.mark.parametrize("guesses", GUESSES)
+@pytest.mark.parametrize("first", range(1, 26, SEEDS_PER_TEST))
+@pytest.mark.parametrize("faults", ["none", "harsh"])
+def test_brokers_that_take_each_other_for_dead_without_reason_do_no_harm(faults: str, first: int, guesses: float) -> None:
+    reports = {seed: run_seed(seed, faults, guesses=guesses) for seed in range(first, first + SEEDS_PER_TEST)}
+
+    assert {seed: report.violations[:5] for seed, report in reports.items() if report.violations} == {}
+
+
 @pytest.mark.parametrize("seed", [1])
 def test_a_seed_run_twice_takes_the_same_turns(seed: int) -> None:
-    assert run_seed(seed, "harsh") == run_seed(seed, "harsh")
+    assert run_seed(seed, "harsh", guesses=0.1) == run_seed(seed, "harsh", guesses=0.1)
 
 
 def test_the_seeds_do_rebalance_and_commit() -> None:
@@ -29,9 +39,19 @@ def test_the_seeds_do_rebalance_and_commit() -> None:
     assert sum(report.generations for report in reports) > 2 * len(reports)
 
 
+def test_the_guesses_do_take_claims_from_brokers_that_live() -> None:
+    reports = [run_seed(seed, "none", guesses=0.5) for seed in range(1, 11)]
+
+    assert sum(report.wrong_guesses for report in reports) > len(reports)
+    assert sum(report.lost_claims for report in reports) > 0
+    assert all(report.commits > 10 for report in reports)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("guesses", [0.0, *GUESSES])
 @pytest.mark.parametrize("first", range(1_001, 3_001, 100))
-def test_many_more_seeds_find_nothing_wrong(first: int) -> None:
-    wrong = {seed: report.violations[:5] for seed in range(first, first + 100) if (report := run_seed(seed, "harsh")).violations}
+def test_many_more_seeds_find_nothing_wrong(first: int, guesses: float) -> None:
+    reports = {seed: run_seed(seed, "harsh", guesses=guesses) for seed in range(first, first + 100)}
+    wrong = {seed: report.violations[:5] for seed, report in reports.items() if report.violations}
 
     assert wrong == {}

@@ -8,6 +8,7 @@ import pytest
 
 from broker.groups.members import Group
 from broker.groups.offsets import StoredGroup
+from broker.groups.slots import Claim, Slots
 from storage.metadata.port import Put
 from tests.simulation.group_world import run_seed
 
@@ -28,7 +29,12 @@ def answers_from_memory(monkeypatch: pytest.MonkeyPatch) -> str:
     async def trust(self: StoredGroup) -> None:
         pass
 
+    async def look_away(self: Slots) -> list[Claim]:
+        return []
+
     monkeypatch.setattr(StoredGroup, "check", trust)
+    # Who looks after its claims has closed the group before many ask.
+    monkeypatch.setattr(Slots, "replaced", look_away)
     return "saw"
 
 

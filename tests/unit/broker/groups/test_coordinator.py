@@ -1,16 +1,19 @@
 import asyncio
 import json
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 import pytest
 
 from broker.groups.coordinator import GROUP_NAME_BYTES_MAX
 from broker.groups.errors import GroupError
-from broker.groups.events import Heartbeat
-from broker.groups.loaded import Closed, DeleteOffsets
+from broker.groups.events import Heartbeat, JoinAnswer
+from broker.groups.loaded import Check, Closed, DeleteOffsets
 from broker.groups.members import GroupState
 from broker.leadership import Candidate, slot_of, winner_of
 from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
+from storage.metadata.port import Key, Record
 from tests.unit.broker.groups.coordinating import FIRST, SECOND, Node, World, committed, join_of, of_member, simple, stable, world
 from tests.unit.storage.catalog.faulty import Fault
 
@@ -334,3 +337,59 @@ async def test_a_claim_names_its_broker() -> None:
 
         assert record is not None
         assert json.loads(record.value)["broker_id"] == 7
+
+
+async def test_a_takeover_that_was_overtaken_before_it_read_the_offsets_is_none() -> None:
+    async with world() as made:
+        old, new = await made.node(1), await made.node(2)
+        group = group_of(1, [1, 2])
+        await old.coordinator.commit(group, simple({FIRST: committed(3)}))
+        old.coordinator._drop(group, await old.coordinator.find(group))
+        scan = old.metadata.range_scan
+
+        async def overtaken(start: Key, end: str) -> AsyncIterator[Record]:
+            if old.directory.session is not None:
+                await taken_over(made, group, old, new)
+            async for record in scan(start, end):
+                yield record
+
+        old.metadata.range_scan = overtaken  # type: ignore[method-assign]
+        with pytest.raises(Closed):
+            await old.coordinator.commit(group, simple({FIRST: committed(6)}))
+
+        assert (await new.coordinator.checked(group)).stored.offset(FIRST) == committed(3)
+
+
+async def test_who_waits_for_a_write_that_ends_before_it_began_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as made:
+        node = await made.node(1)
+        await node.coordinator.commit("g", simple({FIRST: committed(1)}))
+        loaded = await node.coordinator.find("g")
+        spawn = made.nursery.spawn
+
+        def ending(coroutine: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+            task = spawn(coroutine, name=name)
+            task.cancel()
+            return task
+
+        monkeypatch.setattr(made.nursery, "spawn", ending)
+        with pytest.raises(Closed, match="COORDINATOR_NOT_AVAILABLE"):
+            await loaded.do(Check(), deadline_s=PATIENCE_S)
+        monkeypatch.undo()
+
+        assert not loaded.is_open
+        assert (await node.coordinator.checked("g")).stored.offset(FIRST) == committed(1)
+
+
+async def test_that_there_is_no_such_group_is_not_said_from_memory() -> None:
+    async with world() as made:
+        old, new = await made.node(1), await made.node(2)
+        group = group_of(1, [1, 2])
+        assert not (await old.coordinator.find(group)).exists
+        alone = await old.coordinator.commit(group, of_member(JoinAnswer(error=GroupError.NONE, member_id="m", generation=1), {}))
+        await taken_over(made, group, old, new)
+        joined = await stable(new, group)
+
+        assert alone is GroupError.GROUP_ID_NOT_FOUND
+        with pytest.raises(Closed, match="NOT_COORDINATOR"):
+            await old.coordinator.commit(group, of_member(joined, {FIRST: committed(1)}))

@@ -70,6 +70,8 @@ def test_consumers_keep_the_offsets_of_what_they_want_for_ever() -> None:
         group_of(GroupState.COMPLETING),
         group_of(GroupState.STABLE, protocol_type="connect"),
         group_of(GroupState.STABLE, metadata=b"nonsense"),
+        group_of(GroupState.STABLE, metadata=b""),
+        group_of(GroupState.STABLE, metadata=b"\x00\x01\xff\xff\xff\xff"),
         group_of(GroupState.STABLE, protocol=None),
     ],
 )

@@ -84,6 +84,13 @@ def test_a_member_that_has_no_protocol_in_common_with_all_others_is_refused() ->
     assert group.group.state is GroupState.STABLE
 
 
+@pytest.mark.parametrize("fields", [{"protocols": (Protocol("\x01" * 1_025, b""),)}, {"protocol_type": "\x01" * 1_025}])
+def test_a_member_whose_protocol_has_a_name_without_end_is_refused(fields: dict[str, object]) -> None:
+    group = Stepped()
+
+    assert group.joined(group.join(**fields)).error is GroupError.INCONSISTENT_GROUP_PROTOCOL
+
+
 def test_the_protocol_that_most_prefer_is_chosen_among_those_that_all_know() -> None:
     group = Stepped()
     a, b, c = Protocol("a", b"a"), Protocol("b", b"b"), Protocol("c", b"c")

@@ -2,10 +2,12 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from broker.groups.coordinator import GROUP_NAME_BYTES_MAX
 from broker.groups.errors import GroupError
 from broker.groups.events import Leave
 from broker.groups.loaded import Closed, DeleteOffsets, LoadedGroup
@@ -15,8 +17,10 @@ from broker.leadership import COORDINATOR_SLOTS, slot_of
 from storage.catalog.groups import topics_key
 from storage.catalog.topics import Topic
 from storage.errors import Unavailable
+from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
-from storage.metadata.port import Put
+from storage.metadata.oxia.write_request import checked
+from storage.metadata.port import Put, WriteOp
 from storage.vocabulary import PartitionId
 from tests.unit.broker.groups.coordinating import FIRST, Node, World, committed, join_of, of_member, simple, stable, world
 from tests.unit.broker.groups.test_coordinator import group_of, taken_over
@@ -84,6 +88,35 @@ async def test_a_group_that_nobody_uses_is_forgotten_whole_a_retention_time_afte
         assert await node.coordinator.listed() == []
         assert count(node, "forebay_group_offsets_expired_total", cause="retention") == 1
         assert count(node, "forebay_groups_expired_total") == 1
+
+
+async def test_a_group_that_was_forgotten_is_not_kept_in_memory() -> None:
+    async with world(settings=SETTINGS) as made:
+        node = await made.node(1)
+        topic = await topic_of(node)
+        await commit(node, "g", topic.partition(0))
+        made.clock.wall_ms += HOUR_MS
+        await node.coordinator.sweep()
+        async with asyncio.timeout(10):
+            while count(node, "forebay_groups", state="Empty"):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+        assert await node.coordinator.listed() == []
+
+
+async def test_groups_without_members_make_room_for_the_offsets_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.groups.coordinator.OFFSETS_LOADED_MAX", 4)
+    async with world(settings=SETTINGS) as made:
+        node = await made.node(1)
+        topic = await topic_of(node, partition_count=2)
+        joined = await stable(node, "live")
+        await node.coordinator.commit("live", of_member(joined, {topic.partition(number): committed(1) for number in range(2)}))
+        for number in range(6):
+            await commit(node, f"g{number}", topic.partition(0), topic.partition(1))
+
+        assert count(node, "forebay_groups", state="Empty") <= 2
+        assert count(node, "forebay_groups", state="Stable") == 1
+        assert len((await node.coordinator.find("g0")).stored.offsets) == 2
 
 
 async def test_the_time_of_a_group_with_members_begins_when_the_last_one_left() -> None:
@@ -272,6 +305,51 @@ async def test_a_group_that_cannot_be_read_does_not_keep_the_others_from_being_s
         assert [await keys_of(new, group) for group in ("a", "b", "c")] == [0, 2, 0]
 
 
+@pytest.mark.parametrize("broken", ["offset", "name of the topic", "page of topics", "state"])
+async def test_whatever_of_a_group_cannot_be_read_the_others_are_swept(broken: str) -> None:
+    async with world(settings=SETTINGS) as made:
+        old = await made.node(1)
+        topic, other = await topic_of(old), await topic_of(old, "other")
+        groups = ("a", "b", "c", "d")
+        for group in groups:
+            await commit(old, group, (other if group == "b" else topic).partition(0))
+        new = await restarted(made, old)
+        group_keys = GroupKeys("b", slot_of("b"))
+        (record,) = await new.metadata.get_many([group_keys.group])
+        assert record is not None
+        damaged = {
+            "offset": [Put(group_keys.offset(other.partition(0)), b"nonsense", None)],
+            "name of the topic": [Put(keys.topic_id(other.topic_id), b"nonsense", None)],
+            "page of topics": [
+                Put(group_keys.group, record.value.replace(b'"topic_pages":0', b'"topic_pages":1'), None),
+                Put(topics_key(group_keys, 0), b"nonsense", None),
+            ],
+            "state": [Put(group_keys.group, record.value.replace(b'"Empty"', b'"Assigning"'), None)],
+        }
+        await new.metadata.write(damaged[broken])
+        made.clock.wall_ms += HOUR_MS
+        await new.coordinator.sweep()
+
+        found = await new.metadata.get_many([GroupKeys(group, slot_of(group)).group for group in groups])
+        # By its commit: what the topic of an offset is called does not matter in a group without members.
+        assert [record is not None for record in found] == [False, broken != "name of the topic", False, False]
+
+
+async def test_a_group_in_a_state_that_there_is_not_can_be_asked_for_and_harms_nobody() -> None:
+    async with world(settings=SETTINGS) as made:
+        node = await made.node(1)
+        topic = await topic_of(node)
+        await commit(node, "g", topic.partition(0))
+        (await node.coordinator.find("g")).close(GroupError.NOT_COORDINATOR)
+        group_key = GroupKeys("g", slot_of("g")).group
+        (record,) = await node.metadata.get_many([group_key])
+        assert record is not None
+        await node.metadata.write([Put(group_key, record.value.replace(b'"Empty"', b'"Assigning"'), None)])
+
+        with pytest.raises(Closed, match="COORDINATOR_LOAD_IN_PROGRESS"):
+            await node.coordinator.find("g")
+
+
 async def test_offsets_are_forgotten_without_being_asked_for() -> None:
     every = GroupSettings(initial_delay_s=0, offsets_retention_ms=HOUR_MS, retention_check_s=0.05)
     async with world(settings=every) as made:
@@ -430,6 +508,26 @@ async def test_no_offset_is_lost_however_topics_come_and_go_and_coordinators_cha
             found = {partition: -1 if (one := stored.offset(partition)) is None else one.offset for partition in partitions}
             assert all(offset in may[partition] for partition, offset in found.items())
             may = {partition: {offset} for partition, offset in found.items()}
+
+
+async def test_no_request_is_too_large_however_long_the_name_of_the_group_is() -> None:
+    async with world(settings=SETTINGS) as made:
+        node = await made.node(1)
+        topic = await topic_of(node, partition_count=1_500)
+        partitions = [topic.partition(number) for number in range(1_500)]
+
+        async def check(ops: Sequence[WriteOp]) -> None:
+            checked(ops, node.metadata.shard_of)
+
+        node.metadata.before_write = check
+        name = "g" * GROUP_NAME_BYTES_MAX
+        await commit(node, name, *partitions)
+        await commit(node, name, *partitions)
+        (await node.coordinator.find(name)).close(GroupError.NOT_COORDINATOR)
+        assert set((await node.coordinator.find(name)).stored.offsets) == set(partitions)
+        assert await node.coordinator.delete_offsets(name, DeleteOffsets(tuple(partitions))) is GroupError.NONE
+
+        assert (await node.coordinator.find(name)).stored.offsets == {}
 
 
 async def find(node: Node, group: str) -> LoadedGroup:

@@ -2,6 +2,9 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.handlers import list_groups
+from broker.leadership import slot_of
+from storage.metadata.keys import GroupKeys
+from storage.metadata.port import Put
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 from tests.unit.broker.handlers.grouped import commit, member, request_of
 
@@ -36,6 +39,15 @@ async def test_states_and_types_filter() -> None:
         assert await listed(broker, 4, states_filter=("stable", "Dead")) == ["g"]
         assert await listed(broker, 5, states_filter=("Empty",), types_filter=("Classic",)) == ["simple"]
         assert await listed(broker, 5, types_filter=("consumer",)) == []
+
+
+async def test_a_group_that_cannot_be_read_does_not_hide_the_others() -> None:
+    async with cluster() as broker:
+        await broker.create("t")
+        await commit(broker, 9, {0: 1}, group="simple")
+        await broker.metadata.write([Put(GroupKeys("broken", slot_of("broken")).group, b"nonsense", None)])
+
+        assert await listed(broker, 5) == ["simple"]
 
 
 async def test_a_store_that_does_not_answer_makes_the_client_ask_again() -> None:

@@ -3,6 +3,7 @@ import datetime
 import pytest
 from kio.schema.errors import ErrorCode
 
+from broker.handlers.offset_commit import kept_epoch
 from tests.unit.broker.handlers.asking import cluster
 from tests.unit.broker.handlers.grouped import commit, fetched, join, member, set_groups
 from tests.unit.storage.catalog.faulty import Fault
@@ -59,6 +60,11 @@ async def test_too_much_metadata_is_refused() -> None:
 
         assert await commit(broker, 9, {0: 1}, metadata="x" * 4_096) == {0: ErrorCode.none}
         assert await commit(broker, 9, {0: 2}, metadata="x" * 4_097) == {0: ErrorCode.offset_metadata_too_large}
+
+
+@pytest.mark.parametrize(("sent", "kept"), [(-1, -1), (0, 0), (1, -1), (5, -1)])
+def test_an_epoch_of_another_cluster_is_not_kept_as_java_consumers_would_wait_for_it(sent: int, kept: int) -> None:
+    assert kept_epoch(sent) == kept
 
 
 async def test_no_metadata_is_empty_metadata() -> None:

@@ -1,13 +1,20 @@
 import random
+import zlib
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from storage.catalog.groups import GroupRecord, MemberRecord, decode_group, encode_group
+from broker.groups.members import NAME_CHARS_MAX
+from runtime.clock import SystemClock
+from storage.catalog.groups import MEMBERS_PACKED_BYTES_MAX, GroupRecord, MemberRecord, decode_group, encode_group, topic_names
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.limits import METADATA_VALUE_BYTES_MAX
+from storage.metadata import keys
 from storage.metadata.keys import GroupKeys, group_of, groups
-from storage.metadata.port import Record
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import Put, Record
+from storage.vocabulary import TopicId
 
 
 def record(member_count: int, assignment: bytes = b"\x00\xff") -> GroupRecord:
@@ -45,6 +52,43 @@ def test_a_group_that_does_not_fit_is_kept_without_its_members() -> None:
     found = read(encode_group(record(2, assignment=noise)))
 
     assert (found.members, found.leader, found.generation, found.topics) == ((), None, 3, ("t",))
+
+
+def test_members_that_are_very_large_are_not_even_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    compressed: list[int] = []
+
+    def compress(data: bytes, level: int) -> bytes:
+        compressed.append(len(data))
+        return zlib.compress(data, level)
+
+    monkeypatch.setattr("storage.catalog.groups.zlib", SimpleNamespace(compress=compress))
+    found = read(encode_group(record(2, assignment=bytes(MEMBERS_PACKED_BYTES_MAX))))
+
+    assert (found.members, compressed) == ((), [])
+
+
+def test_a_group_fits_with_the_longest_names_that_there_may_be() -> None:
+    longest = "\x01" * NAME_CHARS_MAX
+    noise = random.Random(1).randbytes(100_000)
+    group = msgspec.structs.replace(
+        record(2, assignment=noise),
+        group="\x01" * 1_024,
+        protocol_type=longest,
+        protocol=longest,
+        topics=tuple(f"{number:036}" for number in range(256)),
+    )
+
+    assert len(encode_group(group)) <= METADATA_VALUE_BYTES_MAX
+
+
+async def test_the_name_of_a_topic_that_cannot_be_read_is_left_out() -> None:
+    store = MemoryMetadataStore(clock=SystemClock())
+    named, broken, gone = (TopicId(f"topic-{name}") for name in ("named", "broken", "gone"))
+    await store.write([Put(keys.topic_id(named), b'{"fmt":1,"name":"t"}', None)])
+    await store.write([Put(keys.topic_id(broken), b"nonsense", None)])
+
+    assert await topic_names(store, [named, broken, gone]) == {named: "t", gone: None}
+    await store.close()
 
 
 def test_members_that_cannot_be_read_are_no_group() -> None:

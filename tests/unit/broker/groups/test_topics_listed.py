@@ -1,0 +1,171 @@
+"""Topics that a group's record and the pages beside it name: no offset is hidden, whatever is cut short and whatever arrives late."""
+
+import contextlib
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from broker.groups.errors import GroupError
+from broker.groups.loaded import Closed, DeleteOffsets
+from broker.groups.members import Group
+from broker.groups.offsets import StoredGroup
+from broker.leadership import slot_of
+from runtime.clock import SystemClock
+from storage.catalog.groups import decode_head
+from storage.errors import StorageError
+from storage.metadata.keys import GroupKeys
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import WriteOp
+from storage.vocabulary import PartitionId, TopicId
+from tests.unit.broker.groups.coordinating import committed, world
+from tests.unit.broker.groups.test_sweep import SETTINGS, commit, topic_of
+from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata
+
+KEYS = GroupKeys("g", slot_of("g"))
+
+
+@pytest.fixture(autouse=True)
+def short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.groups.offsets.TOPICS_NAMED_MAX", 2)
+    monkeypatch.setattr("broker.groups.offsets.TOPICS_PAGE_MAX", 3)
+
+
+@pytest.mark.parametrize("writes_left", range(9))
+@pytest.mark.parametrize("ops_max", [1_000, 4])
+async def test_no_topic_is_lost_when_pages_get_fewer_and_that_is_cut_short(
+    writes_left: int, ops_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.groups.offsets.WRITE_REQUEST_OPS_MAX", ops_max)
+    async with world(settings=SETTINGS) as made:
+        node = await made.node(1)
+        partitions = [(await topic_of(node, f"t{number:02}")).partition(0) for number in range(11)]
+        for partition in partitions:
+            await commit(node, "g", partition)
+        await node.coordinator.delete_offsets("g", DeleteOffsets(tuple(partitions[:4])))
+        (await node.coordinator.find("g")).close(GroupError.NOT_COORDINATOR)
+        written = len(node.metadata.writes)
+        node.metadata.faults = {written + number: Fault.REFUSED for number in range(writes_left, 9)}
+        with contextlib.suppress(Closed):
+            await node.coordinator.find("g")
+        node.metadata.faults = {}
+
+        assert set((await node.coordinator.find("g")).stored.offsets) == set(partitions[4:])
+
+
+@pytest.mark.parametrize("late", range(8))
+@pytest.mark.parametrize("delivered_after", range(1, 12))
+async def test_no_topic_is_hidden_by_what_a_coordinator_before_wrote_when_it_listed_them_anew(late: int, delivered_after: int) -> None:
+    async with world(settings=SETTINGS) as made:
+        node = await made.node(1)
+        partitions = [(await topic_of(node, f"t{number:02}")).partition(0) for number in range(11)]
+        await commit(node, "g", *partitions)
+        await node.coordinator.delete_offsets("g", DeleteOffsets(tuple(partitions[:4])))
+        (await node.coordinator.find("g")).close(GroupError.NOT_COORDINATOR)
+        node.metadata.faults = {len(node.metadata.writes) + late: Fault.LATE}
+        with contextlib.suppress(Closed):
+            await node.coordinator.find("g")
+        requests = 0
+
+        class NextStore(FaultyMetadata):
+            async def _dawdle(self) -> None:
+                nonlocal requests
+                requests += 1
+                if requests == delivered_after:
+                    await node.metadata.deliver()
+
+        next_store = NextStore(node.metadata.store)
+        stored, _ = await StoredGroup.load(next_store, KEYS, group_id="g", owner=1, clock=made.clock)
+        assert set(stored.offsets) == set(partitions[4:])
+        await node.metadata.deliver()
+        stored, _ = await StoredGroup.load(next_store, KEYS, group_id="g", owner=1, clock=made.clock)
+
+        assert set(stored.offsets) == set(partitions[4:])
+
+
+async def test_topics_that_come_and_go_for_years_leave_no_list_behind() -> None:
+    async with world(settings=SETTINGS) as made:
+        node = await made.node(1)
+        kept = [(await topic_of(node, f"kept{number}")).partition(0) for number in range(3)]
+        await commit(node, "g", *kept)
+        for number in range(60):
+            partition = (await topic_of(node, f"t{number}")).partition(0)
+            await commit(node, "g", partition)
+            await node.coordinator.delete_offsets("g", DeleteOffsets((partition,)))
+        (record,) = await node.metadata.get_many([KEYS.group])
+        assert record is not None
+        assert decode_head(record).topic_pages <= 3
+
+        (await node.coordinator.find("g")).close(GroupError.NOT_COORDINATOR)
+        assert set((await node.coordinator.find("g")).stored.offsets) == set(kept)
+
+
+class LateStore(FaultyMetadata):
+    """What it was to deliver late arrives at any moment, also while others use the store."""
+
+    def __init__(self, store: MemoryMetadataStore, late: list[Sequence[WriteOp]], chance: random.Random) -> None:
+        super().__init__(store)
+        self._late, self._dice = late, chance
+
+    async def _dawdle(self) -> None:
+        if self._late and self._dice.random() < 0.15:
+            await self.store.write(self._late.pop(self._dice.randrange(len(self._late))))
+
+
+async def loaded(store: MemoryMetadataStore, late: list[Sequence[WriteOp]], chance: random.Random, owner: int) -> tuple[StoredGroup, Group]:
+    """By coordinators one after the other, each of which writes with faults."""
+    for _ in range(50):
+        client = LateStore(store, late, chance)
+        client.faults = {number: chance.choice(list(Fault)) for number in range(12) if chance.random() < 0.06}
+        with contextlib.suppress(StorageError):
+            found = await StoredGroup.load(client, KEYS, group_id="g", owner=owner, clock=SystemClock())
+            client.faults = {}
+            return found
+    raise AssertionError("it is never loaded")
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_what_was_acknowledged_is_there_however_often_topics_are_listed_anew(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr("broker.groups.offsets.WRITE_REQUEST_OPS_MAX", chance.choice([1_000, 4]))
+    store, late = MemoryMetadataStore(clock=SystemClock()), list[Sequence[WriteOp]]()
+    partitions = [PartitionId(TopicId(f"{number:08x}-0000-0000-0000-000000000000"), 0) for number in range(16)]
+    acknowledged = dict.fromkeys(partitions, -1)
+    unknown: dict[PartitionId, set[int]] = {partition: set() for partition in partitions}
+    first: dict[PartitionId, set[int]] = {partition: set() for partition in partitions}
+    """Commits that nobody knows of: where there is no offset, one may still arrive as the first."""
+    found, group = await loaded(store, late, chance, owner=0)
+    for number in range(70):
+        chosen = chance.sample(partitions, chance.randrange(1, 7))
+        deletes = chance.random() < 0.45
+        offset = -1 if deletes else number
+        client = found._metadata
+        assert isinstance(client, LateStore)
+        client.faults = {len(client.writes) + chance.randrange(4): chance.choice(list(Fault))} if chance.random() < 0.25 else {}
+        is_open = chance.random() >= 0.12
+        try:
+            if deletes:
+                chosen = [partition for partition in chosen if found.offset(partition) is not None]
+                await found.delete_offsets(group, chosen)
+            else:
+                await found.commit(group, {partition: committed(number) for partition in chosen})
+        except StorageError:
+            is_open = False
+            for partition in chosen:
+                unknown[partition].add(offset)
+                first[partition].add(offset)
+        else:
+            acknowledged |= dict.fromkeys(chosen, offset)
+            if not deletes:
+                unknown |= {partition: set() for partition in chosen}
+        client.faults = {}
+        if is_open:
+            continue
+        found, group = await loaded(store, late, chance, owner=number + 1)
+        for partition in partitions:
+            one = found.offset(partition)
+            is_offset = -1 if one is None else one.offset
+            was = acknowledged[partition]
+            assert is_offset == was or is_offset in unknown[partition] or (was == -1 and is_offset in first[partition])
+            acknowledged[partition] = is_offset
+    await store.close()
