@@ -4,6 +4,7 @@ import sys
 
 _OLDEST_PYTHON = (3, 11)
 _EXIT_USAGE = 2
+_EXIT_INTERRUPTED = 130
 
 
 def refusal(version: "tuple[int, ...]", *, assertions: bool) -> str:
@@ -20,9 +21,13 @@ def main() -> None:
     if reason:
         sys.stderr.write(reason + "\n")
         sys.exit(_EXIT_USAGE)
-    from forebay.cli import application
+    try:
+        from forebay.cli import application
 
-    application()
+        application()
+    except KeyboardInterrupt:
+        # Before a command began: while its modules were read.
+        sys.exit(_EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """`forebay debug …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
-import asyncio
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,6 +36,8 @@ def trace_offset(
     output: Annotated[str, typer.Option("--output", "-o", help="table or json", metavar="FORMAT")] = "table",
 ) -> None:
     """Show where the record at an offset lies: control record, entry, object, bytes, and the header of its batch."""
+    import asyncio
+
     from broker.settings.errors import SettingsError
     from broker.settings.loading import load
     from forebay.debug.failures import TraceFailed

@@ -22,6 +22,7 @@ from forebay.kafka_client.options import (
     Timeout,
     connected,
 )
+from forebay.kafka_client.text import checked_names, printable
 
 if TYPE_CHECKING:
     from forebay.group.administration import GroupFacts
@@ -104,7 +105,12 @@ group.command("reset-offsets")(reset_offsets)
 def delete(
     names: Annotated[
         list[str],
-        typer.Argument(help="The groups' names; behind -- if one begins with a dash.", metavar="GROUP…", autocompletion=group_names),
+        typer.Argument(
+            help="The groups' names; behind -- if one begins with a dash.",
+            metavar="GROUP…",
+            autocompletion=group_names,
+            callback=checked_names,
+        ),
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -126,9 +132,9 @@ def delete(
         quoted = ", ".join(f'"{name}"' for name in names)
         what = f"group{'' if len(names) == 1 else 's'} {quoted}"
         if not yes:
-            if not sys.stdin.isatty():
+            if sys.stdin is None or not sys.stdin.isatty():
                 raise ClientFailed(f"Deleting {what} has to be confirmed: at a terminal, or with --yes.", exit_code=EXIT_USAGE)
-            typer.echo(f"Delete {what} and all committed offsets? [y/N]: ", nl=False, err=True)
+            typer.echo(f"Delete {printable(what)} and all committed offsets? [y/N]: ", nl=False, err=True)
             if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
                 raise ClientFailed("Nothing was deleted.", exit_code=EXIT_FAILED)
         terminal = Terminal(output, quiet)

@@ -21,6 +21,7 @@ from forebay.kafka_client.options import (
     connected,
     seconds,
 )
+from forebay.kafka_client.text import checked_name
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -35,7 +36,9 @@ CLEAR_SCREEN: Final = "\x1b[H\x1b[2J"
 def lag(
     name: Annotated[
         str | None,
-        typer.Argument(help="The group's name; without it all groups, a line each.", metavar="GROUP", autocompletion=group_names),
+        typer.Argument(
+            help="The group's name; without it all groups, a line each.", metavar="GROUP", autocompletion=group_names, callback=checked_name
+        ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
     interval: Annotated[str, typer.Option("--interval", help="How long to wait between two looks.", metavar="DURATION")] = INTERVAL,

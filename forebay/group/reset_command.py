@@ -19,11 +19,13 @@ from forebay.kafka_client.options import (
     Timeout,
     connected,
 )
+from forebay.kafka_client.text import checked_text
 
 if TYPE_CHECKING:
     from forebay.group.resetting import Scope, Target
 
 ROWS_BYTES_MAX = 64 * 1024 * 1024
+TIMESTAMP_MS_MAX = 2**63 - 1
 
 
 def reset_offsets(
@@ -44,7 +46,7 @@ def reset_offsets(
         ),
     ] = None,
     to_timestamp: Annotated[
-        int | None, typer.Option("--to-timestamp", min=0, help="The same, in milliseconds since 1970.", metavar="MS")
+        int | None, typer.Option("--to-timestamp", min=0, max=TIMESTAMP_MS_MAX, help="The same, in milliseconds since 1970.", metavar="MS")
     ] = None,
     shift_by: Annotated[
         int | None, typer.Option("--shift-by", help="So many records on from what is committed, or back: -10.", metavar="N")
@@ -85,7 +87,7 @@ def reset_offsets(
         connection, admin = connected(bootstrap, timeout)
         resets, warnings = plan(connection, admin, name, target, scopes)
         for warning in warnings:
-            typer.echo(f"Warning: {warning}", err=True)
+            terminal.say(f"Warning: {warning}")
         if execute:
             commit(connection, admin, name, {(one.topic, one.partition): one.new for one in resets})
         terminal.show({"group": name, "executed": execute, "partitions": resets}, resets_rows(resets) if export else resets_table(resets))
@@ -153,9 +155,16 @@ def _target(
 
 
 def _lines(file: Path) -> list[str]:
-    if file.stat().st_size > ROWS_BYTES_MAX:
+    # Not by its size: a pipe has none.
+    with file.open("rb") as rows:
+        held = rows.read(ROWS_BYTES_MAX + 1)
+    if len(held) > ROWS_BYTES_MAX:
         raise ValueError(f"is larger than {ROWS_BYTES_MAX // 2**20} MiB")
-    return file.read_text(encoding="utf-8").splitlines()
+    try:
+        # Spreadsheets put a mark before the first name.
+        return held.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 text: byte {error.start} is no part of it") from error
 
 
 def _scopes(topics: list[str] | None, *, all_topics: bool, from_file: bool) -> "list[Scope] | None":
@@ -172,6 +181,7 @@ def _scopes(topics: list[str] | None, *, all_topics: bool, from_file: bool) -> "
 
     scopes = []
     for text in topics or ():
+        checked_text(text, option="--topic")
         try:
             scopes.append(parse_scope(text))
         except ValueError as error:

@@ -5,7 +5,7 @@ As Kafka's own tool does it: an offset outside of its partition becomes the near
 
 import csv
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -69,7 +69,7 @@ def parse_scope(text: str) -> Scope:
 def parse_rows(lines: Iterable[str]) -> dict[Partition, int]:
     """Lines `topic,partition,offset`, as `--export` writes them. Raise ValueError with a phrase that names the line."""
     offsets: dict[Partition, int] = {}
-    for number, row in enumerate(csv.reader(lines), start=1):
+    for number, row in enumerate(_rows(lines), start=1):
         if not row:
             continue
         if len(row) != 3 or not row[0] or not all(re.fullmatch(r"\d{1,18}", cell.strip(), re.ASCII) for cell in row[1:]):
@@ -83,6 +83,13 @@ def parse_rows(lines: Iterable[str]) -> dict[Partition, int]:
     if not offsets:
         raise ValueError("has no lines: write topic,partition,offset")
     return offsets
+
+
+def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(lines)
+    except csv.Error as error:
+        raise ValueError(f"cannot be read as rows: {error}") from error
 
 
 def planned(

@@ -1,5 +1,6 @@
 """Names of topics and groups, where a shell completes them. Whatever goes wrong, nothing is offered and nothing is said."""
 
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,9 @@ WITHIN_S: Final = 1.0
 """Longer than this, nobody waits for a completion."""
 
 OFFERED_MAX: Final = 500
+
+_HARMLESS: Final = re.compile(r"[\w.][\w.@%+=:,/-]*")
+"""Anybody may name a group `$(reboot)`, and a shell that put this into a line would run it."""
 
 
 def topic_names(context: typer.Context, incomplete: str) -> list[str]:
@@ -41,4 +45,4 @@ def _offered(context: typer.Context, incomplete: str, names: "Callable[[Connecti
         found = names(connection, connection.admin())
     except ClientFailed:
         return []
-    return sorted(name for name in found if name.startswith(incomplete))[:OFFERED_MAX]
+    return sorted(name for name in found if name.startswith(incomplete) and _HARMLESS.fullmatch(name))[:OFFERED_MAX]

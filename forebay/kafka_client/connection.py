@@ -4,6 +4,7 @@ Every wait ends at the timeout given. librdkafka keeps trying to connect without
 """
 
 import contextlib
+import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -15,11 +16,15 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[a
 
 from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, EXIT_UNREACHABLE, EXIT_USAGE, ClientFailed
+from forebay.kafka_client.interrupts import PatientConsumer, PatientProducer
 
 KAFKA_PORT: Final = 9092
 PORT_MAX: Final = 65_535
 CONNECT_WITHIN_S: Final = 5.0
 DIAGNOSE_WITHIN_S: Final = 2.0
+ANSWER_WITHIN_MAX_S: Final = 3_600.0
+"""The library waits for no answer longer than this."""
+
 CLIENT_ID: Final = "forebay"
 _METADATA_SLICE_S: Final = 2.0
 
@@ -43,7 +48,7 @@ def parse_bootstrap(text: str) -> tuple[Address, ...]:
         if not separator or one.endswith("]"):
             host, port = one, str(KAFKA_PORT)
         host = host.removeprefix("[").removesuffix("]")
-        if not host or "/" in host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= PORT_MAX:
+        if not host or "/" in host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 0 < int(port) <= PORT_MAX:
             raise ClientFailed(f'-b "{text}": "{one}" is not HOST:PORT. Write for example localhost:9092.', exit_code=EXIT_USAGE)
         addresses.append(Address(host, int(port)))
     return tuple(addresses)
@@ -64,10 +69,10 @@ class Connection:
         return AdminClient(self._config())
 
     def consumer(self, config: Mapping[str, Any]) -> Consumer:
-        return Consumer({**self._config(), **config})
+        return PatientConsumer({**self._config(), **config})
 
     def producer(self, config: Mapping[str, Any]) -> Producer:
-        return Producer({**self._config(), **config})
+        return PatientProducer({**self._config(), **config})
 
     def metadata(self, admin: AdminClient) -> ClusterMetadata:
         """All topics and brokers. Raise `ClientFailed`."""
@@ -146,6 +151,7 @@ class Connection:
 def connect(bootstrap: str, *, timeout_s: float) -> Connection:
     """Raise `ClientFailed` unless one of the addresses accepts a connection."""
     addresses = parse_bootstrap(bootstrap)
+    timeout_s = min(timeout_s, ANSWER_WITHIN_MAX_S)
     causes = []
     for address in addresses:
         cause = cannot_reach(address, within_s=min(timeout_s, CONNECT_WITHIN_S))

@@ -8,6 +8,8 @@ from typing import Final
 
 import typer
 
+from forebay.kafka_client.text import printable
+
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_UNREACHABLE: Final = 3
@@ -31,9 +33,10 @@ def failures_reported() -> Iterator[None]:
     """Ends the command with one line on stderr and its exit code; Ctrl-C ends it with 130, a closed pipe quietly with 0."""
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except ClientFailed as failed:
-        typer.echo(str(failed), err=True)
+        typer.echo(printable(str(failed)), err=True)
         raise typer.Exit(failed.exit_code) from failed
     except KeyboardInterrupt as interrupted:
         raise typer.Exit(EXIT_INTERRUPTED) from interrupted
@@ -42,6 +45,14 @@ def failures_reported() -> Iterator[None]:
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.close()
         raise typer.Exit(0) from closed
+    except OSError as error:
+        where = "Reading or writing" if error.filename is None else str(error.filename)
+        if error.filename is None:
+            # A full disk behind stdout, which must not be flushed again.
+            with contextlib.suppress(OSError):
+                sys.stdout.close()
+        typer.echo(printable(f"{where}: {(error.strerror or str(error)).lower()}."), err=True)
+        raise typer.Exit(EXIT_FAILED) from error
 
 
 def unknown_topic(name: str, known: Iterable[str]) -> ClientFailed:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from forebay.kafka_client.durations import parse_duration_ms
+from forebay.kafka_client.text import checked_text, printable, printable_json
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
 DEFAULT_TIMEOUT: Final = "10s"
+DURATION_MAX_S: Final = 10 * 365 * 86_400
 
 
 class Output(enum.StrEnum):
@@ -40,7 +42,7 @@ class Terminal:
 
     def say(self, line: str) -> None:
         if not self.quiet:
-            typer.echo(line, err=True)
+            typer.echo(printable(line), err=True)
 
     def show(self, data: object, table: str) -> None:
         """Data as JSON, or as the table given."""
@@ -53,7 +55,7 @@ class Terminal:
         if self.output is Output.JSON:
             import msgspec
 
-            typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2))
+            typer.echo(printable_json(msgspec.json.format(msgspec.json.encode(data), indent=2).decode()))
 
 
 def connected(bootstrap: str, timeout: str) -> "tuple[Connection, AdminClient]":
@@ -72,6 +74,8 @@ def seconds(text: str, *, option: str = "--timeout") -> float:
         raise typer.BadParameter(f'{option} "{text}" {error}') from error
     if given_ms <= 0:
         raise typer.BadParameter(f'{option} "{text}" must be longer than nothing')
+    if given_ms > DURATION_MAX_S * 1_000:
+        raise typer.BadParameter(f'{option} "{text}" is longer than ten years')
     return given_ms / 1_000
 
 
@@ -79,7 +83,7 @@ def pairs(given: list[str] | None, *, option: str, example: str) -> dict[str, st
     """`name=value`, each once. Raise `BadParameter` for anything else."""
     found: dict[str, str] = {}
     for one in given or ():
-        name, separator, value = one.partition("=")
+        name, separator, value = checked_text(one, option=option).partition("=")
         if not separator or not name:
             raise typer.BadParameter(f'{option} "{one}": write NAME=VALUE, for example {option} {example}')
         if name in found:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
+from forebay.kafka_client.text import printable
+
 NOTHING: Final = "-"
 """Stands where there is no value."""
 
@@ -13,7 +15,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         any(isinstance(row[n], int) for row in rows) and all(isinstance(row[n], int) or row[n] == NOTHING for row in rows)
         for n in range(len(header))
     ]
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    cells = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
     return "\n".join(
         "  ".join(
@@ -26,4 +28,4 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def facts(rows: Sequence[tuple[str, object]]) -> str:
     """A name and a value per line."""
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name.ljust(width)}  {value}".rstrip() for name, value in rows)
+    return "\n".join(f"{name.ljust(width)}  {printable(str(value))}".rstrip() for name, value in rows)

@@ -5,7 +5,11 @@ from typing import Annotated
 import typer
 
 from forebay.kafka_client.completion import topic_names
+from forebay.kafka_client.text import checked_name
 
 Name = Annotated[
-    str, typer.Argument(help="The topic's name; behind -- if it begins with a dash.", metavar="TOPIC", autocompletion=topic_names)
+    str,
+    typer.Argument(
+        help="The topic's name; behind -- if it begins with a dash.", metavar="TOPIC", autocompletion=topic_names, callback=checked_name
+    ),
 ]

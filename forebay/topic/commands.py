@@ -1,5 +1,6 @@
 """`forebay topic …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -20,6 +21,7 @@ from forebay.kafka_client.options import (
     connected,
     pairs,
 )
+from forebay.kafka_client.text import checked_text
 from forebay.topic.arguments import Name
 from forebay.topic.consume_command import consume, tail
 
@@ -69,11 +71,12 @@ def describe(
 def create(
     name: Name,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, help="How many; without it as many as the cluster makes of itself.")
+        int | None,
+        typer.Option("--partitions", "-p", min=1, max=100_000, help="How many; without it as many as the cluster makes of itself."),
     ] = None,
     replication_factor: Annotated[
         int | None,
-        typer.Option("--replication-factor", "-r", min=1, max=32_767, help="For Apache Kafka; Forebay's records are in the object store."),
+        typer.Option("--replication-factor", "-r", min=1, max=10_000, help="For Apache Kafka; Forebay's records are in the object store."),
     ] = None,
     configs: Configs = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -125,6 +128,11 @@ def alter(
         given = pairs(configs, option="-c", example="retention.ms=3600000")
         if not given and not unset:
             raise typer.BadParameter("nothing to alter: give -c KEY=VALUE or --unset KEY")
+        for key in unset or ():
+            if not checked_text(key, option="--unset"):
+                raise typer.BadParameter("--unset needs a name")
+            if key in given:
+                raise typer.BadParameter(f"{key} is both set and unset")
         from forebay.topic import administration
 
         administration.alter(*connected(bootstrap, timeout), name, set_to=given, unset=unset or ())
@@ -152,7 +160,7 @@ def delete(
         connection, admin = connected(bootstrap, timeout)
         found = administration.looked_up(connection, admin, name)
         if not yes:
-            if not sys.stdin.isatty():
+            if sys.stdin is None or not sys.stdin.isatty():
                 raise ClientFailed(f'Deleting topic "{name}" has to be confirmed: at a terminal, or with --yes.', exit_code=EXIT_USAGE)
             there = administration.bounds(connection, admin, name, range(len(found.partitions))).values()
             held = counted(sum(partition.end - partition.start for partition in there), "record")
@@ -187,6 +195,7 @@ def produce(
         from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
         from forebay.kafka_client.connection import said
         from forebay.kafka_client.failures import unknown_partition
+        from forebay.kafka_client.interrupts import interrupted_between_calls
         from forebay.topic import producing
         from forebay.topic.administration import looked_up
         from forebay.topic.views import counted
@@ -200,14 +209,15 @@ def produce(
         producer = connection.producer({**producing.CONFIG, "message.timeout.ms": int(connection.timeout_s * 1_000)})
         produced = producing.Produced()
         interrupted = False
-        with file.open("rb") if file is not None else _standard_input(terminal) as stream:
+        opened = file.open("rb") if file is not None else _standard_input(terminal)
+        with interrupted_between_calls(), opened as stream:
             try:
                 producing.produce(
                     producer,
                     name,
                     producing.lines(stream),
                     produced,
-                    key=None if key is None else key.encode(),
+                    key=None if key is None else os.fsencode(key),
                     headers=chosen,
                     partition=-1 if partition is None else partition,
                 )
@@ -242,10 +252,12 @@ def _header(text: str) -> tuple[str, bytes]:
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise typer.BadParameter(f'-H "{text}": write NAME=VALUE, for example -H source=web')
-    return name, value.encode()
+    return checked_text(name, option="-H"), os.fsencode(value)
 
 
 def _standard_input(terminal: Terminal) -> AbstractContextManager[IO[bytes]]:
+    if sys.stdin is None:
+        raise ClientFailed("Standard input is closed: there are no lines to read. Give --file FILE.", exit_code=EXIT_USAGE)
     if sys.stdin.isatty():
         terminal.say("One record a line; Ctrl-D ends.")
     return nullcontext(sys.stdin.buffer)

@@ -1,16 +1,23 @@
 """`forebay topic consume` and `forebay topic tail`."""
 
+import contextlib
+import errno
+import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
 from forebay.kafka_client.completion import group_names
-from forebay.kafka_client.failures import failures_reported
+from forebay.kafka_client.failures import EXIT_TIMED_OUT, ClientFailed, failures_reported
 from forebay.kafka_client.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT, Bootstrap, Quiet, Terminal, connected, seconds
+from forebay.kafka_client.text import checked_name, printable_record
 from forebay.topic.arguments import Name
 
 if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
     from forebay.topic.consuming import Consumed, Until
     from forebay.topic.record_format import Part
     from forebay.topic.starting import Start
@@ -50,6 +57,7 @@ def consume(
             help="Join this group, go on where it is, and commit what was written.",
             metavar="GROUP",
             autocompletion=group_names,
+            callback=checked_name,
         ),
     ] = None,
     record_format: Format = r"%v\n",
@@ -75,8 +83,6 @@ def consume(
         if group is None:
             _read(name, begin, until, write, terminal, partition=partition, bootstrap=bootstrap, timeout=wait, clock=clock)
             return
-        if not group:
-            raise typer.BadParameter("-g needs a name")
         if partition is not None:
             raise typer.BadParameter("-g and -p exclude each other: a group gives its members their partitions")
         if not isinstance(begin, starting.AtStart | starting.AtEnd):
@@ -121,10 +127,62 @@ def tail(
 def _format(text: str) -> "Part":
     from forebay.topic.record_format import record_format
 
+    for_terminal = sys.stdout is not None and sys.stdout.isatty()
     try:
-        return record_format(text)
+        return record_format(text, shown=printable_record) if for_terminal else record_format(text)
     except ValueError as error:
         raise typer.BadParameter(f'-f "{text}" {error}') from error
+
+
+class WholeWrites:
+    """What is behind stdout. With PYTHONUNBUFFERED nothing buffers, and a disk that fills up, or a pipe, may take a part of a record."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.flush = stream.flush
+
+    def write(self, record: bytes) -> None:
+        left = memoryview(record)
+        while left:
+            # None: it takes nothing now, and is not to be waited for.
+            taken: int | None = self._stream.write(left)
+            if taken is None:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            left = left[taken:]
+
+
+def _stdout() -> WholeWrites:
+    if sys.stdout is None:
+        raise ClientFailed("Standard output is closed: there is nowhere to write records.")
+    return WholeWrites(sys.stdout.buffer)
+
+
+@contextlib.contextmanager
+def _silence_explained(bootstrap: str) -> Iterator[None]:
+    """No record came: if that is because no broker can be reached any more, say so."""
+    try:
+        yield
+    except ClientFailed as failed:
+        if failed.exit_code == EXIT_TIMED_OUT:
+            from forebay.kafka_client.connection import DIAGNOSE_WITHIN_S, connect
+
+            connect(bootstrap, timeout_s=DIAGNOSE_WITHIN_S)
+        raise
+
+
+def _losses_said(terminal: Terminal) -> "dict[str, Callable[[KafkaError], None]]":
+    """A consumer waits for brokers that are gone for as long as it takes, and would not say what for."""
+    from confluent_kafka import KafkaError
+
+    said = False
+
+    def lost(error: KafkaError) -> None:
+        nonlocal said
+        if error.code() == KafkaError._ALL_BROKERS_DOWN and not said:  # noqa: SLF001
+            said = True
+            terminal.say("No broker can be reached: trying again.")
+
+    return {"error_cb": lost}
 
 
 def _read(
@@ -139,23 +197,26 @@ def _read(
     timeout: str,
     clock: "Clock",
 ) -> None:
+    from forebay.kafka_client.interrupts import interrupted_between_calls
     from forebay.topic import administration, consuming
 
     connection, admin = connected(bootstrap, timeout)
     offsets = administration.first_offsets(connection, admin, name, begin, partition=partition)
-    consumer = connection.consumer(consuming.CONFIG)
+    data = _stdout()
+    consumer = connection.consumer({**consuming.CONFIG, **_losses_said(terminal)})
     consumed = consuming.Consumed()
-    data = sys.stdout.buffer
-    try:
-        consuming.consume(
-            consumer, name, offsets, until, consumed, write=lambda record: data.write(write(record)), flush=data.flush, clock=clock
-        )
-    except KeyboardInterrupt:
-        data.flush()
-        if not until.follows:
-            raise
-    finally:
-        consumer.close()
+    with interrupted_between_calls():
+        try:
+            with _silence_explained(bootstrap):
+                consuming.consume(
+                    consumer, name, offsets, until, consumed, write=lambda record: data.write(write(record)), flush=data.flush, clock=clock
+                )
+        except KeyboardInterrupt:
+            data.flush()
+            if not until.follows:
+                raise
+        finally:
+            consumer.close()
     terminal.say(f'{_counted(consumed)} of "{name}".')
 
 
@@ -171,26 +232,29 @@ def _read_as_member(
     timeout: str,
     clock: "Clock",
 ) -> None:
+    from forebay.kafka_client.interrupts import interrupted_between_calls
     from forebay.topic.administration import looked_up
     from forebay.topic.consuming import Consumed
     from forebay.topic.group_consuming import GroupReader, group_config
 
     connection, admin = connected(bootstrap, timeout)
     looked_up(connection, admin, name)
-    consumer = connection.consumer(group_config(group, from_start=from_start))
+    data = _stdout()
+    consumer = connection.consumer({**group_config(group, from_start=from_start), **_losses_said(terminal)})
     consumed = Consumed()
-    data = sys.stdout.buffer
     reader = GroupReader(consumer, name, flush=data.flush, clock=clock)
-    try:
+    with interrupted_between_calls():
         try:
-            reader.read(until, consumed, lambda record: data.write(write(record)))
-        except KeyboardInterrupt:
-            if not until.follows:
-                raise
+            try:
+                with _silence_explained(bootstrap):
+                    reader.read(until, consumed, lambda record: data.write(write(record)))
+            except KeyboardInterrupt:
+                if not until.follows:
+                    raise
+            finally:
+                reader.settle()
         finally:
-            reader.settle()
-    finally:
-        consumer.close()
+            consumer.close()
     terminal.say(f'{_counted(consumed)} of "{name}", committed for group "{group}".')
 
 

@@ -4,7 +4,8 @@
     %K bytes in the key       %V bytes in the value            %H headers, counted        %% a percent sign
     %k{hex} %k{base64} %v{hex} %v{base64} %d{utc}              a backslash before n, t, r, 0, x1f or another backslash
 
-A null is written as nothing, its length as -1. Keys and values are written as the bytes they are.
+A null is written as nothing, its length as -1. Keys and values are written as the bytes they are; to a terminal, control characters in
+them as `\\x1b`.
 """
 
 import base64
@@ -14,6 +15,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
+
+from forebay.kafka_client.text import printable_json
 
 DEFAULT_FORMAT: Final = r"%v\n"
 
@@ -34,22 +37,29 @@ class Record(NamedTuple):
 Part = Callable[[Record], bytes]
 
 
-def record_format(text: str) -> Part:
-    """Raise ValueError with a phrase for a format that says nothing or something unknown."""
+def _as_it_is(held: bytes) -> bytes:
+    return held
+
+
+def record_format(text: str, *, shown: Callable[[bytes], bytes] = _as_it_is) -> Part:
+    """`shown` is asked about what others wrote: keys, values and headers, in a percent format.
+
+    Raise ValueError with a phrase for a format that says nothing or something unknown.
+    """
     if text == "raw":
         return lambda record: record.value or b""
     if text == "json":
         return _as_json
     if not text:
         raise ValueError("is empty")
-    parts = [_part(token) for token in _TOKEN.finditer(text)]
+    parts = [_part(token, shown) for token in _TOKEN.finditer(text)]
     return lambda record: b"".join(part(record) for part in parts)
 
 
-def _part(token: re.Match[str]) -> Part:
+def _part(token: re.Match[str], shown: Callable[[bytes], bytes]) -> Part:
     field, escape, text = token["field"], token["escape"], token["text"]
     if text is not None:
-        literal = text.encode()
+        literal = text.encode(errors="surrogateescape")
     elif escape is not None:
         if escape.startswith("x") and len(escape) > 1:
             literal = bytes.fromhex(escape[1:])
@@ -60,7 +70,8 @@ def _part(token: re.Match[str]) -> Part:
     elif field == "%":
         literal = b"%" + (f"{{{token['as']}}}".encode() if token["as"] is not None else b"")
     else:
-        return _field(field, token["as"])
+        written = _field(field, token["as"])
+        return lambda record: shown(written(record))
     return lambda _: literal
 
 
@@ -113,19 +124,21 @@ _FIELDS: Final[dict[str, dict[str | None, Part]]] = {
 
 
 def _as_json(record: Record) -> bytes:
-    """One line. Bytes that are no UTF-8 text are `{"base64": …}`."""
+    """One line, which no terminal obeys. Bytes that are no UTF-8 text are `{"base64": …}`."""
     return (
-        msgspec.json.encode(
-            {
-                "topic": record.topic,
-                "partition": record.partition,
-                "offset": record.offset,
-                "timestamp_ms": record.timestamp_ms,
-                "key": _text(record.key),
-                "value": _text(record.value),
-                "headers": [{"key": name, "value": _text(held)} for name, held in record.headers],
-            }
-        )
+        printable_json(
+            msgspec.json.encode(
+                {
+                    "topic": record.topic,
+                    "partition": record.partition,
+                    "offset": record.offset,
+                    "timestamp_ms": record.timestamp_ms,
+                    "key": _text(record.key),
+                    "value": _text(record.value),
+                    "headers": [{"key": name, "value": _text(held)} for name, held in record.headers],
+                }
+            ).decode()
+        ).encode()
         + b"\n"
     )
 

@@ -10,9 +10,8 @@ from forebay.kafka_client.durations import parse_duration_ms
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_EXPECTED: Final = (
-    "expected start, end, an offset, -N (the last N), or @TIME (2026-11-21T08:00Z, milliseconds, or -10m for ten minutes ago)"
-)
+_TIME_EXPECTED: Final = "2026-11-21T08:00Z, milliseconds, or -10m for ten minutes ago"
+_EXPECTED: Final = f"expected start, end, an offset, -N (the last N), or @TIME ({_TIME_EXPECTED})"
 _OFFSET_MAX: Final = 2**63 - 1
 
 
@@ -106,6 +105,6 @@ def parse_time_ms(text: str, *, now_ms: int) -> int:
     try:
         at = datetime.fromisoformat(text)
     except ValueError as error:
-        raise ValueError(f"is no time: {_EXPECTED}") from error
+        raise ValueError(f"is no time: write for example {_TIME_EXPECTED}") from error
     # Without a zone it is UTC: a script has the same result wherever it runs.
     return max(0, ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1))

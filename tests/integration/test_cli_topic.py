@@ -1,5 +1,6 @@
 """`forebay topic` and `forebay cluster` beside a broker that serves."""
 
+import contextlib
 import json
 import os
 import pty
@@ -255,3 +256,74 @@ def test_help_does_not_wait_for_the_client_library() -> None:
     )
 
     assert loaded.stdout.split() == [b"False", b"False"]
+
+
+def on_a_terminal(bootstrap: str, *arguments: str) -> bytes:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "forebay", *arguments]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.DEVNULL, env=environment(bootstrap)
+    ) as process:
+        os.close(theirs)
+        seen = b""
+        # A terminal whose programs have ended says EIO, not the end.
+        with contextlib.suppress(OSError):
+            while read := os.read(ours, 65_536):
+                seen += read
+        os.close(ours)
+        assert process.wait(ANSWER_WITHIN_S) == 0
+    return seen.replace(b"\r\n", b"\n")
+
+
+def test_a_terminal_does_not_obey_the_values_of_a_topic(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "hostile")
+    answered(served.bootstrap, "topic", "produce", "hostile", given=b"\x1b]0;owned\x07 \xff\n")
+
+    shown = on_a_terminal(served.bootstrap, "topic", "consume", "hostile", "--exit")
+    asked_for = on_a_terminal(served.bootstrap, "topic", "consume", "hostile", "--exit", "-f", "raw")
+
+    assert shown == b"\\x1b]0;owned\\x07 \\xff\n"
+    assert asked_for == b"\x1b]0;owned\x07 \xff"
+
+
+def test_a_full_disk_ends_with_one_line(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "full-disk")
+    answered(served.bootstrap, "topic", "produce", "full-disk", given=b"x" * 100_000)
+    command = [sys.executable, "-m", "forebay", "topic", "consume", "full-disk", "-g", "full-disk", "--exit"]
+
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, env=environment(served.bootstrap), timeout=ANSWER_WITHIN_S, check=False
+        )
+
+    assert (ended.returncode, ended.stderr) == (1, b"Reading or writing: no space left on device.\n")
+    assert answered(served.bootstrap, "group", "lag", "full-disk")["partitions"] == []
+
+
+def test_what_follows_a_topic_says_that_its_broker_is_gone_and_ends_well_by_ctrl_c() -> None:
+    with serving(None) as broker:
+        answered(broker.bootstrap, "topic", "create", "left")
+        answered(broker.bootstrap, "topic", "produce", "left", given=b"1\n")
+        process = following(broker.bootstrap, "topic", "consume", "left")
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"1\n"
+    assert process.stderr.readline() == b"No broker can be reached: trying again.\n"
+
+    assert interrupted(process) == (0, '1 record of "left".\n')
+
+
+def test_silence_of_a_broker_that_is_gone_is_not_silence_of_the_topic() -> None:
+    with serving(None) as broker:
+        answered(broker.bootstrap, "topic", "create", "left")
+        answered(broker.bootstrap, "topic", "produce", "left", given=b"1\n")
+        process = following(broker.bootstrap, "topic", "consume", "left", "-q", "--timeout", "5s")
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+
+    _, talk = process.communicate(timeout=ANSWER_WITHIN_S)
+
+    assert (process.returncode, talk.decode()) == (
+        3,
+        f"Cannot reach {broker.bootstrap} (connection refused). Set -b HOST:PORT or FOREBAY_BOOTSTRAP.\n",
+    )

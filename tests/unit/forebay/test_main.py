@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from forebay.__main__ import refusal
+from forebay.__main__ import main, refusal
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,21 @@ def test_running_without_assertions_is_refused_before_anything_else() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = {"aiohttp", "pydantic", "prometheus_client", "confluent_kafka", "structlog"}
+    heavy = {"aiohttp", "pydantic", "prometheus_client", "confluent_kafka", "structlog", "asyncio"}
     code = f"import sys, forebay.cli; print(sorted({heavy} & set(sys.modules)))"
 
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
 
     assert ended.stdout == "[]\n"
+
+
+def test_ctrl_c_before_a_command_begins_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("forebay.cli.application", interrupted)
+
+    with pytest.raises(SystemExit) as left:
+        main()
+
+    assert left.value.code == 130

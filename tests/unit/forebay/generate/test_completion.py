@@ -3,12 +3,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from forebay.cli import application
 from forebay.generate.completion import SCRIPTS
+from forebay.kafka_client.completion import topic_names
 
 FOLDER = str(Path(sys.executable).parent)
 
@@ -71,3 +75,11 @@ def test_zsh_is_answered_in_its_own_words() -> None:
     ended = subprocess.run([f"{FOLDER}/forebay"], capture_output=True, text=True, check=True, env=environment)
 
     assert ended.stdout.splitlines() == ['_arguments \'*: :(("bash"', '"zsh"', '"fish"))\'']
+
+
+def test_no_name_is_offered_that_a_shell_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["$(reboot)", "a;b", "a b", "`id`", "*", "-x", "a\nb", "a\x1b[2J", "=ls", "it's", "orders.v1", "größe"]
+    asked = SimpleNamespace(admin=lambda: None, metadata=lambda _: SimpleNamespace(topics=dict.fromkeys(names)))
+    monkeypatch.setattr("forebay.kafka_client.connection.connect", lambda *_, **__: asked)
+
+    assert topic_names(cast("typer.Context", SimpleNamespace(params={})), "") == ["größe", "orders.v1"]

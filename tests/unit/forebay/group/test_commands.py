@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError
 from typer.testing import CliRunner
 
 from forebay.cli import application
+from forebay.group import reset_command
 from tests.unit.forebay.group.group_examples import CONNECTION, FakeAdmin, described, member
 
 RESET = ("group", "reset-offsets", "g")
@@ -36,7 +37,14 @@ def run(*arguments: str) -> tuple[int, str, str]:
         (("group", "list", "-b", "localhost:port"), "is not HOST:PORT"),
         (("topic", "consume", "t", "-g", "g", "-o", "7"), '-o "7" is not for a group'),
         (("topic", "consume", "t", "-g", "g", "-p", "1"), "-g and -p exclude each other"),
-        (("topic", "consume", "t", "-g", ""), "-g needs a name"),
+        (("topic", "consume", "t", "-g", ""), "a name is not empty"),
+        ((*RESET, "--topic", "t", "--to-timestamp", f"{2**63}"), "less than or equal to 9223372036854775807"),
+        ((*RESET, "--topic", "t\udcff", "--to-earliest"), r'"t\xff" is not UTF-8 text'),
+        (("group", "reset-offsets", "", "--topic", "t", "--to-earliest"), "a name is not empty"),
+        (("group", "describe", ""), "a name is not empty"),
+        (("group", "describe", "g\udcff"), r'"g\xff" is not UTF-8 text'),
+        (("group", "lag", "g\udcff"), r'"g\xff" is not UTF-8 text'),
+        (("group", "delete", "g", "g\udcff", "--yes"), r'"g\xff" is not UTF-8 text'),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -45,6 +53,28 @@ def test_wrong_use_is_told_before_a_broker_is_asked(arguments: tuple[str, ...], 
 
     assert (code, data) == (2, "")
     assert phrase in talk
+
+
+@pytest.mark.parametrize(
+    ("held", "phrase"),
+    [(b"\xff,0,1\n", "is not UTF-8 text: byte 0 is no part of it"), (b"x" * 200_000, "cannot be read as rows: field larger than")],
+    ids=["no text", "no rows"],
+)
+def test_a_file_that_is_something_else_is_wrong_use(tmp_path: Path, held: bytes, phrase: str) -> None:
+    rows = tmp_path / "offsets.csv"
+    rows.write_bytes(held)
+
+    code, _, talk = run(*RESET, "--from-file", str(rows))
+
+    assert code == 2
+    assert f'--from-file "{rows}" {phrase}' in talk
+
+
+def test_the_mark_that_spreadsheets_write_is_no_part_of_a_name(tmp_path: Path) -> None:
+    rows = tmp_path / "offsets.csv"
+    rows.write_bytes("\ufefforders,0,7\n".encode())
+
+    assert reset_command._lines(rows) == ["orders,0,7"]
 
 
 def test_a_file_that_is_wrong_is_named_with_its_line(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ def test_bootstrap_addresses_are_read_as_kafka_writes_them(text: str, expected: 
     assert [str(address) for address in parse_bootstrap(text)] == expected
 
 
-@pytest.mark.parametrize("text", ["", ",", ":9092", "a:", "a:0", "a:65536", "a:b", "http://a:1", "PLAINTEXT://a:1", "a:-1", "a:１"])
+@pytest.mark.parametrize(
+    "text", ["", ",", ":9092", "a:", "a:0", "a:65536", "a:b", "http://a:1", "PLAINTEXT://a:1", "a:-1", "a:１", f"a:{'9' * 5_000}"]
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ClientFailed, match="is not HOST:PORT") as failed:
         parse_bootstrap(text)

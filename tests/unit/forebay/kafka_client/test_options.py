@@ -10,7 +10,7 @@ def test_a_timeout_is_a_duration(text: str, expected: float) -> None:
     assert seconds(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "0s", "-1s", "5", "soon"])
+@pytest.mark.parametrize("text", ["", "0s", "-1s", "5", "soon", "99999999d"])
 def test_what_is_no_timeout_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="--timeout"):
         seconds(text)
@@ -21,7 +21,7 @@ def test_pairs_are_split_at_the_first_equals_sign() -> None:
     assert pairs(None, option="-c", example="k=v") == {}
 
 
-@pytest.mark.parametrize("given", [["a"], ["=b"], ["a=1", "a=2"]])
+@pytest.mark.parametrize("given", [["a"], ["=b"], ["a=1", "a=2"], ["a=\udcff"]])
 def test_what_is_no_pair_or_given_twice_is_refused(given: list[str]) -> None:
     with pytest.raises(typer.BadParameter, match="-c"):
         pairs(given, option="-c", example="k=v")
@@ -44,3 +44,11 @@ def test_a_number_that_is_missing_leaves_its_column_one_of_numbers() -> None:
     assert aligned(("A", "LAG", "HOST"), [("x", 7, "-"), ("y", "-", "-"), ("z", 100, "-")]) == (
         "A  LAG  HOST\nx    7  -\ny    -  -\nz  100  -"
     )
+
+
+def test_a_name_that_would_steer_a_terminal_is_shown_instead_and_keeps_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Terminal().say('Deleted group "a\x1b[2J\nb".')
+
+    assert aligned(("NAME", "N"), [("a\x1b[31m\nb", 1), ("c", 2)]) == "NAME          N\na\\x1b[31m\\nb  1\nc             2"
+    assert facts([("name", "a\rb")]) == "name  a\\rb"
+    assert capsys.readouterr().err == 'Deleted group "a\\x1b[2J\\nb".\n'

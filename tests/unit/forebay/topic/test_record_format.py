@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from forebay.kafka_client.text import printable_record
 from forebay.topic.record_format import DEFAULT_FORMAT, Record, record_format
 
 RECORD = Record("orders", 3, 42, 1_795_250_358_763, b"k", b"\xff\x00v", (("a", b"b"), ("c", None)))
@@ -66,3 +67,23 @@ def test_a_format_that_cannot_be_meant_is_refused(text: str, phrase: str) -> Non
         record_format(text)
 
     assert phrase in str(refused.value)
+
+
+def test_a_terminal_is_shown_what_others_wrote_and_obeys_the_format_alone() -> None:
+    hostile = Record("t", 0, 0, 0, b"k\x1b]0;owned\x07", b"v\r\xff\tx\n", (("h\x1b[2J", b"\x00"),))
+
+    assert record_format(r"\x1b[1m%k %v %h", shown=printable_record)(hostile) == (
+        b"\x1b[1mk\\x1b]0;owned\\x07 v\\r\\xff\tx\n h\\x1b[2J=\\x00"
+    )
+    assert record_format("raw", shown=printable_record)(hostile) == hostile.value
+
+
+def test_json_has_no_character_that_a_terminal_obeys() -> None:
+    line = record_format("json")(Record("t", 0, 0, 0, None, "\x9b31m\x7f\u202e".encode()))
+
+    assert line.isascii()
+    assert json.loads(line)["value"] == "\x9b31m\x7f\u202e"
+
+
+def test_a_format_has_the_bytes_that_were_typed() -> None:
+    assert record_format("\udcff%k")(RECORD) == b"\xffk"

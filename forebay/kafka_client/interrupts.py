@@ -1,0 +1,78 @@
+"""Ctrl-C between calls into the library, never within.
+
+Raised in a callback that the library makes, an interruption ends as `SystemError`, and what the callback was to count or commit is lost.
+"""
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from confluent_kafka import Consumer, Message, Producer
+
+
+class _Calls:
+    """Signals have one handler in a process, so this has one instance."""
+
+    def __init__(self) -> None:
+        self.within = 0
+        self._waiting = False
+
+    def interrupted(self, number: int, frame: FrameType | None) -> None:
+        # Whoever insists gets out at once.
+        if self.within and not self._waiting:
+            self._waiting = True
+            return
+        signal.default_int_handler(number, frame)
+
+    def left(self) -> None:
+        self.within -= 1
+        if self._waiting and not self.within:
+            self._waiting = False
+            raise KeyboardInterrupt
+
+
+_calls = _Calls()
+
+
+@contextlib.contextmanager
+def interrupted_between_calls() -> Iterator[None]:
+    """Holds for calls of the clients below; they end within a poll's time, or when the coordinator's is over."""
+    before: Callable[[int, FrameType | None], Any] | int | None = signal.signal(signal.SIGINT, _calls.interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class PatientConsumer(Consumer):
+    def poll(self, timeout: float = -1) -> Message | None:
+        _calls.within += 1
+        try:
+            return super().poll(timeout)
+        finally:
+            _calls.left()
+
+    def close(self) -> None:
+        _calls.within += 1
+        try:
+            super().close()
+        finally:
+            _calls.left()
+
+
+class PatientProducer(Producer):
+    def poll(self, timeout: float = -1) -> int:
+        _calls.within += 1
+        try:
+            return super().poll(timeout)
+        finally:
+            _calls.left()
+
+    def flush(self, timeout: float = -1) -> int:
+        _calls.within += 1
+        try:
+            return super().flush(timeout)
+        finally:
+            _calls.left()
