@@ -86,7 +86,7 @@ def _copy(mvn: str, folder: Path, target: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"Maven did not fetch the jars of {folder.name} within {ASSEMBLE_WITHIN_S:.0f} s.") from error
     if done.returncode != 0 or not target.is_dir():
-        said = "\n".join(_COLOURS.sub("", done.stdout).splitlines()[:_FIRST_LINES])
+        said = "\n".join(_COLOURS.sub("", done.stdout + done.stderr).splitlines()[:_FIRST_LINES])
         raise BuildError(f"Maven cannot fetch the jars of {folder.name}. A Maven repository must be reachable. Maven said:\n{said}")
 
 

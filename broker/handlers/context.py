@@ -1,8 +1,9 @@
 """What a handler is given beside its request: who asks, and the narrow parts of the broker it may use."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from broker.groups.coordinator import Coordinator
+from broker.handlers.large_answers import LargeAnswer, only_one
 from broker.leadership import Leadership
 from runtime.clock import Clock
 from storage.catalog.brokers import BrokerDirectory
@@ -52,3 +53,4 @@ class Context:
     parts: Parts
     listener: str
     client_host: str
+    large_answer: LargeAnswer = field(default_factory=only_one)

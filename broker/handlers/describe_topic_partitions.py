@@ -8,7 +8,7 @@ Raises `StorageError` if the brokers, or all topics, cannot be read: there is no
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from kio.schema.describe_topic_partitions.v0 import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse
@@ -48,6 +48,8 @@ async def handle(context: Context, request: Request[DescribeTopicPartitionsReque
     place = context.parts.leadership.placement(Question(asker, context.parts.broker_id, [node.candidate for node in nodes]))
     found = await _find(context.parts, names)
     left = max(1, min(body.response_partition_limit, PARTITIONS_MAX))
+    if left > PLACED_AT_ONCE and _is_large(found.values()):
+        await context.large_answer.take()
     topics: list[DescribeTopicPartitionsResponseTopic] = []
     for name in sorted(found):
         if body.cursor is not None and name < body.cursor.topic_name:
@@ -79,6 +81,13 @@ async def _find(parts: Parts, names: Sequence[str]) -> dict[str, Topic | ErrorCo
         missing = ErrorCode.unknown_topic_or_partition if validate_name(name) is None else ErrorCode.invalid_topic_exception
         answers[name] = found.get(name, missing)
     return answers
+
+
+def _is_large(found: Collection[Topic | ErrorCode]) -> bool:
+    """Whether placing them takes more than a turn."""
+    if len(found) > PLACED_AT_ONCE:
+        return True
+    return sum(topic.partition_count for topic in found if isinstance(topic, Topic)) > PLACED_AT_ONCE
 
 
 async def _described(topic: Topic, first: int, end: int, place: Placement) -> DescribeTopicPartitionsResponseTopic:

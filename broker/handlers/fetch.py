@@ -104,7 +104,7 @@ class Fetch:
                 await self._send_nearer(targets, near, request.isolation_level)
         await self._collect(targets, request)
         may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX
-        if targets and may_wait and not _is_enough(targets, request.min_bytes):
+        if targets and may_wait and not _is_enough(targets, request):
             await self._wait(targets, request, deadline_s)
         if _pinned_bytes(targets) > PINNED_BYTES_MAX:
             _copy_parts(targets)
@@ -128,7 +128,7 @@ class Fetch:
         with self._waiters.wait(logs) as wait:
             # Once more now that nothing can be missed: a commit may have come between the first look and the wait.
             await self._collect(targets, request, again=True)
-            while not _is_enough(targets, request.min_bytes):
+            while not _is_enough(targets, request):
                 left_s = deadline_s - self._clock.monotonic_s()
                 if left_s <= 0:
                     return
@@ -259,8 +259,10 @@ def _needs_refresh(log: PartitionLog, offset: int) -> bool:
     return control is None or offset >= control.sequence_counter or offset < control.log_start or log.unexplained_hints > 0
 
 
-def _is_enough(targets: Sequence[Target], min_bytes: int) -> bool:
-    return any(target.is_final or target.is_cut for target in targets) or sum(target.size_bytes for target in targets) >= min_bytes
+def _is_enough(targets: Sequence[Target], request: FetchRequest) -> bool:
+    # Who wants more than it takes is not kept waiting for it.
+    wanted_bytes = min(request.min_bytes, request.max_bytes)
+    return any(target.is_final or target.is_cut for target in targets) or sum(target.size_bytes for target in targets) >= wanted_bytes
 
 
 def _pinned_bytes(targets: Iterable[Target]) -> int:

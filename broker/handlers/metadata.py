@@ -11,7 +11,7 @@ Raises `StorageError` if the brokers, or all topics, cannot be read: no version 
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -57,11 +57,14 @@ async def handle(context: Context, request: Request[MetadataRequest]) -> Metadat
     question = Question(asker, context.parts.broker_id, [node.candidate for node in nodes])
     answer = _Answer(context.parts.leadership.placement(question), operations)
     if body.topics is None or (request.api_version == 0 and not body.topics):
-        topics = tuple([await answer.found(topic) for topic in await context.parts.topics.all()])
+        everything = await context.parts.topics.all()
+        if _is_large(everything):
+            await context.large_answer.take()
+        topics = tuple([await answer.found(topic) for topic in everything])
     elif request.api_version < _IDS_MINIMUM and any(wanted.name is None or wanted.topic_id is not None for wanted in body.topics):
         topics = tuple(answer.refused(wanted.name or "", None, ErrorCode.invalid_request) for wanted in body.topics)
     else:
-        topics = tuple(await _named(context.parts, answer, body.topics, allow_creation=body.allow_auto_topic_creation))
+        topics = tuple(await _named(context, answer, body.topics, allow_creation=body.allow_auto_topic_creation))
     return MetadataResponse(
         throttle_time=as_field(0),
         brokers=tuple(_broker(node) for node in nodes),
@@ -72,12 +75,14 @@ async def handle(context: Context, request: Request[MetadataRequest]) -> Metadat
     )
 
 
-async def _named(parts: Parts, answer: "_Answer", wanted: _Wanted, *, allow_creation: bool) -> Iterable[MetadataResponseTopic]:
+async def _named(context: Context, answer: "_Answer", wanted: _Wanted, *, allow_creation: bool) -> Iterable[MetadataResponseTopic]:
     """One answer per id and per name, in the order of the request; repeats are answered once."""
     ids = dict.fromkeys(as_topic_id(topic.topic_id) for topic in wanted if topic.topic_id is not None)
     names = dict.fromkeys(topic.name for topic in wanted if topic.topic_id is None and topic.name is not None)
-    by_id = await _find_ids(parts, list(ids))
-    by_name = await _find_names(parts, list(names), allow_creation=allow_creation)
+    by_id = await _find_ids(context.parts, list(ids))
+    by_name = await _find_names(context.parts, list(names), allow_creation=allow_creation)
+    if _is_large([found for found in (*by_id.values(), *by_name.values()) if isinstance(found, Topic)]):
+        await context.large_answer.take()
     answers: dict[tuple[TopicId | None, str | None], MetadataResponseTopic] = {}
     for topic in wanted:
         if topic.topic_id is not None:
@@ -97,6 +102,13 @@ async def _named(parts: Parts, answer: "_Answer", wanted: _Wanted, *, allow_crea
         else:
             answers[None, None] = answer.refused("", None, ErrorCode.invalid_request)
     return answers.values()
+
+
+def _is_large(topics: Collection[Topic]) -> bool:
+    """Whether placing them takes more than a turn."""
+    if len(topics) * TOPIC_AS_PARTITIONS > PLACED_AT_ONCE:
+        return True
+    return sum(topic.partition_count + TOPIC_AS_PARTITIONS for topic in topics) > PLACED_AT_ONCE
 
 
 async def _find_ids(parts: Parts, topic_ids: list[TopicId]) -> dict[TopicId, Topic | ErrorCode]:

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from tests.compat import codecs
 from tests.compat.clients import Client
 from tests.compat.provision import provide
 from tests.compat.recorder import HOST, Recorder, recording
@@ -24,6 +25,9 @@ PLAY_WITHIN_S: Final = 150.0
 _OUTPUT_BYTES_MAX: Final = 1024 * 1024
 _LAST_LINES: Final = 15
 _PREFIX: Final = "compat"
+_BROKEN: Final = ("error", "critical")
+_CUT_OFF: Final = ("protocol_violation", "request_not_answered")
+"""Events that came with a connection closed by the broker."""
 
 _FOREBAY: Final = {"kafka.auto_create_topics": "false", "groups.initial_rebalance_delay": "0ms"}
 _KAFKA: Final = {"offsets.topic.num.partitions": "1"}
@@ -49,13 +53,17 @@ def play(client: Client, against: Broker = "forebay") -> Play:
     with (
         tempfile.TemporaryDirectory(prefix="compat-") as folder,
         recording() as recorder,
-        _broker(against, Path(folder), recorder) as bootstrap,
+        _broker(against, Path(folder), recorder) as (bootstrap, complaints),
     ):
         if client.provided:
             provide(client.provided, bootstrap, _PREFIX)
             recorder.forget()
         said, wrong, stderr = _run([*command, recorder.bootstrap, _PREFIX], Path(folder))
         exercised = recorder.exercised()
+        if "codecs" not in client.lacks:
+            written = codecs.written(bootstrap, f"{_PREFIX}-codecs")
+            wrong += [f"codecs: no batch in {codec} was written" for codec in ("none", *client.codecs) if codec not in written]
+        wrong += complaints()
         if recorder.unreadable:
             wrong.append(f"{recorder.unreadable} connections sent what is no request of Kafka's")
     return Play(
@@ -67,20 +75,26 @@ def play(client: Client, against: Broker = "forebay") -> Play:
 
 
 @contextlib.contextmanager
-def _broker(against: Broker, folder: Path, recorder: Recorder) -> Iterator[str]:
-    """A broker that advertises the recorder; the broker's own address."""
+def _broker(against: Broker, folder: Path, recorder: Recorder) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    """A broker that advertises the recorder; the broker's own address, and what went wrong in it so far, a sentence each."""
     if against == "forebay":
         settings = {**_FOREBAY, "kafka.advertised_listeners": f"PLAINTEXT://{recorder.bootstrap}"}
         with serving(None, settings=settings) as served:
             recorder.target = (HOST, served.kafka_port)
-            yield served.bootstrap
+            yield served.bootstrap, lambda: complaints_of(served.events(), is_alive=served.is_alive)
         return
     # Kafka is installed for those who ask for it only.
     from services.kafka import running_kafka
 
     with running_kafka(folder / "kafka", advertised=recorder.bootstrap, settings=_KAFKA) as server:
         recorder.target = (HOST, int(server.bootstrap.rpartition(":")[2]))
-        yield server.bootstrap
+        yield server.bootstrap, list
+
+
+def complaints_of(events: Iterable[Mapping[str, object]], *, is_alive: bool) -> list[str]:
+    """A client that tries again does not see an error of the broker's own, which is one all the same."""
+    said = [f"the broker said: {event}" for event in events if event.get("level") in _BROKEN or event.get("event") in _CUT_OFF]
+    return said if is_alive else [*said, "the broker ended before the client"]
 
 
 def _run(command: Sequence[str], folder: Path) -> tuple[list[Said], list[str], str]:

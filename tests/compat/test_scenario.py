@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.compat.clients import ClientError, read
+from tests.compat.codecs import codecs_of
 from tests.compat.results import Result, apis_of, steady, write
 from tests.compat.results import read as read_result
-from tests.compat.running import parse
+from tests.compat.running import complaints_of, parse
 from tests.compat.scenario import STEPS, Said, differences, digest, expected
+from tests.unit.broker.handlers.record_batches import record_batch
 
 CODECS = ("gzip",)
 TOML = """
@@ -82,6 +84,23 @@ def test_only_lines_of_steps_are_steps() -> None:
     said, wrong = parse("\n".join(lines))
     assert said == [Said("seek"), Said("consume", failed="why")]
     assert wrong == [f"printed what is no step: {line}" for line in lines[2:]]
+
+
+def test_the_codec_of_every_batch_of_a_topic_is_told() -> None:
+    records = b"".join(bytes(record_batch(b"x" * 100, codec=codec)) for codec in (0, 1, 2, 3, 4, 0))
+
+    assert list(codecs_of(records)) == ["none", "gzip", "snappy", "lz4", "zstd", "none"]
+    assert list(codecs_of(b"")) == []
+
+
+def test_a_broker_that_failed_unseen_by_the_client_is_a_difference() -> None:
+    fine = {"event": "group", "level": "info"}
+    failed = {"event": "request_failed", "level": "error", "client_id": "c"}
+    violated = {"event": "protocol_violation", "level": "warning"}
+
+    assert complaints_of([fine], is_alive=True) == []
+    assert complaints_of([fine, failed, violated], is_alive=True) == [f"the broker said: {failed}", f"the broker said: {violated}"]
+    assert complaints_of([fine], is_alive=False) == ["the broker ended before the client"]
 
 
 def test_a_client_toml_is_read(tmp_path: Path) -> None:

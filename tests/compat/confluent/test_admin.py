@@ -201,7 +201,7 @@ def test_the_broker_is_described_and_cannot_be_configured(admin: Any) -> None:
     assert all(config.is_read_only for config in configs.values())
     with pytest.raises(KafkaException) as caught:
         answer.result(PATIENCE_S)
-    assert code_of(caught) == KafkaError.INVALID_CONFIG
+    assert code_of(caught) == KafkaError.INVALID_REQUEST
 
 
 def test_deleted_records_are_gone_for_offsets_and_consumers(served: Served, admin: Any) -> None:

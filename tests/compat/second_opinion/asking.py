@@ -16,7 +16,10 @@ _LEFT_OUT: Final = frozenset(
 _TEXTS: Final = frozenset({"error_message", "documentation", "batch_index_error_message"})
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MADE: Final = frozenset({"producer_id", "member_id", "leader", "topic_id"})
-_ORDERED_BY: Final = ("name", "group_id", "topic", "resource_name", "partition_index", "partition", "member_assignment")
+_ORDERED_BY: Final = (
+    *("name", "group_id", "topic", "resource_name", "index", "partition_index", "partition_id", "partition"),
+    *("group_instance_id", "member_assignment"),
+)
 _NOWS: Final = frozenset({"log_append_time", "last_timestamp", "log_append_time_ms"})
 _SIZES: Final = frozenset({"total_bytes", "usable_bytes"})
 PATIENCE_S: Final = 30.0
@@ -52,6 +55,8 @@ class Asked:
             return f"a {name}"
         if name in _NOWS and isinstance(value, int) and value > _NOW_MIN_MS:
             return "now"
+        if name == "session_id" and value:
+            return "a session_id"
         if name in _SIZES:
             return "bytes"
         if name == "log_dir":
@@ -105,8 +110,8 @@ def _is_made(value: Any) -> bool:
 
 
 def _order(value: Any) -> tuple[str, ...]:
-    """Lists of other order are no difference."""
-    return tuple(str(value.get(key)) for key in _ORDERED_BY) if isinstance(value, Mapping) else (str(value),)
+    """Lists of other order are no difference. What these fields do not tell apart, all of them do."""
+    return (*(str(value.get(key)) for key in _ORDERED_BY), repr(sorted(value.items()))) if isinstance(value, Mapping) else (str(value),)
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -26,9 +26,12 @@ class Difference(NamedTuple):
 
 
 def differences(kafka: Mapping[str, Any], forebay: Mapping[str, Any]) -> Iterator[Difference]:
-    """Both by probe. A probe only one was asked is an AssertionError: the two played different scripts."""
+    """Both by probe, in the order in which Forebay was asked, which answers that were kept in a file do not have any more.
+
+    A probe only one was asked is an AssertionError: the two played different scripts.
+    """
     assert kafka.keys() == forebay.keys(), sorted(kafka.keys() ^ forebay.keys())
-    for probe in kafka:
+    for probe in forebay:
         for where, one, other in dict.fromkeys(
             (where, repr(one), repr(other)) for where, one, other in _unequal("", kafka[probe], forebay[probe])
         ):
@@ -37,7 +40,7 @@ def differences(kafka: Mapping[str, Any], forebay: Mapping[str, Any]) -> Iterato
 
 def _unequal(path: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in dict.fromkeys((*one, *other)):
+        for key in sorted({*one, *other}):
             yield from _unequal(f"{path}.{key}" if path else key, one.get(key), other.get(key))
     elif _is_list(one) and _is_list(other) and len(one) == len(other):
         for left, right in zip(one, other, strict=True):

@@ -4,7 +4,7 @@ import struct
 from typing import Any, Final
 
 from tests.compat.second_opinion.asking import Line, latest, until, versions
-from tests.compat.second_opinion.topics import append, create, topic
+from tests.compat.second_opinion.topics import TIMEOUT_MS, append, create, topic
 
 JOIN, SYNC, BEAT, LEAVE = (latest(name) for name in ("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup"))
 MEMBER_ID_REQUIRED: Final = 79
@@ -162,6 +162,169 @@ def leaving(line: Line) -> None:
         leaves("itself again", group, (member, None))
 
 
+def _subscription(*topics: str, version: int = 1, owned: tuple[int, ...] = ()) -> bytes:
+    """Of a consumer; `owned` are partitions of the first topic."""
+    named = b"".join(struct.pack(">h", len(name)) + name.encode() for name in topics)
+    body = struct.pack(">hi", version, len(topics)) + named + struct.pack(">i", -1)
+    if version >= 1:
+        body += struct.pack(">i", bool(owned))
+        if owned:
+            name = topics[0].encode()
+            body += struct.pack(">h", len(name)) + name + struct.pack(f">i{len(owned)}i", len(owned), *owned)
+    return body
+
+
+def pairs(line: Line) -> None:
+    """Two members: who waits for whom, who is told what, who is leader. Ids are kept as the roles they have."""
+    for version in versions("JoinGroup"):
+        group = f"pair-{version}"
+        sync = min(version, SYNC)
+        names = {"protocol_type": "consumer", "protocol_name": "sticky"}
+        first, generation = _joined(line, group, protocols=("range", "sticky"))
+        with line.asked.connect() as other:
+            second = ""
+            if version >= 4:
+                second = other.ask("a second is given its id", "JoinGroup", version, _join(group))["member_id"]
+            other.send("JoinGroup", version, _join(group, second, protocols=("sticky", "odd")))
+            beat = {"group_id": group, "generation_id": generation, "member_id": first}
+            until(lambda beat=beat: line.ask("", "Heartbeat", BEAT, beat, kept=False)["error_code"] != 0)
+            led = line.ask("", "JoinGroup", version, _join(group, first, protocols=("range", "sticky")), kept=False)
+            followed = other.take("", "JoinGroup", version, kept=False)
+            second = followed.get("member_id", "")
+            role = {first: "the first", second: "the second"}
+            for who, joined in (("the first", led), ("the second", followed)):
+                members = [{**one, "member_id": role.get(one["member_id"])} for one in joined["members"]]
+                shown = {**joined, "leader": role.get(joined["leader"]), "member_id": role.get(joined["member_id"]), "members": members}
+                line.asked.keep(f"{who} of two joins", "JoinGroup", version, shown)
+            generation = led["generation_id"]
+            right = {"group_id": group, "generation_id": generation, **names}
+            assignments = [{"member_id": first, "assignment": b"one"}, {"member_id": second, "assignment": b"two"}]
+            other.send("SyncGroup", sync, {**right, "member_id": second})
+            line.ask(f"the leader of two {version}", "SyncGroup", sync, {**right, "member_id": first, "assignments": assignments})
+            other.take(f"the follower of two {version}", "SyncGroup", sync)
+            line.ask(f"the follower asks again {version}", "SyncGroup", sync, {**right, "member_id": second})
+            line.ask(f"the follower assigns {version}", "SyncGroup", sync, {**right, "member_id": second, "assignments": assignments})
+            asked = {"groups": [group]}
+            line.ask(f"a pair {version}", "DescribeGroups", latest("DescribeGroups"), asked)
+            left = [{"member_id": first}, {"member_id": "stranger"}, {"member_id": second}, {"member_id": first}]
+            answer = line.ask("", "LeaveGroup", LEAVE, {"group_id": group, "members": left}, kept=False)
+            told = {**answer, "members": [{**one, "member_id": role.get(one["member_id"], "?")} for one in answer["members"]]}
+            line.asked.keep(f"a pair leaves {version}", "LeaveGroup", LEAVE, told)
+            line.ask(f"an empty pair {version}", "DescribeGroups", latest("DescribeGroups"), asked)
+    _incomplete(line)
+    _followers(line)
+
+
+def _incomplete(line: Line) -> None:
+    """An assignment that leaves members out, names strangers, or one twice."""
+    for title, listed in (
+        ("to nobody", []),
+        ("to strangers", [("stranger", b"x")]),
+        ("twice", [("", b"one"), ("", b"two")]),
+        ("of nothing", [("", b"")]),
+    ):
+        group = f"assigns {title}"
+        answer = line.ask("", "JoinGroup", JOIN, _join(group), kept=False)
+        member = answer["member_id"]
+        generation = line.ask("", "JoinGroup", JOIN, _join(group, member), kept=False)["generation_id"]
+        right = {"group_id": group, "generation_id": generation, "member_id": member}
+        given = [{"member_id": who or member, "assignment": what} for who, what in listed]
+        line.ask(f"a leader assigns {title}", "SyncGroup", SYNC, {**right, "assignments": given})
+        line.ask(f"a leader assigned {title}, asks", "SyncGroup", SYNC, right)
+        line.ask(f"assigned {title}", "DescribeGroups", latest("DescribeGroups"), {"groups": [group]})
+        _leave(line, group, member)
+
+
+def _followers(line: Line) -> None:
+    """Members of the cooperative protocol, which join again with what they own, and what another join does to a stable group."""
+    create(line, topic("owned", 2))
+    group = "cooperative"
+
+    def listed(*owned: int, version: int = 1) -> dict[str, Any]:
+        return {"protocols": [{"name": "cooperative-sticky", "metadata": _subscription("owned", version=version, owned=owned)}]}
+
+    answer = line.ask("cooperative, the first", "JoinGroup", JOIN, {**_join(group), **listed()})
+    member = answer["member_id"]
+    joined = line.ask("cooperative, with its id", "JoinGroup", JOIN, {**_join(group, member), **listed()})
+    who = {"group_id": group, "member_id": member}
+    right = {**who, "protocol_type": "consumer", "protocol_name": "cooperative-sticky"}
+    given = [{"member_id": member, "assignment": b"both"}]
+    line.ask("cooperative", "SyncGroup", SYNC, {**right, "generation_id": joined["generation_id"], "assignments": given})
+    again = line.ask("cooperative, with what it owns", "JoinGroup", JOIN, {**_join(group, member), **listed(0, 1)})
+    line.ask("cooperative, before it synced", "Heartbeat", BEAT, {**who, "generation_id": again["generation_id"]})
+    line.ask(
+        "cooperative, the old generation", "SyncGroup", SYNC, {**right, "generation_id": joined["generation_id"], "assignments": given}
+    )
+    line.ask("cooperative, before it synced", "DescribeGroups", latest("DescribeGroups"), {"groups": [group]})
+    line.ask("cooperative, once more", "SyncGroup", SYNC, {**right, "generation_id": again["generation_id"], "assignments": given})
+    line.ask("cooperative", "DescribeGroups", latest("DescribeGroups"), {"groups": [group]})
+    commit = [{"name": "owned", "partitions": [{"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}]}]
+    fields = {"group_id": group, "generation_id_or_member_epoch": again["generation_id"], "member_id": member, "topics": commit}
+    line.ask("cooperative", "OffsetCommit", 8, fields)
+    _leave(line, group, member)
+
+
+def instances(line: Line) -> None:
+    """Static members: replaced in place, fenced, described, gone by their instance."""
+    create(line, topic("static", 1))
+    for version in range(5, JOIN + 1):
+        group = f"instances-{version}"
+        names = {"protocol_type": "consumer", "protocol_name": "range"}
+        old, generation = _joined(line, group, group_instance_id="i")
+        replaced = line.ask("replaces an instance", "JoinGroup", version, _join(group, group_instance_id="i"))
+        new = replaced["member_id"]
+        line.asked.keep(
+            "who leads after a replacement",
+            "JoinGroup",
+            version,
+            {
+                "is_new": new != old,
+                "leads": replaced["leader"] == new,
+                "old_leads": replaced["leader"] == old,
+                "members": len(replaced["members"]),
+            },
+        )
+        for who, member in (("the replaced", old), ("the replacement", new)):
+            right = {"group_id": group, "generation_id": generation, "member_id": member}
+            line.ask(f"{who} {version}", "Heartbeat", BEAT, {**right, "group_instance_id": "i"})
+            line.ask(f"{who} without its instance {version}", "Heartbeat", BEAT, right)
+            line.ask(f"{who} {version}", "SyncGroup", SYNC, {**right, "group_instance_id": "i", **names})
+            commit = [{"name": "static", "partitions": [{"partition_index": 0, "committed_offset": 0, "committed_metadata": ""}]}]
+            fields = {"group_id": group, "generation_id_or_member_epoch": generation, "member_id": member, "topics": commit}
+            line.ask(f"{who} {version}", "OffsetCommit", 8, {**fields, "group_instance_id": "i"})
+        line.ask(f"replaced {version}", "DescribeGroups", latest("DescribeGroups"), {"groups": [group]})
+        gone = [
+            {"member_id": old, "group_instance_id": "i"},
+            {"member_id": "", "group_instance_id": "j"},
+            {"member_id": "", "group_instance_id": "i"},
+        ]
+        line.ask(f"instances {version}", "LeaveGroup", LEAVE, {"group_id": group, "members": gone})
+        line.ask(f"left {version}", "DescribeGroups", latest("DescribeGroups"), {"groups": [group]})
+
+
+def forgotten(line: Line) -> None:
+    """Offsets of a topic that was deleted, and created again."""
+    create(line, topic("forgotten"), topic("kept"))
+    parts = [{"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": 0, "committed_metadata": "m"}]
+    commit = {
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "topics": [{"name": name, "partitions": parts} for name in ("forgotten", "kept")],
+    }
+    line.ask("of two topics", "OffsetCommit", 8, {"group_id": "forgetting", **commit})
+    line.ask("", "DeleteTopics", 5, {"topic_names": ["forgotten"], "timeout": TIMEOUT_MS}, kept=False)
+
+    def asks(title: str, topics: list[dict[str, Any]] | None, *, kept: bool = True) -> dict[str, Any]:
+        return line.ask(title, "OffsetFetch", 9, {"groups": [{"group_id": "forgetting", "topics": topics}]}, kept=kept)
+
+    until(lambda: len(asks("", None, kept=False)["groups"][0]["topics"]) == 1)
+    asks("all, one deleted", None)
+    asks("of a deleted topic", [{"name": "forgotten", "partition_indexes": [0]}])
+    line.ask("to a deleted topic", "OffsetCommit", 8, {"group_id": "forgetting", **commit})
+    create(line, topic("forgotten"))
+    asks("of a topic created again", [{"name": "forgotten", "partition_indexes": [0]}])
+
+
 def committing(line: Line) -> None:
     create(line, topic("committed", 2))
     append(line, "committed")
@@ -228,6 +391,15 @@ def committing(line: Line) -> None:
         8,
         {"group_id": "twice", "generation_id_or_member_epoch": -1, "member_id": "", "topics": [{"name": "committed", "partitions": parts}]},
     )
+    moved = [
+        {
+            "name": "committed",
+            "partitions": [{"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": 5, "committed_metadata": ""}],
+        }
+    ]
+    simple = {"group_id": "moved", "generation_id_or_member_epoch": -1, "member_id": ""}
+    line.ask("an epoch of another cluster", "OffsetCommit", 8, {**simple, "topics": moved})
+    line.ask("what was committed with it", "OffsetFetch", 7, {"group_id": "moved", "topics": None})
     line.ask("nothing", "OffsetCommit", 8, {"group_id": "empty", "generation_id_or_member_epoch": -1, "member_id": "", "topics": []})
 
 
@@ -351,4 +523,4 @@ def coordinators(line: Line) -> None:
             line.ask(title, "FindCoordinator", version, fields)
 
 
-PROBES: Final = (coordinators, joining, syncing, beating, leaving, committing, fetching, administration)
+PROBES: Final = (coordinators, joining, syncing, beating, leaving, pairs, instances, committing, fetching, forgotten, administration)

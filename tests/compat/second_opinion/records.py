@@ -3,6 +3,7 @@
 import uuid
 from typing import Any, Final
 
+from runtime.clock import SystemClock
 from tests.compat.second_opinion.asking import Line, until, versions
 from tests.compat.second_opinion.topics import TIMEOUT_MS, append, create, topic, topic_id
 from tests.unit.broker.handlers.record_batches import record_batch
@@ -11,6 +12,9 @@ TIME_MS: Final = 1_700_000_000_000
 CONTROL: Final = 0x20
 TRANSACTIONAL: Final = 0x10
 LOG_APPEND_TIME: Final = 0x08
+WAIT_MS: Final = 1_000
+
+_clock = SystemClock()
 
 
 def _produce(name: str, batch: bytes, *, partition: int = 0, acks: int = -1, transactional_id: str | None = None) -> dict[str, Any]:
@@ -204,4 +208,83 @@ def offsets(line: Line) -> None:
         )
 
 
-PROBES: Final = (appends, sequences, reads, offsets)
+def several(line: Line) -> None:
+    """Several partitions and topics in one request, of which some fail."""
+    create(line, topic("several", 3), topic("several-too", 1), topic("tight", 1, max_message_bytes="200"))
+    good, bad, large = bytes(record_batch(b"a", b"b")), bytes(record_batch(crc=1)), bytes(record_batch(b"x" * 300))
+    for version in versions("Produce"):
+        data = [
+            {
+                "name": "several",
+                "partition_data": [{"index": index, "records": batch} for index, batch in ((0, good), (1, bad), (9, good), (2, good))],
+            },
+            {"name": "missing", "partition_data": [{"index": 0, "records": good}]},
+            {"name": "tight", "partition_data": [{"index": 0, "records": large}]},
+            {"name": "several-too", "partition_data": [{"index": 0, "records": good}]},
+        ]
+        line.ask(
+            "to several, some fail", "Produce", version, {"transactional_id": None, "acks": -1, "timeout": TIMEOUT_MS, "topic_data": data}
+        )
+        twice = [{"name": "several-too", "partition_data": [{"index": 0, "records": good}]}, {"name": "several", "partition_data": []}]
+        line.ask(
+            "a topic of no partitions",
+            "Produce",
+            version,
+            {"transactional_id": None, "acks": 1, "timeout": TIMEOUT_MS, "topic_data": twice},
+        )
+        line.ask("nothing", "Produce", version, {"transactional_id": None, "acks": -1, "timeout": TIMEOUT_MS, "topic_data": []})
+    ends = [{"partition_index": index, "timestamp": -1} for index in range(3)]
+    line.ask("after several", "ListOffsets", 7, {"replica_id": -1, "topics": [{"name": "several", "partitions": ends}]})
+
+
+def waits(line: Line) -> None:
+    """How long Fetch waits for how much; what it took is told as one of three words."""
+    create(line, topic("waited", 2))
+    append(line, "waited", 0, record_batch(b"a", b"b"))
+    known = topic_id(line, "waited")
+    for version in (4, 17):
+
+        def asks(title: str, *offsets: tuple[int, int], v: int = version, **more: Any) -> None:
+            parts = [{"partition": partition, "fetch_offset": offset, "partition_max_bytes": 1 << 20} for partition, offset in offsets]
+            fields = {"max_wait": WAIT_MS, "max_bytes": 1 << 20, "min_bytes": 1, "session_epoch": -1, **more}
+            began_s = _clock.monotonic_s()
+            line.ask(title, "Fetch", v, {**fields, "topics": [{"topic": "waited", "topic_id": known, "partitions": parts}]})
+            took_ms = 1e3 * (_clock.monotonic_s() - began_s)
+            line.asked.keep(f"{title}: how long", "Fetch", v, {"waited": took_ms > WAIT_MS * 0.9})
+
+        asks("something is there", (0, 0))
+        asks("nothing is there", (0, 2))
+        asks("nothing is there and nothing is wanted", (0, 2), min_bytes=0)
+        asks("less than wanted is there", (0, 0), min_bytes=10_000)
+        asks("as much as fits is there", (0, 0), min_bytes=10_000, max_bytes=10)
+        asks("one of two has something", (1, 0), (0, 0))
+        asks("one of two is past the end", (1, 0), (0, 9))
+        asks("one of two is not there", (1, 0), (7, 0))
+        asks("no partition")
+        asks("one partition twice", (0, 0), (0, 0))
+        if version >= 7:
+            asks("a session begins", (0, 0), session_epoch=0)
+            asks("a session ends", (0, 0), session_id=77, session_epoch=-1)
+            asks("a session begins anew", (0, 0), session_id=77, session_epoch=0)
+            asks("a session of a negative epoch", (0, 0), session_id=77, session_epoch=-2)
+            asks(
+                "a session forgets what it never had",
+                (0, 0),
+                forgotten_topics_data=[{"topic": "waited", "topic_id": known, "partitions": [1]}],
+            )
+
+
+def duplicates(line: Line) -> None:
+    """After `offsets`."""
+    for version in versions("ListOffsets"):
+        twice = [{"partition_index": 0, "timestamp": -1}, {"partition_index": 0, "timestamp": -1}, {"partition_index": 1, "timestamp": -2}]
+        line.ask(
+            "one partition twice, another", "ListOffsets", version, {"replica_id": -1, "topics": [{"name": "listed", "partitions": twice}]}
+        )
+        halves = [{"name": "listed", "partitions": [{"partition_index": index, "timestamp": -1}]} for index in (0, 1)]
+        line.ask("one topic twice", "ListOffsets", version, {"replica_id": -1, "topics": halves})
+        line.ask("nothing", "ListOffsets", version, {"replica_id": -1, "topics": []})
+    line.ask("by a replica, one topic twice", "ListOffsets", 7, {"replica_id": 1, "topics": halves})
+
+
+PROBES: Final = (appends, sequences, reads, offsets, several, waits, duplicates)

@@ -25,11 +25,14 @@ def command(folder: Path, cache: Path) -> list[str]:
     kcat = _found()
     version = tomllib.loads((folder / "client.toml").read_text(encoding="utf-8"))["version"]
     program, library = version.rstrip(")").split(" (librdkafka ")
-    said = subprocess.run(
-        [kcat, "-V"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=True
-    ).stdout
+    try:
+        said = subprocess.run(
+            [kcat, "-V"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"{kcat} -V does not work: {error}") from error
     if f"Version {program} " not in said or f"librdkafka {library} " not in said:
-        raise NotOnThisMachineError(f"kcat {version} is that of Debian 12; {kcat} says: {said.splitlines()[-1]}")
+        raise NotOnThisMachineError(f"kcat {version} is that of Debian 12; {kcat} says: {said.strip()[-200:]}")
     return ["/usr/bin/env", f"PYTHONPATH={_ROOT}", sys.executable, str(folder / "script.py")]
 
 

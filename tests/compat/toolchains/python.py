@@ -35,7 +35,10 @@ def command(folder: Path, cache: Path) -> list[str]:
 
 def _check_version(folder: Path) -> None:
     given = tomllib.loads((folder / "client.toml").read_text(encoding="utf-8"))
-    found = importlib.metadata.version(given["library"])
+    try:
+        found = importlib.metadata.version(given["library"])
+    except importlib.metadata.PackageNotFoundError as error:
+        raise BuildError(f"{given['library']} is not installed beside {sys.executable}: run `make setup-dev`.") from error
     if found != given["version"]:
         raise BuildError(f"{given['library']} is {found} here and {given['version']} in {folder.name}/client.toml: change one of them.")
 

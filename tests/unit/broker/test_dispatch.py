@@ -17,6 +17,7 @@ from broker import dispatch as dispatch_module
 from broker.dispatch import (
     LARGE_ANSWERS_MAX,
     LARGE_REQUEST_BYTES,
+    LONG_REQUEST_BYTES,
     REQUEST_BYTES,
     REQUEST_SECONDS,
     REQUESTS,
@@ -24,6 +25,7 @@ from broker.dispatch import (
     Dispatch,
     Unanswerable,
 )
+from broker.handlers import metadata as metadata_module
 from broker.handlers.context import Context
 from broker.handlers.metadata import PLACED_AT_ONCE
 from broker.handlers.table import HANDLERS
@@ -393,8 +395,8 @@ async def test_large_requests_are_handled_one_at_a_time_and_small_ones_beside_th
             gate.set()
 
         assert len(large) > LARGE_REQUEST_BYTES
-        assert beside_each_other == [3000, 1, 1]
-        assert under_way == [3000, 1, 1, 3000]
+        assert beside_each_other == [1, 1, 3000]
+        assert under_way == [1, 1, 3000, 3000]
         assert [len(answer(task.result(), METADATA, 9).topics) for task in replies] == [3000, 3000, 1, 1]
 
 
@@ -431,3 +433,67 @@ async def test_a_large_answer_leaves_the_loop_to_others_for_each_step_of_it(monk
     assert turns - alone >= 2 * steps[0]
     assert sum(len(topic.partitions) for topic in answer(reply, METADATA, 9).topics) == 1_000
     assert {joined(other) for other in replies} == {joined(reply)}
+
+
+async def test_no_more_large_answers_are_held_than_are_written_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: set[int] = set()
+    held: list[int] = []
+    found, encode = metadata_module._Answer.found, codec.encode_in_steps
+
+    async def noted(self: Any, topic: Any) -> Any:
+        begun.add(id(self))
+        held.append(len(begun))
+        return await found(self, topic)
+
+    def written(*arguments: Any) -> Iterator[None]:
+        yield from encode(*arguments)
+        begun.pop()
+
+    monkeypatch.setattr(metadata_module._Answer, "found", noted)
+    monkeypatch.setattr(codec, "encode_in_steps", written)
+    async with desk() as made:
+        await made.topics.create("large", partition_count=1_000, replication_factor=1, configs={})
+        replies = await asyncio.gather(*[made.handle(metadata("large")) for _ in range(3 * LARGE_ANSWERS_MAX)])
+
+    assert max(held) == LARGE_ANSWERS_MAX
+    assert {joined(reply) for reply in replies} == {joined(replies[0])}
+
+
+async def test_a_large_answer_whose_client_left_gives_its_place_to_others() -> None:
+    async with desk() as made:
+        await made.topics.create("large", partition_count=1_000, replication_factor=1, configs={})
+        async with asyncio.TaskGroup() as group:
+            leaving = [group.create_task(made.handle(metadata("large"))) for _ in range(2 * LARGE_ANSWERS_MAX)]
+            for _ in range(5):
+                await asyncio.sleep(0)
+            for task in leaving:
+                task.cancel()
+        reply = await made.handle(metadata("large"))
+
+    assert all(task.cancelled() for task in leaving)
+    assert len(answer(reply, METADATA, 9).topics[0].partitions) == 1_000
+
+
+async def test_of_long_requests_that_come_together_one_is_begun_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun_at: list[int] = []
+    decode = codec.decode_request
+    turn = 0
+
+    def noted(*arguments: Any) -> Any:
+        begun_at.append(turn)
+        return decode(*arguments)
+
+    def take_turn() -> None:
+        nonlocal turn, following
+        turn += 1
+        following = asyncio.get_running_loop().call_soon(take_turn)
+
+    monkeypatch.setattr(codec, "decode_request", noted)
+    long = metadata(*(f"name-{number:05}" for number in range(500)))
+    async with desk() as made:
+        following = asyncio.get_running_loop().call_soon(take_turn)
+        await asyncio.gather(*[made.handle(long) for _ in range(8)])
+        following.cancel()
+
+    assert LONG_REQUEST_BYTES < len(long) < LARGE_REQUEST_BYTES
+    assert len(set(begun_at)) == len(begun_at) == 8

@@ -331,6 +331,14 @@ async def test_nobody_waits_when_a_partition_has_more_than_fits(broker: Node) ->
     assert offsets_of(answer) == [0]
 
 
+async def test_who_wants_more_than_it_takes_does_not_wait_for_it(broker: Node) -> None:
+    await filled(broker, record_batch(b"a"))
+    async with asyncio.timeout(SOON_S):
+        answer = await broker.read_one(asking("t"), max_wait_ms=LONG_MS, min_bytes=10_000, max_bytes=10)
+
+    assert answer.records
+
+
 async def test_nobody_waits_beside_an_error(broker: Node) -> None:
     await broker.create("t")
     async with asyncio.timeout(SOON_S):
