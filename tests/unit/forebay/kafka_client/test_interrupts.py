@@ -12,6 +12,11 @@ POLL_S = 0.5
 POLLS_MAX = 60
 
 
+def poll_on(consumer: PatientConsumer) -> None:
+    for _ in range(POLLS_MAX):
+        consumer.poll(POLL_S)
+
+
 def test_ctrl_c_in_a_callback_interrupts_behind_the_call() -> None:
     came_back = []
 
@@ -23,8 +28,7 @@ def test_ctrl_c_in_a_callback_interrupts_behind_the_call() -> None:
     consumer = PatientConsumer({**NOBODY, "group.id": "g", "error_cb": lost})
 
     with pytest.raises(KeyboardInterrupt), interrupted_between_calls():
-        for _ in range(POLLS_MAX):
-            consumer.poll(POLL_S)
+        poll_on(consumer)
 
     assert came_back == [True]
     consumer.close()
