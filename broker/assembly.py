@@ -44,7 +44,7 @@ from storage.catalog.topics import Topics
 from storage.errors import AlreadyExists, IncompatibleFormat, NotFound, StorageError, Unavailable
 from storage.log.append import Appender
 from storage.log.batcher import FlushSettings
-from storage.log.commit import BrokerEpoch
+from storage.log.broker_epoch import BrokerEpoch
 from storage.log.parts import open_log
 from storage.objects.port import ObjectStore
 from storage.opening import Stores, open_stores

@@ -13,7 +13,7 @@ import structlog
 
 from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
 from storage.errors import AlreadyExists, StorageError
-from storage.log.commit import BrokerEpoch
+from storage.log.broker_epoch import BrokerEpoch
 from storage.metadata import keys
 from storage.metadata.port import MetadataStore
 
@@ -63,7 +63,7 @@ class RegisteredLife:
         """Register. What is returned names the epoch of the day. Raises `AlreadyExists` if the id is taken, else a `StorageError`."""
         registration = await self._register(self._fixed_id)
         directory = self._directory
-        self._epoch = BrokerEpoch(registration.epoch, is_registered=lambda: directory.is_registered, live=self._live_epochs)
+        self._epoch = BrokerEpoch(registration.epoch, registered_epoch=lambda: directory.registered_epoch, live=self._live_epochs)
         self._on_change(None)
         return self._epoch
 

@@ -27,7 +27,7 @@ from storage.log.append import Appender
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
 from storage.log.bounds import LogBounds
-from storage.log.commit import BrokerEpoch
+from storage.log.broker_epoch import BrokerEpoch
 from storage.log.index import check_range
 from storage.log.parts import LogParts, open_log
 from storage.metadata import keys
@@ -166,7 +166,7 @@ class SimBroker:
     async def _live(self, nursery: Nursery) -> None:
         directory = BrokerDirectory(self._metadata, clock=self.clock, session_timeout_ms=SESSION_TIMEOUT_MS)
         epoch = BrokerEpoch(
-            await self._register(directory), is_registered=lambda: directory.is_registered, live=lambda: _live_epochs(self._metadata)
+            await self._register(directory), registered_epoch=lambda: directory.registered_epoch, live=lambda: _live_epochs(self._metadata)
         )
         chance, telemetry = self._chance, Telemetry()
         parts = open_log(

@@ -3,6 +3,8 @@
 Messages are lower case with the facts at the end: `checksum mismatch: object='wal/01J…' expected=… actual=…`.
 """
 
+from typing import TypeVar
+
 
 class StorageError(Exception):
     """One of the leaves below; never raised itself."""
@@ -55,3 +57,14 @@ class Corrupt(StorageError):
 
 class IncompatibleFormat(StorageError):
     """Written by a newer format than this program knows. Nothing was changed."""
+
+
+E = TypeVar("E", bound=StorageError)
+
+
+def without_frames(error: E) -> E:
+    """`error` without traceback, cause and context, for errors that are kept as values: each frame of a traceback keeps its locals, and
+    with them the bytes of requests that were answered long ago. The message must name the cause.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error

@@ -77,6 +77,7 @@ class BrokerDirectory:
         self._session: Session | None = None
         self._own: BrokerRecord | None = None
         self._own_id = -1
+        self._own_epoch = -1
         self._stands = False
         self._live: list[BrokerRecord] = []
         self._scanned_at_s = float("-inf")
@@ -154,6 +155,11 @@ class BrokerDirectory:
         return self._stands and self._session is not None and not self._session.is_lost
 
     @property
+    def registered_epoch(self) -> int | None:
+        """The epoch whose record certainly exists; None as soon as it may have gone."""
+        return self._own_epoch if self.is_registered else None
+
+    @property
     def session(self) -> Session | None:
         """The one behind the registration, for records that are to go with it; None while there is no registration that stands."""
         return self._session if self.is_registered else None
@@ -199,7 +205,7 @@ class BrokerDirectory:
         return self._session
 
     def _registered(self, record: BrokerRecord, epoch: int) -> Registration:
-        self._own, self._own_id, self._stands = record, record.broker_id, True
+        self._own, self._own_id, self._own_epoch, self._stands = record, record.broker_id, epoch, True
         self._live_until_s = 0.0
         return Registration(record.broker_id, epoch)
 

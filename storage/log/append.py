@@ -19,7 +19,8 @@ from storage.errors import StorageError
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.batch import Batch
 from storage.log.batcher import FlushSettings, OpenFlush, Trigger
-from storage.log.commit import BrokerEpoch, Committer
+from storage.log.broker_epoch import BrokerEpoch
+from storage.log.commit import Committer
 from storage.log.lane import Commit
 from storage.log.partition import PartitionLog
 from storage.log.upload import Uploader

@@ -28,6 +28,7 @@ from storage.errors import (
 from storage.formats.control import encode
 from storage.limits import CONTROL_BYTES_MAX, WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX, WRITERS_KEPT_MAX
 from storage.log.batch import Appended, Batch
+from storage.log.broker_epoch import BrokerEpoch
 from storage.log.control_reads import ControlReads
 from storage.log.decide import Decision, Outcome, Verdict, Writer, decide
 from storage.log.lane import Commit, expire_followers, refuse_followers, release, take
@@ -47,20 +48,6 @@ STRANGERS_WAIT_S: Final = 35.0
 well goes on trying to commit what was sent before (COMMIT_TIMEOUT_S, and a little)."""
 OP_OVERHEAD_BYTES: Final = 64
 """What a store may count of an op beside key and value: conditions, depth, lengths."""
-
-
-class BrokerEpoch:
-    """The epoch commits are made under, whether its registration certainly stands, and which epochs are registered now."""
-
-    def __init__(self, epoch: int, *, is_registered: Callable[[], bool], live: Callable[[], Awaitable[frozenset[int]]]) -> None:
-        self.current = epoch
-        self.is_registered = is_registered
-        self.live = live
-
-    def renew(self, epoch: int) -> None:
-        """The broker registered again. Commits that were begun under the old epoch keep it."""
-        assert epoch != self.current, "an epoch is never handed out twice"
-        self.current = epoch
 
 
 class Committer:
@@ -228,9 +215,7 @@ class Committer:
             if log.version != commit.unsure_version:
                 # The CAS named a version that is no longer current: it can never apply any more. That it did apply is possible only if
                 # somebody dropped our entry since.
-                if entry is None and (
-                    log.committed_epoch == commit.epoch or not self._epoch.is_registered() or self._epoch.current != commit.epoch
-                ):
+                if entry is None and (log.committed_epoch == commit.epoch or not self._epoch.is_registered(commit.epoch)):
                     commit.settle_all(OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"))
                     refuse_followers(commit, _AFTER_LOST)
                     return _FINISHED

@@ -11,7 +11,8 @@ from storage.cache.blocks import BlockCache
 from storage.log.active_producers import ProducerReads
 from storage.log.append import Appender, Sealer
 from storage.log.batcher import FlushSettings
-from storage.log.commit import BrokerEpoch, Committer
+from storage.log.broker_epoch import BrokerEpoch
+from storage.log.commit import Committer
 from storage.log.control_reads import ControlReads
 from storage.log.index import EntryIndex
 from storage.log.partition import Partitions

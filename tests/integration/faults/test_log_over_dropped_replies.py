@@ -22,7 +22,7 @@ from storage.errors import StorageError
 from storage.formats.control import Control, encode
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
-from storage.log.commit import BrokerEpoch
+from storage.log.broker_epoch import BrokerEpoch
 from storage.log.parts import LogParts, open_log
 from storage.metadata import keys
 from storage.metadata.oxia.location import parse_oxia_url
@@ -91,7 +91,7 @@ async def broker(
                     blocks=BlockCache(objects, bytes_max=1 << 24, telemetry=telemetry),
                     tail_bytes_max=1 << 20,
                     flush=FlushSettings(interval_s=0.02, gather_s=0.005),
-                    epoch=BrokerEpoch(epoch, is_registered=lambda: True, live=live),
+                    epoch=BrokerEpoch(epoch, registered_epoch=lambda: epoch, live=live),
                     ids=IdSource(clock=clock),
                     clock=clock,
                     chance=chance,

@@ -11,7 +11,7 @@ from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
 from storage.errors import AlreadyExists, Unavailable
-from storage.log.commit import BrokerEpoch
+from storage.log.broker_epoch import BrokerEpoch
 from storage.metadata import keys
 from storage.metadata.port import Record
 from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata
@@ -81,7 +81,7 @@ async def test_the_epoch_is_that_of_the_registration_and_knows_the_others() -> N
         assert broker.life.broker_id == 2
         assert record is not None
         assert epoch.current == record.version
-        assert epoch.is_registered()
+        assert epoch.is_registered(epoch.current)
         assert await epoch.live() == {epoch.current, other.epoch}
 
 
@@ -103,7 +103,7 @@ async def test_a_lost_registration_is_told_and_made_again_under_the_same_id_with
         assert (lost, found) == ("the session was lost", None)
         assert record is not None
         assert epoch.current == record.version > old
-        assert epoch.is_registered()
+        assert epoch.is_registered(epoch.current)
 
 
 async def test_it_is_made_again_as_often_as_it_is_lost() -> None:
@@ -125,14 +125,14 @@ async def test_a_store_that_refuses_is_asked_until_it_does_not() -> None:
         broker.metadata.all_faults = Fault.REQUEST_LOST
         await broker.lose_session()
         heard = [await broker.hear() for _ in range(3)]
-        is_registered_meanwhile = epoch.is_registered()
+        is_registered_meanwhile = epoch.is_registered(epoch.current)
         broker.metadata.reads_fail, broker.metadata.all_faults = False, None
         while await broker.hear() is not None:
             pass
 
         assert all(heard)
         assert not is_registered_meanwhile
-        assert epoch.is_registered()
+        assert epoch.is_registered(epoch.current)
 
 
 async def test_a_given_id_that_somebody_took_is_waited_for() -> None:
@@ -166,7 +166,7 @@ async def test_the_end_takes_the_record_away_and_nothing_brings_it_back() -> Non
         await asyncio.sleep(0.03)
 
         assert await broker.record(1) is None
-        assert not epoch.is_registered()
+        assert not epoch.is_registered(epoch.current)
         assert broker.heard.empty()
 
 

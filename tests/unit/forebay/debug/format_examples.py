@@ -38,7 +38,7 @@ from storage.formats.wal import decode_header, header_bytes
 from storage.limits import PENDING_ENTRIES_MAX
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
-from storage.log.commit import BrokerEpoch
+from storage.log.broker_epoch import BrokerEpoch
 from storage.log.parts import LogParts, open_log
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
@@ -102,7 +102,7 @@ async def make() -> Example:
             blocks=BlockCache(objects, bytes_max=1 << 20, telemetry=telemetry),
             tail_bytes_max=1 << 20,
             flush=FlushSettings(interval_s=0.0, gather_s=0.0),
-            epoch=BrokerEpoch(registration.epoch, is_registered=lambda: True, live=live_epochs),
+            epoch=BrokerEpoch(registration.epoch, registered_epoch=lambda: registration.epoch, live=live_epochs),
             ids=ids,
             clock=clock,
             chance=chance,

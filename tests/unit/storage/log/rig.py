@@ -15,7 +15,7 @@ from storage.errors import StorageError, Unavailable
 from storage.formats.control import Control, decode_control, encode
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
-from storage.log.commit import BrokerEpoch
+from storage.log.broker_epoch import BrokerEpoch
 from storage.log.parts import LogParts, open_log
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
@@ -176,7 +176,7 @@ async def rig(
     async def live_epochs() -> frozenset[int]:
         return live
 
-    broker_epoch = BrokerEpoch(epoch, is_registered=lambda: True, live=live_epochs)
+    broker_epoch = BrokerEpoch(epoch, registered_epoch=lambda: epoch, live=live_epochs)
     async with Nursery() as nursery:
         parts = open_log(
             metadata=metadata,  # type: ignore[arg-type]

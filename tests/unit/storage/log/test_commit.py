@@ -138,7 +138,7 @@ async def test_an_unregistered_broker_cannot_call_an_absent_entry_not_applied() 
     async with rig() as broker:
         await broker.parts.control_reads.refresh([broker.parts.partitions.get(PARTITION)])
         broker.metadata.faults.append("late")
-        broker.epoch.is_registered = lambda: False
+        broker.epoch.registered_epoch = lambda: None
         broker.metadata.reads_fail = True
         sent = broker.send(batch_bytes(1))
         await broker.metadata.until_late()

@@ -51,7 +51,7 @@ async def test_what_follows_a_batch_that_was_given_up_is_refused_also_for_a_prod
 async def test_what_follows_a_batch_whose_record_may_have_been_dropped_is_refused() -> None:
     async with rig() as broker:
         log = broker.parts.partitions.get(PARTITION)
-        broker.epoch.is_registered = lambda: False
+        broker.epoch.registered_epoch = lambda: None
         broker.metadata.faults.append("late")
         first = broker.send(idempotent(0))
         await broker.metadata.until_late()

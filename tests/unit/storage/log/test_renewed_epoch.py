@@ -24,9 +24,9 @@ async def sent_before_the_epoch_was_renewed(broker: Rig, fault: str) -> Awaitabl
     sent = broker.send(batch_bytes(1))
     while len(broker.metadata.writes) < 2:  # noqa: ASYNC110 - until the request is sent
         await asyncio.sleep(0)
-    broker.epoch.is_registered = lambda: False
+    broker.epoch.registered_epoch = lambda: None
     broker.epoch.renew(NEW)
-    broker.epoch.is_registered = lambda: True
+    broker.epoch.registered_epoch = lambda: NEW
     return sent
 
 
@@ -79,11 +79,11 @@ async def test_once_the_entry_of_the_old_epoch_was_dropped_nobody_can_tell_and_n
 
 async def test_a_commit_sent_while_there_was_no_registration_is_settled_when_there_is_one_again() -> None:
     async with rig(epoch=OLD) as broker:
-        broker.epoch.is_registered = lambda: False
+        broker.epoch.registered_epoch = lambda: None
         broker.metadata.faults.append("reply lost")
         result = await broker.send(batch_bytes(1))
         broker.epoch.renew(NEW)
-        broker.epoch.is_registered = lambda: True
+        broker.epoch.registered_epoch = lambda: NEW
 
         assert result == [Appended(0, 0)]
         assert await broker.send(batch_bytes(1)) == [Appended(1, 0)]

@@ -1,0 +1,28 @@
+"""The epoch of this broker: the version of its registration record, under which its commits are made (DESIGN.md §8)."""
+
+from collections.abc import Awaitable, Callable
+
+
+class BrokerEpoch:
+    """`current` is what new commits begin under. `live` reads which epochs are registered; it may be answered from an older state."""
+
+    def __init__(self, epoch: int, *, registered_epoch: Callable[[], int | None], live: Callable[[], Awaitable[frozenset[int]]]) -> None:
+        """`registered_epoch`: the epoch whose registration certainly exists; None if none does."""
+        self.current = epoch
+        self.registered_epoch = registered_epoch
+        self.live = live
+        self._commit_seq = 0
+
+    def is_registered(self, epoch: int) -> bool:
+        """True if the registration of `epoch` certainly exists, so that nobody may have dropped what that epoch wrote into `writers`."""
+        return self.registered_epoch() == epoch
+
+    def next_commit_seq(self) -> int:
+        """A number that no other commit of this process has, in whatever partition and under whatever epoch."""
+        self._commit_seq += 1
+        return self._commit_seq
+
+    def renew(self, epoch: int) -> None:
+        """The broker registered again. Commits that were begun under the old epoch keep it."""
+        assert epoch != self.current, "an epoch is never handed out twice"
+        self.current = epoch
