@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 from runtime.supervision import Nursery
-from storage.log import append, commit, control_reads, decide, index, producer_spill, read, tail, upload
+from storage.log import append, commit, control_reads, dead_writers, decide, index, page_store, producer_pages, read, tail, upload
 from storage.log.partition import PartitionLog
 
 T = TypeVar("T")
@@ -67,8 +67,13 @@ def stable_order() -> Iterator[None]:
 
 SMALL_LIMITS: Final = (
     (decide, "PENDING_ENTRIES_MAX", 3),
-    (decide, "PRODUCERS_HOT_MAX", 2),
-    (commit, "WRITERS_KEPT_MAX", 2),
+    (producer_pages, "PRODUCERS_HOT_MAX", 2),
+    (producer_pages, "PRODUCER_PAGE_BYTES_MAX", 600),
+    (producer_pages, "PRODUCER_PAGES_WRITTEN_MAX", 2),
+    (page_store, "PAGES_CACHED_MAX", 2),
+    (page_store, "SWEEP_EVERY_S", 1.0),
+    (dead_writers, "WRITERS_KEPT_MAX", 2),
+    (dead_writers, "LOOK_EVERY_S", 0.2),
     (index, "CHUNKS_KEPT_MAX", 2),
     (read, "HINTS_KEPT_MAX", 2),
     (tail, "JOIN_BELOW_BYTES", 100),
@@ -77,7 +82,7 @@ SHORT_DEADLINES: Final = (
     (append, "COMMIT_TIMEOUT_S", 1.5),
     (commit, "WRITE_TIMEOUT_S", 0.5),
     (control_reads, "READ_TIMEOUT_S", 0.5),
-    (producer_spill, "TIMEOUT_S", 0.5),
+    (page_store, "TIMEOUT_S", 0.5),
     (upload, "TRY_TIMEOUT_S", 0.5),
     (upload, "UPLOAD_TIMEOUT_S", 1.0),
 )

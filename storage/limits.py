@@ -20,7 +20,16 @@ CONTROL_BYTES_TARGET: Final = 2 * KIB
 CONTROL_BYTES_MAX: Final = 16 * KIB
 PRODUCERS_HOT_MAX: Final = 128
 PRODUCERS_HOT_BYTES_MAX: Final = 8 * KIB
-"""Estimated bytes of producer state in a control record; what exceeds it is spilled to producers/."""
+"""Estimated bytes of producer state in a control record; what exceeds it leaves for pages in producers/."""
+PRODUCER_PAGE_BYTES_MAX: Final = 48 * KIB
+"""Estimated; an estimate is at least 3/4 of the bytes."""
+PRODUCER_PAGES_MAX: Final = 48
+"""Pages of a partition from which on the oldest are forgotten, or new producers refused: 6,000 to 8,000 producers."""
+PRODUCER_PAGES_WRITTEN_MAX: Final = 12
+"""Pages that one commit may touch; what needs more is committed in several."""
+PRODUCERS_PER_COMMIT_MAX: Final = 1_024
+PRODUCER_KEPT_MS_MIN: Final = 600_000
+"""A full partition forgets no producer that appended within this: several times the delivery.timeout.ms of a producer."""
 WRITERS_KEPT_MAX: Final = 16
 """Entries of `writers` above which a commit looks for dead brokers to drop."""
 PRODUCER_BATCHES_KEPT: Final = 5
@@ -43,5 +52,8 @@ assert FRAME_BYTES_MAX <= WAL_OBJECT_BYTES_MAX, "the batches of a legal request 
 assert FLUSH_PARTITIONS_MAX <= WAL_OBJECT_SLICES_MAX, "an object counts its slices in a uint16"
 assert PRODUCERS_HOT_BYTES_MAX < CONTROL_BYTES_MAX
 assert CONTROL_BYTES_MAX <= METADATA_VALUE_BYTES_MAX, "a control record is a legal value"
-assert CONTROL_BYTES_MAX * 2 <= WRITE_REQUEST_BYTES_MAX, "a commit (chunk and control) fits one request"
+assert PRODUCER_PAGE_BYTES_MAX * 4 // 3 <= METADATA_VALUE_BYTES_MAX, "a page is a legal value"
+assert CONTROL_BYTES_MAX * 2 + PRODUCER_PAGES_WRITTEN_MAX * PRODUCER_PAGE_BYTES_MAX + PRODUCERS_PER_COMMIT_MAX * 300 <= (
+    WRITE_REQUEST_BYTES_MAX
+), "a commit (chunk, pages and control) fits one request; where an estimate was too low, it is made smaller"
 assert BATCH_BYTES_DEFAULT_MAX < FRAME_BYTES_MAX

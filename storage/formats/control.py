@@ -7,6 +7,7 @@ JSON, so that an operator can read it; the small structs inside are arrays, so t
      "pending":[[base, last, "object id", [[position, length], …], max_timestamp, running_max_timestamp], …],
      "writers":{"<broker_epoch>":[commit_seq, attempt]},
      "producers":{"<pid>":[epoch, [[first_seq, last_seq, base_offset, at_ms], …], txn_first_offset|null]},
+     "pages":[["name", first_pid, last_pid, newest_ms], …],
      "revoked_floor":"", "bytes_total":…, "last_append_ms":…, "max_timestamp":…, "max_timestamp_offset":…}
 """
 
@@ -79,6 +80,18 @@ class ProducerState(msgspec.Struct, array_like=True, frozen=True, gc=False):
     txn_first_offset: int | None = None
 
 
+class PageRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A page of producer states that the control record names; it holds none outside of first_pid..last_pid.
+
+    `newest_ms`: when the last of its producers appended. A page that no control record names is garbage.
+    """
+
+    name: str
+    first_pid: int
+    last_pid: int
+    newest_ms: int
+
+
 class Control(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fmt: int = FMT
     log_state: LogState = LogState.OPEN
@@ -90,6 +103,9 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pending: tuple[Entry, ...] = ()
     writers: dict[int, WriterEntry] = msgspec.field(default_factory=dict)
     producers: dict[int, ProducerState] = msgspec.field(default_factory=dict)
+    """In the order of their last append. A state here is newer than one of the same id in a page."""
+    pages: tuple[PageRef, ...] = ()
+    """Where the states of other producers are, by `first_pid`; a page covers the ids up to the `first_pid` of the next."""
     revoked_floor: ObjectId = ObjectId("")
     bytes_total: int = 0
     last_append_ms: int = NO_TIMESTAMP
@@ -105,27 +121,27 @@ class IndexChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     entries: tuple[Entry, ...]
 
 
-class SpilledProducer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The value of producers/{pid}: state that left the control record, or is about to. Control wins over it."""
+class ProducerPage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The value of producers/{name}: states that left the control record in the commit that names the page. It never changes (ADR 13)."""
 
     fmt: int = FMT
-    state: ProducerState
+    producers: dict[int, ProducerState]
 
 
 class _Format(msgspec.Struct):
     fmt: int
 
 
-T = TypeVar("T", Control, IndexChunk, SpilledProducer)
+T = TypeVar("T", Control, IndexChunk, ProducerPage)
 
 _encoder = msgspec.json.Encoder()
 _control_decoder = msgspec.json.Decoder(Control)
 _chunk_decoder = msgspec.json.Decoder(IndexChunk)
-_producer_decoder = msgspec.json.Decoder(SpilledProducer)
+_page_decoder = msgspec.json.Decoder(ProducerPage)
 _format_decoder = msgspec.json.Decoder(_Format)
 
 
-def encode(value: Control | IndexChunk | SpilledProducer) -> bytes:
+def encode(value: Control | IndexChunk | ProducerPage) -> bytes:
     return _encoder.encode(value)
 
 
@@ -152,8 +168,8 @@ def decode_chunk(data: bytes, *, path: str) -> IndexChunk:
     return chunk
 
 
-def decode_producer(data: bytes, *, path: str) -> ProducerState:
-    return _decode(_producer_decoder, data, path).state
+def decode_page(data: bytes, *, path: str) -> dict[int, ProducerState]:
+    return _decode(_page_decoder, data, path).producers
 
 
 def _decode(decoder: msgspec.json.Decoder[T], data: bytes, path: str) -> T:

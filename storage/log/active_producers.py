@@ -1,18 +1,16 @@
-"""The producers a partition remembers, for those who look after it: what the control record holds, and what was spilled beside it."""
+"""The producers a partition remembers, for those who look after it: what the control record holds, and the pages it names."""
 
 import asyncio
 from typing import Final, NamedTuple, Protocol
 
 from storage.errors import Unavailable
-from storage.formats.control import ProducerState, decode_producer
+from storage.formats.control import ProducerState, decode_page
 from storage.log.control_reads import ControlReads
 from storage.log.partition import Partitions
 from storage.log.trim import existing
-from storage.metadata.port import Key, MetadataStore, children_of
+from storage.metadata.port import Key, MetadataStore
 from storage.vocabulary import PartitionId
 
-PRODUCERS_MAX: Final = 10_000
-"""Spilled producers that are read at most; those with the lowest ids."""
 READ_TIMEOUT_S: Final = 10.0
 
 
@@ -44,19 +42,21 @@ class ProducerReads:
         log = self._partitions.get(partition)
         await self._control_reads.refresh([log])
         control = existing(log)
-        prefix = log.keys.producers_prefix
-        start, end = children_of(prefix.removesuffix("/"))
         states: dict[int, ProducerState] = {}
+        for ref in control.pages:
+            states |= await self._read(log.keys.producer_page(ref.name))
+        states |= control.producers  # the newer ones
+        return [_active(producer_id, states[producer_id]) for producer_id in sorted(states)]
+
+    async def _read(self, key: Key) -> dict[int, ProducerState]:
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                async for record in self._metadata.range_scan(Key(start, log.keys.partition_key), end):
-                    states[int(record.path.removeprefix(prefix))] = decode_producer(record.value, path=record.path)
-                    if len(states) == PRODUCERS_MAX:
-                        break
+                (record,) = await self._metadata.get_many([key])
         except TimeoutError:
-            raise Unavailable(f"metadata did not answer: op=range_scan after_s={READ_TIMEOUT_S}") from None
-        states |= control.producers  # control wins over what was spilled
-        return [_active(producer_id, states[producer_id]) for producer_id in sorted(states)]
+            raise Unavailable(f"metadata did not answer: op=get_many after_s={READ_TIMEOUT_S}") from None
+        if record is None:
+            raise Unavailable(f"the producers of the partition changed meanwhile: key={key.path!r}")
+        return decode_page(record.value, path=record.path)
 
 
 def _active(producer_id: int, state: ProducerState) -> ActiveProducer:

@@ -4,7 +4,8 @@
 
 Uploads of later flushes run while earlier ones commit; a lane keeps the order of its partition. Bytes in flight are bounded by whoever
 admits requests (broker/admission.py); the number of uploads is bounded here, and while all of them are busy a flush that is due by time
-alone goes on gathering instead of making a small object.
+alone goes on gathering instead of making a small object. An upload that takes long gives its place to another: a slow prefix of the bucket
+holds up what it was sent, and no more.
 """
 
 import asyncio
@@ -21,9 +22,10 @@ from storage.log.batch import Batch
 from storage.log.batcher import FlushSettings, OpenFlush, Trigger
 from storage.log.broker_epoch import BrokerEpoch
 from storage.log.commit import Committer
-from storage.log.lane import Commit
+from storage.log.lane import Commit, InFlight, enter
 from storage.log.partition import PartitionLog
 from storage.log.upload import Uploader
+from storage.log.upload_places import Place, UploadPlaces
 from storage.vocabulary import Buffer, ObjectId
 
 FLUSHES: Final = Metric("forebay_flush_objects_total", "WAL objects sealed, by what made them due", ("trigger",))
@@ -31,14 +33,16 @@ FLUSH_BYTES: Final = Metric("forebay_flush_object_bytes_total", "Bytes of sealed
 FLUSH_SECONDS: Final = Metric("forebay_flush_duration_seconds", "Stages of a flush", ("stage",))
 BUFFERED_BYTES: Final = Metric("forebay_produce_buffer_bytes", "Bytes of batches received and not yet committed or refused")
 
-UPLOADS_MAX: Final = 4
+OVERDUE_CHECK_S: Final = 1.0
 COMMIT_TIMEOUT_S: Final = 30.0
 """From sealing on; the default request.timeout.ms of Java producers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """A sealed object. `parts` are its bytes in order: the header and the batches where the socket put them."""
+    """A sealed object. `parts` are its bytes in order: the header and the batches where the socket put them. They are dropped once the
+    object is durable, or nobody waits for it any more.
+    """
 
     object_id: ObjectId
     parts: list[Buffer]
@@ -70,23 +74,19 @@ class Appender:
         self._timer: asyncio.TimerHandle | None = None
         self._is_overdue = False
         self._is_stopped = False
-        self._uploading = 0
-        self._in_flight = 0
-        self._buffered_bytes = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._slots = asyncio.Semaphore(UPLOADS_MAX)
+        self._in_flight = sealer.in_flight
+        self._overdue_check: asyncio.TimerHandle | None = None
+        self._places = UploadPlaces(on_free=self._on_free_place)
         flushes = telemetry.counter(FLUSHES)
         self._flushes = {trigger: flushes.labels(trigger.value) for trigger in Trigger}
         self._flush_bytes = telemetry.counter(FLUSH_BYTES)
         seconds = telemetry.histogram(FLUSH_SECONDS)
         self._wait_s, self._put_s, self._commit_s = (seconds.labels(stage) for stage in ("wait", "put", "commit"))
-        telemetry.gauge(BUFFERED_BYTES).set_function(lambda: self._buffered_bytes)
+        telemetry.gauge(BUFFERED_BYTES).set_function(lambda: self._open.size_bytes + self._in_flight.size_bytes)
 
     def submit(self, log: PartitionLog, batch: Batch) -> None:
         """Take a checked batch. Its result comes through `batch.append`: always, and within COMMIT_TIMEOUT_S of being sealed."""
-        self._open.add(log, batch, now_s=self._clock.monotonic_s())
-        self._buffered_bytes += batch.size_bytes
+        log.gathered = self._open.add(log, batch, now_s=self._clock.monotonic_s())
         trigger = self._open.is_full(self._settings)
         if trigger is not None:
             self._seal(trigger)
@@ -97,14 +97,15 @@ class Appender:
         """Flush what is gathered and return when every flush has its outcome."""
         if self._open.batches:
             self._seal(Trigger.DRAIN)
-        await self._idle.wait()
+        await self._in_flight.wait_idle()
 
     def stop(self) -> None:
         """Begin no further flush: what is gathered and not sealed stays unanswered. For the end of a broker, after `drain`."""
         self._is_stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._overdue_check):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._overdue_check = None
 
     def _arm(self) -> None:
         if self._is_stopped:
@@ -115,10 +116,14 @@ class Appender:
 
     def _on_time(self) -> None:
         self._timer = None
-        if self._uploading < UPLOADS_MAX:
-            self._seal(Trigger.TIME)
-        else:
+        if self._places.are_taken:
             self._is_overdue = True
+        else:
+            self._seal(Trigger.TIME)
+
+    def _on_free_place(self) -> None:
+        if self._is_overdue and not self._is_stopped:
+            self._seal(Trigger.TIME)
 
     def _seal(self, trigger: Trigger) -> None:
         if self._timer is not None:
@@ -128,47 +133,40 @@ class Appender:
         gathered, self._open = self._open, OpenFlush()
         now_s = self._last_began_s = self._clock.monotonic_s()
         flush = self._sealer.seal(gathered, deadline_s=now_s + COMMIT_TIMEOUT_S)
+        if not flush.commits:
+            return  # all of it was refused meanwhile
         self._flushes[trigger].inc()
         self._flush_bytes.inc(flush.size_bytes)
         self._wait_s.observe(now_s - gathered.opened_s)
-        self._uploading += 1
-        self._in_flight += 1
-        self._idle.clear()
-        self._nursery.spawn(self._flush(flush, gathered.size_bytes), name="flush")
+        if self._overdue_check is None and not self._is_stopped:
+            self._overdue_check = asyncio.get_running_loop().call_later(OVERDUE_CHECK_S, self._give_up_overdue)
+        self._nursery.spawn(self._flush(flush, self._places.ask()), name="flush")
 
-    async def _flush(self, flush: Flush, buffered_bytes: int) -> None:
+    def _give_up_overdue(self) -> None:
+        """By a timer of its own: what a commit waits for may not answer for longer than its clients wait."""
+        self._overdue_check = None
+        for commit in self._in_flight.overdue(self._clock.monotonic_s()):
+            if commit in self._in_flight:
+                self._committer.give_up(commit)
+        if len(self._in_flight) and not self._is_stopped:
+            self._overdue_check = asyncio.get_running_loop().call_later(OVERDUE_CHECK_S, self._give_up_overdue)
+
+    async def _flush(self, flush: Flush, place: Place) -> None:
         began_s = self._clock.monotonic_s()
         try:
             try:
-                async with self._slots:
+                async with place:
+                    if not any(commit in self._in_flight for commit in flush.commits):
+                        return  # its clients were answered while it waited for a place
                     await self._uploader.upload(object_key(flush.object_id), flush.parts)
             finally:
-                self._uploading -= 1
                 flush.parts.clear()
             uploaded_s = self._clock.monotonic_s()
             self._put_s.observe(uploaded_s - began_s)
-            if self._is_overdue:
-                self._seal(Trigger.TIME)
             await self._committer.run(flush.commits)
             self._commit_s.observe(self._clock.monotonic_s() - uploaded_s)
         except StorageError as error:
-            self._refuse_gathered(flush, error)
-            if self._is_overdue:
-                self._seal(Trigger.TIME)
-            await self._committer.fail(flush.commits, error)
-        finally:
-            self._buffered_bytes -= buffered_bytes
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._idle.set()
-
-    def _refuse_gathered(self, flush: Flush, error: StorageError) -> None:
-        """What the same sources sent to these partitions since, and is not sealed yet, must not overtake the retry of what was lost."""
-        for commit in flush.commits:
-            sources = {id(batch.append.source) for batch in commit.batches}
-            for batch in self._open.batches.get(commit.log, ()):
-                if id(batch.append.source) in sources:
-                    batch.settle(error)
+            self._committer.fail(flush.commits, error)
 
 
 class Sealer:
@@ -179,13 +177,19 @@ class Sealer:
         self._epoch = epoch
         self._uploader = uploader
         self._floor = ""
+        self.in_flight = InFlight()
 
     def seal(self, gathered: OpenFlush[PartitionLog], *, deadline_s: float) -> Flush:
         object_id = ObjectId(self._ids.next_ulid(above=self._floor))
-        commits = [Commit(log, batches, object_id, deadline_s) for log, batches in gathered.batches.items()]
-        parts = self._lay_out(object_id, commits)
+        commits: list[Commit] = []
+        for log, batches in gathered.batches.items():
+            log.gathered = []
+            waiting = [batch for batch in batches if not batch.is_settled]
+            if waiting:
+                commits.append(Commit(log, waiting, object_id, deadline_s, self.in_flight))
+        parts = self._lay_out(object_id, commits) if commits else []
         for commit in commits:
-            commit.log.lane.append(commit)
+            enter(commit)
         return Flush(object_id, parts, commits, sum(map(len, parts)), gathered.opened_s)
 
     async def upload_again(self, commit: Commit, floor: str) -> None:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
-from storage.errors import StorageError
+from storage.errors import StorageError, without_frames
 from storage.recordbatch import NO_PRODUCER, BatchHeader
 
 
@@ -31,7 +32,7 @@ class Append:
     def settle(self, index: int, result: Appended | StorageError) -> None:
         if self.results[index] is not None:
             return
-        self.results[index] = result
+        self.results[index] = without_frames(result) if isinstance(result, StorageError) else result
         self.remaining -= 1
         if self.remaining == 0:
             self.on_done(self)
@@ -39,7 +40,9 @@ class Append:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """`view` is exactly one batch, writable: it is given its offset in place once that is known (I8)."""
+    """`view` is exactly one batch, writable: it is given its offset in place once that is known (I8). It is released with the result: what
+    has been answered holds no memory, wherever it still waits.
+    """
 
     view: memoryview
     append: Append
@@ -62,7 +65,11 @@ class Batch:
         return self.append.results[self.index] is not None
 
     def settle(self, result: Appended | StorageError) -> None:
+        self.view = _RELEASED
         self.append.settle(self.index, result)
+
+
+_RELEASED: Final = memoryview(bytearray())
 
 
 def batch_of(view: memoryview, header: BatchHeader, append: Append, index: int) -> Batch:

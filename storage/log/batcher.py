@@ -43,15 +43,17 @@ class OpenFlush(Generic[L]):
     size_bytes: int = 0
     opened_s: float = 0.0
 
-    def add(self, log: L, batch: Batch, *, now_s: float) -> None:
+    def add(self, log: L, batch: Batch, *, now_s: float) -> list[Batch]:
+        """Returns what is gathered for `log` now, this batch included."""
         if not self.batches:
             self.opened_s = now_s
         gathered = self.batches.get(log)
         if gathered is None:
-            self.batches[log] = [batch]
+            gathered = self.batches[log] = [batch]
         else:
             gathered.append(batch)
         self.size_bytes += batch.size_bytes
+        return gathered
 
     def is_full(self, settings: FlushSettings) -> Trigger | None:
         if self.size_bytes >= settings.bytes_max:

@@ -1,41 +1,38 @@
 """The committer: the order of effects that makes batches visible (DESIGN.md §5). Offsets are born here.
 
-    uploaded slices → open their lanes → read what is missing → decide (pure) → ONE write per shard → applied?  tail, wake, ack
-                                             ↑                                                        │
-                                             └── read again, ask `writers` first ── conflict, unknown ┘
+    uploaded slices → open their lanes → decide (pure) → ONE write per shard → applied?  tail, wake, ack
+                           ↑                                      │
+                           └── read what is missing or old ── conflict, no answer
 
-A round carries every commit that is ready; those that need another attempt go on in a round of their own and hold up nobody else.
+A round carries the commits of one shard that are ready; those that need a read or another attempt go on in a round of their own. So a shard
+that does not answer holds up its own partitions, and a partition that cannot be read itself.
 """
 
 import asyncio
 import random
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Final
+from enum import Enum, auto
+from typing import Final, NamedTuple
 
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
-from storage.errors import (
-    Fenced,
-    InvalidProducerEpoch,
-    NotFound,
-    OutcomeUnknown,
-    OutOfOrderSequence,
-    StorageError,
-    Unavailable,
-)
-from storage.formats.control import encode
-from storage.limits import CONTROL_BYTES_MAX, WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX, WRITERS_KEPT_MAX
-from storage.log.batch import Appended, Batch
+from storage.errors import NotFound, OutcomeUnknown, StorageError, Unavailable
+from storage.formats.control import Control, encode
+from storage.limits import CONTROL_BYTES_MAX, WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
+from storage.log.batch import Appended
 from storage.log.broker_epoch import BrokerEpoch
 from storage.log.control_reads import ControlReads
-from storage.log.decide import Decision, Outcome, Verdict, Writer, decide
-from storage.log.lane import Commit, expire_followers, refuse_followers, release, take
+from storage.log.dead_writers import DeadWriters
+from storage.log.decide import PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
+from storage.log.lane import Commit, carry, leave, refuse_behind, release, take
+from storage.log.page_store import PageStore, page_name
 from storage.log.partition import PartitionLog
-from storage.log.producer_spill import ProducerSpill
+from storage.log.producer_pages import fitting
+from storage.log.refusals import refusal
 from storage.log.tail import TailCache
-from storage.metadata.port import ABSENT, Applied, MetadataStore, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
+from storage.log.unknown import Fate, Found, fate_of
+from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
 
 COMMIT_CONFLICTS: Final = Metric("forebay_commit_conflicts_total", "Commits that lost a CAS and were decided again")
 COMMIT_UNKNOWN: Final = Metric("forebay_commit_unknown_total", "Commit attempts whose outcome had to be read back")
@@ -48,6 +45,36 @@ STRANGERS_WAIT_S: Final = 35.0
 well goes on trying to commit what was sent before (COMMIT_TIMEOUT_S, and a little)."""
 OP_OVERHEAD_BYTES: Final = 64
 """What a store may count of an op beside key and value: conditions, depth, lengths."""
+
+
+class Purpose(Enum):
+    COMMIT = auto()
+    BURIAL = auto()
+    """Put what is there once more: whoever wins, the version moves, and an attempt that may still be on its way can never apply."""
+    PROOF = auto()
+    """The same, before a refusal that no retry heals: only a write shows that the record it rests on was not a deposed leader's (§14)."""
+
+
+class Send(NamedTuple):
+    """One attempt: its ops stay together in one request; `control_at` is the place of the CAS among them."""
+
+    commit: Commit
+    purpose: Purpose
+    decision: Decision
+    ops: tuple[WriteOp, ...]
+    control_at: int
+    expected_version: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum([len(op.value) + len(op.key.path) + OP_OVERHEAD_BYTES if isinstance(op, Put) else OP_OVERHEAD_BYTES for op in self.ops])
+
+
+class Step(Enum):
+    FINISHED = auto()
+    READ = auto()
+    """Decide again on a control record, and pages, that are read now."""
+    UPLOAD_AGAIN = auto()
 
 
 class Committer:
@@ -63,6 +90,7 @@ class Committer:
         chance: random.Random,
         nursery: Nursery,
         telemetry: Telemetry,
+        producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> None:
         self._metadata = metadata
         self._control_reads = control_reads
@@ -72,198 +100,239 @@ class Committer:
         self._clock = clock
         self._chance = chance
         self._nursery = nursery
-        self._spill = ProducerSpill(metadata=metadata)
+        self._producer_expiration_ms = producer_expiration_ms
+        self._pages = PageStore(metadata=metadata, clock=clock, telemetry=telemetry)
+        self._dead_writers = DeadWriters(epoch=epoch, clock=clock, nursery=nursery, telemetry=telemetry)
         self._conflicts = telemetry.counter(COMMIT_CONFLICTS)
         self._unknown = telemetry.counter(COMMIT_UNKNOWN)
 
     async def run(self, commits: Sequence[Commit]) -> None:
         """Their slices are durable: commit those whose turn it is, and all that this makes ready. Returns when no first attempt is left."""
+        by_shard: dict[int, list[Commit]] = {}
         for commit in commits:
             commit.is_uploaded = True
-        ready = [commit for commit in commits if take(commit)]
-        while ready:
-            opened, again = await self._attempt(ready, is_fresh=False)
-            if again:
-                self._nursery.spawn(self._repeat(again), name="commit-repeat")
-            ready = opened
+            if commit in commit.in_flight and take(commit):
+                by_shard.setdefault(self._metadata.shard_of(commit.log.keys.partition_key), []).append(commit)
+        if len(by_shard) == 1:
+            (ready,) = by_shard.values()
+            await self._run_ready(ready)
+        elif by_shard:
+            async with asyncio.TaskGroup() as group:
+                for ready in by_shard.values():
+                    group.create_task(self._run_ready(ready))
 
-    async def fail(self, commits: Sequence[Commit], error: StorageError) -> None:
+    def fail(self, commits: Sequence[Commit], error: StorageError) -> None:
         """Their slices will never be durable: answer, and let the lanes go on."""
-        opened: list[Commit] = []
         for commit in commits:
-            commit.settle_all(error)
-            refuse_followers(commit, error)
-            commit.is_uploaded = True
-            if take(commit) and (following := release(commit)) is not None:
-                opened.append(following)
-        await self._run_opened(opened)
+            if commit in commit.in_flight:
+                commit.settle_all(error)
+                refuse_behind(commit, error)
+                self._go_on(leave(commit))
 
-    async def _run_opened(self, ready: list[Commit]) -> None:
+    def give_up(self, commit: Commit) -> None:
+        """Answer a commit that is past its deadline: definitely refused if nothing can have been applied, else as unknown (then it is only
+        buried). What it holds is released at once, wherever it waits.
+        """
+        if commit.is_given_up:
+            return
+        commit.is_given_up = True
+        facts = f"partition={commit.log.partition} cause={commit.cause or 'earlier commits of the partition are under way'}"
+        if commit.is_unknown or commit.is_sent:
+            commit.settle_all(OutcomeUnknown(f"no answer from metadata in time: {facts}"))
+        else:
+            commit.settle_all(Unavailable(f"gave up waiting for the commit: {facts}"))
+        refuse_behind(commit, _after_lost())
+        if not commit.is_open:
+            self._go_on(leave(commit))
+
+    def _go_on(self, opened: Commit | None) -> None:
+        if opened is not None:
+            self._nursery.spawn(self._run_ready([opened]), name="commit-opened")
+
+    async def _run_ready(self, ready: list[Commit]) -> None:
+        """Open commits of one shard, and those behind them that become ready meanwhile."""
         while ready:
             ready, again = await self._attempt(ready, is_fresh=False)
             if again:
                 self._nursery.spawn(self._repeat(again), name="commit-repeat")
 
     async def _repeat(self, commits: list[Commit]) -> None:
-        """Attempts after the first, on control records read anew, until every commit has its outcome."""
+        """Attempts on records read anew, until every commit has its outcome."""
         repetition = 0
         while commits:
             pause_s = BACKOFF_S[min(repetition, len(BACKOFF_S) - 1)]
             repetition += 1
             if pause_s:
                 await asyncio.sleep(pause_s * (0.5 + self._chance.random() / 2))
+            opened: list[Commit] = []
             try:
                 await self._control_reads.refresh([commit.log for commit in commits])
+                await self._pages.load([commit for commit in commits if not commit.is_given_up])
             except StorageError as error:
-                opened, commits = self._expire(commits, error)
+                for commit in commits:
+                    commit.cause = str(error)
             else:
                 opened, commits = await self._attempt(commits, is_fresh=True)
-                more, commits = self._expire(commits, None)
-                opened += more
+            commits = self._without_overdue(commits, opened)
             if opened:
-                self._nursery.spawn(self._run_opened(opened), name="commit-opened")
+                self._nursery.spawn(self._run_ready(opened), name="commit-opened")
 
-    def _expire(self, commits: list[Commit], error: StorageError | None) -> tuple[list[Commit], list[Commit]]:
-        """Answer commits past their deadline: definitely refused if nothing was sent, else as unknown (and then only buried)."""
+    def _without_overdue(self, commits: list[Commit], opened: list[Commit]) -> list[Commit]:
+        """Give up what is overdue; what is left of it to be buried stays."""
         now_s = self._clock.monotonic_s()
-        opened: list[Commit] = []
         kept: list[Commit] = []
         for commit in commits:
-            expire_followers(commit.log, now_s)
-            if commit.deadline_s > now_s or commit.is_abandoned:
-                kept.append(commit)
-            elif commit.unsure:
-                commit.settle_all(OutcomeUnknown(f"no answer from metadata: partition={commit.log.partition} cause={error}"))
-                refuse_followers(commit, _AFTER_LOST)
-                commit.is_abandoned = True
-                kept.append(commit)
-            else:
-                commit.settle_all(Unavailable(f"gave up committing: partition={commit.log.partition} cause={error}"))
-                refuse_followers(commit, _AFTER_LOST)
+            if commit.deadline_s <= now_s:
+                self.give_up(commit)
+            if commit.is_given_up and not commit.is_unknown:
                 _add(opened, release(commit))
-        return opened, kept
+            else:
+                kept.append(commit)
+        return kept
 
     async def _attempt(self, commits: list[Commit], *, is_fresh: bool) -> tuple[list[Commit], list[Commit]]:
-        """One round. Returns the commits it made ready and those that need another attempt."""
+        """One round, of one shard. Returns the commits it made ready and those that need another attempt."""
         opened: list[Commit] = []
         again: list[Commit] = []
-        try:
-            await self._read_missing(commits, is_fresh=is_fresh)
-            dead = await self._dead_writers(commits) if any(_has_many_writers(commit.log) for commit in commits) else frozenset()
-        except StorageError:
-            return opened, commits
-        sent: dict[int, list[tuple[Commit, Decision, Sequence[WriteOp], int]]] = defaultdict(list)
+        sends: list[Send] = []
         for commit in commits:
-            step = self._prepare(commit, is_fresh=is_fresh, dead=dead)
-            if step is _FINISHED:
-                _add(opened, release(commit))
-            elif isinstance(step, _Send):
-                sent[self._metadata.shard_of(commit.log.keys.partition_key)].append((commit, step.decision, step.ops, step.size_bytes))
-            elif step is _UPLOAD_AGAIN:
-                self._nursery.spawn(self._reupload(commit), name="commit-reupload")
-            else:
-                again.append(commit)
-        requests = [request for shard in sent.values() for request in _split(shard)]
-        outcomes = await self._write_all([[op for _, _, ops, _ in request for op in ops] for request in requests])
+            match self._prepare(commit, is_fresh=is_fresh):
+                case Step.FINISHED:
+                    _add(opened, release(commit))
+                case Step.READ:
+                    again.append(commit)
+                case Step.UPLOAD_AGAIN:
+                    self._nursery.spawn(self._reupload(commit), name="commit-reupload")
+                case Send() as send:
+                    commit.is_sent = send.purpose is Purpose.COMMIT
+                    sends.append(send)
+        requests = _split(sends)
+        outcomes = await self._write_all([[op for send in request for op in send.ops] for request in requests])
         for request, outcome in zip(requests, outcomes, strict=True):
             first = 0
-            for commit, decision, ops, _ in request:
-                control_op = first + len(ops) - 1
-                first += len(ops)
-                cas = ops[-1]
-                assert isinstance(cas, Put)
-                if self._hear(commit, decision, outcome, control_op, cas.expected_version):
-                    _add(opened, release(commit))
+            for send in request:
+                send.commit.is_sent = False
+                if self._hear(send, outcome, first + send.control_at):
+                    _add(opened, release(send.commit))
                 else:
-                    again.append(commit)
+                    again.append(send.commit)
+                first += len(send.ops)
         return opened, again
 
-    async def _read_missing(self, commits: Sequence[Commit], *, is_fresh: bool) -> None:
-        """Control records never read, or said to be changed by others; and states in producers/ of producers that control does not hold
-        (in this order: I7). A hint saves a CAS that could only fail; what is not hinted is found out by the CAS (I10)."""
-        unread = [commit.log for commit in commits if commit.log.control is None or (not is_fresh and commit.log.unexplained_hints > 0)]
-        if unread:
-            await self._control_reads.refresh(unread)
-        await self._spill.read_missing(commits)
-
-    async def _dead_writers(self, commits: Sequence[Commit]) -> frozenset[int]:
-        live = await self._epoch.live()
-        named = {epoch for commit in commits if commit.log.control for epoch in commit.log.control.writers}
-        return frozenset(named - live - {self._epoch.current} - {commit.epoch for commit in commits})
-
-    def _prepare(self, commit: Commit, *, is_fresh: bool, dead: frozenset[int]) -> "_Send | object":
+    def _prepare(self, commit: Commit, *, is_fresh: bool) -> Send | Step:
         """What this attempt sends, or what became of the commit without sending. Synchronous: control cannot change meanwhile."""
         log = commit.log
-        control = log.control
-        if not commit.has_begun:
-            commit.batches = [batch for batch in commit.batches if not batch.is_settled]
-            if not commit.batches:
-                return _FINISHED
-        if log.broken is not None and not commit.unsure:
-            commit.settle_all(log.broken)
-            return _FINISHED
-        if control is None:
-            if commit.unsure:
+        if not commit.is_unknown:
+            if not commit.has_begun:
+                commit.batches = [batch for batch in commit.batches if not batch.is_settled]
+            if commit.is_given_up or not commit.batches:
+                return Step.FINISHED
+            if log.broken is not None:
+                commit.settle_all(log.broken)
+                return Step.FINISHED
+        # A hint saves a CAS that could only fail; what is not hinted is found out by the CAS (I10).
+        if not is_fresh and (log.control is None or log.unexplained_hints > 0):
+            return Step.READ
+        if log.control is None:
+            if commit.is_unknown:
                 commit.settle_all(OutcomeUnknown(f"the partition is gone: {log.partition}"))
             commit.settle_all(NotFound(f"no such partition: {log.partition}"))
-            return _FINISHED
-        if commit.unsure:
-            entry = control.writers.get(commit.epoch)
-            if entry is not None and entry.commit_seq == commit.commit_seq:
-                self._applied(commit, commit.unsure_decisions[entry.attempt])
-                return _FINISHED
-            if log.version != commit.unsure_version:
-                # The CAS named a version that is no longer current: it can never apply any more. That it did apply is possible only if
-                # somebody dropped our entry since.
-                if entry is None and (log.committed_epoch == commit.epoch or not self._epoch.is_registered(commit.epoch)):
-                    commit.settle_all(OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"))
-                    refuse_followers(commit, _AFTER_LOST)
-                    return _FINISHED
-                if commit.is_abandoned:
-                    return _FINISHED
-            elif commit.is_abandoned:
-                # Put what is there once more: whoever wins, the version moves and the old attempt is decided.
-                put = Put(log.keys.control, encode(control), log.version)
-                return _Send(_BURIAL, (put,))
-        if not self._spill.is_known(commit):
-            return _AGAIN
+            return Step.FINISHED
+        if commit.is_unknown:
+            settled = self._settle_unknown(commit, log.control)
+            if settled is not None:
+                return settled
+        return self._decide(commit, log.control, is_fresh=is_fresh)
+
+    def _settle_unknown(self, commit: Commit, control: Control) -> Send | Step | None:
+        """None: nothing keeps the commit from another attempt."""
+        log = commit.log
+        fate = fate_of(
+            control,
+            log.version,
+            epoch=commit.epoch,
+            commit_seq=commit.commit_seq,
+            sent_version=commit.sent_version,
+            may_be_dropped=log.committed_epoch == commit.epoch or not self._epoch.is_registered(commit.epoch),
+        )
+        match fate:
+            case Found(attempt):
+                self._applied(commit, commit.sent_decisions[attempt])
+                return Step.FINISHED
+            case Fate.LOST:
+                commit.settle_all(OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"))
+                refuse_behind(commit, _after_lost())
+                return Step.FINISHED
+            case Fate.FAILED if commit.is_given_up:
+                return Step.FINISHED
+            case Fate.UNDECIDED if commit.is_given_up:
+                return self._put_again(commit, Purpose.BURIAL, _NOTHING, control)
+        return None
+
+    def _decide(self, commit: Commit, control: Control, *, is_fresh: bool) -> Send | Step:
+        log = commit.log
+        if self._pages.missing(commit):
+            return Step.READ
         if control.revoked_floor and commit.object_id <= control.revoked_floor:
-            return _UPLOAD_AGAIN
-        commit.begin(self._epoch.current)
+            return Step.UPLOAD_AGAIN
+        if (count := fitting(control, commit.batches)) < len(commit.batches):
+            carry(commit, count)
+        commit.begin(self._epoch)
         decision = decide(
             control,
             commit.batches,
             object_id=commit.object_id,
             writer=Writer(commit.epoch, commit.commit_seq, commit.attempt),
             now_ms=self._clock.now_ms(),
-            stored=log.stored,
+            pages=commit.pages,
             lost=log.lost,
             waited_for=self._waited_for(log),
-            dead_writers=dead,
+            dead_writers=[epoch for epoch in self._dead_writers.of(control) if epoch != commit.epoch],
+            page_name=page_name(version=log.version, epoch=commit.epoch, commit_seq=commit.commit_seq, attempt=commit.attempt),
+            expiration_ms=self._producer_expiration_ms,
             must_drain=commit.must_drain,
         )
         if decision.control is None:
             if decision.has_refusal and not is_fresh:
-                return _AGAIN  # a negative answer is never given from a record that may be old
+                return Step.READ  # a negative answer is never given from a record that may be old
+            if any(verdict.outcome is Outcome.OUT_OF_ORDER_SEQUENCE for verdict in decision.verdicts):
+                return self._put_again(commit, Purpose.PROOF, decision, control)
             self._answer(commit, decision.verdicts)
-            return _FINISHED
+            return Step.FINISHED
         value = encode(decision.control)
         if len(value) > CONTROL_BYTES_MAX:
-            if commit.must_drain:
-                commit.settle_all(
-                    Unavailable(f"control record is full: partition={log.partition} bytes={len(value)} max={CONTROL_BYTES_MAX}")
-                )
-                refuse_followers(commit, _AFTER_LOST)
-                return _FINISHED
-            commit.must_drain = True
-            return _AGAIN
-        ops: tuple[Put, ...] = (Put(log.keys.control, value, log.version),)
+            return self._make_smaller(commit, len(value))
+        puts = [Put(log.keys.producer_page(new.name), encode(new.page), ABSENT) for new in decision.pages]
         if decision.chunk is not None:
-            chunk = encode(decision.chunk)
-            ops = (Put(log.keys.index(decision.chunk.entries[-1].last), chunk, ABSENT), *ops)
-        return _Send(decision, ops)
+            puts.append(Put(log.keys.index(decision.chunk.entries[-1].last), encode(decision.chunk), ABSENT))
+        puts.append(Put(log.keys.control, value, log.version))
+        deletes = [Delete(log.keys.producer_page(name)) for name in log.page_garbage]
+        send = Send(commit, Purpose.COMMIT, decision, (*puts, *deletes), len(puts) - 1, log.version)
+        if decision.pages and send.size_bytes > WRITE_REQUEST_BYTES_MAX:
+            return self._make_smaller(commit, send.size_bytes)
+        log.page_garbage = []
+        return send
+
+    def _make_smaller(self, commit: Commit, size_bytes: int) -> Step:
+        """The control record, or the request, would be too large: drain the ring of pending entries, else take fewer batches."""
+        if not commit.must_drain:
+            commit.must_drain = True
+        elif len(commit.batches) > 1:
+            carry(commit, len(commit.batches) // 2)
+        else:
+            facts = f"partition={commit.log.partition} bytes={size_bytes} max={CONTROL_BYTES_MAX}"
+            commit.settle_all(Unavailable(f"control record is full: {facts}"))
+            refuse_behind(commit, _after_lost())
+            return Step.FINISHED
+        return Step.READ
+
+    def _put_again(self, commit: Commit, purpose: Purpose, decision: Decision, control: Control) -> Send:
+        log = commit.log
+        return Send(commit, purpose, decision, (Put(log.keys.control, encode(control), log.version),), 0, log.version)
 
     async def _write_all(self, requests: Sequence[Sequence[WriteOp]]) -> list[WriteOutcome]:
+        if not requests:
+            return []
         if len(requests) == 1:
             return [await self._write(requests[0])]
         async with asyncio.TaskGroup() as group:
@@ -277,51 +346,71 @@ class Committer:
         except TimeoutError:
             return Unknown(f"no answer after {WRITE_TIMEOUT_S} s")
 
-    def _hear(self, commit: Commit, decision: Decision, outcome: WriteOutcome, control_op: int, expected_version: int | None) -> bool:
+    def _hear(self, send: Send, outcome: WriteOutcome, control_at: int) -> bool:
         """Take in what became of an attempt. True if the commit has its outcome.
 
         Meanwhile a reader may have seen what was written, or newer records still: what is known never goes back.
         """
+        commit = send.commit
         match outcome:
             case Applied(results):
-                result = results[control_op]
+                result = results[control_at]
                 if result.status is Status.OK:
                     assert result.version is not None, "a successful put has a version"
-                    if decision is _BURIAL:
-                        return True
-                    assert decision.control is not None
-                    self._applied(commit, decision, version=result.version)
+                    if send.purpose is Purpose.COMMIT:
+                        self._applied(commit, send.decision, version=result.version)
+                    else:
+                        self._put_was_ours(commit.log, send.expected_version, result.version)
+                    if send.purpose is Purpose.PROOF:
+                        self._answer(commit, send.decision.verdicts)
                     return True
                 self._conflicts.inc()
-            case Unknown():
+                if send.decision.pages:
+                    commit.log.discard_pages(new.name for new in send.decision.pages)
+            case Unknown(reason):
                 self._unknown.inc()
-                if decision is not _BURIAL:
-                    commit.unsure = True
-                    assert expected_version is not None
-                    commit.unsure_version = expected_version
-                    commit.unsure_decisions[commit.attempt] = decision
-            case NotApplied():
-                pass
+                commit.cause = reason
+                if send.purpose is Purpose.COMMIT:
+                    commit.is_unknown = True
+                    commit.sent_version = send.expected_version
+                    commit.sent_decisions[commit.attempt] = send.decision
+            case NotApplied(reason):
+                commit.cause = reason
         return False
+
+    def _put_was_ours(self, log: PartitionLog, expected_version: int, version: int) -> None:
+        """The record is what it was, under a new version."""
+        log.explain_hint()
+        if log.version == expected_version and log.control is not None:
+            log.advance(log.control, version)
 
     def _applied(self, commit: Commit, decision: Decision, *, version: int | None = None) -> None:
         """The CAS is known to have applied: only now are batches shown (I8) and acknowledged (I1)."""
         log = commit.log
         log.committed_epoch = commit.epoch
         log.explain_hint()
-        appended = [
-            (batch, verdict.base_offset)
-            for batch, verdict in zip(commit.batches, decision.verdicts, strict=True)
-            if verdict.outcome is Outcome.APPENDED
-        ]
-        self._tail.add(log.tail, appended)
+        self._tail.add(
+            log.tail,
+            [
+                (batch, verdict.base_offset)
+                for batch, verdict in zip(commit.batches, decision.verdicts, strict=True)
+                if verdict.outcome is Outcome.APPENDED and not batch.is_settled
+            ],
+        )
         if version is not None and version > log.version:
             assert decision.control is not None
+            if log.control is not None and log.control.pages != decision.control.pages:
+                self._replace_pages(log, log.control, decision, version)
             log.advance(decision.control, version)
         self._answer(commit, decision.verdicts)
-        if decision.to_spill and not log.is_spilling:
-            log.is_spilling = True
-            self._nursery.spawn(self._spill.write(log, decision.to_spill), name="producer-spill")
+
+    def _replace_pages(self, log: PartitionLog, before: Control, decision: Decision, version: int) -> None:
+        assert decision.control is not None
+        self._pages.note_written(log, decision.pages)
+        named = {ref.name for ref in decision.control.pages}
+        log.discard_pages(ref.name for ref in before.pages if ref.name not in named)
+        if self._pages.is_sweep_due(log):
+            self._nursery.spawn(self._pages.sweep(log, decision.control, version), name="sweep-pages")
 
     def _waited_for(self, log: PartitionLog) -> Collection[int]:
         if not log.strangers:
@@ -337,10 +426,7 @@ class Committer:
                 log.make_wait(batch.producer_id, self._clock.monotonic_s())
             elif log.strangers:
                 log.strangers.pop(batch.producer_id, None)
-            if verdict.is_refusal:
-                batch.settle(_refusal(batch, verdict, log))
-            else:
-                batch.settle(Appended(verdict.base_offset, log_start))
+            batch.settle(refusal(batch, verdict, log) if verdict.is_refusal else Appended(verdict.base_offset, log_start))
 
     async def _reupload(self, commit: Commit) -> None:
         """The object is at or below the floor of revoked ids: its bytes get a new, higher name before they may be committed."""
@@ -349,66 +435,35 @@ class Committer:
             await self._upload_again(commit, control.revoked_floor if control is not None else "")
         except StorageError as error:
             commit.settle_all(error)
-            refuse_followers(commit, error)
+            refuse_behind(commit, error)
             if (following := release(commit)) is not None:
-                await self._run_opened([following])
+                await self._run_ready([following])
             return
         await self._repeat([commit])
 
 
-class _Send:
-    __slots__ = ("decision", "ops", "size_bytes")
-
-    def __init__(self, decision: Decision, ops: tuple[Put, ...]) -> None:
-        self.decision = decision
-        self.ops = ops
-        self.size_bytes = sum([len(op.value) + len(op.key.path) + OP_OVERHEAD_BYTES for op in ops])
+_NOTHING: Final = Decision((), None, None)
 
 
-_FINISHED: Final = object()
-_AGAIN: Final = object()
-_UPLOAD_AGAIN: Final = object()
-_AFTER_LOST: Final = Unavailable("an earlier batch was not committed for certain")
-_BURIAL: Final = Decision((), None, None, ())
-
-_Sent = tuple[Commit, Decision, Sequence[WriteOp], int]
+def _after_lost() -> StorageError:
+    return Unavailable("an earlier batch was not committed for certain")
 
 
-def _split(sent: list[_Sent]) -> list[list[_Sent]]:
-    """Cut one shard's commits into requests within the limits of a request; the ops of one commit stay together and in order."""
-    requests: list[list[_Sent]] = [[]]
+def _split(sends: list[Send]) -> list[list[Send]]:
+    """Cut one shard's attempts into requests within the limits of a request; the ops of one commit stay together and in order."""
+    requests: list[list[Send]] = []
     size_bytes = op_count = 0
-    for item in sent:
-        if requests[-1] and (size_bytes + item[3] > WRITE_REQUEST_BYTES_MAX or op_count + len(item[2]) > WRITE_REQUEST_OPS_MAX):
+    for send in sends:
+        send_bytes = send.size_bytes
+        if not requests or size_bytes + send_bytes > WRITE_REQUEST_BYTES_MAX or op_count + len(send.ops) > WRITE_REQUEST_OPS_MAX:
             requests.append([])
             size_bytes = op_count = 0
-        requests[-1].append(item)
-        size_bytes += item[3]
-        op_count += len(item[2])
+        requests[-1].append(send)
+        size_bytes += send_bytes
+        op_count += len(send.ops)
     return requests
-
-
-def _has_many_writers(log: PartitionLog) -> bool:
-    return log.control is not None and len(log.control.writers) > WRITERS_KEPT_MAX
 
 
 def _add(opened: list[Commit], commit: Commit | None) -> None:
     if commit is not None:
         opened.append(commit)
-
-
-def _refusal(batch: Batch, verdict: Verdict, log: PartitionLog) -> StorageError:
-    facts = f"partition={log.partition} producer_id={batch.producer_id} epoch={batch.producer_epoch} sequence={batch.first_seq}"
-    match verdict.outcome:
-        case Outcome.OUT_OF_ORDER_SEQUENCE:
-            return OutOfOrderSequence(f"the sequence does not follow the last one appended: {facts}")
-        case Outcome.NO_PREDECESSOR:
-            return Unavailable(f"what comes before it may be on its way through another broker: {facts}")
-        case Outcome.INVALID_PRODUCER_EPOCH:
-            return InvalidProducerEpoch(f"a newer epoch of this producer has appended: {facts}")
-        case Outcome.FENCED:
-            return Fenced(f"the partition is fenced: {facts}")
-        case Outcome.DELETED:
-            return NotFound(f"the partition was deleted: {facts}")
-        case Outcome.APPENDED | Outcome.DUPLICATE:
-            raise AssertionError(f"not a refusal: {verdict}")

@@ -9,6 +9,8 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from storage.formats.control import (
     Control,
     Entry,
@@ -18,17 +20,14 @@ from storage.formats.control import (
     ProducerState,
     WriterEntry,
 )
-from storage.limits import PENDING_ENTRIES_MAX, PRODUCER_BATCHES_KEPT, PRODUCERS_HOT_BYTES_MAX, PRODUCERS_HOT_MAX, SEQUENCE_MAX
+from storage.limits import PENDING_ENTRIES_MAX, PRODUCER_BATCHES_KEPT, SEQUENCE_MAX
+from storage.log.producer_pages import NewPage, Pages, find, has_no_room, is_expired, make_room
 from storage.recordbatch import NO_PRODUCER
 from storage.vocabulary import ObjectId
 
-_PRODUCER_BYTES = 24
-_PRODUCER_BATCH_BYTES = 48
-"""Upper estimates of what a producer and each of its batches take in the encoded control record."""
-_ROOM_FOR_PRODUCERS = min(PRODUCERS_HOT_MAX, PRODUCERS_HOT_BYTES_MAX // (_PRODUCER_BYTES + _PRODUCER_BATCH_BYTES * PRODUCER_BATCHES_KEPT))
-"""So many fit whatever they hold."""
-
-_NOTHING_STORED: Mapping[int, ProducerState | None] = MappingProxyType({})
+PRODUCER_EXPIRATION_MS = 86_400_000
+"""producer.id.expiration.ms: how long a producer that appends no more is remembered."""
+_NO_PAGES: Pages = MappingProxyType({})
 _NOTHING_LOST: Mapping[int, int] = MappingProxyType({})
 
 
@@ -56,6 +55,7 @@ class Outcome(Enum):
     DUPLICATE = auto()  # appended before, at the offset the verdict names
     OUT_OF_ORDER_SEQUENCE = auto()
     NO_PREDECESSOR = auto()  # of a producer nobody knows, and not its first: what comes before may be on its way through another broker
+    NO_ROOM = auto()  # of a producer nobody knows, while the partition remembers as many as it can
     INVALID_PRODUCER_EPOCH = auto()
     FENCED = auto()
     DELETED = auto()
@@ -85,8 +85,8 @@ class Decision(NamedTuple):
     """The record to put by CAS; None when nothing was appended."""
     chunk: IndexChunk | None
     """Entries that were pending before, to travel with the CAS (never the entry that this CAS creates)."""
-    to_spill: tuple[int, ...]
-    """Producers that should be written to producers/ before a later decision may drop them."""
+    pages: tuple[NewPage, ...] = ()
+    """Pages of producer states that `control` names, to travel with the CAS."""
 
     @property
     def has_refusal(self) -> bool:
@@ -100,16 +100,18 @@ def decide(
     object_id: ObjectId,
     writer: Writer,
     now_ms: int,
-    stored: Mapping[int, ProducerState | None] = _NOTHING_STORED,
+    pages: Pages = _NO_PAGES,
     lost: Mapping[int, int] = _NOTHING_LOST,
     waited_for: Collection[int] = (),
     dead_writers: Collection[int] = (),
+    page_name: str = "",
+    expiration_ms: int = PRODUCER_EXPIRATION_MS,
     must_drain: bool = False,
 ) -> Decision:
     """Decide the batches of one slice, in order.
 
-    `stored`: what stands in producers/, read after `control` was, at least for the producers that control does not hold (control wins).
-    A producer whose state equals its stored one leaves control when room is needed.
+    `pages`: the contents of the pages that `producer_pages.needed` names; `claims` are no more than `producer_pages.fitting` says.
+    `page_name`: what new pages are named after; no other attempt may use it.
     `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may not begin behind it: it
     would take the place of what is sent again.
     `waited_for`: producers that nobody knows and that may begin with any sequence, as all may in Kafka, because what could have been on its
@@ -119,9 +121,10 @@ def decide(
     """
     if control.log_state is not LogState.OPEN:
         refusal = Verdict(Outcome.FENCED if control.log_state is LogState.FENCED else Outcome.DELETED, -1)
-        return Decision((refusal,) * len(claims), None, None, ())
+        return Decision((refusal,) * len(claims), None, None)
     next_offset = base = control.sequence_counter
     producers: dict[int, ProducerState] | None = None
+    expired_before_ms = now_ms - expiration_ms
     verdicts: list[Verdict] = []
     spans: list[tuple[int, int]] = []
     span_end = -1
@@ -133,7 +136,12 @@ def decide(
         if producer_id != NO_PRODUCER:
             if producers is None:
                 producers = dict(control.producers)
-            known = producers.get(producer_id) or stored.get(producer_id)
+            known = producers.get(producer_id) or find(control, pages, producer_id)
+            if known is not None and is_expired(known, before_ms=expired_before_ms):
+                known = None
+            if known is None and control.pages and has_no_room(control.pages, now_ms=now_ms):
+                verdicts.append(Verdict(Outcome.NO_ROOM, -1))
+                continue
             refused = _judge(known, claim, lost.get(producer_id), is_waited_for=producer_id in waited_for)
             if refused is not None:
                 verdicts.append(refused)
@@ -156,13 +164,19 @@ def decide(
                 log_max_timestamp, log_max_offset = max_timestamp, next_offset
         next_offset += claim.record_count
     if next_offset == base:
-        return Decision(tuple(verdicts), None, None, ())
+        return Decision(tuple(verdicts), None, None)
 
-    hot, to_spill = control.producers, tuple[int, ...]()
+    hot, refs, written = control.producers, control.pages, tuple[NewPage, ...]()
     if producers is not None:
-        hot = producers
-        if len(producers) > _ROOM_FOR_PRODUCERS:
-            hot, to_spill = _make_room(producers, stored, keep={claim.producer_id for claim in claims})
+        hot, refs, written = make_room(
+            refs,
+            producers,
+            pages,
+            claimed={claim.producer_id for claim in claims},
+            now_ms=now_ms,
+            expired_before_ms=expired_before_ms,
+            name=page_name,
+        )
     writers = {epoch: entry for epoch, entry in control.writers.items() if epoch not in dead_writers}
     writers[writer.epoch] = WriterEntry(writer.commit_seq, writer.attempt)
     entry = Entry(base, next_offset - 1, object_id, tuple(spans), max_timestamp, log_max_timestamp)
@@ -170,23 +184,20 @@ def decide(
     chunk = IndexChunk(entries=control.pending) if is_full or (must_drain and control.pending) else None
     return Decision(
         tuple(verdicts),
-        Control(
-            fence_epoch=control.fence_epoch,
+        msgspec.structs.replace(
+            control,
             sequence_counter=next_offset,
-            log_start=control.log_start,
-            compaction_cursor=control.compaction_cursor,
-            segment=control.segment,
             pending=(entry,) if chunk else (*control.pending, entry),
             writers=writers,
             producers=hot,
-            revoked_floor=control.revoked_floor,
+            pages=refs,
             bytes_total=control.bytes_total + appended_bytes,
             last_append_ms=max(control.last_append_ms, now_ms),
             max_timestamp=log_max_timestamp,
             max_timestamp_offset=log_max_offset,
         ),
         chunk,
-        to_spill,
+        written,
     )
 
 
@@ -219,28 +230,3 @@ def _after(known: ProducerState | None, claim: Claim, base_offset: int, now_ms: 
     if known is None or known.epoch != claim.producer_epoch:
         return ProducerState(claim.producer_epoch, (batch,))
     return ProducerState(known.epoch, (*known.batches[1 - PRODUCER_BATCHES_KEPT :], batch), known.txn_first_offset)
-
-
-def _make_room(
-    producers: dict[int, ProducerState], stored: Mapping[int, ProducerState | None], keep: Collection[int]
-) -> tuple[dict[int, ProducerState], tuple[int, ...]]:
-    """Drop producers whose state is durable elsewhere, oldest first, as far as room is needed; name those that should be spilled next."""
-    excess_bytes = sum(map(_producer_bytes, producers.values())) - PRODUCERS_HOT_BYTES_MAX
-    excess_count = len(producers) - PRODUCERS_HOT_MAX
-    to_spill: list[int] = []
-    for producer_id, state in list(producers.items()):
-        if excess_bytes <= 0 and excess_count <= 0:
-            break
-        if producer_id in keep or state.txn_first_offset is not None:
-            continue
-        if stored.get(producer_id) == state:
-            del producers[producer_id]
-        else:
-            to_spill.append(producer_id)
-        excess_bytes -= _producer_bytes(state)
-        excess_count -= 1
-    return producers, tuple(to_spill)
-
-
-def _producer_bytes(state: ProducerState) -> int:
-    return _PRODUCER_BYTES + _PRODUCER_BATCH_BYTES * len(state.batches)

@@ -1,47 +1,106 @@
 """A partition's commits in this broker, in order; one is open at a time (I6)."""
 
+import asyncio
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from storage.errors import StorageError, Unavailable
+from storage.errors import StorageError
+from storage.formats.control import ProducerState
 from storage.log.batch import Batch
+from storage.log.broker_epoch import BrokerEpoch
 from storage.log.decide import Decision
 from storage.log.partition import PartitionLog
 from storage.vocabulary import ObjectId
+
+
+class InFlight:
+    """The commits of this broker that have no outcome yet, oldest first, and the bytes of their batches."""
+
+    def __init__(self) -> None:
+        self._commits: dict[Commit, int] = {}
+        self._size_bytes = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def add(self, commit: "Commit") -> None:
+        size_bytes = self._commits[commit] = sum([batch.size_bytes for batch in commit.batches])
+        self._size_bytes += size_bytes
+        self._idle.clear()
+
+    def resize(self, commit: "Commit") -> None:
+        """Some of its batches went to another commit."""
+        self._size_bytes -= self._commits[commit]
+        size_bytes = self._commits[commit] = sum([batch.size_bytes for batch in commit.batches])
+        self._size_bytes += size_bytes
+
+    def remove(self, commit: "Commit") -> None:
+        self._size_bytes -= self._commits.pop(commit)
+        if not self._commits:
+            self._idle.set()
+
+    def __contains__(self, commit: "Commit") -> bool:
+        return commit in self._commits
+
+    def __len__(self) -> int:
+        return len(self._commits)
+
+    def overdue(self, now_s: float) -> Iterator["Commit"]:
+        """Those past their deadline, but for a carried one that is found when what was sealed before it was carried has gone."""
+        for commit in tuple(self._commits):
+            if commit.deadline_s > now_s:
+                return
+            yield commit
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
 
 
 @dataclass(slots=True, eq=False)
 class Commit:
     """The slice of one flush for one partition on its way into the log.
 
-    All attempts carry the same batches under one `commit_seq`. `unsure`: an attempt ended unknown, so every later read of the control
-    record is asked for our number first (DESIGN.md §5, model F-conflict). `is_abandoned`: the clients were told that the outcome is
-    unknown; what is left is to make sure that no attempt can still land.
+    All attempts carry the same batches under one `commit_seq`, unless every attempt before is known to have failed. `is_unknown`: an
+    attempt had no answer, so every later read of the control record is asked for our number first (model F-conflict). `is_sent`: an
+    attempt is on its way. `is_given_up`: the clients were answered; what is left is to make sure that no attempt can still land.
     """
 
     log: PartitionLog
     batches: list[Batch]
     object_id: ObjectId
     deadline_s: float
+    in_flight: InFlight
     is_uploaded: bool = False
     epoch: int = -1
     commit_seq: int = -1
     attempt: int = 0
-    unsure: bool = False
-    unsure_version: int = -1
-    unsure_decisions: dict[int, Decision] = field(default_factory=dict)
-    is_abandoned: bool = False
+    is_sent: bool = False
+    is_unknown: bool = False
+    sent_version: int = -1
+    sent_decisions: dict[int, Decision] = field(default_factory=dict)
+    is_given_up: bool = False
     must_drain: bool = False
+    cause: str = ""
+    """What kept the last attempt from its outcome, in words."""
+    pages: dict[str, Mapping[int, ProducerState]] = field(default_factory=dict)
 
     @property
     def has_begun(self) -> bool:
         return self.commit_seq >= 0
 
-    def begin(self, epoch: int) -> None:
+    @property
+    def is_open(self) -> bool:
+        log = self.log
+        return log.lane_busy and log.lane[0] is self
+
+    def begin(self, epoch: BrokerEpoch) -> None:
         """Take a number, once. The number stays, whatever epoch the broker has later."""
         if not self.has_begun:
-            self.epoch = epoch
-            self.log.commit_seq += 1
-            self.commit_seq = self.log.commit_seq
+            self.epoch = epoch.current
+            self.commit_seq = epoch.next_commit_seq()
         self.attempt += 1
 
     def settle_all(self, error: StorageError) -> None:
@@ -49,6 +108,21 @@ class Commit:
             if batch.has_sequence and not batch.is_settled:
                 self.log.lose(batch.producer_id, batch.first_seq)
             batch.settle(error)
+
+
+def enter(commit: Commit) -> None:
+    commit.log.lane.append(commit)
+    commit.in_flight.add(commit)
+
+
+def carry(commit: Commit, count: int) -> None:
+    """Leave the batches from the `count`-th on to a commit of their own, right behind this one."""
+    assert 0 < count < len(commit.batches)
+    rest = Commit(commit.log, commit.batches[count:], commit.object_id, commit.deadline_s, commit.in_flight, is_uploaded=True)
+    commit.batches = commit.batches[:count]
+    commit.log.lane.insert(1, rest)
+    commit.in_flight.resize(commit)
+    commit.in_flight.add(rest)
 
 
 def take(commit: Commit) -> bool:
@@ -61,32 +135,47 @@ def take(commit: Commit) -> bool:
 
 
 def release(commit: Commit) -> Commit | None:
-    """Close the open commit and open the next one of its lane if that is uploaded."""
+    """End the open commit and open the next one of its lane if that is uploaded."""
     log = commit.log
-    assert log.lane_busy, f"released twice: {log.partition}"
-    assert log.lane[0] is commit, f"not the open commit: {log.partition}"
+    assert commit.is_open, f"not the open commit: {log.partition}"
     log.lane.popleft()
     log.lane_busy = False
+    return _end(commit)
+
+
+def leave(commit: Commit) -> Commit | None:
+    """End a commit that was answered before it was opened; open the one behind it if it was in its way."""
+    assert not commit.is_open, f"open: {commit.log.partition}"
+    commit.log.lane.remove(commit)
+    return _end(commit)
+
+
+def _end(commit: Commit) -> Commit | None:
+    log = commit.log
+    commit.in_flight.remove(commit)
+    commit.batches = []
+    commit.pages.clear()
+    commit.sent_decisions.clear()
     if log.lane and take(log.lane[0]):
         return log.lane[0]
     return None
 
 
-def refuse_followers(commit: Commit, error: StorageError) -> None:
-    """An earlier batch of these sources was lost before it was committed: what follows it in the lane must not be appended before its
-    retry. (`decide` would refuse most followers with a sequence by itself, but not those of a producer it has never seen.)
+def refuse_behind(commit: Commit, error: StorageError) -> None:
+    """A batch of these sources was lost before it was committed: what follows it in the lane, or is gathered, must not be appended before
+    its retry. (`decide` would refuse most followers with a sequence by itself, but not those of a producer it has never seen.)
     """
+    log = commit.log
     sources = {id(batch.append.source) for batch in commit.batches}
-    for follower in commit.log.lane:
-        if follower is commit or follower.has_begun:
-            continue
-        for batch in follower.batches:
-            if id(batch.append.source) in sources:
-                batch.settle(error)
-
-
-def expire_followers(log: PartitionLog, now_s: float) -> None:
-    """Answer commits that waited too long behind an open one; nothing of them was sent, so they are dropped for good."""
+    is_behind = False
     for follower in log.lane:
-        if not follower.has_begun and follower.deadline_s <= now_s:
-            follower.settle_all(Unavailable(f"gave up waiting for an earlier commit: partition={log.partition}"))
+        if is_behind:
+            _refuse(follower.batches, sources, error)
+        is_behind = is_behind or follower is commit
+    _refuse(log.gathered, sources, error)
+
+
+def _refuse(batches: list[Batch], sources: set[int], error: StorageError) -> None:
+    for batch in batches:
+        if id(batch.append.source) in sources:
+            batch.settle(error)

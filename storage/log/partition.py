@@ -1,16 +1,18 @@
 """What one broker remembers of a partition: the control record as last seen, its lane, its tail. All of it can be lost."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from storage.errors import StorageError
-from storage.formats.control import Control, IndexChunk, ProducerState
+from storage.formats.control import Control, IndexChunk, LogState
 from storage.log.tail import Tail
 from storage.metadata.keys import PartitionKeys
 from storage.vocabulary import PartitionId
 
 if TYPE_CHECKING:
+    from storage.log.batch import Batch
     from storage.log.lane import Commit
 
 PARTITIONS_KEPT_MAX: Final = 100_000
@@ -19,38 +21,40 @@ HINTS_KEPT_MAX: Final = 64
 LOST_KEPT_MAX: Final = 1_024
 STRANGERS_KEPT_MAX: Final = 1_024
 OWED_HINTS_MAX: Final = 4
+PAGE_GARBAGE_MAX: Final = 64
+GONE_LOOKED_FOR_EVERY: Final = 1_000
+"""Partitions touched between two looks for those that were deleted."""
 
 
 class PartitionLog:
     """`control` is None until read (or after the partition was seen gone); it only ever moves to newer versions.
 
-    `stored` holds what is known to stand in producers/ (None: nothing), with the versions to replace it by CAS. It was read after the
-    control record it goes with, so it is dropped whenever a record of another broker is taken over.
     `broken` says why the record, though there, could not be read (`Corrupt`, `IncompatibleFormat`).
     `foreign_version` is the version of the last record that was read rather than committed here.
     `lost` holds, by producer, the lowest sequence that was answered with an error though the producer may have sent more behind it.
     `unexplained_hints` counts hints that the control record changed, less the changes that are known: above 0, somebody else wrote it.
     `strangers` holds, by producer that nobody knew, when it was first told to wait for what comes before its batch (monotonic seconds).
     `committed_epoch` is the last broker epoch under which a commit of this lane was applied.
+    `gathered` are the batches that wait to be sealed. `page_garbage` names pages of producer states to be deleted with the next commit.
     """
 
     __slots__ = (
+        "_was_absent",
         "broken",
         "chunks",
-        "commit_seq",
         "committed_epoch",
         "control",
         "foreign_version",
+        "gathered",
         "hints",
-        "is_spilling",
         "keys",
         "lane",
         "lane_busy",
         "lost",
+        "page_garbage",
         "partition",
-        "stored",
-        "stored_versions",
         "strangers",
+        "sweep_at_s",
         "tail",
         "unexplained_hints",
         "version",
@@ -62,6 +66,7 @@ class PartitionLog:
         self.keys = PartitionKeys(partition)
         self.control: Control | None = None
         self.version = -1
+        self._was_absent = False
         self.broken: StorageError | None = None
         self.foreign_version = -1
         self.unexplained_hints = 0
@@ -69,15 +74,25 @@ class PartitionLog:
         self.lane_busy = False
         self.lost: OrderedDict[int, int] = OrderedDict()
         self.strangers: OrderedDict[int, float] = OrderedDict()
-        self.commit_seq = 0
         self.committed_epoch = -1
-        self.stored: dict[int, ProducerState | None] = {}
-        self.stored_versions: dict[int, int] = {}
-        self.is_spilling = False
+        self.gathered: list[Batch] = []
+        self.page_garbage: list[str] = []
+        self.sweep_at_s = float("-inf")
         self.tail = Tail()
         self.chunks: OrderedDict[int, IndexChunk] = OrderedDict()
         self.hints: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
         self.wakers: set[Callable[[], None]] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing of it is gathered, queued or undecided, and nobody waits for it: it may be forgotten."""
+        return not (self.gathered or self.lane or self.lane_busy or self.wakers)
+
+    @property
+    def is_gone(self) -> bool:
+        """The partition was there, as far as anybody asked, and is not any more."""
+        control = self.control
+        return control.log_state is LogState.DELETED if control is not None else self._was_absent
 
     @property
     def high_watermark(self) -> int:
@@ -91,17 +106,19 @@ class PartitionLog:
         self.wake()
 
     def observe(self, control: Control, version: int) -> None:
-        """Take over a record that was read; one that is older than what is known is ignored, so that reads never go back (promise 5)."""
-        if version <= self.version:
+        """Take over a record that was read; one that is older than what is known is ignored, so that reads never go back (promise 5).
+
+        The same version is news after `observe_absent`: a deposed leader of the shard may have answered that, from before the creation.
+        """
+        if version < self.version or (version == self.version and self.control is not None):
             return
         self.control, self.version, self.broken = control, version, None
         self.foreign_version = version
-        self.stored.clear()
-        self.stored_versions.clear()
         self.wake()
 
     def observe_absent(self) -> None:
-        """The record does not exist. Versions are never reused, so whatever comes later is newer than what was known."""
+        """The record does not exist, or did not when a deposed leader of its shard last heard."""
+        self._was_absent = True
         if self.control is not None:
             self.control = None
             self.wake()
@@ -126,24 +143,30 @@ class PartitionLog:
         while len(self.strangers) > STRANGERS_KEPT_MAX:
             self.strangers.popitem(last=False)
 
+    def discard_pages(self, names: Iterable[str]) -> None:
+        """No control record can name them any more. What is too much is left to a sweep."""
+        self.page_garbage += islice(names, max(0, PAGE_GARBAGE_MAX - len(self.page_garbage)))
+
     def wake(self) -> None:
         for waker in tuple(self.wakers):
             waker()
 
 
 class Partitions:
-    """The partitions this broker has touched, bounded; the least recently made idle one is forgotten first."""
+    """The partitions this broker has touched, bounded. One with work is never forgotten: a second log of it would be a second lane (I6)."""
 
     def __init__(self, *, kept_max: int = PARTITIONS_KEPT_MAX) -> None:
         self._kept_max = kept_max
         self._logs: dict[PartitionId, PartitionLog] = {}
         self._by_control_path: dict[str, PartitionLog] = {}
+        self._created = 0
 
     def get(self, partition: PartitionId) -> PartitionLog:
         log = self._logs.get(partition)
         if log is None:
-            if len(self._logs) >= self._kept_max:
-                self._forget_idle()
+            self._created += 1
+            if len(self._logs) >= self._kept_max or self._created % GONE_LOOKED_FOR_EVERY == 0:
+                self._forget()
             log = self._logs[partition] = PartitionLog(partition)
             self._by_control_path[log.keys.control.path] = log
         return log
@@ -157,10 +180,12 @@ class Partitions:
     def __len__(self) -> int:
         return len(self._logs)
 
-    def _forget_idle(self) -> None:
-        """Forget a tenth of the partitions, those without a lane, a waiter or cached runs first touched longest ago."""
-        wanted = max(1, self._kept_max // 10)
-        idle = [log for log in self._logs.values() if not log.lane and not log.lane_busy and not log.wakers][:wanted]
-        for log in idle:
+    def _forget(self) -> None:
+        """Forget the idle logs of deleted partitions, and at the bound a tenth of the others, those first touched longest ago."""
+        idle = [log for log in self._logs.values() if log.is_idle]
+        gone = [log for log in idle if log.is_gone]
+        wanted = max(1, self._kept_max // 10) if len(self._logs) >= self._kept_max else 0
+        others = islice((log for log in idle if not log.is_gone), max(0, wanted - len(gone)))
+        for log in (*gone, *others):
             del self._logs[log.partition]
             del self._by_control_path[log.keys.control.path]

@@ -65,6 +65,8 @@ class TailCache:
 
     def add(self, tail: Tail, appended: Sequence[tuple[Batch, int]]) -> None:
         """Take the batches of one commit with their base offsets, stamp them, and make room."""
+        if not appended:
+            return
         for run in _runs_of(appended):
             tail.append(run)
             cost = run.size_bytes + RUN_OVERHEAD_BYTES

@@ -6,7 +6,7 @@
     llog/{topic_id}/partitions/{p:05}/meta/control          THE record of the partition       CAS only
     llog/{topic_id}/partitions/{p:05}/index/{end:020}       chunk of entries                  put-if-absent
     llog/{topic_id}/partitions/{p:05}/segments/{end:020}    segment entry                     put-if-absent
-    llog/{topic_id}/partitions/{p:05}/producers/{pid:020}   spilled producer state            CAS
+    llog/{topic_id}/partitions/{p:05}/producers/{page}      a page of producer states         put-if-absent
     llog/brokers/{id:010}                                   a live broker                     ephemeral
     llog/producer-ids                                       the next block of producer ids    CAS
     llog/coordinators/{slot:02}                             who coordinates that slot         ephemeral
@@ -122,8 +122,13 @@ class PartitionKeys:
     def segment(self, end: int) -> Key:
         return Key(f"{self.segments_prefix}{end:020}", self.partition_key)
 
-    def producer(self, producer_id: int) -> Key:
-        return Key(f"{self.producers_prefix}{producer_id:020}", self.partition_key)
+    def producer_page(self, name: str) -> Key:
+        return Key(f"{self.producers_prefix}{name}", self.partition_key)
+
+    def producer_pages(self) -> tuple[Key, str]:
+        """All of them, garbage included."""
+        start, end = children_of(self.producers_prefix.removesuffix("/"))
+        return Key(start, self.partition_key), end
 
 
 def partition_of_control(path: str) -> PartitionId | None:

@@ -33,12 +33,13 @@ from storage.catalog.cluster import open_cluster
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
 from storage.errors import StorageError
-from storage.formats.control import SpilledProducer, decode_control, encode
+from storage.formats.control import ProducerPage, decode_control, encode
 from storage.formats.wal import decode_header, header_bytes
 from storage.limits import PENDING_ENTRIES_MAX
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
 from storage.log.broker_epoch import BrokerEpoch
+from storage.log.page_store import page_name
 from storage.log.parts import LogParts, open_log
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
@@ -124,7 +125,8 @@ async def make() -> Example:
     at = keys.PartitionKeys(first)
     control = decode_control(await value_of(metadata, at.control), path=at.control.path)
     # What a commit does when a control record holds too many producers.
-    spilled = Put(at.producer(producer_id), encode(SpilledProducer(state=control.producers[producer_id])), ABSENT)
+    page = encode(ProducerPage(producers={producer_id: control.producers[producer_id]}))
+    spilled = Put(at.producer_page(page_name(version=17, epoch=registration.epoch, commit_seq=18, attempt=1) + "-0"), page, ABSENT)
     await metadata.write([spilled])
     group_keys = await group_with_offset(metadata, directory, first, clock=clock, ids=ids)
     examples = {

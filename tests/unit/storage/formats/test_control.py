@@ -11,17 +11,27 @@ from storage.formats.control import (
     Entry,
     IndexChunk,
     LogState,
+    PageRef,
     ProducerBatch,
+    ProducerPage,
     ProducerState,
     SegmentEntry,
-    SpilledProducer,
     WriterEntry,
     decode_chunk,
     decode_control,
-    decode_producer,
+    decode_page,
     encode,
 )
-from storage.limits import CONTROL_BYTES_MAX, CONTROL_BYTES_TARGET, PENDING_ENTRIES_MAX
+from storage.limits import (
+    CONTROL_BYTES_MAX,
+    CONTROL_BYTES_TARGET,
+    METADATA_VALUE_BYTES_MAX,
+    PENDING_ENTRIES_MAX,
+    PRODUCER_BATCHES_KEPT,
+    PRODUCER_PAGE_BYTES_MAX,
+    SEQUENCE_MAX,
+)
+from storage.log.producer_pages import PRODUCER_BATCH_BYTES, PRODUCER_BYTES
 from storage.vocabulary import ObjectId
 
 ID = ObjectId("01J00000000000000000000000")
@@ -38,6 +48,7 @@ controls = st.builds(
     pending=st.lists(entries, max_size=3).map(tuple),
     writers=st.dictionaries(numbers, st.builds(WriterEntry, numbers, numbers), max_size=3),
     producers=st.dictionaries(numbers, states, max_size=3),
+    pages=st.lists(st.builds(PageRef, st.just("9-7-1-1-0"), numbers, numbers, numbers), max_size=3).map(tuple),
     max_timestamp=numbers,
 )
 
@@ -53,8 +64,17 @@ def test_a_chunk_survives_the_round_trip(found: list[Entry]) -> None:
 
 
 @given(states)
-def test_a_producer_state_survives_the_round_trip(state: ProducerState) -> None:
-    assert decode_producer(encode(SpilledProducer(state=state)), path="test") == state
+def test_a_page_of_producers_survives_the_round_trip(state: ProducerState) -> None:
+    assert decode_page(encode(ProducerPage(producers={5: state, 7: state})), path="test") == {5: state, 7: state}
+
+
+def test_the_largest_states_fit_the_estimate_of_a_page_by_a_third() -> None:
+    last = 2**63 - 1
+    batches = tuple(ProducerBatch(SEQUENCE_MAX, SEQUENCE_MAX, last, 10**13) for _ in range(PRODUCER_BATCHES_KEPT))
+    count = PRODUCER_PAGE_BYTES_MAX // (PRODUCER_BYTES + PRODUCER_BATCH_BYTES * PRODUCER_BATCHES_KEPT)
+    page = ProducerPage(producers={last - n: ProducerState(2**15 - 1, batches, last) for n in range(count)})
+
+    assert len(encode(page)) <= METADATA_VALUE_BYTES_MAX
 
 
 def test_a_usual_record_stays_below_its_target_size() -> None:

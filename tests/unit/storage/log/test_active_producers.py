@@ -1,10 +1,10 @@
 import pytest
 
 from storage.errors import Corrupt, NotFound, Unavailable
-from storage.formats.control import Control, ProducerBatch, ProducerState, SpilledProducer, encode
+from storage.formats.control import Control, PageRef, ProducerBatch, ProducerPage, ProducerState, encode
 from storage.log.active_producers import ActiveProducer
 from storage.metadata import keys
-from storage.metadata.port import Put
+from storage.metadata.port import Delete, Put
 from storage.vocabulary import PartitionId
 from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig
 
@@ -15,8 +15,10 @@ def state(epoch: int, last_seq: int, at_ms: int) -> ProducerState:
 
 async def store(broker: Rig, hot: dict[int, ProducerState], spilled: dict[int, ProducerState]) -> None:
     names = keys.PartitionKeys(PARTITION)
-    puts = [Put(names.producer(number), encode(SpilledProducer(state=held)), None) for number, held in spilled.items()]
-    await broker.shared.write([*puts, Put(names.control, encode(Control(producers=hot)), None)])
+    pages = {f"1-7-1-1-{number}": {number: held} for number, held in spilled.items()}
+    puts = [Put(names.producer_page(name), encode(ProducerPage(producers=held)), None) for name, held in pages.items()]
+    refs = tuple(PageRef(name, min(held), max(held), 0) for name, held in pages.items())
+    await broker.shared.write([*puts, Put(names.control, encode(Control(producers=hot, pages=refs)), None)])
 
 
 async def test_hot_and_spilled_producers_come_by_id_and_the_hot_state_wins() -> None:
@@ -41,11 +43,21 @@ async def test_a_partition_that_does_not_exist_is_not_found() -> None:
             await broker.parts.producer_reads.of(PartitionId(TOPIC, 5))
 
 
-async def test_a_record_that_is_none_is_corrupt() -> None:
+async def test_a_page_that_is_none_is_corrupt() -> None:
     async with rig() as broker:
-        await broker.shared.write([Put(keys.PartitionKeys(PARTITION).producer(5), b"{", None)])
+        await store(broker, {}, {5: state(0, 4, 10)})
+        await broker.shared.write([Put(keys.PartitionKeys(PARTITION).producer_page("1-7-1-1-5"), b"{", None)])
 
         with pytest.raises(Corrupt):
+            await broker.parts.producer_reads.of(PARTITION)
+
+
+async def test_a_page_that_was_replaced_meanwhile_is_unavailable() -> None:
+    async with rig() as broker:
+        await store(broker, {}, {5: state(0, 4, 10)})
+        await broker.shared.write([Delete(keys.PartitionKeys(PARTITION).producer_page("1-7-1-1-5"))])
+
+        with pytest.raises(Unavailable):
             await broker.parts.producer_reads.of(PARTITION)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.formats.control import Control, Entry, LogState, ProducerBatch, ProducerState, WriterEntry, decode_control, encode
-from storage.limits import PENDING_ENTRIES_MAX, PRODUCERS_HOT_MAX, SEQUENCE_MAX
+from storage.limits import PENDING_ENTRIES_MAX, SEQUENCE_MAX
 from storage.log.decide import Decision, Outcome, Writer, advance_sequence, decide
 from storage.vocabulary import ObjectId
 
@@ -25,12 +25,12 @@ class Batch:
     size_bytes: int = 100
 
 
-def run(control: Control, *batches: Batch, stored: dict[int, ProducerState | None] | None = None, **options: object) -> Decision:
+def run(control: Control, *batches: Batch, **options: object) -> Decision:
     position = 0
     for batch in batches:
         batch.position = position
         position += batch.size_bytes
-    return decide(control, batches, object_id=OBJECT, writer=WRITER, now_ms=5_000, stored=stored or {}, **options)  # type: ignore[arg-type]
+    return decide(control, batches, object_id=OBJECT, writer=WRITER, now_ms=5_000, **options)  # type: ignore[arg-type]
 
 
 def outcomes(decision: Decision) -> list[Outcome]:
@@ -159,46 +159,6 @@ def test_a_ring_with_room_keeps_its_entries() -> None:
     assert decision.chunk is None
     assert decision.control is not None
     assert len(decision.control.pending) == 2
-
-
-def test_a_state_in_producers_counts_where_control_holds_none() -> None:
-    stored = {9: ProducerState(0, (ProducerBatch(0, 4, 40, 0),))}
-
-    assert outcomes(run(Control(sequence_counter=100), Batch(9, 0, 0, 5), stored=stored)) == [Outcome.DUPLICATE]
-    assert outcomes(run(Control(sequence_counter=100), Batch(9, 0, 9, 1), stored=stored)) == [Outcome.OUT_OF_ORDER_SEQUENCE]
-
-
-def test_control_wins_over_a_stored_state() -> None:
-    stored = {9: ProducerState(0, (ProducerBatch(0, 4, 40, 0),))}
-
-    decision = run(with_producer(ProducerBatch(5, 5, 50, 0)), Batch(9, 0, 6, 1), stored=stored)
-
-    assert outcomes(decision) == [Outcome.APPENDED]
-
-
-def test_a_producer_leaves_control_only_when_its_state_is_stored() -> None:
-    producers = {pid: ProducerState(0, (ProducerBatch(0, 0, pid, 0),)) for pid in range(PRODUCERS_HOT_MAX + 3)}
-    control = Control(sequence_counter=1_000, producers=producers)
-
-    first = run(control, Batch(9_999, 0, 0, 1))
-    assert first.control is not None
-    assert set(first.control.producers) == {*producers, 9_999}, "nothing is stored yet, so nothing may leave"
-    assert first.to_spill[:3] == (0, 1, 2), "the producers used longest ago are to be stored"
-
-    stored: dict[int, ProducerState | None] = {pid: producers[pid] for pid in first.to_spill}
-    second = run(first.control, Batch(9_999, 0, 1, 1), stored=stored)
-    assert second.control is not None
-    assert not set(first.to_spill) & set(second.control.producers)
-
-
-def test_a_stale_stored_state_keeps_its_producer_in_control() -> None:
-    producers = {pid: ProducerState(0, (ProducerBatch(0, 0, pid, 0),)) for pid in range(PRODUCERS_HOT_MAX + 1)}
-    stored: dict[int, ProducerState | None] = {0: ProducerState(0, (ProducerBatch(9, 9, 9, 9),))}
-
-    decision = run(Control(sequence_counter=1_000, producers=producers), Batch(), Batch(500, 0, 0, 1), stored=stored)
-
-    assert decision.control is not None
-    assert 0 in decision.control.producers
 
 
 def test_only_dead_writers_are_dropped() -> None:

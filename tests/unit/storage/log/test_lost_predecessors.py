@@ -7,9 +7,9 @@ import pytest
 
 from storage.errors import OutcomeUnknown, OutOfOrderSequence, Unavailable
 from storage.formats.control import Control, encode
-from storage.log.append import UPLOADS_MAX
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
+from storage.log.upload_places import UPLOADS_MAX
 from storage.metadata import keys
 from storage.metadata.port import Put
 from tests.unit.storage.log.batches import batch_bytes

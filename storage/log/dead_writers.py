@@ -1,0 +1,66 @@
+"""Which entries of `writers` belong to brokers that are gone: the only ones that may be dropped (DESIGN.md §5).
+
+An epoch is the version of a registration record. It is gone for ever when a read of brokers/ that is at least as new as it does not show
+it: versions are never reused. A read is as new as the greatest version it shows, and may be older than what is (a deposed leader of the
+shard), so an epoch above that greatest one is left alone. So is one that is read in a control record after the read of brokers/ began.
+
+    scan begins … broker 10 registers, commits … control with {10: …} is read … scan ends without 10    must not count 10 as dead
+"""
+
+import asyncio
+from collections.abc import Collection
+from typing import Final
+
+from runtime.clock import Clock
+from runtime.supervision import Nursery
+from runtime.telemetry import Metric, Telemetry
+from storage.errors import StorageError
+from storage.formats.control import Control
+from storage.limits import WRITERS_KEPT_MAX
+from storage.log.broker_epoch import BrokerEpoch
+
+LOOK_EVERY_S: Final = 10.0
+LOOK_TIMEOUT_S: Final = 10.0
+DEAD_KEPT_MAX: Final = 4_096
+LOOKS: Final = Metric("forebay_dead_writer_scans_total", "Reads of brokers/ to find which writers of a partition are gone", ("outcome",))
+
+
+class DeadWriters:
+    """Looks in the background and at intervals, so that no commit waits for it; what was found dead stays so."""
+
+    def __init__(self, *, epoch: BrokerEpoch, clock: Clock, nursery: Nursery, telemetry: Telemetry) -> None:
+        self._epoch = epoch
+        self._clock = clock
+        self._nursery = nursery
+        self._dead: dict[int, None] = {}
+        self._look_at_s = float("-inf")
+        self._is_looking = False
+        self._looks = telemetry.counter(LOOKS)
+
+    def of(self, control: Control) -> Collection[int]:
+        """The epochs in `writers` that are known to be gone; if there are too many of others, they are looked for."""
+        writers = control.writers
+        if len(writers) <= WRITERS_KEPT_MAX:
+            return ()
+        dead = [epoch for epoch in writers if epoch in self._dead]
+        if len(writers) - len(dead) > WRITERS_KEPT_MAX and not self._is_looking and self._clock.monotonic_s() >= self._look_at_s:
+            self._is_looking = True
+            self._nursery.spawn(self._look(frozenset(writers)), name="dead-writers")
+        return dead
+
+    async def _look(self, named: frozenset[int]) -> None:
+        """`named` was read before this began: its epochs were registered before."""
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                live = await self._epoch.live()
+        except (StorageError, TimeoutError):
+            self._looks.labels("failed").inc()
+        else:
+            self._looks.labels("done").inc()
+            newest = max(live, default=-1)
+            self._dead.update((epoch, None) for epoch in sorted(named) if epoch < newest and epoch not in live)
+            while len(self._dead) > DEAD_KEPT_MAX:
+                del self._dead[next(iter(self._dead))]
+        finally:
+            self._is_looking = False
+            self._look_at_s = self._clock.monotonic_s() + LOOK_EVERY_S

@@ -1,0 +1,126 @@
+"""Pages of producer states: read when a decision needs them, kept, and removed when no control record can name them any more (ADR 13).
+
+A page named by the control record at version v was written by the CAS that made v, or an earlier one. One that cannot be read although it
+is named is either replaced since, or the read was answered by a deposed leader: the control record is read again, nothing is concluded.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from runtime.clock import Clock
+from runtime.telemetry import Metric, Telemetry
+from storage.errors import StorageError, Unavailable
+from storage.formats.control import Control, ProducerState, decode_page
+from storage.limits import WRITE_REQUEST_OPS_MAX
+from storage.log.lane import Commit
+from storage.log.partition import PartitionLog
+from storage.log.producer_pages import NewPage, needed
+from storage.metadata.port import Delete, MetadataStore
+
+PAGES_CACHED_MAX: Final = 128
+"""Over all partitions; a full page takes about 200 KiB of memory."""
+TIMEOUT_S: Final = 10.0
+SWEEP_EVERY_S: Final = 600.0
+WRITTEN: Final = Metric("forebay_producer_pages_written_total", "Pages of producer states written with commits")
+READ: Final = Metric("forebay_producer_pages_read_total", "Pages of producer states read")
+SWEPT: Final = Metric("forebay_producer_pages_swept_total", "Pages removed that no control record can name any more")
+
+
+class PageStore:
+    def __init__(self, *, metadata: MetadataStore, clock: Clock, telemetry: Telemetry) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._cached: OrderedDict[str, Mapping[int, ProducerState]] = OrderedDict()
+        self._written = telemetry.counter(WRITTEN)
+        self._read = telemetry.counter(READ)
+        self._swept = telemetry.counter(SWEPT)
+
+    def missing(self, commit: Commit) -> list[str]:
+        """Names of pages that deciding `commit` needs and that `commit.pages` does not hold after this."""
+        control = commit.log.control
+        if control is None or not control.pages:
+            return []
+        had, commit.pages = commit.pages, {}
+        missing: list[str] = []
+        for name in needed(control, commit.batches):
+            path = commit.log.keys.producer_page(name).path
+            page = had.get(name) or self._cached.get(path)
+            if page is None:
+                missing.append(name)
+            else:
+                commit.pages[name] = page
+                self._keep(path, page)
+        return missing
+
+    async def load(self, commits: Sequence[Commit]) -> None:
+        """Read what is `missing`, in one read. A page that is not there stays missing. Raises `Unavailable`; a page that cannot be decoded
+        makes its log `broken`."""
+        wanted = [(commit, name) for commit in commits for name in self.missing(commit)]
+        if not wanted:
+            return
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                records = await self._metadata.get_many([commit.log.keys.producer_page(name) for commit, name in wanted])
+        except TimeoutError:
+            raise Unavailable(f"metadata did not answer: op=get_many keys={len(wanted)} after_s={TIMEOUT_S}") from None
+        self._read.inc(len(wanted))
+        for (commit, name), record in zip(wanted, records, strict=True):
+            if record is None:
+                continue
+            try:
+                page = decode_page(record.value, path=record.path)
+            except StorageError as error:
+                commit.log.broken = error
+                continue
+            commit.pages[name] = page
+            self._keep(record.path, page)
+
+    def note_written(self, log: PartitionLog, pages: Sequence[NewPage]) -> None:
+        """They are named by a control record that was applied."""
+        self._written.inc(len(pages))
+        for new in pages:
+            self._keep(log.keys.producer_page(new.name).path, new.page.producers)
+
+    def is_sweep_due(self, log: PartitionLog) -> bool:
+        """True once at intervals: then `sweep` is to be run."""
+        now_s = self._clock.monotonic_s()
+        if now_s < log.sweep_at_s:
+            return False
+        log.sweep_at_s = now_s + SWEEP_EVERY_S
+        return True
+
+    async def sweep(self, log: PartitionLog, control: Control, version: int) -> None:
+        """Remove pages that no control record can name any more: `control`, which was the record at `version`, does not, and they were
+        prepared for a CAS at an older version, which has applied by then or never will. Whether the listing is new does not matter.
+        """
+        start, end = log.keys.producer_pages()
+        prefix = log.keys.producers_prefix
+        named = {ref.name for ref in control.pages}
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                names = [path.removeprefix(prefix) for path in await self._metadata.list(start, end)]
+                garbage = [name for name in names if name not in named and prepared_for(name) < version]
+                for begin in range(0, len(garbage), WRITE_REQUEST_OPS_MAX):
+                    part = garbage[begin : begin + WRITE_REQUEST_OPS_MAX]
+                    await self._metadata.write([Delete(log.keys.producer_page(name)) for name in part])
+                    self._swept.inc(len(part))
+        except (Unavailable, TimeoutError):
+            return  # garbage harms nobody: the next sweep finds it
+
+    def _keep(self, path: str, page: Mapping[int, ProducerState]) -> None:
+        self._cached[path] = page
+        self._cached.move_to_end(path)
+        while len(self._cached) > PAGES_CACHED_MAX:
+            self._cached.popitem(last=False)
+
+
+def page_name(*, version: int, epoch: int, commit_seq: int, attempt: int) -> str:
+    """What the pages of one attempt are named after: a CAS at `version` is the only one that can ever name them."""
+    return f"{version}-{epoch}-{commit_seq}-{attempt}"
+
+
+def prepared_for(name: str) -> int:
+    """The version that the CAS naming this page expects."""
+    return int(name.split("-", 1)[0])

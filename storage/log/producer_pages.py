@@ -1,0 +1,228 @@
+"""Producer states beside the control record, pure: which stay hot in it, and the pages that hold the rest (ADR 13).
+
+A page is written in the request of the CAS that names it, under a name that no other attempt has, and never changes: what a page says can
+be read from anybody, at any age. Which page holds a producer is in the control record, where every decision is made (I7).
+"""
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import NamedTuple, Protocol
+
+from storage.formats.control import Control, PageRef, ProducerPage, ProducerState
+from storage.limits import (
+    COMMIT_BATCHES_MAX,
+    PRODUCER_BATCHES_KEPT,
+    PRODUCER_KEPT_MS_MIN,
+    PRODUCER_PAGE_BYTES_MAX,
+    PRODUCER_PAGES_MAX,
+    PRODUCER_PAGES_WRITTEN_MAX,
+    PRODUCERS_HOT_BYTES_MAX,
+    PRODUCERS_HOT_MAX,
+    PRODUCERS_PER_COMMIT_MAX,
+)
+from storage.recordbatch import NO_PRODUCER
+
+PRODUCER_BYTES = 32
+PRODUCER_BATCH_BYTES = 52
+"""Estimates of what a producer and each of its batches take in an encoded record."""
+
+Pages = Mapping[str, Mapping[int, ProducerState]]
+"""The contents of pages, by name."""
+
+
+class Produced(Protocol):
+    @property
+    def producer_id(self) -> int: ...
+
+
+class NewPage(NamedTuple):
+    name: str
+    page: ProducerPage
+
+
+class Room(NamedTuple):
+    hot: dict[int, ProducerState]
+    refs: tuple[PageRef, ...]
+    written: tuple[NewPage, ...]
+    """Pages that `refs` names and that do not exist yet."""
+
+
+_first_pid = attrgetter("first_pid")
+
+
+def find(control: Control, pages: Pages, producer_id: int) -> ProducerState | None:
+    """The newest state of a producer. `pages` must hold the page that covers the id, if `needed` named it."""
+    hot = control.producers.get(producer_id)
+    if hot is not None or not control.pages:
+        return hot
+    ref = control.pages[_place(control.pages, producer_id)]
+    if not ref.first_pid <= producer_id <= ref.last_pid:
+        return None
+    return pages[ref.name].get(producer_id)
+
+
+def needed(control: Control, claims: Sequence[Produced]) -> list[str]:
+    """Names of the pages that deciding `claims` may look into: those of their producers, and those that may have to take others."""
+    refs = control.pages
+    if not refs:
+        return []
+    hot = control.producers
+    wanted: dict[str, None] = {}
+    claimed = {claim.producer_id for claim in claims if claim.producer_id != NO_PRODUCER}
+    others = claimed.difference(hot)
+    for producer_id in others:
+        ref = refs[_place(refs, producer_id)]
+        if ref.first_pid <= producer_id <= ref.last_pid:
+            wanted[ref.name] = None
+    if claimed and len(hot) + len(others) > _sure_room():
+        for producer_id in (*hot, *others):
+            wanted[refs[_place(refs, producer_id)].name] = None
+    return list(wanted)
+
+
+def fitting(control: Control, claims: Sequence[Produced]) -> int:
+    """How many of `claims`, from the first on, one commit takes; at least one. The rest is for the commits after it."""
+    most = min(len(claims), COMMIT_BATCHES_MAX)
+    if most <= _sure_room() // 2:
+        return most
+    refs = control.pages
+    producers: set[int] = set()
+    places: set[int] = set()
+    for index, claim in enumerate(claims[:most]):
+        producer_id = claim.producer_id
+        if producer_id == NO_PRODUCER or producer_id in producers:
+            continue
+        producers.add(producer_id)
+        places.add(_place(refs, producer_id))
+        is_crowd = len(producers) > _sure_room() // 2
+        if is_crowd and (len(places) > PRODUCER_PAGES_WRITTEN_MAX or len(producers) > PRODUCERS_PER_COMMIT_MAX):
+            return index
+    return most
+
+
+def has_no_room(refs: Sequence[PageRef], *, now_ms: int) -> bool:
+    """True if a producer that nobody knows finds no room: there are too many, and all have appended lately."""
+    return len(refs) >= PRODUCER_PAGES_MAX and min(ref.newest_ms for ref in refs) >= now_ms - PRODUCER_KEPT_MS_MIN
+
+
+def is_expired(state: ProducerState, *, before_ms: int) -> bool:
+    return state.txn_first_offset is None and (not state.batches or state.batches[-1].at_ms < before_ms)
+
+
+def make_room(
+    refs: tuple[PageRef, ...],
+    hot: dict[int, ProducerState],
+    pages: Pages,
+    *,
+    claimed: Collection[int],
+    now_ms: int,
+    expired_before_ms: int,
+    name: str,
+) -> Room:
+    """Forget what has expired, and when `hot` is over its bounds, move states into pages until half of the bounds is free.
+
+    `hot` is in the order of last use, and is changed. Of `claimed`, the producers of this commit, few stay hot and many go: into the pages
+    that they are in anyway. `pages` must hold what `needed` named. New pages are named after `name`, which must be unique to the attempt.
+    """
+    if refs:
+        refs = tuple([ref for ref in refs if ref.newest_ms >= expired_before_ms])
+    for producer_id, state in list(hot.items()):
+        if not is_expired(state, before_ms=expired_before_ms):
+            break
+        del hot[producer_id]
+    if len(hot) <= _sure_room():
+        return Room(hot, refs, ())
+    excess_bytes = sum(map(_size_bytes, hot.values())) - PRODUCERS_HOT_BYTES_MAX
+    excess_count = len(hot) - PRODUCERS_HOT_MAX
+    if excess_bytes <= 0 and excess_count <= 0:
+        return Room(hot, refs, ())
+    excess_bytes += PRODUCERS_HOT_BYTES_MAX // 2
+    excess_count += PRODUCERS_HOT_MAX // 2
+    is_crowd = len(claimed) > _sure_room() // 2
+    replaced: dict[int, list[PageRef]] = {}
+    written: list[NewPage] = []
+    for place, leaving in _by_place(refs, hot, claimed, is_crowd=is_crowd):
+        if excess_bytes <= 0 and excess_count <= 0:
+            break
+        content = {
+            producer_id: state
+            for producer_id, state in (pages[refs[place].name].items() if refs else ())
+            if producer_id not in hot and not is_expired(state, before_ms=expired_before_ms)
+        }
+        for producer_id in leaving:
+            if excess_bytes <= 0 and excess_count <= 0:
+                break
+            state = content[producer_id] = hot.pop(producer_id)
+            excess_bytes -= _size_bytes(state)
+            excess_count -= 1
+        begin = min(refs[place].first_pid if refs else leaving[0], *content)
+        last = refs[place].last_pid if refs else -1
+        replaced[place] = []
+        for part in _parts(sorted(content), content, last):
+            new = NewPage(f"{name}-{len(written)}", ProducerPage(producers={producer_id: content[producer_id] for producer_id in part}))
+            written.append(new)
+            newest_ms = max(state.batches[-1].at_ms if state.batches else now_ms for state in new.page.producers.values())
+            replaced[place].append(PageRef(new.name, begin if part[0] == min(content) else part[0], part[-1], newest_ms))
+    kept = [one for place, ref in enumerate(refs) for one in replaced.pop(place, (ref,))]
+    kept += replaced.pop(0, ())  # there were none
+    return Room(hot, _forget_oldest(kept, {page.name for page in written}, now_ms), tuple(written))
+
+
+def _by_place(
+    refs: Sequence[PageRef], hot: Mapping[int, ProducerState], claimed: Collection[int], *, is_crowd: bool
+) -> Iterator[tuple[int, list[int]]]:
+    """Producers that may leave, oldest first, by the page they go to; as few pages as possible."""
+    groups: dict[int, list[int]] = {}
+    claimed_places: set[int] = set()
+    for producer_id, state in hot.items():
+        is_claimed = producer_id in claimed
+        if state.txn_first_offset is not None or (is_claimed and not is_crowd):
+            continue
+        place = _place(refs, producer_id)
+        groups.setdefault(place, []).append(producer_id)
+        if is_claimed:
+            claimed_places.add(place)
+    ranked = sorted(groups.items(), key=lambda group: (group[0] in claimed_places, len(group[1])), reverse=True)
+    return iter(ranked[:PRODUCER_PAGES_WRITTEN_MAX])
+
+
+def _parts(producer_ids: list[int], content: Mapping[int, ProducerState], last_pid: int) -> Iterator[list[int]]:
+    """Cut sorted ids into pages: full ones where ids only grow, else equal ones, so that both halves can."""
+    total_bytes = sum(_size_bytes(content[producer_id]) for producer_id in producer_ids)
+    count = -(-total_bytes // PRODUCER_PAGE_BYTES_MAX)
+    is_growing = last_pid < 0 or all(producer_id > last_pid for producer_id in producer_ids[-max(1, len(producer_ids) // 8) :])
+    part_bytes_max = PRODUCER_PAGE_BYTES_MAX if count <= 1 or is_growing else -(-total_bytes // count)
+    part: list[int] = []
+    part_bytes = 0
+    for producer_id in producer_ids:
+        size_bytes = _size_bytes(content[producer_id])
+        if part and part_bytes + size_bytes > part_bytes_max:
+            yield part
+            part, part_bytes = [], 0
+        part.append(producer_id)
+        part_bytes += size_bytes
+    if part:
+        yield part
+
+
+def _forget_oldest(refs: list[PageRef], written: Collection[str], now_ms: int) -> tuple[PageRef, ...]:
+    while len(refs) > PRODUCER_PAGES_MAX:
+        oldest = min((ref for ref in refs if ref.name not in written), key=lambda ref: ref.newest_ms, default=None)
+        if oldest is None or oldest.newest_ms >= now_ms - PRODUCER_KEPT_MS_MIN:
+            break
+        refs.remove(oldest)
+    return tuple(refs)
+
+
+def _place(refs: Sequence[PageRef], producer_id: int) -> int:
+    return max(bisect_right(refs, producer_id, key=_first_pid) - 1, 0)
+
+
+def _sure_room() -> int:
+    """So many producers stay hot whatever they hold."""
+    return min(PRODUCERS_HOT_MAX, PRODUCERS_HOT_BYTES_MAX // (PRODUCER_BYTES + PRODUCER_BATCH_BYTES * PRODUCER_BATCHES_KEPT))
+
+
+def _size_bytes(state: ProducerState) -> int:
+    return PRODUCER_BYTES + PRODUCER_BATCH_BYTES * len(state.batches)

@@ -1,0 +1,84 @@
+"""Places for uploads: few at a time, so that a slow store makes large objects, not many small ones.
+
+An upload that takes long gives its place up and goes on without: a slow prefix of the bucket holds up what was sent to it, and no more.
+"""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+UPLOADS_MAX: Final = 4
+SLOW_UPLOAD_S: Final = 1.0
+SLOW_UPLOADS_MAX: Final = 32
+"""Beyond it a slow upload keeps its place."""
+
+
+class UploadPlaces:
+    """`on_free` is called, on the loop, whenever a place has become free."""
+
+    def __init__(self, *, on_free: Callable[[], None]) -> None:
+        self._on_free = on_free
+        self._places = asyncio.Semaphore(UPLOADS_MAX)
+        self._asked = 0
+        self._slow = 0
+
+    @property
+    def are_taken(self) -> bool:
+        """Who asks now will have to wait."""
+        return self._asked >= UPLOADS_MAX
+
+    def ask(self) -> "Place":
+        """It counts from now on. Enter it to wait for it; it must be entered."""
+        self._asked += 1
+        return Place(self)
+
+    async def take(self) -> None:
+        try:
+            await self._places.acquire()
+        except BaseException:
+            self._asked -= 1
+            raise
+
+    def give_back(self) -> None:
+        self._asked -= 1
+        self._places.release()
+        self._on_free()
+
+    def begin_slow(self) -> bool:
+        """False: too many are slow already."""
+        if self._slow >= SLOW_UPLOADS_MAX:
+            return False
+        self._slow += 1
+        return True
+
+    def end_slow(self) -> None:
+        self._slow -= 1
+
+
+class Place:
+    """Held while the upload runs, or until it turns out to be slow."""
+
+    __slots__ = ("_is_slow", "_places", "_timer")
+
+    def __init__(self, places: UploadPlaces) -> None:
+        self._places = places
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_slow = False
+
+    async def __aenter__(self) -> None:
+        await self._places.take()
+        self._timer = asyncio.get_running_loop().call_later(SLOW_UPLOAD_S, self._turn_slow)
+
+    def _turn_slow(self) -> None:
+        if self._places.begin_slow():
+            self._is_slow = True
+            self._places.give_back()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+        if self._is_slow:
+            self._places.end_slow()
+        else:
+            self._places.give_back()
