@@ -1,0 +1,118 @@
+"""Only brokers that are certainly gone leave `writers` (review C, Y)."""
+
+import asyncio
+
+import pytest
+
+from runtime.clock import SystemClock
+from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
+from storage.errors import Unavailable
+from storage.formats.control import Control, WriterEntry
+from storage.limits import WRITERS_KEPT_MAX
+from storage.log import dead_writers
+from storage.log.batch import Appended
+from storage.log.broker_epoch import BrokerEpoch
+from storage.log.dead_writers import DeadWriters
+from tests.unit.storage.log.batches import batch_bytes
+from tests.unit.storage.log.rig import rig
+from tests.unit.storage.log.test_commit import replace_control
+
+MANY = range(1, WRITERS_KEPT_MAX + 5)
+
+
+def named(*epochs: int) -> Control:
+    return Control(writers={epoch: WriterEntry(1, 1) for epoch in epochs})
+
+
+class Registry:
+    """What a scan of brokers/ finds; while there is a gate, it has found it and its answer is on the way."""
+
+    def __init__(self, *live: int) -> None:
+        self.found = frozenset(live)
+        self.scans = 0
+        self.gate: asyncio.Event | None = None
+        self.fails = False
+
+    async def live(self) -> frozenset[int]:
+        self.scans += 1
+        found = self.found
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.fails:
+            raise Unavailable("away")
+        return found
+
+
+def watched(registry: Registry, nursery: Nursery) -> DeadWriters:
+    epoch = BrokerEpoch(1, registered_epoch=lambda: 1, live=registry.live)
+    return DeadWriters(epoch=epoch, clock=SystemClock(), nursery=nursery, telemetry=Telemetry())
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_writer_is_dead_once_a_scan_newer_than_it_does_not_show_it() -> None:
+    async with Nursery() as nursery:
+        dead = watched(Registry(1, 2, 900), nursery)
+        assert list(dead.of(named(*MANY))) == [], "no commit waits for the scan"
+        await turns()
+
+        assert set(dead.of(named(*MANY))) == {*MANY} - {1, 2}
+
+
+async def test_a_broker_that_registered_while_the_scan_was_under_way_is_not_dead() -> None:
+    async with Nursery() as nursery:
+        registry = Registry(*MANY)
+        registry.gate = asyncio.Event()
+        dead = watched(registry, nursery)
+        dead.of(named(*MANY))
+        await turns()
+        with_newcomer = named(*MANY, 50)
+        dead.of(with_newcomer)
+        registry.gate.set()
+        await turns()
+
+        assert list(dead.of(with_newcomer)) == []
+
+
+async def test_a_scan_that_a_deposed_leader_answered_says_nothing_of_newer_brokers() -> None:
+    async with Nursery() as nursery:
+        registry = Registry(1, 2, 3)  # as of before 4 and the others registered
+        dead = watched(registry, nursery)
+        dead.of(named(*MANY))
+        await turns()
+
+        assert list(dead.of(named(*MANY))) == []
+
+
+async def test_many_living_writers_are_looked_for_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Nursery() as nursery:
+        registry = Registry(*MANY, 900)
+        dead = watched(registry, nursery)
+        for _ in range(20):
+            dead.of(named(*MANY))
+            await turns()
+        assert registry.scans == 1
+        monkeypatch.setattr(dead_writers, "LOOK_EVERY_S", 0.0)
+        dead._look_at_s = 0.0
+        for _ in range(3):
+            dead.of(named(*MANY))
+            await turns()
+
+        assert registry.scans == 4
+
+
+async def test_commits_go_on_while_the_registry_cannot_be_read() -> None:
+    async with rig(epoch=900) as broker:
+        registry = Registry()
+        registry.fails = True
+        broker.epoch.live = registry.live
+        await replace_control(broker.shared, named(*MANY))
+
+        assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
+        assert await broker.send(batch_bytes(1)) == [Appended(1, 0)]
+        assert registry.scans == 1
+        assert set((await broker.control()).writers) == {*MANY, 900}

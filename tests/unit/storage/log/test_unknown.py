@@ -1,0 +1,26 @@
+"""What became of a commit without an answer, case by case."""
+
+import pytest
+
+from storage.formats.control import Control, WriterEntry
+from storage.log.unknown import Fate, Found, fate_of
+
+OURS, SENT = 7, 40
+
+
+@pytest.mark.parametrize(
+    ("writers", "version", "may_be_dropped", "fate"),
+    [
+        ({OURS: WriterEntry(3, 2)}, 41, False, Found(2)),
+        ({OURS: WriterEntry(3, 1)}, 99, True, Found(1)),
+        ({OURS: WriterEntry(2, 1)}, SENT, False, Fate.UNDECIDED),
+        ({}, SENT, True, Fate.UNDECIDED),
+        ({OURS: WriterEntry(2, 1)}, 41, True, Fate.FAILED),
+        ({}, 41, False, Fate.FAILED),
+        ({8: WriterEntry(3, 1)}, 41, True, Fate.LOST),
+    ],
+)
+def test_the_record_read_since_says_it(writers: dict[int, WriterEntry], version: int, may_be_dropped: bool, fate: Found | Fate) -> None:
+    found = fate_of(Control(writers=writers), version, epoch=OURS, commit_seq=3, sent_version=SENT, may_be_dropped=may_be_dropped)
+
+    assert found == fate
