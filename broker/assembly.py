@@ -7,6 +7,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from typing import Any, Final
 
 import structlog
@@ -163,6 +164,7 @@ async def open_broker(
             tail_bytes_max=int(settings.storage.cache_bytes * TAIL_SHARE),
             flush=FlushSettings(interval_s=settings.storage.flush_interval.total_seconds(), bytes_max=settings.storage.flush_bytes),
             epoch=epoch,
+            producer_expiration_ms=settings.kafka.producer_id_expiration // timedelta(milliseconds=1),
             ids=ids,
             clock=clock,
             chance=random.Random(os.urandom(16)),  # noqa: S311 - for pauses

@@ -23,7 +23,9 @@ class BrokerConfig(NamedTuple):
     documentation: str
 
 
-def broker_configs(record: BrokerRecord, *, auto_create: bool, partition_count: int, groups: GroupSettings) -> list[BrokerConfig]:
+def broker_configs(
+    record: BrokerRecord, *, auto_create: bool, partition_count: int, producer_expiration_ms: int, groups: GroupSettings
+) -> list[BrokerConfig]:
     """By name."""
     listeners = ",".join(str(endpoint) for endpoint in record.listeners)
     names = ",".join(f"{endpoint.name}:PLAINTEXT" for endpoint in record.listeners)
@@ -54,6 +56,12 @@ def broker_configs(record: BrokerRecord, *, auto_create: bool, partition_count: 
         _static("max.request.partition.size.limit", ConfigType.INT, "2000", "Partitions in an answer to DescribeTopicPartitions."),
         _static("node.id", ConfigType.INT, number, "This broker's id."),
         _static("num.partitions", ConfigType.INT, str(partition_count), "Partitions of a topic that asks for no number."),
+        _static(
+            "producer.id.expiration.ms",
+            ConfigType.INT,
+            str(producer_expiration_ms),
+            "How long a partition remembers a producer that is silent.",
+        ),
         _static("process.roles", ConfigType.LIST, "broker", "There are no controllers."),
         _static(
             "remote.log.storage.system.enable",

@@ -101,7 +101,11 @@ async def _broker_entries(context: Context, name: str, details: Details) -> Entr
         return Refusal(ErrorCode.broker_id_not_registered, f"broker {own} is not registered")
     defaults = context.parts.topic_defaults
     configs = broker_configs(
-        record, auto_create=defaults.auto_create, partition_count=defaults.partition_count, groups=context.parts.groups.settings
+        record,
+        auto_create=defaults.auto_create,
+        partition_count=defaults.partition_count,
+        producer_expiration_ms=context.parts.active_producers.expiration_ms,
+        groups=context.parts.groups.settings,
     )
     return (_broker_entry(config, details) for config in configs)
 

@@ -1,10 +1,9 @@
 """DescribeProducers (API key 61), v0.
 
-The producers with sequences that a partition remembers: what its control record holds and what was spilled beside it (at most 10,000).
+The producers with sequences that a partition remembers: what its control record holds and the pages it names hold.
 Any broker can answer for any partition. Partitions that do not exist are UNKNOWN_TOPIC_OR_PARTITION.
 
-Differs from Apache Kafka: last_timestamp is when the last batch was appended, not the greatest timestamp in it; producers are remembered
-until their partition is deleted.
+Differs from Apache Kafka: last_timestamp is when the last batch was appended, not the greatest timestamp in it.
 """
 
 import asyncio

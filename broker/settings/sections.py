@@ -48,6 +48,11 @@ class KafkaSettings:
     ] = "self"
     auto_create_topics: Annotated[bool, FLAG, "whether naming an unknown topic creates it"] = True
     default_partitions: Annotated[int, count(minimum=1, maximum=10_000), "partitions of a topic that is created without a number"] = 1
+    producer_id_expiration: Annotated[
+        timedelta,
+        duration(minimum="10m", maximum="365d"),
+        "an idempotent producer that appends nothing to a partition for this long is forgotten there (producer.id.expiration.ms)",
+    ] = timedelta(days=1)
     max_request_bytes: Annotated[
         int, size(minimum="1MiB", maximum="100MiB"), "a larger request closes its connection before it is read"
     ] = 100 * MIB

@@ -3,10 +3,12 @@
 import asyncio
 from typing import Final, NamedTuple, Protocol
 
+from runtime.clock import Clock
 from storage.errors import Unavailable
 from storage.formats.control import ProducerState, decode_page
 from storage.log.control_reads import ControlReads
 from storage.log.partition import Partitions
+from storage.log.producer_pages import is_expired
 from storage.log.trim import existing
 from storage.metadata.port import Key, MetadataStore
 from storage.vocabulary import PartitionId
@@ -25,18 +27,33 @@ class ActiveProducer(NamedTuple):
 
 
 class ActiveProducers(Protocol):
+    """`expiration_ms`: how long a producer that appends nothing is remembered."""
+
+    @property
+    def expiration_ms(self) -> int: ...
+
     async def of(self, partition: PartitionId) -> list[ActiveProducer]:
-        """By producer id, as of a read issued after the call. Raises `NotFound`, `Corrupt`, `IncompatibleFormat`, `Unavailable`."""
+        """Those that have not expired, by producer id, as of a read issued after the call.
+
+        Raises `NotFound`, `Corrupt`, `IncompatibleFormat`, `Unavailable`."""
         ...
 
 
 class ProducerReads:
     """As the port `ActiveProducers` says."""
 
-    def __init__(self, *, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads) -> None:
+    def __init__(
+        self, *, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads, clock: Clock, expiration_ms: int
+    ) -> None:
+        self._expiration_ms = expiration_ms
+        self._clock = clock
         self._metadata = metadata
         self._partitions = partitions
         self._control_reads = control_reads
+
+    @property
+    def expiration_ms(self) -> int:
+        return self._expiration_ms
 
     async def of(self, partition: PartitionId) -> list[ActiveProducer]:
         log = self._partitions.get(partition)
@@ -46,7 +63,12 @@ class ProducerReads:
         for ref in control.pages:
             states |= await self._read(log.keys.producer_page(ref.name))
         states |= control.producers  # the newer ones
-        return [_active(producer_id, states[producer_id]) for producer_id in sorted(states)]
+        before_ms = self._clock.now_ms() - self._expiration_ms
+        return [
+            _active(producer_id, states[producer_id])
+            for producer_id in sorted(states)
+            if not is_expired(states[producer_id], before_ms=before_ms)
+        ]
 
     async def _read(self, key: Key) -> dict[int, ProducerState]:
         try:

@@ -86,7 +86,7 @@ class ControlReads:
                 log.unexplained_hints = 0
                 if record is None:
                     log.observe_absent()
-                elif record.version > log.version:
+                elif record.version >= log.version:
                     try:
                         log.observe(decode_control(record.value, path=record.path), record.version)
                     except (Corrupt, IncompatibleFormat) as error:

@@ -14,6 +14,7 @@ from storage.log.batcher import FlushSettings
 from storage.log.broker_epoch import BrokerEpoch
 from storage.log.commit import Committer
 from storage.log.control_reads import ControlReads
+from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.log.index import EntryIndex
 from storage.log.partition import Partitions
 from storage.log.read import Reader
@@ -49,6 +50,7 @@ def open_log(
     chance: random.Random,
     nursery: Nursery,
     telemetry: Telemetry,
+    producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
 ) -> LogParts:
     """Nothing is read or written yet: a broker's start needs no recovery. What an earlier broker left is either committed, and found in the
     control record, or garbage that no entry names; `pending` entries are indexed by whoever commits next.
@@ -67,6 +69,7 @@ def open_log(
         chance=chance,
         nursery=nursery,
         telemetry=telemetry,
+        producer_expiration_ms=producer_expiration_ms,
     )
     appender = Appender(
         settings=flush, committer=committer, sealer=sealer, uploader=uploader, clock=clock, nursery=nursery, telemetry=telemetry
@@ -75,5 +78,7 @@ def open_log(
     reader = Reader(index=index, blocks=blocks, control_reads=control_reads)
     time_search = TimeSearch(partitions=partitions, control_reads=control_reads, index=index, reader=reader)
     trimmer = Trimmer(metadata=metadata, partitions=partitions, control_reads=control_reads)
-    producer_reads = ProducerReads(metadata=metadata, partitions=partitions, control_reads=control_reads)
+    producer_reads = ProducerReads(
+        metadata=metadata, partitions=partitions, control_reads=control_reads, clock=clock, expiration_ms=producer_expiration_ms
+    )
     return LogParts(partitions, control_reads, appender, reader, time_search, trimmer, producer_reads)

@@ -56,10 +56,9 @@ def find(control: Control, pages: Pages, producer_id: int) -> ProducerState | No
     hot = control.producers.get(producer_id)
     if hot is not None or not control.pages:
         return hot
-    ref = control.pages[_place(control.pages, producer_id)]
-    if not ref.first_pid <= producer_id <= ref.last_pid:
+    if not _is_covered(control.pages, producer_id):
         return None
-    return pages[ref.name].get(producer_id)
+    return pages[control.pages[_place(control.pages, producer_id)].name].get(producer_id)
 
 
 def needed(control: Control, claims: Sequence[Produced]) -> list[str]:
@@ -72,9 +71,8 @@ def needed(control: Control, claims: Sequence[Produced]) -> list[str]:
     claimed = {claim.producer_id for claim in claims if claim.producer_id != NO_PRODUCER}
     others = claimed.difference(hot)
     for producer_id in others:
-        ref = refs[_place(refs, producer_id)]
-        if ref.first_pid <= producer_id <= ref.last_pid:
-            wanted[ref.name] = None
+        if _is_covered(refs, producer_id):
+            wanted[refs[_place(refs, producer_id)].name] = None
     if claimed and len(hot) + len(others) > _sure_room():
         for producer_id in (*hot, *others):
             wanted[refs[_place(refs, producer_id)].name] = None
@@ -130,7 +128,9 @@ def make_room(
     for producer_id, state in list(hot.items()):
         if not is_expired(state, before_ms=expired_before_ms):
             break
-        del hot[producer_id]
+        # One that a page may hold an older copy of leaves by way of that page: its state must not go back (model F-page-expiry).
+        if not _is_covered(refs, producer_id):
+            del hot[producer_id]
     if len(hot) <= _sure_room():
         return Room(hot, refs, ())
     excess_bytes = sum(map(_size_bytes, hot.values())) - PRODUCERS_HOT_BYTES_MAX
@@ -217,6 +217,14 @@ def _forget_oldest(refs: list[PageRef], written: Collection[str], now_ms: int) -
 
 def _place(refs: Sequence[PageRef], producer_id: int) -> int:
     return max(bisect_right(refs, producer_id, key=_first_pid) - 1, 0)
+
+
+def _is_covered(refs: Sequence[PageRef], producer_id: int) -> bool:
+    """True if a page may hold the producer."""
+    if not refs:
+        return False
+    ref = refs[_place(refs, producer_id)]
+    return ref.first_pid <= producer_id <= ref.last_pid
 
 
 def _sure_room() -> int:

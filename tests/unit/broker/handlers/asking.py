@@ -93,6 +93,7 @@ class FakeProducers:
     """The producers that a test set for a partition; others have none."""
 
     known: dict[PartitionId, list[ActiveProducer] | StorageError] = field(default_factory=dict)
+    expiration_ms: int = 86_400_000
 
     async def of(self, partition: PartitionId) -> list[ActiveProducer]:
         answer = self.known.get(partition, [])

@@ -1,8 +1,10 @@
 import pytest
 
+from runtime.clock import SystemClock
 from storage.errors import Corrupt, NotFound, Unavailable
 from storage.formats.control import Control, PageRef, ProducerBatch, ProducerPage, ProducerState, encode
 from storage.log.active_producers import ActiveProducer
+from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.metadata import keys
 from storage.metadata.port import Delete, Put
 from storage.vocabulary import PartitionId
@@ -21,14 +23,20 @@ async def store(broker: Rig, hot: dict[int, ProducerState], spilled: dict[int, P
     await broker.shared.write([*puts, Put(names.control, encode(Control(producers=hot, pages=refs)), None)])
 
 
-async def test_hot_and_spilled_producers_come_by_id_and_the_hot_state_wins() -> None:
+async def test_producers_of_control_and_of_pages_come_by_id_unless_they_have_expired() -> None:
     async with rig() as broker:
-        await store(broker, {7: state(2, 9, 50), 3: ProducerState(1, (), 17)}, {7: state(1, 5, 20), 900: state(0, 4, 10)})
+        now_ms = SystemClock().now_ms()
+        long_ago_ms = now_ms - PRODUCER_EXPIRATION_MS - 1_000
+        await store(
+            broker,
+            {7: state(2, 9, now_ms), 3: ProducerState(1, (), 17)},
+            {7: state(1, 5, now_ms - 50), 900: state(0, 4, now_ms - 90), 901: state(0, 4, long_ago_ms)},
+        )
 
         assert await broker.parts.producer_reads.of(PARTITION) == [
             ActiveProducer(3, 1, -1, -1, 17),
-            ActiveProducer(7, 2, 9, 50, -1),
-            ActiveProducer(900, 0, 4, 10, -1),
+            ActiveProducer(7, 2, 9, now_ms, -1),
+            ActiveProducer(900, 0, 4, now_ms - 90, -1),
         ]
 
 

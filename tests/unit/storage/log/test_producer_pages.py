@@ -227,6 +227,19 @@ def test_an_expired_state_does_not_come_back_from_a_page_when_the_hot_one_has_go
     assert partition.commit(claim(1, 2)).verdicts[0].outcome is Outcome.APPENDED
 
 
+def test_an_expired_state_that_a_page_has_an_older_copy_of_leaves_only_by_way_of_that_page() -> None:
+    """Another broker's clock may be behind, and the older copy not expired to it (model F-page-expiry)."""
+    older = ProducerState(0, (ProducerBatch(0, 0, 10, NOW_MS),))
+    newer = ProducerState(0, (ProducerBatch(0, 0, 10, NOW_MS), ProducerBatch(1, 1, 20, NOW_MS + 500)))
+    other = ProducerState(0, (ProducerBatch(0, 0, 30, NOW_MS + 1_000),))
+    control = Control(sequence_counter=40, producers={5: newer, 60: newer}, pages=(PageRef("1-7-1-1-0", 5, 6, NOW_MS + 1_000),))
+    partition = Partition(control, {"1-7-1-1-0": {5: older, 6: other}}, now_ms=NOW_MS + DAY_MS + 501)
+    partition.commit(claim(900, 0))
+
+    assert set(partition.control.producers) == {5, 900}, "60 is in no page"
+    assert partition.control.producers[5] == newer
+
+
 def test_a_partition_that_is_full_forgets_the_oldest_page_when_that_is_old_and_refuses_strangers_when_it_is_not() -> None:
     state = functools.partial(ProducerState, 0)
     refs, pages = [], {}
