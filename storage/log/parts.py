@@ -14,6 +14,7 @@ from storage.log.batcher import FlushSettings
 from storage.log.broker_epoch import BrokerEpoch
 from storage.log.commit import Committer
 from storage.log.control_reads import ControlReads
+from storage.log.damage import Damage
 from storage.log.index import EntryIndex
 from storage.log.partition import Partitions
 from storage.log.read import Reader
@@ -72,7 +73,7 @@ def open_log(
         settings=flush, committer=committer, sealer=sealer, uploader=uploader, clock=clock, nursery=nursery, telemetry=telemetry
     )
     index = EntryIndex(metadata=metadata, control_reads=control_reads)
-    reader = Reader(index=index, blocks=blocks, control_reads=control_reads)
+    reader = Reader(index=index, blocks=blocks, control_reads=control_reads, damage=Damage(clock=clock, telemetry=telemetry))
     time_search = TimeSearch(partitions=partitions, control_reads=control_reads, index=index, reader=reader)
     trimmer = Trimmer(metadata=metadata, partitions=partitions, control_reads=control_reads)
     producer_reads = ProducerReads(metadata=metadata, partitions=partitions, control_reads=control_reads)

@@ -116,13 +116,20 @@ class Rig:
     """One broker's log. Several rigs may share the stores."""
 
     def __init__(
-        self, parts: LogParts, epoch: BrokerEpoch, metadata: FaultyMetadata, objects: FaultyObjects, shared: MemoryMetadataStore
+        self,
+        parts: LogParts,
+        epoch: BrokerEpoch,
+        metadata: FaultyMetadata,
+        objects: FaultyObjects,
+        shared: MemoryMetadataStore,
+        telemetry: Telemetry,
     ) -> None:
         self.parts = parts
         self.epoch = epoch
         self.metadata = metadata
         self.objects = objects
         self.shared = shared
+        self.telemetry = telemetry
         self.source = object()
 
     def send(
@@ -191,4 +198,4 @@ async def rig(
             nursery=nursery,
             telemetry=telemetry,
         )
-        yield Rig(parts, broker_epoch, metadata, faulty, shared)
+        yield Rig(parts, broker_epoch, metadata, faulty, shared, telemetry)
