@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 
+from runtime.blocking import Blocking, InlineBlocking
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
@@ -50,8 +51,11 @@ def open_log(
     chance: random.Random,
     nursery: Nursery,
     telemetry: Telemetry,
+    walking: Blocking | None = None,
 ) -> LogParts:
-    """Nothing is read or written yet: a broker's start needs no recovery. What an earlier broker left is either committed, and found in the
+    """`walking` runs what goes through records one by one; None: where it is asked for.
+
+    Nothing is read or written yet: a broker's start needs no recovery. What an earlier broker left is either committed, and found in the
     control record, or garbage that no entry names; `pending` entries are indexed by whoever commits next.
     """
     partitions = Partitions()
@@ -74,7 +78,14 @@ def open_log(
     )
     index = EntryIndex(metadata=metadata, control_reads=control_reads)
     reader = Reader(index=index, blocks=blocks, control_reads=control_reads, damage=Damage(clock=clock, telemetry=telemetry))
-    time_search = TimeSearch(partitions=partitions, control_reads=control_reads, index=index, reader=reader)
+    time_search = TimeSearch(
+        partitions=partitions,
+        control_reads=control_reads,
+        index=index,
+        reader=reader,
+        metadata=metadata,
+        walking=walking or InlineBlocking(),
+    )
     trimmer = Trimmer(metadata=metadata, partitions=partitions, control_reads=control_reads)
     producer_reads = ProducerReads(metadata=metadata, partitions=partitions, control_reads=control_reads)
     return LogParts(partitions, control_reads, appender, reader, time_search, trimmer, producer_reads)
