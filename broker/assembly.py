@@ -32,6 +32,7 @@ from broker.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, St
 from broker.settings.listeners import Listener
 from broker.settings.model import Settings
 from broker.settings.ports import cannot_listen
+from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
@@ -157,6 +158,8 @@ async def open_broker(
         nursery = await closing.enter_async_context(Nursery())
         nursery.spawn(life.stay(), name="stay-registered")
         blocks = BlockCache(opened.objects, bytes_max=int(settings.storage.cache_bytes * BLOCKS_SHARE), telemetry=telemetry)
+        walking = ThreadBlocking(threads=1, name="time-search")
+        closing.callback(walking.close)
         parts = open_log(
             metadata=opened.metadata,
             objects=opened.objects,
@@ -170,6 +173,7 @@ async def open_broker(
             chance=random.Random(os.urandom(16)),  # noqa: S311 - for pauses
             nursery=nursery,
             telemetry=telemetry,
+            walking=walking,
         )
         closing.callback(parts.appender.stop)
         topics = Topics(opened.metadata, clock=clock, ids=ids)

@@ -14,6 +14,10 @@ class Unavailable(StorageError):
     """Nothing happened: retry later."""
 
 
+class EndsEarly(Unavailable):
+    """An object was found, and it is said to end before the bytes that were asked for."""
+
+
 class OutcomeUnknown(StorageError):
     """It may have happened: read back before writing again, and never answer with a definite error."""
 

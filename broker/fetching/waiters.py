@@ -1,8 +1,9 @@
 """Waking long polls: own commits wake by themselves; commits of other brokers are learned by hints, and by a poll where hints get lost.
 
-A poll is one read of all partitions that somebody waits for. Where that is wanted, hints of a shard are trusted from the first that arrived
-until a poll finds what no hint had told, and partitions of trusted shards are polled rarely. So a stream of hints that dries up costs one
-wait of up to `trusted_poll_s`, which ends the trust: nothing rests on hints but time (I10).
+A poll is one read per shard, of all its partitions that somebody waits for; a shard that is silent holds up no other. Where that is
+wanted, hints of a shard are trusted from the first that arrived until a poll finds what no hint had told, and partitions of trusted
+shards are polled rarely. So a stream of hints that dries up costs one wait of up to `trusted_poll_s`, which ends the trust: nothing rests
+on hints but time (I10).
 """
 
 import asyncio
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from typing import Final, Self
 
 from runtime.clock import Clock
-from storage.errors import Unavailable
 from storage.log.control_reads import ControlReads
 from storage.log.partition import PartitionLog, Partitions
 from storage.metadata.port import MetadataStore
@@ -87,6 +87,7 @@ class Waiters:
         self._waited = Waited(metadata)
         self._trusted: set[int] = set()
         self._hinted: dict[PartitionLog, None] = {}
+        self._asked: set[int] = set()
         self._has_hint = asyncio.Event()
 
     def wait(self, logs: Sequence[PartitionLog]) -> Wait:
@@ -103,29 +104,57 @@ class Waiters:
                     async with asyncio.timeout(max(0.0, poll_at_s - self._clock.monotonic_s())):
                         await self._has_hint.wait()
                 self._has_hint.clear()
-                hinted, self._hinted = self._hinted, {}
-                polled: dict[PartitionLog, int] = {}
+                hinted = self._take_hinted()
+                polled: dict[int, dict[PartitionLog, int]] = {}
                 now_s = self._clock.monotonic_s()
                 if now_s >= poll_at_s:
                     poll_at_s = now_s + POLL_S
                     is_full = now_s >= poll_all_at_s or self._trusted_poll_s <= POLL_S
-                    polled = {
-                        log: log.version
-                        for log, shard in self._waited.shards.items()
-                        if log not in hinted and (is_full or shard not in self._trusted)
-                    }
+                    for log, shard in self._waited.shards.items():
+                        if shard in self._asked or log in hinted.get(shard, ()) or not (is_full or shard not in self._trusted):
+                            continue
+                        polled.setdefault(shard, {})[log] = log.version
                     if is_full:
                         poll_all_at_s = now_s + self._trusted_poll_s
-                if hinted or polled:
-                    # Unreadable now: the next poll asks again, and a reader whose time is over reads for itself.
-                    with contextlib.suppress(Unavailable):
-                        await self._control_reads.refresh([*hinted, *polled])
-                        self._judge(polled)
-                        for log in (*hinted, *polled):
-                            if log.control is None and log.version >= 0:
-                                log.wake()  # it was there once: who waits for a deleted topic waits in vain
+                for shard in {**hinted, **polled}:
+                    self._ask(shard, hinted.get(shard, {}), polled.get(shard, {}))
         finally:
             subscription.cancel()
+
+    def _take_hinted(self) -> dict[int, dict[PartitionLog, None]]:
+        """What was hinted of shards that are not being read, by shard; the others wait for the end of that read."""
+        taken: dict[int, dict[PartitionLog, None]] = {}
+        kept: dict[PartitionLog, None] = {}
+        for log in self._hinted:
+            shard = self._waited.shards.get(log)
+            if shard is None:
+                continue  # nobody waits for it any more
+            if shard in self._asked:
+                kept[log] = None
+            else:
+                taken.setdefault(shard, {})[log] = None
+        self._hinted = kept
+        return taken
+
+    def _ask(self, shard: int, hinted: dict[PartitionLog, None], polled: dict[PartitionLog, int]) -> None:
+        """Have logs of one shard read. Nothing waits here: a silent shard holds up no other."""
+
+        def ended(read: asyncio.Future[None]) -> None:
+            self._asked.discard(shard)
+            if self._hinted:
+                self._has_hint.set()
+            # Unreadable now: the next poll asks again, and a reader whose time is over reads for itself.
+            if read.cancelled() or read.exception() is not None:
+                return
+            self._judge(polled)
+            for log in (*hinted, *polled):
+                if log.control is None and log.version >= 0:
+                    log.wake()  # it was there once: who waits for a deleted topic waits in vain
+
+        # All are of one shard and asked for in one turn, so they share one read.
+        (read,) = {self._control_reads.ask(log) for log in (*hinted, *polled)}
+        self._asked.add(shard)
+        read.add_done_callback(ended)
 
     def _hear(self, path: str) -> None:
         log = self._partitions.by_control_path(path)

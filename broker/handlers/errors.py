@@ -8,6 +8,7 @@ from storage.errors import (
     AlreadyExists,
     Conflict,
     Corrupt,
+    EndsEarly,
     Fenced,
     IncompatibleFormat,
     InvalidProducerEpoch,
@@ -22,6 +23,7 @@ from storage.errors import (
 WIRE_CODES: Final[dict[type[StorageError], ErrorCode]] = {
     # Nothing happened. Clients take it for a broker whose disk fails: they refresh their metadata and try again.
     Unavailable: ErrorCode.kafka_storage_error,
+    EndsEarly: ErrorCode.kafka_storage_error,
     # The one error that says neither yes nor no: idempotent producers resend with the same sequence, others decide for themselves.
     OutcomeUnknown: ErrorCode.request_timed_out,
     # Others were first as often as we tried. Retriable at once, and to clients as indefinite as a moved leader.

@@ -9,6 +9,7 @@ Differs from Apache Kafka: there are no transactions yet, so read_committed ends
 """
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
@@ -24,7 +25,7 @@ from broker.handlers.kio_types import as_i32, as_i64
 from broker.handlers.partition_bounds import LEADER_EPOCH, Located, TopicPartition, check_leader_epoch, read_bounds
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
-from storage.errors import StorageError
+from storage.errors import StorageError, Unavailable
 from storage.log.timestamps import TimestampedOffset, Timestamps
 
 LATEST: Final = -1
@@ -37,6 +38,9 @@ _NONE: Final = -1
 
 SEARCHES_MAX: Final = 16
 """Partitions of one request whose objects are searched for a timestamp at the same time."""
+
+SEARCH_PATIENCE_S: Final = 10.0
+"""For all searches of a request: a slow prefix of the bucket must not hold up the other answers until clients give up."""
 
 Answer = TimestampedOffset | ErrorCode | None
 
@@ -107,10 +111,12 @@ async def _answers(
         for asked, found in remaining:
             answers[asked] = await _search(timestamps, found, served[asked].timestamp)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(SEARCHES_MAX, len(searched))):
-            group.create_task(search())
-    return answers
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SEARCH_PATIENCE_S), asyncio.TaskGroup() as group:
+            for _ in range(min(SEARCHES_MAX, len(searched))):
+                group.create_task(search())
+    # What was not found in time: what was read for it stays in the cache, so the client's next try begins there.
+    return dict.fromkeys(served, error_code_of(Unavailable("no answer in time"))) | answers
 
 
 async def _search(timestamps: Timestamps, found: Located, timestamp_ms: int) -> Answer:

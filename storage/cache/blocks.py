@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 from runtime.telemetry import Metric, Telemetry
 from storage.cache.singleflight import SingleFlight
+from storage.errors import EndsEarly
 from storage.limits import BLOCK_BYTES
 
 FETCH_BLOCKS_MAX: Final = 4
@@ -112,6 +113,14 @@ class BlockCache:
             self._evict(key, start)
         self._gauge.set(self._bytes_held)
 
+    def drop_damaged(self, key: str, views: Sequence[memoryview]) -> None:
+        """Forget the pieces that `views`, which `read` has given, are of. A piece that was fetched anew since then stays."""
+        damaged = {id(view.obj) for view in views}
+        for start in tuple(self._starts.get(key, ())):
+            if id(self._views[key, start].obj) in damaged:
+                self._evict(key, start)
+        self._gauge.set(self._bytes_held)
+
     def _find(self, key: str, position: int) -> tuple[Piece, memoryview] | None:
         """The cached piece that has the byte at `position`; it becomes the one used last."""
         starts = self._starts.get(key)
@@ -188,7 +197,8 @@ class BlockCache:
             view = memoryview(await self._store.get_range(piece.key, piece.start, piece.end))
         finally:
             self._land(piece)
-        assert len(view) == piece.end - piece.start, f"a store gave {len(view)} bytes for {piece}"
+        if len(view) != piece.end - piece.start:
+            raise EndsEarly(f"a store gave {len(view)} bytes for {piece}")
         self._keep(piece, view)
         return view
 

@@ -1,6 +1,7 @@
 """Fresh reads of control records, shared: a caller gets one that was issued after it asked, and callers of one moment share one.
 
 This is what promise 5 rests on: "at least as new as every ack given by any broker" needs a read issued after the question arrived.
+Each shard of the metadata store is read by itself, one read at a time: a silent one holds up nobody but who asks for its partitions.
 """
 
 import asyncio
@@ -17,6 +18,26 @@ from storage.vocabulary import PartitionId
 
 READ_KEYS_MAX: Final = 1_000
 READ_TIMEOUT_S: Final = 10.0
+SILENT_AFTER_S: Final = 1.0
+"""A shard whose read is unanswered for longer is known to be silent."""
+BOUNDS_PATIENCE_S: Final = 3.0
+"""How long `ControlReads.read` waits for a shard before it answers without it: clients give up a request after 30 s, and ask again."""
+SILENT_PATIENCE_S: Final = 1.0
+"""The same for a shard that is known to be silent."""
+WAITING_FOR_SILENT_MAX: Final = 1_000
+"""Callers that may wait for a silent shard; others are refused at once."""
+
+
+class _Shard:
+    """`next` is the read that has not begun: who asks now gets that one. `began_s` is when the one under way did; None: there is none."""
+
+    __slots__ = ("began_s", "next", "waiting", "wanted")
+
+    def __init__(self) -> None:
+        self.wanted: dict[PartitionLog, None] = {}
+        self.next: asyncio.Future[None] | None = None
+        self.began_s: float | None = None
+        self.waiting = 0
 
 
 class ControlReads:
@@ -26,40 +47,86 @@ class ControlReads:
         self._metadata = metadata
         self._partitions = partitions
         self._nursery = nursery
-        self._wanted: set[PartitionLog] = set()
-        self._next: asyncio.Future[None] | None = None
-        self._is_reading = False
+        self._shards: dict[int, _Shard] = {}
 
-    async def refresh(self, logs: Iterable[PartitionLog]) -> None:
-        """Return when every log's `control` is at least as new as at the moment of the call. Raises `Unavailable`.
+    def ask(self, log: PartitionLog) -> asyncio.Future[None]:
+        """What is done when `log.control` is at least as new as now, or fails with `Unavailable`. It is shared: never cancel it.
 
         A record that is there but unreadable is told by `PartitionLog.broken`.
         """
-        self._wanted.update(logs)
-        if not self._wanted:
-            return
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_future()
-        waited = self._next
-        if not self._is_reading:
-            self._is_reading = True
-            self._nursery.spawn(self._read_wanted(), name="control-reads")
-        await asyncio.shield(waited)
+        number = self._metadata.shard_of(log.keys.partition_key)
+        shard = self._shards.get(number)
+        if shard is None:
+            shard = self._shards[number] = _Shard()
+        return self._ask(shard, log)
+
+    def is_silent(self, log: PartitionLog) -> bool:
+        """Whether a read of the shard of `log` has been unanswered for SILENT_AFTER_S."""
+        shard = self._shards.get(self._metadata.shard_of(log.keys.partition_key))
+        return shard is not None and _is_silent(shard)
+
+    async def refresh(self, logs: Iterable[PartitionLog]) -> None:
+        """Return when every log's `control` is at least as new as at the moment of the call. Raises `Unavailable` if one is not."""
+        failed = await self.refresh_each(logs)
+        for error in failed.values():
+            raise error
+
+    async def refresh_each(
+        self, logs: Iterable[PartitionLog], *, patience_s: float | None = None, silent_patience_s: float | None = None
+    ) -> dict[PartitionLog, StorageError]:
+        """As `refresh`, but return which logs could not be read, and why; the others are as new as asked for.
+
+        Returns after `patience_s` at the latest (None: each read has its deadline), after `silent_patience_s` if all that is left to wait
+        for are shards that were known to be silent. The reads go on: they are shared.
+        """
+        failed: dict[PartitionLog, StorageError] = {}
+        asked: dict[PartitionLog, asyncio.Future[None]] = {}
+        shards: dict[int, _Shard] = {}
+        silent: set[asyncio.Future[None]] = set()
+        for log in dict.fromkeys(logs):
+            number = self._metadata.shard_of(log.keys.partition_key)
+            shard = shards[number] = self._shards.setdefault(number, _Shard())
+            is_silent = _is_silent(shard)
+            if is_silent and shard.waiting >= WAITING_FOR_SILENT_MAX:
+                failed[log] = Unavailable(f"metadata does not answer, and many wait for it: partition={log.partition}")
+                continue
+            asked[log] = self._ask(shard, log)
+            if is_silent:
+                silent.add(asked[log])
+        if asked:
+            for shard in shards.values():
+                shard.waiting += 1
+            try:
+                await _wait(set(asked.values()), silent, patience_s, silent_patience_s)
+            finally:
+                for shard in shards.values():
+                    shard.waiting -= 1
+            for log, read in asked.items():
+                if (error := failure_of(read, log)) is not None:
+                    failed[log] = error
+        return failed
 
     async def read(self, partitions: Sequence[PartitionId]) -> list[LogBounds | StorageError]:
         """As the port `Bounds` says."""
         logs = [self._partitions.get(partition) for partition in partitions]
-        try:
-            await self.refresh(logs)
-        except StorageError as error:
-            return [error] * len(logs)
-        return [bounds_of(log) for log in logs]
+        failed = await self.refresh_each(logs, patience_s=BOUNDS_PATIENCE_S, silent_patience_s=SILENT_PATIENCE_S)
+        return [failed.get(log) or bounds_of(log) for log in logs]
 
-    async def _read_wanted(self) -> None:
+    def _ask(self, shard: _Shard, log: PartitionLog) -> asyncio.Future[None]:
+        shard.wanted[log] = None
+        if shard.next is None:
+            shard.next = asyncio.get_running_loop().create_future()
+            if shard.began_s is None:
+                shard.began_s = asyncio.get_running_loop().time()
+                self._nursery.spawn(self._read_wanted(shard), name="control-reads")
+        return shard.next
+
+    async def _read_wanted(self, shard: _Shard) -> None:
         try:
-            while self._wanted:
-                logs, self._wanted = tuple(self._wanted), set()
-                done, self._next = self._next, None
+            while shard.wanted:
+                shard.began_s = asyncio.get_running_loop().time()
+                logs, shard.wanted = tuple(shard.wanted), {}
+                done, shard.next = shard.next, None
                 assert done is not None
                 try:
                     await self._read(logs)
@@ -72,7 +139,10 @@ class ControlReads:
                 else:
                     done.set_result(None)
         finally:
-            self._is_reading = False
+            shard.began_s = None
+            if shard.next is not None:  # nobody will read for these any more
+                shard.next.cancel()
+                shard.next = None
 
     async def _read(self, logs: Sequence[PartitionLog]) -> None:
         for begin in range(0, len(logs), READ_KEYS_MAX):
@@ -93,6 +163,15 @@ class ControlReads:
                         log.broken = error  # the other partitions of this read are not concerned
 
 
+def failure_of(read: asyncio.Future[None], log: PartitionLog) -> StorageError | None:
+    """Why a read that `ControlReads.ask` gave has not brought `log` up to date; None if it has."""
+    if not read.done():
+        return Unavailable(f"metadata has not answered yet: partition={log.partition}")
+    error = read.exception()
+    # One of its own for each: whoever raises an error gives it frames, and these hold what they hold.
+    return None if error is None else Unavailable(str(error))
+
+
 def bounds_of(log: PartitionLog) -> LogBounds | StorageError:
     control = log.control
     if log.broken is not None:
@@ -100,3 +179,21 @@ def bounds_of(log: PartitionLog) -> LogBounds | StorageError:
     if control is None or control.log_state is LogState.DELETED:
         return NotFound(f"no such partition: {log.partition}")
     return LogBounds(log_start=control.log_start, high_watermark=control.sequence_counter, bytes_total=control.bytes_total)
+
+
+def _is_silent(shard: _Shard) -> bool:
+    return shard.began_s is not None and asyncio.get_running_loop().time() - shard.began_s > SILENT_AFTER_S
+
+
+async def _wait(
+    reads: set[asyncio.Future[None]], silent: set[asyncio.Future[None]], patience_s: float | None, silent_patience_s: float | None
+) -> None:
+    if silent_patience_s is not None and silent:
+        others = reads - silent
+        began_s = asyncio.get_running_loop().time()
+        if others:
+            await asyncio.wait(others, timeout=patience_s)
+        spent_s = asyncio.get_running_loop().time() - began_s
+        await asyncio.wait(silent, timeout=max(0.0, silent_patience_s - spent_s))
+    else:
+        await asyncio.wait(reads, timeout=patience_s)

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 
+from runtime.blocking import Blocking, InlineBlocking
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
@@ -15,6 +16,7 @@ from storage.log.broker_epoch import BrokerEpoch
 from storage.log.commit import Committer
 from storage.log.control_reads import ControlReads
 from storage.log.decide import PRODUCER_EXPIRATION_MS
+from storage.log.damage import Damage
 from storage.log.index import EntryIndex
 from storage.log.partition import Partitions
 from storage.log.read import Reader
@@ -51,8 +53,11 @@ def open_log(
     nursery: Nursery,
     telemetry: Telemetry,
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
+    walking: Blocking | None = None,
 ) -> LogParts:
-    """Nothing is read or written yet: a broker's start needs no recovery. What an earlier broker left is either committed, and found in the
+    """`walking` runs what goes through records one by one; None: where it is asked for.
+
+    Nothing is read or written yet: a broker's start needs no recovery. What an earlier broker left is either committed, and found in the
     control record, or garbage that no entry names; `pending` entries are indexed by whoever commits next.
     """
     partitions = Partitions()
@@ -75,8 +80,15 @@ def open_log(
         settings=flush, committer=committer, sealer=sealer, uploader=uploader, clock=clock, nursery=nursery, telemetry=telemetry
     )
     index = EntryIndex(metadata=metadata, control_reads=control_reads)
-    reader = Reader(index=index, blocks=blocks, control_reads=control_reads)
-    time_search = TimeSearch(partitions=partitions, control_reads=control_reads, index=index, reader=reader)
+    reader = Reader(index=index, blocks=blocks, control_reads=control_reads, damage=Damage(clock=clock, telemetry=telemetry))
+    time_search = TimeSearch(
+        partitions=partitions,
+        control_reads=control_reads,
+        index=index,
+        reader=reader,
+        metadata=metadata,
+        walking=walking or InlineBlocking(),
+    )
     trimmer = Trimmer(metadata=metadata, partitions=partitions, control_reads=control_reads)
     producer_reads = ProducerReads(
         metadata=metadata, partitions=partitions, control_reads=control_reads, clock=clock, expiration_ms=producer_expiration_ms

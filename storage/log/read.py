@@ -1,17 +1,21 @@
 """Reading: tail cache, then block cache, then object store; whole batches, checked and stamped (DESIGN.md §6).
 
 offset → entry (index) → window of its span (blocks) → scan → copy once → CRC of each batch → base offsets → bytes
+
+What comes back otherwise than it was written is looked at once more before anybody is told: the pieces it came from leave the cache, the
+control record is read again, and so is the object. Only what is damaged twice is an alarm (storage/log/damage.py).
 """
 
 import asyncio
 from typing import Final
 
 from storage.cache.blocks import BlockCache
-from storage.errors import Corrupt, NotFound, Unavailable
+from storage.errors import Corrupt, EndsEarly, NotFound, Unavailable
 from storage.formats.control import Entry
 from storage.formats.wal import object_key
 from storage.limits import KIB
 from storage.log.control_reads import ControlReads
+from storage.log.damage import Cause, Damage
 from storage.log.index import EntryIndex, check_range
 from storage.log.partition import HINTS_KEPT_MAX, PartitionLog
 from storage.log.readplan import Window, scan
@@ -26,10 +30,11 @@ READ_TIMEOUT_S: Final = 20.0
 class Reader:
     """Reads runs of batches. Which offsets may be read is the caller's business: `log.control` must have been seen to cover them."""
 
-    def __init__(self, *, index: EntryIndex, blocks: BlockCache, control_reads: ControlReads) -> None:
+    def __init__(self, *, index: EntryIndex, blocks: BlockCache, control_reads: ControlReads, damage: Damage) -> None:
         self._index = index
         self._blocks = blocks
         self._control_reads = control_reads
+        self._damage = damage
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None:
         """The run that holds `offset`, if the tail cache has it."""
@@ -39,49 +44,82 @@ class Reader:
         """Batches from the one that holds `offset` on, about `bytes_max` of them and at least one, from the object store.
 
         Raises `OffsetOutOfRange`, `NotFound` (the partition is gone), `Unavailable`, and `Corrupt` where a committed batch is missing or
-        not what was written: never a skip.
+        not what was written, also the second time: never a skip.
         """
+        run = await self.stored_within(log, offset, bytes_max=bytes_max, at_least_one=True)
+        assert run is not None, "at least one"
+        return run
+
+    async def stored_within(self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool) -> BatchRun | None:
+        """As `stored`, but without `at_least_one` it is None, as soon as that is seen, if the first batch is larger than `bytes_max`."""
+        self._damage.check(log.partition, offset)
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 entry = await self._index.find(log, offset)
                 try:
-                    return await self._read(log, entry, offset, bytes_max)
-                except NotFound as error:
-                    # Compaction or retention may have moved on since the control record was read.
-                    log.chunks.clear()
-                    await self._control_reads.refresh([log])
-                    check_range(log, offset)
-                    if await self._index.find(log, offset) == entry:
-                        raise Corrupt(f"object of a live entry is missing: partition={log.partition} offset={offset} {error}") from error
-                    raise Unavailable(f"the log was compacted meanwhile: partition={log.partition} offset={offset}") from error
+                    return await self._read(log, entry, offset, bytes_max, at_least_one)
+                except (NotFound, EndsEarly, Corrupt) as error:
+                    first = error
+                return await self._read_again(log, entry, offset, bytes_max, at_least_one, first)
         except TimeoutError:
             raise Unavailable(f"read timed out: partition={log.partition} offset={offset} after_s={READ_TIMEOUT_S}") from None
 
-    async def _read(self, log: PartitionLog, entry: Entry, offset: int, bytes_max: int) -> BatchRun:
+    async def _read_again(
+        self, log: PartitionLog, entry: Entry, offset: int, bytes_max: int, at_least_one: bool, first: NotFound | EndsEarly | Corrupt
+    ) -> BatchRun | None:
+        """The second look, after the first gave what was not written."""
+        key = object_key(entry.object_id)
+        self._damage.note(_cause(first))
+        # Compaction or retention may have moved on since the control record was read.
+        log.chunks.clear()
+        log.hints.pop(offset, None)
+        await self._control_reads.refresh([log])
+        check_range(log, offset)
+        if await self._index.find(log, offset) != entry:
+            raise Unavailable(f"the log was compacted meanwhile: partition={log.partition} offset={offset}") from first
+        try:
+            run = await self._read(log, entry, offset, bytes_max, at_least_one)
+        except (NotFound, EndsEarly, Corrupt) as second:
+            self._damage.note(_cause(second))
+            confirmed = _confirmed(second, log, offset)
+            self._damage.confirm(log.partition, offset, key=key, error=confirmed)
+            raise confirmed from second
+        self._damage.heal(log.partition, offset, key=key, first=first)
+        return run
+
+    async def _read(self, log: PartitionLog, entry: Entry, offset: int, bytes_max: int, at_least_one: bool) -> BatchRun | None:
         key = object_key(entry.object_id)
         span, position, base = _start(log, entry, offset)
         window_bytes = max(WINDOW_BYTES_MIN, bytes_max)
-        while span < len(entry.spans):
-            span_start, length = entry.spans[span]
-            span_end = span_start + length
-            if position < 0:
-                position = span_start
-            if position >= span_end:
-                span, position = span + 1, -1
-                continue
-            views = await self._blocks.read(key, position, min(span_end, position + window_bytes), object_size=span_end)
-            window = views[0] if len(views) == 1 else memoryview(b"".join(views))
-            where = f"object={key!r} partition={log.partition} entry={entry.base}..{entry.last} window={position}"
-            found = scan(window, base=base, wanted=offset, bytes_max=bytes_max, where=where)
-            if found.starts:
-                following = found.end_offset, entry.base, span, position + found.end_position
-                return _stamp(log, window, found, where, following, entry)
-            if found.missing_bytes and position + len(window) >= span_end:
-                raise Corrupt(f"a batch ends outside its slice: {where} missing_bytes={found.missing_bytes}")
-            window_bytes = max(window_bytes, len(window) - found.end_position + found.missing_bytes)
-            position += found.end_position
-            base = found.end_offset
-        raise Corrupt(f"an entry has fewer records than it says: object={key!r} partition={log.partition} entry={entry.base}..{entry.last}")
+        views: list[memoryview] = []
+        try:
+            while span < len(entry.spans):
+                span_start, length = entry.spans[span]
+                span_end = span_start + length
+                if position < 0:
+                    position = span_start
+                if position >= span_end:
+                    span, position = span + 1, -1
+                    continue
+                views = await self._blocks.read(key, position, min(span_end, position + window_bytes), object_size=span_end)
+                window = views[0] if len(views) == 1 else memoryview(b"".join(views))
+                where = f"object={key!r} partition={log.partition} entry={entry.base}..{entry.last} window={position}"
+                found = scan(window, base=base, wanted=offset, bytes_max=bytes_max, where=where)
+                _check_passed(window, found, where)
+                if not at_least_one and found.first_bytes > bytes_max:
+                    return None
+                if found.starts:
+                    return _stamp(log, window, found, where, (entry.base, span, position), entry)
+                if found.missing_bytes and position + len(window) >= span_end:
+                    raise Corrupt(f"a batch ends outside its slice: {where} missing_bytes={found.missing_bytes}")
+                window_bytes = max(window_bytes, len(window) - found.end_position + found.missing_bytes)
+                position += found.end_position
+                base = found.end_offset
+            where = f"object={key!r} partition={log.partition} entry={entry.base}..{entry.last}"
+            raise Corrupt(f"an entry has fewer records than it says: {where}")
+        except Corrupt:
+            self._blocks.drop_damaged(key, views)
+            raise
 
 
 def _start(log: PartitionLog, entry: Entry, offset: int) -> tuple[int, int, int]:
@@ -92,23 +130,50 @@ def _start(log: PartitionLog, entry: Entry, offset: int) -> tuple[int, int, int]
     return 0, -1, entry.base
 
 
-def _stamp(
-    log: PartitionLog, window: memoryview, found: Window, where: str, following: tuple[int, int, int, int], entry: Entry
-) -> BatchRun:
-    """Copy the kept batches, check each, give each its offset."""
-    origin = found.positions[0]
-    buffer = bytearray(window[origin : found.end_position])
+def _check_passed(window: memoryview, found: Window, where: str) -> None:
+    """Offsets are counted by the headers of the batches that are passed over: a wrong one would give all that follows a wrong offset."""
+    ends = (*found.passed[1:], found.positions[0] if found.positions else found.end_position)
+    for position, end in zip(found.passed, ends, strict=False):
+        batch = window[position:end]
+        verify(batch, parse_header(batch), where=f"{where} position={position}")
+
+
+def _stamp(log: PartitionLog, window: memoryview, found: Window, where: str, read_from: tuple[int, int, int], entry: Entry) -> BatchRun:
+    """Copy the kept batches, check each, give each its offset. Those before a damaged one are served: who reads on is told.
+
+    `read_from`: the base of the entry, the span, and where in the object the window begins.
+    """
+    origin, end_position, end_offset = found.positions[0], found.end_position, found.end_offset
+    buffer = bytearray(window[origin:end_position])
     view = memoryview(buffer)
-    positions = [position - origin for position in found.positions]
-    for index, (start, position) in enumerate(zip(found.starts, positions, strict=True)):
+    starts, positions = found.starts, [position - origin for position in found.positions]
+    for index, (start, position) in enumerate(zip(starts, positions, strict=True)):
         end = positions[index + 1] if index + 1 < len(positions) else len(buffer)
         batch = view[position:end]
-        verify(batch, parse_header(batch), where=f"{where} offset={start}")
+        try:
+            verify(batch, parse_header(batch), where=f"{where} offset={start}")
+        except Corrupt:
+            if not index:
+                raise
+            end_position, end_offset = origin + position, start
+            starts, positions, view = starts[:index], positions[:index], view[:position]
+            break
         restamp(view, position, start)
-    end_offset = following[0]
     if end_offset - 1 > entry.last:
         raise Corrupt(f"an entry has more records than it says: {where} end_offset={end_offset}")
-    log.hints[end_offset] = following[1:]
+    base, span, window_start = read_from
+    log.hints[end_offset] = base, span, window_start + end_position
     while len(log.hints) > HINTS_KEPT_MAX:
         log.hints.popitem(last=False)
-    return BatchRun(found.starts[0], end_offset - 1, view.toreadonly(), tuple(found.starts), tuple(positions))
+    return BatchRun(starts[0], end_offset - 1, view.toreadonly(), tuple(starts), tuple(positions))
+
+
+def _cause(error: NotFound | EndsEarly | Corrupt) -> Cause:
+    return "missing" if isinstance(error, NotFound) else "short" if isinstance(error, EndsEarly) else "corrupt"
+
+
+def _confirmed(error: NotFound | EndsEarly | Corrupt, log: PartitionLog, offset: int) -> Corrupt:
+    if isinstance(error, Corrupt):
+        return error
+    what = "missing" if isinstance(error, NotFound) else "shorter than the entry says"
+    return Corrupt(f"object of a live entry is {what}: partition={log.partition} offset={offset} {error}")

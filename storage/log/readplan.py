@@ -14,48 +14,57 @@ _SHAPE: Final = struct.Struct(">i4xb6xi")
 
 @dataclass(slots=True)
 class Window:
-    """Whole batches found in a window. `starts` are their offsets, `positions` where they begin in the window.
+    """Whole batches found in a window. `starts` are the offsets of the kept ones, `positions` where they begin in the window, `passed`
+    where those before them begin: offsets are counted by their headers, so whoever serves what follows must check these, too.
 
-    `end_offset` and `end_position` are those of the first batch that is not wholly inside; `missing_bytes` is how much of the window's
-    first batch that holds a wanted offset is missing (0 if one is whole).
+    `end_offset` and `end_position` are those of the first batch that is not wholly inside; `missing_bytes` is how much of it is missing
+    if none was kept (0 if that is not known, or one was). `first_bytes` is the size of the batch that holds the wanted offset, 0 if it
+    is not known.
     """
 
     starts: list[int]
     positions: list[int]
+    passed: list[int]
     end_offset: int
     end_position: int
     missing_bytes: int
+    first_bytes: int
 
 
 def scan(window: Buffer, *, base: int, wanted: int, bytes_max: int, where: str) -> Window:
     """Walk the batches of `window`, the first of which begins at offset `base`; keep those from the one that holds `wanted` on.
 
-    Stops after `bytes_max` of kept bytes, but keeps at least one batch if it is whole. Raises `Corrupt` for what is no batch.
+    Stops after `bytes_max` of kept bytes, but keeps at least one batch if it is whole. Raises `Corrupt` for what is no batch; behind kept
+    batches it stops there instead: who reads on is told.
     """
     starts: list[int] = []
     positions: list[int] = []
+    passed: list[int] = []
     offset, position, size = base, 0, len(window)
-    kept_from = 0
+    kept_from = first_bytes = 0
     while size - position >= HEADER_BYTES:
         length, magic, last_delta = _SHAPE.unpack_from(window, position + 8)
         batch_bytes = length + LENGTH_OFFSET_BYTES
         if magic != MAGIC or batch_bytes < HEADER_BYTES or last_delta < 0:
+            if starts:
+                return Window(starts, positions, passed, offset, position, 0, first_bytes)
             raise Corrupt(f"not a record batch: {where} position={position} magic={magic} length={length} last_offset_delta={last_delta}")
         following = offset + last_delta + 1
-        if following > wanted:
+        if following > wanted and not starts:
+            first_bytes = batch_bytes
+        if batch_bytes > size - position:
+            missing = 0 if starts else batch_bytes - (size - position)
+            return Window(starts, positions, passed, offset, position, missing, first_bytes)
+        if following <= wanted:
+            passed.append(position)
+        elif starts and position + batch_bytes - kept_from > bytes_max:
+            break
+        else:
             if not starts:
                 kept_from = position
-            if batch_bytes > size - position:
-                missing = 0 if starts else batch_bytes - (size - position)
-                return Window(starts, positions, offset, position, missing)
-            if starts and position + batch_bytes - kept_from > bytes_max:
-                break
             starts.append(offset)
             positions.append(position)
-        elif batch_bytes > size - position:
-            # A batch that is passed over and ends outside: the next window begins behind it.
-            return Window(starts, positions, following, position + batch_bytes, 0)
         offset = following
         position += batch_bytes
     missing = HEADER_BYTES - (size - position) if position < size and not starts else 0
-    return Window(starts, positions, offset, position, missing)
+    return Window(starts, positions, passed, offset, position, missing, first_bytes)

@@ -1,72 +1,138 @@
-"""Offsets by time: entries carry the running maximum of timestamps, so time is searched as offsets are; then one object is looked into.
+"""Offsets by time: entries carry timestamps, so they are searched first; then one object is looked into (DESIGN.md §6).
 
-The first entry whose running maximum reaches t is the first that holds a record at or after t; which record, its batches say. No object is
-read unless a timestamp is asked for (DESIGN.md §6).
+Entries carry the running maximum of timestamps as well, so time is bisected as offsets are, as long as what was trimmed does not reach the
+time that is looked for. Where it does, entries are gone through from log_start on, a page at a time: linear in entries, and what was gone
+through is remembered (storage/log/entry_times.py), so that the next question goes on from there. Entries and batches never change, so
+what was found in them is remembered, too. Records are walked off the event loop, a bounded number of each batch.
 """
 
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Final
 
-from storage.errors import Corrupt
-from storage.formats.control import Entry
+from runtime.blocking import Blocking
+from storage.cache.singleflight import SingleFlight
+from storage.errors import Unavailable
+from storage.formats.control import Control, Entry, decode_chunk
 from storage.log.control_reads import ControlReads
+from storage.log.entry_times import EntryTimes
 from storage.log.index import EntryIndex, readable
 from storage.log.partition import PartitionLog, Partitions
 from storage.log.read import Reader
+from storage.log.record_times import first_reaching, greatest_from
 from storage.log.runs import BatchRun
 from storage.log.timestamps import TimestampedOffset
-from storage.recordbatch import parse_header
-from storage.records import walk
+from storage.metadata.port import MetadataStore, children_of
+from storage.recordbatch import CODEC_MASK, BatchHeader, parse_header
 from storage.vocabulary import PartitionId
 
 READ_BYTES: Final = 1 << 20
+CHUNKS_PER_TURN: Final = 16
+"""Index chunks that are gone through in one turn of the loop: about 250 entries."""
+SCAN_S: Final = 20.0
+"""One question goes through entries for so long; the next one goes on where it ended."""
+SCANS_AT_ONCE: Final = 4
+LOGS_REMEMBERED_MAX: Final = 256
+ANSWERS_REMEMBERED_MAX: Final = 4_096
+GREATEST: Final = -2
+"""As the time of a question: the greatest there is."""
+INLINE_BYTES_MAX: Final = 4_096
+"""Uncompressed batches up to this size are walked where they are: a thread costs more."""
+
+_Question = tuple[PartitionId, int, int, int]
+"""Partition, the first offset that counts, the end of the batches that do, and the time looked for."""
 
 
 class TimeSearch:
-    """As the port `Timestamps` says."""
+    """As the port `Timestamps` says. What `walking` runs holds at most one batch decompressed per thread."""
 
-    def __init__(self, *, partitions: Partitions, control_reads: ControlReads, index: EntryIndex, reader: Reader) -> None:
+    def __init__(
+        self,
+        *,
+        partitions: Partitions,
+        control_reads: ControlReads,
+        index: EntryIndex,
+        reader: Reader,
+        metadata: MetadataStore,
+        walking: Blocking,
+    ) -> None:
         self._partitions = partitions
         self._control_reads = control_reads
         self._index = index
         self._reader = reader
+        self._metadata = metadata
+        self._walking = walking
+        self._scans = asyncio.Semaphore(SCANS_AT_ONCE)
+        self._times: OrderedDict[PartitionId, tuple[EntryTimes, asyncio.Lock]] = OrderedDict()
+        self._answers: OrderedDict[_Question, TimestampedOffset | None] = OrderedDict()
+        self._asking: SingleFlight[_Question, TimestampedOffset | None] = SingleFlight()
 
     async def first_at_or_after(self, partition: PartitionId, timestamp_ms: int) -> TimestampedOffset | None:
         log = await self._fresh(partition)
         control = readable(log)
-        if control.max_timestamp < timestamp_ms:
+        if control.max_timestamp < timestamp_ms or control.log_start == control.sequence_counter:
             return None
-        offset, end = control.log_start, control.sequence_counter
-        if offset < end:
-            offset = max(offset, (await self._first_entry_reaching(log, timestamp_ms)).base)
-        # The entry found reaches the time, but perhaps only below log_start: then later ones are looked into, up to the end.
-        while offset < end:
-            run = await self._reader.stored(log, offset, bytes_max=READ_BYTES)
-            found = _first_in(run, timestamp_ms, from_offset=control.log_start)
+        first = await self._index.find(log, control.log_start)
+        entry: Entry | None = first
+        if first.max_timestamp < timestamp_ms:
+            entry = await self._next_reaching(log, control, first, first.last + 1, timestamp_ms)
+        # An entry may reach the time with records that are trimmed, or by the word of a header alone: then the next one is looked for.
+        while entry is not None:
+            found = await self._first_in(log, max(entry.base, control.log_start), entry.last + 1, timestamp_ms)
             if found is not None:
                 return found
-            offset = run.last + 1
+            entry = await self._next_reaching(log, control, first, entry.last + 1, timestamp_ms)
         return None
 
     async def of_maximum(self, partition: PartitionId) -> TimestampedOffset | None:
         log = await self._fresh(partition)
         control = readable(log)
-        if control.log_start == control.sequence_counter:
+        if control.log_start == control.sequence_counter or control.max_timestamp < 0:
             return None
-        if control.max_timestamp_offset >= control.log_start:
-            run = await self._reader.stored(log, control.max_timestamp_offset, bytes_max=1)
-            return _first_in(run, control.max_timestamp, from_offset=control.log_start)
-        return await self._maximum_by_reading(log, control.log_start, control.sequence_counter)
+        base, log_start = control.max_timestamp_offset, control.log_start
+        if base >= log_start:
+            return await self._first_in(log, base, base + 1, control.max_timestamp)
+        # The batch with the greatest timestamp was trimmed, or cut.
+        first = await self._index.find(log, log_start)
+        rest = await self._greatest_entry(log, control, first)
+        cut: TimestampedOffset | None = None
+        if rest is None or first.max_timestamp >= rest[1]:
+            cut = await self._greatest_in(log, first, log_start)
+        if rest is not None and rest[1] > (-1 if cut is None else cut.timestamp_ms):
+            entry = await self._index.find(log, rest[0])
+            return await self._first_in(log, entry.base, entry.last + 1, rest[1])
+        return cut
 
     async def _fresh(self, partition: PartitionId) -> PartitionLog:
         log = self._partitions.get(partition)
         await self._control_reads.refresh([log])
         return log
 
-    async def _first_entry_reaching(self, log: PartitionLog, timestamp_ms: int) -> Entry:
+    # Entries
+
+    async def _next_reaching(self, log: PartitionLog, control: Control, first: Entry, offset: int, timestamp_ms: int) -> Entry | None:
+        """The first entry from the one at `offset` on that reaches the time. `first` is the one that holds log_start."""
+        if offset >= control.sequence_counter:
+            return None
+        before = await self._index.find(log, offset - 1)
+        if before.running_max_timestamp < timestamp_ms:
+            return await self._first_running(log, offset, control.sequence_counter - 1, timestamp_ms)
+        # Something before it does, so the running maximum of what follows says nothing.
+        times = await self._times_of(log, control, first.last + 1)
+        begin = max(offset, times.base_before(timestamp_ms))
+        async with self._scanning(log, begin, control.sequence_counter), contextlib.aclosing(self._pages(log, control, begin)) as pages:
+            async for page in pages:
+                for entry in page:
+                    if entry.max_timestamp >= timestamp_ms:
+                        return entry
+        return None
+
+    async def _first_running(self, log: PartitionLog, low: int, high: int, timestamp_ms: int) -> Entry | None:
         """By bisection over offsets: each step is one look-up in pending or one ceiling get."""
-        control = readable(log)
-        low, high = control.log_start, control.sequence_counter - 1
-        best = await self._index.find(log, high)
+        best: Entry | None = None
         while low <= high:
             entry = await self._index.find(log, (low + high) // 2)
             if entry.running_max_timestamp >= timestamp_ms:
@@ -75,31 +141,132 @@ class TimeSearch:
                 low = entry.last + 1
         return best
 
-    async def _maximum_by_reading(self, log: PartitionLog, start: int, end: int) -> TimestampedOffset | None:
-        """The greatest timestamp went with the records below log_start: look at all that is left."""
-        greatest: TimestampedOffset | None = None
-        offset = start
-        while offset < end:
-            run = await self._reader.stored(log, offset, bytes_max=READ_BYTES)
-            after = -1 if greatest is None else greatest.timestamp_ms
-            while (found := _first_in(run, after + 1, from_offset=start)) is not None:
-                greatest, after = found, found.timestamp_ms
-            offset = run.last + 1
-        return greatest
+    async def _greatest_entry(self, log: PartitionLog, control: Control, first: Entry) -> tuple[int, int] | None:
+        """Base and timestamp of the first entry behind `first` that holds the greatest timestamp; None if there is no entry."""
+        while first.last + 1 < control.sequence_counter:
+            times = await self._times_of(log, control, first.last + 1)
+            found = times.greatest()
+            if found is not None:
+                return found
+            times.begin_at(first.last + 1)  # more were trimmed than it remembers
+        return None
 
+    async def _times_of(self, log: PartitionLog, control: Control, offset: int) -> EntryTimes:
+        """What is known of the entries from `offset` on, which begins one, up to the end that `control` says."""
+        found = self._times.get(log.partition)
+        if found is None:
+            found = self._times[log.partition] = EntryTimes(offset), asyncio.Lock()
+        self._times.move_to_end(log.partition)
+        while len(self._times) > LOGS_REMEMBERED_MAX:
+            self._times.popitem(last=False)
+        times, lock = found
+        async with lock:  # a question from before a trim must not meet one from after it
+            times.trim(offset)
+            if times.end < control.sequence_counter:
+                begin, end = times.end, control.sequence_counter
+                async with self._scanning(log, begin, end), contextlib.aclosing(self._pages(log, control, begin)) as pages:
+                    async for page in pages:
+                        for entry in page:
+                            times.add(entry)
+        return times
 
-def _first_in(run: BatchRun, timestamp_ms: int, *, from_offset: int) -> TimestampedOffset | None:
-    for index, (start, position) in enumerate(zip(run.starts, run.positions, strict=True)):
-        end = run.positions[index + 1] if index + 1 < len(run.positions) else len(run.buffer)
-        batch = run.buffer[position:end]
-        header = parse_header(batch)
-        if header.max_timestamp < timestamp_ms or start + header.last_offset_delta < from_offset:
-            continue
+    @contextlib.asynccontextmanager
+    async def _scanning(self, log: PartitionLog, begin: int, end: int) -> AsyncIterator[None]:
         try:
-            for record in walk(batch, header):
-                if record.timestamp_ms >= timestamp_ms and start + record.offset_delta >= from_offset:
-                    return TimestampedOffset(start + record.offset_delta, record.timestamp_ms)
-        except Corrupt:
-            # A producer may store records that do not decode: its batch is known by its header alone.
-            return TimestampedOffset(max(start, from_offset), header.max_timestamp)
-    return None
+            async with asyncio.timeout(SCAN_S), self._scans:
+                yield
+        except TimeoutError:
+            text = f"too many entries for one search by time, ask again: partition={log.partition} offsets={begin}..{end}"
+            raise Unavailable(text) from None
+
+    async def _pages(self, log: PartitionLog, control: Control, offset: int) -> AsyncGenerator[list[Entry], None]:
+        """The entries from the one at `offset` on, as of `control`, without gaps."""
+        pending = control.pending
+        indexed_end = pending[0].base if pending else control.sequence_counter
+        chunks = 0
+        if offset < indexed_end:
+            end = children_of(log.keys.index_prefix.removesuffix("/"))[1]
+            async for record in self._metadata.range_scan(log.keys.index(offset), end):
+                entries = decode_chunk(record.value, path=record.path).entries
+                page = []
+                for entry in entries:
+                    # Chunks of racing drains may overlap.
+                    if entry.base <= offset <= entry.last and entry.base < indexed_end:
+                        page.append(entry)
+                        offset = entry.last + 1
+                if page:
+                    yield page
+                if offset >= indexed_end:
+                    break
+                chunks += 1
+                if chunks % CHUNKS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+            if offset < indexed_end:
+                # Trimmed meanwhile, and its keys are gone: then a look for the entry says so.
+                await self._index.find(log, offset)
+                raise Unavailable(f"the index changed while it was read: partition={log.partition} offset={offset}")
+        yield [entry for entry in pending if entry.last >= offset]
+
+    # Batches
+
+    async def _first_in(self, log: PartitionLog, offset: int, end: int, timestamp_ms: int) -> TimestampedOffset | None:
+        """The first record from `offset` on that reaches the time, of the batches that begin before `end`."""
+
+        async def search() -> TimestampedOffset | None:
+            at = offset
+            while at < end:
+                run = await self._reader.stored(log, at, bytes_max=READ_BYTES if end - at > 1 else 1)
+                for start, header, batch in _batches(run):
+                    if header.max_timestamp < timestamp_ms or start + header.last_offset_delta < offset:
+                        continue
+                    found = await self._walk(partial(first_reaching, batch, header, start, timestamp_ms, offset), header)
+                    if found is not None:
+                        return found
+                at = run.last + 1
+            return None
+
+        return await self._remembered((log.partition, offset, end, timestamp_ms), search)
+
+    async def _greatest_in(self, log: PartitionLog, entry: Entry, from_offset: int) -> TimestampedOffset | None:
+        """The first record with the greatest timestamp of those that trimming has left of `entry`."""
+
+        async def search() -> TimestampedOffset | None:
+            best: TimestampedOffset | None = None
+            at = from_offset
+            while at <= entry.last:
+                run = await self._reader.stored(log, at, bytes_max=READ_BYTES)
+                for start, header, batch in _batches(run):
+                    if header.max_timestamp <= (-1 if best is None else best.timestamp_ms):
+                        continue
+                    if start >= from_offset:
+                        best = TimestampedOffset(start, header.max_timestamp)  # which record it is, is looked for in the end
+                    else:
+                        best = await self._walk(partial(greatest_from, batch, header, start, from_offset), header)
+                at = run.last + 1
+            if best is None or best.offset < from_offset:
+                return best
+            return await self._first_in(log, best.offset, best.offset + 1, best.timestamp_ms) or best
+
+        return await self._remembered((log.partition, from_offset, entry.last + 1, GREATEST), search)
+
+    async def _walk(self, call: Callable[[], TimestampedOffset | None], header: BatchHeader) -> TimestampedOffset | None:
+        if not header.attributes & CODEC_MASK and header.size_bytes <= INLINE_BYTES_MAX:
+            return call()
+        return await self._walking.run(call)
+
+    async def _remembered(self, question: _Question, search: Callable[[], Awaitable[TimestampedOffset | None]]) -> TimestampedOffset | None:
+        if question in self._answers:
+            self._answers.move_to_end(question)
+            return self._answers[question]
+        found = self._answers[question] = await self._asking.run(question, search)
+        while len(self._answers) > ANSWERS_REMEMBERED_MAX:
+            self._answers.popitem(last=False)
+        return found
+
+
+def _batches(run: BatchRun) -> list[tuple[int, BatchHeader, memoryview]]:
+    ends = (*run.positions[1:], len(run.buffer))
+    return [
+        (start, parse_header(run.buffer, position), run.buffer[position:end])
+        for start, position, end in zip(run.starts, run.positions, ends, strict=True)
+    ]

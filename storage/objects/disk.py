@@ -20,7 +20,7 @@ from typing import Final, Self
 from runtime.blocking import Blocking
 from runtime.clock import Clock
 from runtime.ids import IdSource
-from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, StorageError, Unavailable
+from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.objects.folders import Folders, make_durably, sync_folder
 from storage.objects.naming import TEMPORARY_FOLDER, check_key
 from storage.objects.port import ObjectStat
@@ -194,7 +194,7 @@ class DiskObjectStore:
         except OSError as error:
             raise Unavailable(self._failure("object not read", key, error)) from error
         size_bytes = status.st_size
-        raise Unavailable(f"object ends before the range: key={key!r} start={start} end={end} size_bytes={size_bytes}")
+        raise EndsEarly(f"object ends before the range: key={key!r} start={start} end={end} size_bytes={size_bytes}")
 
     def _stat(self, key: str) -> ObjectStat:
         try:

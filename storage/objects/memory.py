@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from runtime.clock import Clock
-from storage.errors import AlreadyExists, NotFound, Unavailable
+from storage.errors import AlreadyExists, EndsEarly, NotFound
 from storage.objects.naming import check_key
 from storage.objects.port import ObjectStat
 from storage.vocabulary import Buffer
@@ -37,7 +37,7 @@ class MemoryObjectStore:
         body = self._find(key).body
         size_bytes = len(body)
         if end > size_bytes:
-            raise Unavailable(f"object ends before the range: key={key!r} start={start} end={end} size_bytes={size_bytes}")
+            raise EndsEarly(f"object ends before the range: key={key!r} start={start} end={end} size_bytes={size_bytes}")
         return body[start:end]
 
     async def stat(self, key: str) -> ObjectStat:

@@ -30,7 +30,7 @@ class ObjectStore(Protocol):
         ...
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Bytes [start, end). Raise `NotFound` if there is no such object, `Unavailable` if it ends before `end`."""
+        """Bytes [start, end). Raise `NotFound` if there is no such object, `EndsEarly` if it ends before `end`."""
         ...
 
     async def stat(self, key: str) -> ObjectStat:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.telemetry import Metric, Telemetry
-from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
+from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, Unavailable
 from storage.limits import MIB
 from storage.objects.naming import check_key, is_key
 from storage.objects.port import ObjectStat
@@ -85,7 +85,7 @@ class S3ObjectStore:
         found = await self._get(key, start, end) if start < end else b""
         reached = start + len(found) if start < end else (await self.stat(key)).size_bytes
         if reached < end:
-            raise Unavailable(f"object ends before the range: key={key!r} start={start} end={end}")
+            raise EndsEarly(f"object ends before the range: key={key!r} start={start} end={end}")
         if len(found) > end - start:
             raise Unavailable(f"more bytes than were asked for: key={key!r} start={start} end={end} bytes={len(found)}")
         return found
@@ -239,7 +239,7 @@ class S3ObjectStore:
             return await self._read("get", key, partial(self._data.get_range, name, start, end), _attempt_s(end - start))
         except Unavailable as error:
             if isinstance(error.__cause__, Refused) and error.__cause__.is_past_the_end:
-                raise Unavailable(f"object ends before the range: key={key!r} start={start} end={end}") from error.__cause__
+                raise EndsEarly(f"object ends before the range: key={key!r} start={start} end={end}") from error.__cause__
             raise
 
     async def _is_absent(self, key: str) -> bool:

@@ -1,6 +1,6 @@
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ class FakeStore:
     fails: bool = False
     moves: set[PartitionLog] = field(default_factory=set)
     gone: set[PartitionLog] = field(default_factory=set)
+    asking: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
     callback: Callable[[str], None] | None = None
 
     def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> "FakeStore":
@@ -41,14 +43,29 @@ class FakeStore:
         """One per partition."""
         return int(partition_key.rpartition("/")[2])
 
-    async def refresh(self, logs: Iterable[PartitionLog]) -> None:
-        self.refreshed.append(set(logs))
-        if self.fails:
-            raise Unavailable("no answer")
-        for log in self.refreshed[-1] & self.moves:
+    def ask(self, log: PartitionLog) -> asyncio.Future[None]:
+        """Answered in the next turn: all who ask in one turn share a round, and those of one shard a future."""
+        loop = asyncio.get_running_loop()
+        if not self.asking:
+            self.refreshed.append(set())
+            loop.call_soon(self._answer)
+        self.refreshed[-1].add(log)
+        shard = self.shard_of(log.keys.partition_key)
+        return self.asking.setdefault(shard, loop.create_future())
+
+    def _answer(self) -> None:
+        asking, self.asking = self.asking, {}
+        for log in sorted(self.refreshed[-1] & self.moves, key=str):
             log.observe(Control(), log.version + 1)
         for log in self.refreshed[-1] & self.gone:
             log.observe_absent()
+        for shard, read in asking.items():
+            if shard in self.silent:
+                continue
+            if self.fails:
+                read.set_exception(Unavailable("no answer"))
+            else:
+                read.set_result(None)
 
     def hint(self, log: PartitionLog) -> None:
         assert self.callback is not None
@@ -254,3 +271,17 @@ async def test_a_deletion_ends_a_wait() -> None:
         broker.store.gone.add(log)
         with broker.waiters.wait([log]) as wait:
             assert await wait.moved(LONG_S)
+
+
+async def test_a_silent_shard_is_asked_once_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiters_module, "POLL_S", 0.001)
+    async with waiting() as broker, asyncio.timeout(SOON_S):
+        broker.store.silent = {0}
+        with broker.waiters.wait([broker.log(0)]), broker.waiters.wait([broker.log(1)]) as wait:
+            await rounds(broker.store, 5)
+            broker.store.hint(broker.log(0))
+            await rounds(broker.store, 10)
+            broker.store.moves.add(broker.log(1))
+
+            assert await wait.moved(LONG_S)
+        assert [broker.log(0) in asked for asked in broker.store.refreshed] == [True] + [False] * (len(broker.store.refreshed) - 1)

@@ -59,14 +59,17 @@ class FakeBounds:
 
 @dataclass
 class FakeTimestamps:
-    """`found` answers every search for a time, `maximum` every search for the greatest."""
+    """`found` answers every search for a time, but of the partition `stuck`; `maximum` every search for the greatest."""
 
     found: TimestampedOffset | StorageError | None = None
     maximum: TimestampedOffset | StorageError | None = None
+    stuck: PartitionId | None = None
     searches: list[tuple[PartitionId, int]] = field(default_factory=list)
 
     async def first_at_or_after(self, partition: PartitionId, timestamp_ms: int) -> TimestampedOffset | None:
         self.searches.append((partition, timestamp_ms))
+        if partition == self.stuck:
+            await asyncio.Event().wait()
         return _raised(self.found)
 
     async def of_maximum(self, partition: PartitionId) -> TimestampedOffset | None:

@@ -1,3 +1,4 @@
+import asyncio
 import datetime
 from typing import Any
 
@@ -187,3 +188,17 @@ async def test_a_partition_gone_between_two_reads_is_not_invented() -> None:
         broker.bounds.known[topic.partition(0)] = NotFound("gone")
 
         assert [answer[0] for answer in await ask(broker, 10, [("t", 0, -1)])] == [ErrorCode.unknown_topic_or_partition]
+
+
+async def test_a_search_that_takes_too_long_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(list_offsets, "SEARCH_PATIENCE_S", 0.05)
+    async with cluster() as broker:
+        topic = await broker.create("t", partition_count=3)
+        for partition in range(3):
+            set_bounds(broker, topic, partition, 0, 9)
+        broker.timestamps.found = TimestampedOffset(3, 40)
+        broker.timestamps.stuck = topic.partition(1)
+        async with asyncio.timeout(10):
+            answers = await ask(broker, 7, [("t", 0, 40), ("t", 1, 40), ("t", 2, 40)])
+
+    assert answers == [(ErrorCode.none, 3, 40, 0), (ErrorCode.kafka_storage_error, -1, -1, -1), (ErrorCode.none, 3, 40, 0)]

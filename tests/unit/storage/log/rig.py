@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from runtime.blocking import Blocking
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
@@ -116,13 +117,20 @@ class Rig:
     """One broker's log. Several rigs may share the stores."""
 
     def __init__(
-        self, parts: LogParts, epoch: BrokerEpoch, metadata: FaultyMetadata, objects: FaultyObjects, shared: MemoryMetadataStore
+        self,
+        parts: LogParts,
+        epoch: BrokerEpoch,
+        metadata: FaultyMetadata,
+        objects: FaultyObjects,
+        shared: MemoryMetadataStore,
+        telemetry: Telemetry,
     ) -> None:
         self.parts = parts
         self.epoch = epoch
         self.metadata = metadata
         self.objects = objects
         self.shared = shared
+        self.telemetry = telemetry
         self.source = object()
 
     def send(
@@ -167,6 +175,7 @@ async def rig(
     epoch: int = 7,
     live: frozenset[int] = frozenset({7, 8}),
     flush: FlushSettings | None = None,
+    walking: Blocking | None = None,
 ) -> AsyncIterator[Rig]:
     clock, telemetry = SystemClock(), Telemetry()
     shared = shared or MemoryMetadataStore(clock=clock, shards=1)
@@ -190,5 +199,6 @@ async def rig(
             chance=random.Random(1),
             nursery=nursery,
             telemetry=telemetry,
+            walking=walking,
         )
-        yield Rig(parts, broker_epoch, metadata, faulty, shared)
+        yield Rig(parts, broker_epoch, metadata, faulty, shared, telemetry)

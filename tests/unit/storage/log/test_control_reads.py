@@ -1,19 +1,24 @@
 """Fresh reads that are shared."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.errors import NotFound, Unavailable
 from storage.formats.control import Control, encode
 from storage.log import control_reads
 from storage.log.bounds import LogBounds
 from storage.log.control_reads import ControlReads
-from storage.log.partition import Partitions
+from storage.log.partition import PartitionLog, Partitions
+from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, Record
-from tests.unit.storage.log.rig import PARTITION
+from tests.unit.storage.log.rig import PARTITION, rig
+
+SOON_S = 10.0
 
 
 class Slow:
@@ -24,10 +29,17 @@ class Slow:
         self.let_go = asyncio.Event()
         self.control = Control()
         self.version = 1
+        self.silent: int | None = None
+        """The shard that waits to be let go; None: both."""
+
+    def shard_of(self, partition_key: str) -> int:
+        """Two, by the number of the partition."""
+        return int(partition_key.rpartition("/")[2]) % 2
 
     async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:
         self.reads.append([key.path for key in keys])
-        await self.let_go.wait()
+        if self.silent is None or any(self.shard_of(key.partition_key) == self.silent for key in keys):
+            await self.let_go.wait()
         return [Record(key.path, encode(self.control), self.version) for key in keys]
 
 
@@ -105,3 +117,75 @@ def test_idle_partitions_are_forgotten_when_there_are_too_many() -> None:
     assert partitions.get(PARTITION) is busy
     assert partitions.by_control_path(busy.keys.control.path) is busy
     assert isinstance(control_reads.bounds_of(busy), NotFound)
+
+
+@contextlib.asynccontextmanager
+async def two_shards() -> AsyncIterator[tuple[Slow, ControlReads, PartitionLog, PartitionLog]]:
+    """The log of the first lies on a shard that does not answer."""
+    store, partitions = Slow(), Partitions()
+    store.silent = 0
+    async with Nursery() as nursery:
+        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
+        yield store, reads, partitions.get(PARTITION), partitions.get(PARTITION._replace(partition=1))
+
+
+async def test_a_silent_shard_holds_up_no_read_of_another() -> None:
+    async with two_shards() as (_, reads, silent, healthy), asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+        stuck = group.create_task(reads.refresh([silent]))
+        await asyncio.sleep(0)
+        for _ in range(3):
+            await reads.refresh([healthy])
+        assert not stuck.done()
+        stuck.cancel()
+
+
+async def test_each_partition_of_one_question_is_answered_by_its_own_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_reads, "BOUNDS_PATIENCE_S", 0.05)
+    async with two_shards() as (_, reads, silent, healthy), asyncio.timeout(SOON_S):
+        refused, found = await reads.read([silent.partition, healthy.partition])
+
+        assert isinstance(refused, Unavailable)
+        assert found == LogBounds(0, 0, 0)
+        assert await reads.refresh_each([healthy]) == {}
+
+
+async def test_a_shard_that_is_known_to_be_silent_is_waited_for_shortly_and_by_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_reads, "SILENT_AFTER_S", 0.0)
+    monkeypatch.setattr(control_reads, "SILENT_PATIENCE_S", 0.05)
+    monkeypatch.setattr(control_reads, "BOUNDS_PATIENCE_S", 60.0)
+    monkeypatch.setattr(control_reads, "WAITING_FOR_SILENT_MAX", 2)
+    async with two_shards() as (store, reads, silent, _), asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+        first = group.create_task(reads.refresh([silent]))
+        await asyncio.sleep(0.01)
+        second = group.create_task(reads.read([silent.partition]))
+        await asyncio.sleep(0)
+        (at_once,) = await reads.read([silent.partition])
+        (in_time,) = await second
+
+        assert isinstance(at_once, Unavailable)
+        assert "many wait" in str(at_once)
+        assert isinstance(in_time, Unavailable)
+        assert len(store.reads) == 1, "one read under way, whoever asks"
+        store.let_go.set()
+        await first
+        assert await reads.read([silent.partition]) == [LogBounds(0, 0, 0)]
+
+
+async def test_what_a_shard_failed_with_concerns_its_own_partitions() -> None:
+    async with rig(shared=MemoryMetadataStore(clock=SystemClock(), shards=2)) as broker:
+        logs = [broker.parts.partitions.get(PARTITION._replace(partition=number)) for number in range(8)]
+        failing = broker.shared.shard_of(logs[0].keys.partition_key)
+        get_many = broker.metadata.get_many
+
+        async def half(wanted: Sequence[Key]) -> list[object]:
+            if any(broker.shared.shard_of(key.partition_key) == failing for key in wanted):
+                raise Unavailable("away")
+            return await get_many(wanted)
+
+        broker.metadata.get_many = half  # type: ignore[method-assign]
+        failed = await broker.parts.control_reads.refresh_each(logs)
+        with pytest.raises(Unavailable, match="away"):
+            await broker.parts.control_reads.refresh(logs)
+
+        assert set(failed) == {log for log in logs if broker.shared.shard_of(log.keys.partition_key) == failing}
+        assert 0 < len(failed) < len(logs)

@@ -1,14 +1,20 @@
 """Reading what was committed, from the object store: windows, hints, damage."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from storage.errors import Corrupt, OffsetOutOfRange, Unavailable
+from runtime.clock import SystemClock
+from storage.errors import Corrupt, EndsEarly, NotFound, OffsetOutOfRange, Unavailable
 from storage.formats.control import Control, encode
 from storage.formats.wal import object_key
 from storage.log.batcher import FlushSettings
+from storage.log.damage import LOOK_AGAIN_S
 from storage.log.index import check_range
+from storage.log.runs import BatchRun
 from storage.metadata import keys
 from storage.metadata.port import Put
 from storage.recordbatch import parse_header
@@ -124,3 +130,141 @@ async def test_a_record_that_is_older_than_what_is_known_is_ignored() -> None:
         check_range(log, 3)
         with pytest.raises(OffsetOutOfRange):
             check_range(log, 4)
+
+
+BATCH_BYTES = len(batch_bytes(2))
+
+
+class Scene:
+    """Objects whose next GETs go wrong in the ways that are queued here."""
+
+    def __init__(self, broker: Rig) -> None:
+        self.broker = broker
+        self.log = broker.parts.partitions.get(PARTITION)
+        self.wrong: list[Callable[[bytes], bytes]] = []
+        self.gets = 0
+        inner: Any = broker.objects._inner
+        real = inner.get_range
+
+        async def get_range(key: str, start: int, end: int) -> bytes:
+            self.gets += 1
+            body: bytes = await real(key, start, end)
+            return self.wrong.pop(0)(body) if self.wrong else body
+
+        inner.get_range = get_range
+
+    async def read(self, offset: int = 0, bytes_max: int = 1 << 20) -> BatchRun:
+        return await self.broker.parts.reader.stored(self.log, offset, bytes_max=bytes_max)
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.broker.telemetry.registry.get_sample_value(name, labels) or 0.0
+
+
+def flipped(at: int) -> Callable[[bytes], bytes]:
+    def flip(body: bytes) -> bytes:
+        changed = bytearray(body)
+        changed[at] ^= 1
+        return bytes(changed)
+
+    return flip
+
+
+def missing(_body: bytes) -> bytes:
+    raise NotFound("no such object")
+
+
+def ended_early(_body: bytes) -> bytes:
+    raise EndsEarly("object ends before the range")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        (flipped(-1), "corrupt"),
+        (flipped(16 - BATCH_BYTES), "corrupt"),
+        (missing, "missing"),
+        (ended_early, "short"),
+        (lambda body: body[:-1], "short"),
+    ],
+    ids=["record byte", "magic", "missing", "short by the store's word", "short"],
+)
+async def test_what_a_get_gives_wrongly_once_is_read_again_and_served(wrong: Callable[[bytes], bytes], cause: str) -> None:
+    async with rig() as broker:
+        await broker.send(batch_bytes(3))
+        scene = Scene(broker)
+        scene.wrong = [wrong]
+        with capture_logs() as told:
+            first, second = await scene.read(), await scene.read()
+
+        assert (first.base, first.last) == (second.base, second.last) == (0, 2)
+        assert scene.gets == 2, "the second read is served by the cache"
+        assert scene.counted("forebay_corrupt_reads_total", cause=cause) == 1
+        assert scene.counted("forebay_healed_reads_total") == 1
+        assert [line["log_level"] for line in told] == ["warning"]
+
+
+async def test_readers_who_share_a_damaged_piece_share_its_second_read() -> None:
+    async with rig() as broker:
+        await broker.send(batch_bytes(3))
+        scene = Scene(broker)
+        scene.wrong = [flipped(-1)]
+        runs = await asyncio.gather(*[scene.read() for _ in range(20)])
+
+        assert {(run.base, run.last) for run in runs} == {(0, 2)}
+        assert scene.gets == 2
+
+
+async def test_a_flipped_header_of_a_batch_that_is_passed_over_moves_no_offset() -> None:
+    async with rig(flush=FlushSettings(interval_s=60, gather_s=60)) as broker:
+        await many_in_one_object(broker, 3)
+        scene = Scene(broker)
+        scene.wrong = [flipped(26 - 3 * BATCH_BYTES)]  # its last offset delta: 3 records where there are 2
+        run = await scene.read(offset=3, bytes_max=1)
+
+        assert (run.base, run.last) == (2, 3)
+        assert scene.counted("forebay_healed_reads_total") == 1
+
+
+async def test_damage_is_told_once_and_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(SystemClock, "monotonic_s", lambda _: now_s)
+    async with rig() as broker:
+        await broker.send(batch_bytes(3))
+        scene = Scene(broker)
+        scene.wrong = [flipped(-1)] * 4
+        with capture_logs() as told:
+            for _ in range(50):
+                with pytest.raises(Corrupt, match="checksum mismatch"):
+                    await scene.read()
+        assert scene.gets == 2
+        assert [line["log_level"] for line in told] == ["error"]
+        now_s += LOOK_AGAIN_S
+        with capture_logs() as told, pytest.raises(Corrupt):
+            await scene.read()
+
+        assert scene.gets == 4
+        assert told == []
+        now_s += LOOK_AGAIN_S
+        assert (await scene.read()).last == 2, "what an operator repaired is served"
+
+
+async def test_what_lies_before_a_damaged_batch_is_served_and_then_the_damage_is_told() -> None:
+    async with rig(flush=FlushSettings(interval_s=60, gather_s=60)) as broker:
+        await many_in_one_object(broker, 3)
+        scene = Scene(broker)
+        scene.wrong = [flipped(-1)] * 9
+        run = await scene.read()
+
+        assert (run.base, run.last) == (0, 3)
+        with pytest.raises(Corrupt, match="checksum mismatch"):
+            await scene.read(offset=4)
+
+
+async def test_a_batch_larger_than_what_may_be_sent_is_neither_copied_nor_checked() -> None:
+    async with rig() as broker:
+        await broker.send(batch_bytes(3, payload=bytes(5_000)))
+        scene = Scene(broker)
+        scene.wrong = [flipped(-1)]
+
+        assert await broker.parts.reader.stored_within(scene.log, 0, bytes_max=4_000, at_least_one=False) is None
+        assert scene.counted("forebay_corrupt_reads_total", cause="corrupt") == 0

@@ -1,13 +1,21 @@
 """Offsets by time, against a plain list of records."""
 
+import asyncio
+import random
 import struct
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import cramjam
 import pytest
 from crc32c import crc32c
 
+from runtime.blocking import InlineBlocking, T
+from storage.errors import Unavailable
 from storage.limits import PENDING_ENTRIES_MAX
+from storage.log import entry_times, record_times, time_search
 from storage.log.timestamps import TimestampedOffset
+from storage.metadata import memory
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 
@@ -89,3 +97,153 @@ async def test_records_that_do_not_decode_are_known_by_their_header() -> None:
         await broker.send(broken)
 
         assert await search(broker, 205) == (1, 210)
+
+
+def gets_of(broker: Rig) -> list[str]:
+    """The objects that are read from now on, one by one."""
+    gets: list[str] = []
+    inner: Any = broker.objects._inner
+    real = inner.get_range
+
+    async def get_range(key: str, start: int, end: int) -> bytes:
+        gets.append(key)
+        body: bytes = await real(key, start, end)
+        return body
+
+    inner.get_range = get_range
+    return gets
+
+
+async def trim(broker: Rig, before: int) -> None:
+    await broker.parts.trimmer.trim(PARTITION, before)
+
+
+async def maximum(broker: Rig) -> TimestampedOffset | None:
+    return await broker.parts.time_search.of_maximum(PARTITION)
+
+
+async def test_the_greatest_timestamp_that_trimming_left_is_found_in_one_object() -> None:
+    async with rig() as broker:
+        await broker.send(timed(9_000))
+        for n in range(100):
+            await broker.send(timed(1_000 + n))
+        await trim(broker, 1)
+        gets = gets_of(broker)
+
+        assert await maximum(broker) == (100, 1_099)
+        assert len(gets) == 1
+        assert await maximum(broker) == (100, 1_099)
+        assert len(gets) == 1, "entries and batches never change, so nor does what was found in them"
+
+
+async def test_entries_are_gone_through_once_whatever_is_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timestamps that fall: each trim takes the greatest one away."""
+    added: list[int] = []
+    add = entry_times.EntryTimes.add
+    monkeypatch.setattr(entry_times.EntryTimes, "add", lambda self, entry: (added.append(entry.base), add(self, entry)))
+    count = 6 * PENDING_ENTRIES_MAX
+    async with rig() as broker:
+        for n in range(count):
+            await broker.send(timed(5_000 - n))
+        for n in range(1, count):
+            await trim(broker, n)
+            assert await maximum(broker) == (n, 5_000 - n)
+            assert await search(broker, 5_001 - n) is None
+
+        assert len(added) <= count
+
+
+async def test_answers_are_those_of_a_list_of_records_whatever_is_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_times, "KEPT_MAX", 3)
+    monkeypatch.setattr(time_search, "CHUNKS_PER_TURN", 1)
+    for seed in range(8):
+        chance = random.Random(seed)
+        times: list[int] = []
+        log_start = 0
+        async with rig() as broker:
+            for _ in range(120):
+                match chance.choice(("send", "send", "send", "trim", "greatest", "first", "first")):
+                    case "send":
+                        batch = [chance.choice((chance.randrange(40), 40 - len(times) // 8, 7)) for _ in range(chance.randint(1, 4))]
+                        await broker.send(timed(*batch, codec=chance.choice((0, 4))))
+                        times += batch
+                    case "trim":
+                        log_start = chance.randint(log_start, min(len(times), log_start + 6))
+                        await trim(broker, log_start)
+                    case "greatest":
+                        left = list(enumerate(times))[log_start:]
+                        expected = max(left, key=lambda found: (found[1], -found[0]), default=None)
+                        assert await maximum(broker) == expected, f"seed={seed} log_start={log_start} times={times}"
+                    case "first":
+                        wanted = chance.randrange(42)
+                        first = next(((at, time) for at, time in list(enumerate(times))[log_start:] if time >= wanted), None)
+                        assert await search(broker, wanted) == first, f"seed={seed} wanted={wanted} log_start={log_start} times={times}"
+
+
+async def test_records_that_have_no_time_have_no_greatest_one() -> None:
+    async with rig() as broker:
+        await broker.send(timed(-1, -1))
+        await broker.send(timed(-1))
+
+        assert await maximum(broker) is None
+        await trim(broker, 1)
+        assert await maximum(broker) is None
+
+
+async def test_a_search_that_takes_too_long_is_refused_and_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_search, "SCAN_S", 0.05)
+    async with rig() as broker:
+        await broker.send(timed(9_000))
+        for n in range(8 * PENDING_ENTRIES_MAX):
+            await broker.send(timed(n))
+        await trim(broker, 1)
+        scan = memory.MemoryMetadataStore.range_scan
+        chunks = 0
+
+        async def slow(self: memory.MemoryMetadataStore, *asked: Any) -> AsyncIterator[Any]:
+            nonlocal chunks
+            async for record in scan(self, *asked):
+                await asyncio.sleep(0.02)
+                chunks += 1
+                yield record
+
+        monkeypatch.setattr(memory.MemoryMetadataStore, "range_scan", slow)
+        with pytest.raises(Unavailable, match="too many entries"):
+            await maximum(broker)
+        for _ in range(100):
+            try:
+                found = await maximum(broker)
+                break
+            except Unavailable:
+                continue
+
+        assert found == (8 * PENDING_ENTRIES_MAX, 8 * PENDING_ENTRIES_MAX - 1)
+        assert chunks <= 3 * 8
+
+
+class Walking(InlineBlocking):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def run(self, call: Callable[[], T]) -> T:
+        self.calls += 1
+        return call()
+
+
+async def test_records_are_walked_off_the_loop_once_and_not_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_times, "RECORDS_WALKED_MAX", 50)
+    walking = Walking()
+    async with rig(walking=walking) as broker:
+        await broker.send(timed(1))
+        await broker.send(timed(*range(100, 300), codec=4))
+
+        assert await search(broker, 120) == (21, 120), "within the bound it is found exactly"
+        assert await search(broker, 250) == (51, 299), "behind it, the offset where the looking ended: never one too far"
+        assert await maximum(broker) == (51, 299)
+        walked = walking.calls
+        for _ in range(10):
+            await search(broker, 250)
+
+        assert walking.calls == walked == 3
+        await trim(broker, 30)
+        assert await maximum(broker) == (51, 299)

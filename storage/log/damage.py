@@ -1,0 +1,92 @@
+"""What came back from the object store otherwise than it was written: counted, told once in the log, and not asked for again at once.
+
+A read that meets damage is repeated once (storage/log/read.py). Damage that is there the second time, too, is remembered for a while, so
+that clients who ask again and again cost neither GETs nor log lines.
+"""
+
+from collections import OrderedDict
+from typing import Final, Literal
+
+import structlog
+
+from runtime.clock import Clock
+from runtime.telemetry import Metric, Telemetry
+from storage.errors import Corrupt, StorageError, without_frames
+from storage.vocabulary import PartitionId
+
+DAMAGE_KEPT_MAX: Final = 1_024
+LOOK_AGAIN_S: Final = 10.0
+"""How long a reader is refused from memory what was found damaged twice."""
+TELL_AGAIN_S: Final = 300.0
+"""How long nothing more is logged of the same partition in the same object."""
+
+CORRUPT_READS: Final = Metric(
+    "forebay_corrupt_reads_total",
+    "Reads of the object store that did not give what was written: corrupt, missing or short. Each is repeated once, past the cache.",
+    ("cause",),
+)
+HEALED_READS: Final = Metric(
+    "forebay_healed_reads_total", "Reads that did not give what was written, and did when they were repeated. What is left is an alarm."
+)
+
+Cause = Literal["corrupt", "missing", "short"]
+CAUSES: Final[tuple[Cause, ...]] = ("corrupt", "missing", "short")
+
+_log: Final = structlog.get_logger()
+
+
+class Damage:
+    """Of one broker's reads."""
+
+    def __init__(self, *, clock: Clock, telemetry: Telemetry) -> None:
+        self._clock = clock
+        self._confirmed: OrderedDict[tuple[PartitionId, int], tuple[float, Corrupt]] = OrderedDict()
+        self._told_s: OrderedDict[tuple[str, PartitionId], float] = OrderedDict()
+        reads = telemetry.counter(CORRUPT_READS)
+        self._reads = {cause: reads.labels(cause) for cause in CAUSES}
+        self._healed = telemetry.counter(HEALED_READS)
+
+    def check(self, partition: PartitionId, offset: int) -> None:
+        """Raise what the last reads of `offset` ended with, if it was damage, and not long ago."""
+        if not self._confirmed:
+            return
+        known = self._confirmed.get((partition, offset))
+        if known is not None and self._clock.monotonic_s() < known[0]:
+            raise without_frames(known[1])
+
+    def note(self, cause: Cause) -> None:
+        """A read gave what was not written."""
+        self._reads[cause].inc()
+
+    def heal(self, partition: PartitionId, offset: int, *, key: str, first: StorageError) -> None:
+        """The second read gave what was written."""
+        self._healed.inc()
+        self._confirmed.pop((partition, offset), None)
+        if self._is_news(key, partition):
+            _log.warning("a damaged read was healed", object=key, partition=str(partition), offset=offset, cause=str(first))
+
+    def confirm(self, partition: PartitionId, offset: int, *, key: str, error: Corrupt) -> None:
+        """So did the second read: an operator has to look."""
+        self._confirmed[partition, offset] = self._clock.monotonic_s() + LOOK_AGAIN_S, error
+        self._confirmed.move_to_end((partition, offset))
+        while len(self._confirmed) > DAMAGE_KEPT_MAX:
+            self._confirmed.popitem(last=False)
+        if self._is_news(key, partition):
+            _log.error(
+                "committed records cannot be read: the object is damaged or missing",
+                object=key,
+                partition=str(partition),
+                offset=offset,
+                cause=str(error),
+            )
+
+    def _is_news(self, key: str, partition: PartitionId) -> bool:
+        now_s = self._clock.monotonic_s()
+        told_s = self._told_s.get((key, partition))
+        if told_s is not None and now_s < told_s + TELL_AGAIN_S:
+            return False
+        self._told_s[key, partition] = now_s
+        self._told_s.move_to_end((key, partition))
+        while len(self._told_s) > DAMAGE_KEPT_MAX:
+            self._told_s.popitem(last=False)
+        return True
