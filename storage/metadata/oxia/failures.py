@@ -2,6 +2,8 @@
 
 Oxia's own codes (100 and above) are not known to gRPC for Python, which shows them all as UNKNOWN: its messages tell them apart.
 A message that comes wrapped ("failed to append to wal: …") says that the request was under way; only bare ones prove that it was not.
+From 0.17 on servers use gRPC's own codes and other words. Neither the code nor the reason in a status's details tells a bare message from a
+wrapped one there, so the whole message is compared.
 """
 
 from enum import Enum
@@ -34,7 +36,16 @@ _NOT_LEADER: Final = (
     # A node that is about to lead, or has just ceased to: looked at before the request is given a place in the log.
     "Received message in the wrong state",
 )
+_NOT_LEADER_WHOLE: Final = frozenset(
+    {
+        # 0.17 and later: no leader of the shard here, or one that is fenced; no word of the coordinator yet; no term yet.
+        "oxia: node is not leader",
+        "oxia: server not initialized yet",
+        "oxia: invalid status",
+    }
+)
 _NOT_SENT: Final = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving", "empty address list")
+_BROKEN_OFF: Final = ("resource is already closed", "operation was cancelled", "operation was aborted", "not initialized yet")
 _REFUSED_CODES: Final = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 _CONNECTING: Final = (
@@ -72,7 +83,7 @@ def read_failure(error: grpc.aio.AioRpcError, address: str) -> Failure:
 def _fate_of(code: grpc.StatusCode, details: str) -> Fate:
     if "can not immediately follow" in details:
         return Fate.STUCK
-    if details.startswith(_NOT_LEADER):
+    if details.startswith(_NOT_LEADER) or details in _NOT_LEADER_WHOLE:
         return Fate.NOT_LEADER
     if "session not found" in details:
         return Fate.SESSION_GONE
@@ -84,7 +95,7 @@ def _fate_of(code: grpc.StatusCode, details: str) -> Fate:
         return Fate.NO_ANSWER
     if code is grpc.StatusCode.UNAVAILABLE:
         return Fate.NOT_SENT if details.startswith(_NOT_SENT) else Fate.BROKEN_OFF
-    if "resource is already closed" in details or "operation was cancelled" in details or "not initialized yet" in details:
+    if any(sign in details for sign in _BROKEN_OFF):
         return Fate.BROKEN_OFF
     return Fate.FAILED
 

@@ -13,6 +13,7 @@ from runtime.clock import Clock
 from runtime.supervision import Nursery
 from storage.errors import Unavailable
 from storage.metadata.hints import Hints
+from storage.metadata.keys import CLUSTER
 from storage.metadata.oxia.assignments import Assignments
 from storage.metadata.oxia.calls import ShardCalls
 from storage.metadata.oxia.following import AssignmentFollower
@@ -26,7 +27,9 @@ from storage.metadata.port import Key, Record, Session, Subscription, WriteOp, W
 
 SESSION_TIMEOUT_MS_MIN: Final = 2_000
 SESSION_TIMEOUT_MS_MAX: Final = 300_000
-PROBE_PATH: Final = "llog/cluster"
+HOME: Final = CLUSTER
+"""What is probed; and its shard is where sessions begin. Brokers and their claims have its partition key: a session that began elsewhere
+would be lost with a shard that holds nothing of it."""
 
 
 class OxiaMetadataStore:
@@ -78,7 +81,7 @@ class OxiaMetadataStore:
     async def open_session(self, *, timeout_ms: int) -> Session:
         assert SESSION_TIMEOUT_MS_MIN <= timeout_ms <= SESSION_TIMEOUT_MS_MAX, f"not a session timeout of Oxia: timeout_ms={timeout_ms}"
         self._calls.ensure_open()
-        return await self._sessions.open(timeout_ms=timeout_ms)
+        return await self._sessions.open(timeout_ms=timeout_ms, home=self.shard_of(HOME.partition_key))
 
     def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
         subscription = self._hints.subscribe(callback, prefix)
@@ -87,7 +90,7 @@ class OxiaMetadataStore:
         return subscription
 
     async def probe(self) -> None:
-        await self._reading.probe(PROBE_PATH)
+        await self._reading.probe(HOME)
         if (reason := self._writing.stuck_reason) is not None:
             raise Unavailable(reason)
 
