@@ -49,13 +49,21 @@ _BROKEN_OFF: Final = ("resource is already closed", "operation was cancelled", "
 _REFUSED_CODES: Final = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 _CONNECTING: Final = (
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not signed by an authority of ca_file: correct ca_file in metadata.url"),
+    ("Hostname Verification Check failed", "its certificate is for another name: give that by server_name in metadata.url"),
+    ("WRONG_VERSION_NUMBER", "what listens there does not speak TLS: remove tls=true from metadata.url"),
+    ("Ssl handshake failed", "it ended the TLS handshake: see whether it asks for a certificate (cert_file and key_file in metadata.url)"),
     ("Connection refused", "connection refused: start Oxia there or correct metadata.url"),
     ("Domain name not found", "the name does not resolve: correct metadata.url"),
     ("DNS resolution failed", "the name does not resolve: correct metadata.url"),
     ("http1.x", "what listens there speaks HTTP/1, not Oxia: correct metadata.url"),
     (
         "before receiving SETTINGS",
-        "something listens there but does not answer as Oxia does: see whether it hangs, or correct metadata.url",
+        "something listens there but does not answer as Oxia does: see whether it hangs or wants TLS (tls=true), or correct metadata.url",
+    ),
+    (
+        "Socket closed",
+        "it closes new connections: see whether it wants TLS (tls=true) or a certificate (cert_file and key_file in metadata.url)",
     ),
     ("No route to host", "no route to the host: correct the network or metadata.url"),
 )
@@ -75,6 +83,13 @@ def read_failure(error: grpc.aio.AioRpcError, address: str) -> Failure:
             what = f"the shard takes no writes until Oxia is started again: {_one_line(details)}"
         case Fate.REFUSED if code is grpc.StatusCode.UNIMPLEMENTED:
             what = "what listens there does not speak Oxia's protocol: correct metadata.url"
+        case Fate.REFUSED if code is grpc.StatusCode.UNAUTHENTICATED:
+            what = f"it does not let us in ({_one_line(details)}): name a file with a valid token by token_file in metadata.url"
+        case Fate.REFUSED if "unexpected authority" in details:
+            what = (
+                f"it refuses the address it is called by ({_one_line(details)}): "
+                "set featureFlags.authorityValidation to false in the configuration of Oxia's coordinator"
+            )
         case _:
             what = f"{code.name}: {_one_line(details)}"
     return Failure(fate, f"oxia at {address}: {what}")

@@ -16,6 +16,7 @@ from storage.metadata.hints import Hints
 from storage.metadata.keys import CLUSTER
 from storage.metadata.oxia.assignments import Assignments
 from storage.metadata.oxia.calls import ShardCalls
+from storage.metadata.oxia.credentials import Token, channel_credentials
 from storage.metadata.oxia.following import AssignmentFollower
 from storage.metadata.oxia.location import OxiaLocation
 from storage.metadata.oxia.nodes import CLOSE_TIMEOUT_S, Nodes
@@ -39,7 +40,10 @@ class OxiaMetadataStore:
         client_identity = f"forebay-{chance.getrandbits(64):016x}"
         self._nursery = nursery
         self._tasks: set[asyncio.Task[None]] = set()
-        self._calls = ShardCalls(Assignments(), Nodes(), clock=clock, chance=chance)
+        access = location.access
+        token = None if access.token_file is None else Token(access.token_file, clock=clock)
+        nodes = Nodes(tls=channel_credentials(access), server_name=access.server_name, token=token)
+        self._calls = ShardCalls(Assignments(), nodes, clock=clock, chance=chance)
         self._hints = Hints()
         self._sessions = Sessions(self._calls, client_identity=client_identity, spawn=self._spawn)
         self._writing = Writing(self._calls, self._sessions, client_identity=client_identity, spawn=self._spawn)
@@ -54,7 +58,10 @@ class OxiaMetadataStore:
 
         `chance` draws pauses and the name this client goes by. `nursery` holds its tasks; `close` ends them.
         """
-        store = cls(location, clock=clock, chance=chance, nursery=nursery)
+        try:
+            store = cls(location, clock=clock, chance=chance, nursery=nursery)
+        except Unavailable as error:
+            raise Unavailable(f"cannot open {location}: {error}") from None
         try:
             store._start()
             await store._assignments.wait_first()

@@ -26,12 +26,13 @@ class Refusal(NamedTuple):
 
 
 class PlayedNode:
-    """Answers every method, or says `refusal` to all but the assignments. `asked` counts, `notify` sends a hint."""
+    """Answers every method, or says `refusal` to all but the assignments, which have one of their own. `asked` counts, `notify` hints."""
 
     def __init__(self) -> None:
         self.address = ""
         self.leader = ""
         self.refusal: Refusal | None = None
+        self.assignments_refusal: Refusal | None = None
         self.asked: Counter[str] = Counter()
         self.watchers: set[asyncio.Queue[str]] = set()
         self.listeners: set[asyncio.Queue[str]] = set()
@@ -56,6 +57,8 @@ class PlayedNode:
             await asyncio.sleep(0.01)
 
     async def get_shard_assignments(self, request: wire.ShardAssignmentsRequest, context: Any) -> AsyncIterator[wire.ShardAssignments]:
+        if self.assignments_refusal is not None:
+            await context.abort(self.assignments_refusal.code, self.assignments_refusal.words)
         watcher: asyncio.Queue[str] = asyncio.Queue(10)
         leader = self.leader
         try:
