@@ -1,7 +1,7 @@
 """URL → stores, with their decorators in this order: the store, metering right around it so that every attempt counts, hedged reads of S3.
 
 storage.url    s3://bucket/prefix?…   file://./relative   file:///absolute   memory://
-metadata.url   oxia://host:port/namespace   sqlite:///./relative   sqlite:////absolute   memory://
+metadata.url   oxia://host:port/namespace?…   sqlite:///./relative   sqlite:////absolute   memory://
 
 The clients of S3 and Oxia are imported where they are opened: they are large, and an embedded broker has no use for them.
 """

@@ -18,14 +18,13 @@ from testcontainers.core.container import DockerContainer
 
 from runtime.clock import SystemClock
 from services import oxia, versitygw
-from services.build import OXIA, VERSITYGW
+from services.build import VERSITYGW
 from services.oxia import OxiaServer
 from services.ports import free_port
 from services.process import READY_WITHIN_S, STOP_WITHIN_S, ServerError
 from services.readiness import http_answers, oxia_answers
 from services.versitygw import S3Server
 
-OXIA_IMAGE: Final = f"oxia/oxia:{OXIA.version}"
 S3_IMAGE: Final = f"versity/versitygw:v{VERSITYGW.version}"
 _OXIA_PORT: Final = 6648
 _S3_PORT: Final = 8333
@@ -86,7 +85,7 @@ def oxia_container(*, shards: int = oxia.SHARDS) -> Iterator[OxiaServer]:
     """Ready; removed with its data at the end. Raise `ServerError`."""
     port = free_port()
     told = oxia.command("oxia", "/tmp/oxia", address=f"0.0.0.0:{_OXIA_PORT}", shards=shards)
-    described = _described(OXIA_IMAGE).with_command(told).with_envs(**oxia.ON_ONE_PROCESSOR).with_bind_ports(_OXIA_PORT, port)
+    described = _described(oxia.IMAGE).with_command(told).with_bind_ports(_OXIA_PORT, port)
     with described as container:
         host = container.get_container_host_ip()
         yield OxiaServer(_ready(container, partial(oxia_answers, port, host)), host=host, port=port)

@@ -16,6 +16,7 @@ from broker.settings.keys import ENVIRONMENT_PREFIX, SECTIONS, SETTINGS, nearest
 from broker.settings.model import DERIVED_FROM, Settings, derived_defaults
 from broker.settings.notation import OutOfRangeError
 from broker.settings.sources import Given, Layer, from_assignments, from_environment, from_file, from_options
+from broker.settings.urls import without_secrets
 
 DEFAULT_FILE: Final = Path("forebay.yaml")
 
@@ -118,7 +119,7 @@ def _wrong(error: ValidationError, given: Mapping[str, Given]) -> Iterator[str]:
 
 def _quoted(key: str, given: Mapping[str, Given]) -> str:
     if key in given:
-        return given[key].quoted
+        return without_secrets(given[key].quoted)
     return f'{key} "{SETTINGS[key].notation.show(SETTINGS[key].default)}"'
 
 

@@ -87,7 +87,9 @@ class StorageSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSettings:
     url: Annotated[
-        str, METADATA_URL, "where order lives: oxia://host:6648/namespace, sqlite:///./relative, sqlite:////absolute or memory://"
+        str,
+        METADATA_URL,
+        "where order lives: oxia://host:6648/namespace?tls=true&ca_file=…&token_file=…, sqlite:///./relative, sqlite:////absolute or memory://",
     ] = "sqlite:///./forebay-data/meta.db"
 
 

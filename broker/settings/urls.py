@@ -1,5 +1,6 @@
 """Where the stores are: the URLs that can be opened. Others are refused here, before anything is touched."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,13 @@ _MEMORY: Final = "memory"
 _OBJECT_STORES: Final = {"s3": "s3://bucket/prefix", "file": "file:///path", _MEMORY: "memory://"}
 _OF_PATHS: Final = frozenset({"file", "sqlite"})
 _METADATA_STORES: Final = {"oxia": "oxia://host:6648/namespace", "sqlite": "sqlite:////path", _MEMORY: "memory://"}
+
+_SECRETS: Final = re.compile(r"(?<=://)[^/@\s]*(?=@)|(?<=[?&]token=)[^&\s\"]*")
+
+
+def without_secrets(text: str) -> str:
+    """What is refused in a URL is shown to people, and kept in logs: not what does not belong there."""
+    return _SECRETS.sub("***", text)
 
 
 def scheme_of(url: str) -> str:

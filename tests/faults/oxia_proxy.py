@@ -4,12 +4,17 @@
         proxy.plan.add(Rule(Fault.DROP_REPLY, methods={"Write"}, every=3))
         ... a client of proxy.address ...
 
+        await proxy.silence(2)      # what was asked of shard 2 is held, and so is what its streams would say
+        await proxy.resume(2)
+
 Every method is forwarded, bytes through. Only shard assignments are looked into: all leaders become the proxy's address, so that clients
-stay behind it. All calls go to the one server, which therefore has to lead every shard (a standalone server does).
+stay behind it. All calls go to the one server, which therefore has to lead every shard (a standalone server does). Which shard a call is of
+stands in its first message.
 """
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final, TypeAlias
 
@@ -17,12 +22,16 @@ import grpc
 from oxia.internal.proto.io.streamnative.oxia.proto import ShardAssignments
 
 from runtime.supervision import Nursery
-from tests.faults.plan import HANG_S_MAX, Counts, Fault, Plan, Rule
+from tests.faults.plan import HANG_S_MAX, Counts, Fault, Plan, Rule, of_shard
 from tests.faults.ports import HOST, held_port
 
 ASSIGNMENTS: Final = "GetShardAssignments"
 STREAMS: Final = frozenset({ASSIGNMENTS, "GetNotifications", "GetSequenceUpdates", "WriteStream"})
 """The calls that stay open until somebody ends them."""
+
+_SHARD_TAG: Final = 1 << 3
+"""Every request but those for assignments and of write streams has its shard as field 1, a varint, which Oxia's clients write first."""
+_SHARD_METADATA: Final = "shard-id"
 
 STOP_GRACE_S: Final = 0.5
 _UNLIMITED: Final = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -46,6 +55,9 @@ class OxiaProxy(grpc.GenericRpcHandler):
         self.server_address = server_address
         self.address = f"{HOST}:{port}"
         self.plan = Plan()
+        self.held: Counter[int] = Counter()
+        """Calls that met a silent shard, by shard."""
+        self._silent: dict[int, asyncio.Event] = {}
         self._channel = channel
         self._nursery = nursery
         self._open: dict[asyncio.Timeout, str] = {}
@@ -75,6 +87,19 @@ class OxiaProxy(grpc.GenericRpcHandler):
         """Fail the open calls of these methods with UNAVAILABLE. New ones are served."""
         self._cut(set(methods))
 
+    async def silence(self, shard: int) -> None:
+        """From now on nothing that is of this shard passes, requests or replies, as when its leader is paused. What is given up meanwhile
+        never arrives; the rest goes on with `resume`."""
+        self._silent.setdefault(shard, asyncio.Event())
+
+    async def resume(self, shard: int) -> None:
+        if (resumed := self._silent.pop(shard, None)) is not None:
+            resumed.set()
+
+    async def _until_heard(self, shard: int | None) -> None:
+        while shard is not None and (resumed := self._silent.get(shard)) is not None:
+            await resumed.wait()
+
     def _cut(self, methods: set[str]) -> None:
         now_s = asyncio.get_running_loop().time()
         for scope in [scope for scope, method in self._open.items() if method in methods]:
@@ -92,12 +117,16 @@ class OxiaProxy(grpc.GenericRpcHandler):
 
     async def _handle(self, path: str, requests: AsyncIterator[bytes], call: _Call) -> None:
         method = path.rpartition("/")[2]
-        rule = self.plan.arrived(method)
+        shard, requests = await _of_shard(method, requests, call)
+        rule = self.plan.arrived(method, "" if shard is None else of_shard(shard))
         scope = asyncio.timeout(None)
         try:
             async with scope:
                 self._open[scope] = method
-                await self._strike(rule, path, requests, call)
+                if shard in self._silent:
+                    self.held[shard] += 1
+                    await self._until_heard(shard)
+                await self._strike(rule, path, requests, call, shard)
         except TimeoutError:
             await call.abort(grpc.StatusCode.UNAVAILABLE, "cut by the fault proxy")
         except grpc.aio.AioRpcError as error:
@@ -105,11 +134,11 @@ class OxiaProxy(grpc.GenericRpcHandler):
         finally:
             self._open.pop(scope, None)
 
-    async def _strike(self, rule: Rule | None, path: str, requests: AsyncIterator[bytes], call: _Call) -> None:
+    async def _strike(self, rule: Rule | None, path: str, requests: AsyncIterator[bytes], call: _Call, shard: int | None) -> None:
         """One call, as far as its rule lets it come."""
         match rule.fault if rule else None:
             case None:
-                await self._forward(path, requests, call)
+                await self._forward(path, requests, call, shard)
             case Fault.REFUSE:
                 pass
             case Fault.BLACKHOLE:
@@ -117,7 +146,7 @@ class OxiaProxy(grpc.GenericRpcHandler):
             case Fault.DELAY:
                 assert rule
                 await asyncio.sleep(rule.delay_s)
-                await self._forward(path, requests, call)
+                await self._forward(path, requests, call, shard)
             case Fault.LATE:
                 assert rule
                 request = await anext(aiter(requests))
@@ -129,17 +158,24 @@ class OxiaProxy(grpc.GenericRpcHandler):
                 await asyncio.sleep(HANG_S_MAX)
             case Fault.DELAY_REPLY:
                 assert rule
-                await self._forward(path, requests, call, hold_s=rule.delay_s)
+                await self._forward(path, requests, call, shard, hold_s=rule.delay_s)
             case Fault.CUT_REPLY:
                 assert rule
-                await self._forward(path, requests, call, messages_max=rule.messages)
+                await self._forward(path, requests, call, shard, messages_max=rule.messages)
             case Fault.ANSWER | Fault.REPLACE_REPLY | Fault.CUT_REQUEST as unfit:
                 raise AssertionError(f"a fault of S3: {unfit}")
         if rule and rule.fault not in (Fault.DELAY, Fault.DELAY_REPLY):
             await call.abort(grpc.StatusCode.UNAVAILABLE, f"{rule.fault.value} by the fault proxy")
 
     async def _forward(
-        self, path: str, requests: AsyncIterator[bytes], call: _Call, *, hold_s: float = 0.0, messages_max: int | None = None
+        self,
+        path: str,
+        requests: AsyncIterator[bytes],
+        call: _Call,
+        shard: int | None,
+        *,
+        hold_s: float = 0.0,
+        messages_max: int | None = None,
     ) -> None:
         """Pass messages both ways until the server ends the call or `messages_max` were passed on. Raise what the server fails with."""
         passed = 0
@@ -149,6 +185,7 @@ class OxiaProxy(grpc.GenericRpcHandler):
                     await asyncio.sleep(hold_s)
                 if passed == messages_max:
                     return
+                await self._until_heard(shard)
                 await call.write(self._readdressed(reply) if path.endswith(ASSIGNMENTS) else reply)
                 passed += 1
 
@@ -193,6 +230,38 @@ class OxiaProxy(grpc.GenericRpcHandler):
             for assignment in namespace.assignments:
                 assignment.leader = self.address
         return bytes(found)
+
+
+async def _of_shard(method: str, requests: AsyncIterator[bytes], call: _Call) -> tuple[int | None, AsyncIterator[bytes]]:
+    """The shard a call is of, None for one that is of none, and its requests, the first of which was looked at."""
+    if method == ASSIGNMENTS:
+        return None, requests
+    if (named := dict(call.invocation_metadata() or ()).get(_SHARD_METADATA)) is not None:
+        return int(named), requests
+    rest = aiter(requests)
+    first = await anext(rest, None)
+    if first is None:
+        return None, rest
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield first
+        async for request in rest:
+            yield request
+
+    return _shard_in(first), whole()
+
+
+def _shard_in(request: bytes) -> int:
+    """proto3 leaves a plain 0 out."""
+    if not request or request[0] != _SHARD_TAG:
+        return 0
+    shard, shift = 0, 0
+    for byte in request[1:]:
+        shard |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return shard
+    raise AssertionError(f"not a request of Oxia's: {request[:16]!r}")
 
 
 def _metadata(call: _Call) -> list[tuple[str, str | bytes]]:

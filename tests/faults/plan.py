@@ -22,6 +22,11 @@ HOLD_S: Final = 0.5
 """How long a delayed or late call is held when its rule does not say."""
 
 
+def of_shard(shard: int) -> str:
+    """What a rule has to contain to match the calls of one shard of Oxia."""
+    return f"shard {shard};"
+
+
 class Fault(enum.Enum):
     """What happens to a call. A lost request (`REFUSE`, `BLACKHOLE`, `ANSWER`, `CUT_REQUEST`) has not been done when its client gives up,
     and never will be; a lost reply (`DROP_REPLY`, `HANG_REPLY`, `REPLACE_REPLY`, `CUT_REPLY`) has been; a `LATE` one will be.
@@ -67,7 +72,7 @@ class Rule:
     `after` of them, then each `every`-th, at most `times` (None: for as long as the rule stands).
 
     Methods are Oxia's (`Write`, `Read`, `GetShardAssignments` …) and S3's verbs, where `LIST` is a GET that lists. The subject of an S3
-    call is its path and query; an Oxia call has none.
+    call is its path and query; that of an Oxia call is its shard (`of_shard`), if it has one.
     """
 
     fault: Fault

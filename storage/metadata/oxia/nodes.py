@@ -1,10 +1,12 @@
 """Connections to Oxia's nodes, one per address, made when first used."""
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import grpc
 
 from storage.metadata.oxia import wire_pb2 as wire
+from storage.metadata.oxia.credentials import Token
 
 RESPONSE_BYTES_MAX: Final = 128 * 1024 * 1024
 CONNECT_TIMEOUT_MS: Final = 2_000
@@ -30,6 +32,9 @@ _OPTIONS: Final = (
 )
 
 
+C = TypeVar("C", bound=Callable[..., Any])
+
+
 class OxiaNode:
     """The methods of one node, as gRPC has them: they raise `grpc.aio.AioRpcError`."""
 
@@ -48,31 +53,44 @@ class OxiaNode:
         "write",
     )
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, tls: grpc.ChannelCredentials | None, server_name: str | None, token: Token | None) -> None:
         self.address = address
-        self._channel = channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        self.write = channel.unary_unary(f"{_SERVICE}Write", wire.WriteRequest.SerializeToString, wire.WriteResponse.FromString)
-        self.read = channel.unary_stream(f"{_SERVICE}Read", wire.ReadRequest.SerializeToString, wire.ReadResponse.FromString)
+        options = _OPTIONS if server_name is None else (*_OPTIONS, ("grpc.ssl_target_name_override", server_name))
+        self._channel = channel = (
+            grpc.aio.insecure_channel(address, options=options) if tls is None else grpc.aio.secure_channel(address, tls, options=options)
+        )
+
+        def bearing(method: C) -> C:
+            return method if token is None else _bearing(method, token)
+
+        self.write = bearing(channel.unary_unary(f"{_SERVICE}Write", wire.WriteRequest.SerializeToString, wire.WriteResponse.FromString))
+        self.read = bearing(channel.unary_stream(f"{_SERVICE}Read", wire.ReadRequest.SerializeToString, wire.ReadResponse.FromString))
         # The answer to one get is one message. Taken so, it costs two thirds of a stream that is read to its end.
-        self.read_one = channel.unary_unary(f"{_SERVICE}Read", wire.ReadRequest.SerializeToString, wire.ReadResponse.FromString)
-        self.list = channel.unary_stream(f"{_SERVICE}List", wire.ListRequest.SerializeToString, wire.ListResponse.FromString)
-        self.range_scan = channel.unary_stream(
-            f"{_SERVICE}RangeScan", wire.RangeScanRequest.SerializeToString, wire.RangeScanResponse.FromString
+        self.read_one = bearing(channel.unary_unary(f"{_SERVICE}Read", wire.ReadRequest.SerializeToString, wire.ReadResponse.FromString))
+        self.list = bearing(channel.unary_stream(f"{_SERVICE}List", wire.ListRequest.SerializeToString, wire.ListResponse.FromString))
+        self.range_scan = bearing(
+            channel.unary_stream(f"{_SERVICE}RangeScan", wire.RangeScanRequest.SerializeToString, wire.RangeScanResponse.FromString)
         )
-        self.get_shard_assignments = channel.unary_stream(
-            f"{_SERVICE}GetShardAssignments", wire.ShardAssignmentsRequest.SerializeToString, wire.ShardAssignments.FromString
+        self.get_shard_assignments = bearing(
+            channel.unary_stream(
+                f"{_SERVICE}GetShardAssignments", wire.ShardAssignmentsRequest.SerializeToString, wire.ShardAssignments.FromString
+            )
         )
-        self.get_notifications = channel.unary_stream(
-            f"{_SERVICE}GetNotifications", wire.NotificationsRequest.SerializeToString, wire.NotificationBatch.FromString
+        self.get_notifications = bearing(
+            channel.unary_stream(
+                f"{_SERVICE}GetNotifications", wire.NotificationsRequest.SerializeToString, wire.NotificationBatch.FromString
+            )
         )
-        self.create_session = channel.unary_unary(
-            f"{_SERVICE}CreateSession", wire.CreateSessionRequest.SerializeToString, wire.CreateSessionResponse.FromString
+        self.create_session = bearing(
+            channel.unary_unary(
+                f"{_SERVICE}CreateSession", wire.CreateSessionRequest.SerializeToString, wire.CreateSessionResponse.FromString
+            )
         )
-        self.keep_alive = channel.unary_unary(
-            f"{_SERVICE}KeepAlive", wire.SessionHeartbeat.SerializeToString, wire.KeepAliveResponse.FromString
+        self.keep_alive = bearing(
+            channel.unary_unary(f"{_SERVICE}KeepAlive", wire.SessionHeartbeat.SerializeToString, wire.KeepAliveResponse.FromString)
         )
-        self.close_session = channel.unary_unary(
-            f"{_SERVICE}CloseSession", wire.CloseSessionRequest.SerializeToString, wire.CloseSessionResponse.FromString
+        self.close_session = bearing(
+            channel.unary_unary(f"{_SERVICE}CloseSession", wire.CloseSessionRequest.SerializeToString, wire.CloseSessionResponse.FromString)
         )
 
     def is_connected(self) -> bool:
@@ -84,14 +102,28 @@ class OxiaNode:
         await self._channel.close()
 
 
+def _bearing(method: C, token: Token) -> C:
+    """With the token of the moment. Not by gRPC's call credentials, which start a thread for each request, nor by an interceptor, which
+    makes a task for it."""
+
+    def call(request: Any, *, timeout: float | None = None) -> Any:
+        return method(request, timeout=timeout, metadata=token.metadata())
+
+    return call  # type: ignore[return-value]
+
+
 class Nodes:
-    def __init__(self) -> None:
+    def __init__(self, *, tls: grpc.ChannelCredentials | None = None, server_name: str | None = None, token: Token | None = None) -> None:
+        """`tls` None: plain. `server_name`: what their certificates are for, in place of their hosts."""
+        self._tls = tls
+        self._server_name = server_name
+        self._token = token
         self._nodes: dict[str, OxiaNode] = {}
 
     def at(self, address: str) -> OxiaNode:
         node = self._nodes.get(address)
         if node is None:
-            node = self._nodes[address] = OxiaNode(address)
+            node = self._nodes[address] = OxiaNode(address, tls=self._tls, server_name=self._server_name, token=self._token)
         return node
 
     async def close(self) -> None:

@@ -109,12 +109,12 @@ class Reading:
 
         return await self._calls.repeat(shard, attempt)
 
-    async def probe(self, path: str) -> None:
+    async def probe(self, key: Key) -> None:
         """One get on one shard. Raise `Unavailable`."""
         self._calls.ensure_open()
-        shard = self._calls.assignments.shard_of(path)
+        shard = self._calls.assignments.shard_of(key.partition_key)
         request = wire.ReadRequest(shard=shard)
-        request.gets.add(key=path)
+        request.gets.add(key=key.path)
         await self._read(shard, request)
 
     async def _get(self, shard: int, keys: Sequence[Key], places: Sequence[int], records: list[Record | None]) -> None:

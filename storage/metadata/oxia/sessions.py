@@ -1,4 +1,4 @@
-"""Sessions: one of the port is one of Oxia's on every shard that holds a record of it, opened when the first such record is put.
+"""Sessions: one of the port is one of Oxia's on its home shard, and on every other that holds a record of it, opened when the first is put.
 
 A session of the port is lost with the first of them. Its time is measured from the moment the last acknowledged keep-alive was SENT,
 so that it is known to be over here before Oxia ends it there.
@@ -58,7 +58,7 @@ class OxiaSession:
 
     @property
     def session_id(self) -> int:
-        """Unique in the namespace: the session on the first shard and that shard's number."""
+        """Unique in the namespace: the session on the home shard and that shard's number."""
         return self._session_id
 
     @property
@@ -212,12 +212,12 @@ class Sessions:
         self._spawn = spawn
         self._sessions: dict[int, OxiaSession] = {}
 
-    async def open(self, *, timeout_ms: int) -> OxiaSession:
-        """Raise `Unavailable`."""
+    async def open(self, *, timeout_ms: int, home: int) -> OxiaSession:
+        """`home`: the shard that it begins on, and is lost with whatever it holds there. Raise `Unavailable`."""
         self._sessions = {session_id: session for session_id, session in self._sessions.items() if not session.is_lost}
         session = OxiaSession(timeout_ms=timeout_ms, client_identity=self._client_identity, calls=self._calls, spawn=self._spawn)
         try:
-            await session.open_first(self._calls.assignments.shards[0])
+            await session.open_first(home)
         except asyncio.CancelledError:
             # Nobody will close it: it must not be kept alive for ever.
             session.give_up()

@@ -13,8 +13,10 @@ from runtime.clock import Clock
 from runtime.supervision import Nursery
 from storage.errors import Unavailable
 from storage.metadata.hints import Hints
+from storage.metadata.keys import CLUSTER
 from storage.metadata.oxia.assignments import Assignments
 from storage.metadata.oxia.calls import ShardCalls
+from storage.metadata.oxia.credentials import Token, channel_credentials
 from storage.metadata.oxia.following import AssignmentFollower
 from storage.metadata.oxia.location import OxiaLocation
 from storage.metadata.oxia.nodes import CLOSE_TIMEOUT_S, Nodes
@@ -26,7 +28,9 @@ from storage.metadata.port import Key, Record, Session, Subscription, WriteOp, W
 
 SESSION_TIMEOUT_MS_MIN: Final = 2_000
 SESSION_TIMEOUT_MS_MAX: Final = 300_000
-PROBE_PATH: Final = "llog/cluster"
+HOME: Final = CLUSTER
+"""What is probed; and its shard is where sessions begin. Brokers and their claims have its partition key: a session that began elsewhere
+would be lost with a shard that holds nothing of it."""
 
 
 class OxiaMetadataStore:
@@ -36,7 +40,10 @@ class OxiaMetadataStore:
         client_identity = f"forebay-{chance.getrandbits(64):016x}"
         self._nursery = nursery
         self._tasks: set[asyncio.Task[None]] = set()
-        self._calls = ShardCalls(Assignments(), Nodes(), clock=clock, chance=chance)
+        access = location.access
+        token = None if access.token_file is None else Token(access.token_file, clock=clock)
+        nodes = Nodes(tls=channel_credentials(access), server_name=access.server_name, token=token)
+        self._calls = ShardCalls(Assignments(), nodes, clock=clock, chance=chance)
         self._hints = Hints()
         self._sessions = Sessions(self._calls, client_identity=client_identity, spawn=self._spawn)
         self._writing = Writing(self._calls, self._sessions, client_identity=client_identity, spawn=self._spawn)
@@ -51,7 +58,10 @@ class OxiaMetadataStore:
 
         `chance` draws pauses and the name this client goes by. `nursery` holds its tasks; `close` ends them.
         """
-        store = cls(location, clock=clock, chance=chance, nursery=nursery)
+        try:
+            store = cls(location, clock=clock, chance=chance, nursery=nursery)
+        except Unavailable as error:
+            raise Unavailable(f"cannot open {location}: {error}") from None
         try:
             store._start()
             await store._assignments.wait_first()
@@ -78,7 +88,7 @@ class OxiaMetadataStore:
     async def open_session(self, *, timeout_ms: int) -> Session:
         assert SESSION_TIMEOUT_MS_MIN <= timeout_ms <= SESSION_TIMEOUT_MS_MAX, f"not a session timeout of Oxia: timeout_ms={timeout_ms}"
         self._calls.ensure_open()
-        return await self._sessions.open(timeout_ms=timeout_ms)
+        return await self._sessions.open(timeout_ms=timeout_ms, home=self.shard_of(HOME.partition_key))
 
     def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
         subscription = self._hints.subscribe(callback, prefix)
@@ -87,7 +97,7 @@ class OxiaMetadataStore:
         return subscription
 
     async def probe(self) -> None:
-        await self._reading.probe(PROBE_PATH)
+        await self._reading.probe(HOME)
         if (reason := self._writing.stuck_reason) is not None:
             raise Unavailable(reason)
 

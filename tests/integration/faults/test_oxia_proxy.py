@@ -10,10 +10,12 @@ import pytest
 from oxia.internal.proto.io.streamnative.oxia.proto import ShardAssignments, Status
 
 from services.oxia import OxiaServer
+from storage.metadata.port import Applied, Put, Unknown
 from tests.faults.in_thread import in_thread
 from tests.faults.oxia_proxy import OxiaProxy, oxia_proxy
-from tests.faults.plan import Fault, Rule
+from tests.faults.plan import Fault, Rule, of_shard
 from tests.integration.faults.raw_oxia import ABSENT, RawOxia, raw_oxia
+from tests.integration.oxia.opening import on_every_shard, opened
 
 BRIEF_S = 0.3
 SOON_S = 10.0
@@ -254,3 +256,31 @@ async def test_of_many_calls_at_once_exactly_every_fifth_fails(scene: Scene) -> 
     assert outcomes.count(b"1") == 160
     assert sum(isinstance(outcome, grpc.aio.AioRpcError) for outcome in outcomes) == 40
     assert scene.proxy.counts.struck(Fault.DROP_REPLY) == 40
+
+
+async def test_a_silent_shard_holds_its_own_calls_and_no_others(oxia_server: OxiaServer) -> None:
+    async with oxia_proxy(oxia_server.address) as proxy, opened(f"oxia://{proxy.address}/default") as store:
+        silent, *others = on_every_shard(store, shards=4)
+        await proxy.silence(store.shard_of(silent.partition_key))
+        async with asyncio.TaskGroup() as group:
+            held = [group.create_task(store.get_many([silent])), group.create_task(store.write([Put(silent, b"", None)]))]
+            await store.get_many(others)
+            for key in others:
+                assert isinstance(await store.write([Put(key, b"", None)]), Applied)
+            while proxy.held[store.shard_of(silent.partition_key)] < 2:  # noqa: ASYNC110 - the other side of a connection
+                await asyncio.sleep(0.01)
+            assert not any(task.done() for task in held)
+            await proxy.resume(store.shard_of(silent.partition_key))
+
+        assert isinstance(held[1].result(), Applied)
+
+
+async def test_a_rule_may_be_of_one_shard(oxia_server: OxiaServer) -> None:
+    async with oxia_proxy(oxia_server.address) as proxy, opened(f"oxia://{proxy.address}/default") as store:
+        struck, *others = on_every_shard(store, shards=4)
+        proxy.plan.add(Rule(Fault.DROP_REPLY, methods=WRITES, containing=of_shard(store.shard_of(struck.partition_key))))
+        for key in others:
+            assert isinstance(await store.write([Put(key, b"", None)]), Applied)
+
+        assert isinstance(await store.write([Put(struck, b"", None)]), Unknown)
+        assert proxy.counts.struck(Fault.DROP_REPLY) == 1

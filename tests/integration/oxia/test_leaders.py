@@ -1,137 +1,175 @@
-"""What happens when leaders move, on nodes that are played: they say what a cluster says while it elects."""
+"""What happens when leaders move, on nodes that are played: they say what a cluster says while it elects, as 0.14 and as 0.17 word it."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 import grpc
+import pytest
 
-from storage.metadata.oxia import wire_pb2 as wire
+from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import Applied, Key, NotApplied, OpResult, Put, Status, Unknown
 from tests.integration.oxia.opening import clock, opened
+from tests.integration.oxia.playing import VERSION, PlayedNode, Refusal, played
 
-SERVICE = "io.streamnative.oxia.proto.OxiaClient"
-KEY = Key("llog/0/meta/control", "topic/0")
-NOT_LEADER = "node is not leader for shard 0"
-
-
-class PlayedNode:
-    """Says that `leader` leads the only shard, and answers writes and reads as told by `refusal`."""
-
-    def __init__(self) -> None:
-        self.address = ""
-        self.leader = ""
-        self.refusal: str | None = None
-        self.writes = 0
-        self.watchers: set[asyncio.Queue[str]] = set()
-
-    def claim(self, leader: str) -> None:
-        self.leader = leader
-        for watcher in self.watchers:
-            watcher.put_nowait(leader)
-
-    async def get_shard_assignments(self, request: wire.ShardAssignmentsRequest, context: Any) -> AsyncIterator[wire.ShardAssignments]:
-        watcher: asyncio.Queue[str] = asyncio.Queue(10)
-        self.watchers.add(watcher)
-        leader = self.leader
-        try:
-            while True:
-                whole = wire.Int32HashRange(min_hash_inclusive=0, max_hash_inclusive=2**32 - 1)
-                shard = wire.ShardAssignment(shard=0, leader=leader, int32_hash_range=whole)
-                assigned = wire.NamespaceShardsAssignment(assignments=[shard], shard_key_router=wire.XXHASH3)
-                yield wire.ShardAssignments(namespaces={request.namespace: assigned})
-                leader = await watcher.get()
-        finally:
-            self.watchers.discard(watcher)
-
-    async def write(self, request: wire.WriteRequest, context: Any) -> wire.WriteResponse:
-        self.writes += 1
-        if self.refusal:
-            await context.abort(grpc.StatusCode.UNKNOWN, self.refusal)
-        return wire.WriteResponse(puts=[wire.PutResponse(version=wire.Version(version_id=7))] * len(request.puts))
-
-    async def read(self, request: wire.ReadRequest, context: Any) -> AsyncIterator[wire.ReadResponse]:
-        if self.refusal:
-            await context.abort(grpc.StatusCode.UNKNOWN, self.refusal)
-        yield wire.ReadResponse(gets=[wire.GetResponse(value=b"v", version=wire.Version(version_id=7))] * len(request.gets))
+KEY: Final = Key("llog/0/meta/control", "topic/0")
+NOT_LEADER: Final = "node is not leader for shard 0"
+REFUSALS: Final = [
+    pytest.param(Refusal(grpc.StatusCode.UNKNOWN, NOT_LEADER), id="0.14 not leader"),
+    pytest.param(Refusal(grpc.StatusCode.UNKNOWN, "oxia: node is not leader for shard"), id="0.14 deposed"),
+    pytest.param(Refusal(grpc.StatusCode.UNKNOWN, "Received message in the wrong state. In FENCED, should be LEADER."), id="0.14 fenced"),
+    pytest.param(Refusal(grpc.StatusCode.ABORTED, "oxia: node is not leader"), id="0.17 not leader"),
+    pytest.param(Refusal(grpc.StatusCode.UNAVAILABLE, "oxia: server not initialized yet"), id="0.17 not initialized"),
+    pytest.param(Refusal(grpc.StatusCode.FAILED_PRECONDITION, "oxia: invalid status"), id="0.17 invalid status"),
+]
+UNDER_WAY: Final = [
+    Refusal(grpc.StatusCode.UNKNOWN, f"oxia: failed to append to wal: {NOT_LEADER}"),
+    Refusal(grpc.StatusCode.ABORTED, "oxia: failed to append to wal: oxia: node is not leader"),
+    Refusal(grpc.StatusCode.UNAVAILABLE, "oxia: failed to append to wal: oxia: server not initialized yet"),
+    Refusal(grpc.StatusCode.FAILED_PRECONDITION, "oxia: failed to append to wal: oxia: invalid status"),
+    Refusal(grpc.StatusCode.ABORTED, "oxia: operation was aborted"),
+    Refusal(grpc.StatusCode.UNAVAILABLE, "oxia: resource unavailable"),
+    Refusal(grpc.StatusCode.UNAVAILABLE, "Socket closed"),
+]
+APPLIED: Final = Applied((OpResult(Status.OK, VERSION),))
+SOON_S: Final = 3.0
 
 
-@asynccontextmanager
-async def played() -> AsyncIterator[PlayedNode]:
-    node = PlayedNode()
-    server = grpc.aio.server()
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "GetShardAssignments": grpc.unary_stream_rpc_method_handler(
-            node.get_shard_assignments, wire.ShardAssignmentsRequest.FromString, wire.ShardAssignments.SerializeToString
-        ),
-        "Write": grpc.unary_unary_rpc_method_handler(node.write, wire.WriteRequest.FromString, wire.WriteResponse.SerializeToString),
-        "Read": grpc.unary_stream_rpc_method_handler(node.read, wire.ReadRequest.FromString, wire.ReadResponse.SerializeToString),
-    }
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
-    node.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    node.leader = node.address
-    await server.start()
-    try:
-        yield node
-    finally:
-        await server.stop(None)
+async def put(store: OxiaMetadataStore) -> None:
+    assert await store.write([Put(KEY, b"", None)]) == APPLIED
 
 
-APPLIED = Applied((OpResult(Status.OK, 7),))
+async def get(store: OxiaMetadataStore) -> None:
+    (record,) = await store.get_many([KEY])
+    assert record is not None
+    assert record.value == b"v"
 
 
-async def test_a_write_that_the_old_leader_refused_goes_to_the_new_one_when_it_is_named() -> None:
+async def list_keys(store: OxiaMetadataStore) -> None:
+    assert await store.list(Key("llog/a/", "a"), "llog/a/~") == ["llog/a/1", "llog/a/2"]
+
+
+async def scan(store: OxiaMetadataStore) -> None:
+    assert [record.path async for record in store.range_scan(Key("llog/a/", "a"), "llog/a/~")] == ["llog/a/1"]
+
+
+async def open_session(store: OxiaMetadataStore) -> None:
+    assert not (await store.open_session(timeout_ms=10_000)).is_lost
+
+
+REQUESTS: Final = {"Write": put, "Read": get, "List": list_keys, "RangeScan": scan, "CreateSession": open_session}
+
+
+async def disagreeing(store: OxiaMetadataStore, lagging: PlayedNode, new: PlayedNode) -> None:
+    """A node that came back says for a while what was true before it went, and says it last: it is the one that is asked."""
+    await lagging.watched()
+    await new.watched()
+    tries = 0
+    while store._calls.assignments.leader_of(0) != lagging.address:  # nothing else tells that the claim came
+        # What the other one said first may come after it.
+        if tries % 100 == 0:
+            lagging.claim(lagging.address)
+        tries += 1
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_what_the_old_leader_refused_goes_to_the_new_one_when_it_is_named(refusal: Refusal) -> None:
     async with played() as old, played() as new, opened(f"oxia://{old.address}/ns") as store:
-        old.refusal = NOT_LEADER
+        old.refusal = refusal
         async with asyncio.TaskGroup() as group:
-            write = group.create_task(store.write([Put(KEY, b"", None)]))
-            read = group.create_task(store.get_many([KEY]))
+            for request in REQUESTS.values():
+                group.create_task(request(store))
             await asyncio.sleep(0.1)
             old.claim(new.address)
 
-        assert write.result() == APPLIED
-        assert new.writes == 1
-        assert (record := read.result()[0]) is not None
-        assert record.value == b"v"
+        assert new.asked["Write"] == 1
 
 
-async def test_the_word_of_another_node_counts_when_the_first_one_s_leader_refuses() -> None:
+@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize("method", REQUESTS)
+async def test_the_word_of_another_node_counts_when_the_first_one_s_leader_refuses(method: str, refusal: Refusal) -> None:
+    request: Callable[[OxiaMetadataStore], Awaitable[None]] = REQUESTS[method]
     async with played() as lagging, played() as new, opened(f"oxia://{new.address},{lagging.address}/ns") as store:
-        # A node that came back tells for a while what was true before it went.
-        while not lagging.watchers:  # noqa: ASYNC110 - the other side of a connection
-            await asyncio.sleep(0.01)
-        lagging.refusal = NOT_LEADER
-        lagging.claim(lagging.address)
-        await asyncio.sleep(0.1)
+        lagging.refusal = refusal
+        await disagreeing(store, lagging, new)
 
-        assert await store.write([Put(KEY, b"", None)]) == APPLIED
-        assert new.writes == 1
+        async with asyncio.timeout(SOON_S):
+            await request(store)
+        assert lagging.asked[method] == 1
+        assert new.asked[method] == 1
 
 
-async def test_a_write_that_nobody_takes_is_not_applied_after_its_time() -> None:
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_a_session_outlives_its_leader(refusal: Refusal) -> None:
+    async with played() as lagging, played() as new, opened(f"oxia://{new.address},{lagging.address}/ns") as store:
+        session = await store.open_session(timeout_ms=2_000)
+        lagging.refusal = refusal
+        await disagreeing(store, lagging, new)
+        await lagging.until_asked("KeepAlive")
+        kept = new.asked["KeepAlive"]
+        await new.until_asked("KeepAlive", kept + 4)
+
+        assert not session.is_lost
+        assert lagging.asked["KeepAlive"] == 1
+        await disagreeing(store, lagging, new)
+        async with asyncio.timeout(SOON_S):
+            await session.close()
+        assert lagging.asked["CloseSession"] == 1
+        assert new.asked["CloseSession"] == 1
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_hints_come_from_the_new_leader(refusal: Refusal) -> None:
+    async with played() as lagging, played() as new, opened(f"oxia://{new.address},{lagging.address}/ns") as store:
+        lagging.refusal = refusal
+        await disagreeing(store, lagging, new)
+        heard = asyncio.Event()
+        store.subscribe(lambda path: heard.set() if path == KEY.path else None, prefix="llog/")
+
+        async with asyncio.timeout(SOON_S):
+            while not new.listeners:  # noqa: ASYNC110 - the other side of a connection
+                await asyncio.sleep(0.01)
+            new.notify(KEY.path)
+            await heard.wait()
+        assert lagging.asked["GetNotifications"] == 1
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_a_write_that_nobody_takes_is_not_applied_after_its_time(refusal: Refusal) -> None:
     async with played() as node, opened(f"oxia://{node.address}/ns") as store:
-        node.refusal = "Received message in the wrong state. In FENCED, should be LEADER."
+        node.refusal = refusal
         started_s = clock.monotonic_s()
         outcome = await store.write([Put(KEY, b"", None)])
 
     assert isinstance(outcome, NotApplied)
     assert clock.monotonic_s() - started_s < 10
-    assert node.writes > 3
+    assert node.asked["Write"] > 3
 
 
-async def test_a_write_that_was_under_way_when_it_failed_is_unknown_and_sent_once() -> None:
+@pytest.mark.parametrize("refusal", UNDER_WAY)
+async def test_a_write_that_was_under_way_when_it_failed_is_unknown_and_sent_once(refusal: Refusal) -> None:
     async with played() as node, opened(f"oxia://{node.address}/ns") as store:
-        node.refusal = f"oxia: failed to append to wal: {NOT_LEADER}"
+        node.refusal = refusal
         outcome = await store.write([Put(KEY, b"", None)])
 
     assert isinstance(outcome, Unknown)
-    assert node.writes == 1
+    assert node.asked["Write"] == 1
+
+
+async def test_a_read_goes_on_when_the_server_that_closes_is_there_again() -> None:
+    async with played() as node, opened(f"oxia://{node.address}/ns") as store:
+        node.refusal = Refusal(grpc.StatusCode.ABORTED, "oxia: operation was aborted")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(get(store))
+            await node.until_asked("Read", 2)
+            node.refusal = None
 
 
 async def test_a_shard_that_is_stuck_fails_the_probe_until_a_write_succeeds() -> None:
     async with played() as node, opened(f"oxia://{node.address}/ns") as store:
-        node.refusal = "oxia: failed to append to wal: 9 can not immediately follow 7: oxia: invalid next offset in wal"
+        stuck = "oxia: failed to append to wal: 9 can not immediately follow 7: oxia: invalid next offset in wal"
+        node.refusal = Refusal(grpc.StatusCode.UNKNOWN, stuck)
         outcome = await store.write([Put(KEY, b"", None)])
         node.refusal = None
         failed = ""

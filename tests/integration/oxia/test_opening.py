@@ -96,7 +96,7 @@ async def test_a_server_that_says_nothing_is_given_up() -> None:
         reason, took_s = await refusal_of(f"oxia://{HOST}:{port}")
 
     assert f"oxia at {HOST}:{port}: " in reason
-    assert "see whether it hangs, or correct metadata.url" in reason
+    assert "see whether it hangs or wants TLS (tls=true), or correct metadata.url" in reason
     assert took_s < OPEN_TIMEOUT_S + 1
 
 

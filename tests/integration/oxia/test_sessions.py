@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from services.oxia import OxiaServer, running_oxia
+from storage.metadata.keys import CLUSTER, broker
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import ABSENT, Applied, Key, OpResult, Put, Status
+from tests.faults.oxia_proxy import oxia_proxy
 from tests.integration.oxia.opening import clock, on_every_shard, opened, pause, seconds_until
 
 SHARDS = 4
@@ -35,6 +37,27 @@ async def test_one_session_holds_records_on_every_shard_and_they_go_together(ser
         await session.close()
 
         assert await store.get_many(keys) == [None] * SHARDS
+
+
+async def test_a_session_is_lost_with_the_shards_that_hold_its_records_and_with_no_other(server: OxiaServer) -> None:
+    async with oxia_proxy(server.address) as proxy, opened(f"oxia://{proxy.address}/default") as store:
+        home = store.shard_of(CLUSTER.partition_key)
+        for shard in range(SHARDS):
+            if shard != home:
+                await proxy.silence(shard)
+        session = await store.open_session(timeout_ms=2_000)
+        assert (await put(store, broker(1), session.session_id)).status is Status.OK
+        await store.probe()
+        await asyncio.sleep(3)
+        assert not session.is_lost
+        assert (await store.get_many([broker(1)]))[0] is not None
+
+        await proxy.silence(home)
+        async with asyncio.timeout(3):
+            await session.wait_lost()
+        assert proxy.held[home] > 0
+        for shard in range(SHARDS):
+            await proxy.resume(shard)
 
 
 async def test_session_ids_are_unique_over_all_stores(server: OxiaServer) -> None:

@@ -163,6 +163,24 @@ def test_problems_of_the_command_line_name_the_flag(assignment: str, problem: st
     assert problems_of(assignments=(assignment,)) == [problem]
 
 
+@pytest.mark.parametrize(
+    ("key", "url"),
+    [
+        ("metadata.url", "oxia://a/ns?tls=true&token=tell-nobody&x=1"),
+        ("metadata.url", "oxia://user:tell-nobody@a/ns"),
+        ("storage.url", "s3://key:tell-nobody@bucket/prefix"),
+    ],
+)
+def test_a_secret_that_does_not_belong_into_a_url_is_not_shown(key: str, url: str) -> None:
+    section, name = key.split(".")
+    shown = problems_of(f"{section}:\n  {name}: {url}\n") + problems_of(assignments=[f"{key}={url}"])
+    shown += problems_of(environ={f"FOREBAY_{section}__{name}".upper(): url})
+
+    assert len(shown) == 3
+    assert "tell-nobody" not in "".join(shown)
+    assert all("***" in problem for problem in shown)
+
+
 def test_all_problems_are_told_at_once() -> None:
     problems = problems_of(
         "kafka:\n  listenerz: x\nstorage:\n  url: s3//x\n", environ={"FOREBAY_X": "1"}, assignments=("log.level=loud", "y")
