@@ -25,6 +25,7 @@ from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
 from broker.http.health import METADATA, OBJECT_STORE, Probes, Readiness
 from broker.leadership import Leadership, leadership_of
+from broker.leaving import Leaving
 from broker.protocol import codec, support
 from broker.registration import RegisteredLife
 from broker.server import ConnectionLimits, Server, bind
@@ -54,6 +55,8 @@ from storage.opening import Stores, open_stores
 TAIL_SHARE: Final = 3 / 8
 BLOCKS_SHARE: Final = 3 / 8
 """Of storage.cache_bytes; the last quarter is for what readers hold beside it: fetches under way and responses on their way out."""
+DRAIN_ANSWERS_S: Final = 30.0
+"""Requests that were received are answered for this long after the drain."""
 DRAIN_COMMITS_S: Final = 30.0
 
 assert TAIL_SHARE + BLOCKS_SHARE < 1
@@ -78,6 +81,7 @@ class Broker:
         server: Server,
         appender: Appender,
         groups: Coordinator,
+        waiters: Waiters,
     ) -> None:
         self.cluster_id = cluster_id
         self.listeners = listeners
@@ -86,6 +90,7 @@ class Broker:
         self._server = server
         self._appender = appender
         self._groups = groups
+        self._waiters = waiters
         self._life = life
         self._is_closed = False
 
@@ -94,11 +99,16 @@ class Broker:
         return self._life.broker_id
 
     async def drain(self, *, drain_s: float) -> None:
-        """Leave the cluster, stop accepting, answer what is under way (for at most `drain_s`), then flush and commit what was taken."""
+        """Leave the cluster, serve on while clients leave (at most for `drain_s`), answer what was received, commit what was taken.
+
+        Deregistered, this broker names the others to who asks: as leader, as controller and as coordinator, as long as there are others.
+        """
         self.readiness.note_draining()
         await self._life.end()
         self._groups.stop()
-        await self._server.drain(drain_s=drain_s)
+        await self._server.see_off(drain_s=drain_s)
+        self._waiters.stop()
+        await self._server.drain(drain_s=DRAIN_ANSWERS_S)
         try:
             async with asyncio.timeout(DRAIN_COMMITS_S):
                 await self._appender.drain()
@@ -216,6 +226,7 @@ async def open_broker(
             topic_defaults=TopicDefaults(settings.kafka.auto_create_topics, settings.kafka.default_partitions),
             groups=groups,
         )
+        leaving = Leaving(clock=clock)
         dispatch = Dispatch(
             parts=handled,
             produce_handler=Produce(topics=topics, partitions=parts.partitions, appender=parts.appender, clock=clock),
@@ -228,11 +239,13 @@ async def open_broker(
                 clock=clock,
                 replicas=PreferredReplicas(brokers=directory, leadership=strategy, rack=settings.broker.rack, clock=clock),
             ),
+            leaving=leaving,
             clock=clock,
             telemetry=telemetry,
         )
         server = Server(
             requests=dispatch,
+            leaving=leaving,
             admission=Admission(bytes_max=settings.storage.max_buffer_bytes, telemetry=telemetry),
             limits=ConnectionLimits(
                 settings.kafka.max_connections, settings.kafka.idle_timeout.total_seconds(), settings.kafka.max_request_bytes
@@ -256,6 +269,7 @@ async def open_broker(
             server=server,
             appender=parts.appender,
             groups=groups,
+            waiters=waiters,
         )
         closing.push_async_callback(broker.aclose)
         yield broker

@@ -110,7 +110,10 @@ class Connection(asyncio.BufferedProtocol):
         self._is_reading_paused = False
         self._is_writing_paused = False
         self._is_lost = False
+        self._is_finishing = False
         self._is_draining = False
+        self.has_parted = False
+        """The end of our stream has been sent."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -149,12 +152,56 @@ class Connection(asyncio.BufferedProtocol):
         """It is up to the client how long memory is held: until it sends the rest of a frame, takes its replies, or its long poll ends."""
         return self._frame is not None or self._is_writing_paused or (self._is_busy and bool(self._queue))
 
+    @property
+    def is_between_requests(self) -> bool:
+        """Whatever was received has been answered."""
+        return self.is_idle and not self._queue and self._frame is None and not self._arena_filled
+
+    @property
+    def waits_for_client(self) -> bool:
+        """It is up to the client alone to go on: it takes no answers, or nothing is under way but, perhaps, half a request."""
+        return self._is_writing_paused or (self.is_idle and not self._queue)
+
+    def finish(self) -> None:
+        """Close as soon as nothing that was received is unanswered; until then go on."""
+        self._is_finishing = True
+        self._part_soon()
+
     def drain(self) -> None:
-        """Take no further requests; close as soon as those under way are answered."""
-        self._is_draining = True
+        """Receive nothing more; close as soon as the requests that were received whole are answered, or the client takes no answers."""
+        self._is_finishing = self._is_draining = True
         self._update_reading()
-        if self.is_idle:
-            self.close()
+        if self._is_writing_paused:
+            self.abort()
+        else:
+            self._part_soon()
+
+    def _part_soon(self) -> None:
+        # After two turns of the loop: it calls back what was asked for in a turn before what has arrived by the next one.
+        def next_turn() -> None:
+            self._soon(self._part_if_done)
+
+        self._soon(next_turn)
+
+    def _part_if_done(self) -> None:
+        transport = self._transport
+        if self.has_parted or self._is_lost or transport is None or transport.is_closing():
+            return
+        if self.is_between_requests or (self._is_draining and self.is_idle and not self._queue):
+            self._part()
+
+    def _part(self) -> None:
+        """Send what is left to be sent, then the end of our stream; what still arrives is thrown away until the client closes.
+
+        Closed at once, with bytes in the socket that nobody read, the connection would be reset: the client could lose our last answers.
+        """
+        assert self._transport is not None
+        self._send()
+        self.has_parted = True
+        self._frame = None
+        self._arena_filled = 0
+        self._transport.write_eof()
+        self._update_reading()
 
     # Receiving
 
@@ -165,6 +212,8 @@ class Connection(asyncio.BufferedProtocol):
         return memoryview(frame)[self._frame_filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self.has_parted:
+            return
         self.last_active_s = self._now_s()
         try:
             frame = self._frame
@@ -232,7 +281,7 @@ class Connection(asyncio.BufferedProtocol):
             self._is_advancing = False
 
     def _start_queued(self, queue: deque[bytearray]) -> None:
-        while queue and not self._is_busy and not self._is_writing_paused and not self._is_draining:
+        while queue and not self._is_busy and not self._is_writing_paused:
             frame = memoryview(queue[0])
             is_overlapping = self._requests.is_overlapping(frame)
             if not is_overlapping and self._overlapping:
@@ -308,14 +357,13 @@ class Connection(asyncio.BufferedProtocol):
                 self._send()
             elif was_empty:
                 self._soon(self._send)
-        if self._is_draining and self.is_idle:
-            self.close()
-            return
         try:
             self._advance()
         except (ProtocolViolation, Unanswerable) as reason:
             self._refuse(reason)
         self._update_reading()
+        if self._is_finishing and self.is_idle:
+            self._part_soon()
 
     def _send(self) -> None:
         outgoing, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
@@ -350,12 +398,16 @@ class Connection(asyncio.BufferedProtocol):
             return
         limit_factor = 1 if not self._is_reading_paused else 2  # go on only when half of the limit is free again
         wanted = (
-            not self._is_writing_paused
-            and not self._is_draining
-            and self._unanswered_bytes * limit_factor <= UNANSWERED_BYTES_MAX
-            and (len(self._queue) + self._session.pending_count) * limit_factor <= UNANSWERED_REQUESTS_MAX
-            and not self._admission.is_over
-        ) or (self._frame is not None and not self._is_writing_paused and not self._is_draining)
+            self.has_parted
+            or (
+                not self._is_writing_paused
+                and not self._is_draining
+                and self._unanswered_bytes * limit_factor <= UNANSWERED_BYTES_MAX
+                and (len(self._queue) + self._session.pending_count) * limit_factor <= UNANSWERED_REQUESTS_MAX
+                and not self._admission.is_over
+            )
+            or (self._frame is not None and not self._is_writing_paused and not self._is_draining)
+        )
         if self._admission.is_over:
             self._admission.when_free(self._update_reading)
         if wanted and self._is_reading_paused:

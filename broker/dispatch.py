@@ -18,6 +18,7 @@ from broker.handlers.fetch import FETCH_WAIT_S_MAX, Fetch
 from broker.handlers.large_answers import LargeAnswer
 from broker.handlers.produce import Produce
 from broker.handlers.table import HANDLERS
+from broker.leaving import Leaving
 from broker.protocol import codec, fetch, produce, support
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.first_error import first_error_of
@@ -47,6 +48,8 @@ LARGE_ANSWERS_MAX: Final = 4
 """Made and written at a time: each holds the event loop for a step per turn, and 10,000 partitions take 3 MiB until they are written."""
 
 _API_VERSIONS: Final = 18
+
+LEAVING: Final = "this broker is shutting down: look for the leader again"
 
 log = structlog.get_logger("dispatch")
 
@@ -101,8 +104,11 @@ class ApiMeter:
 class Dispatch:
     """What a connection hands its frames to."""
 
-    def __init__(self, *, parts: Parts, produce_handler: Produce, fetch_handler: Fetch, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(
+        self, *, parts: Parts, produce_handler: Produce, fetch_handler: Fetch, leaving: Leaving, clock: Clock, telemetry: Telemetry
+    ) -> None:
         self._parts = parts
+        self._leaving = leaving
         self._produce = produce_handler
         self._fetch = fetch_handler
         self._clock = clock
@@ -149,7 +155,9 @@ class Dispatch:
     ) -> bool:
         began_s = self._clock.monotonic_s()
         header, request = self._read_produce(frame, connection)
-        topics = find_topics(request)
+        # Who waits for no answer (acks=0) cannot be refused, and is served.
+        is_refused = self._leaving.is_refusing and request.acks != 0
+        topics = {} if is_refused else find_topics(request)
         if topics is None:
             return False
         meter = self._meters[codec.PRODUCE]
@@ -166,7 +174,10 @@ class Dispatch:
             done(reply)
 
         try:  # as `_answerable`, without what a generator costs each request
-            if isinstance(topics, StorageError):
+            if is_refused:
+                code = ErrorCode.not_leader_or_follower
+                finish([PartitionResult(topic, partition, code, error_message=LEAVING) for topic, partition, _ in request.partitions])
+            elif isinstance(topics, StorageError):
                 code, message = error_code_of(topics), str(topics)
                 finish([PartitionResult(topic, partition, code, error_message=message) for topic, partition, _ in request.partitions])
             else:
@@ -269,4 +280,5 @@ class Dispatch:
             if any(result.error_code for result in results):
                 connection.close()  # as Kafka does: the only way to tell a client that waits for no answer
             return None
-        return [produce.write_response(header.api_version, header.correlation_id, ProduceResponse(results))]
+        throttle_ms = self._leaving.throttle_ms(connection)
+        return [produce.write_response(header.api_version, header.correlation_id, ProduceResponse(results, throttle_ms))]

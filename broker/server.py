@@ -1,6 +1,7 @@
 """Listening: accepts connections, keeps them within bounds, drains them."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import structlog
 
 from broker.admission import Admission
 from broker.connection import Connection, Requests
+from broker.leaving import Leaving
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
@@ -22,6 +24,13 @@ CONNECTIONS_REFUSED: Final = Metric(
 VIOLATIONS: Final = Metric("forebay_protocol_violations_total", "Connections closed because of what the client sent")
 
 BACKLOG: Final = 1_024
+LOOK_EVERY_S: Final = 0.05
+FINISH_S: Final = 5.0
+"""In the end connections are closed where nothing is under way; one that is never found so is read no further after this."""
+STUCK_S: Final = 1.0
+"""Then a client is not waited for that has sent half a request, or does not take its answers, and was silent for this long."""
+PART_S: Final = 1.0
+"""A client that was sent the end of our stream has this long to read it, and what came before it, and to close."""
 IDLE_CHECK_S: Final = 15.0
 STALLED_S: Final = 15.0
 """While the budget of request bytes is used up, who holds some of it and was silent for this long loses its connection."""
@@ -48,6 +57,7 @@ class Server:
         *,
         requests: Requests,
         admission: Admission,
+        leaving: Leaving,
         limits: ConnectionLimits,
         clock: Clock,
         nursery: Nursery,
@@ -55,6 +65,7 @@ class Server:
     ) -> None:
         self._requests = requests
         self._admission = admission
+        self._leaving = leaving
         self._limits = limits
         self._clock = clock
         self._nursery = nursery
@@ -72,20 +83,47 @@ class Server:
         server = await asyncio.get_running_loop().create_server(self._factory(listener_name), sock=bound, backlog=BACKLOG)
         self._servers.append(server)
 
+    async def see_off(self, *, drain_s: float) -> None:
+        """Serve on, also who connects now, and get clients to leave; until all have, at most for `drain_s`.
+
+        For the first half producers are asked, in the second they are refused (broker/leaving.py). A connection is closed when its client
+        has understood; those that were not asked, because they produce nothing, stay.
+        """
+        began_s = self._clock.monotonic_s()
+        while self._connections and (left_s := began_s + drain_s - self._clock.monotonic_s()) > 0:
+            self._leaving.ask()
+            if left_s <= drain_s / 2:
+                self._leaving.refuse()
+            for connection in tuple(self._connections):
+                if self._leaving.has_understood(connection, last_received_s=connection.last_active_s):
+                    connection.finish()
+            await self._closed_within(min(left_s, LOOK_EVERY_S))
+
     async def drain(self, *, drain_s: float) -> None:
-        """Stop accepting, let connections finish what is under way for at most `drain_s`, then cut them off."""
+        """Stop accepting, close connections between requests, answer what was received for at most `drain_s`, then cut them off."""
         self._is_draining = True
         for server in self._servers:
             server.close()
-        for connection in tuple(self._connections):
-            connection.drain()
-        try:
-            async with asyncio.timeout(drain_s):
-                await self._all_closed.wait()
-        except TimeoutError:
-            log.warning("connections_cut_off", count=len(self._connections), after_s=drain_s)
+        self._leaving.refuse()
+        began_s = now_s = self._clock.monotonic_s()
+        while (unanswered := [one for one in self._connections if not one.has_parted]) and now_s < began_s + drain_s:
+            for connection in unanswered:
+                if now_s >= began_s + FINISH_S or (connection.waits_for_client and now_s >= connection.last_active_s + STUCK_S):
+                    connection.drain()
+                elif not self._leaving.is_under_way(connection, last_received_s=connection.last_active_s):
+                    connection.finish()
+            await self._closed_within(LOOK_EVERY_S)
+            now_s = self._clock.monotonic_s()
+        if unanswered:
+            log.warning("connections_cut_off", count=len(unanswered), after_s=drain_s)
+        await self._closed_within(min(drain_s, PART_S))
         for connection in tuple(self._connections):
             connection.abort()
+
+    async def _closed_within(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._all_closed.wait()
 
     def _factory(self, name: str) -> Callable[[], Connection]:
         gauge = self._gauge.labels(name)
@@ -107,6 +145,7 @@ class Server:
             if task is not None:
                 task.cancel()
                 gauge.dec()
+            self._leaving.forget(connection)
             if not self._connections:
                 self._all_closed.set()
 

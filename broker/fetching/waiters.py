@@ -89,6 +89,14 @@ class Waiters:
         self._hinted: dict[PartitionLog, None] = {}
         self._asked: set[int] = set()
         self._has_hint = asyncio.Event()
+        self.is_stopped = False
+        """Nobody waits any more, or begins to."""
+
+    def stop(self) -> None:
+        """Wake everybody, to be answered with what there is."""
+        self.is_stopped = True
+        for log in tuple(self._waited.shards):
+            log.wake()
 
     def wait(self, logs: Sequence[PartitionLog]) -> Wait:
         return Wait(logs, self._waited)

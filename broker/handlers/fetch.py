@@ -130,7 +130,7 @@ class Fetch:
             await self._collect(targets, request, again=True)
             while not _is_enough(targets, request):
                 left_s = deadline_s - self._clock.monotonic_s()
-                if left_s <= 0:
+                if left_s <= 0 or self._waiters.is_stopped:
                     return
                 if await wait.moved(left_s):
                     await self._collect(targets, request, again=True)

@@ -139,9 +139,9 @@ class HttpSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShutdownSettings:
-    drain: Annotated[timedelta, duration(minimum="0ms", maximum="10m"), "how long open connections are still served after SIGTERM"] = (
-        timedelta(seconds=1)
-    )
+    drain: Annotated[
+        timedelta, duration(minimum="0ms", maximum="10m"), "how long clients are still served, and asked to leave, after SIGTERM"
+    ] = timedelta(seconds=1)
     deadline: Annotated[timedelta, duration(minimum="1s", maximum="1h"), "the whole shutdown may take this long, then the process ends"] = (
         timedelta(seconds=60)
     )

@@ -146,7 +146,6 @@ class BrokerDirectory:
 
     async def deregister(self) -> None:
         """End the registration, if there is one. A store that does not answer ends it by itself when the session times out."""
-        self._own = None
         await self._end_session()
 
     @property
@@ -177,8 +176,8 @@ class BrokerDirectory:
     async def live(self) -> list[BrokerRecord]:
         """All live brokers by id, at most a second old; up to LIVE_STALE_S old while the store does not answer.
 
-        This one is among them while it is registered. One that lost its registration, and has not given it up, lists itself only if no
-        other lives, or nobody can say: clients of a lone broker have nowhere else to go.
+        This one is among them while it is registered. One that lost its registration, or gave it up, lists itself only if no other lives,
+        or nobody can say: clients of a lone broker have nowhere else to go.
         Raises `StorageError` if the store does not answer and there is no list, and `IncompatibleFormat`.
         """
         now_s = self._clock.monotonic_s()

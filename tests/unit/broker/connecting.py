@@ -39,6 +39,7 @@ class FakeTransport(asyncio.Transport):
         self.sent = bytearray()
         self.is_paused = False
         self.is_aborted = False
+        self.has_written_eof = False
         self.when_written: Callable[[], None] = lambda: None
         self._is_closing = False
 
@@ -57,6 +58,11 @@ class FakeTransport(asyncio.Transport):
     def abort(self) -> None:
         self._is_closing = self.is_aborted = True
 
+    def write_eof(self) -> None:
+        assert not self._is_closing
+        assert not self.has_written_eof
+        self.has_written_eof = True
+
     def pause_reading(self) -> None:
         assert not self.is_paused
         assert not self._is_closing
@@ -69,6 +75,7 @@ class FakeTransport(asyncio.Transport):
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         assert not self._is_closing
+        assert not self.has_written_eof
         for piece in list_of_data:
             self.sent += piece
         self.when_written()

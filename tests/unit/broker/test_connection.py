@@ -1,5 +1,6 @@
 import gc
 import sys
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -376,30 +377,94 @@ async def test_a_reply_that_comes_while_the_connection_is_closing_is_dropped() -
     assert play.admission.held_bytes == len(b"P2")
 
 
-def test_draining_closes_an_idle_connection_at_once() -> None:
+@pytest.mark.parametrize("end", ["finish", "drain"])
+def test_in_the_end_an_idle_connection_is_sent_the_end_of_the_stream_and_read_on_so_that_nothing_is_reset(end: str) -> None:
     play = Play()
-    play.connection.drain()
+    getattr(play.connection, end)()
+    parted = play.transport.has_written_eof
+    play.receive(b"P1")
 
-    assert play.transport.is_closing()
-    assert not play.transport.is_aborted
+    assert parted
+    assert not play.transport.is_closing()
+    assert not play.transport.is_paused
+    assert play.unread == b""
+    assert play.requests.begun == []
+    assert play.admission.held_bytes == 0
 
 
-async def test_draining_answers_what_is_under_way_and_begins_nothing_new() -> None:
+async def test_finishing_goes_on_with_what_arrives_until_nothing_is_unanswered() -> None:
+    async with playing() as play:
+        play.receive(b"P1", b"P2", b"M1", b"P3")
+        play.connection.finish()
+        play.receive(b"P4")
+        play.requests.answer(b"P2")
+        play.requests.answer(b"P1")
+        await settle()
+        play.requests.answer(b"M1")
+        await settle()
+        play.requests.answer(b"P3")
+        half_way = play.transport.has_written_eof
+        play.requests.answer(b"P4")
+
+        assert not half_way
+        assert play.replies == [b"P1", b"P2", b"M1", b"P3", b"P4"]
+        assert play.transport.has_written_eof
+        play.lose()
+        assert play.admission.held_bytes == 0
+
+
+def test_finishing_waits_for_the_rest_of_a_request() -> None:
+    play = Play()
+    whole = framed(b"P" * 100)
+    play.receive_bytes(whole[:50])
+    play.connection.finish()
+    half_way = play.transport.has_written_eof
+    play.receive_bytes(whole[50:])
+    play.requests.answer(b"P" * 100)
+
+    assert not half_way
+    assert play.replies == [b"P" * 100]
+    assert play.transport.has_written_eof
+
+
+def test_what_arrives_before_the_next_turn_of_the_loop_is_answered_before_the_end() -> None:
+    later: deque[Callable[[], None]] = deque()
+    play = Play(soon=later.append)
+    play.connection.finish()
+    later.popleft()()
+    play.receive(b"P1")
+    while later:
+        later.popleft()()
+    too_early = play.transport.has_written_eof
+    play.requests.answer(b"P1")
+    while later:
+        later.popleft()()
+
+    assert not too_early
+    assert play.replies == [b"P1"]
+    assert play.transport.has_written_eof
+
+
+async def test_draining_answers_what_was_received_and_receives_no_more() -> None:
     async with playing() as play:
         play.receive(b"P1", b"P2", b"M1", b"P3")
         play.connection.drain()
         reads_on = not play.transport.is_paused
+        play.receive(b"P4")
         play.requests.answer(b"P2")
-        half_way = play.transport.is_closing()
         play.requests.answer(b"P1")
+        await settle()
+        play.requests.answer(b"M1")
+        await settle()
+        half_way = play.transport.has_written_eof
+        play.requests.answer(b"P3")
         await settle()
 
         assert not reads_on
         assert not half_way
-        assert play.replies == [b"P1", b"P2"]
-        assert play.transport.is_closing()
-        assert not play.transport.is_aborted
-        assert play.requests.begun == [b"P1", b"P2"]
+        assert play.replies == [b"P1", b"P2", b"M1", b"P3"]
+        assert play.transport.has_written_eof
+        assert play.requests.begun == [b"P1", b"P2", b"M1", b"P3"]
         play.lose()
         assert play.admission.held_bytes == 0
 
@@ -411,14 +476,23 @@ async def test_draining_waits_for_a_request_that_is_being_prepared() -> None:
         play.connection.drain()
         play.requests.answer(b"prepare W1")
         await settle()
-        while_begun = play.transport.is_closing()
+        while_begun = play.transport.has_written_eof
         play.requests.answer(b"W1")
+        play.requests.answer(b"P1")
 
         assert not while_begun
-        assert play.requests.begun == [b"prepare W1", b"W1"]
-        assert play.replies == [b"W1"]
-        assert play.transport.is_closing()
+        assert play.requests.begun == [b"prepare W1", b"W1", b"P1"]
+        assert play.replies == [b"W1", b"P1"]
+        assert play.transport.has_written_eof
         play.lose()
+
+
+def test_draining_closes_at_once_who_does_not_take_its_answers() -> None:
+    play = Play()
+    play.connection.pause_writing()
+    play.connection.drain()
+
+    assert play.transport.is_aborted
 
 
 def test_reading_pauses_while_the_client_does_not_take_its_replies() -> None:

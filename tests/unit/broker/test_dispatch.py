@@ -29,6 +29,7 @@ from broker.handlers import metadata as metadata_module
 from broker.handlers.context import Context
 from broker.handlers.metadata import PLACED_AT_ONCE
 from broker.handlers.table import HANDLERS
+from broker.leaving import THROTTLE_MS, Leaving
 from broker.protocol import codec
 from broker.protocol import produce as produce_wire
 from broker.protocol.encoder import STEP_ELEMENTS
@@ -48,7 +49,7 @@ METADATA = 3
 SOON_S = 10.0
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeClient:
     client_id: str | None = None
     listener: str = "PLAINTEXT"
@@ -68,6 +69,7 @@ class Desk:
     telemetry: Telemetry
     client: FakeClient
     topics: Topics
+    leaving: Leaving
 
     def counted(self, api: str, error: str) -> float | None:
         return self.telemetry.registry.get_sample_value(REQUESTS.name, {"api": api, "error": error})
@@ -94,10 +96,16 @@ class Desk:
 async def desk() -> AsyncIterator[Desk]:
     telemetry = Telemetry()
     async with cluster() as made, node() as log:
+        leaving = Leaving(clock=SystemClock())
         dispatch = Dispatch(
-            parts=made.context.parts, produce_handler=log.produce, fetch_handler=log.fetch, clock=SystemClock(), telemetry=telemetry
+            parts=made.context.parts,
+            produce_handler=log.produce,
+            fetch_handler=log.fetch,
+            leaving=leaving,
+            clock=SystemClock(),
+            telemetry=telemetry,
         )
-        yield Desk(dispatch, log, telemetry, FakeClient(), made.topics)
+        yield Desk(dispatch, log, telemetry, FakeClient(), made.topics, leaving)
 
 
 def joined(reply: Sequence[Buffer] | None) -> bytes | None:
@@ -270,6 +278,45 @@ async def test_produce_while_topics_cannot_be_read_is_refused_with_an_error_that
 
         assert result.error_code is ErrorCode.kafka_storage_error
         assert "reads are switched off" in result.error_message
+
+
+async def test_a_broker_that_asks_its_clients_to_leave_appends_as_ever_and_says_so_in_the_throttle_time() -> None:
+    async with desk() as broker:
+        await broker.node.create("t")
+        before = answer(await broker.produce(produced("t", record_batch())), 0, 9)
+        broker.leaving.ask()
+        asked = answer(await broker.produce(produced("t", record_batch())), 0, 9)
+
+        assert before.throttle_time == datetime.timedelta(0)
+        assert asked.throttle_time == datetime.timedelta(milliseconds=THROTTLE_MS)
+        result = asked.responses[0].partition_responses[0]
+        assert (result.error_code, result.base_offset) == (ErrorCode.none, 1)
+
+
+@pytest.mark.parametrize("version", [3, 9, 11])
+async def test_a_broker_that_refuses_to_produce_names_no_leader_and_has_appended_nothing(version: int) -> None:
+    async with desk() as broker:
+        await broker.node.create("t")
+        broker.leaving.refuse()
+        refused = answer(await broker.produce(produced("t", record_batch(), version=version)), 0, version)
+        unknown = answer(await broker.produce(produced("u", record_batch())), 0, 9)
+        fetched_then = answer(await broker.handle(fetched("t")), 1, 11).responses[0].partitions[0]
+
+        assert refused.responses[0].partition_responses[0].error_code is ErrorCode.not_leader_or_follower
+        assert unknown.responses[0].partition_responses[0].error_code is ErrorCode.not_leader_or_follower
+        assert refused.throttle_time == datetime.timedelta(milliseconds=THROTTLE_MS)
+        assert (fetched_then.error_code, fetched_then.high_watermark) == (ErrorCode.none, 0)
+
+
+async def test_who_waits_for_no_answer_is_served_to_the_end() -> None:
+    async with desk() as broker:
+        await broker.node.create("t")
+        broker.leaving.refuse()
+        await broker.produce(produced("t", record_batch(), acks=0))
+        read = answer(await broker.handle(fetched("t")), 1, 11).responses[0].partitions[0]
+
+        assert read.high_watermark == 1
+        assert not broker.client.is_closed
 
 
 async def test_acks_0_is_never_answered_and_an_error_closes_the_connection() -> None:

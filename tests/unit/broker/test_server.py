@@ -8,6 +8,7 @@ import pytest
 
 from broker import server as server_module
 from broker.admission import Admission
+from broker.leaving import QUIET_S, Leaving
 from broker.server import CONNECTIONS, CONNECTIONS_REFUSED, STALLED_S, VIOLATIONS, ConnectionLimits, Server, bind
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
@@ -58,6 +59,7 @@ class Listening:
     server: Server
     requests: FakeRequests
     admission: Admission
+    leaving: Leaving
     clock: ManualClock
     telemetry: Telemetry
     port: int
@@ -92,18 +94,19 @@ async def until(is_so: Callable[[], bool]) -> bool:
 @contextlib.asynccontextmanager
 async def listening() -> AsyncIterator[Listening]:
     requests, clock, telemetry = FakeRequests(), ManualClock(), Telemetry()
-    admission = Admission(bytes_max=BUDGET_BYTES, telemetry=telemetry)
+    admission, leaving = Admission(bytes_max=BUDGET_BYTES, telemetry=telemetry), Leaving(clock=clock)
     async with Nursery() as nursery, contextlib.AsyncExitStack() as closing:
         server = Server(
             requests=requests,
             admission=admission,
+            leaving=leaving,
             limits=ConnectionLimits(CONNECTIONS_MAX, IDLE_S),
             clock=clock,
             nursery=nursery,
             telemetry=telemetry,
         )
         bound = closing.enter_context(bind("127.0.0.1", 0))
-        served = Listening(server, requests, admission, clock, telemetry, bound.getsockname()[1], closing)
+        served = Listening(server, requests, admission, leaving, clock, telemetry, bound.getsockname()[1], closing)
         await server.serve(LISTENER, bound)
         yield served
         await server.drain(drain_s=0.0)
@@ -230,7 +233,7 @@ async def test_a_violation_is_counted_and_closes_its_connection_only() -> None:
         assert served.count(VIOLATIONS.name) == 1
 
 
-async def test_draining_answers_what_is_under_way_and_takes_no_more() -> None:
+async def test_draining_answers_what_is_under_way_and_closes_what_is_idle() -> None:
     async with listening() as served:
         idle, busy = await served.connect(), await served.connect()
         busy.send(b"P1")
@@ -238,12 +241,154 @@ async def test_draining_answers_what_is_under_way_and_takes_no_more() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(served.server.drain(drain_s=DEADLINE_S))
             is_idle_closed = await idle.is_closed()
+            await idle.close()
+            busy.send(b"P2")
+            await served.has_begun(2)
+            served.requests.answer(b"P2", b"ok")
             served.requests.answer(b"P1", b"ok")
+            answers = await busy.receive(2 * len(OK))
+            is_busy_closed = await busy.is_closed()
+            await busy.close()
 
         assert is_idle_closed
-        assert await busy.receive(len(OK)) == OK
-        assert await busy.is_closed()
+        assert answers == OK + OK
+        assert is_busy_closed
         assert served.open_count == 0
+
+
+async def test_while_clients_leave_new_connections_and_requests_are_served() -> None:
+    async with listening() as served, asyncio.TaskGroup() as group:
+        served.requests.instant = b"ok"
+        first = await served.connect()
+        await served.has_open(1)
+        seeing_off = group.create_task(served.server.see_off(drain_s=IDLE_S))
+        first.send(b"P1")
+        assert await first.receive(len(OK)) == OK
+        second = await served.connect()
+        second.send(b"P2")
+        assert await second.receive(len(OK)) == OK
+        served.clock.advance(IDLE_S - 1)
+        second.send(b"P3")
+        assert await second.receive(len(OK)) == OK
+        assert not seeing_off.done()
+        served.clock.advance(2)
+        await seeing_off
+
+        assert served.open_count == 2
+
+
+async def test_seeing_clients_off_ends_when_the_last_has_left() -> None:
+    async with listening() as served, asyncio.TaskGroup() as group, asyncio.timeout(DEADLINE_S):
+        caller = await served.connect()
+        await served.has_open(1)
+        seeing_off = group.create_task(served.server.see_off(drain_s=IDLE_S))
+        await settle()
+        assert not seeing_off.done()
+        await caller.close()
+        await seeing_off
+
+
+async def test_producers_are_asked_to_leave_and_refused_from_the_middle_of_the_drain_on() -> None:
+    async with listening() as served, asyncio.TaskGroup() as group:
+        caller = await served.connect()
+        await served.has_open(1)
+        before = served.leaving.throttle_ms("a")
+        seeing_off = group.create_task(served.server.see_off(drain_s=10.0))
+        await until(lambda: served.leaving.throttle_ms("a") > 0)
+        is_refusing_at_first = served.leaving.is_refusing
+        served.clock.advance(5.1)
+        await until(lambda: served.leaving.is_refusing)
+        await caller.close()
+        await seeing_off
+
+        assert before == 0
+        assert not is_refusing_at_first
+
+
+async def test_who_was_asked_to_leave_is_closed_when_it_has_been_silent_and_who_was_not_stays() -> None:
+    async with listening() as served, asyncio.TaskGroup() as group:
+        asked = await served.connect()
+        await served.has_open(1)
+        (connection,) = served.server._connections
+        other = await served.connect()
+        await served.has_open(2)
+        seeing_off = group.create_task(served.server.see_off(drain_s=100.0))
+        await until(lambda: served.leaving.throttle_ms(connection) > 0)
+        served.clock.advance(QUIET_S / 2)
+        asked.send(b"P1")
+        await served.has_begun(1)
+        served.clock.advance(QUIET_S * 0.75)
+        await asyncio.sleep(2 * server_module.LOOK_EVERY_S)
+        was_open = not connection.has_parted
+        served.requests.answer(b"P1", b"ok")
+        served.clock.advance(QUIET_S / 2)
+
+        assert await asked.receive(len(OK)) == OK
+        assert await asked.is_closed()
+        assert was_open
+        assert served.open_count == 2
+        await asked.close()
+        await served.has_open(1)
+        await other.close()
+        await seeing_off
+
+
+async def test_a_client_that_has_sent_half_a_request_does_not_hold_up_the_drain() -> None:
+    async with listening() as served, asyncio.TaskGroup() as group, asyncio.timeout(DEADLINE_S):
+        caller = await served.connect()
+        caller.writer.write((100).to_bytes(4, "big") + b"P")
+        await served.has_open(1)
+        (connection,) = served.server._connections
+        await until(lambda: connection._arena_filled > 0)
+        draining = group.create_task(served.server.drain(drain_s=100.0))
+        await asyncio.sleep(2 * server_module.LOOK_EVERY_S)
+        was_open = not connection.has_parted
+        served.clock.advance(server_module.STUCK_S + 0.1)
+
+        assert await caller.is_closed()
+        assert was_open
+        await caller.close()
+        await draining
+
+
+async def test_a_client_that_takes_no_answers_does_not_hold_up_the_drain() -> None:
+    async with listening() as served, asyncio.TaskGroup() as group, asyncio.timeout(DEADLINE_S):
+        served.requests.instant = bytes(20 * MIB)
+        caller = await served.connect()
+        caller.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        caller.send(b"P1")
+        await served.has_begun(1)
+        (connection,) = served.server._connections
+        await until(lambda: connection._is_writing_paused)
+        draining = group.create_task(served.server.drain(drain_s=100.0))
+        await settle()
+        served.clock.advance(server_module.STUCK_S + 0.1)
+        await draining
+
+        assert served.open_count == 0
+
+
+async def test_a_client_that_never_pauses_is_read_no_further_in_the_end_and_answered_what_it_sent() -> None:
+    async with listening() as served, asyncio.TaskGroup() as group, asyncio.timeout(DEADLINE_S):
+        caller = await served.connect()
+        caller.send(b"P1")
+        await served.has_begun(1)
+        draining = group.create_task(served.server.drain(drain_s=100.0))
+        await asyncio.sleep(2 * server_module.LOOK_EVERY_S)
+        caller.send(b"P2")
+        await served.has_begun(2)
+        served.clock.advance(server_module.FINISH_S)
+        (connection,) = served.server._connections
+        await until(lambda: connection._is_draining)
+        caller.send(b"P3")
+        served.requests.answer(b"P1", b"ok")
+        served.requests.answer(b"P2", b"ok")
+
+        assert await caller.receive(2 * len(OK)) == OK + OK
+        assert await caller.is_closed()
+        assert served.requests.begun == [b"P1", b"P2"]
+        await caller.close()
+        await draining
 
 
 async def test_a_connection_that_is_accepted_while_draining_is_closed() -> None:
@@ -262,7 +407,11 @@ async def test_draining_cuts_off_what_is_not_answered_in_time_and_counts_its_byt
         caller = await served.connect()
         caller.send(b"P1")
         await served.has_begun(1)
-        await served.server.drain(drain_s=0.01)
+        async with asyncio.TaskGroup() as group:
+            draining = group.create_task(served.server.drain(drain_s=0.01))
+            await settle()
+            served.clock.advance(0.02)
+            await draining
         is_closed = await caller.is_closed()
         await served.has_open(0)
         held = served.admission.held_bytes

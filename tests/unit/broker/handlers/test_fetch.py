@@ -285,6 +285,21 @@ async def test_a_long_poll_ends_when_its_time_is_over_with_what_there_is(broker:
     assert 0.06 <= took_s < SOON_S
 
 
+async def test_who_waits_is_answered_at_once_with_what_there_is_when_the_broker_stops(broker: Node) -> None:
+    await filled(broker, record_batch(b"a"))
+    async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+        reading = group.create_task(broker.read_one(asking("t"), max_wait_ms=LONG_MS, min_bytes=1 << 20))
+        await asyncio.sleep(0.01)
+        waited = not reading.done()
+        broker.waiters.stop()
+    async with asyncio.timeout(SOON_S):
+        late = await broker.read_one(asking("t", 0, 1), max_wait_ms=LONG_MS, min_bytes=1 << 20)
+
+    assert waited
+    assert offsets_of(reading.result()) == [0]
+    assert offsets_of(late) == []
+
+
 async def test_a_partition_that_moved_while_waiting_may_use_the_whole_limit(broker: Node) -> None:
     size = len(record_batch(bytes(1000)))
     await filled(broker, record_batch(bytes(1000)), record_batch(bytes(1000)))

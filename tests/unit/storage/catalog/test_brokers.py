@@ -158,7 +158,22 @@ async def test_a_registration_that_arrives_late_does_not_count(metadata: FaultyM
 
     await metadata.deliver()
 
-    assert await live_ids(directory) == []
+    assert await live_ids(BrokerDirectory(metadata, clock=ManualClock())) == []
+
+
+async def test_who_has_deregistered_names_the_others_and_itself_only_when_it_is_alone(metadata: FaultyMetadata) -> None:
+    clock = ManualClock()
+    leaving, other = BrokerDirectory(metadata, clock=clock), BrokerDirectory(metadata, clock=clock)
+    await register(leaving)
+    await register(other)
+    await leaving.deregister()
+    with_another = await live_ids(leaving)
+    await other.deregister()
+    clock.seconds += CACHE_AGE_S
+
+    assert with_another == [2]
+    assert await live_ids(leaving) == [1]
+    assert leaving.session is None
 
 
 async def test_a_registration_that_fails_leaves_no_session_behind(metadata: FaultyMetadata) -> None:

@@ -1,0 +1,119 @@
+"""Three broker processes are restarted one after the other while producers that must not retry send to them."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from runtime.clock import SystemClock
+from tests.integration.serving import Served, get, serving
+
+TOPIC = "orders"
+PARTITIONS = 3
+PRODUCERS = 3
+PAUSE_S = 0.002
+WITHIN_S = 60.0
+QUIET = {"log_level": 0, "socket.timeout.ms": 10_000}
+SETTINGS = {"shutdown.drain": "2s", "kafka.auto_create_topics": "false"}
+
+_clock = SystemClock()
+
+
+class OneShot:
+    """A producer whose every error is final, and which always has requests under way."""
+
+    def __init__(self, bootstrap: str, number: int) -> None:
+        self.errors: list[str] = []
+        self.acked = 0
+        self._stop = threading.Event()
+        self._number = number
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "retries": 0, "enable.idempotence": False, "linger.ms": 1, "client.id": f"one-shot-{number}"}
+            | QUIET
+        )
+        self._thread = threading.Thread(target=self._run, name=f"one-shot-{number}")
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(2 * WITHIN_S)
+
+    def _run(self) -> None:
+        count = 0
+        while not self._stop.is_set():
+            self._producer.produce(TOPIC, b"%d" % count, partition=(self._number + count) % PARTITIONS, on_delivery=self._delivered)
+            self._producer.poll(0)
+            count += 1
+            self._stop.wait(PAUSE_S)
+        left = self._producer.flush(WITHIN_S)
+        if left:
+            self.errors.append(f"{left} records were neither acknowledged nor refused")
+
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        if error is None:
+            self.acked += 1
+        else:
+            self.errors.append(str(error))
+
+
+def test_a_rolling_restart_is_no_error_to_producers_that_do_not_retry(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as closing:
+        lives = [closing.enter_context(contextlib.ExitStack()) for _ in range(3)]
+        brokers = [life.enter_context(serving(tmp_path, settings=SETTINGS)) for life in lives]
+        bootstrap = ",".join(broker.bootstrap for broker in brokers)
+        create(bootstrap)
+        producers = [OneShot(bootstrap, number) for number in range(PRODUCERS)]
+        try:
+            until(lambda: all(producer.acked for producer in producers))
+            for number, life in enumerate(lives):
+                leave(brokers[number])
+                life.close()
+                brokers[number] = life.enter_context(serving(tmp_path, kafka_port=brokers[number].kafka_port, settings=SETTINGS))
+                acked = [producer.acked for producer in producers]
+                until(lambda acked=acked: all(producer.acked > before for producer, before in zip(producers, acked, strict=True)))  # type: ignore[misc]
+        finally:
+            for producer in producers:
+                producer.stop()
+
+        assert [producer.errors for producer in producers] == [[]] * PRODUCERS
+        assert stored_count(brokers[0].bootstrap) == sum(producer.acked for producer in producers)
+
+
+def leave(broker: Served) -> None:
+    """SIGTERM; while it drains it says that it does, and names the others to a client that connects only now."""
+    broker.process.terminate()
+    until(lambda: get(broker.http_port, "/readyz")[0] == 503)
+    asked = AdminClient({"bootstrap.servers": broker.bootstrap} | QUIET).list_topics(TOPIC, timeout=WITHIN_S)
+    named = {node.port for node in asked.brokers.values()} | {
+        asked.brokers[one.leader].port for one in asked.topics[TOPIC].partitions.values()
+    }
+    assert named
+    assert broker.kafka_port not in named
+
+
+def create(bootstrap: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap} | QUIET)
+    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(WITHIN_S)
+
+
+def stored_count(bootstrap: str) -> int:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "nobody"} | QUIET)
+    try:
+        return sum(
+            high - low
+            for low, high in (consumer.get_watermark_offsets(TopicPartition(TOPIC, number), WITHIN_S) for number in range(PARTITIONS))
+        )
+    finally:
+        consumer.close()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    give_up_s = _clock.monotonic_s() + WITHIN_S
+    while not is_so():
+        assert _clock.monotonic_s() < give_up_s
+        time.sleep(0.01)
