@@ -1,9 +1,9 @@
 """FindCoordinator (API key 10), v0-v6.
 
 Groups (key type 0) have 64 slots, and a slot one broker: the one that has claimed it, else the one that may. v0-v3 ask for one key, v4 and
-later for several. Transactional ids (1) have no coordinator, as transactions are not served yet, and their producers are told here, where
-there is room for words: Java (v4 and later) gives up for an error that it does not expect and shows the message, librdkafka (up to v2) gives
-up for TRANSACTIONAL_ID_AUTHORIZATION_FAILED alone and shows the message beside it.
+later for several. Transactional ids (1) have no coordinator, as transactions are not served yet, and their producers learn it here, where
+there is room for words: Java (v4 and later) gives up for an error that it does not expect and shows the message; librdkafka (up to v2)
+gives up for TRANSACTIONAL_ID_AUTHORIZATION_FAILED alone and shows the message beside it.
 Share groups (2) and unknown key types get INVALID_REQUEST. An empty key is looked up like any other, as in Kafka: it is refused
 when the group is joined.
 """
