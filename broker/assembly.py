@@ -42,6 +42,7 @@ from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import BrokerDirectory, Endpoint
 from storage.catalog.cluster import open_cluster
+from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
 from storage.errors import AlreadyExists, IncompatibleFormat, NotFound, StorageError, Unavailable
@@ -216,6 +217,7 @@ async def open_broker(
             cluster_id=cluster,
             clock=clock,
             topics=topics,
+            confirmed_topics=ConfirmedTopics(opened.metadata, topics, clock=clock, nursery=nursery),
             brokers=directory,
             leadership=strategy,
             producer_ids=ProducerIds(opened.metadata),

@@ -7,6 +7,7 @@ from broker.handlers.large_answers import LargeAnswer, only_one
 from broker.leadership import Leadership
 from runtime.clock import Clock
 from storage.catalog.brokers import BrokerDirectory
+from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
 from storage.log.active_producers import ActiveProducers
@@ -30,6 +31,7 @@ class Parts:
     cluster_id: str
     clock: Clock
     topics: Topics
+    confirmed_topics: ConfirmedTopics
     brokers: BrokerDirectory
     leadership: Leadership
     producer_ids: ProducerIds

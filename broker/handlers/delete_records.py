@@ -4,7 +4,8 @@ Moves the start of a partition's log up to the offset that is given; -1 is the h
 An offset below the log start changes nothing and is no error; one behind the high watermark is OFFSET_OUT_OF_RANGE. A topic that is only
 compacted is POLICY_VIOLATION, as in Kafka. When it is answered, ListOffsets at any broker and Fetch at this one honour it; Fetch at
 another does as soon as it hears that the control record has changed. The bytes go later.
-The timeout is honoured: what is not done in time is REQUEST_TIMED_OUT, and may still happen.
+In Kafka the timeout is what replicas get to follow, not what the deletion takes: 0 deletes. So work has TIMEOUT_MS_MIN in any case; what is
+not done in time is REQUEST_TIMED_OUT, and may still happen.
 """
 
 import asyncio
@@ -29,6 +30,8 @@ from storage.errors import StorageError
 from storage.log.trim import HIGH_WATERMARK
 from storage.vocabulary import PartitionId
 
+TIMEOUT_MS_MIN: Final = 5_000
+"""Longer than a deletion takes, shorter than clients wait for an answer."""
 TIMEOUT_MS_MAX: Final = 50_000
 """Below what the dispatcher gives any handler: the client is told what was done."""
 TRIMS_MAX: Final = 16
@@ -46,7 +49,7 @@ async def handle(context: Context, request: Request[DeleteRecordsRequest]) -> De
     ]
     answers: dict[TopicPartition, Answer] = {partition: ErrorCode.request_timed_out for partition, _ in asked}
     try:
-        async with asyncio.timeout(min(max(milliseconds(body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
+        async with asyncio.timeout(min(max(milliseconds(body.timeout), TIMEOUT_MS_MIN), TIMEOUT_MS_MAX) / 1_000):
             await _delete_all(context.parts, asked, answers)
     except TimeoutError:
         pass  # the partitions that were not reached keep the answer they were given above

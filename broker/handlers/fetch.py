@@ -44,12 +44,14 @@ PINNED_BYTES_MAX: Final = FETCH_RESPONSE_BYTES_MAX + 4 * MIB
 
 @dataclass(slots=True)
 class Target:
-    """A partition of the request: what is known of it, and its answer, made when `control` was known. `is_cut`: there is more to read."""
+    """A partition of the request: what is known of it, and its answer, made when `control` was known. `is_cut`: there is more to read.
+    `is_gone`: its control record says that the incarnation the cache named does not exist."""
 
     asked: FetchPartition
     log: PartitionLog | None
     answer: FetchedPartition
     is_final: bool = False
+    is_gone: bool = False
     is_cut: bool = False
     size_bytes: int = 0
     control: Control | None = None
@@ -97,12 +99,14 @@ class Fetch:
 
     async def _handle(self, request: FetchRequest, version: int, client: Fetcher | None) -> FetchResponse:
         deadline_s = self._clock.monotonic_s() + min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX)
-        targets = await self._resolve(request, version)
+        targets = await self._resolve(request.partitions, version)
         if self._replicas is not None and client is not None and request.rack_id:
             near = await self._replicas.near(request.rack_id, client)
             if near is not None:
                 await self._send_nearer(targets, near, request.isolation_level)
         await self._collect(targets, request)
+        if version < TOPIC_IDS_MINIMUM and any(target.is_gone for target in targets):
+            await self._collect_anew(targets, request, version)
         may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX
         if targets and may_wait and not _is_enough(targets, request):
             await self._wait(targets, request, deadline_s)
@@ -135,15 +139,15 @@ class Fetch:
                 if await wait.moved(left_s):
                     await self._collect(targets, request, again=True)
 
-    async def _resolve(self, request: FetchRequest, version: int) -> list[Target]:
+    async def _resolve(self, partitions: Sequence[FetchPartition], version: int) -> list[Target]:
         by_id = version >= TOPIC_IDS_MINIMUM
         unknown = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
         try:
-            topics = await self._find_topics(request.partitions, by_id=by_id)
+            topics = await self._find_topics(partitions, by_id=by_id)
         except StorageError as error:
-            return [_failed(asked, error_code_of(error)) for asked in request.partitions]
+            return [_failed(asked, error_code_of(error)) for asked in partitions]
         targets: list[Target] = []
-        for asked in request.partitions:
+        for asked in partitions:
             topic = topics.get(asked.topic)
             if topic is None:
                 targets.append(_failed(asked, unknown))
@@ -196,6 +200,7 @@ class Fetch:
             except StorageError as error:
                 if isinstance(error, NotFound):
                     self._forget(target.log.partition)
+                    target.is_gone = True
                 target.answer = _refusal(target, error)
                 target.is_final = True
                 continue
@@ -203,6 +208,15 @@ class Fetch:
             left_bytes = max(0, left_bytes - target.size_bytes)
             is_first = is_first and not target.size_bytes
             target.records = buffers
+
+    async def _collect_anew(self, targets: list[Target], request: FetchRequest, version: int) -> None:
+        """Names that another incarnation has by now are answered from that one: the cache alone has said that there is nothing."""
+        places = [place for place, target in enumerate(targets) if target.is_gone]
+        found = await self._resolve([targets[place].asked for place in places], version)
+        for place, target in zip(places, found, strict=True):
+            if target.log is not targets[place].log:
+                targets[place] = target
+        await self._collect(targets, request)
 
     def _forget(self, partition: PartitionId) -> None:
         """The cache contradicts the control record: the topic is gone, or is another one of that name by now."""

@@ -1,7 +1,9 @@
 """FindCoordinator (API key 10), v0-v6.
 
-Groups (key type 0) and transactional ids (1) have 64 slots, and a slot one broker: the one that has claimed it, else the one that may.
-v0-v3 ask for one key, v4 and later for several.
+Groups (key type 0) have 64 slots, and a slot one broker: the one that has claimed it, else the one that may. v0-v3 ask for one key, v4 and
+later for several. Transactional ids (1) have no coordinator, as transactions are not served yet, and their producers learn it here, where
+there is room for words: Java (v4 and later) gives up for an error that it does not expect and shows the message; librdkafka (up to v2)
+gives up for TRANSACTIONAL_ID_AUTHORIZATION_FAILED alone and shows the message beside it.
 Share groups (2) and unknown key types get INVALID_REQUEST. An empty key is looked up like any other, as in Kafka: it is refused
 when the group is joined.
 """
@@ -27,6 +29,8 @@ FindCoordinatorResponse = v3.FindCoordinatorResponse | v6.FindCoordinatorRespons
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
 _NO_NODE: Final = Node(-1, "", -1, None)
+_SEVERAL_MINIMUM: Final = 4
+NO_TRANSACTIONS: Final = "transactions are not served by Forebay yet: remove transactional.id; idempotent producers are served"
 
 
 class _Answer(NamedTuple):
@@ -38,7 +42,7 @@ class _Answer(NamedTuple):
 async def handle(context: Context, request: Request[FindCoordinatorRequest]) -> FindCoordinatorResponse:
     body = request.body
     if isinstance(body, v3.FindCoordinatorRequest):
-        (found,) = await _find(context, body.key_type, [body.key])
+        (found,) = await _find(context, request.api_version, body.key_type, [body.key])
         return v3.FindCoordinatorResponse(
             throttle_time=as_field(0),
             error_code=found.error,
@@ -47,6 +51,7 @@ async def handle(context: Context, request: Request[FindCoordinatorRequest]) -> 
             host=found.node.host,
             port=as_i32(found.node.port),
         )
+    answers = await _find(context, request.api_version, body.key_type, body.coordinator_keys)
     return v6.FindCoordinatorResponse(
         throttle_time=as_field(0),
         coordinators=tuple(
@@ -58,13 +63,16 @@ async def handle(context: Context, request: Request[FindCoordinatorRequest]) -> 
                 error_code=found.error,
                 error_message=found.message,
             )
-            for key, found in zip(body.coordinator_keys, await _find(context, body.key_type, body.coordinator_keys), strict=True)
+            for key, found in zip(body.coordinator_keys, answers, strict=True)
         ),
     )
 
 
-async def _find(context: Context, key_type: int, sought: Sequence[str]) -> list[_Answer]:
-    if key_type not in (_GROUP, _TRANSACTION):
+async def _find(context: Context, version: int, key_type: int, sought: Sequence[str]) -> list[_Answer]:
+    if key_type == _TRANSACTION:
+        refusal = ErrorCode.transactional_id_authorization_failed if version < _SEVERAL_MINIMUM else ErrorCode.invalid_request
+        return [_Answer(refusal, NO_TRANSACTIONS, _NO_NODE)] * len(sought)
+    if key_type != _GROUP:
         message = f"coordinators of key type {key_type} are not supported"
         return [_Answer(ErrorCode.invalid_request, message, _NO_NODE)] * len(sought)
     try:

@@ -3,8 +3,8 @@
 A fresh producer id with epoch 0, unique in the cluster, also for a producer that gives the id and epoch it has (v3+, KIP-360): nobody
 keeps the epochs of producers without a transactional id, and two that were given the same next epoch would pass for one another.
 
-Differs from Apache Kafka: transactions are not served yet, so a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-which clients report at once.
+Differs from Apache Kafka: transactions are not served yet, so a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+the only error that says nothing else and that librdkafka does not try again. FindCoordinator, which clients ask first, says it in words.
 """
 
 from typing import Final

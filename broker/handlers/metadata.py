@@ -6,12 +6,13 @@ replicas are the leader and other live brokers, of as many racks as possible, as
 Topics: null is all of them, an empty list none (v0: all); by name, or by id (v12+: UNKNOWN_TOPIC_ID). A name that is not there is created
 if the request allows it (before v4 it always does) and `kafka.auto_create_topics` is set, and answered at once, as it exists.
 
-Differs from Apache Kafka: names beside ids in one request are answered, too; cluster_authorized_operations (v8-v10) is never filled.
+Differs from Apache Kafka: names beside ids in one request are answered, too.
 Raises `StorageError` if the brokers, or all topics, cannot be read: no version has a place to say so that clients heed.
 """
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -22,13 +23,14 @@ from kio.schema.metadata.v13.response import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from kio.static.primitive import i32
 
 from broker.handlers.auto_creation import create_missing
 from broker.handlers.context import Context, Parts
 from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_broker_id, as_i32, as_topic_id, as_topic_name, as_uuid
 from broker.handlers.nodes import Node, controller_of, live_nodes
-from broker.handlers.operations import OPERATIONS_NOT_ASKED_FOR, TOPIC_OPERATIONS
+from broker.handlers.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_ASKED_FOR, TOPIC_OPERATIONS
 from broker.handlers.partition_bounds import LEADER_EPOCH
 from broker.leadership import Asker, Placement, Question
 from broker.protocol.codec import as_field
@@ -49,6 +51,13 @@ TOPIC_AS_PARTITIONS: Final = 3
 """What a topic costs beside its partitions."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WithClusterOperations(MetadataResponse):
+    """Of v8 to v10: librdkafka describes a cluster by Metadata, and asks what may be done with it."""
+
+    cluster_authorized_operations: i32 = field(metadata={"kafka_type": "int32"})
+
+
 async def handle(context: Context, request: Request[MetadataRequest]) -> MetadataResponse:
     body = request.body
     nodes = await live_nodes(context)
@@ -65,13 +74,24 @@ async def handle(context: Context, request: Request[MetadataRequest]) -> Metadat
         topics = tuple(answer.refused(wanted.name or "", None, ErrorCode.invalid_request) for wanted in body.topics)
     else:
         topics = tuple(await _named(context, answer, body.topics, allow_creation=body.allow_auto_topic_creation))
-    return MetadataResponse(
+    found = MetadataResponse(
         throttle_time=as_field(0),
         brokers=tuple(_broker(node) for node in nodes),
         cluster_id=context.parts.cluster_id,
         controller_id=as_broker_id(controller_of(nodes, own_id=context.parts.broker_id)),
         topics=topics,
         error_code=ErrorCode.none,
+    )
+    if not (isinstance(body, v10.MetadataRequest) and body.include_cluster_authorized_operations):
+        return found
+    return _WithClusterOperations(
+        throttle_time=found.throttle_time,
+        brokers=found.brokers,
+        cluster_id=found.cluster_id,
+        controller_id=found.controller_id,
+        topics=found.topics,
+        error_code=found.error_code,
+        cluster_authorized_operations=as_i32(CLUSTER_OPERATIONS),
     )
 
 

@@ -6,7 +6,7 @@ GROUP_ID_NOT_FOUND, before v9 ILLEGAL_GENERATION. A retention time (v2-v4) that 
 A leader epoch above 0 comes from another cluster, with the offsets of a group that moved here, and is not kept: a Java consumer that is
 given it back waits for an epoch that never comes (I12).
 More offsets than a group may have are INVALID_COMMIT_OFFSET_SIZE. Offsets belong to the incarnation of a topic: one that is created again
-has none.
+has none. So which one has the name is read for each commit; topics of which nobody can tell are COORDINATOR_NOT_AVAILABLE, the others not.
 """
 
 from typing import Final
@@ -21,10 +21,12 @@ from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed, Commit
 from broker.handlers.context import Context
 from broker.handlers.partition_bounds import LEADER_EPOCH
+from broker.leadership import slot_of
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
+from storage.metadata.keys import group_partition_key
 from storage.vocabulary import PartitionId
 
 _NO_EPOCH: Final = -1
@@ -36,11 +38,11 @@ Body = OffsetCommitRequestUntilV4 | OffsetCommitRequest
 
 async def handle(context: Context, request: Request[Body]) -> OffsetCommitResponse:
     body = request.body
-    try:
-        topics = await context.parts.topics.lookup(topic.name for topic in body.topics)
-    except StorageError:
-        return _respond(body, {}, GroupError.COORDINATOR_NOT_AVAILABLE)
     groups = context.parts.groups
+    highest: dict[str, int] = {}
+    for named in body.topics:
+        highest[named.name] = max([highest.get(named.name, 0), *(partition.partition_index for partition in named.partitions)])
+    topics = await context.parts.confirmed_topics.by_name(highest, beside=group_partition_key(slot_of(body.group_id)))
     offsets, refused = _accept(body, topics, context.parts.clock.now_ms(), metadata_chars_max=groups.settings.offset_metadata_chars_max)
     if not offsets and refused:
         return _respond(body, refused, GroupError.NONE)
@@ -62,7 +64,7 @@ async def handle(context: Context, request: Request[Body]) -> OffsetCommitRespon
 
 
 def _accept(
-    body: Body, topics: dict[str, Topic], now_ms: int, *, metadata_chars_max: int
+    body: Body, topics: dict[str, Topic | StorageError], now_ms: int, *, metadata_chars_max: int
 ) -> tuple[dict[PartitionId, Committed], dict[tuple[str, int], GroupError]]:
     retention_ms = milliseconds(body.retention_time) if isinstance(body, OffsetCommitRequestUntilV4) else -1
     expires_at_ms = now_ms + retention_ms if retention_ms >= 0 else None
@@ -73,7 +75,9 @@ def _accept(
         for partition in asked.partitions:
             number = partition.partition_index
             metadata = partition.committed_metadata or ""
-            if topic is None or not topic.has_partition(number):
+            if isinstance(topic, StorageError):
+                refused[asked.name, number] = GroupError.COORDINATOR_NOT_AVAILABLE
+            elif topic is None or not topic.has_partition(number):
                 refused[asked.name, number] = GroupError.UNKNOWN_TOPIC_OR_PARTITION
             elif _java_length(metadata) > metadata_chars_max:
                 refused[asked.name, number] = GroupError.OFFSET_METADATA_TOO_LARGE

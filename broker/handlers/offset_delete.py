@@ -23,7 +23,7 @@ async def handle(context: Context, request: Request[OffsetDeleteRequest]) -> Off
     body = request.body
     groups = context.parts.groups
     try:
-        topics = await context.parts.topics.lookup(topic.name for topic in body.topics)
+        topics = await context.parts.topics.lookup_now([topic.name for topic in body.topics])
         existing = {
             topics[topic.name].partition(partition.partition_index): topic.name
             for topic in body.topics

@@ -2,7 +2,8 @@
 
 What nobody has committed is offset -1, without an error: an unknown group, topic or partition (an error there breaks librdkafka consumers).
 Without topics (v2) all of the group are answered. There are no transactions yet, so every offset is stable.
-Answers are no older than the question: a coordinator that was replaced finds that out before it answers.
+Answers are no older than the question: a coordinator that was replaced finds that out before it answers, and which incarnation of a topic
+has the name is read for it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,9 +19,11 @@ from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed
 from broker.handlers.context import Context
 from broker.handlers.kio_types import as_i32, as_i64, as_topic_name
+from broker.leadership import slot_of
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from storage.errors import StorageError
+from storage.metadata.keys import group_partition_key
 from storage.vocabulary import PartitionId, TopicId
 
 OffsetFetchRequest = v7.OffsetFetchRequest | v9.OffsetFetchRequest
@@ -92,9 +95,9 @@ async def _read(context: Context, group_id: str, asked: Asked | None) -> tuple[G
     try:
         loaded = await context.parts.groups.checked(group_id)
         if asked is None:
-            return GroupError.NONE, await _all(context, loaded.stored.offsets)
+            return GroupError.NONE, await _all(context, group_id, loaded.stored.offsets)
         wanted = list(asked)
-        topics = await context.parts.topics.lookup(name for name, _ in wanted)
+        topics = await context.parts.confirmed_topics.by_name(dict.fromkeys((name for name, _ in wanted), 0), beside=_beside(group_id))
     except Closed as closed:
         return closed.error, {}
     except (StorageError, TimeoutError):
@@ -102,16 +105,22 @@ async def _read(context: Context, group_id: str, asked: Asked | None) -> tuple[G
     found: dict[str, dict[int, Committed]] = {}
     for name, partitions in wanted:
         topic = topics.get(name)
+        if isinstance(topic, StorageError):
+            return GroupError.COORDINATOR_LOAD_IN_PROGRESS, {}
         found[name] = {
             partition: _NONE if topic is None else loaded.stored.offset(topic.partition(partition)) or _NONE for partition in partitions
         }
     return GroupError.NONE, found
 
 
-async def _all(context: Context, offsets: Mapping[PartitionId, Committed]) -> Mapping[str, Mapping[int, Committed]]:
+async def _all(context: Context, group_id: str, offsets: Mapping[PartitionId, Committed]) -> Mapping[str, Mapping[int, Committed]]:
     """By the names of the topics that still exist."""
     by_topic: dict[TopicId, dict[int, Committed]] = {}
     for (topic_id, partition), committed in offsets.items():
         by_topic.setdefault(topic_id, {})[partition] = committed
-    topics = await context.parts.topics.lookup_ids(by_topic)
+    topics = await context.parts.confirmed_topics.by_id(by_topic, beside=_beside(group_id))
     return {topics[topic_id].name: partitions for topic_id, partitions in by_topic.items() if topic_id in topics}
+
+
+def _beside(group_id: str) -> str:
+    return group_partition_key(slot_of(group_id))

@@ -188,3 +188,31 @@ def test_a_topic_that_was_deleted_and_made_again_begins_empty_at_zero(served: Se
     fresh.flush(PATIENCE_S)
 
     assert [(m.offset(), m.value()) for m in read(served, topic, 1)] == [(0, b"new")]
+
+
+def test_a_transactional_producer_fails_at_once_and_is_told_why(served: Served) -> None:
+    producer = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap, "transactional.id": "t"})
+    with pytest.raises(KafkaException, match="transactions are not served") as refused:
+        producer.init_transactions(PATIENCE_S)
+
+    assert refused.value.args[0].fatal()
+    assert not refused.value.args[0].retriable()
+
+
+def test_the_operations_on_the_cluster_are_told(admin: AdminClient) -> None:
+    described = admin.describe_cluster(include_authorized_operations=True).result(PATIENCE_S)
+
+    assert {operation.name for operation in described.authorized_operations} == {
+        *("CREATE", "ALTER", "DESCRIBE", "CLUSTER_ACTION", "DESCRIBE_CONFIGS", "ALTER_CONFIGS", "IDEMPOTENT_WRITE")
+    }
+
+
+def test_records_are_deleted_though_no_time_is_given(served: Served, admin: AdminClient) -> None:
+    topic = create(admin, "without-time")
+    producer = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap})
+    for n in range(10):
+        producer.produce(topic, f"{n}".encode())
+    producer.flush(PATIENCE_S)
+    asked = TopicPartition(topic, 0, 5)
+
+    assert admin.delete_records([asked], operation_timeout=0)[asked].result(PATIENCE_S).low_watermark == 5

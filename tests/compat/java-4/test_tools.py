@@ -35,6 +35,8 @@ API_VERSIONS: Final = "org.apache.kafka.tools.BrokerApiVersionsCommand"
 ELECTION: Final = "org.apache.kafka.tools.LeaderElectionCommand"
 REASSIGN: Final = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
 TRANSACTIONS: Final = "org.apache.kafka.tools.TransactionsCommand"
+QUORUM: Final = "org.apache.kafka.tools.MetadataQuorumCommand"
+PERFORMANCE: Final = "org.apache.kafka.tools.ProducerPerformance"
 ALL_GROUPS: Final = "org.apache.kafka.tools.GroupsCommand"
 ACLS: Final = "org.apache.kafka.tools.AclCommand"
 
@@ -331,3 +333,20 @@ def test_access_control_is_said_to_be_off(tools: Tools) -> None:
 
     assert ended.code == 1
     assert "SecurityDisabledException" in ended.out
+
+
+def test_the_live_brokers_are_shown_as_the_quorum(tools: Tools) -> None:
+    status = tools.say(QUORUM, "describe", "--status")
+    heading, leader = rows(tools.say(QUORUM, "describe", "--replication"))
+
+    assert re.search(r"^LeaderId: +1$", status, re.MULTILINE)
+    assert re.search(r"^MaxFollowerLag: +0$", status, re.MULTILINE)
+    assert (heading[0], leader[0], leader[-1]) == ("NodeId", "1", "Leader")
+
+
+def test_a_transactional_producer_is_told_that_there_are_no_transactions(tools: Tools) -> None:
+    tools.create("transacted", partitions=1)
+    typed = ("--topic", "transacted", "--num-records", "10", "--record-size", "10", "--throughput", "-1", "--transactional-id", "t")
+    ended = tools.end(PERFORMANCE, *typed)
+
+    assert "transactions are not served" in ended.out + ended.error

@@ -20,7 +20,7 @@ _ORDERED_BY: Final = (
     *("name", "group_id", "topic", "resource_name", "index", "partition_index", "partition_id", "partition"),
     *("group_instance_id", "member_assignment"),
 )
-_NOWS: Final = frozenset({"log_append_time", "last_timestamp", "log_append_time_ms"})
+_NOWS: Final = frozenset({"log_append_time", "last_timestamp", "log_append_time_ms", "last_fetch_timestamp", "last_caught_up_timestamp"})
 _SIZES: Final = frozenset({"total_bytes", "usable_bytes"})
 PATIENCE_S: Final = 30.0
 ASK_EVERY_S: Final = 0.02

@@ -33,6 +33,36 @@ def cluster(line: Line) -> None:
         line.ask("nothing", "DescribeLogDirs", version, {"topics": []})
 
 
+def folders(line: Line) -> None:
+    create(line, topic("moved", 2))
+    described = line.ask("", "DescribeLogDirs", 1, {"topics": []}, kept=False)
+    known = described["results"][0]["log_dir"]
+    for version in versions("AlterReplicaLogDirs"):
+
+        def moves(title: str, path: str, *partitions: int, name: str = "moved", v: int = version) -> None:
+            asked = [{"path": path, "topics": [{"name": name, "partitions": partitions}]}]
+            line.ask(title, "AlterReplicaLogDirs", v, {"dirs": asked})
+
+        moves("to where they are", known, 0, 1)
+        moves("to a folder that is not", "/no/such/folder", 0)
+        moves("of no such partition", known, 9)
+        moves("of no such topic", known, 0, name="missing")
+        moves("of no such topic to a folder that is not", "/no/such/folder", 0, name="missing")
+        line.ask("nothing", "AlterReplicaLogDirs", version, {"dirs": []})
+
+
+def quorum(line: Line) -> None:
+    for version in versions("DescribeQuorum"):
+        for title, name, partition in (
+            ("of the controllers", "__cluster_metadata", 0),
+            ("of another partition", "__cluster_metadata", 1),
+            ("of another topic", "missing", 0),
+        ):
+            asked = [{"topic_name": name, "partitions": [{"partition_index": partition}]}]
+            line.ask(title, "DescribeQuorum", version, {"topics": asked})
+        line.ask("of nothing", "DescribeQuorum", version, {"topics": []})
+
+
 def placement(line: Line) -> None:
     create(line, topic("placed", 2))
     for version in versions("ElectLeaders"):
@@ -89,4 +119,4 @@ def _name(key: int) -> str:
     return found.name if found else f"key {key}"
 
 
-PROBES: Final = (api_versions, cluster, placement, security)
+PROBES: Final = (api_versions, cluster, folders, quorum, placement, security)

@@ -65,16 +65,20 @@ DEVIATIONS: Final = (
     ),
     Deviation(
         "Metadata",
-        ("with operations",),
-        ("cluster_authorized_operations",),
-        "The cluster's operations are told by DescribeCluster, which took this field's place.",
-    ),
-    Deviation(
-        "Metadata",
         ("by id", "by a strange id", "by no id and no name"),
         _ALL,
         "Kafka answers a request by id before v12, or by neither id nor name, with an error and no brokers; here the brokers are told, and "
         "what is neither id nor name is INVALID_REQUEST instead of UNKNOWN_SERVER_ERROR.",
+    ),
+    Deviation(
+        "DescribeQuorum",
+        ("of the controllers",),
+        (
+            *("topics.*.partitions.*.leader_epoch", "topics.*.partitions.*.high_watermark"),
+            *("topics.*.partitions.*.current_voters.*.log_end_offset", "nodes.*.listeners.*.name"),
+        ),
+        "There is no quorum, and no log of it: the live brokers are told as its voters, at the listener that was asked by, so that tools "
+        "have what they look for.",
     ),
     Deviation(
         "DescribeTopicPartitions",
@@ -210,6 +214,12 @@ DEVIATIONS: Final = (
         ("cooperative, before it synced",),
         ("groups.*.members.*.member_assignment",),
         "Between a join and its sync nobody has an assignment; Kafka shows that of the generation before.",
+    ),
+    Deviation(
+        "FindCoordinator",
+        ("a transaction", "no transaction"),
+        _ALL,
+        "Transactions are not served yet: their producers are told so in words, with the error that makes clients of that version give up.",
     ),
     Deviation(
         "FindCoordinator",

@@ -175,12 +175,13 @@ def records_deletion(line: Line) -> None:
         append(line, "shrinks")
     for version in versions("DeleteRecords"):
 
-        def asks(title: str, name: str, partition: int, offset: int, v: int = version) -> None:
+        def asks(title: str, name: str, partition: int, offset: int, v: int = version, timeout_ms: int = TIMEOUT_MS) -> None:
             asked = [{"name": name, "partitions": [{"partition_index": partition, "offset": offset}]}]
-            line.ask(title, "DeleteRecords", v, {"topics": asked, "timeout": TIMEOUT_MS})
+            line.ask(title, "DeleteRecords", v, {"topics": asked, "timeout": timeout_ms})
 
-        asks("before the third", "shrinks", 0, 2 + version)
+        asks("before the third", "shrinks", 0, 2 + 2 * version)
         asks("before the first, again", "shrinks", 0, 0)
+        asks("without any time", "shrinks", 0, 3 + 2 * version, timeout_ms=0)
         asks("past the end", "shrinks", 0, 99)
         asks("minus two", "shrinks", 0, -2)
         asks("of no such partition", "shrinks", 7, 1)

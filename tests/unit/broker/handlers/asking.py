@@ -22,6 +22,7 @@ from broker.protocol.request import Request
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from storage.catalog.brokers import BrokerDirectory, Endpoint
+from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topic, Topics
 from storage.errors import NotFound, StorageError
@@ -177,10 +178,12 @@ async def cluster(
             settings=group_settings,
         )
         nursery.spawn(groups.run(), name="groups")
+        topics = Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter)
         parts = Parts(
             cluster_id="cluster-of-this-test-00",
             clock=clock,
-            topics=Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter),
+            topics=topics,
+            confirmed_topics=ConfirmedTopics(metadata, topics, clock=clock, nursery=nursery),
             brokers=brokers,
             leadership=leadership or SelfLeadership(),
             producer_ids=ProducerIds(metadata, entropy=no_jitter),

@@ -95,7 +95,18 @@ async def test_a_partition_named_twice_is_left_alone() -> None:
         assert broker.trimmer.calls == []
 
 
-async def test_what_is_not_done_in_time_is_said_by_partition() -> None:
+@pytest.mark.parametrize("timeout_ms", [0, 1, -1, -(2**31)])
+async def test_a_timeout_that_leaves_no_time_deletes_all_the_same(timeout_ms: int) -> None:
+    async with cluster() as broker:
+        topic = await broker.create("t")
+
+        assert await ask(broker, ("t", 0, 5), timeout_ms=timeout_ms) == [("t", 0, 5, ErrorCode.none)]
+        assert broker.trimmer.calls == [(topic.partition(0), 5)]
+
+
+async def test_what_is_not_done_in_time_is_said_by_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delete_records, "TIMEOUT_MS_MIN", 20)
+
     class Slow:
         async def trim(self, partition: PartitionId, before: int) -> int:
             if partition.partition == 1:

@@ -610,3 +610,30 @@ async def test_a_reader_without_a_rack_is_served_here() -> None:
 
     assert not replicas.asked
     assert [offsets_of(answer) for answer in response.partitions] == [[0]]
+
+
+async def test_a_name_that_another_incarnation_has_by_now_is_read_from_that_one_though_no_hint_told_of_it() -> None:
+    stores = Stores()
+    async with node(stores) as writer, node(stores, epoch=8, is_deaf=True) as reader:
+        await filled(writer, record_batch(b"a"))
+        await writer.create("beside")
+        await writer.send(("beside", 0, record_batch(b"x")))
+        assert offsets_of(await reader.read_one(asking("t"))) == [0]
+        old = (await writer.topics.lookup(["t"]))["t"]
+        await writer.topics.delete(old)
+        await filled(writer, record_batch(b"b"), record_batch(b"c"))
+
+        assert reader.topics.find("t") == old
+        answers = (await reader.read(asking("beside"), asking("t", offset=1))).partitions
+        assert [offsets_of(answer) for answer in answers] == [[0], [1]]
+        assert batches_of(answers[1])[0].endswith(bytes(record_batch(b"c"))[61:])
+
+
+async def test_a_name_that_nobody_has_any_more_is_unknown_though_no_hint_told_of_it() -> None:
+    stores = Stores()
+    async with node(stores) as writer, node(stores, epoch=8, is_deaf=True) as reader:
+        await filled(writer, record_batch(b"a"))
+        await reader.read_one(asking("t"))
+        await writer.topics.delete((await writer.topics.lookup(["t"]))["t"])
+
+        assert code(await reader.read_one(asking("t", offset=1), max_wait_ms=LONG_MS)) is ErrorCode.unknown_topic_or_partition

@@ -303,6 +303,19 @@ async def test_operations_are_given_when_asked_for(version: int) -> None:
     assert not_asked.topics[0].topic_authorized_operations == -(2**31)
 
 
+@pytest.mark.parametrize("version", [8, 9, 10])
+async def test_operations_on_the_cluster_are_given_when_asked_for(version: int) -> None:
+    async with cluster() as broker:
+        await broker.create("t")
+        asked = await ask(broker, version, ["t"], include_cluster_authorized_operations=True)
+        not_asked = await ask(broker, version, ["t"])
+
+    # CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE
+    assert asked.cluster_authorized_operations == sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
+    assert not_asked.cluster_authorized_operations == -(2**31)
+    assert (codes(asked), asked.brokers, asked.controller_id) == (codes(not_asked), not_asked.brokers, not_asked.controller_id)
+
+
 async def test_topics_that_cannot_be_read_are_retriable_one_by_one() -> None:
     async with cluster() as broker:
         await broker.context.parts.brokers.live()

@@ -159,3 +159,36 @@ async def test_more_offsets_than_a_group_may_have_are_refused(monkeypatch: pytes
         assert await commit(broker, 9, {0: 1, 1: 1}) == {0: ErrorCode.none, 1: ErrorCode.none}
         assert await commit(broker, 9, {0: 2, 2: 1}) == dict.fromkeys((0, 2), ErrorCode.invalid_commit_offset_size)
         assert await commit(broker, 9, {0: 3, 1: 3}) == {0: ErrorCode.none, 1: ErrorCode.none}
+
+
+async def test_a_commit_goes_to_the_incarnation_that_has_the_name_though_no_hint_told_of_it() -> None:
+    async with cluster() as broker:
+        broker.topics.close()
+        old = await broker.create("t")
+        other = await broker.other_topics()
+        await other.delete(old)
+        await other.create("t", partition_count=1, replication_factor=1, configs={})
+
+        assert broker.topics.find("t") == old
+        assert await commit(broker, 9, {0: 500}) == {0: ErrorCode.none}
+        broker.topics.forget("t")
+        assert await fetched(broker, 9, {"t": (0,)}) == {("t", 0): (500, "", 0)}
+
+
+async def test_a_topic_that_was_deleted_unheard_takes_no_commit() -> None:
+    async with cluster() as broker:
+        broker.topics.close()
+        old = await broker.create("t")
+        await (await broker.other_topics()).delete(old)
+
+        assert await commit(broker, 9, {0: 500}) == {0: ErrorCode.unknown_topic_or_partition}
+
+
+async def test_partitions_that_were_added_unheard_take_commits() -> None:
+    async with cluster() as broker:
+        broker.topics.close()
+        topic = await broker.create("t")
+        await (await broker.other_topics()).add_partitions(topic, 4)
+
+        assert await commit(broker, 9, {3: 1}) == {3: ErrorCode.none}
+        assert await fetched(broker, 9, {"t": (3,)}) == {("t", 3): (1, "", 0)}

@@ -70,3 +70,17 @@ async def test_a_group_that_is_not_there_has_none() -> None:
         assert await delete(broker, "t", 0) is ErrorCode.group_id_not_found
         await broker.lose_registration()
         assert await delete(broker, "t", 0) is ErrorCode.not_coordinator
+
+
+async def test_offsets_of_the_incarnation_that_has_the_name_are_forgotten_though_no_hint_told_of_it() -> None:
+    async with cluster() as broker:
+        broker.topics.close()
+        old = await broker.create("t")
+        other = await broker.other_topics()
+        await other.delete(old)
+        await other.create("t", partition_count=2, replication_factor=1, configs={})
+        await commit(broker, 9, {0: 1, 1: 1})
+        broker.topics._remember(old)
+
+        assert await delete(broker, "t", 0, 1) == [ErrorCode.none, ErrorCode.none]
+        assert await fetched(broker, 9, {"t": (0, 1)}) == {("t", 0): (-1, "", 0), ("t", 1): (-1, "", 0)}

@@ -65,3 +65,41 @@ async def test_a_store_that_does_not_answer_makes_the_client_ask_again() -> None
         broker.metadata.reads_fail = True
 
         assert ErrorCode(await fetched(broker, 9, {"t": (0,)})) is ErrorCode.coordinator_not_available
+
+
+@pytest.mark.parametrize("version", [1, 7, 8, 9])
+async def test_what_is_committed_to_the_incarnation_that_has_the_name_is_found_though_no_hint_told_of_it(version: int) -> None:
+    async with cluster() as broker:
+        broker.topics.close()
+        old = await broker.create("t")
+        await commit(broker, 9, {0: 3})
+        other = await broker.other_topics()
+        await other.delete(old)
+        new = await other.create("t", partition_count=1, replication_factor=1, configs={})
+        nothing = {("t", 0): (-1, "", 0)}
+
+        assert broker.topics.find("t") == old
+        assert await fetched(broker, version, {"t": (0,)}) == nothing
+        broker.topics._remember(old)
+        assert version == 1 or await fetched(broker, version, None) == {}
+        await commit(broker, 9, {0: 7})
+        broker.topics._remember(old)
+        assert await fetched(broker, version, {"t": (0,)}) == {("t", 0): (7, "", 0)}
+        broker.topics._remember(new)
+        assert version == 1 or await fetched(broker, version, None) == {("t", 0): (7, "", 0)}
+
+
+async def test_a_topic_of_which_nobody_can_tell_is_asked_for_again() -> None:
+    async with cluster() as broker:
+        await broker.create("t")
+        await commit(broker, 9, {0: 3})
+        broker.topics.forget("t")
+        checked = 0
+
+        async def fail_after_the_group() -> None:
+            nonlocal checked
+            checked += 1
+            broker.metadata.reads_fail = checked >= 1
+
+        broker.metadata.after_read = fail_after_the_group
+        assert await fetched(broker, 9, {"t": (0,)}) is ErrorCode.coordinator_load_in_progress
