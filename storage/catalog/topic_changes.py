@@ -161,7 +161,8 @@ class TopicChanges:
                     reason = "another broker is creating it"
                     await pause(looks, self._entropy)
                     continue
-                await self._abandon(holder, version)
+                if (given_up_at := await self._abandon(holder, version)) is not None:
+                    await self._finish(holder, given_up_at)
             elif holder is not None and holder.state is TopicState.DELETING:
                 await self._finish(holder, version)
             elif holder is not None and is_taken:
@@ -210,10 +211,13 @@ class TopicChanges:
             await pause(attempt, self._entropy)
         raise OutcomeUnknown(f"{action}: it was created and deleted, or given up: topic_id={active.topic_id} cause={reason!r}")
 
-    async def _abandon(self, reserved: Topic, version: int) -> None:
-        """Make sure, as far as one request can, that a reservation becomes no topic: then nobody has to wait for it."""
+    async def _abandon(self, reserved: Topic, version: int) -> int | None:
+        """Make sure, as far as one request can, that a reservation becomes no topic: then nobody has to wait for it. The version of the
+        record that says so; None if that is not certain.
+        """
         marked = msgspec.structs.replace(reserved, state=TopicState.DELETING)
-        await write_one(self._metadata, Put(keys.topic(reserved.name), encode(marked), version))
+        outcome = await write_one(self._metadata, Put(keys.topic(reserved.name), encode(marked), version))
+        return outcome.version if isinstance(outcome, OpResult) else None
 
     async def _read_incarnation(self, topic: Topic) -> tuple[TopicIdRecord | None, Topic | None, int]:
         """What topic-ids and topics say of this incarnation, by one server, and None where they say nothing. Raises `Unavailable`."""

@@ -2,7 +2,7 @@
 
     llog/cluster                                            cluster id, format version        written once
     llog/topics/{name}                                      the topic                         CAS
-    llog/topic-ids/{topic_id}                               its name                          written once, deleted with the topic
+    llog/topic-ids/{topic_id}                               its name, then that it is deleted  put-if-absent, then any
     llog/{topic_id}/partitions/{p:05}/meta/control          THE record of the partition       CAS only
     llog/{topic_id}/partitions/{p:05}/index/{end:020}       chunk of entries                  put-if-absent
     llog/{topic_id}/partitions/{p:05}/segments/{end:020}    segment entry                     put-if-absent

@@ -244,7 +244,7 @@ async def test_a_deposed_leader_does_not_make_a_change_look_made() -> None:
     other = open_topics(metadata.store)
     await other.alter_configs(topic, with_flush)
     begun = len(metadata.writes)
-    task = asyncio.create_task(topics.alter_configs(topic, lambda _: {"retention.ms": "1"}))
+    task = asyncio.get_running_loop().create_task(topics.alter_configs(topic, lambda _: {"retention.ms": "1"}))
     while len(metadata.writes) == begun:  # noqa: ASYNC110 - until its condition has failed
         await asyncio.sleep(0)
     metadata.elect()

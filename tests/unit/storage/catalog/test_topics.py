@@ -307,7 +307,7 @@ async def test_a_creation_waits_for_one_that_is_under_way_and_finds_its_topic() 
             await asyncio.sleep(0)
 
     slow.before_write, metadata.after_read = hold, release
-    first = asyncio.create_task(create(open_topics(slow)))
+    first = asyncio.get_running_loop().create_task(create(open_topics(slow)))
     while len(slow.writes) <= ACTIVATED:  # noqa: ASYNC110 - until it is about to be activated
         await asyncio.sleep(0)
     with pytest.raises(AlreadyExists):
