@@ -156,7 +156,6 @@ async def open_broker(
         endpoints = _advertised(settings, bound)
         life = RegisteredLife(
             directory,
-            metadata=opened.metadata,
             listeners=endpoints,
             rack=settings.broker.rack,
             version=forebay_version(),

@@ -14,8 +14,6 @@ import structlog
 from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
 from storage.errors import AlreadyExists, StorageError
 from storage.log.broker_epoch import BrokerEpoch
-from storage.metadata import keys
-from storage.metadata.port import MetadataStore
 
 REGISTER_PAUSE_S: Final = 1.0
 
@@ -33,7 +31,6 @@ class RegisteredLife:
         self,
         directory: BrokerDirectory,
         *,
-        metadata: MetadataStore,
         listeners: Sequence[Endpoint],
         rack: str | None,
         version: str,
@@ -45,7 +42,6 @@ class RegisteredLife:
         `on_change` is told why there is no registration, or None when there is one.
         """
         self._directory = directory
-        self._metadata = metadata
         self._listeners = tuple(listeners)
         self._rack = rack
         self._version = version
@@ -63,7 +59,7 @@ class RegisteredLife:
         """Register. What is returned names the epoch of the day. Raises `AlreadyExists` if the id is taken, else a `StorageError`."""
         registration = await self._register(self._fixed_id)
         directory = self._directory
-        self._epoch = BrokerEpoch(registration.epoch, registered_epoch=lambda: directory.registered_epoch, live=self._live_epochs)
+        self._epoch = BrokerEpoch(registration.epoch, registered_epoch=lambda: directory.registered_epoch, live=directory.epochs_now)
         self._on_change(None)
         return self._epoch
 
@@ -79,8 +75,6 @@ class RegisteredLife:
             registration = await self._register_again()
             if registration is None:
                 return
-            self._epoch.renew(registration.epoch)
-            self._on_change(None)
             log.info("registered_again", broker_id=registration.broker_id, epoch=registration.epoch)
 
     async def end(self) -> None:
@@ -114,9 +108,12 @@ class RegisteredLife:
         return None
 
     async def _register(self, broker_id: int | None) -> Registration:
-        return await self._directory.register(listeners=self._listeners, rack=self._rack, version=self._version, broker_id=broker_id)
+        return await self._directory.register(
+            listeners=self._listeners, rack=self._rack, version=self._version, broker_id=broker_id, on_registered=self._renew
+        )
 
-    async def _live_epochs(self) -> frozenset[int]:
-        """The epochs of registered brokers: the versions of their records, read now."""
-        start, end = keys.brokers()
-        return frozenset([record.version async for record in self._metadata.range_scan(start, end)])
+    def _renew(self, registration: Registration) -> None:
+        """Before the former session is closed: what begins meanwhile must not begin under an epoch whose record is gone."""
+        if self._epoch is not None and not self._over.is_set():
+            self._epoch.renew(registration.epoch)
+            self._on_change(None)

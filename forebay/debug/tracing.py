@@ -22,9 +22,8 @@ from forebay.debug.trace import (
     created_ms,
     entry_facts,
 )
-from storage.catalog.records import decode
 from storage.catalog.topic_names import validate_name
-from storage.catalog.topics import FMT, Topic
+from storage.catalog.topic_records import Topic, decode_topic, decode_topic_id, read_topic_ids
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, Unavailable
 from storage.formats.control import Control, Entry, LogState, decode_chunk, decode_control
 from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
@@ -32,24 +31,13 @@ from storage.limits import WAL_OBJECT_SLICES_MAX
 from storage.log.index import covering
 from storage.log.readplan import scan
 from storage.metadata import keys
-from storage.metadata.port import MetadataStore, Record
+from storage.metadata.port import MetadataStore
 from storage.objects.port import ObjectStore
 from storage.vocabulary import PartitionId, TopicId
 
 TIMEOUT_S: Final = 30.0
 ATTEMPTS_MAX: Final = 3
 """An entry may move from `pending` to index/ between the two reads, and its object may be collected: then all is read again."""
-_TOPIC_IDS_READ_MAX: Final = 1_000
-
-_topic_decoder: Final = msgspec.json.Decoder(Topic)
-
-
-class _TopicName(msgspec.Struct):
-    fmt: int
-    name: str
-
-
-_name_decoder: Final = msgspec.json.Decoder(_TopicName)
 
 
 class _Found(NamedTuple):
@@ -119,7 +107,7 @@ class Tracer:
             raise TraceFailed(
                 f"Topic {_quoted(name)} does not exist. {hint} Another cluster? forebay config show --origin", exit_code=EXIT_NOT_FOUND
             )
-        return decode(_topic_decoder, record.value, known=FMT, path=record.path)
+        return decode_topic(record)
 
     async def _find(self, topic: Topic, partition: int, offset: int) -> _Found:
         """The entry that covers `offset`, by reads issued now."""
@@ -214,14 +202,9 @@ class Tracer:
 
     async def _names(self, topic_ids: list[TopicId]) -> dict[TopicId, str]:
         """Those of topics that still exist."""
-        records: list[Record | None] = []
-        for start in range(0, len(topic_ids), _TOPIC_IDS_READ_MAX):
-            records += await self._metadata.get_many([keys.topic_id(one) for one in topic_ids[start : start + _TOPIC_IDS_READ_MAX]])
-        return {
-            topic_id: decode(_name_decoder, record.value, known=FMT, path=record.path).name
-            for topic_id, record in zip(topic_ids, records, strict=True)
-            if record is not None
-        }
+        records = await read_topic_ids(self._metadata, topic_ids)
+        found = {topic_id: decode_topic_id(record) for topic_id, record in zip(topic_ids, records, strict=True) if record is not None}
+        return {topic_id: record.name for topic_id, record in found.items() if not record.is_deleted}
 
     async def _batch(self, entry: Entry, key: str, offset: int) -> BatchFacts:
         """The batch that holds `offset`. Raises `Corrupt` where the spans hold no such batch."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -11,6 +11,7 @@ import msgspec
 
 from runtime.clock import Clock
 from storage.catalog.gathering import Gathering
+from storage.catalog.live_brokers import read_live
 from storage.catalog.records import decode, encode
 from storage.catalog.writes import ATTEMPTS_MAX, write_one
 from storage.errors import AlreadyExists, StorageError, Unavailable
@@ -63,6 +64,10 @@ class Registration:
     epoch: int
 
 
+def _ignore(_registration: Registration) -> None:
+    pass
+
+
 _decoder = msgspec.json.Decoder(BrokerRecord)
 _id = operator.attrgetter("broker_id")
 
@@ -84,10 +89,23 @@ class BrokerDirectory:
         self._live_until_s = 0.0
         self._changes = 0
         self._scans = Gathering(self._scan)
+        self._witnesses = 0
+        self._epoch_reads = Gathering(self._read_epochs)
         self._subscription = metadata.subscribe(self._changed, prefix=keys.BROKERS_PREFIX)
 
-    async def register(self, *, listeners: Sequence[Endpoint], rack: str | None, version: str, broker_id: int | None) -> Registration:
+    async def register(
+        self,
+        *,
+        listeners: Sequence[Endpoint],
+        rack: str | None,
+        version: str,
+        broker_id: int | None,
+        on_registered: Callable[[Registration], None] = _ignore,
+    ) -> Registration:
         """Announce this broker under `broker_id`, or under the smallest free id from 1 on; again after a loss, for a new epoch.
+
+        `on_registered` hears of it in the same turn of the loop in which `registered_epoch` becomes the new one; after that the former
+        session, if there was one, is closed, which may take seconds.
 
         A record of the registration before, should it still be there, is taken over, so that nobody sees the broker gone in between.
         A given id that an earlier process of this broker still holds (the same listeners) is waited for, until its session must have ended.
@@ -95,13 +113,15 @@ class BrokerDirectory:
         """
         former, self._session, self._stands = self._session, None, False
         try:
-            return await self._register(tuple(listeners), rack, version, broker_id)
+            registration = await self._register(tuple(listeners), rack, version, broker_id)
+            on_registered(registration)
         except StorageError:
             # A put whose outcome is unknown must not be kept alive by the session it was made under.
             await self._end_session()
             raise
         finally:
             await _close(former)
+        return registration
 
     async def _register(self, listeners: tuple[Endpoint, ...], rack: str | None, version: str, broker_id: int | None) -> Registration:
         deadline_s = self._clock.monotonic_s() + (self._session_timeout_ms + _TAKEN_MARGIN_MS) / 1_000
@@ -190,6 +210,12 @@ class BrokerDirectory:
                 raise
             return self._as_seen(self._live, is_stale=True)
 
+    async def epochs_now(self) -> frozenset[int]:
+        """The epochs of all registered brokers, as of a moment after the call: an epoch that was handed out before it and is not among them
+        is gone for ever. Raises `Unavailable`, also while this broker is not registered itself.
+        """
+        return (await self._epoch_reads.ask([None]))[None]
+
     def close(self) -> None:
         """Take no more hints."""
         self._subscription.cancel()
@@ -222,6 +248,14 @@ class BrokerDirectory:
             self._live_until_s = self._scanned_at_s + CACHE_AGE_S
         return {None: live}
 
+    async def _read_epochs(self, _: list[None]) -> dict[None, frozenset[int]]:
+        session = self.session
+        if session is None:
+            raise Unavailable("cannot read the live brokers for certain: this broker is not registered")
+        self._witnesses += 1
+        records = await read_live(self._metadata, session, number=self._witnesses)
+        return {None: frozenset([record.version for record in records])}
+
     def _as_seen(self, found: list[BrokerRecord], *, is_stale: bool = False) -> list[BrokerRecord]:
         """By id, with this broker if it is registered, or alone: its own record may be too new, or too old, for the list."""
         own = self._own
@@ -232,9 +266,10 @@ class BrokerDirectory:
             return others
         return sorted([own, *(record for record in others if record.broker_id != own.broker_id)], key=_id)
 
-    def _changed(self, _: str) -> None:
-        self._changes += 1
-        self._live_until_s = 0.0
+    def _changed(self, path: str) -> None:
+        if keys.is_broker(path):
+            self._changes += 1
+            self._live_until_s = 0.0
 
 
 async def _close(session: Session | None) -> None:

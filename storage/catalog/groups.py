@@ -8,9 +8,9 @@ import msgspec
 import structlog
 
 from storage.catalog.records import decode, encode
+from storage.catalog.topic_records import decode_topic_id, read_topic_ids
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.limits import METADATA_VALUE_BYTES_MAX
-from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
 from storage.metadata.port import Key, MetadataStore, Record
 from storage.vocabulary import TopicId
@@ -104,14 +104,6 @@ class OffsetRecord(msgspec.Struct, frozen=True, kw_only=True):
     expires_at_ms: int | None = None
 
 
-class _TopicName(msgspec.Struct, frozen=True):
-    """What a group wants to know of topic-ids/{topic_id}."""
-
-    fmt: int
-    name: str
-
-
-_topic_names = msgspec.json.Decoder(_TopicName)
 _claims = msgspec.json.Decoder(ClaimRecord)
 _groups = msgspec.json.Decoder(GroupRecord)
 _heads = msgspec.json.Decoder(GroupHead)
@@ -129,12 +121,17 @@ def decode_offset(record: Record) -> OffsetRecord:
 
 
 async def topic_names(metadata: MetadataStore, topic_ids: Sequence[TopicId]) -> dict[TopicId, str | None]:
-    """As of a read made for this question; None for a topic that is gone, nothing for a name that cannot be read. Raises `Unavailable`."""
-    records = await metadata.get_many([keys.topic_id(topic_id) for topic_id in topic_ids])
+    """As of a read made for this question; None for a topic whose record says that it was deleted. Nothing for a name that cannot be
+    read, and for one that is not there: the topic may be younger than the state that was read. Raises `Unavailable`.
+    """
+    records = await read_topic_ids(metadata, topic_ids)
     names: dict[TopicId, str | None] = {}
     for topic_id, record in zip(topic_ids, records, strict=True):
+        if record is None:
+            continue
         try:
-            names[topic_id] = None if record is None else decode(_topic_names, record.value, known=FMT, path=record.path).name
+            found = decode_topic_id(record)
+            names[topic_id] = None if found.is_deleted else found.name
         except (Corrupt, IncompatibleFormat) as error:
             _log.warning("topic_name_not_readable", topic_id=topic_id, cause=str(error))
     return names

@@ -1,10 +1,16 @@
 """The epoch of this broker: the version of its registration record, under which its commits are made (DESIGN.md §8)."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+
+from storage.errors import StorageError
 
 
 class BrokerEpoch:
-    """`current` is what new commits begin under. `live` reads which epochs are registered; it may be answered from an older state."""
+    """`current` is what new commits begin under.
+
+    `live` reads which epochs are registered, as of a moment after it is called: one that was read in a control record before, and is not
+    among them, is gone for ever. It raises `Unavailable` when that cannot be shown.
+    """
 
     def __init__(self, epoch: int, *, registered_epoch: Callable[[], int | None], live: Callable[[], Awaitable[frozenset[int]]]) -> None:
         """`registered_epoch`: the epoch whose registration certainly exists; None if none does."""
@@ -16,6 +22,14 @@ class BrokerEpoch:
     def is_registered(self, epoch: int) -> bool:
         """True if the registration of `epoch` certainly exists, so that nobody may have dropped what that epoch wrote into `writers`."""
         return self.registered_epoch() == epoch
+
+    async def gone(self, epochs: Collection[int]) -> frozenset[int]:
+        """Those of `epochs`, read before the call, whose registration is certainly over; none of them while that cannot be shown."""
+        try:
+            live = await self.live()
+        except StorageError:
+            return frozenset()
+        return frozenset(epochs) - live - {self.current}
 
     def next_commit_seq(self) -> int:
         """A number that no other commit of this process has, in whatever partition and under whatever epoch."""

@@ -2,12 +2,13 @@
 
     llog/cluster                                            cluster id, format version        written once
     llog/topics/{name}                                      the topic                         CAS
-    llog/topic-ids/{topic_id}                               its name                          written once, deleted with the topic
+    llog/topic-ids/{topic_id}                               its name, then that it is deleted  put-if-absent, then any
     llog/{topic_id}/partitions/{p:05}/meta/control          THE record of the partition       CAS only
     llog/{topic_id}/partitions/{p:05}/index/{end:020}       chunk of entries                  put-if-absent
     llog/{topic_id}/partitions/{p:05}/segments/{end:020}    segment entry                     put-if-absent
     llog/{topic_id}/partitions/{p:05}/producers/{page}      a page of producer states         put-if-absent
     llog/brokers/{id:010}                                   a live broker                     ephemeral
+    llog/brokers/w{session}-{n}                             proves that a list is fresh       ephemeral, put once
     llog/producer-ids                                       the next block of producer ids    CAS
     llog/coordinators/{slot:02}                             who coordinates that slot         ephemeral
     llog/groups/{group}                                     a consumer group                  CAS
@@ -50,8 +51,28 @@ def broker(broker_id: int) -> Key:
 
 
 def brokers() -> tuple[Key, str]:
+    """Those that `broker` makes, which begin with a digit, and no witness."""
+    return Key(BROKERS_PREFIX, ROOT), f"{BROKERS_PREFIX}:"
+
+
+def broker_witness(session_id: int, number: int) -> Key:
+    """A key beside the brokers that nobody has put before, for storage/catalog/live_brokers.py."""
+    return Key(f"{BROKERS_PREFIX}w{session_id}-{number}", ROOT)
+
+
+def brokers_and_witnesses() -> tuple[Key, str]:
     start, end = children_of(f"{ROOT}/brokers")
     return Key(start, ROOT), end
+
+
+def beside_brokers(path: str) -> Key:
+    """The key of a broker or a witness that was listed."""
+    return Key(path, ROOT)
+
+
+def is_broker(path: str) -> bool:
+    """Whether `path` is the key of a broker's record."""
+    return path.startswith(BROKERS_PREFIX) and path[len(BROKERS_PREFIX) :].isdecimal()
 
 
 def coordinator(slot: int) -> Key:

@@ -1,6 +1,8 @@
+"""The registered life, and that an epoch counts as registered only while its record is certainly there."""
+
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,19 +12,39 @@ from broker.registration import RegisteredLife
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
-from storage.errors import AlreadyExists, Unavailable
+from storage.errors import AlreadyExists, OutcomeUnknown, StorageError, Unavailable
+from storage.log.batch import Appended
 from storage.log.broker_epoch import BrokerEpoch
 from storage.metadata import keys
-from storage.metadata.port import Record
-from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata
+from storage.metadata.memory import MemorySession
+from storage.metadata.port import Put, Record
+from storage.objects.memory import MemoryObjectStore
+from tests.unit.storage.catalog.deposed import DeposedMetadata
+from tests.unit.storage.catalog.faulty import Fault
+from tests.unit.storage.log.batches import batch_bytes
+from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 HERE = (Endpoint("PLAINTEXT", "here", 9092),)
 ELSEWHERE = (Endpoint("PLAINTEXT", "elsewhere", 9092),)
 
 
+class SlowClose:
+    """As of a session whose shard does not answer: its end is under way until it `may_end`."""
+
+    def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
+        self.has_begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self._close = close
+
+    async def __call__(self) -> None:
+        self.has_begun.set()
+        await self.may_end.wait()
+        await self._close()
+
+
 @dataclass
 class Living:
-    metadata: FaultyMetadata
+    metadata: DeposedMetadata
     directory: BrokerDirectory
     life: RegisteredLife
     heard: "asyncio.Queue[str | None]" = field(default_factory=lambda: asyncio.Queue(maxsize=100))
@@ -30,6 +52,14 @@ class Living:
     async def lose_session(self) -> None:
         assert self.directory._session is not None
         await self.directory._session.close()
+
+    def close_slowly(self) -> "SlowClose":
+        """The session behind the registration will be."""
+        session = self.directory._session
+        assert session is not None
+        slow = SlowClose(session.close)
+        session.close = slow  # type: ignore[method-assign]
+        return slow
 
     async def hear(self) -> str | None:
         """The next change."""
@@ -47,12 +77,10 @@ class Living:
 
 @contextlib.asynccontextmanager
 async def living(fixed_id: int | None = None) -> AsyncIterator[Living]:
-    metadata = FaultyMetadata()
+    metadata = DeposedMetadata()
     directory = BrokerDirectory(metadata, clock=SystemClock())
     heard: asyncio.Queue[str | None] = asyncio.Queue(maxsize=100)
-    life = RegisteredLife(
-        directory, metadata=metadata, listeners=HERE, rack="a", version="0", fixed_id=fixed_id, on_change=heard.put_nowait
-    )
+    life = RegisteredLife(directory, listeners=HERE, rack="a", version="0", fixed_id=fixed_id, on_change=heard.put_nowait)
     yield Living(metadata, directory, life, heard)
     await life.end()
     await metadata.close()
@@ -197,3 +225,150 @@ async def test_a_begin_that_fails_leaves_nothing_behind() -> None:
         with pytest.raises(Unavailable):
             await broker.life.begin()
         assert broker.heard.empty()
+
+
+def believed_lost(directory: BrokerDirectory) -> None:
+    """The broker takes its session for lost; the store still has it, until it is closed or its time is over."""
+    session = directory._session
+    assert isinstance(session, MemorySession)
+    session.end()
+
+
+async def test_the_epoch_is_the_new_one_while_the_former_session_is_still_being_closed() -> None:
+    async with living() as broker, staying(broker) as epoch:
+        old = epoch.current
+        closing = broker.close_slowly()
+        believed_lost(broker.directory)
+        await asyncio.wait_for(closing.has_begun.wait(), 10)
+        record = await broker.record(1)
+        seen = (epoch.is_registered(old), epoch.is_registered(epoch.current), epoch.current)
+        heard = [await broker.hear(), await broker.hear()]
+        closing.may_end.set()
+
+        assert record is not None
+        assert seen == (False, True, record.version)
+        assert heard == ["the session was lost", None]
+
+
+@pytest.mark.parametrize("begun", ["before the loss", "while the former session is being closed"])
+async def test_a_batch_whose_outcome_got_lost_around_a_new_registration_is_never_appended_twice(
+    begun: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The review's D: another broker drops what is written under an epoch that nobody has any more, and this one took it for its own."""
+    monkeypatch.setattr("storage.log.commit.WRITERS_KEPT_MAX", 0)
+    async with living() as broker, staying(broker) as epoch, contextlib.AsyncExitStack() as closing:
+        rival = BrokerDirectory(broker.metadata, clock=SystemClock())
+        theirs = await rival.register(listeners=ELSEWHERE, rack=None, version="0", broker_id=2)
+        objects = MemoryObjectStore(clock=SystemClock())
+        one = await closing.enter_async_context(rig(shared=broker.metadata.store, objects=objects, registered=epoch))
+        other_epoch = BrokerEpoch(theirs.epoch, registered_epoch=lambda: rival.registered_epoch, live=rival.epochs_now)
+        other = await closing.enter_async_context(rig(shared=broker.metadata.store, objects=objects, registered=other_epoch))
+        await one.parts.control_reads.refresh([one.parts.partitions.get(PARTITION)])
+
+        sent = await sent_in_doubt(one) if begun == "before the loss" else None
+        slow = broker.close_slowly()
+        believed_lost(broker.directory)
+        await asyncio.wait_for(slow.has_begun.wait(), 10)
+        sent = sent or await sent_in_doubt(one)
+        assert await other.send(batch_bytes(1)) == [Appended(1, 0)]
+        one.metadata.reads_fail = False
+        (settled,) = await asyncio.wait_for(sent, 10)
+        slow.may_end.set()
+
+        assert (await other.control()).sequence_counter == 2, "each batch was sent once"
+        if begun == "before the loss":
+            assert isinstance(settled, OutcomeUnknown), "its entry is gone with its epoch"
+        else:
+            assert settled == Appended(0, 0)
+
+
+async def sent_in_doubt(one: Rig) -> "asyncio.Future[list[Appended | StorageError]]":
+    """A batch that is appended and whose reply is lost; reads fail from then on."""
+    one.metadata.faults.append("reply lost")
+    sent = one.send(batch_bytes(1))
+    one.metadata.writes.clear()
+    while not one.metadata.writes:  # noqa: ASYNC110 - until the request is sent
+        await asyncio.sleep(0)
+    one.metadata.reads_fail = True
+    return sent
+
+
+async def test_a_list_of_brokers_from_a_deposed_leader_makes_nobody_dead() -> None:
+    async with living() as broker, staying(broker) as epoch:
+        broker.metadata.depose()
+        younger = await broker.rival(2)
+        with pytest.raises(Unavailable, match="for certain"):
+            await epoch.live()
+        gone = await epoch.gone([younger.epoch])
+        broker.metadata.elect()
+
+        assert gone == frozenset()
+        assert await epoch.live() == {epoch.current, younger.epoch}
+        assert await epoch.gone([younger.epoch, younger.epoch + 1_000]) == {younger.epoch + 1_000}
+
+
+async def test_a_list_that_is_fresh_and_records_that_are_not_make_nobody_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with living() as broker, staying(broker) as epoch:
+        younger = await broker.rival(2)
+        list_paths = broker.metadata.list
+        broker.metadata.depose()
+        broker.metadata.elect()
+
+        async def listed_by_the_leader(start: keys.Key, end: str) -> list[str]:
+            paths = await list_paths(start, end)
+            broker.metadata._past = {}
+            return paths
+
+        monkeypatch.setattr(broker.metadata, "list", listed_by_the_leader)
+        gone = await epoch.gone([younger.epoch])
+        broker.metadata.elect()
+
+        assert gone == frozenset()
+
+
+@pytest.mark.parametrize("fault", [Fault.REQUEST_LOST, Fault.REFUSED])
+async def test_a_list_without_its_witness_proves_nothing(fault: Fault) -> None:
+    async with living() as broker, staying(broker) as epoch:
+        broker.metadata.all_faults = fault
+        gone = await epoch.gone([epoch.current + 1_000])
+        broker.metadata.all_faults = None
+
+        assert gone == frozenset()
+        assert await epoch.gone([epoch.current + 1_000]) == {epoch.current + 1_000}
+
+
+async def test_a_witness_whose_reply_is_lost_is_one_and_none_stays_behind() -> None:
+    async with living() as broker, staying(broker) as epoch:
+        broker.metadata.faults[len(broker.metadata.writes)] = Fault.REPLY_LOST
+        live = await asyncio.gather(*(epoch.live() for _ in range(5)))
+        start, end = keys.brokers_and_witnesses()
+
+        assert set(live) == {frozenset({epoch.current})}
+        assert await broker.metadata.list(start, end) == [keys.broker(1).path]
+
+
+async def test_a_broker_without_a_registration_calls_nobody_dead() -> None:
+    async with living() as broker:
+        epoch = await broker.life.begin()
+        believed_lost(broker.directory)
+
+        with pytest.raises(Unavailable, match="not registered"):
+            await epoch.live()
+        assert await epoch.gone([epoch.current + 1]) == frozenset()
+
+
+async def test_witnesses_are_no_brokers() -> None:
+    async with living() as broker:
+        await broker.life.begin()
+        session = broker.directory.session
+        assert session is not None
+        witness = Put(keys.broker_witness(session.session_id, 99), b"{}", None, session=session.session_id)
+        await broker.metadata.write([witness])
+
+        assert [record.broker_id for record in await broker.directory.live()] == [1]
+        assert (await broker.rival(2)).broker_id == 2
+        assert (
+            await BrokerDirectory(broker.metadata, clock=SystemClock()).register(
+                listeners=ELSEWHERE, rack=None, version="0", broker_id=None
+            )
+        ).broker_id == 3

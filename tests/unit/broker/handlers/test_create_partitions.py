@@ -141,12 +141,19 @@ async def test_what_is_not_done_in_time_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "code"), [(Fault.REFUSED, ErrorCode.kafka_storage_error), (Fault.REQUEST_LOST, ErrorCode.request_timed_out)]
+    ("fault", "are_logs_made", "code"),
+    [
+        (Fault.REFUSED, False, ErrorCode.kafka_storage_error),
+        (Fault.REQUEST_LOST, False, ErrorCode.kafka_storage_error),
+        (Fault.REQUEST_LOST, True, ErrorCode.request_timed_out),
+    ],
 )
-async def test_a_store_that_fails_is_retriable(fault: Fault, code: ErrorCode) -> None:
+async def test_a_store_that_fails_is_retriable_and_as_definite_as_it_is(fault: Fault, are_logs_made: bool, code: ErrorCode) -> None:
     async with cluster() as broker:
-        await broker.create("t")
-        broker.metadata.all_faults = fault
+        topic = await broker.create("t")
+        plan_and_logs = 1 + len({broker.metadata.shard_of(f"{topic.topic_id}/{number}") for number in (1, 2)})
+        begun = len(broker.metadata.writes) + (plan_and_logs if are_logs_made else 0)
+        broker.metadata.faults = dict.fromkeys(range(begun, begun + 100), fault)
         written = await ask(broker, ("t", 3, None))
         broker.metadata.reads_fail = True
         read = await ask(broker, ("t", 3, None))

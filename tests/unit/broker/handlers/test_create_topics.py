@@ -184,7 +184,7 @@ async def test_what_is_not_done_in_time_is_timed_out() -> None:
             if len(broker.metadata.writes) > second:
                 await never.wait()
 
-        second = len(broker.metadata.writes) + 2
+        second = len(broker.metadata.writes) + 3
         broker.metadata.before_write = hang_at_the_second_topic
         answers = await ask(broker, topic("a"), topic("b"), topic("c"), timeout_ms=20)
 
@@ -205,11 +205,18 @@ async def test_no_time_at_all_is_honoured(timeout_ms: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "code"), [(Fault.REFUSED, ErrorCode.kafka_storage_error), (Fault.REQUEST_LOST, ErrorCode.request_timed_out)]
+    ("fault", "written", "code"),
+    [
+        (Fault.REFUSED, 0, ErrorCode.kafka_storage_error),
+        (Fault.REQUEST_LOST, 0, ErrorCode.kafka_storage_error),
+        (Fault.REFUSED, 2, ErrorCode.kafka_storage_error),
+        (Fault.REQUEST_LOST, 2, ErrorCode.request_timed_out),
+    ],
 )
-async def test_a_store_that_fails_is_retriable_and_as_definite_as_it_is(fault: Fault, code: ErrorCode) -> None:
+async def test_a_store_that_fails_is_retriable_and_as_definite_as_it_is(fault: Fault, written: int, code: ErrorCode) -> None:
     async with cluster() as broker:
-        broker.metadata.all_faults = fault
+        begun = len(broker.metadata.writes) + written
+        broker.metadata.faults = dict.fromkeys(range(begun, begun + 100), fault)
         (found,) = await ask(broker, topic())
 
     assert error_of(found) is code

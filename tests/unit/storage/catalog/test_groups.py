@@ -81,13 +81,14 @@ def test_a_group_fits_with_the_longest_names_that_there_may_be() -> None:
     assert len(encode_group(group)) <= METADATA_VALUE_BYTES_MAX
 
 
-async def test_the_name_of_a_topic_that_cannot_be_read_is_left_out() -> None:
+async def test_a_topic_is_gone_if_its_record_says_so_and_a_name_that_cannot_be_read_is_left_out() -> None:
     store = MemoryMetadataStore(clock=SystemClock())
-    named, broken, gone = (TopicId(f"topic-{name}") for name in ("named", "broken", "gone"))
+    named, broken, gone, absent = (TopicId(f"topic-{name}") for name in ("named", "broken", "gone", "absent"))
     await store.write([Put(keys.topic_id(named), b'{"fmt":1,"name":"t"}', None)])
     await store.write([Put(keys.topic_id(broken), b"nonsense", None)])
+    await store.write([Put(keys.topic_id(gone), b'{"fmt":1,"name":"t","deleted_logs":3}', None)])
 
-    assert await topic_names(store, [named, broken, gone]) == {named: "t", gone: None}
+    assert await topic_names(store, [named, broken, gone, absent]) == {named: "t", gone: None}
     await store.close()
 
 

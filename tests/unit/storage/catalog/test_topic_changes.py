@@ -9,9 +9,10 @@ import pytest
 from storage.catalog.topic_configs import InvalidTopicConfig
 from storage.catalog.topics import Topic
 from storage.errors import NotFound, OutcomeUnknown, StorageError, Unavailable
-from storage.formats.control import Control, LogState, encode
+from storage.formats.control import Control, LogState, decode_control, encode
 from storage.metadata import keys
 from storage.metadata.port import Put, WriteOp
+from tests.unit.storage.catalog.deposed import DeposedMetadata
 from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata
 from tests.unit.storage.catalog.test_topics import create, log_states, open_topics
 
@@ -35,9 +36,10 @@ async def test_partitions_are_added_with_their_logs_first() -> None:
     assert before == 3
     assert (grown.topic_id, grown.partition_count, grown.configs) == (topic.topic_id, 5, topic.configs)
     assert await log_states(metadata, grown) == [LogState.OPEN] * 5
-    paths = [op.key.path for ops in metadata.writes[begun:] for op in ops if isinstance(op, Put)]
-    assert paths[-1] == keys.topic("orders").path
-    assert all(path.endswith(keys.CONTROL_SUFFIX) for path in paths[:-1])
+    planned, *logs, raised = [op.key.path for ops in metadata.writes[begun:] for op in ops if isinstance(op, Put)]
+    assert planned == raised == keys.topic("orders").path
+    assert len(logs) == 2
+    assert all(path.endswith(keys.CONTROL_SUFFIX) for path in logs)
     assert (await topics.lookup(["orders"]))["orders"] == grown
 
 
@@ -52,7 +54,7 @@ async def test_a_number_that_is_no_increase_changes_nothing(count: int) -> None:
     assert len(metadata.writes) == begun
 
 
-@pytest.mark.parametrize("write", range(2))
+@pytest.mark.parametrize("write", range(4))
 @pytest.mark.parametrize("fault", list(Fault))
 async def test_adding_partitions_survives_any_fault_of_any_write(write: int, fault: Fault) -> None:
     metadata = FaultyMetadata()
@@ -171,6 +173,10 @@ async def test_a_store_that_never_takes_the_change_is_reported_for_what_it_is(fa
 
     with pytest.raises(error):
         await topics.alter_configs(topic, with_flush)
+    with pytest.raises(Unavailable):
+        await topics.add_partitions(topic, 4)  # which was not even planned for certain
+    metadata.all_faults = None
+    metadata.faults = dict.fromkeys(range(len(metadata.writes) + 2, len(metadata.writes) + 100), fault)
     with pytest.raises(error):
         await topics.add_partitions(topic, 4)
 
@@ -187,6 +193,83 @@ async def test_an_incarnation_that_is_gone_is_not_changed() -> None:
     with pytest.raises(NotFound):
         await topics.add_partitions(gone, 9)
     assert await reread(metadata) == fresh
+
+
+@pytest.mark.parametrize("at", ["planned", "logs", "raised"])
+async def test_a_topic_that_is_deleted_while_partitions_are_added_leaves_no_log_open(at: str) -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+    topic = await create(topics, partition_count=1)
+    begun = len(metadata.writes)
+    number = {"planned": 1, "logs": 2, "raised": len({metadata.shard_of(f"{topic.topic_id}/{number}") for number in (1, 2)}) + 2}[at]
+
+    async def delete(_: Sequence[WriteOp]) -> None:
+        if len(metadata.writes) == begun + number:
+            await open_topics(metadata.store).delete(topic)
+
+    metadata.before_write = delete
+    with pytest.raises(NotFound):
+        await topics.add_partitions(topic, 3)
+
+    grown = [topic.partition(number) for number in range(3)]
+    records = await metadata.get_many([keys.PartitionKeys(partition).control for partition in grown])
+    states = [None if record is None else decode_control(record.value, path=record.path).log_state for record in records]
+    assert LogState.OPEN not in states
+    assert states == [LogState.DELETED] * 3 if at != "planned" else [LogState.DELETED, None, None]
+
+
+async def test_a_log_that_arrives_after_its_topic_was_deleted_finds_a_tombstone() -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+    topic = await create(topics, partition_count=1)
+    metadata.faults = dict.fromkeys(range(len(metadata.writes) + 1, len(metadata.writes) + 100), Fault.LATE)
+    with pytest.raises(Unavailable):
+        await topics.add_partitions(topic, 2)
+    metadata.faults = {}
+    await topics.delete(topic)
+
+    await metadata.deliver()
+
+    (record,) = await metadata.get_many([keys.PartitionKeys(topic.partition(1)).control])
+    assert record is not None
+    assert decode_control(record.value, path=record.path).log_state is LogState.DELETED
+
+
+async def test_a_deposed_leader_does_not_make_a_change_look_made() -> None:
+    """What the configs were an hour ago is what is asked for now: that nothing is left to do must not be believed."""
+    metadata = DeposedMetadata()
+    topics = open_topics(metadata)
+    topic = await create(topics)
+    metadata.depose()
+    other = open_topics(metadata.store)
+    await other.alter_configs(topic, with_flush)
+    begun = len(metadata.writes)
+    task = asyncio.get_running_loop().create_task(topics.alter_configs(topic, lambda _: {"retention.ms": "1"}))
+    while len(metadata.writes) == begun:  # noqa: ASYNC110 - until its condition has failed
+        await asyncio.sleep(0)
+    metadata.elect()
+    await task
+
+    assert (await open_topics(metadata.store).lookup(["orders"]))["orders"].configs == {"retention.ms": "1"}
+
+
+async def test_a_deposed_leader_does_not_make_a_topic_look_deleted() -> None:
+    metadata = DeposedMetadata()
+    topics = open_topics(metadata)
+    before = dict(metadata.store._shards[0].records)
+    topic = await create(topics)
+    metadata.faults[len(metadata.writes)] = Fault.REQUEST_LOST
+
+    async def go_back(_: Sequence[WriteOp]) -> None:
+        metadata.before_write = None
+        metadata._past = before
+
+    metadata.before_write = go_back
+    with pytest.raises(OutcomeUnknown):
+        await topics.delete(topic)
+    metadata.elect()
+
+    assert await open_topics(metadata).lookup(["orders"]) == {"orders": topic}
 
 
 async def test_a_topic_that_was_deleted_with_its_added_partitions_takes_no_writes_in_them() -> None:

@@ -7,7 +7,9 @@ import pytest
 
 from runtime.ids import IdSource
 from storage.catalog.records import encode
+from storage.catalog.topic_records import decode_topic_id, read_topic
 from storage.catalog.topics import CACHE_AGE_S, Topic, Topics, TopicState
+from storage.catalog.writes import ATTEMPTS_MAX
 from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.formats import control as control_format
 from storage.formats.control import Control, LogState, decode_control
@@ -34,8 +36,10 @@ async def log_states(metadata: MetadataStore, topic: Topic) -> list[LogState | N
 
 
 async def topic_ids(metadata: MetadataStore) -> list[str]:
+    """Those of topics that are not deleted."""
     start, end = children_of("llog/topic-ids")
-    return [path.removeprefix(start) for path in await metadata.list(Key(start, keys.ROOT), end)]
+    records = [record async for record in metadata.range_scan(Key(start, keys.ROOT), end)]
+    return [record.path.removeprefix(start) for record in records if not decode_topic_id(record).is_deleted]
 
 
 async def names(metadata: MetadataStore) -> list[str]:
@@ -71,13 +75,21 @@ async def test_creation_writes_an_open_control_record_for_every_partition() -> N
     assert all(len(ops) <= 1_000 for ops in metadata.writes)
 
 
-async def test_the_name_is_put_after_everything_else_is_there() -> None:
+async def test_a_name_is_reserved_first_and_nobody_finds_the_topic_before_everything_is_there() -> None:
     metadata = FaultyMetadata()
+    seen: list[tuple[TopicState | None, bool]] = []
 
-    await create(open_topics(metadata))
+    async def look(_: Sequence[WriteOp]) -> None:
+        holder, _version = await read_topic(metadata.store, "orders")
+        found = await open_topics(metadata.store).lookup_now(["orders"])
+        seen.append((None if holder is None else holder.state, "orders" in found))
 
-    assert [op.key for op in metadata.writes[-1] if isinstance(op, Put)][-1] == keys.topic("orders")
-    assert not any(op.key == keys.topic("orders") for ops in metadata.writes[:-1] for op in ops if isinstance(op, Put))
+    metadata.before_write = look
+    created = await create(open_topics(metadata), partition_count=1)
+
+    assert seen == [(None, False), (TopicState.CREATING, False), (TopicState.CREATING, False)]
+    assert await open_topics(metadata).lookup(["orders"]) == {"orders": created}
+    assert created.state is TopicState.ACTIVE
 
 
 async def test_the_second_creator_of_a_name_is_told() -> None:
@@ -103,7 +115,7 @@ async def test_a_race_of_creators_leaves_one_topic_and_no_orphan(seed: int) -> N
     assert (await open_topics(metadata).lookup_ids([winner.topic_id]))[winner.topic_id] == winner
     for topic_id in all_topic_ids_written(metadata):
         states = await log_states(metadata, msgspec.structs.replace(winner, topic_id=TopicId(topic_id)))
-        assert states == [LogState.OPEN if topic_id == winner.topic_id else None] * 3
+        assert states == [LogState.OPEN] * 3 if topic_id == winner.topic_id else LogState.OPEN not in states
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.REQUEST_LOST, Fault.REPLY_LOST])
@@ -119,16 +131,20 @@ async def test_creation_survives_any_fault_of_any_write(write: int, fault: Fault
     assert await log_states(metadata, topic) == [LogState.OPEN] * 3
 
 
-async def test_a_creation_that_arrives_late_counts_as_ours() -> None:
-    metadata = FaultyMetadata()
-    controls, repeated_controls, name = range(3)
-    metadata.faults = {controls: Fault.LATE, name: Fault.LATE}
+RESERVED, CONTROLS, ACTIVATED = range(3)
+"""The writes of a creation with one partition."""
 
-    async def deliver_before_a_repeated_write(ops: Sequence[WriteOp]) -> None:
-        if len(metadata.writes) - 1 != name and len(metadata.writes) > repeated_controls:
+
+@pytest.mark.parametrize("repeated", [RESERVED, CONTROLS, ACTIVATED])
+async def test_a_creation_of_which_something_arrives_late_counts_as_ours(repeated: int) -> None:
+    metadata = FaultyMetadata()
+    metadata.faults = {repeated: Fault.LATE}
+
+    async def deliver_before_the_repetition(_: Sequence[WriteOp]) -> None:
+        if len(metadata.writes) == repeated + 2:
             await metadata.deliver()
 
-    metadata.before_write = deliver_before_a_repeated_write
+    metadata.before_write = deliver_before_the_repetition
     topic = await create(open_topics(metadata), partition_count=1)
 
     assert len(metadata.writes) == 4
@@ -137,67 +153,167 @@ async def test_a_creation_that_arrives_late_counts_as_ours() -> None:
     assert await log_states(metadata, topic) == [LogState.OPEN]
 
 
-@pytest.mark.parametrize(("fault", "error"), [(Fault.REFUSED, Unavailable), (Fault.REQUEST_LOST, OutcomeUnknown)])
-async def test_a_name_that_cannot_be_put_is_no_topic_and_the_error_says_how_sure_that_is(fault: Fault, error: type[StorageError]) -> None:
+@pytest.mark.parametrize("write", [RESERVED, CONTROLS, ACTIVATED])
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.REQUEST_LOST])
+async def test_a_name_that_cannot_be_put_is_no_topic_and_the_error_says_how_sure_that_is(fault: Fault, write: int) -> None:
     metadata = FaultyMetadata()
-    controls = 1
-    metadata.faults = dict.fromkeys(range(controls, 100), fault)
+    metadata.faults = dict.fromkeys(range(write, 100), fault)
+    in_doubt = fault is Fault.REQUEST_LOST and write == ACTIVATED
 
-    with pytest.raises(error):
+    with pytest.raises(OutcomeUnknown if in_doubt else Unavailable):
         await create(open_topics(metadata), partition_count=1)
 
+    assert await open_topics(metadata).lookup(["orders"]) == {}
+    metadata.faults = {}
+    created = await create(open_topics(metadata), partition_count=1)
+    assert await topic_ids(metadata) == [created.topic_id]
+
+
+async def test_a_creation_whose_logs_cannot_be_made_leaves_nobody_waiting() -> None:
+    metadata = FaultyMetadata()
+    metadata.faults = dict.fromkeys(range(CONTROLS, CONTROLS + ATTEMPTS_MAX), Fault.REFUSED)
+
+    with pytest.raises(Unavailable):
+        await create(open_topics(metadata), partition_count=1)
+
+    holder, _ = await read_topic(metadata, "orders")
+    assert holder is not None
+    assert holder.state is TopicState.DELETING
+    assert await open_topics(metadata).lookup(["orders"]) == {}
     assert await names(metadata) == []
 
 
-async def test_a_race_lost_in_doubt_leaves_the_loser_whole_in_case_its_put_still_arrives() -> None:
+async def test_a_first_attempt_that_arrives_after_the_topic_was_deleted_is_no_topic() -> None:
+    """The review's T: it used to be found for ever, and its log took no batch."""
     metadata = FaultyMetadata()
-    metadata.faults[1] = Fault.LATE
-    rival = open_topics(metadata.store)
+    metadata.faults[RESERVED] = Fault.LATE
+    topics = open_topics(metadata)
+    topic = await create(topics, partition_count=1)
+    await topics.delete(topic)
 
-    async def rival_creates(ops: Sequence[WriteOp]) -> None:
-        if len(metadata.writes) == 3:
-            await create(rival, partition_count=1)
-
-    metadata.before_write = rival_creates
-    with pytest.raises(AlreadyExists):
-        await create(open_topics(metadata), partition_count=1)
-    metadata.before_write = None
-    (won,) = (await rival.lookup_now(["orders"])).values()
-    await rival.delete(won)
     await metadata.deliver()
 
-    (late,) = (await rival.lookup_now(["orders"])).values()
-    assert late.topic_id != won.topic_id
-    assert await log_states(metadata, late) == [LogState.OPEN]
+    assert await topics.lookup_now(["orders"]) == {}
+    assert await topics.all() == []
+    again = await create(topics, partition_count=1)
+    assert await topics.lookup_now(["orders"]) == {"orders": again}
+    assert await log_states(metadata, again) == [LogState.OPEN]
+    assert await topic_ids(metadata) == [again.topic_id]
 
 
-async def test_a_topic_created_in_doubt_and_deleted_by_another_is_not_put_back() -> None:
+async def test_an_activation_that_arrives_after_the_topic_was_deleted_changes_nothing() -> None:
     metadata = FaultyMetadata()
-    metadata.faults[1] = Fault.REPLY_LOST
+    metadata.faults[ACTIVATED] = Fault.LATE
+    topics = open_topics(metadata)
+    topic = await create(topics, partition_count=1)
+    await topics.delete(topic)
+
+    await metadata.deliver()
+
+    assert await names(metadata) == []
+    assert await topic_ids(metadata) == []
+    assert await log_states(metadata, topic) == [LogState.DELETED]
+
+
+async def test_a_creation_that_nobody_continues_is_given_up_by_the_next() -> None:
+    metadata = FaultyMetadata()
+    doomed = open_topics(metadata)
+
+    async def die(_: Sequence[WriteOp]) -> None:
+        if len(metadata.writes) > CONTROLS:
+            raise asyncio.CancelledError
+
+    metadata.before_write = die
+    with pytest.raises(asyncio.CancelledError):
+        await create(doomed, partition_count=2)
+    metadata.before_write = None
+    holder, _ = await read_topic(metadata, "orders")
+    assert holder is not None
+    topic = await create(open_topics(metadata), partition_count=1)
+
+    assert holder.state is TopicState.CREATING
+    assert topic.topic_id != holder.topic_id
+    assert await log_states(metadata, holder) == [LogState.DELETED] * 2, "where a log may yet arrive, a tombstone is"
+    assert await log_states(metadata, topic) == [LogState.OPEN]
+    assert await topic_ids(metadata) == [topic.topic_id]
+
+
+async def test_a_creation_that_was_given_up_by_another_broker_says_so_and_is_no_topic() -> None:
+    metadata = FaultyMetadata()
     rival = open_topics(metadata.store)
+    won: list[Topic] = []
 
-    async def rival_deletes(ops: Sequence[WriteOp]) -> None:
-        if len(metadata.writes) == 3:
-            await rival.delete((await rival.lookup_now(["orders"]))["orders"])
+    async def rival_creates(_: Sequence[WriteOp]) -> None:
+        if len(metadata.writes) == ACTIVATED + 1:
+            won.append(await create(rival, partition_count=1))
 
-    metadata.before_write = rival_deletes
-    with pytest.raises(OutcomeUnknown, match="created and deleted"):
+    metadata.before_write = rival_creates
+    with pytest.raises(Unavailable, match="gave it up"):
         await create(open_topics(metadata), partition_count=1)
 
+    assert await rival.lookup_now(["orders"]) == {"orders": won[0]}
+    assert await topic_ids(metadata) == [won[0].topic_id]
+
+
+@pytest.mark.parametrize("state", ["deleted", "being deleted", "given up before"])
+async def test_a_creation_in_doubt_whose_topic_was_deleted_leaves_the_doubt(state: str) -> None:
+    metadata = FaultyMetadata()
+    metadata.faults[ACTIVATED] = Fault.REQUEST_LOST if state == "given up before" else Fault.REPLY_LOST
+    rival = open_topics(metadata.store)
+
+    async def rival_deletes(_: Sequence[WriteOp]) -> None:
+        if len(metadata.writes) != ACTIVATED + 2:
+            return
+        holder, version = await read_topic(metadata.store, "orders")
+        assert holder is not None
+        if state == "deleted":
+            await rival.delete(holder)
+        else:
+            marked = msgspec.structs.replace(holder, state=TopicState.DELETING)
+            await metadata.store.write([Put(keys.topic("orders"), encode(marked), version)])
+
+    metadata.before_write = rival_deletes
+    with pytest.raises(OutcomeUnknown, match="created and deleted, or given up"):
+        await create(open_topics(metadata), partition_count=1)
+
+    assert await open_topics(metadata).lookup(["orders"]) == {}
     assert await names(metadata) == []
     assert await topic_ids(metadata) == []
 
 
-async def test_a_read_that_fails_after_a_put_in_doubt_leaves_the_doubt() -> None:
+async def test_reads_that_fail_after_an_activation_in_doubt_leave_the_doubt() -> None:
     metadata = FaultyMetadata()
-    metadata.faults[1] = Fault.REPLY_LOST
+    metadata.faults[ACTIVATED] = Fault.REPLY_LOST
 
-    async def reads_fail(ops: Sequence[WriteOp]) -> None:
-        metadata.reads_fail = len(metadata.writes) == 3
+    async def reads_fail(_: Sequence[WriteOp]) -> None:
+        metadata.reads_fail = len(metadata.writes) == ACTIVATED + 2
 
     metadata.before_write = reads_fail
     with pytest.raises(OutcomeUnknown):
         await create(open_topics(metadata), partition_count=1)
+
+
+async def test_a_creation_waits_for_one_that_is_under_way_and_finds_its_topic() -> None:
+    metadata = FaultyMetadata()
+    slow, go_on = FaultyMetadata(metadata.store), asyncio.Event()
+
+    async def hold(_: Sequence[WriteOp]) -> None:
+        if len(slow.writes) == ACTIVATED + 1:
+            await go_on.wait()
+
+    async def release() -> None:
+        if len(metadata.reads) == 3:
+            go_on.set()
+            await asyncio.sleep(0)
+
+    slow.before_write, metadata.after_read = hold, release
+    first = asyncio.get_running_loop().create_task(create(open_topics(slow)))
+    while len(slow.writes) <= ACTIVATED:  # noqa: ASYNC110 - until it is about to be activated
+        await asyncio.sleep(0)
+    with pytest.raises(AlreadyExists):
+        await create(open_topics(metadata))
+
+    assert await open_topics(metadata).lookup(["orders"]) == {"orders": await first}
 
 
 async def test_deletion_leaves_tombstones_and_frees_the_name() -> None:

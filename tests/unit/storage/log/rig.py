@@ -176,7 +176,9 @@ async def rig(
     live: frozenset[int] = frozenset({7, 8}),
     flush: FlushSettings | None = None,
     walking: Blocking | None = None,
+    registered: BrokerEpoch | None = None,
 ) -> AsyncIterator[Rig]:
+    """`registered` is the epoch of a real registration, instead of `epoch` and `live`."""
     clock, telemetry = SystemClock(), Telemetry()
     shared = shared or MemoryMetadataStore(clock=clock, shards=1)
     await shared.write([Put(keys.PartitionKeys(PARTITION).control, encode(Control()), ABSENT)])
@@ -185,7 +187,7 @@ async def rig(
     async def live_epochs() -> frozenset[int]:
         return live
 
-    broker_epoch = BrokerEpoch(epoch, registered_epoch=lambda: epoch, live=live_epochs)
+    broker_epoch = registered or BrokerEpoch(epoch, registered_epoch=lambda: epoch, live=live_epochs)
     async with Nursery() as nursery:
         parts = open_log(
             metadata=metadata,  # type: ignore[arg-type]
