@@ -1,8 +1,7 @@
 """Which entries of `writers` belong to brokers that are gone: the only ones that may be dropped (DESIGN.md §5).
 
-An epoch is the version of a registration record. It is gone for ever when a read of brokers/ that is at least as new as it does not show
-it: versions are never reused. A read is as new as the greatest version it shows, and may be older than what is (a deposed leader of the
-shard), so an epoch above that greatest one is left alone. So is one that is read in a control record after the read of brokers/ began.
+An epoch is the version of a registration record. One that was read in a control record and is not among those registered at a later moment
+is gone for ever: versions are never reused. The order matters:
 
     scan begins … broker 10 registers, commits … control with {10: …} is read … scan ends without 10    must not count 10 as dead
 """
@@ -57,8 +56,7 @@ class DeadWriters:
             self._looks.labels("failed").inc()
         else:
             self._looks.labels("done").inc()
-            newest = max(live, default=-1)
-            self._dead.update((epoch, None) for epoch in sorted(named) if epoch < newest and epoch not in live)
+            self._dead.update(dict.fromkeys(sorted(named - live - {self._epoch.current})))
             while len(self._dead) > DEAD_KEPT_MAX:
                 del self._dead[next(iter(self._dead))]
         finally:

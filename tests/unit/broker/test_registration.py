@@ -255,7 +255,7 @@ async def test_a_batch_whose_outcome_got_lost_around_a_new_registration_is_never
     begun: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The review's D: another broker drops what is written under an epoch that nobody has any more, and this one took it for its own."""
-    monkeypatch.setattr("storage.log.commit.WRITERS_KEPT_MAX", 0)
+    monkeypatch.setattr("storage.log.dead_writers.WRITERS_KEPT_MAX", 0)
     async with living() as broker, staying(broker) as epoch, contextlib.AsyncExitStack() as closing:
         rival = BrokerDirectory(broker.metadata, clock=SystemClock())
         theirs = await rival.register(listeners=ELSEWHERE, rack=None, version="0", broker_id=2)
@@ -270,16 +270,22 @@ async def test_a_batch_whose_outcome_got_lost_around_a_new_registration_is_never
         believed_lost(broker.directory)
         await asyncio.wait_for(slow.has_begun.wait(), 10)
         sent = sent or await sent_in_doubt(one)
-        assert await other.send(batch_bytes(1)) == [Appended(1, 0)]
+        for number in range(1, OTHERS_COMMITS + 1):
+            assert await other.send(batch_bytes(1)) == [Appended(number, 0)]
+        assert (set((await other.control()).writers) == {theirs.epoch}) is (begun == "before the loss")
         one.metadata.reads_fail = False
         (settled,) = await asyncio.wait_for(sent, 10)
         slow.may_end.set()
 
-        assert (await other.control()).sequence_counter == 2, "each batch was sent once"
+        assert (await other.control()).sequence_counter == 1 + OTHERS_COMMITS, "each batch was sent once"
         if begun == "before the loss":
             assert isinstance(settled, OutcomeUnknown), "its entry is gone with its epoch"
         else:
             assert settled == Appended(0, 0)
+
+
+OTHERS_COMMITS = 20
+"""The first of them looks for dead writers, in the background; a later one drops them."""
 
 
 async def sent_in_doubt(one: Rig) -> "asyncio.Future[list[Appended | StorageError]]":
