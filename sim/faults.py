@@ -22,6 +22,8 @@ class Fault(Enum):
     LATE = "late"  # the caller is left in doubt, and then it happens
     REFUSED = "refused"  # nothing happens, and the caller is told
     SLOW = "slow"  # it happens, after a while
+    DAMAGED = "damaged"  # what was read comes with one byte changed
+    MISSING = "missing"  # what is there is said not to be
 
 
 WRITE_FAULTS: Final = (Fault.REQUEST_LOST, Fault.REPLY_LOST, Fault.LATE, Fault.REFUSED, Fault.SLOW)
@@ -90,6 +92,10 @@ class FaultPlan:
     def coin(self) -> bool:
         return self._chance.random() < 0.5
 
+    def place(self, count: int) -> int:
+        """One of `count` places."""
+        return self._chance.randrange(count)
+
     def _draw(self, kinds: tuple[Fault, ...]) -> Fault:
         if self._loop.time() < self._outage_until_s:
             return self._outage
@@ -98,6 +104,29 @@ class FaultPlan:
             drawn -= self._rates[fault]
             if drawn < 0:
                 return fault
+        return Fault.NONE
+
+
+class ObjectFaults(FaultPlan):
+    """Those of an object store, whose answers may be wrong in themselves."""
+
+    def __init__(self, chance: random.Random, profile: Profile, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(chance, profile, loop)
+        self._lies = {fault: chance.choice((0.0, 0.0, 0.05, 0.3)) if profile.rate_max else 0.0 for fault in (Fault.DAMAGED, Fault.MISSING)}
+
+    def heal(self) -> None:
+        super().heal()
+        self._lies = dict.fromkeys(self._lies, 0.0)
+
+    def of_get(self) -> Fault:
+        fault = self.of_read()
+        if fault is not Fault.NONE:
+            return fault
+        drawn = self._chance.random()
+        for lie, rate in self._lies.items():
+            drawn -= rate
+            if drawn < 0:
+                return lie
         return Fault.NONE
 
 
@@ -113,6 +142,10 @@ class Wire:
         self._gate = gate
         self._world = world
         self._history = history
+
+    @property
+    def now_s(self) -> float:
+        return self._history.now_s
 
     def note(self, call: str, fault: Fault) -> None:
         self._history.trace(self._name, call, fault.value)

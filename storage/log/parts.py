@@ -74,6 +74,6 @@ def open_log(
     index = EntryIndex(metadata=metadata, control_reads=control_reads)
     reader = Reader(index=index, blocks=blocks, control_reads=control_reads)
     time_search = TimeSearch(partitions=partitions, control_reads=control_reads, index=index, reader=reader)
-    trimmer = Trimmer(metadata=metadata, partitions=partitions, control_reads=control_reads)
+    trimmer = Trimmer(metadata=metadata, partitions=partitions, control_reads=control_reads, entropy=chance.randbytes)
     producer_reads = ProducerReads(metadata=metadata, partitions=partitions, control_reads=control_reads)
     return LogParts(partitions, control_reads, appender, reader, time_search, trimmer, producer_reads)

@@ -13,7 +13,7 @@ from broker.groups.settings import GroupSettings
 from broker.groups.slots import Claim, Slots
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
-from sim.broker import CLIENT_LATENCY_S, REGISTER_PAUSE_S, SESSION_TIMEOUT_MS, ConnectionLost
+from sim.broker import CLIENT_LATENCY_S, START_PAUSE_S, SESSION_TIMEOUT_MS, ConnectionLost
 from sim.determinism import OrderedNursery
 from sim.faults import FaultPlan, Wire
 from sim.history import History
@@ -218,7 +218,7 @@ class GroupBroker:
             with contextlib.suppress(StorageError):
                 await directory.register(listeners=(endpoint,), rack=None, version="sim", broker_id=self.broker_id)
                 return
-            await asyncio.sleep(REGISTER_PAUSE_S)
+            await asyncio.sleep(START_PAUSE_S)
 
     def _go_down(self) -> None:
         self._running = None
