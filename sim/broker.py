@@ -60,6 +60,8 @@ class Ground:
     objects_plan: ObjectFaults
     nursery: Nursery
     history: History
+    has_fixed_ids: bool
+    """Whether the operator gave every broker its id; otherwise they are assigned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,7 @@ class SimBroker:
     async def _live(self, nursery: Nursery) -> None:
         """As broker/assembly.py puts a broker together, without sockets and groups."""
         chance, telemetry, clock = self._chance, Telemetry(), self.clock
-        fixed_id = chance.choice((None, self._broker_id))
+        fixed_id = self._broker_id if self._ground.has_fixed_ids else None
         while True:
             await self._gate.wait()
             directory, life = self._new_life(fixed_id)

@@ -99,9 +99,14 @@ class IdempotentProducer(Producer):
         for pending in waiting:
             self._fly(pending, connection)
 
-    async def _send_new(self) -> None:
+    @property
+    def _may_send_new(self) -> bool:
+        """Not while something is to be sent again first."""
         is_clear = all(pending.flight is not None and not pending.failures for pending in self._window)
-        while self._unsent and len(self._window) < IN_FLIGHT_MAX and is_clear and self._history.now_s >= self._next_batch_s:
+        return bool(self._unsent) and is_clear and len(self._window) < IN_FLIGHT_MAX
+
+    async def _send_new(self) -> None:
+        while self._may_send_new and self._history.now_s >= self._next_batch_s:
             if self._is_java and self._window and self._chance.random() < MOVE_RATE:
                 self._connection = await self._connect()
             assert self._connection is not None
@@ -127,8 +132,8 @@ class IdempotentProducer(Producer):
             await asyncio.sleep(max(self._next_batch_s - now_s, self._chance.expovariate(1 / self._pause_s)))
             return
         until_s = min(pending.flight.attempt.invoked_s for pending in flying if pending.flight is not None) + self._timeout_s
-        if self._unsent and len(self._window) < IN_FLIGHT_MAX:
-            until_s = min(until_s, max(self._next_batch_s, now_s + 0.001))
+        if self._may_send_new:
+            until_s = min(until_s, self._next_batch_s)
         answers = [pending.flight.answer for pending in flying if pending.flight is not None]
         await asyncio.wait(answers, timeout=max(until_s - now_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
         lost: set[int] = set()

@@ -36,6 +36,8 @@ FLEETING: Final = "fleeting"
 FAULTS_S: Final = (4.0, 16.0)
 LIVENESS_S: Final = 150.0
 """After the last fault everything is answered and read within this: the longest client timeout, and a commit's (30 s) twice."""
+SERVED_S: Final = 40.0
+"""Then any broker serves all of it within this."""
 SHARDS: Final = (1, 2, 2, 4)
 
 
@@ -131,7 +133,8 @@ class _World:
         objects_plan = ObjectFaults(self._child(), self._profile, self._loop)
         async with OrderedNursery() as nursery:
             self._nursery = nursery
-            ground = Ground(self._metadata, self._shards, self._objects, metadata_plan, objects_plan, nursery, self._history)
+            has_fixed_ids = self._chance.random() < 0.5
+            ground = Ground(self._metadata, self._shards, self._objects, metadata_plan, objects_plan, nursery, self._history, has_fixed_ids)
             self._ground = ground
             for broker_id in range(1, self._count + 1):
                 self._brokers.append(self._start(broker_id))
@@ -153,6 +156,7 @@ class _World:
             for reader, _ in self._readers:
                 reader.stop_at = await self._ends_of(reader)
             await self._end([task for _, task in self._readers], "a reader does not reach the end")
+            await self._read_all_again()
         await self._judge(weather)
 
     async def _create_steady(self) -> Topic:
@@ -199,10 +203,19 @@ class _World:
         if control is not None:
             await admin.trim(place, self._topic.topic_id, control.sequence_counter)
 
-    async def _end(self, tasks: list[asyncio.Task[None]], complaint: str) -> None:
-        _, waiting = await asyncio.wait(tasks, timeout=LIVENESS_S)
+    async def _end(self, tasks: list[asyncio.Task[None]], complaint: str, within_s: float = LIVENESS_S) -> None:
+        _, waiting = await asyncio.wait(tasks, timeout=within_s)
+        for task in waiting:
+            task.cancel()
         if waiting:
-            self._history.violation(f"liveness: {complaint} after {LIVENESS_S} s without faults")
+            self._history.violation(f"liveness: {complaint} after {within_s} s without faults")
+
+    async def _read_all_again(self) -> None:
+        """Through each broker alone: what one of them keeps in memory must not be what keeps it from answering."""
+        for broker in list(self._brokers):
+            reader = Reader(f"reader of {broker.name}", self._places, lambda broker=broker: [broker], self._history, self._child())  # type: ignore[misc]
+            reader.stop_at = await self._ends_of(reader)
+            await self._end([self._nursery.spawn(reader.run(), name="reader")], f"{broker.name} does not serve all that there is", SERVED_S)
 
     async def _ends_of(self, reader: Reader) -> tuple[str, dict[int, int]]:
         topics = Topics(self._metadata, clock=self._clock, ids=self._ids, entropy=self._chance.randbytes)
