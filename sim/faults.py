@@ -32,6 +32,9 @@ OUTAGE_FAULTS: Final = (Fault.REFUSED, Fault.REQUEST_LOST, Fault.REPLY_LOST)
 LATE_S: Final = (0.01, 12.0)
 SLOW_S: Final = (0.05, 14.0)
 """Both reach past the deadlines of the code under test (10 s)."""
+SLUGGISH_S: Final = (0.02, 1.0)
+SLUGGISH_RATE: Final = 0.15
+"""A store that is slow often and never for long: what others do meanwhile is more than a request or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,9 @@ class FaultPlan:
         self._mean_latency_s = chance.uniform(0.001, 0.01)
         self._rates = {fault: chance.uniform(0, profile.rate_max) if chance.random() < 0.6 else 0.0 for fault in WRITE_FAULTS}
         self._hint_rate = chance.choice((0.0, 0.3, 1.0)) if profile.rate_max else 0.0
+        self._slow_s = SLOW_S
+        if profile.rate_max and chance.random() < 0.3:
+            self._slow_s, self._rates[Fault.SLOW] = SLUGGISH_S, SLUGGISH_RATE
         self._outage = Fault.NONE
         self._outage_until_s = 0.0
 
@@ -84,6 +90,9 @@ class FaultPlan:
 
     def latency_s(self) -> float:
         return self._chance.expovariate(1 / self._mean_latency_s)
+
+    def slow_s(self) -> float:
+        return self.delay_s(self._slow_s)
 
     def delay_s(self, bounds_s: tuple[float, float]) -> float:
         """Between the bounds, each order of magnitude as likely as the next."""
@@ -151,7 +160,7 @@ class Wire:
         self._history.trace(self._name, call, fault.value)
 
     async def travel(self, fault: Fault = Fault.NONE) -> None:
-        await asyncio.sleep(self.plan.latency_s() if fault is not Fault.SLOW else self.plan.delay_s(SLOW_S))
+        await asyncio.sleep(self.plan.latency_s() if fault is not Fault.SLOW else self.plan.slow_s())
         await self._gate.wait()
 
     def deliver_later(self, delivery: Callable[[], Awaitable[object]]) -> None:

@@ -26,7 +26,7 @@ class Limit(NamedTuple):
 SMALL: Final = (
     Limit("storage.limits", "PENDING_ENTRIES_MAX", 3),
     Limit("storage.limits", "PRODUCERS_HOT_MAX", 2),
-    Limit("storage.limits", "WRITERS_KEPT_MAX", 2),
+    Limit("storage.limits", "WRITERS_KEPT_MAX", 1),
     Limit("storage.log.partition", "CHUNKS_KEPT_MAX", 2),
     Limit("storage.log.partition", "HINTS_KEPT_MAX", 2),
     Limit("storage.log.tail", "JOIN_BELOW_BYTES", 100),

@@ -114,7 +114,7 @@ class SimMetadata:
         session = await self._inner.open_session(timeout_ms=timeout_ms)
         assert isinstance(session, MemorySession)
         self._sessions = [session]
-        return session
+        return _SlowlyClosed(session, self._wire)
 
     def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
         return _Hearing(self._inner, self._wire, callback, prefix, self._is_hidden)
@@ -143,6 +143,34 @@ class SimMetadata:
     def _is_hidden(self, path: str) -> bool:
         """A deposed leader tells nobody what changes under its successor."""
         return bool(self._old) and self._shards is not None and self._shards.of_path(path) in self._old
+
+
+class _SlowlyClosed:
+    """A session that takes its time to end: its owner waits for an answer, as from every other request."""
+
+    def __init__(self, session: MemorySession, wire: Wire) -> None:
+        self._session = session
+        self._wire = wire
+
+    @property
+    def session_id(self) -> int:
+        return self._session.session_id
+
+    @property
+    def is_lost(self) -> bool:
+        return self._session.is_lost
+
+    async def wait_lost(self) -> None:
+        await self._session.wait_lost()
+
+    async def close(self) -> None:
+        fault = self._wire.plan.of_read()
+        self._wire.note("close_session", fault)
+        await self._wire.travel(fault)
+        if fault is Fault.REFUSED:
+            raise Unavailable("refused: op=close_session")
+        await self._session.close()
+        await self._wire.travel()
 
 
 class _Hearing:

@@ -22,6 +22,9 @@ DEPOSED_S: Final = (0.3, 6.0)
 OUTAGE_S: Final = (0.1, 3.0)
 DOWN_S: Final = (0.0, 0.5, 3.0)
 KINDS: Final = ("crash", "crash", "pause", "session", "outage", "clock", "floor", "silence", "depose", "depose", "trim", "grow")
+CHURN: Final = ("session", "session", "pause", "crash")
+CHURN_RATE: Final = 0.2
+"""Of seeds in which brokers come and go all the time, and nothing else is wrong but their requests."""
 KEPT_RATE: Final = 0.7
 PARTITIONS_GROWN_MAX: Final = 2
 
@@ -46,6 +49,8 @@ class Weather:
         self._chance = chance
         self._mean_s = profile.weather_s
         self._kinds = [kind for kind in KINDS if chance.random() < KEPT_RATE] or ["crash"]
+        if chance.random() < CHURN_RATE:
+            self._mean_s, self._kinds = profile.weather_s / 3, list(CHURN)
         self._grow: Callable[[], Awaitable[None]] | None = None
         self._trim: Callable[[], Awaitable[None]] | None = None
         self._grown = 0

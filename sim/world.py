@@ -173,7 +173,8 @@ class _World:
                 Crowd(self._chance.randint(2, 4), 16),
                 Crowd(self._chance.randint(2, 4), 16),
                 Crowd(7, 5),
-                Crowd(9, 12, 1.0, (0.02,), is_narrow=True),
+                Crowd(9, 20, 1.0, (0.02,), is_narrow=True),
+                Crowd(5, 16, 0.1, (0.02, 0.3), is_narrow=True),
                 Crowd(self._chance.randint(30, 50), 2, 0.9, (0.02, 0.3), is_narrow=True),
             )
         )

@@ -19,8 +19,8 @@ from sim.broker import ConnectionLost
 from sim.history import History as Trace
 from storage.errors import StorageError
 from storage.vocabulary import PartitionId
-from tests.chaos.group_history import Assigned, Committed, History, Processed, Seen
-from tests.simulation.group_broker import GroupBroker
+from sim.groups.history import Assigned, Committed, History, Processed, Seen
+from sim.groups.broker import GroupBroker
 
 GROUP: Final = "g"
 SESSION_TIMEOUT_S: Final = 6.0

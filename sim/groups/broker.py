@@ -22,7 +22,7 @@ from sim.metadata import SimMetadata
 from storage.catalog.brokers import BrokerDirectory, BrokerRecord, Endpoint
 from storage.errors import StorageError
 from storage.metadata.memory import MemoryMetadataStore
-from tests.chaos.estranged import Estranged
+from sim.groups.estranged import Estranged
 
 T = TypeVar("T")
 
