@@ -58,6 +58,7 @@ class IdempotentProducer(Producer):
         self._window: list[Pending] = []
         self._connection: Connection | None = None
         self._next_batch_s = 0.0
+        self._must_begin_anew = False
 
     @property
     def is_idempotent(self) -> bool:
@@ -148,7 +149,10 @@ class IdempotentProducer(Producer):
                 lost.add(pending.connection.number)
         if lost:
             self._close(lost)
-            await self._consider_giving_up()
+            if self._must_begin_anew:
+                await self._begin_anew()
+            else:
+                await self._consider_giving_up()
             await self._pause()
 
     def _take_in(self, pending: Pending, flight: Flight) -> bool:
@@ -166,6 +170,9 @@ class IdempotentProducer(Producer):
         pending.flight, pending.failures = None, pending.failures + 1
         if code is ErrorCode.out_of_order_sequence_number and not pending.was_next:
             return True  # what comes before it has no ack: it is sent again behind that
+        if code is ErrorCode.out_of_order_sequence_number and self.place.is_fleeting:
+            self._must_begin_anew = True
+            return False
         if not self.place.is_deserved(code):
             self._complain(flight, answer)
         return self._is_java
@@ -181,9 +188,15 @@ class IdempotentProducer(Producer):
     async def _consider_giving_up(self) -> None:
         if not self._gives_up or not self._window or self._window[0].failures < 2 or self._chance.random() > GIVE_UP_RATE:
             return
-        self._leave([pending.flight for pending in self._window if pending.flight is not None])
         self._history.trace(self._name, "gives up", self._window[0].sent.number)
-        del self._window[0]
+        if (flight := self._window.pop(0).flight) is not None:
+            self._leave([flight])
+        await self._begin_anew()
+
+    async def _begin_anew(self) -> None:
+        """All that has no ack goes out as something new, from sequence 0 on."""
+        self._must_begin_anew = False
+        self._leave([pending.flight for pending in self._window if pending.flight is not None])
         if self._is_java:
             self._epoch += 1
             self._next_seq = 0

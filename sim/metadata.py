@@ -164,6 +164,7 @@ class _SlowlyClosed:
         await self._session.wait_lost()
 
     async def close(self) -> None:
+        self._session.stop_keeping_alive()
         fault = self._wire.plan.of_read()
         self._wire.note("close_session", fault)
         await self._wire.travel(fault)

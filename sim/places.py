@@ -16,11 +16,15 @@ Brokers = Callable[[], list[SimBroker]]
 
 
 class Place(NamedTuple):
-    """A partition as clients name it. `may_be_absent`: its topic comes and goes, or the partition came later than the topic."""
+    """A partition as clients name it. `may_be_absent`: its topic comes and goes, or the partition came later than the topic.
+
+    `is_fleeting`: the former. A producer may find that nobody knows what it appended before.
+    """
 
     topic: str
     partition: int
     may_be_absent: bool = False
+    is_fleeting: bool = False
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.partition}"

@@ -183,7 +183,7 @@ class _World:
             self._produce(narrow if crowd.is_narrow else self._chance.choice(self._places), crowd)
 
     def _replace_fleeting(self, admin: Admin) -> asyncio.Task[None]:
-        place = Place(FLEETING, 0, may_be_absent=True)
+        place = Place(FLEETING, 0, may_be_absent=True, is_fleeting=True)
         for _ in range(self._chance.randint(1, 3)):
             self._produce(place, Crowd(1, 10))
         self._follow([place])
