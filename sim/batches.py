@@ -6,7 +6,6 @@ from crc32c import crc32c
 
 from storage.recordbatch import HEADER_BYTES, LENGTH_OFFSET_BYTES, MAGIC, NO_PRODUCER
 
-
 TIMESTAMP_MS = 1_000
 
 

@@ -144,9 +144,9 @@ def _overtaken(everything: Iterable[Sent]) -> Iterator[str]:
             continue
         lane.sort(key=lambda arrived: arrived[0].arrived_s)
         for place, (attempt, sent) in enumerate(lane):
-            if attempt.outcome is Outcome.FAIL:
+            if attempt.was_taken is False:
                 for later, other in lane[place + 1 :]:
-                    if later.outcome is Outcome.OK and later.arrived_s < attempt.settled_s:
+                    if later.was_taken and later.arrived_s < attempt.settled_s:
                         yield f"overtaken: {_name(sent)} was refused, {_name(other)} behind it was not"
 
 

@@ -71,6 +71,7 @@ class Connection:
         def done(results: list[PartitionResult]) -> None:
             arriving.attempt.settled_s = self.broker.history.now_s
             (result,) = results
+            arriving.attempt.was_taken = not result.error_code
             serving.nursery.spawn(reply(result), name="reply")
 
         if isinstance(topics, StorageError):

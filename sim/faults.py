@@ -6,8 +6,8 @@ Every seed draws its own rates and leaves some kinds out, so that runs differ in
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -48,18 +48,30 @@ class Profile:
 PROFILES: Final = {"none": Profile(0.0, 0.0), "usual": Profile(0.04, 3.0), "harsh": Profile(0.15, 1.2)}
 
 
+@dataclass(frozen=True, slots=True)
+class Temper:
+    """How a port behaves: by its profile, but for some `rates`. `is_sluggish`: slow, and late, often and never for long."""
+
+    profile: Profile
+    is_sluggish: bool = False
+    rates: Mapping[Fault, float] = field(default_factory=dict)
+
+
 class FaultPlan:
     """The faults of one port, shared by the brokers."""
 
-    def __init__(self, chance: random.Random, profile: Profile, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, chance: random.Random, temper: Temper, loop: asyncio.AbstractEventLoop) -> None:
+        profile = temper.profile
         self._chance = chance
         self._loop = loop
         self._mean_latency_s = chance.uniform(0.001, 0.01)
         self._rates = {fault: chance.uniform(0, profile.rate_max) if chance.random() < 0.6 else 0.0 for fault in WRITE_FAULTS}
         self._hint_rate = chance.choice((0.0, 0.3, 1.0)) if profile.rate_max else 0.0
-        self._slow_s = SLOW_S
-        if profile.rate_max and chance.random() < 0.3:
-            self._slow_s, self._rates[Fault.SLOW] = SLUGGISH_S, SLUGGISH_RATE
+        self._slow_s, self._late_s = SLOW_S, LATE_S
+        if profile.rate_max and temper.is_sluggish:
+            self._slow_s = self._late_s = SLUGGISH_S
+            self._rates |= {Fault.SLOW: SLUGGISH_RATE, Fault.LATE: chance.choice((0.0, SLUGGISH_RATE))}
+        self._rates |= temper.rates
         self._outage = Fault.NONE
         self._outage_until_s = 0.0
 
@@ -94,6 +106,9 @@ class FaultPlan:
     def slow_s(self) -> float:
         return self.delay_s(self._slow_s)
 
+    def late_s(self) -> float:
+        return self.delay_s(self._late_s)
+
     def delay_s(self, bounds_s: tuple[float, float]) -> float:
         """Between the bounds, each order of magnitude as likely as the next."""
         return math.exp(self._chance.uniform(math.log(bounds_s[0]), math.log(bounds_s[1])))
@@ -119,9 +134,11 @@ class FaultPlan:
 class ObjectFaults(FaultPlan):
     """Those of an object store, whose answers may be wrong in themselves."""
 
-    def __init__(self, chance: random.Random, profile: Profile, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(chance, profile, loop)
-        self._lies = {fault: chance.choice((0.0, 0.0, 0.05, 0.3)) if profile.rate_max else 0.0 for fault in (Fault.DAMAGED, Fault.MISSING)}
+    def __init__(self, chance: random.Random, temper: Temper, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(chance, temper, loop)
+        self._lies = {
+            fault: chance.choice((0.0, 0.0, 0.05, 0.3)) if temper.profile.rate_max else 0.0 for fault in (Fault.DAMAGED, Fault.MISSING)
+        }
 
     def heal(self) -> None:
         super().heal()
@@ -164,7 +181,7 @@ class Wire:
         await self._gate.wait()
 
     def deliver_later(self, delivery: Callable[[], Awaitable[object]]) -> None:
-        self._world.spawn(self._deliver(self.plan.delay_s(LATE_S), delivery), name="late")
+        self._world.spawn(self._deliver(self.plan.late_s(), delivery), name="late")
 
     async def _deliver(self, delay_s: float, delivery: Callable[[], Awaitable[object]]) -> None:
         await asyncio.sleep(delay_s)

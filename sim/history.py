@@ -28,7 +28,10 @@ PLAIN: Final = Identity(-1, -1, -1)
 
 @dataclass(slots=True)
 class Attempt:
-    """One sending of a batch to one broker. `arrived_s` and `settled_s`: when the broker took it, and when it knew its answer."""
+    """One sending of a batch to one broker. `arrived_s` and `settled_s`: when the broker took it, and when it knew its answer.
+
+    `was_taken`: what that answer was, whether or not the client ever heard it; None if there was none.
+    """
 
     broker: str
     invoked_s: float
@@ -37,6 +40,7 @@ class Attempt:
     outcome: Outcome = Outcome.OPEN
     arrived_s: float = float("inf")
     settled_s: float = float("inf")
+    was_taken: bool | None = None
     ended_s: float = float("inf")
     offset: int = -1
     cause: str = ""

@@ -2,7 +2,7 @@
 
 Java's sends what failed one by one, the first of its sequences first, and goes on elsewhere when its metadata says so while earlier batches are
 on their way; librdkafka's closes the connection and sends all that is unanswered in order. Either gives a batch up after some time, or when
-the broker says that a sequence is missing where none is, and begins at sequence 0 again under the next epoch (Java) or under a new id
+nobody knows its sequences any more, and begins at sequence 0 again under the next epoch (Java) or under a new id
 (librdkafka): what was unanswered is sent again as something new, and stands twice if it stood already.
 """
 
@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -33,6 +34,14 @@ GIVE_UP_RATE: Final = 0.15
 """Of the times that its first batch has failed again, if it is one that gives up."""
 
 
+class Style(Enum):
+    """How a client sends again what failed."""
+
+    JAVA = "java"  # one by one, the first of its sequences first, while other connections go on
+    LIBRDKAFKA = "librdkafka"  # all that is unanswered, in order, on a new connection
+    EAGER = "eager"  # each by itself, at once, whatever becomes of the others
+
+
 @dataclass(slots=True)
 class Pending:
     """A batch without an ack. `was_next`: when it was sent, all before it had one."""
@@ -46,11 +55,11 @@ class Pending:
 
 
 class IdempotentProducer(Producer):
-    def __init__(self, name: str, *, chance: random.Random, note_id: Callable[[int], None], **how: Any) -> None:
+    def __init__(self, name: str, *, chance: random.Random, note_id: Callable[[int], None], style: Style, **how: Any) -> None:
         """`note_id` is given each producer id that a broker gave."""
         super().__init__(name, chance=chance, **how)
         self._note_id = note_id
-        self._is_java = chance.random() < 0.5
+        self._style = style
         self._gives_up = chance.random() < 0.3
         self._producer_id = -1
         self._epoch = 0
@@ -94,7 +103,7 @@ class IdempotentProducer(Producer):
 
     def _send_again(self, connection: Connection) -> None:
         waiting = [pending for pending in self._window if pending.flight is None]
-        if self._is_java:
+        if self._style is Style.JAVA:
             # One at a time: the next is sent when the first of all has its ack.
             waiting = [pending for pending in waiting[:1] if pending is self._window[0]]
         for pending in waiting:
@@ -108,7 +117,7 @@ class IdempotentProducer(Producer):
 
     async def _send_new(self) -> None:
         while self._may_send_new and self._history.now_s >= self._next_batch_s:
-            if self._is_java and self._window and self._chance.random() < MOVE_RATE:
+            if self._style is Style.JAVA and self._window and self._chance.random() < MOVE_RATE:
                 self._connection = await self._connect()
             assert self._connection is not None
             sent = self._make()
@@ -175,12 +184,14 @@ class IdempotentProducer(Producer):
             return False
         if not self.place.is_deserved(code):
             self._complain(flight, answer)
-        return self._is_java
+        return self._style is not Style.LIBRDKAFKA
 
     def _close(self, connections: set[int]) -> None:
         """What was sent there is sent again; librdkafka's has one connection to a partition's leader."""
         for pending in self._window:
-            if pending.flight is not None and (not self._is_java or (pending.connection and pending.connection.number in connections)):
+            if pending.flight is not None and (
+                self._style is Style.LIBRDKAFKA or (pending.connection and pending.connection.number in connections)
+            ):
                 self._leave([pending.flight])
                 pending.flight, pending.failures = None, pending.failures + 1
         self._connection = None
@@ -197,7 +208,7 @@ class IdempotentProducer(Producer):
         """All that has no ack goes out as something new, from sequence 0 on."""
         self._must_begin_anew = False
         self._leave([pending.flight for pending in self._window if pending.flight is not None])
-        if self._is_java:
+        if self._style is Style.JAVA:
             self._epoch += 1
             self._next_seq = 0
         else:

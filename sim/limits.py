@@ -52,6 +52,13 @@ SHORT_DEADLINES: Final = (
 and the longest pause of a broker together: what comes before it is then not on its way any more."""
 
 
+SHORTEST_WAIT: Final = (
+    *(limit for limit in SHORT_DEADLINES if limit.name != "STRANGERS_WAIT_S"),
+    Limit("storage.log.commit", "STRANGERS_WAIT_S", 2.0),
+)
+"""For runs in which no request is late and no broker pauses: longer than a commit is all that a stranger has to wait."""
+
+
 class Place(NamedTuple):
     """Where a value lives that follows from a lowered limit: an attribute of `owner`, or the default of a parameter."""
 

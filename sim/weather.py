@@ -2,14 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from runtime.ids import IdSource
 from sim.broker import Ground, SimBroker
-from sim.faults import Profile
 from sim.fsck import Floor
 from storage.formats.control import Control, encode
 from storage.metadata.keys import PartitionKeys
@@ -23,9 +22,8 @@ OUTAGE_S: Final = (0.1, 3.0)
 DOWN_S: Final = (0.0, 0.5, 3.0)
 KINDS: Final = ("crash", "crash", "pause", "session", "outage", "clock", "floor", "silence", "depose", "depose", "trim", "grow")
 CHURN: Final = ("session", "session", "pause", "crash")
-CHURN_RATE: Final = 0.2
-"""Of seeds in which brokers come and go all the time, and nothing else is wrong but their requests."""
-KEPT_RATE: Final = 0.7
+"""Brokers come and go, and nothing else is wrong but their requests."""
+OUTAGES: Final = ("objects away",)
 PARTITIONS_GROWN_MAX: Final = 2
 
 
@@ -38,7 +36,9 @@ class Weather:
         control_of: Callable[[PartitionId], Control | None],
         ids: IdSource,
         chance: random.Random,
-        profile: Profile,
+        *,
+        kinds: Sequence[str],
+        mean_s: float,
     ) -> None:
         """`brokers` are replaced in place: the one at place n has the id n + 1, and `start` begins another life of it."""
         self._ground = ground
@@ -47,10 +47,8 @@ class Weather:
         self._control_of = control_of
         self._ids = ids
         self._chance = chance
-        self._mean_s = profile.weather_s
-        self._kinds = [kind for kind in KINDS if chance.random() < KEPT_RATE] or ["crash"]
-        if chance.random() < CHURN_RATE:
-            self._mean_s, self._kinds = profile.weather_s / 3, list(CHURN)
+        self._mean_s = mean_s
+        self._kinds = kinds
         self._grow: Callable[[], Awaitable[None]] | None = None
         self._trim: Callable[[], Awaitable[None]] | None = None
         self._grown = 0
@@ -94,6 +92,8 @@ class Weather:
             case "outage":
                 hit = chance.choice((self._ground.metadata_plan, self._ground.objects_plan))
                 how = hit.begin_outage(chance.uniform(*OUTAGE_S)).value
+            case "objects away":
+                how = self._ground.objects_plan.begin_outage(chance.uniform(*OUTAGE_S)).value
             case "clock":
                 broker.clock.skew_ms += chance.choice((-3_600_000, -50, 50, 3_600_000))
             case "floor":

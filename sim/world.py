@@ -14,16 +14,17 @@ from sim.admin import Admin
 from sim.broker import Ground, SimBroker
 from sim.check import Log, check
 from sim.determinism import OrderedNursery, stable_order
-from sim.faults import PROFILES, FaultPlan, ObjectFaults, Profile
+from sim.faults import FaultPlan, ObjectFaults
 from sim.fsck import fsck
 from sim.history import History
 from sim.idempotent import IdempotentProducer
-from sim.limits import FORGETFUL, SHORT_DEADLINES, SMALL, Limit, lowered
+from sim.limits import lowered
 from sim.loop import Deadlock, VirtualClock, VirtualLoop
 from sim.places import Place
 from sim.producers import Producer
 from sim.readers import EndAsker, Reader
 from sim.shards import Shards
+from sim.themes import Crowd, Theme, theme_of
 from sim.weather import Weather
 from storage.catalog.topics import Topic, Topics
 from storage.formats.control import Control, decode_control
@@ -62,17 +63,6 @@ class Report:
     reads: int
 
 
-@dataclass(frozen=True, slots=True)
-class Crowd:
-    """Who produces: how many, how many batches each at most, how likely with sequences, how fast, and whether all to one partition."""
-
-    count: int
-    batches_max: int
-    idempotent_rate: float = 0.75
-    pauses_s: tuple[float, ...] = (0.02, 0.3, 0.8)
-    is_narrow: bool = False
-
-
 def run_seed(plan: Plan, *, show: Callable[[str], None] | None = None) -> Report:
     """Must not be called from a running loop. `show` is given every line of the trace."""
     chance = random.Random(f"forebay {plan.seed} {plan.faults}")  # noqa: S311 - the seed decides everything
@@ -83,21 +73,14 @@ def run_seed(plan: Plan, *, show: Callable[[str], None] | None = None) -> Report
         history.violation(f"loop: {context.get('message')} {context.get('exception')!r}")
 
     loop.set_exception_handler(failed)
-    limits: tuple[Limit, ...] = ()
-    if chance.random() < 0.6:
-        limits += SMALL
-    is_forgetful = chance.random() < 0.3
-    if is_forgetful:
-        limits += FORGETFUL
-    if plan.faults != "none" and chance.random() < 0.4:
-        limits += SHORT_DEADLINES
+    theme = theme_of(chance, plan.faults)
     with contextlib.ExitStack() as stack:
         stack.enter_context(capture_logs())
         stack.enter_context(stable_order())
-        stack.enter_context(lowered(limits))
+        stack.enter_context(lowered(theme.limits))
         runner = stack.enter_context(asyncio.Runner(loop_factory=lambda: loop))
         try:
-            runner.run(_World(plan, chance, history, loop, is_wide=is_forgetful).run())
+            runner.run(_World(plan, theme, chance, history, loop).run())
         except Deadlock as error:
             history.violation(f"deadlock: {error}")
         appends = sum(sent.acked is not None for sent in history.sent)
@@ -105,11 +88,11 @@ def run_seed(plan: Plan, *, show: Callable[[str], None] | None = None) -> Report
 
 
 class _World:
-    def __init__(self, plan: Plan, chance: random.Random, history: History, loop: VirtualLoop, *, is_wide: bool) -> None:
+    def __init__(self, plan: Plan, theme: Theme, chance: random.Random, history: History, loop: VirtualLoop) -> None:
+        self._theme = theme
         self._chance = chance
         self._history = history
         self._loop = loop
-        self._profile: Profile = PROFILES[plan.faults]
         self._count = plan.brokers or chance.randint(2, 4)
         self._clock = VirtualClock(loop)
         records = SharedRecords(clock=self._clock, shards=chance.choice(SHARDS))
@@ -119,9 +102,8 @@ class _World:
         self._brokers: list[SimBroker] = []
         self._lives = 0
         self._ids = IdSource(clock=self._clock, entropy=chance.randbytes)
-        self._partition_count = chance.randint(4, 8) if is_wide else chance.randint(1, 2)
+        self._partition_count = chance.randint(4, 8) if theme.is_wide else chance.randint(1, 2)
         self._places = [Place(STEADY, number) for number in range(self._partition_count)]
-        self._has_fleeting = bool(self._profile.weather_s) and chance.random() < 0.3
         self._producer_ids: set[int] = set()
         self._producers = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -129,8 +111,8 @@ class _World:
 
     async def run(self) -> None:
         self._topic = await self._create_steady()
-        metadata_plan = FaultPlan(self._child(), self._profile, self._loop)
-        objects_plan = ObjectFaults(self._child(), self._profile, self._loop)
+        metadata_plan = FaultPlan(self._child(), self._theme.metadata, self._loop)
+        objects_plan = ObjectFaults(self._child(), self._theme.objects, self._loop)
         async with OrderedNursery() as nursery:
             self._nursery = nursery
             has_fixed_ids = self._chance.random() < 0.5
@@ -143,9 +125,18 @@ class _World:
             nursery.spawn(EndAsker("asker", self._places, self._live, self._history, self._child()).run(), name="asker")
             self._gather_crowd()
             admin = Admin(self._live, self._history, self._child())
-            keeper = self._replace_fleeting(admin) if self._has_fleeting else None
-            weather = Weather(ground, self._brokers, self._start, self._control_of, self._ids, self._child(), self._profile)
-            if self._profile.weather_s:
+            keeper = self._replace_fleeting(admin) if self._theme.has_fleeting else None
+            weather = Weather(
+                ground,
+                self._brokers,
+                self._start,
+                self._control_of,
+                self._ids,
+                self._child(),
+                kinds=self._theme.kinds,
+                mean_s=self._theme.weather_s,
+            )
+            if self._theme.weather_s:
                 weather.let_grow(lambda: self._grow(admin))
                 weather.let_trim(lambda: self._trim(admin))
                 await weather.rage(self._chance.uniform(*FAULTS_S))
@@ -167,17 +158,7 @@ class _World:
         return created
 
     def _gather_crowd(self) -> None:
-        """Some logs have a few busy producers, some many that nobody has heard of yet, some many that are busy with one partition."""
-        crowd = self._chance.choice(
-            (
-                Crowd(self._chance.randint(2, 4), 16),
-                Crowd(self._chance.randint(2, 4), 16),
-                Crowd(7, 5),
-                Crowd(9, 20, 1.0, (0.02,), is_narrow=True),
-                Crowd(5, 16, 0.1, (0.02, 0.3), is_narrow=True),
-                Crowd(self._chance.randint(30, 50), 2, 0.9, (0.02, 0.3), is_narrow=True),
-            )
-        )
+        crowd = self._theme.crowd
         narrow = self._chance.choice(self._places)
         for _ in range(crowd.count):
             self._produce(narrow if crowd.is_narrow else self._chance.choice(self._places), crowd)
@@ -272,21 +253,24 @@ class _World:
         batches = self._chance.randint(min(4, crowd.batches_max), crowd.batches_max)
         is_idempotent = self._chance.random() < crowd.idempotent_rate
         chance = self._child()
+        leader = chance.randrange(self._count)
+        brokers = (lambda: [self._brokers[leader]]) if self._theme.has_leaders else self._live
         producer: Producer
         if is_idempotent:
             producer = IdempotentProducer(
                 name,
                 place=place,
                 batches=batches,
-                brokers=self._live,
+                brokers=brokers,
                 history=self._history,
                 chance=chance,
                 pauses_s=crowd.pauses_s,
                 note_id=self._note_id,
+                style=chance.choice(self._theme.styles),
             )
         else:
             producer = Producer(
-                name, place=place, batches=batches, brokers=self._live, history=self._history, chance=chance, pauses_s=crowd.pauses_s
+                name, place=place, batches=batches, brokers=brokers, history=self._history, chance=chance, pauses_s=crowd.pauses_s
             )
         self._tasks.append(self._nursery.spawn(producer.run(), name="producer"))
 

@@ -13,16 +13,16 @@ from broker.groups.settings import GroupSettings
 from broker.groups.slots import Claim, Slots
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
-from sim.broker import CLIENT_LATENCY_S, START_PAUSE_S, SESSION_TIMEOUT_MS, ConnectionLost
+from sim.broker import CLIENT_LATENCY_S, SESSION_TIMEOUT_MS, START_PAUSE_S, ConnectionLost
 from sim.determinism import OrderedNursery
 from sim.faults import FaultPlan, Wire
+from sim.groups.estranged import Estranged
 from sim.history import History
 from sim.loop import VirtualClock
 from sim.metadata import SimMetadata
 from storage.catalog.brokers import BrokerDirectory, BrokerRecord, Endpoint
 from storage.errors import StorageError
 from storage.metadata.memory import MemoryMetadataStore
-from sim.groups.estranged import Estranged
 
 T = TypeVar("T")
 

@@ -42,6 +42,7 @@ def sent(
             outcome,
             arrived_s=at_s,
             settled_s=settled_s,
+            was_taken=outcome is Outcome.OK,
             ended_s=at_s + 0.5,
             offset=offset if outcome is Outcome.OK else -1,
         )

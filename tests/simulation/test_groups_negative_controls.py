@@ -9,8 +9,8 @@ import pytest
 from broker.groups.members import Group
 from broker.groups.offsets import StoredGroup
 from broker.groups.slots import Claim, Slots
-from storage.metadata.port import Put
 from sim.groups.world import run_seed
+from storage.metadata.port import Put
 
 SEEDS = range(1, 201)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sim.worlds import LOG, Run
 from sim.world import Plan, run_seed
+from sim.worlds import LOG, Run
 
 SEEDS_PER_TEST = 10
 RANGES = [("none", 20), ("usual", 120), ("harsh", 60)]
