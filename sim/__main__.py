@@ -1,60 +1,81 @@
-"""`python -m sim`: seeds of the simulation, one after the other, or one of them with its trace."""
+"""`python -m sim`: seeds of the simulation, one of them with its trace, or how often they took each branch of the log.
+
+The code under test is imported by the commands and not here: `coverage` counts in modules that it reads before they are imported.
+"""
 
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sim.faults import PROFILES
-from sim.world import Plan, Report, run_seed
+from sim import coverage
+
+if TYPE_CHECKING:
+    from sim.worlds import Outcome
 
 VIOLATIONS_SHOWN_MAX: Final = 10
+WORLDS: Final = ("log", "groups")
+ALL: Final = "all"
+FAULTS: Final = ("none", "usual", "harsh")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run as told. 0 when no seed found anything wrong, else 1."""
+    """Run as told. 0 when no seed found anything wrong (and no branch was never taken), else 1."""
     given = _parse(arguments)
-    if given.command == "replay":
-        report = run_seed(Plan(given.seed, given.faults, given.brokers), show=print)
-        _tell(report, given.faults, given.brokers)
-        return 1 if report.violations else 0
+    match given.command:
+        case "replay":
+            return _replay(given)
+        case "coverage":
+            return coverage.report(given.seeds, faults=given.faults, jobs=given.jobs, is_short=not given.every, tell=_say)
+        case _:
+            return _run(given)
+
+
+def _replay(given: argparse.Namespace) -> int:
+    from sim.worlds import Run, simulate
+
+    outcome = simulate(Run(given.world, given.seed, given.faults, given.brokers), show=print)
+    if outcome.violations:
+        _tell(outcome)
+        return 1
+    _say(f"seed {given.seed}: nothing wrong, digest={outcome.digest} {_counted(outcome.did)}")
+    return 0
+
+
+def _run(given: argparse.Namespace) -> int:
+    from sim.running import run_all
+    from sim.worlds import Run
+
     first, last = given.seeds
-    began = os.times().elapsed
-    failed: list[int] = []
-    turns = appends = reads = 0
-    virtual_s = 0.0
-    for seed in range(first, last + 1):
-        report = run_seed(Plan(seed, given.faults, given.brokers))
-        turns, appends, reads, virtual_s = (
-            turns + report.turns,
-            appends + report.appends,
-            reads + report.reads,
-            virtual_s + report.virtual_s,
+    has_failed = False
+    for world in WORLDS if given.world == ALL else (given.world,):
+        runs = [Run(world, seed, given.faults, given.brokers) for seed in range(first, last + 1)]
+        began_s = os.times().elapsed
+        failed, cpu_s, did = 0, 0.0, Counter[str]()
+        for outcome in run_all(runs, jobs=given.jobs):
+            cpu_s += outcome.cpu_s
+            did.update(outcome.did)
+            if outcome.violations:
+                failed += 1
+                _tell(outcome)
+        elapsed_s = max(os.times().elapsed - began_s, 0.01)
+        has_failed = has_failed or bool(failed)
+        _say(
+            f"world={world} seeds={len(runs)} failed={failed} faults={given.faults} jobs={given.jobs} "
+            f"seeds_per_s={len(runs) / elapsed_s:.1f} cpu_s_per_seed={cpu_s / len(runs):.3f} {_counted(did)}"
         )
-        if report.violations:
-            failed.append(seed)
-            _tell(report, given.faults, given.brokers)
-    count = last + 1 - first
-    elapsed_s = max(os.times().elapsed - began, 0.01)
-    _say(
-        f"seeds={count} failed={len(failed)} faults={given.faults} seeds_per_s={count / elapsed_s:.1f} virtual_s={virtual_s:.0f} "
-        f"turns={turns} acked={appends} read={reads}"
-    )
-    return 1 if failed else 0
+    return 1 if has_failed else 0
 
 
-def replay_command(seed: int, faults: str, brokers: int | None) -> str:
-    chosen = "" if brokers is None else f" --brokers {brokers}"
-    return f"python -m sim replay --seed {seed} --faults {faults}{chosen}"
+def _counted(did: "Counter[str] | dict[str, int]") -> str:
+    return " ".join(f"{name}={count}" for name, count in did.items())
 
 
-def _tell(report: Report, faults: str, brokers: int | None) -> None:
-    if not report.violations:
-        _say(f"seed {report.seed}: nothing wrong, digest={report.digest} virtual_s={report.virtual_s:.1f} turns={report.turns}")
-        return
-    _say(f"seed {report.seed}: {len(report.violations)} violations; {replay_command(report.seed, faults, brokers)}")
-    for text in report.violations[:VIOLATIONS_SHOWN_MAX]:
+def _tell(outcome: "Outcome") -> None:
+    _say(f"seed {outcome.run.seed}: {len(outcome.violations)} violations; {outcome.run.command}")
+    for text in outcome.violations[:VIOLATIONS_SHOWN_MAX]:
         _say(f"  {text}")
 
 
@@ -64,19 +85,39 @@ def _say(line: str) -> None:
 
 def _seeds(text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
-    return int(first), int(last or first)
+    try:
+        seeds = int(first), int(last or first)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of seeds: give two numbers, such as 1-200, or one") from None
+    if seeds[0] > seeds[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} ends before it begins")
+    return seeds
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m sim", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m sim", description="Seeds of the simulation (docs/simulation.md).")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="a range of seeds; the exit code says whether all were clean")
-    run.add_argument("--seeds", type=_seeds, default=(1, 200), metavar="A-B")
     replay = commands.add_parser("replay", help="one seed, with its trace on standard output")
+    covered = commands.add_parser("coverage", help="how often the seeds take each branch of the log; the exit code says whether all were")
+    jobs = len(os.sched_getaffinity(0))
+    for command in (run, covered):
+        command.add_argument("--seeds", type=_seeds, default=(1, 200), metavar="A-B")
+        command.add_argument("--jobs", type=_count, default=jobs, help="processes; as many as there are processors if not given")
+    run.add_argument("--world", choices=(*WORLDS, ALL), default=ALL)
+    replay.add_argument("--world", choices=WORLDS, default=WORLDS[0])
     replay.add_argument("--seed", type=int, required=True)
+    covered.add_argument("--every", action="store_true", help="name every branch, not only those that are taken rarely or never")
+    for command in (run, replay, covered):
+        command.add_argument("--faults", choices=FAULTS, default="harsh" if command is covered else "usual")
     for command in (run, replay):
-        command.add_argument("--faults", choices=sorted(PROFILES), default="usual")
-        command.add_argument("--brokers", type=int, default=None, help="default: 2 to 4, by the seed")
+        command.add_argument("--brokers", type=_count, default=None, help="default: 2 to 4, by the seed")
     return parser.parse_args(arguments)
 
 

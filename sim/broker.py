@@ -1,58 +1,53 @@
-"""A broker of the simulation: the real log over faulty stores, registered as a real broker is, and mortal.
-
-What a client gets is what its handlers would give: fresh reads at the end of a partition, the tail cache first, results as they are.
-"""
+"""A broker of the simulation: the real log, catalog and handlers over faulty stores, registered as a real broker is, and mortal."""
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from broker.fetching.waiters import Waiters
+from broker.fetching.waiters import POLL_S, TRUSTED_POLL_S, Waiters
+from broker.handlers.context import Context, Parts, TopicDefaults
+from broker.handlers.fetch import Fetch
+from broker.handlers.produce import Produce
+from broker.leadership import leadership_of
+from broker.registration import RegisteredLife
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
-from sim.determinism import OrderedNursery, OrderedSet
-from sim.faults import FaultPlan, Wire
+from sim.determinism import OrderedNursery
+from sim.faults import FaultPlan, ObjectFaults, Wire
 from sim.history import History
 from sim.loop import VirtualClock
 from sim.metadata import SimMetadata
 from sim.objects import SimObjects
+from sim.shards import Shards
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import BrokerDirectory, Endpoint
+from storage.catalog.confirmed_topics import ConfirmedTopics
+from storage.catalog.producer_ids import ProducerIds
+from storage.catalog.topics import Topics
 from storage.errors import StorageError
-from storage.log.append import Appender
-from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
-from storage.log.bounds import LogBounds
-from storage.log.broker_epoch import BrokerEpoch
-from storage.log.index import check_range
-from storage.log.parts import LogParts, open_log
-from storage.metadata import keys
+from storage.log.parts import open_log
 from storage.metadata.memory import MemoryMetadataStore
 from storage.objects.memory import MemoryObjectStore
-from storage.recordbatch import parse_header
-from storage.vocabulary import PartitionId
+
+if TYPE_CHECKING:
+    from broker.groups.coordinator import Coordinator
 
 T = TypeVar("T")
 
 SESSION_TIMEOUT_MS: Final = 2_000
-REGISTER_PAUSE_S: Final = 0.2
-FETCH_BYTES_MAX: Final = 600
+START_PAUSE_S: Final = 0.2
+HANDLER_TIMEOUT_S: Final = 60.0
+"""As the dispatcher gives a handler."""
 CLIENT_LATENCY_S: Final = 0.004
+LISTENER: Final = "PLAINTEXT"
 
 
 class ConnectionLost(Exception):
-    """The broker went away: what was asked may or may not have been done."""
-
-
-class Fetched(NamedTuple):
-    """Batches as (offset, bytes); `end` is the high watermark that the broker knew."""
-
-    batches: list[tuple[int, memoryview]]
-    end: int
+    """The broker went away, or closed the connection: what was asked may or may not have been done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +55,33 @@ class Ground:
     """What all brokers stand on."""
 
     metadata: MemoryMetadataStore
+    shards: Shards
     objects: MemoryObjectStore
     metadata_plan: FaultPlan
-    objects_plan: FaultPlan
+    objects_plan: ObjectFaults
     nursery: Nursery
     history: History
-    partitions: tuple[PartitionId, ...]
+    has_fixed_ids: bool
+    """Whether the operator gave every broker its id; otherwise they are assigned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The parts of a broker that is up, as its dispatcher has them."""
+
+    nursery: Nursery
+    parts: Parts
+    produce: Produce
+    fetch: Fetch
+    telemetry: Telemetry
+
+    @property
+    def context(self) -> Context:
+        return Context(self.parts, LISTENER, "client")
 
 
 class SimBroker:
-    """One life of a broker. `run` is that life; `crash` ends it at whatever await it stands."""
+    """One life of a broker. `start` begins it; `crash` ends it at whatever await it stands."""
 
     def __init__(self, broker_id: int, life: int, ground: Ground, chance: random.Random) -> None:
         loop = asyncio.get_running_loop()
@@ -80,19 +92,28 @@ class SimBroker:
         self._chance = chance
         self._gate = asyncio.Event()
         self._gate.set()
-        plan = ground.metadata_plan
-        self._metadata = SimMetadata(ground.metadata, Wire(f"{self.name} metadata", plan, self._gate, ground.nursery, ground.history))
+        wire = Wire(f"{self.name} metadata", ground.metadata_plan, self._gate, ground.nursery, ground.history)
+        self._metadata = SimMetadata(ground.metadata, wire, ground.shards)
         objects_wire = Wire(f"{self.name} objects", ground.objects_plan, self._gate, ground.nursery, ground.history)
-        self._objects = SimObjects(ground.objects, objects_wire)
+        self._objects = SimObjects(ground.objects, objects_wire, ground.objects_plan)
         self._asked: dict[asyncio.Future[object], None] = {}
-        self._parts: LogParts | None = None
-        self._waiters: Waiters | None = None
-        self._nursery: Nursery | None = None
+        self._serving: Serving | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_up(self) -> bool:
-        return self._parts is not None
+        return self._serving is not None
+
+    @property
+    def serving(self) -> Serving:
+        """Raises `ConnectionLost` if nobody listens."""
+        if self._serving is None:
+            raise ConnectionLost(self.name)
+        return self._serving
+
+    @property
+    def history(self) -> History:
+        return self._ground.history
 
     def start(self) -> None:
         self._task = self._ground.nursery.spawn(self._run(), name=self.name)
@@ -108,6 +129,17 @@ class SimBroker:
     def lose_session(self) -> None:
         self._metadata.lose_session()
 
+    def depose(self, shard: int) -> None:
+        """Its reads of that shard are answered from the past until `find_leaders`."""
+        self._metadata.depose(shard)
+
+    def find_leaders(self) -> None:
+        self._metadata.find_leaders()
+
+    def may_have_read_old(self, since_s: float) -> bool:
+        """Whether what it was asked since then may rest on a read of a deposed leader."""
+        return self._metadata.may_have_read_old(since_s)
+
     async def crash(self) -> None:
         """Returns when nothing of it runs any more."""
         assert self._task is not None
@@ -116,39 +148,42 @@ class SimBroker:
         self._task.cancel()
         await asyncio.wait({self._task})
 
-    def connect(self) -> "Connection":
-        """Raises `ConnectionLost` if nobody listens."""
-        if self._parts is None:
-            raise ConnectionLost(self.name)
-        return Connection(self)
+    async def ask(self, work: Callable[[Serving], Awaitable[T]]) -> T:
+        """One request and its answer. Raises `ConnectionLost`; what the handler raises closes the connection, as it does in the dispatcher."""
+        serving = self.serving
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
-    async def fetch(self, partition: PartitionId, offset: int, *, wait_s: float) -> Fetched | StorageError:
-        return await self._ask(lambda: self._fetch(partition, offset, wait_s))
+        async def serve() -> None:
+            await self.travel()
+            try:
+                async with asyncio.timeout(HANDLER_TIMEOUT_S):
+                    result = await work(serving)
+            except (StorageError, TimeoutError) as error:
+                fail(answer, ConnectionLost(f"{self.name}: {error!r}"))
+                return
+            except Exception as error:  # noqa: BLE001 - the dispatcher goes on, and calls it a bug
+                self._ground.history.violation(f"unforeseen: {self.name} {error!r}")
+                fail(answer, ConnectionLost(self.name))
+                return
+            await self.travel()
+            if not answer.done():
+                answer.set_result(result)
 
-    async def end_of(self, partition: PartitionId) -> LogBounds | StorageError:
-        async def read() -> LogBounds | StorageError:
-            assert self._parts is not None
-            return (await self._parts.control_reads.read([partition]))[0]
-
-        return await self._ask(read)
+        self.expect(answer)
+        serving.nursery.spawn(serve(), name="serve")
+        return await answer
 
     async def travel(self) -> None:
         await asyncio.sleep(self._chance.expovariate(1 / CLIENT_LATENCY_S))
         await self._gate.wait()
 
-    def expect(self, answer: "asyncio.Future[object]") -> None:
+    def expect(self, answer: "asyncio.Future[T]") -> None:
         """`answer` fails with `ConnectionLost` if the broker goes down before it has one."""
-        self._asked[answer] = None
+        self._asked[cast("asyncio.Future[object]", answer)] = None
         answer.add_done_callback(self._forget)
 
-    @property
-    def running(self) -> tuple[Nursery, LogParts]:
-        assert self._nursery is not None
-        assert self._parts is not None
-        return self._nursery, self._parts
-
-    def _forget(self, answer: "asyncio.Future[object]") -> None:
-        self._asked.pop(answer, None)
+    def _forget(self, answer: "asyncio.Future[T]") -> None:
+        self._asked.pop(cast("asyncio.Future[object]", answer), None)
 
     async def _run(self) -> None:
         try:
@@ -164,151 +199,87 @@ class SimBroker:
             self._go_down()
 
     async def _live(self, nursery: Nursery) -> None:
-        directory = BrokerDirectory(self._metadata, clock=self.clock, session_timeout_ms=SESSION_TIMEOUT_MS)
-        epoch = BrokerEpoch(
-            await self._register(directory), registered_epoch=lambda: directory.registered_epoch, live=lambda: _live_epochs(self._metadata)
-        )
-        chance, telemetry = self._chance, Telemetry()
-        parts = open_log(
+        """As broker/assembly.py puts a broker together, without sockets and groups."""
+        chance, telemetry, clock = self._chance, Telemetry(), self.clock
+        fixed_id = self._broker_id if self._ground.has_fixed_ids else None
+        while True:
+            await self._gate.wait()
+            directory, life = self._new_life(fixed_id)
+            try:
+                epoch = await life.begin()
+                break
+            except StorageError as error:
+                # Its process ends, and is started again by whoever looks after it.
+                self._ground.history.trace(self.name, "not registered", repr(error))
+                directory.close()
+            await asyncio.sleep(START_PAUSE_S)
+        ids = IdSource(clock=clock, entropy=chance.randbytes)
+        log = open_log(
             metadata=self._metadata,
             objects=self._objects,
             blocks=BlockCache(self._objects, bytes_max=chance.choice((0, 4_096, 1 << 20)), block_bytes=1_024, telemetry=telemetry),
             tail_bytes_max=chance.choice((0, 2_048, 1 << 20)),
             flush=FlushSettings(interval_s=chance.choice((0.0, 0.02, 0.25)), gather_s=0.005, bytes_max=chance.choice((400, 1 << 20))),
             epoch=epoch,
-            ids=IdSource(clock=self.clock, entropy=chance.randbytes),
-            clock=self.clock,
+            ids=ids,
+            clock=clock,
             chance=chance,
             nursery=nursery,
             telemetry=telemetry,
         )
-        for partition in self._ground.partitions:
-            parts.partitions.get(partition).wakers = OrderedSet()
-        waiters = Waiters(metadata=self._metadata, partitions=parts.partitions, control_reads=parts.control_reads, clock=self.clock)
+        topics = Topics(self._metadata, clock=clock, ids=ids, entropy=chance.randbytes)
+        waiters = Waiters(
+            metadata=self._metadata,
+            partitions=log.partitions,
+            control_reads=log.control_reads,
+            clock=clock,
+            trusted_poll_s=chance.choice((POLL_S, TRUSTED_POLL_S)),
+        )
         nursery.spawn(waiters.run(), name="waiters")
-        self._nursery, self._waiters, self._parts = nursery, waiters, parts
-        self._ground.history.trace(self.name, "up", f"epoch={epoch.current}")
-        while True:
-            await directory.wait_lost()
-            self._ground.history.trace(self.name, "session lost", f"epoch={epoch.current}")
-            epoch.renew(await self._register(directory))
-            self._ground.history.trace(self.name, "registered again", f"epoch={epoch.current}")
+        parts = Parts(
+            cluster_id="sim",
+            clock=clock,
+            topics=topics,
+            confirmed_topics=ConfirmedTopics(self._metadata, topics, clock=clock, nursery=nursery),
+            brokers=directory,
+            leadership=leadership_of("self"),
+            producer_ids=ProducerIds(self._metadata, entropy=chance.randbytes),
+            bounds=log.control_reads,
+            timestamps=log.time_search,
+            trimmer=log.trimmer,
+            active_producers=log.producer_reads,
+            topic_defaults=TopicDefaults(auto_create=False),
+            groups=cast("Coordinator", None),  # groups have a world of their own
+        )
+        produce = Produce(topics=topics, partitions=log.partitions, appender=log.appender, clock=clock)
+        fetch = Fetch(
+            topics=topics, partitions=log.partitions, control_reads=log.control_reads, reader=log.reader, waiters=waiters, clock=clock
+        )
+        self._serving = Serving(nursery, parts, produce, fetch, telemetry)
+        self._ground.history.trace(self.name, "up", f"id={life.broker_id} epoch={epoch.current}")
+        await life.stay()
 
-    async def _register(self, directory: BrokerDirectory) -> int:
-        endpoint = Endpoint("PLAINTEXT", f"broker-{self._broker_id}", 9092)
-        while True:
-            await self._gate.wait()
-            with contextlib.suppress(StorageError):
-                return (await directory.register(listeners=(endpoint,), rack=None, version="sim", broker_id=self._broker_id)).epoch
-            await asyncio.sleep(REGISTER_PAUSE_S)
+    def _new_life(self, fixed_id: int | None) -> tuple[BrokerDirectory, RegisteredLife]:
+        directory = BrokerDirectory(self._metadata, clock=self.clock, session_timeout_ms=SESSION_TIMEOUT_MS)
+        return directory, RegisteredLife(
+            directory,
+            listeners=[Endpoint(LISTENER, f"broker-{self._broker_id}", 9092)],
+            rack=None,
+            version="sim",
+            fixed_id=fixed_id,
+        )
 
     def _go_down(self) -> None:
-        self._parts = None
+        self._serving = None
         for answer in tuple(self._asked):
-            if not answer.done():
-                answer.set_exception(ConnectionLost(self.name))
-                answer.exception()  # whoever asked may have left
-
-    async def _ask(self, work: Callable[[], Awaitable[T]]) -> T:
-        if self._nursery is None or self._parts is None:
-            raise ConnectionLost(self.name)
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        async def serve() -> None:
-            await self.travel()
-            result = await work()
-            await self.travel()
-            if not answer.done():
-                answer.set_result(result)
-
-        self.expect(answer)  # type: ignore[arg-type]
-        self._nursery.spawn(serve(), name="serve")
-        return await answer
-
-    async def _fetch(self, partition: PartitionId, offset: int, wait_s: float) -> Fetched | StorageError:
-        """As broker/handlers/fetch.py does it, for one partition."""
-        _, parts = self.running
-        assert self._waiters is not None
-        log = parts.partitions.get(partition)
-        try:
-            if log.control is None or offset >= log.high_watermark:
-                await parts.control_reads.refresh([log])
-            found = await _gather(parts, partition, offset)
-            if not found and wait_s > 0:
-                with self._waiters.wait([log]) as wait:
-                    found = await _gather(parts, partition, offset)
-                    if not found and await wait.moved(wait_s):
-                        found = await _gather(parts, partition, offset)
-        except StorageError as error:
-            return error
-        return Fetched(found, log.high_watermark)
+            fail(answer, ConnectionLost(self.name))
 
 
-class Connection:
-    """Produce requests in the order sent; answers come whenever they come. Its requests arrive even when it is closed meanwhile."""
-
-    def __init__(self, broker: SimBroker) -> None:
-        self._broker = broker
-        self._arriving: asyncio.Queue[tuple[PartitionId, bytes, asyncio.Future[Appended | StorageError]]] = asyncio.Queue(maxsize=16)
-        nursery, parts = broker.running
-        nursery.spawn(self._serve(nursery, parts), name="connection")
-
-    def produce(self, partition: PartitionId, batch: bytes) -> "asyncio.Future[Appended | StorageError]":
-        """The future may fail with `ConnectionLost`."""
-        answer: asyncio.Future[Appended | StorageError] = asyncio.get_running_loop().create_future()
-        self._broker.expect(answer)  # type: ignore[arg-type]
-        if not self._broker.is_up:
-            answer.set_exception(ConnectionLost(self._broker.name))
-        self._arriving.put_nowait((partition, batch, answer))
-        return answer
-
-    async def _serve(self, nursery: Nursery, parts: LogParts) -> None:
-        while True:
-            partition, batch, answer = await self._arriving.get()
-            await self._broker.travel()
-            self._submit(nursery, parts, partition, bytearray(batch), answer)
-
-    def _submit(
-        self, nursery: Nursery, parts: LogParts, partition: PartitionId, body: bytearray, answer: "asyncio.Future[Appended | StorageError]"
-    ) -> None:
-        async def reply(result: Appended | StorageError) -> None:
-            await self._broker.travel()
-            if not answer.done():
-                answer.set_result(result)
-
-        def finish(append: Append) -> None:
-            (result,) = append.results
-            assert result is not None
-            nursery.spawn(reply(result), name="reply")
-
-        view = memoryview(body)
-        batch = batch_of(view, parse_header(view), Append(self, finish, [None], 1), 0)
-        appender: Appender = parts.appender
-        appender.submit(parts.partitions.get(partition), batch)
-
-
-async def _gather(parts: LogParts, partition: PartitionId, offset: int) -> list[tuple[int, memoryview]]:
-    """Raises `StorageError`."""
-    log = parts.partitions.get(partition)
-    check_range(log, offset)
-    found: list[tuple[int, memoryview]] = []
-    taken_bytes = 0
-    while offset < log.high_watermark and taken_bytes < FETCH_BYTES_MAX:
-        run = parts.reader.cached(log, offset)
-        if run is None:
-            run = await parts.reader.stored(log, offset, bytes_max=FETCH_BYTES_MAX - taken_bytes)
-        ends = (*run.positions[1:], len(run.buffer))
-        for start, position, end in zip(run.starts, run.positions, ends, strict=True):
-            if start >= offset:
-                found.append((start, run.buffer[position:end]))
-        taken_bytes += len(run.buffer)
-        offset = run.last + 1
-    return found
-
-
-async def _live_epochs(metadata: SimMetadata) -> frozenset[int]:
-    start, end = keys.brokers()
-    return frozenset([record.version async for record in metadata.range_scan(start, end)])
+def fail(answer: "asyncio.Future[T]", error: Exception) -> None:
+    """Unless it has a result. Whoever asked may have left."""
+    if not answer.done():
+        answer.set_exception(error)
+        answer.exception()
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> str:

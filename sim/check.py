@@ -1,11 +1,12 @@
-"""Judges a history against the log as it stands in the end. The classes are Jepsen's for Kafka, with promises 1 to 5 of the log."""
+"""Judges a history against the logs as they stand in the end. The classes are Jepsen's for Kafka, with promises 1 to 5 of the log."""
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from sim.history import Attempt, End, History, Outcome, Seen, Sent
+from sim.history import PLAIN, Attempt, End, History, Identity, Outcome, Seen, Sent
 
 
 class Stored(NamedTuple):
@@ -14,83 +15,153 @@ class Stored(NamedTuple):
     offset: int
     record_count: int
     value: bytes
+    identity: Identity = PLAIN
 
 
-FinalLogs = Mapping[int, Sequence[Stored]]
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A partition of one incarnation of a topic: `place` has several of them if the topic was deleted and created again."""
+
+    place: str
+    topic_id: str
+    batches: Sequence[Stored]
 
 
-def check(history: History, logs: FinalLogs) -> list[str]:
+def check(history: History, logs: Sequence[Log]) -> list[str]:
     """Every violation found, each beginning with the name of its class."""
     found: list[str] = []
-    for partition, log in logs.items():
-        found += _dense(partition, log)
-    found += _appends(history.sent, logs)
-    found += _orders(history.sent, logs)
+    by_place: dict[str, list[Log]] = defaultdict(list)
+    for log in logs:
+        by_place[log.place].append(log)
+    numbers = {(sent.place, sent.value): sent.number for sent in history.sent}
+    for log in logs:
+        found += _dense(log)
+        found += _sequences(log, numbers, is_only=len(by_place[log.place]) == 1)
+    found += _appends(history, by_place)
     found += _reads(history.seen, logs)
-    for partition in logs:
-        sent = [one for one in history.sent if one.partition == partition]
-        found += _append_times(partition, sent)
-        ends = [one for one in history.ends if one.partition == partition]
-        seen = [one for one in history.seen if one.partition == partition]
-        found += _ends(partition, sent, ends, seen)
+    found += _overtaken(history.sent)
+    for place, incarnations in by_place.items():
+        if len(incarnations) > 1:
+            continue  # offsets of one say nothing about those of another
+        sent = [one for one in history.sent if one.place == place]
+        found += _append_times(place, sent)
+        ends = [one for one in history.ends if one.place == place]
+        seen = [one for one in history.seen if one.place == place]
+        found += _ends(place, sent, ends, seen)
     return found
 
 
-def _dense(partition: int, log: Sequence[Stored]) -> Iterator[str]:
+def _dense(log: Log) -> Iterator[str]:
     following = 0
-    for one in log:
+    for one in log.batches:
         if one.offset != following:
-            yield f"gap or reuse: partition={partition} expected={following} found={one.offset} value={one.value!r}"
+            yield f"gap or reuse: {log.place} expected={following} found={one.offset} value={one.value!r}"
         following = one.offset + one.record_count
 
 
-def _appends(everything: Iterable[Sent], logs: FinalLogs) -> Iterator[str]:
+def _sequences(log: Log, numbers: dict[tuple[str, bytes], int], *, is_only: bool) -> Iterator[str]:
+    """The batches of a producer stand in the order of its epochs and sequences, none missing before another.
+
+    A producer goes on in a topic that was created again, where nobody knows what came before.
+    """
+    last: dict[int, tuple[Identity, int, int]] = {}  # by producer id: its last batch, the sequence that follows, and its number
+    for one in log.batches:
+        identity = one.identity
+        if identity == PLAIN:
+            continue
+        number = numbers.get((log.place, one.value), -1)
+        before = last.get(identity.producer_id)
+        if before is not None and before[0].epoch > identity.epoch:
+            yield f"order: epoch {identity.epoch} of a producer after {before[0].epoch}: {log.place} {one}"
+        elif before is not None and before[0].epoch == identity.epoch:
+            if identity.first_seq != before[1] or number <= before[2]:
+                yield f"order: {log.place} expected_seq={before[1]} {one} follows number {before[2]}"
+        elif is_only and identity.first_seq:
+            yield f"order: begins at sequence {identity.first_seq}: {log.place} {one}"
+        last[identity.producer_id] = identity, identity.first_seq + one.record_count, number
+
+
+def _appends(history: History, by_place: dict[str, list[Log]]) -> Iterator[str]:
     """Acked: there, at the offset told. Failed: not there. Unknown: once or not at all, or as often as it was sent without a sequence."""
-    places: dict[tuple[int, bytes], list[int]] = defaultdict(list)
-    for partition, log in logs.items():
-        for one in log:
-            places[partition, one.value].append(one.offset)
-    for sent in everything:
-        offsets = places.pop((sent.partition, sent.value), [])
-        oks = [attempt.offset for attempt in sent.attempts if attempt.outcome is Outcome.OK]
-        yield from (f"lost ack: {_name(sent)} acked_at={offset} found_at={offsets}" for offset in oks if offset not in offsets)
-        possible = sum(attempt.outcome is not Outcome.FAIL for attempt in sent.attempts)
-        if offsets and not possible:
-            yield f"dirty read: {_name(sent)} failed for certain and stands at {offsets}"
-        elif len(offsets) > (1 if sent.is_idempotent else possible):
+    places: dict[tuple[str, bytes], list[tuple[Log, Stored]]] = defaultdict(list)
+    for place, logs in by_place.items():
+        for log in logs:
+            for one in log.batches:
+                places[place, one.value].append((log, one))
+    for sent in history.sent:
+        standing = places.pop((sent.place, sent.value), [])
+        offsets = [one.offset for _, one in standing]
+        oks = [attempt for attempt in sent.attempts if attempt.outcome is Outcome.OK]
+        yield from (f"lost ack: {_name(sent)} acked_at={ok.offset} found_at={offsets}" for ok in oks if ok.offset not in offsets)
+        yield from _too_late(history, sent, oks, standing)
+        if standing:
+            yield from _repeated(sent, standing)
+        if len(by_place[sent.place]) == 1 and len({ok.offset for ok in oks}) < len(
+            {ok.identity for ok in oks} if sent.is_idempotent else oks
+        ):
+            yield f"two acks for one offset: {_name(sent)} acked_at={[ok.offset for ok in oks]}"
+    for (place, value), standing in places.items():
+        yield f"never sent: {place} value={value!r} offsets={[one.offset for _, one in standing]}"
+
+
+def _repeated(sent: Sent, standing: Sequence[tuple[Log, Stored]]) -> Iterator[str]:
+    offsets = [one.offset for _, one in standing]
+    possible = sent.possible
+    if not possible:
+        yield f"dirty read: {_name(sent)} failed for certain and stands at {offsets}"
+    elif not sent.is_idempotent:
+        if len(standing) > len(possible):
             yield f"duplicate: {_name(sent)} stands at {offsets} attempts={len(sent.attempts)}"
-        if len(set(oks)) < len(oks):
-            yield f"two acks for one offset: {_name(sent)} acked_at={oks}"
-    for (partition, value), offsets in places.items():
-        yield f"never sent: partition={partition} value={value!r} offsets={offsets}"
+    else:
+        # Given a new epoch or id its client has sent it as another batch. In another incarnation of the topic nobody knows of it.
+        copies = Counter((log.topic_id, one.identity) for log, one in standing)
+        identities = {attempt.identity for attempt in possible}
+        if max(copies.values()) > 1:
+            yield f"duplicate: {_name(sent)} stands at {offsets} attempts={len(sent.attempts)}"
+        if any(identity not in identities for _, identity in copies):
+            yield f"never sent: {_name(sent)} stands under {[one.identity for _, one in standing]}, sent under {sorted(identities)}"
 
 
-def _orders(everything: Iterable[Sent], logs: FinalLogs) -> Iterator[str]:
-    """An idempotent producer's batches stand in the order sent, none missing before another."""
-    senders = {(sent.partition, sent.value): sent for sent in everything if sent.is_idempotent}
-    following: dict[str, int] = defaultdict(int)
-    for partition, log in logs.items():
-        for one in log:
-            sent = senders.get((partition, one.value))
-            if sent is None:
-                continue
-            if sent.number != following[sent.producer]:
-                yield f"order: {_name(sent)} at {one.offset} follows number {following[sent.producer] - 1}"
-            following[sent.producer] = sent.number + 1
+def _too_late(history: History, sent: Sent, oks: Iterable[Attempt], standing: Sequence[tuple[Log, Stored]]) -> Iterator[str]:
+    """What was sent after the deletion of a topic was confirmed stands in a later incarnation of it."""
+    for ok in oks:
+        deleted = [history.deleted_s.get(log.topic_id, float("inf")) for log, one in standing if one.offset == ok.offset]
+        begun_s = min(attempt.invoked_s for attempt in sent.attempts if attempt.identity == ok.identity)
+        if deleted and max(deleted) < begun_s:
+            yield f"append to a deleted topic: {_name(sent)} sent_s={begun_s:.3f} deleted_s={max(deleted):.3f}"
 
 
-def _reads(seen: Iterable[Seen], logs: FinalLogs) -> Iterator[str]:
+def _overtaken(everything: Iterable[Sent]) -> Iterator[str]:
+    """What a connection brought before its broker had refused an earlier batch of a producer without sequences is refused with that."""
+    lanes: dict[tuple[int, str], list[tuple[Attempt, Sent]]] = defaultdict(list)
+    for sent in everything:
+        if not sent.is_idempotent:
+            for attempt in sent.attempts:
+                if attempt.arrived_s < float("inf"):
+                    lanes[attempt.connection, sent.place].append((attempt, sent))
+    for lane in lanes.values():
+        if len(lane) == 1:
+            continue
+        lane.sort(key=lambda arrived: arrived[0].arrived_s)
+        for place, (attempt, sent) in enumerate(lane):
+            if attempt.was_taken is False:
+                for later, other in lane[place + 1 :]:
+                    if later.was_taken and later.arrived_s < attempt.settled_s:
+                        yield f"overtaken: {_name(sent)} was refused, {_name(other)} behind it was not"
+
+
+def _reads(seen: Iterable[Seen], logs: Sequence[Log]) -> Iterator[str]:
     """What any reader ever saw is what stands there in the end."""
-    standing = {(partition, one.offset): one for partition, log in logs.items() for one in log}
+    standing = {(log.place, log.topic_id, one.offset): one for log in logs for one in log.batches}
     for one in seen:
-        stored = standing.get((one.partition, one.offset))
+        stored = standing.get((one.place, one.topic_id, one.offset))
         if stored is None:
             yield f"dirty read: {one} is not in the log"
         elif (stored.record_count, stored.value) != (one.record_count, one.value):
             yield f"two values at one offset: {one} and {stored}"
 
 
-def _append_times(partition: int, everything: Iterable[Sent]) -> Iterator[str]:
+def _append_times(place: str, everything: Iterable[Sent]) -> Iterator[str]:
     """What was sent after another batch was acked stands behind it."""
     acks: list[tuple[float, int]] = []
     begins: list[tuple[float, int, Sent]] = []
@@ -103,15 +174,20 @@ def _append_times(partition: int, everything: Iterable[Sent]) -> Iterator[str]:
     for begun_s, offset, sent in begins:
         before = highest.before(begun_s)
         if before >= offset:
-            yield f"out of real time: {_name(sent)} partition={partition} acked_at={offset} sent after the ack of offset {before}"
+            yield f"out of real time: {_name(sent)} place={place} acked_at={offset} sent after the ack of offset {before}"
 
 
-def _begin_of(sent: Sent, attempt: Attempt) -> float:
-    return sent.attempts[0].invoked_s if sent.is_idempotent else attempt.invoked_s
+def _begin_of(sent: Sent, acked: Attempt) -> float:
+    if not sent.is_idempotent:
+        return acked.invoked_s
+    return min(attempt.invoked_s for attempt in sent.attempts if attempt.identity == acked.identity)
 
 
-def _ends(partition: int, everything: Sequence[Sent], ends: Sequence[End], seen: Sequence[Seen]) -> Iterator[str]:
-    """An end is beyond every ack, every read and every end told before it was asked for (promise 5)."""
+def _ends(place: str, everything: Sequence[Sent], ends: Sequence[End], seen: Sequence[Seen]) -> Iterator[str]:
+    """An end is beyond every ack, every read and every end told before it was asked for (promise 5).
+
+    Of a broker that may have asked a deposed leader no more can be expected than that it says what was true once.
+    """
     known = [
         (attempt.ended_s, attempt.offset + sent.record_count)
         for sent in everything
@@ -123,8 +199,8 @@ def _ends(partition: int, everything: Sequence[Sent], ends: Sequence[End], seen:
     highest = _Highest(known)
     for end in ends:
         before = highest.before(end.invoked_s)
-        if before > end.offset:
-            yield f"stale end: partition={partition} {end} though {before} was known before"
+        if before > end.offset and not end.may_be_old:
+            yield f"stale end: {place} {end} though {before} was known before"
 
 
 class _Highest:
@@ -146,4 +222,4 @@ class _Highest:
 
 
 def _name(sent: Sent) -> str:
-    return f"{sent.value.decode().rstrip('.')} ({'idempotent' if sent.is_idempotent else 'plain'}, partition {sent.partition})"
+    return f"{sent.value.decode().rstrip('.')} ({'idempotent' if sent.is_idempotent else 'plain'}, {sent.place})"

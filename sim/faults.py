@@ -6,8 +6,8 @@ Every seed draws its own rates and leaves some kinds out, so that runs differ in
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -22,6 +22,8 @@ class Fault(Enum):
     LATE = "late"  # the caller is left in doubt, and then it happens
     REFUSED = "refused"  # nothing happens, and the caller is told
     SLOW = "slow"  # it happens, after a while
+    DAMAGED = "damaged"  # what was read comes with one byte changed
+    MISSING = "missing"  # what is there is said not to be
 
 
 WRITE_FAULTS: Final = (Fault.REQUEST_LOST, Fault.REPLY_LOST, Fault.LATE, Fault.REFUSED, Fault.SLOW)
@@ -30,6 +32,9 @@ OUTAGE_FAULTS: Final = (Fault.REFUSED, Fault.REQUEST_LOST, Fault.REPLY_LOST)
 LATE_S: Final = (0.01, 12.0)
 SLOW_S: Final = (0.05, 14.0)
 """Both reach past the deadlines of the code under test (10 s)."""
+SLUGGISH_S: Final = (0.02, 1.0)
+SLUGGISH_RATE: Final = 0.15
+"""A store that is slow often and never for long: what others do meanwhile is more than a request or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +48,30 @@ class Profile:
 PROFILES: Final = {"none": Profile(0.0, 0.0), "usual": Profile(0.04, 3.0), "harsh": Profile(0.15, 1.2)}
 
 
+@dataclass(frozen=True, slots=True)
+class Temper:
+    """How a port behaves: by its profile, but for some `rates`. `is_sluggish`: slow, and late, often and never for long."""
+
+    profile: Profile
+    is_sluggish: bool = False
+    rates: Mapping[Fault, float] = field(default_factory=dict)
+
+
 class FaultPlan:
     """The faults of one port, shared by the brokers."""
 
-    def __init__(self, chance: random.Random, profile: Profile, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, chance: random.Random, temper: Temper, loop: asyncio.AbstractEventLoop) -> None:
+        profile = temper.profile
         self._chance = chance
         self._loop = loop
         self._mean_latency_s = chance.uniform(0.001, 0.01)
         self._rates = {fault: chance.uniform(0, profile.rate_max) if chance.random() < 0.6 else 0.0 for fault in WRITE_FAULTS}
         self._hint_rate = chance.choice((0.0, 0.3, 1.0)) if profile.rate_max else 0.0
+        self._slow_s, self._late_s = SLOW_S, LATE_S
+        if profile.rate_max and temper.is_sluggish:
+            self._slow_s = self._late_s = SLUGGISH_S
+            self._rates |= {Fault.SLOW: SLUGGISH_RATE, Fault.LATE: chance.choice((0.0, SLUGGISH_RATE))}
+        self._rates |= temper.rates
         self._outage = Fault.NONE
         self._outage_until_s = 0.0
 
@@ -83,12 +103,22 @@ class FaultPlan:
     def latency_s(self) -> float:
         return self._chance.expovariate(1 / self._mean_latency_s)
 
+    def slow_s(self) -> float:
+        return self.delay_s(self._slow_s)
+
+    def late_s(self) -> float:
+        return self.delay_s(self._late_s)
+
     def delay_s(self, bounds_s: tuple[float, float]) -> float:
         """Between the bounds, each order of magnitude as likely as the next."""
         return math.exp(self._chance.uniform(math.log(bounds_s[0]), math.log(bounds_s[1])))
 
     def coin(self) -> bool:
         return self._chance.random() < 0.5
+
+    def place(self, count: int) -> int:
+        """One of `count` places."""
+        return self._chance.randrange(count)
 
     def _draw(self, kinds: tuple[Fault, ...]) -> Fault:
         if self._loop.time() < self._outage_until_s:
@@ -98,6 +128,31 @@ class FaultPlan:
             drawn -= self._rates[fault]
             if drawn < 0:
                 return fault
+        return Fault.NONE
+
+
+class ObjectFaults(FaultPlan):
+    """Those of an object store, whose answers may be wrong in themselves."""
+
+    def __init__(self, chance: random.Random, temper: Temper, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(chance, temper, loop)
+        self._lies = {
+            fault: chance.choice((0.0, 0.0, 0.05, 0.3)) if temper.profile.rate_max else 0.0 for fault in (Fault.DAMAGED, Fault.MISSING)
+        }
+
+    def heal(self) -> None:
+        super().heal()
+        self._lies = dict.fromkeys(self._lies, 0.0)
+
+    def of_get(self) -> Fault:
+        fault = self.of_read()
+        if fault is not Fault.NONE:
+            return fault
+        drawn = self._chance.random()
+        for lie, rate in self._lies.items():
+            drawn -= rate
+            if drawn < 0:
+                return lie
         return Fault.NONE
 
 
@@ -114,15 +169,19 @@ class Wire:
         self._world = world
         self._history = history
 
+    @property
+    def now_s(self) -> float:
+        return self._history.now_s
+
     def note(self, call: str, fault: Fault) -> None:
         self._history.trace(self._name, call, fault.value)
 
     async def travel(self, fault: Fault = Fault.NONE) -> None:
-        await asyncio.sleep(self.plan.latency_s() if fault is not Fault.SLOW else self.plan.delay_s(SLOW_S))
+        await asyncio.sleep(self.plan.latency_s() if fault is not Fault.SLOW else self.plan.slow_s())
         await self._gate.wait()
 
     def deliver_later(self, delivery: Callable[[], Awaitable[object]]) -> None:
-        self._world.spawn(self._deliver(self.plan.delay_s(LATE_S), delivery), name="late")
+        self._world.spawn(self._deliver(self.plan.late_s(), delivery), name="late")
 
     async def _deliver(self, delay_s: float, delivery: Callable[[], Awaitable[object]]) -> None:
         await asyncio.sleep(delay_s)

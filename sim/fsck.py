@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sim.batches import value_of
-from sim.check import Stored
+from sim.check import Log, Stored
+from sim.history import Identity
 from storage.errors import StorageError
-from storage.formats.control import Control, Entry, decode_chunk, decode_control
+from storage.formats.control import Control, Entry, decode_chunk
 from storage.formats.wal import object_key
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
@@ -14,14 +15,6 @@ from storage.metadata.port import Key
 from storage.objects.memory import MemoryObjectStore
 from storage.recordbatch import parse_header, verify
 from storage.vocabulary import PartitionId
-
-
-async def control_of(metadata: MemoryMetadataStore, partition: PartitionId) -> tuple[Control, int]:
-    """The control record and its version."""
-    key = PartitionKeys(partition).control
-    (record,) = await metadata.get_many([key])
-    assert record is not None, f"no control record: {partition}"
-    return decode_control(record.value, path=key.path), record.version
 
 
 class Floor(NamedTuple):
@@ -33,11 +26,16 @@ class Floor(NamedTuple):
 
 
 async def fsck(
-    metadata: MemoryMetadataStore, objects: MemoryObjectStore, partition: PartitionId, floors: Sequence[Floor] = ()
-) -> tuple[list[Stored], list[str]]:
+    metadata: MemoryMetadataStore,
+    objects: MemoryObjectStore,
+    partition: PartitionId,
+    control: Control,
+    *,
+    place: str,
+    floors: Sequence[Floor] = (),
+) -> tuple[Log, list[str]]:
     """The log as the stores have it, and what is wrong with it."""
     wrong: list[str] = []
-    control, _ = await control_of(metadata, partition)
     entries: dict[int, Entry] = {}
     found: list[Entry] = []
     partition_keys = PartitionKeys(partition)
@@ -55,7 +53,7 @@ async def fsck(
     ]
     following = 0
     running_max = -1
-    log: list[Stored] = []
+    batches: list[Stored] = []
     for base in sorted(entries):
         entry = entries[base]
         if base != following:
@@ -70,12 +68,12 @@ async def fsck(
             wrong.append(f"fsck: running maximum of timestamps: {partition} {entry} expected={running_max}")
         following = entry.last + 1
         try:
-            log += await _batches(objects, entry)
+            batches += await _batches(objects, entry)
         except (StorageError, ValueError) as error:
             wrong.append(f"fsck: {partition} {entry}: {error!r}")
     if following != control.sequence_counter:
         wrong.append(f"fsck: entries end elsewhere than the log: {partition} end={following} sequence_counter={control.sequence_counter}")
-    return log, wrong
+    return Log(place, partition.topic_id, batches), wrong
 
 
 async def _batches(objects: MemoryObjectStore, entry: Entry) -> list[Stored]:
@@ -88,7 +86,8 @@ async def _batches(objects: MemoryObjectStore, entry: Entry) -> list[Stored]:
             header = parse_header(body)
             batch = body[: header.size_bytes]
             verify(batch, header, where=f"offset={offset}")
-            found.append(Stored(offset, header.record_count, value_of(batch)))
+            identity = Identity(header.producer_id, header.producer_epoch, header.base_sequence)
+            found.append(Stored(offset, header.record_count, value_of(batch), identity))
             offset += header.record_count
             body = body[header.size_bytes :]
     if offset != entry.last + 1:

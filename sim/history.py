@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Outcome(Enum):
@@ -15,13 +15,32 @@ class Outcome(Enum):
     UNKNOWN = "unknown"
 
 
+class Identity(NamedTuple):
+    """What a batch carries of its producer. No batch of a producer without sequences has one of its own."""
+
+    producer_id: int
+    epoch: int
+    first_seq: int
+
+
+PLAIN: Final = Identity(-1, -1, -1)
+
+
 @dataclass(slots=True)
 class Attempt:
-    """One sending of a batch to one broker."""
+    """One sending of a batch to one broker. `arrived_s` and `settled_s`: when the broker took it, and when it knew its answer.
+
+    `was_taken`: what that answer was, whether or not the client ever heard it; None if there was none.
+    """
 
     broker: str
     invoked_s: float
+    identity: Identity = PLAIN
+    connection: int = -1
     outcome: Outcome = Outcome.OPEN
+    arrived_s: float = float("inf")
+    settled_s: float = float("inf")
+    was_taken: bool | None = None
     ended_s: float = float("inf")
     offset: int = -1
     cause: str = ""
@@ -29,11 +48,11 @@ class Attempt:
 
 @dataclass(slots=True)
 class Sent:
-    """A batch of a producer. `number` counts its batches from 0; `value` is in the batch and nowhere else."""
+    """A batch of a producer. `number` counts its batches from 0; `value` is in the batch and nowhere else; `place` is topic and partition."""
 
     producer: str
     is_idempotent: bool
-    partition: int
+    place: str
     number: int
     record_count: int
     value: bytes
@@ -43,13 +62,19 @@ class Sent:
     def acked(self) -> Attempt | None:
         return next((attempt for attempt in self.attempts if attempt.outcome is Outcome.OK), None)
 
+    @property
+    def possible(self) -> list[Attempt]:
+        """Those that did not fail for certain."""
+        return [attempt for attempt in self.attempts if attempt.outcome is not Outcome.FAIL]
+
 
 class Seen(NamedTuple):
-    """A batch as some reader saw it."""
+    """A batch as some reader saw it. `topic_id` says in which incarnation of the topic."""
 
     reader: str
     broker: str
-    partition: int
+    place: str
+    topic_id: str
     offset: int
     record_count: int
     value: bytes
@@ -57,14 +82,15 @@ class Seen(NamedTuple):
 
 
 class End(NamedTuple):
-    """An answer to "where does the partition end?"."""
+    """An answer to "where does the partition end?". `may_be_old`: the broker may have asked a leader of the store that was deposed."""
 
     asker: str
     broker: str
-    partition: int
+    place: str
     invoked_s: float
     ended_s: float
     offset: int
+    may_be_old: bool = False
 
 
 class History:
@@ -75,10 +101,15 @@ class History:
         self._show = show
         self._digest = hashlib.blake2b(digest_size=16)
         self.turns = 0
+        self._connections = 0
         self.sent: list[Sent] = []
         self.seen: list[Seen] = []
         self.ends: list[End] = []
         self.violations: list[str] = []
+        self.deleted_s: dict[str, float] = {}
+        """When the deletion of an incarnation of a topic was confirmed."""
+        self.trimmed: dict[str, float] = {}
+        """By place, the highest offset that somebody asked to delete up to."""
 
     @property
     def now_s(self) -> float:
@@ -95,23 +126,31 @@ class History:
         self.trace("VIOLATION", text, "")
         self.violations.append(text)
 
-    def invoke(self, sent: Sent, broker: str) -> Attempt:
-        attempt = Attempt(broker, self.now_s)
+    def next_connection(self) -> int:
+        self._connections += 1
+        return self._connections
+
+    def invoke(self, sent: Sent, broker: str, identity: Identity, connection: int) -> Attempt:
+        attempt = Attempt(broker, self.now_s, identity, connection)
         sent.attempts.append(attempt)
-        self.trace(sent.producer, f"invoke {sent.value.decode()}", f"attempt={len(sent.attempts)} {broker}")
+        self.trace(sent.producer, f"invoke {_name(sent)}", f"attempt={len(sent.attempts)} {broker} {identity.epoch} {identity.first_seq}")
         return attempt
 
     def end(self, sent: Sent, attempt: Attempt, outcome: Outcome, *, offset: int = -1, cause: str = "") -> None:
         attempt.outcome, attempt.ended_s, attempt.offset, attempt.cause = outcome, self.now_s, offset, cause
-        self.trace(sent.producer, f"{outcome.value} {sent.value.decode()}", f"offset={offset} {attempt.broker} {cause}")
+        self.trace(sent.producer, f"{outcome.value} {_name(sent)}", f"offset={offset} {attempt.broker} {cause}")
 
     def saw(self, seen: Seen) -> None:
         self.seen.append(seen)
-        self.trace(seen.reader, f"read {seen.value.decode()}", f"offset={seen.offset} {seen.broker}")
+        self.trace(seen.reader, f"read {seen.value!r}", f"{seen.place} offset={seen.offset} {seen.broker}")
 
     def heard_end(self, end: End) -> None:
         self.ends.append(end)
-        self.trace(end.asker, f"end of {end.partition}", f"offset={end.offset} {end.broker}")
+        self.trace(end.asker, f"end of {end.place}", f"offset={end.offset} {end.broker}")
 
     def digest(self) -> str:
         return self._digest.hexdigest()
+
+
+def _name(sent: Sent) -> str:
+    return sent.value.decode().rstrip(".")

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from sim.faults import Fault, Wire
-from storage.errors import AlreadyExists, OutcomeUnknown, Unavailable
+from sim.faults import Fault, ObjectFaults, Wire
+from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.port import ObjectStat
 from storage.vocabulary import Buffer
@@ -14,9 +14,11 @@ from storage.vocabulary import Buffer
 class SimObjects:
     """An `ObjectStore`."""
 
-    def __init__(self, inner: MemoryObjectStore, wire: Wire) -> None:
+    def __init__(self, inner: MemoryObjectStore, wire: Wire, plan: ObjectFaults) -> None:
+        """`plan` is also that of `wire`."""
         self._inner = inner
         self._wire = wire
+        self._plan = plan
 
     async def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> None:
         body = b"".join(parts)
@@ -45,19 +47,27 @@ class SimObjects:
             raise OutcomeUnknown(f"{fault.value}: op=put key={key!r}")
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
-        await self._ask("get_range")
+        """What is damaged, or missing, is so in this answer alone."""
+        fault = self._plan.of_get()
+        await self._ask("get_range", fault)
+        if fault is Fault.MISSING:
+            raise NotFound(f"missing: op=get_range key={key!r}")
         found = await self._inner.get_range(key, start, end)
         await self._wire.travel()
+        if fault is Fault.DAMAGED and found:
+            damaged = bytearray(found)
+            damaged[self._plan.place(len(damaged))] ^= 1 << self._plan.place(8)
+            return bytes(damaged)
         return found
 
     async def stat(self, key: str) -> ObjectStat:
-        await self._ask("stat")
+        await self._ask("stat", self._plan.of_read())
         found = await self._inner.stat(key)
         await self._wire.travel()
         return found
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
-        await self._ask("list")
+        await self._ask("list", self._plan.of_read())
         async for found in self._inner.list(prefix, start_after=start_after):
             yield found
 
@@ -76,7 +86,7 @@ class SimObjects:
             raise OutcomeUnknown(f"{fault.value}: op=delete")
 
     async def probe(self) -> None:
-        await self._ask("probe")
+        await self._ask("probe", self._plan.of_read())
 
     async def close(self) -> None:
         return None
@@ -88,8 +98,7 @@ class SimObjects:
 
         self._wire.deliver_later(put)
 
-    async def _ask(self, call: str) -> None:
-        fault = self._wire.plan.of_read()
+    async def _ask(self, call: str, fault: Fault) -> None:
         self._wire.note(call, fault)
         await self._wire.travel(fault)
         if fault is Fault.REFUSED:

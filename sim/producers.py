@@ -1,164 +1,176 @@
-"""Producers: an idempotent one that behaves as librdkafka does, and one without sequences."""
+"""What producers have in common, and those without sequences: one batch in flight, or several that must not overtake each other's refusal."""
 
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from sim.batches import encode
-from sim.broker import Connection, ConnectionLost, SimBroker
-from sim.history import Attempt, History, Outcome, Sent
-from storage.errors import Conflict, OutcomeUnknown, StorageError, Unavailable
-from storage.log.batch import Appended
-from storage.vocabulary import PartitionId
+from kio.schema.errors import ErrorCode
+
+from broker.protocol.produce import PartitionResult
+from sim.batches import TIMESTAMP_MS, encode
+from sim.broker import ConnectionLost, SimBroker
+from sim.connection import Connection
+from sim.history import PLAIN, Attempt, History, Identity, Outcome, Sent
+from sim.places import INDEFINITE, Brokers, Place
+from storage.recordbatch import NO_PRODUCER
 
 IN_FLIGHT_MAX: Final = 5
 REQUEST_TIMEOUTS_S: Final = (0.5, 3.0, 35.0)
 START_S_MAX: Final = 8.0
 GIVE_UP_RATE: Final = 0.3
-RETRIABLE: Final = (Unavailable, OutcomeUnknown, Conflict)
+RECORDS_MAX: Final = 3
+VALUE_BYTES_MIN: Final = 24
+"""As many as RECORDS_MAX records take at least."""
 
 
 @dataclass(slots=True)
-class _InFlight:
+class Flight:
+    """A batch on its way, and the answer to it."""
+
     sent: Sent
     attempt: Attempt
-    answer: "asyncio.Future[Appended | StorageError]"
+    answer: "asyncio.Future[PartitionResult]"
 
 
 class Producer:
-    """Sends `batches` batches to one partition and knows in the end what became of each."""
+    """Sends `batches` batches to one partition and knows in the end what became of each. `run` it."""
 
     def __init__(
         self,
         name: str,
         *,
-        producer_id: int,
-        partition: PartitionId,
+        place: Place,
         batches: int,
-        brokers: Callable[[], list[SimBroker]],
+        brokers: Brokers,
         history: History,
         chance: random.Random,
+        pauses_s: tuple[float, ...] = (0.02, 0.3, 0.8),
     ) -> None:
         self._name = name
-        self._producer_id = producer_id
-        self._partition = partition
+        self.place = place
         self._unsent = batches
         self._brokers = brokers
         self._history = history
         self._chance = chance
         self._timeout_s = chance.choice(REQUEST_TIMEOUTS_S)
-        self._pause_s = chance.choice((0.02, 0.3, 0.8))
+        self._pause_s = chance.choice(pauses_s)
         self._next_number = 0
-        self._next_seq = 0
         self._is_stopped = False
+        self._size_padding = chance.choice((0, 0, 100))
 
     @property
     def is_idempotent(self) -> bool:
-        return self._producer_id >= 0
+        return False
 
     async def run(self) -> None:
-        """Begins at some time. Returns when every batch has a definite answer, or was given up by a producer without sequences, or when
-        an answer was fatal.
-        """
+        """Begins at some time. Returns when every batch has a definite answer, or was given up, or when an answer was fatal."""
         await asyncio.sleep(self._chance.choice((0.0, self._chance.uniform(0, START_S_MAX))))
-        if self.is_idempotent:
-            await self._run_idempotent()
+        if self._chance.random() < 0.6:
+            await self._run_one_by_one()
         else:
-            await self._run_plain()
+            await self._run_pipelined()
 
-    async def _run_idempotent(self) -> None:
-        """Retries in order, with the sequences first given, through whichever broker: everything unanswered is sent again."""
-        unanswered: deque[tuple[Sent, bytes]] = deque()
-        while (self._unsent or unanswered) and not self._is_stopped:
-            connection, broker = await self._connect()
-            flying: deque[_InFlight] = deque()
-            for sent, batch in unanswered:
-                flying.append(self._send(connection, broker, sent, batch))
-            while flying or self._unsent:
-                while self._unsent and len(flying) < IN_FLIGHT_MAX and (not flying or self._chance.random() < 0.7):
-                    sent, batch = self._make()
-                    unanswered.append((sent, batch))
-                    flying.append(self._send(connection, broker, sent, batch))
-                first = flying.popleft()
-                while self._unsent and len(flying) + 1 < IN_FLIGHT_MAX and not await self._is_answered(first):
-                    sent, batch = self._make()
-                    unanswered.append((sent, batch))
-                    flying.append(self._send(connection, broker, sent, batch))
-                if not await self._hear(first):
-                    flying.appendleft(first)
-                    break
-                unanswered.popleft()
-                await self._pause()
-                if self._chance.random() < 0.1:
-                    break
-            self._leave(flying)
-            await self._pause()
-
-    async def _run_plain(self) -> None:
+    async def _run_one_by_one(self) -> None:
         while self._unsent and not self._is_stopped:
-            sent, batch = self._make()
+            sent = self._make()
             while True:
-                connection, broker = await self._connect()
-                flying = self._send(connection, broker, sent, batch)
-                is_heard = await self._hear(flying)
-                self._leave([flying])
-                if is_heard or self._chance.random() < GIVE_UP_RATE:
+                connection = await self._connect()
+                flight = self._send(connection, sent, self._encode(sent, PLAIN), PLAIN)
+                is_heard = await self._hear(flight)
+                self._leave([flight])
+                if is_heard or self._is_stopped or self._chance.random() < GIVE_UP_RATE:
                     break
                 await self._pause()
             await self._pause()
 
-    def _make(self) -> tuple[Sent, bytes]:
+    async def _run_pipelined(self) -> None:
+        """Several in flight on one connection; after the first failure all unanswered are sent again on another."""
+        unanswered: deque[Sent] = deque()
+        while (self._unsent or unanswered) and not self._is_stopped:
+            connection = await self._connect()
+            flying = deque(self._send(connection, sent, self._encode(sent, PLAIN), PLAIN) for sent in unanswered)
+            while flying or self._unsent:
+                while self._unsent and len(flying) < IN_FLIGHT_MAX and (not flying or self._chance.random() < 0.8):
+                    sent = self._make()
+                    unanswered.append(sent)
+                    flying.append(self._send(connection, sent, self._encode(sent, PLAIN), PLAIN))
+                    await asyncio.sleep(self._chance.expovariate(1 / 0.01))
+                if not await self._hear(flying[0]):
+                    if self._chance.random() < 0.5:
+                        for flight in flying:
+                            await self._hear(flight)
+                    break
+                flying.popleft()
+                await self._pause()
+            self._leave(flying)
+            unanswered = deque(sent for sent in unanswered if sent.acked is None)
+            await self._pause()
+
+    def _make(self) -> Sent:
         self._unsent -= 1
-        count = self._chance.randint(1, 3)
-        value = f"{self._name}:{self._next_number}".encode() + b"." * self._chance.choice((0, 0, 100))
-        sent = Sent(self._name, self.is_idempotent, self._partition.partition, self._next_number, count, value)
+        count = self._chance.randint(1, RECORDS_MAX)
+        value = f"{self._name}:{self._next_number}".encode().ljust(VALUE_BYTES_MIN + self._size_padding, b".")
+        sent = Sent(self._name, self.is_idempotent, str(self.place), self._next_number, count, value)
         self._history.sent.append(sent)
         self._next_number += 1
-        if not self.is_idempotent:
-            return sent, encode(value, record_count=count)
-        batch = encode(value, record_count=count, producer_id=self._producer_id, producer_epoch=0, first_seq=self._next_seq)
-        self._next_seq += count
-        return sent, batch
+        return sent
 
-    async def _connect(self) -> tuple[Connection, SimBroker]:
+    def _encode(self, sent: Sent, identity: Identity) -> bytes:
+        return encode(
+            sent.value,
+            record_count=sent.record_count,
+            producer_id=identity.producer_id if identity != PLAIN else NO_PRODUCER,
+            producer_epoch=identity.epoch,
+            first_seq=identity.first_seq,
+            timestamp_ms=TIMESTAMP_MS + sent.number % 5,
+        )
+
+    async def _connect(self) -> Connection:
         while True:
-            broker = self._chance.choice(self._brokers())
             try:
-                return broker.connect(), broker
+                return Connection(self._chance.choice(self._brokers()))
             except ConnectionLost:
                 await asyncio.sleep(self._chance.uniform(0.05, 0.3))
 
-    def _send(self, connection: Connection, broker: SimBroker, sent: Sent, batch: bytes) -> _InFlight:
-        return _InFlight(sent, self._history.invoke(sent, broker.name), connection.produce(self._partition, batch))
+    def _send(self, connection: Connection, sent: Sent, batch: bytes, identity: Identity) -> Flight:
+        attempt = self._history.invoke(sent, connection.broker.name, identity, connection.number)
+        return Flight(sent, attempt, connection.produce(self.place.topic, self.place.partition, batch, attempt))
 
-    async def _hear(self, flying: _InFlight) -> bool:
+    async def _hear(self, flight: Flight) -> bool:
         """Wait for the answer. True if it is an ack."""
-        history, sent, attempt = self._history, flying.sent, flying.attempt
+        history, sent, attempt = self._history, flight.sent, flight.attempt
+        if attempt.outcome is not Outcome.OPEN:
+            return attempt.outcome is Outcome.OK
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await flying.answer
+                await asyncio.wait({flight.answer})
+                answer = flight.answer.result()
         except (TimeoutError, ConnectionLost) as error:
             history.end(sent, attempt, Outcome.UNKNOWN, cause=repr(error))
             return False
-        if isinstance(answer, Appended):
-            history.end(sent, attempt, Outcome.OK, offset=answer.base_offset)
-            return True
-        outcome = Outcome.UNKNOWN if isinstance(answer, OutcomeUnknown | Conflict) else Outcome.FAIL
-        history.end(sent, attempt, outcome, cause=repr(answer))
-        if not isinstance(answer, RETRIABLE):
-            history.violation(f"fatal answer: {sent.value!r} broker={attempt.broker} answer={answer!r}")
-            self._is_stopped = True
-        return False
+        code = self._judge(flight, answer)
+        if code is not ErrorCode.none and not self.place.is_deserved(code):
+            self._complain(flight, answer)
+        return code is ErrorCode.none
 
-    async def _is_answered(self, flying: _InFlight) -> bool:
-        """Wait for the answer for as long as there is nothing new to send."""
-        answered, _ = await asyncio.wait({flying.answer}, timeout=self._chance.expovariate(1 / self._pause_s))
-        return bool(answered)
+    def _judge(self, flight: Flight, answer: PartitionResult) -> ErrorCode:
+        """Note what the answer means to a client."""
+        code = ErrorCode(answer.error_code)
+        if code is ErrorCode.none:
+            self._history.end(flight.sent, flight.attempt, Outcome.OK, offset=answer.base_offset)
+        else:
+            outcome = Outcome.UNKNOWN if code in INDEFINITE else Outcome.FAIL
+            self._history.end(flight.sent, flight.attempt, outcome, cause=f"{code.name} {answer.error_message}")
+        return code
 
-    def _leave(self, flying: "deque[_InFlight] | list[_InFlight]") -> None:
+    def _complain(self, flight: Flight, answer: PartitionResult) -> None:
+        code = ErrorCode(answer.error_code).name
+        self._history.violation(f"fatal answer: {flight.sent.value!r} broker={flight.attempt.broker} {code} {answer.error_message}")
+        self._is_stopped = True
+
+    def _leave(self, flying: "deque[Flight] | list[Flight]") -> None:
         """Close the connection: what it still owes is never heard."""
         for one in flying:
             one.answer.cancel()
@@ -167,3 +179,6 @@ class Producer:
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._chance.expovariate(1 / self._pause_s))
+
+    def _broker(self) -> SimBroker:
+        return self._chance.choice(self._brokers())

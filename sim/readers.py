@@ -1,85 +1,174 @@
-"""Readers: one follows a partition from 0 through changing brokers; another keeps asking where it ends."""
+"""Readers: one follows partitions of a topic from offset 0 through changing brokers; another keeps asking where partitions end."""
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from sim.batches import value_of
-from sim.broker import ConnectionLost, SimBroker
+from kio.schema.errors import ErrorCode
+from kio.schema.list_offsets.v10 import ListOffsetsRequest, ListOffsetsResponse
+from kio.schema.list_offsets.v10.request import ListOffsetsPartition, ListOffsetsTopic
+from kio.schema.types import TopicName
+
+from broker.handlers import list_offsets
+from broker.handlers.kio_types import as_broker_id, as_i8, as_i32, as_i64
+from broker.handlers.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP
+from broker.protocol.codec import as_field
+from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest
+from broker.protocol.request import Request
+from sim.batches import TIMESTAMP_MS, value_of
+from sim.broker import ConnectionLost, Serving, SimBroker
 from sim.history import End, History, Seen
-from storage.errors import StorageError, Unavailable
+from sim.places import ABSENT, Brokers, Place
+from storage.catalog.topics import Topic
 from storage.recordbatch import parse_header
-from storage.vocabulary import PartitionId
+from storage.vocabulary import Buffer
 
 ASK_TIMEOUT_S: Final = 5.0
-FETCH_WAIT_S: Final = 0.5
+FETCH_WAIT_MS: Final = 500
+FETCH_BYTES_MAX: Final = 600
 PAUSE_S: Final = 0.3
+BY_NAME: Final = 12
+BY_ID: Final = 17
+LIST_OFFSETS: Final = 2
+LIST_OFFSETS_VERSION: Final = 7
+QUESTIONS: Final = (LATEST, LATEST, LATEST, EARLIEST, MAX_TIMESTAMP, TIMESTAMP_MS + 2)
 
 
 class Reader:
-    """Reads every offset once, in order. `stop_at` ends it."""
+    """Reads every offset once, in order, as a consumer that begins anew when the topic is another one. `stop_at` ends it."""
 
-    def __init__(
-        self, name: str, partition: PartitionId, brokers: Callable[[], list[SimBroker]], history: History, chance: random.Random
-    ) -> None:
+    def __init__(self, name: str, places: Sequence[Place], brokers: Brokers, history: History, chance: random.Random) -> None:
+        """`places` are of one topic."""
         self._name = name
-        self.partition = partition
+        self._places = {place.partition: place for place in places}
+        self._topic = places[0].topic
         self._brokers = brokers
         self._history = history
         self._chance = chance
-        self.offset = 0
-        self.stop_at: int | None = None
+        self._topic_id: str | None = None
+        self._version = BY_ID if places[0].may_be_absent else chance.choice((BY_NAME, BY_ID))
+        self._offsets = dict.fromkeys(self._places, 0)
+        self._starts: set[int] = set()
+        self.stop_at: tuple[str, Mapping[int, int]] | None = None
+        """The incarnation to be read, and by partition the offset to be read up to."""
+
+    @property
+    def places(self) -> list[Place]:
+        return list(self._places.values())
 
     async def run(self) -> None:
         broker = self._chance.choice(self._brokers())
-        while self.stop_at is None or self.offset < self.stop_at:
+        while not self._is_done():
             if self._chance.random() < 0.3:
                 broker = self._chance.choice(self._brokers())
-            if not await self._fetch(broker):
+            if not await self._step(broker):
                 broker = self._chance.choice(self._brokers())
                 await asyncio.sleep(self._chance.expovariate(1 / PAUSE_S))
 
-    async def _fetch(self, broker: SimBroker) -> bool:
-        invoked_s = self._history.now_s
-        wait_s = self._chance.choice((0.0, FETCH_WAIT_S))
+    def _is_done(self) -> bool:
+        if self.stop_at is None:
+            return False
+        topic_id, ends = self.stop_at
+        return self._topic_id == topic_id and all(self._offsets[partition] >= end for partition, end in ends.items())
+
+    async def _step(self, broker: SimBroker) -> bool:
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                answer = await broker.fetch(self.partition, self.offset, wait_s=wait_s)
+                if self._topic_id is None:
+                    return await self._find(broker)
+                return await self._fetch(broker, self._topic_id)
         except (TimeoutError, ConnectionLost):
             return False
-        if isinstance(answer, StorageError):
-            if not isinstance(answer, Unavailable):
-                self._history.violation(
-                    f"a read that no reader deserves: {self._name} broker={broker.name} offset={self.offset} {answer!r}"
+
+    async def _find(self, broker: SimBroker) -> bool:
+        """As Metadata answers it."""
+
+        async def look(serving: Serving) -> Topic | None:
+            return (await serving.parts.topics.lookup([self._topic])).get(self._topic)
+
+        topic = await broker.ask(look)
+        if topic is not None:
+            self._topic_id = topic.topic_id
+            self._offsets = dict.fromkeys(self._places, 0)
+        elif not any(place.may_be_absent for place in self._places.values()):
+            self._history.violation(f"a topic is said not to exist: {self._name} broker={broker.name} {self._topic}")
+        return topic is not None
+
+    async def _fetch(self, broker: SimBroker, topic_id: str) -> bool:
+        """True if something was read or waited for."""
+        invoked_s = self._history.now_s
+        wait_ms = self._chance.choice((0, FETCH_WAIT_MS))
+        named = topic_id if self._version == BY_ID else self._topic
+        partitions = [FetchPartition(named, one, -1, offset, FETCH_BYTES_MAX, -1, -1) for one, offset in self._offsets.items()]
+        request = FetchRequest(wait_ms, 1, FETCH_BYTES_MAX * 2, 0, 0, -1, "", partitions, [])
+
+        async def fetch(serving: Serving) -> Sequence[FetchedPartition]:
+            return (await serving.fetch.handle(request, version=self._version)).partitions
+
+        is_well, has_read = True, False
+        for answer in await broker.ask(fetch):
+            if answer.error_code:
+                is_well = False
+                self._refused(broker, self._places[answer.partition], answer, invoked_s)
+            elif answer.records:
+                has_read = True
+                self._read(broker, topic_id, answer)
+            else:
+                may_be_old = broker.may_have_read_old(invoked_s)
+                place = str(self._places[answer.partition])
+                self._history.heard_end(
+                    End(self._name, broker.name, place, invoked_s, self._history.now_s, answer.high_watermark, may_be_old)
                 )
-            return False
-        partition = self.partition.partition
-        for offset, batch in answer.batches:
+        return is_well and (has_read or wait_ms > 0)
+
+    def _read(self, broker: SimBroker, topic_id: str, answer: FetchedPartition) -> None:
+        place = self._places[answer.partition]
+        for batch in _batches(answer.records):
             header = parse_header(batch)
-            if offset != self.offset or header.base_offset != offset:
-                where = f"wanted={self.offset} got={offset} stamped={header.base_offset}"
+            wanted = self._offsets[answer.partition]
+            # Records may be deleted up to the middle of a batch, which is served whole.
+            begun = header.base_offset == wanted or (wanted in self._starts and header.base_offset <= wanted)
+            if not begun or header.base_offset + header.record_count <= wanted:
+                where = f"{place} wanted={wanted} got={header.base_offset}"
                 self._history.violation(f"a reader was sent elsewhere: {self._name} broker={broker.name} {where}")
-            self._history.saw(Seen(self._name, broker.name, partition, offset, header.record_count, value_of(batch), self._history.now_s))
-            self.offset = offset + header.record_count
-        if not answer.batches:
-            self._history.heard_end(End(self._name, broker.name, partition, invoked_s, self._history.now_s, answer.end))
-        return bool(answer.batches) or wait_s > 0
+            seen = Seen(
+                self._name,
+                broker.name,
+                str(place),
+                topic_id,
+                header.base_offset,
+                header.record_count,
+                value_of(batch),
+                self._history.now_s,
+            )
+            self._history.saw(seen)
+            self._offsets[answer.partition] = header.base_offset + header.record_count
+
+    def _refused(self, broker: SimBroker, place: Place, answer: FetchedPartition, invoked_s: float) -> None:
+        code, offset = ErrorCode(answer.error_code), self._offsets[answer.partition]
+        who = f"{self._name} broker={broker.name} {place} offset={offset}"
+        if code is ErrorCode.offset_out_of_range:
+            if offset < answer.log_start_offset <= self._history.trimmed.get(str(place), 0):
+                self._offsets[answer.partition] = answer.log_start_offset  # as auto.offset.reset=earliest does
+                self._starts.add(answer.log_start_offset)
+            elif broker.may_have_read_old(invoked_s):
+                self._history.violation(f"an old end for the end of a log: {who} high_watermark={answer.high_watermark}")
+            else:
+                self._history.violation(f"a read that no reader deserves: {who} {answer}")
+        elif code in ABSENT and place.may_be_absent:
+            self._topic_id = None
+        elif not place.is_deserved(code):
+            self._history.violation(f"a read that no reader deserves: {who} {code.name}")
 
 
 class EndAsker:
-    """Asks any broker for the end of any partition (ListOffsets of the latest offset)."""
+    """Asks any broker for the ends of partitions (ListOffsets), their beginnings, and offsets by time."""
 
-    def __init__(
-        self,
-        name: str,
-        partitions: tuple[PartitionId, ...],
-        brokers: Callable[[], list[SimBroker]],
-        history: History,
-        chance: random.Random,
-    ) -> None:
+    def __init__(self, name: str, places: list[Place], brokers: Brokers, history: History, chance: random.Random) -> None:
+        """`places` may grow."""
         self._name = name
-        self._partitions = partitions
+        self._places = places
         self._brokers = brokers
         self._history = history
         self._chance = chance
@@ -88,15 +177,48 @@ class EndAsker:
         """Until cancelled."""
         while True:
             await asyncio.sleep(self._chance.expovariate(1 / PAUSE_S))
-            broker, partition = self._chance.choice(self._brokers()), self._chance.choice(self._partitions)
+            broker = self._chance.choice(self._brokers())
+            asked = self._chance.sample(self._places, self._chance.randint(1, len(self._places)))
+            question = self._chance.choice(QUESTIONS)
             invoked_s = self._history.now_s
             try:
                 async with asyncio.timeout(ASK_TIMEOUT_S):
-                    answer = await broker.end_of(partition)
+                    answers = await broker.ask(lambda serving, asked=asked, question=question: _list_offsets(serving, asked, question))  # type: ignore[misc]
             except (TimeoutError, ConnectionLost):
                 continue
-            if not isinstance(answer, StorageError):
-                end = End(self._name, broker.name, partition.partition, invoked_s, self._history.now_s, answer.high_watermark)
-                self._history.heard_end(end)
-            elif not isinstance(answer, Unavailable):
-                self._history.violation(f"no end told: {self._name} broker={broker.name} partition={partition} {answer!r}")
+            for place, (code, offset) in zip(asked, answers, strict=True):
+                if code is not ErrorCode.none:
+                    if not place.is_deserved(code):
+                        self._history.violation(f"no offset told: {self._name} broker={broker.name} {place} {code.name}")
+                elif question == LATEST:
+                    may_be_old = broker.may_have_read_old(invoked_s)
+                    self._history.heard_end(End(self._name, broker.name, str(place), invoked_s, self._history.now_s, offset, may_be_old))
+
+
+async def _list_offsets(serving: Serving, places: Sequence[Place], timestamp: int) -> list[tuple[ErrorCode, int]]:
+    topics = tuple(
+        ListOffsetsTopic(
+            name=TopicName(topic),
+            partitions=tuple(
+                ListOffsetsPartition(partition_index=as_i32(place.partition), timestamp=as_i64(timestamp))
+                for place in places
+                if place.topic == topic
+            ),
+        )
+        for topic in dict.fromkeys(place.topic for place in places)
+    )
+    body = ListOffsetsRequest(replica_id=as_broker_id(-1), isolation_level=as_i8(0), topics=topics, timeout=as_field(0))
+    answer: ListOffsetsResponse = await list_offsets.handle(serving.context, Request(LIST_OFFSETS, LIST_OFFSETS_VERSION, 0, "sim", body))
+    found = {(str(topic.name), one.partition_index): one for topic in answer.topics for one in topic.partitions}
+    return [(found[place.topic, place.partition].error_code, found[place.topic, place.partition].offset) for place in places]
+
+
+def _batches(records: Sequence[Buffer]) -> list[memoryview]:
+    found = []
+    for buffer in records:
+        view = memoryview(buffer)
+        while len(view):
+            size_bytes = parse_header(view).size_bytes
+            found.append(view[:size_bytes])
+            view = view[size_bytes:]
+    return found

@@ -7,31 +7,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
+from structlog.testing import capture_logs
 
 from runtime.ids import IdSource
+from sim.admin import Admin
 from sim.broker import Ground, SimBroker
-from sim.check import Stored, check
-from sim.determinism import SHORT_DEADLINES, SMALL_LIMITS, OrderedNursery, replaced, stable_order
-from sim.faults import PROFILES, FaultPlan, Profile
-from sim.fsck import Floor, control_of, fsck
+from sim.check import Log, check
+from sim.determinism import OrderedNursery, stable_order
+from sim.faults import FaultPlan, ObjectFaults
+from sim.fsck import fsck
 from sim.history import History
+from sim.idempotent import IdempotentProducer
+from sim.limits import lowered
 from sim.loop import Deadlock, VirtualClock, VirtualLoop
+from sim.places import Place
 from sim.producers import Producer
 from sim.readers import EndAsker, Reader
-from storage.formats.control import Control, encode
-from storage.metadata.keys import PartitionKeys
-from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import ABSENT, Put
+from sim.shards import Shards
+from sim.themes import Crowd, Theme, theme_of
+from sim.weather import Weather
+from storage.catalog.topics import Topic, Topics
+from storage.formats.control import Control, decode_control
+from storage.metadata.memory import MemoryMetadataStore, SharedRecords
 from storage.objects.memory import MemoryObjectStore
-from storage.vocabulary import ObjectId, PartitionId, TopicId
+from storage.vocabulary import PartitionId
 
-TOPIC: Final = TopicId("00000000-0000-4000-8000-000000000001")
+STEADY: Final = "steady"
+FLEETING: Final = "fleeting"
 FAULTS_S: Final = (4.0, 16.0)
 LIVENESS_S: Final = 150.0
 """After the last fault everything is answered and read within this: the longest client timeout, and a commit's (30 s) twice."""
-PAUSE_S: Final = (0.2, 6.0)
-SHARDS: Final = 2
+SERVED_S: Final = 40.0
+"""Then any broker serves all of it within this."""
+SHARDS: Final = (1, 2, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +73,14 @@ def run_seed(plan: Plan, *, show: Callable[[str], None] | None = None) -> Report
         history.violation(f"loop: {context.get('message')} {context.get('exception')!r}")
 
     loop.set_exception_handler(failed)
+    theme = theme_of(chance, plan.faults)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(capture_logs())
         stack.enter_context(stable_order())
-        if chance.random() < 0.6:
-            stack.enter_context(replaced(SMALL_LIMITS))
-        if plan.faults != "none" and chance.random() < 0.4:
-            stack.enter_context(replaced(SHORT_DEADLINES))
+        stack.enter_context(lowered(theme.limits))
         runner = stack.enter_context(asyncio.Runner(loop_factory=lambda: loop))
         try:
-            runner.run(_World(plan, chance, history, loop).run())
+            runner.run(_World(plan, theme, chance, history, loop).run())
         except Deadlock as error:
             history.violation(f"deadlock: {error}")
         appends = sum(sent.acked is not None for sent in history.sent)
@@ -81,103 +88,151 @@ def run_seed(plan: Plan, *, show: Callable[[str], None] | None = None) -> Report
 
 
 class _World:
-    def __init__(self, plan: Plan, chance: random.Random, history: History, loop: VirtualLoop) -> None:
+    def __init__(self, plan: Plan, theme: Theme, chance: random.Random, history: History, loop: VirtualLoop) -> None:
+        self._theme = theme
         self._chance = chance
         self._history = history
         self._loop = loop
-        self._profile: Profile = PROFILES[plan.faults]
         self._count = plan.brokers or chance.randint(2, 4)
-        self._partitions = tuple(PartitionId(TOPIC, number) for number in range(chance.randint(1, 2)))
-        clock = VirtualClock(loop)
-        self._metadata = MemoryMetadataStore(clock=clock, shards=SHARDS)
-        self._objects = MemoryObjectStore(clock=clock)
+        self._clock = VirtualClock(loop)
+        records = SharedRecords(clock=self._clock, shards=chance.choice(SHARDS))
+        self._metadata = MemoryMetadataStore(clock=self._clock, shared=records)
+        self._shards = Shards(records, self._metadata, loop)
+        self._objects = MemoryObjectStore(clock=self._clock)
         self._brokers: list[SimBroker] = []
         self._lives = 0
-        self._floors: list[Floor] = []
-        self._ids = IdSource(clock=clock, entropy=chance.randbytes)
+        self._ids = IdSource(clock=self._clock, entropy=chance.randbytes)
+        self._partition_count = chance.randint(4, 8) if theme.is_wide else chance.randint(1, 2)
+        self._places = [Place(STEADY, number) for number in range(self._partition_count)]
+        self._producer_ids: set[int] = set()
+        self._producers = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._readers: list[tuple[Reader, asyncio.Task[None]]] = []
 
     async def run(self) -> None:
-        for partition in self._partitions:
-            await self._metadata.write([Put(PartitionKeys(partition).control, encode(Control()), ABSENT)])
-        metadata_plan = FaultPlan(self._child(), self._profile, self._loop)
-        objects_plan = FaultPlan(self._child(), self._profile, self._loop)
+        self._topic = await self._create_steady()
+        metadata_plan = FaultPlan(self._child(), self._theme.metadata, self._loop)
+        objects_plan = ObjectFaults(self._child(), self._theme.objects, self._loop)
         async with OrderedNursery() as nursery:
-            self._ground = Ground(self._metadata, self._objects, metadata_plan, objects_plan, nursery, self._history, self._partitions)
+            self._nursery = nursery
+            has_fixed_ids = self._chance.random() < 0.5
+            ground = Ground(self._metadata, self._shards, self._objects, metadata_plan, objects_plan, nursery, self._history, has_fixed_ids)
+            self._ground = ground
             for broker_id in range(1, self._count + 1):
                 self._brokers.append(self._start(broker_id))
-            readers = [self._reader(f"reader-{n}", partition) for n, partition in enumerate(self._partitions * 2)]
-            tasks = [nursery.spawn(reader.run(), name="reader") for reader in readers]
-            nursery.spawn(EndAsker("asker", self._partitions, self._live, self._history, self._child()).run(), name="asker")
-            # Some logs have a few busy producers, others many that nobody has heard of yet.
-            count, batches = self._chance.choice(((self._chance.randint(2, 4), 16), (7, 5)))
-            producers = [nursery.spawn(self._producer(number, batches).run(), name="producer") for number in range(count)]
-            if self._profile.weather_s:
-                await self._weather(self._chance.uniform(*FAULTS_S))
-            await self._end(producers, "a producer has no answers")
-            for reader in readers:
-                control, _ = await control_of(self._metadata, reader.partition)
-                reader.stop_at = control.sequence_counter
-            await self._end(tasks, "a reader does not reach the end")
-        await self._judge()
+            self._follow(self._places)
+            self._follow(self._places)
+            nursery.spawn(EndAsker("asker", self._places, self._live, self._history, self._child()).run(), name="asker")
+            self._gather_crowd()
+            admin = Admin(self._live, self._history, self._child())
+            keeper = self._replace_fleeting(admin) if self._theme.has_fleeting else None
+            weather = Weather(
+                ground,
+                self._brokers,
+                self._start,
+                self._control_of,
+                self._ids,
+                self._child(),
+                kinds=self._theme.kinds,
+                mean_s=self._theme.weather_s,
+            )
+            if self._theme.weather_s:
+                weather.let_grow(lambda: self._grow(admin))
+                weather.let_trim(lambda: self._trim(admin))
+                await weather.rage(self._chance.uniform(*FAULTS_S))
+            admin.is_over = True
+            if keeper is not None:
+                await self._end([keeper], "a topic cannot be created")
+            await self._end(self._tasks, "a producer has no answers")
+            for reader, _ in self._readers:
+                reader.stop_at = await self._ends_of(reader)
+            await self._end([task for _, task in self._readers], "a reader does not reach the end")
+            await self._read_all_again()
+        await self._judge(weather)
 
-    async def _end(self, tasks: list[asyncio.Task[None]], complaint: str) -> None:
-        _, waiting = await asyncio.wait(tasks, timeout=LIVENESS_S)
+    async def _create_steady(self) -> Topic:
+        topics = Topics(self._metadata, clock=self._clock, ids=self._ids, entropy=self._chance.randbytes)
+        created = await topics.create(STEADY, partition_count=self._partition_count, replication_factor=1, configs={})
+        self._shards.topic_names[created.topic_id] = STEADY
+        topics.close()
+        return created
+
+    def _gather_crowd(self) -> None:
+        crowd = self._theme.crowd
+        narrow = self._chance.choice(self._places)
+        for _ in range(crowd.count):
+            self._produce(narrow if crowd.is_narrow else self._chance.choice(self._places), crowd)
+
+    def _replace_fleeting(self, admin: Admin) -> asyncio.Task[None]:
+        place = Place(FLEETING, 0, may_be_absent=True, is_fleeting=True)
+        for _ in range(self._chance.randint(1, 3)):
+            self._produce(place, Crowd(1, 10))
+        self._follow([place])
+        return self._nursery.spawn(admin.keep_replacing(place), name="admin")
+
+    async def _grow(self, admin: Admin) -> None:
+        """A partition more, and somebody who uses it at once."""
+        place = Place(STEADY, self._partition_count, may_be_absent=True)
+        if await admin.grow(STEADY, self._partition_count + 1) and place.partition == self._partition_count:
+            self._partition_count += 1
+            self._places.append(place)
+            self._produce(place, Crowd(1, 6))
+            self._follow([place])
+
+    async def _trim(self, admin: Admin) -> None:
+        place = self._chance.choice(self._places)
+        control = self._control_of(PartitionId(self._topic.topic_id, place.partition))
+        if control is not None:
+            await admin.trim(place, self._topic.topic_id, control.sequence_counter)
+
+    async def _end(self, tasks: list[asyncio.Task[None]], complaint: str, within_s: float = LIVENESS_S) -> None:
+        _, waiting = await asyncio.wait(tasks, timeout=within_s)
+        for task in waiting:
+            task.cancel()
         if waiting:
-            self._history.violation(f"liveness: {complaint} after {LIVENESS_S} s without faults")
+            self._history.violation(f"liveness: {complaint} after {within_s} s without faults")
 
-    async def _judge(self) -> None:
-        logs: dict[int, list[Stored]] = {}
-        for partition in self._partitions:
-            log, wrong = await fsck(self._metadata, self._objects, partition, self._floors)
-            logs[partition.partition] = log
+    async def _read_all_again(self) -> None:
+        """Through each broker alone: what one of them keeps in memory must not be what keeps it from answering."""
+        for broker in list(self._brokers):
+            reader = Reader(f"reader of {broker.name}", self._places, lambda broker=broker: [broker], self._history, self._child())  # type: ignore[misc]
+            reader.stop_at = await self._ends_of(reader)
+            await self._end([self._nursery.spawn(reader.run(), name="reader")], f"{broker.name} does not serve all that there is", SERVED_S)
+
+    async def _ends_of(self, reader: Reader) -> tuple[str, dict[int, int]]:
+        topics = Topics(self._metadata, clock=self._clock, ids=self._ids, entropy=self._chance.randbytes)
+        name = reader.places[0].topic
+        topic = (await topics.lookup([name])).get(name)
+        topics.close()
+        if topic is None:
+            self._history.violation(f"a topic is gone: {name}")
+            return "", {}
+        ends = {}
+        for place in reader.places:
+            control = self._control_of(topic.partition(place.partition))
+            ends[place.partition] = 0 if control is None else control.sequence_counter
+        return topic.topic_id, ends
+
+    async def _judge(self, weather: Weather) -> None:
+        logs: list[Log] = []
+        for partition, record in self._shards.control_records().items():
+            control = decode_control(record.value, path=record.path)
+            name = self._shards.topic_names.get(partition.topic_id)
+            if name is None:
+                if control.sequence_counter:
+                    self._history.violation(f"fsck: a log without a topic: {partition}")
+                continue
+            place = f"{name}/{partition.partition}"
+            log, wrong = await fsck(self._metadata, self._objects, partition, control, place=place, floors=weather.floors)
+            logs.append(log)
             for text in wrong:
                 self._history.violation(text)
         for text in check(self._history, logs):
             self._history.violation(text)
 
-    async def _weather(self, duration_s: float) -> None:
-        """Crashes, pauses, lost sessions, outages, jumps of wall clocks; in the end all is well again."""
-        ends_s = self._loop.time() + duration_s
-        while (pause_s := self._chance.expovariate(1 / self._profile.weather_s)) and self._loop.time() + pause_s < ends_s:
-            await asyncio.sleep(pause_s)
-            place = self._chance.randrange(self._count)
-            broker = self._brokers[place]
-            match self._chance.choice(("crash", "crash", "pause", "session", "outage", "clock", "floor")):
-                case "crash":
-                    self._history.trace("weather", "crash", broker.name)
-                    await broker.crash()
-                    await asyncio.sleep(self._chance.choice((0.0, 0.5, 3.0)))
-                    self._brokers[place] = self._start(place + 1)
-                case "pause":
-                    paused_s = self._chance.uniform(*PAUSE_S)
-                    self._history.trace("weather", "pause", f"{broker.name} {paused_s:.3f}")
-                    broker.pause()
-                    self._loop.call_later(paused_s, broker.resume)
-                case "session":
-                    self._history.trace("weather", "session", broker.name)
-                    broker.lose_session()
-                case "outage":
-                    hit = self._chance.choice((self._ground.metadata_plan, self._ground.objects_plan))
-                    fault = hit.begin_outage(self._chance.uniform(0.1, 3.0))
-                    self._history.trace("weather", "outage", fault.value)
-                case "clock":
-                    broker.clock.skew_ms += self._chance.choice((-3_600_000, -50, 50, 3_600_000))
-                case "floor":
-                    await self._raise_floor(self._chance.choice(self._partitions))
-        await asyncio.sleep(max(0.0, ends_s - self._loop.time()))
-        self._history.trace("weather", "over", "")
-        self._ground.metadata_plan.heal()
-        self._ground.objects_plan.heal()
-        for broker in self._brokers:
-            broker.resume()
-
-    async def _raise_floor(self, partition: PartitionId) -> None:
-        """As a collector would before it looks for garbage: ids up to now may no longer be committed."""
-        control, version = await control_of(self._metadata, partition)
-        raised = msgspec.structs.replace(control, revoked_floor=ObjectId(self._ids.next_ulid(above=control.revoked_floor)))
-        await self._metadata.write([Put(PartitionKeys(partition).control, encode(raised), version)])
-        self._floors.append(Floor(partition, control.sequence_counter, raised.revoked_floor))
-        self._history.trace("weather", "floor", raised.revoked_floor)
+    def _control_of(self, partition: PartitionId) -> Control | None:
+        record = self._shards.control_records().get(partition)
+        return None if record is None else decode_control(record.value, path=record.path)
 
     def _live(self) -> list[SimBroker]:
         return self._brokers
@@ -188,19 +243,41 @@ class _World:
         broker.start()
         return broker
 
-    def _reader(self, name: str, partition: PartitionId) -> Reader:
-        return Reader(name, partition, self._live, self._history, self._child())
+    def _follow(self, places: list[Place]) -> None:
+        reader = Reader(f"reader-{len(self._readers)}", list(places), self._live, self._history, self._child())
+        self._readers.append((reader, self._nursery.spawn(reader.run(), name="reader")))
 
-    def _producer(self, number: int, batches_max: int) -> Producer:
-        return Producer(
-            f"producer-{number}",
-            producer_id=100 + number if self._chance.random() < 0.75 else -1,
-            partition=self._chance.choice(self._partitions),
-            batches=self._chance.randint(4, batches_max),
-            brokers=self._live,
-            history=self._history,
-            chance=self._child(),
-        )
+    def _produce(self, place: Place, crowd: Crowd) -> None:
+        name = f"producer-{self._producers}"
+        self._producers += 1
+        batches = self._chance.randint(min(4, crowd.batches_max), crowd.batches_max)
+        is_idempotent = self._chance.random() < crowd.idempotent_rate
+        chance = self._child()
+        leader = chance.randrange(self._count)
+        brokers = (lambda: [self._brokers[leader]]) if self._theme.has_leaders else self._live
+        producer: Producer
+        if is_idempotent:
+            producer = IdempotentProducer(
+                name,
+                place=place,
+                batches=batches,
+                brokers=brokers,
+                history=self._history,
+                chance=chance,
+                pauses_s=crowd.pauses_s,
+                note_id=self._note_id,
+                style=chance.choice(self._theme.styles),
+            )
+        else:
+            producer = Producer(
+                name, place=place, batches=batches, brokers=brokers, history=self._history, chance=chance, pauses_s=crowd.pauses_s
+            )
+        self._tasks.append(self._nursery.spawn(producer.run(), name="producer"))
+
+    def _note_id(self, producer_id: int) -> None:
+        if producer_id in self._producer_ids:
+            self._history.violation(f"two producers of one id: {producer_id}")
+        self._producer_ids.add(producer_id)
 
     def _child(self) -> random.Random:
         return random.Random(self._chance.getrandbits(64))  # noqa: S311 - the seed decides everything

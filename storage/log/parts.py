@@ -89,7 +89,7 @@ def open_log(
         metadata=metadata,
         walking=walking or InlineBlocking(),
     )
-    trimmer = Trimmer(metadata=metadata, partitions=partitions, control_reads=control_reads)
+    trimmer = Trimmer(metadata=metadata, partitions=partitions, control_reads=control_reads, entropy=chance.randbytes)
     producer_reads = ProducerReads(
         metadata=metadata, partitions=partitions, control_reads=control_reads, clock=clock, expiration_ms=producer_expiration_ms
     )

@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from kio.schema.offset_fetch.v7.request import OffsetFetchRequest, OffsetFetchRequestTopic
 
-from tests.chaos.group_history import Assigned, Committed, History, Processed, Seen, now_s
+from sim.groups.history import Assigned, Committed, History, Processed, Seen, now_s
 from tests.integration.raw_client import RawClient
 from tests.integration.serving import HOST
 

@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator.v3 import FindCoordinatorRequest as KioFindCoordinatorRequest
 
-from tests.chaos.estranged import Estranged
-from tests.chaos.group_history import (
+from sim.groups.estranged import Estranged
+from sim.groups.history import (
     History,
     backwards,
     committed_unprocessed,

@@ -23,7 +23,7 @@ from kio.schema.offset_commit.v8.request import OffsetCommitRequest, OffsetCommi
 
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import S3Server, running_s3
-from tests.chaos.group_history import (
+from sim.groups.history import (
     Assigned,
     Committed,
     History,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sim.check import Stored, check
-from sim.history import Attempt, End, History, Outcome, Seen, Sent
+from sim.check import Log, Stored, check
+from sim.history import PLAIN, Attempt, End, History, Identity, Outcome, Seen, Sent
 from sim.loop import VirtualLoop
 
 
@@ -22,45 +22,89 @@ def history(*events: Sent | Seen | End) -> History:
     return made
 
 
-def sent(value: bytes, *outcomes: Outcome, offset: int = 0, number: int = 0, at_s: float = 1.0, idempotent: bool = True) -> Sent:
-    attempts = [Attempt("b", at_s, outcome, at_s + 0.5, offset if outcome is Outcome.OK else -1) for outcome in outcomes]
-    return Sent("p", idempotent, 0, number, 1, value, attempts)
+def sent(
+    value: bytes,
+    *outcomes: Outcome,
+    offset: int = 0,
+    number: int = 0,
+    at_s: float = 1.0,
+    idempotent: bool = True,
+    epochs: tuple[int, ...] = (),
+    settled_s: float = float("inf"),
+) -> Sent:
+    """A batch that was sent once for each outcome, under these epochs (0 unless given), all arriving at `at_s`."""
+    attempts = [
+        Attempt(
+            "b",
+            at_s,
+            Identity(7, epochs[place] if epochs else 0, number) if idempotent else PLAIN,
+            1,
+            outcome,
+            arrived_s=at_s,
+            settled_s=settled_s,
+            was_taken=outcome is Outcome.OK,
+            ended_s=at_s + 0.5,
+            offset=offset if outcome is Outcome.OK else -1,
+        )
+        for place, outcome in enumerate(outcomes)
+    ]
+    return Sent("p", idempotent, "t/0", number, 1, value, attempts)
 
 
 def seen(value: bytes, offset: int, at_s: float = 5.0) -> Seen:
-    return Seen("r", "b", 0, offset, 1, value, at_s)
+    return Seen("r", "b", "t/0", "id", offset, 1, value, at_s)
+
+
+def end(asker: str, broker: str, invoked_s: float, ended_s: float, offset: int, *, may_be_old: bool = False) -> End:
+    return End(asker, broker, "t/0", invoked_s, ended_s, offset, may_be_old)
+
+
+def stored(offset: int, value: bytes, *, seq: int, epoch: int = 0) -> Stored:
+    return Stored(offset, 1, value, Identity(7, epoch, seq))
 
 
 OK, FAIL, UNKNOWN = Outcome.OK, Outcome.FAIL, Outcome.UNKNOWN
-A, B = Stored(0, 1, b"a"), Stored(1, 1, b"b")
+A, B = stored(0, b"a", seq=0), stored(1, b"b", seq=1)
+PLAIN_A, PLAIN_B = Stored(0, 1, b"a"), Stored(1, 1, b"b")
 
 
 @pytest.mark.parametrize(
     ("expected", "events", "log"),
     [
-        ("gap or reuse", [sent(b"a", OK), sent(b"b", OK, offset=2, number=1, at_s=2)], [A, Stored(2, 1, b"b")]),
+        ("gap or reuse", [sent(b"a", OK), sent(b"b", OK, offset=2, number=1, at_s=2)], [A, stored(2, b"b", seq=1)]),
         ("lost ack", [sent(b"a", OK)], []),
         ("lost ack", [sent(b"a", OK, offset=1), sent(b"b", UNKNOWN, number=1)], [A, B]),
         ("dirty read", [sent(b"a", FAIL)], [A]),
         ("dirty read", [seen(b"a", 0)], []),
-        ("duplicate", [sent(b"a", UNKNOWN, OK)], [A, Stored(1, 1, b"a")]),
-        ("duplicate", [sent(b"a", FAIL, OK, idempotent=False)], [A, Stored(1, 1, b"a")]),
+        ("duplicate", [sent(b"a", UNKNOWN, OK)], [A, stored(1, b"a", seq=0)]),
+        ("duplicate", [sent(b"a", FAIL, OK, idempotent=False)], [PLAIN_A, Stored(1, 1, b"a")]),
         ("never sent", [], [A]),
-        ("order", [sent(b"a", UNKNOWN, number=1), sent(b"b", UNKNOWN)], [A, B]),
-        ("order", [sent(b"a", UNKNOWN, number=1)], [A]),
+        ("never sent", [sent(b"a", UNKNOWN)], [stored(0, b"a", seq=0, epoch=3)]),
+        ("order", [sent(b"a", UNKNOWN, number=1), sent(b"b", UNKNOWN)], [stored(0, b"a", seq=1), stored(1, b"b", seq=0)]),
+        ("order", [sent(b"a", UNKNOWN, number=1)], [stored(0, b"a", seq=1)]),
+        (
+            "order",
+            [sent(b"a", UNKNOWN), sent(b"b", UNKNOWN, number=1, epochs=(1,))],
+            [stored(0, b"b", seq=0, epoch=1), stored(1, b"a", seq=0)],
+        ),
         ("two values at one offset", [sent(b"a", OK), seen(b"b", 0)], [A]),
         (
             "out of real time",
             [sent(b"a", OK, at_s=3, idempotent=False), sent(b"b", OK, offset=1, number=1, at_s=1, idempotent=False)],
-            [A, B],
+            [PLAIN_A, PLAIN_B],
         ),
-        ("stale end", [sent(b"a", OK), End("e", "b", 0, 2.0, 2.1, 0)], [A]),
-        ("stale end", [sent(b"a", UNKNOWN), seen(b"a", 0, 1.5), End("e", "b", 0, 2.0, 2.1, 0)], [A]),
-        ("stale end", [sent(b"a", UNKNOWN), End("e", "b", 0, 1.0, 1.1, 1), End("e", "c", 0, 2.0, 2.1, 0)], [A]),
+        ("stale end", [sent(b"a", OK), end("e", "b", 2.0, 2.1, 0)], [A]),
+        ("stale end", [sent(b"a", UNKNOWN), seen(b"a", 0, 1.5), end("e", "b", 2.0, 2.1, 0)], [A]),
+        ("stale end", [sent(b"a", UNKNOWN), end("e", "b", 1.0, 1.1, 1), end("e", "c", 2.0, 2.1, 0)], [A]),
+        (
+            "overtaken",
+            [sent(b"a", FAIL, settled_s=1.4, idempotent=False), sent(b"b", OK, number=1, at_s=1.2, idempotent=False)],
+            [Stored(0, 1, b"b")],
+        ),
     ],
 )
 def test_what_is_wrong_is_called_by_its_name(expected: str, events: list[Sent | Seen | End], log: list[Stored]) -> None:
-    found = check(history(*events), {0: log})
+    found = check(history(*events), [Log("t/0", "id", log)])
 
     assert expected in {text.partition(":")[0] for text in found}, found
 
@@ -72,10 +116,31 @@ def test_what_is_wrong_is_called_by_its_name(expected: str, events: list[Sent | 
         ([sent(b"a", OK), sent(b"b", OK, offset=1, number=1, at_s=2), seen(b"a", 0), seen(b"b", 1)], [A, B]),
         ([sent(b"a", UNKNOWN)], []),
         ([sent(b"a", UNKNOWN)], [A]),
-        ([sent(b"a", UNKNOWN, OK, offset=1, idempotent=False)], [A, Stored(1, 1, b"a")]),
+        ([sent(b"a", UNKNOWN, OK, offset=1, idempotent=False)], [PLAIN_A, Stored(1, 1, b"a")]),
+        ([sent(b"a", UNKNOWN, OK, offset=1, epochs=(0, 1))], [A, stored(1, b"a", seq=0, epoch=1)]),
         ([sent(b"a", FAIL, OK)], [A]),
-        ([sent(b"a", OK), End("e", "b", 0, 1.2, 2.1, 0)], [A]),
+        ([sent(b"a", OK), end("e", "b", 1.2, 2.1, 0)], [A]),
+        ([sent(b"a", OK), end("e", "b", 2.0, 2.1, 0, may_be_old=True)], [A]),
+        (
+            [sent(b"a", FAIL, settled_s=1.4, idempotent=False), sent(b"b", OK, number=1, at_s=1.5, idempotent=False)],
+            [Stored(0, 1, b"b")],
+        ),
     ],
 )
 def test_what_may_happen_is_no_violation(events: list[Sent | Seen | End], log: list[Stored]) -> None:
-    assert check(history(*events), {0: log}) == []
+    assert check(history(*events), [Log("t/0", "id", log)]) == []
+
+
+def test_a_producer_may_go_on_with_its_sequences_where_a_topic_was_created_again() -> None:
+    happened = history(sent(b"a", OK), sent(b"b", OK, offset=0, number=1, at_s=2))
+
+    assert check(happened, [Log("t/0", "old", [A]), Log("t/0", "new", [stored(0, b"b", seq=1)])]) == []
+
+
+def test_an_append_to_a_topic_whose_deletion_was_confirmed_before_is_found() -> None:
+    happened = history(sent(b"a", OK), sent(b"b", OK, offset=1, number=1, at_s=3))
+    happened.deleted_s["old"] = 2.0
+
+    found = check(happened, [Log("t/0", "old", [A, B]), Log("t/0", "new", [])])
+
+    assert [text.partition(":")[0] for text in found] == ["append to a deleted topic"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.simulation.group_world import run_seed
+from sim.groups.world import run_seed
 
 SEEDS_PER_TEST = 5
 RANGES = [("none", 5), ("usual", 25), ("harsh", 25)]

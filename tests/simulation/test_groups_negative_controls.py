@@ -9,8 +9,8 @@ import pytest
 from broker.groups.members import Group
 from broker.groups.offsets import StoredGroup
 from broker.groups.slots import Claim, Slots
+from sim.groups.world import run_seed
 from storage.metadata.port import Put
-from tests.simulation.group_world import run_seed
 
 SEEDS = range(1, 201)
 

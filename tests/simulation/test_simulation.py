@@ -2,8 +2,8 @@
 
 import pytest
 
-from sim.__main__ import replay_command
 from sim.world import Plan, run_seed
+from sim.worlds import LOG, Run
 
 SEEDS_PER_TEST = 10
 RANGES = [("none", 20), ("usual", 120), ("harsh", 60)]
@@ -17,7 +17,7 @@ def test_these_seeds_find_nothing_wrong(faults: str, first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
         report = run_seed(Plan(seed, faults))
         if report.violations:
-            wrong.append("\n  ".join((replay_command(seed, faults, None), *report.violations[:10])))
+            wrong.append("\n  ".join((Run(LOG, seed, faults).command, *report.violations[:10])))
 
     assert not wrong, "\n".join(wrong)
 
@@ -25,7 +25,7 @@ def test_these_seeds_find_nothing_wrong(faults: str, first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1_001, 3_001, 100))
 def test_many_more_seeds_find_nothing_wrong(first: int) -> None:
-    wrong = [replay_command(seed, "harsh", None) for seed in range(first, first + 100) if run_seed(Plan(seed, "harsh")).violations]
+    wrong = [Run(LOG, seed, "harsh").command for seed in range(first, first + 100) if run_seed(Plan(seed, "harsh")).violations]
 
     assert not wrong, "\n".join(wrong)
 

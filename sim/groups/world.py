@@ -7,21 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from structlog.testing import capture_logs
+
 from sim.determinism import OrderedNursery
-from sim.faults import PROFILES, FaultPlan, Profile
-from sim.history import History as Trace
-from sim.loop import Deadlock, VirtualClock, VirtualLoop
-from storage.metadata.memory import MemoryMetadataStore
-from storage.vocabulary import PartitionId, TopicId
-from tests.chaos.group_history import (
+from sim.faults import PROFILES, FaultPlan, Profile, Temper
+from sim.groups.broker import Ground, GroupBroker, Guessing
+from sim.groups.history import (
     History,
     backwards,
     committed_unprocessed,
     generations_with_two_assignments,
     reread_below_a_commit,
 )
-from tests.simulation.group_broker import Ground, GroupBroker, Guessing
-from tests.simulation.group_member import Client, Member, Moved, committed
+from sim.groups.member import Client, Member, Moved, committed
+from sim.history import History as Trace
+from sim.loop import Deadlock, VirtualClock, VirtualLoop
+from storage.metadata.memory import MemoryMetadataStore
+from storage.vocabulary import PartitionId, TopicId
 
 TOPIC: Final = TopicId("00000000-0000-4000-8000-000000000001")
 FAULTS_S: Final = (10.0, 40.0)
@@ -57,7 +59,7 @@ def run_seed(seed: int, faults: str, *, guesses: float = 0.0, show: Callable[[st
         trace.violation(f"loop: {context.get('message')} {context.get('exception')!r}")
 
     loop.set_exception_handler(failed)
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+    with capture_logs(), asyncio.Runner(loop_factory=lambda: loop) as runner:
         try:
             runner.run(_World(chance, PROFILES[faults], trace, history, loop, guessing).run())
         except Deadlock as error:
@@ -86,7 +88,7 @@ class _World:
 
     async def run(self) -> None:
         metadata = MemoryMetadataStore(clock=VirtualClock(self._loop), shards=SHARDS)
-        plan = FaultPlan(self._child(), self._profile, self._loop)
+        plan = FaultPlan(self._child(), Temper(self._profile), self._loop)
         async with OrderedNursery() as nursery:
             self._nursery = nursery
             self._ground = Ground(metadata, plan, nursery, self._trace, self._guessing)

@@ -13,16 +13,16 @@ from broker.groups.settings import GroupSettings
 from broker.groups.slots import Claim, Slots
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
-from sim.broker import CLIENT_LATENCY_S, REGISTER_PAUSE_S, SESSION_TIMEOUT_MS, ConnectionLost
+from sim.broker import CLIENT_LATENCY_S, SESSION_TIMEOUT_MS, START_PAUSE_S, ConnectionLost
 from sim.determinism import OrderedNursery
 from sim.faults import FaultPlan, Wire
+from sim.groups.estranged import Estranged
 from sim.history import History
 from sim.loop import VirtualClock
 from sim.metadata import SimMetadata
 from storage.catalog.brokers import BrokerDirectory, BrokerRecord, Endpoint
 from storage.errors import StorageError
 from storage.metadata.memory import MemoryMetadataStore
-from tests.chaos.estranged import Estranged
 
 T = TypeVar("T")
 
@@ -218,7 +218,7 @@ class GroupBroker:
             with contextlib.suppress(StorageError):
                 await directory.register(listeners=(endpoint,), rack=None, version="sim", broker_id=self.broker_id)
                 return
-            await asyncio.sleep(REGISTER_PAUSE_S)
+            await asyncio.sleep(START_PAUSE_S)
 
     def _go_down(self) -> None:
         self._running = None

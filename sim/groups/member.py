@@ -16,11 +16,11 @@ from broker.groups.events import Heartbeat, Join, JoinAnswer, Leave, Sync, SyncA
 from broker.groups.loaded import Closed, Commit
 from broker.groups.members import Protocol
 from sim.broker import ConnectionLost
+from sim.groups.broker import GroupBroker
+from sim.groups.history import Assigned, Committed, History, Processed, Seen
 from sim.history import History as Trace
 from storage.errors import StorageError
 from storage.vocabulary import PartitionId
-from tests.chaos.group_history import Assigned, Committed, History, Processed, Seen
-from tests.simulation.group_broker import GroupBroker
 
 GROUP: Final = "g"
 SESSION_TIMEOUT_S: Final = 6.0

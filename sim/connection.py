@@ -1,0 +1,81 @@
+"""A connection that carries Produce requests: taken in the order sent, answered whenever they are."""
+
+import asyncio
+from typing import Final
+
+from broker.handlers.errors import error_code_of
+from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
+from sim.broker import ConnectionLost, Serving, SimBroker, fail
+from sim.history import Attempt
+from storage.catalog.topics import Topic
+from storage.errors import StorageError
+
+PRODUCE_VERSION: Final = 11
+REQUESTS_MAX: Final = 64
+"""On their way at a time; clients keep far fewer."""
+
+
+class Arriving:
+    """A request on its way. `attempt` learns when it arrived and when its answer was known."""
+
+    def __init__(self, topic: str, partition: int, batch: bytes, attempt: Attempt, answer: "asyncio.Future[PartitionResult]") -> None:
+        self.attempt = attempt
+        self.answer = answer
+        self.request = ProduceRequest(None, -1, 30_000, [PartitionRecords(topic, partition, memoryview(bytearray(batch)))])
+
+
+class Connection:
+    """Its requests arrive even when it is closed meanwhile."""
+
+    def __init__(self, broker: SimBroker) -> None:
+        """Raises `ConnectionLost` if nobody listens."""
+        serving = broker.serving
+        self.number = broker.history.next_connection()
+        self.broker = broker
+        self._arriving: asyncio.Queue[Arriving] = asyncio.Queue(maxsize=REQUESTS_MAX)
+        serving.nursery.spawn(self._serve(serving), name="connection")
+
+    def produce(self, topic: str, partition: int, batch: bytes, attempt: Attempt) -> "asyncio.Future[PartitionResult]":
+        """The future may fail with `ConnectionLost`."""
+        answer: asyncio.Future[PartitionResult] = asyncio.get_running_loop().create_future()
+        self.broker.expect(answer)
+        if not self.broker.is_up:
+            fail(answer, ConnectionLost(self.broker.name))
+        self._arriving.put_nowait(Arriving(topic, partition, batch, attempt, answer))
+        return answer
+
+    async def _serve(self, serving: Serving) -> None:
+        while True:
+            arriving = await self._arriving.get()
+            await self.broker.travel()
+            arriving.attempt.arrived_s = self.broker.history.now_s
+            topics = await self._topics(serving, arriving.request)
+            self._start(serving, arriving, topics)
+
+    async def _topics(self, serving: Serving, request: ProduceRequest) -> dict[str, Topic] | StorageError:
+        """As the dispatcher finds them: what the cache lacks is looked up before anything that follows on this connection."""
+        topics = serving.produce.find_topics(request)
+        if topics is not None:
+            return topics
+        try:
+            return await serving.produce.lookup_topics({named.topic: named.partition for named in request.partitions})
+        except StorageError as error:
+            return error
+
+    def _start(self, serving: Serving, arriving: Arriving, topics: dict[str, Topic] | StorageError) -> None:
+        async def reply(result: PartitionResult) -> None:
+            await self.broker.travel()
+            if not arriving.answer.done():
+                arriving.answer.set_result(result)
+
+        def done(results: list[PartitionResult]) -> None:
+            arriving.attempt.settled_s = self.broker.history.now_s
+            (result,) = results
+            arriving.attempt.was_taken = not result.error_code
+            serving.nursery.spawn(reply(result), name="reply")
+
+        if isinstance(topics, StorageError):
+            (named,) = arriving.request.partitions
+            done([PartitionResult(named.topic, named.partition, error_code_of(topics))])
+        else:
+            serving.produce.start(arriving.request, topics, version=PRODUCE_VERSION, source=self, done=done)

@@ -1,0 +1,89 @@
+"""How often seeds take each branch of commit, decide, spill, lane and read, and which they never take."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from sim.branches import Branches
+from sim.unreachable import UNREACHABLE
+
+MODULES: Final = (
+    "storage.log.append",
+    "storage.log.commit*",
+    "storage.log.control_reads",
+    "storage.log.decide*",
+    "storage.log.index",
+    "storage.log.lane*",
+    "storage.log.partition",
+    "storage.log.producer_*",
+    "storage.log.read",
+    "storage.log.spill*",
+    "storage.log.trim",
+    "storage.log.unknown*",
+    "storage.log.upload",
+)
+RARE: Final = 20
+"""A branch that is taken so seldom is named in the report."""
+
+
+def covered(seeds: tuple[int, int], *, faults: str, jobs: int) -> dict[str, int]:
+    """By name, how often each branch was taken. In processes of their own: theirs are the modules with counters."""
+    first, last = seeds
+    shares = [(first + place, last, jobs) for place in range(min(jobs, last + 1 - first))]
+    commands = [[sys.executable, "-m", "sim.coverage", faults, *map(str, share)] for share in shares]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]  # noqa: S603 - our own interpreter
+    found: Counter[str] = Counter()
+    for process in running:
+        output, _ = process.communicate()
+        if process.returncode:
+            raise RuntimeError(f"a process that counts ended with {process.returncode}")
+        found.update(json.loads(output))
+    return dict(found)
+
+
+def never_taken(counts: dict[str, int]) -> list[str]:
+    """Those that should have been."""
+    return [name for name, count in counts.items() if not count and name not in UNREACHABLE]
+
+
+def outdated(counts: dict[str, int]) -> list[str]:
+    """Names that are said to be out of reach, and are not there any more or were reached."""
+    return [name for name in UNREACHABLE if counts.get(name, 1)]
+
+
+def report(seeds: tuple[int, int], *, faults: str, jobs: int, is_short: bool, tell: Callable[[str], None]) -> int:
+    """1 if a branch was never taken that should have been, or one was that is said to be out of reach."""
+    counts = covered(seeds, faults=faults, jobs=jobs)
+    never, wrong = never_taken(counts), outdated(counts)
+    for name, count in sorted(counts.items(), key=lambda item: (item[1], item[0])):
+        if not is_short or (0 < count <= RARE):
+            tell(f"{count:10} {name}")
+    for name in never:
+        tell(f"     never {name}")
+    for name in wrong:
+        tell(f"  outdated {name}: mend sim/unreachable.py")
+    taken = sum(count > 0 for count in counts.values())
+    tell(
+        f"seeds={seeds[1] + 1 - seeds[0]} faults={faults} branches={len(counts)} taken={taken} never={len(never)} "
+        f"out_of_reach={len(UNREACHABLE)} outdated={len(wrong)}"
+    )
+    return 1 if never or wrong else 0
+
+
+def _count(arguments: Sequence[str]) -> dict[str, int]:
+    """In a process of its own: every `step`th seed."""
+    faults, first, last, step = arguments[0], *map(int, arguments[1:])
+    branches = Branches(MODULES)
+    branches.install()
+    from sim.world import Plan, run_seed
+
+    for seed in range(first, last + 1, step):
+        run_seed(Plan(seed, faults))
+    return branches.counts
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(_count(sys.argv[1:])))

@@ -1,0 +1,1 @@
+"""Several real group coordinators under virtual time and seeded faults, and the members that use them."""

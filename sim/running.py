@@ -1,0 +1,21 @@
+"""Many seeds, on several processes: they share nothing, and a seed takes the same turns wherever it runs."""
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+
+from sim.worlds import Outcome, Run, simulate
+
+
+def processors() -> int:
+    """As many processes as are of use here."""
+    return len(os.sched_getaffinity(0))
+
+
+def run_all(runs: Sequence[Run], *, jobs: int) -> Iterator[Outcome]:
+    """Their outcomes, in the order of `runs`."""
+    if jobs == 1 or len(runs) < 2:
+        yield from map(simulate, runs)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(simulate, runs, chunksize=max(1, min(20, len(runs) // (4 * jobs))))

@@ -1,0 +1,94 @@
+"""The shards of the metadata store as its clients reach them: any may fall silent for all, and a deposed leader may answer reads from the past.
+
+Oxia answers a read from whoever believes to lead: a broker that still asks a deposed leader is told what was true when that was deposed, and
+hears of nothing since. A write is judged by the leader of the day, whoever was asked (DESIGN.md §14).
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from storage.metadata import key_order
+from storage.metadata.keys import partition_of_control, topic_id
+from storage.metadata.memory import MemoryMetadataStore, SharedRecords
+from storage.metadata.port import Key, Put, Record, WriteOp
+from storage.vocabulary import PartitionId
+
+TOPIC_IDS: Final = topic_id("").path
+
+
+class Shards:
+    """What is wrong with each shard just now, for all brokers alike."""
+
+    def __init__(self, records: SharedRecords, store: MemoryMetadataStore, loop: asyncio.AbstractEventLoop) -> None:
+        self.count = len(records.shards)
+        self._records = records
+        self._store = store
+        self._loop = loop
+        self._silent_until_s = [0.0] * self.count
+        self.topic_names: dict[str, str] = {}
+        """By topic id, of all that anybody ever tried to publish."""
+
+    def note_names(self, ops: Sequence[WriteOp]) -> None:
+        for op in ops:
+            if isinstance(op, Put) and op.key.path.startswith(TOPIC_IDS):
+                self.topic_names[op.key.path.removeprefix(TOPIC_IDS)] = msgspec.json.decode(op.value)["name"]
+
+    def silence(self, shard: int, duration_s: float) -> None:
+        """Nothing that is asked of it is answered for a while; what was sent arrives when it is over."""
+        self._silent_until_s[shard] = max(self._silent_until_s[shard], self._loop.time() + duration_s)
+
+    def heal(self) -> None:
+        self._silent_until_s = [0.0] * self.count
+
+    async def reach(self, keys: Iterable[Key]) -> None:
+        """Return when every shard that has one of `keys` answers."""
+        for shard in sorted({self.of(key) for key in keys}):
+            while (left_s := self._silent_until_s[shard] - self._loop.time()) > 0:
+                await asyncio.sleep(min(left_s, 0.5))
+
+    def of(self, key: Key) -> int:
+        return self._store.shard_of(key.partition_key)
+
+    def of_path(self, path: str) -> int:
+        """The shard of a key that a hint names, which comes without its partition key. Those of groups are not in this world."""
+        parts = path.split("/")
+        if len(parts) > 3 and parts[2] == "partitions":
+            return self._store.shard_of(f"{parts[1]}/{int(parts[3])}")
+        return self._store.shard_of(parts[0])
+
+    def view(self, shard: int) -> "OldView":
+        """What a leader that is deposed now will go on answering."""
+        return OldView(dict(self._records.shards[shard].records))
+
+    def control_records(self) -> dict[PartitionId, Record]:
+        """Those of every partition there ever was: nothing removes what was published."""
+        found = {
+            partition: record
+            for shard in self._records.shards
+            for path, record in shard.records.items()
+            if (partition := partition_of_control(path)) is not None
+        }
+        return dict(sorted(found.items()))
+
+
+class OldView:
+    """The records of one shard as they were at one moment."""
+
+    def __init__(self, records: Mapping[str, Record]) -> None:
+        self._records = records
+
+    def get(self, path: str) -> Record | None:
+        return self._records.get(path)
+
+    def ceiling(self, path: str, within: str) -> Record | None:
+        low, prefix = key_order.ceiling_bounds(path, within)
+        found = min((key for other in self._records if (key := key_order.encode(other)) >= low), default=None)
+        return self._records[key_order.decode(found)] if found is not None and found.startswith(prefix) else None
+
+    def between(self, start: str, end: str) -> list[Record]:
+        low, high = key_order.range_bounds(start, end)
+        found = sorted(key for path in self._records if low <= (key := key_order.encode(path)) < high)
+        return [self._records[key_order.decode(key)] for key in found]

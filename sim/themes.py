@@ -1,0 +1,134 @@
+"""What a seed is about. Corners that take several rare things at once are reached by seeds in which these go together."""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sim.faults import PROFILES, Fault, Profile, Temper
+from sim.idempotent import Style
+from sim.limits import FORGETFUL, SHORT_DEADLINES, SHORTEST_WAIT, SMALL, Limit
+from sim.weather import CHURN, KINDS, OUTAGES
+
+KIND_KEPT_RATE: Final = 0.7
+SLUGGISH_RATE: Final = 0.3
+CHURN_HASTE: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Who produces: how many, how many batches each at most, how likely with sequences, how fast, and whether all to one partition."""
+
+    count: int
+    batches_max: int
+    idempotent_rate: float = 0.75
+    pauses_s: tuple[float, ...] = (0.02, 0.3, 0.8)
+    is_narrow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """`has_leaders`: a producer knows one broker, and asks no other. `weather_s`: mean time between two strikes of `kinds`."""
+
+    name: str
+    limits: tuple[Limit, ...]
+    crowd: Crowd
+    kinds: tuple[str, ...]
+    weather_s: float
+    metadata: Temper
+    objects: Temper
+    is_wide: bool = False
+    has_fleeting: bool = False
+    has_leaders: bool = False
+    styles: tuple[Style, ...] = (Style.JAVA, Style.LIBRDKAFKA)
+
+
+def theme_of(chance: random.Random, faults: str) -> Theme:
+    profile = PROFILES[faults]
+    drawn = chance.random()
+    usual = _usual(chance, profile)
+    if not profile.rate_max or drawn < 0.66:
+        return usual
+    if drawn < 0.80:
+        return _spilling(usual)
+    if drawn < 0.92:
+        return _churning(chance, usual)
+    return _stubborn(usual)
+
+
+def _usual(chance: random.Random, profile: Profile) -> Theme:
+    """Whatever comes: some logs have a few busy producers, some many that nobody has heard of yet, some many that are busy with one partition."""
+    is_forgetful = chance.random() < 0.3
+    limits = SMALL if chance.random() < 0.6 else ()
+    limits += FORGETFUL if is_forgetful else ()
+    limits += SHORT_DEADLINES if profile.rate_max and chance.random() < 0.4 else ()
+    crowd = chance.choice(
+        (
+            Crowd(chance.randint(2, 4), 16),
+            Crowd(chance.randint(2, 4), 16),
+            Crowd(7, 5),
+            Crowd(5, 16, 0.1, (0.02, 0.3), is_narrow=True),
+            Crowd(chance.randint(30, 50), 2, 0.9, (0.02, 0.3), is_narrow=True),
+        )
+    )
+    kinds = tuple(kind for kind in KINDS if chance.random() < KIND_KEPT_RATE) or ("crash",)
+    sluggish = Temper(profile, is_sluggish=True) if chance.random() < SLUGGISH_RATE else Temper(profile)
+    return Theme(
+        "usual",
+        limits,
+        crowd,
+        kinds,
+        profile.weather_s,
+        metadata=sluggish,
+        objects=Temper(profile),
+        is_wide=is_forgetful,
+        has_fleeting=bool(profile.weather_s) and chance.random() < 0.3,
+    )
+
+
+def _spilling(usual: Theme) -> Theme:
+    """More busy producers than a control record keeps, at brokers whose store takes its time."""
+    return replace(
+        usual,
+        name="spilling",
+        limits=_with(SMALL, usual.limits),
+        crowd=Crowd(9, 20, 1.0, (0.02,), is_narrow=True),
+        metadata=replace(usual.metadata, is_sluggish=True),
+        has_fleeting=False,
+    )
+
+
+def _churning(chance: random.Random, usual: Theme) -> Theme:
+    """Brokers come and go all the time, so that their entries in a control record come and go too; nobody but the log could tell a repetition."""
+    return replace(
+        usual,
+        name="churning",
+        limits=_with(SMALL, usual.limits),
+        crowd=Crowd(chance.randint(3, 6), 20, 0.1, (0.02, 0.1), is_narrow=True),
+        kinds=CHURN,
+        weather_s=usual.weather_s / CHURN_HASTE,
+        metadata=replace(usual.metadata, is_sluggish=True),
+        has_fleeting=False,
+    )
+
+
+def _stubborn(usual: Theme) -> Theme:
+    """Uploads fail for seconds, clients send each batch again by itself to the one broker they know, and strangers wait for a short time: nothing
+    else is late, so nothing can be on its way for longer.
+    """
+    return replace(
+        usual,
+        name="stubborn",
+        limits=SHORTEST_WAIT,
+        crowd=Crowd(8, 6, 1.0, (0.02,), is_narrow=True),
+        kinds=OUTAGES,
+        metadata=Temper(PROFILES["none"]),
+        objects=Temper(usual.objects.profile, rates={Fault.REFUSED: 0.45, Fault.REQUEST_LOST: 0.15}),
+        is_wide=False,
+        has_fleeting=False,
+        has_leaders=True,
+        styles=(Style.EAGER,),
+    )
+
+
+def _with(limits: tuple[Limit, ...], others: tuple[Limit, ...]) -> tuple[Limit, ...]:
+    return limits + tuple(limit for limit in others if limit not in limits)

@@ -1,0 +1,129 @@
+"""What happens to a cluster while its clients work. Every seed leaves some kinds out; in the end all is well again."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from runtime.ids import IdSource
+from sim.broker import Ground, SimBroker
+from sim.fsck import Floor
+from storage.formats.control import Control, encode
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import Put
+from storage.vocabulary import ObjectId, PartitionId
+
+PAUSE_S: Final = (0.2, 6.0)
+SILENCE_S: Final = (0.5, 14.0)
+DEPOSED_S: Final = (0.3, 6.0)
+OUTAGE_S: Final = (0.1, 3.0)
+DOWN_S: Final = (0.0, 0.5, 3.0)
+KINDS: Final = ("crash", "crash", "pause", "session", "outage", "clock", "floor", "silence", "depose", "depose", "trim", "grow")
+CHURN: Final = ("session", "session", "pause", "crash")
+"""Brokers come and go, and nothing else is wrong but their requests."""
+OUTAGES: Final = ("objects away",)
+PARTITIONS_GROWN_MAX: Final = 2
+
+
+class Weather:
+    def __init__(
+        self,
+        ground: Ground,
+        brokers: list[SimBroker],
+        start: Callable[[int], SimBroker],
+        control_of: Callable[[PartitionId], Control | None],
+        ids: IdSource,
+        chance: random.Random,
+        *,
+        kinds: Sequence[str],
+        mean_s: float,
+    ) -> None:
+        """`brokers` are replaced in place: the one at place n has the id n + 1, and `start` begins another life of it."""
+        self._ground = ground
+        self._brokers = brokers
+        self._start = start
+        self._control_of = control_of
+        self._ids = ids
+        self._chance = chance
+        self._mean_s = mean_s
+        self._kinds = kinds
+        self._grow: Callable[[], Awaitable[None]] | None = None
+        self._trim: Callable[[], Awaitable[None]] | None = None
+        self._grown = 0
+        self.floors: list[Floor] = []
+
+    def let_grow(self, grow: Callable[[], Awaitable[None]]) -> None:
+        self._grow = grow
+
+    def let_trim(self, trim: Callable[[], Awaitable[None]]) -> None:
+        self._trim = trim
+
+    async def rage(self, duration_s: float) -> None:
+        """For that long. When it returns nothing is wrong any more but what is on its way."""
+        loop, history = asyncio.get_running_loop(), self._ground.history
+        ends_s = loop.time() + duration_s
+        while (pause_s := self._chance.expovariate(1 / self._mean_s)) and loop.time() + pause_s < ends_s:
+            await asyncio.sleep(pause_s)
+            await self._strike(self._chance.choice(self._kinds), self._chance.randrange(len(self._brokers)))
+        await asyncio.sleep(max(0.0, ends_s - loop.time()))
+        history.trace("weather", "over", "")
+        self._ground.metadata_plan.heal()
+        self._ground.objects_plan.heal()
+        self._ground.shards.heal()
+        for broker in self._brokers:
+            broker.resume()
+            broker.find_leaders()
+
+    async def _strike(self, kind: str, place: int) -> None:
+        broker, chance, loop = self._brokers[place], self._chance, asyncio.get_running_loop()
+        how: object = broker.name
+        match kind:
+            case "crash":
+                await broker.crash()
+                await asyncio.sleep(chance.choice(DOWN_S))
+                self._brokers[place] = self._start(place + 1)
+            case "pause":
+                broker.pause()
+                loop.call_later(chance.uniform(*PAUSE_S), broker.resume)
+            case "session":
+                broker.lose_session()
+            case "outage":
+                hit = chance.choice((self._ground.metadata_plan, self._ground.objects_plan))
+                how = hit.begin_outage(chance.uniform(*OUTAGE_S)).value
+            case "objects away":
+                how = self._ground.objects_plan.begin_outage(chance.uniform(*OUTAGE_S)).value
+            case "clock":
+                broker.clock.skew_ms += chance.choice((-3_600_000, -50, 50, 3_600_000))
+            case "floor":
+                how = await self._raise_floor()
+            case "silence":
+                how = chance.randrange(self._ground.shards.count)
+                self._ground.shards.silence(how, chance.uniform(*SILENCE_S))
+            case "depose":
+                shard = chance.randrange(self._ground.shards.count)
+                broker.depose(shard)
+                loop.call_later(chance.uniform(*DEPOSED_S), broker.find_leaders)
+                how = f"{broker.name} shard={shard}"
+            case "trim" if self._trim is not None:
+                self._ground.nursery.spawn(_run(self._trim), name="trim")
+            case "grow" if self._grow is not None and self._grown < PARTITIONS_GROWN_MAX:
+                self._grown += 1
+                self._ground.nursery.spawn(_run(self._grow), name="grow")
+        self._ground.history.trace("weather", kind, how)
+
+    async def _raise_floor(self) -> str:
+        """As a collector would before it looks for garbage: ids up to now may no longer be committed."""
+        records = self._ground.shards.control_records()
+        partition = self._chance.choice(list(records))
+        control, version = self._control_of(partition), records[partition].version
+        assert control is not None
+        raised = msgspec.structs.replace(control, revoked_floor=ObjectId(self._ids.next_ulid(above=control.revoked_floor)))
+        await self._ground.metadata.write([Put(PartitionKeys(partition).control, encode(raised), version)])
+        self.floors.append(Floor(partition, control.sequence_counter, raised.revoked_floor))
+        return raised.revoked_floor
+
+
+async def _run(work: Callable[[], Awaitable[None]]) -> None:
+    await work()

@@ -1,0 +1,67 @@
+"""The worlds there are to simulate, by name, and what one seed of any of them comes to."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sim.groups.world import run_seed as run_groups_seed
+from sim.world import Plan
+from sim.world import run_seed as run_log_seed
+
+LOG: Final = "log"
+GROUPS: Final = "groups"
+GUESSES: Final = (0.0, 0.1, 0.5)
+"""How likely brokers of the world of groups take each other for dead without any reason, by the seed."""
+
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One seed of one world."""
+
+    world: str
+    seed: int
+    faults: str
+    brokers: int | None = None
+
+    @property
+    def command(self) -> str:
+        """What replays it."""
+        chosen = "" if self.brokers is None else f" --brokers {self.brokers}"
+        world = "" if self.world == LOG else f" --world {self.world}"
+        return f"python -m sim replay --seed {self.seed} --faults {self.faults}{world}{chosen}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`did` counts what was done, so that a run that did nothing is not taken for one that found nothing."""
+
+    run: Run
+    violations: list[str]
+    digest: str
+    did: Mapping[str, int]
+    cpu_s: float
+
+
+def simulate(run: Run, *, show: Show | None = None) -> Outcome:
+    """Must not be called from a running loop. `show` is given every line of the trace."""
+    began_s = time.process_time()
+    violations, digest, did = _WORLDS[run.world](run, show)
+    return Outcome(run, violations, digest, did, time.process_time() - began_s)
+
+
+def _log(run: Run, show: Show | None) -> tuple[list[str], str, dict[str, int]]:
+    report = run_log_seed(Plan(run.seed, run.faults, run.brokers), show=show)
+    did = {"acked": report.appends, "read": report.reads, "turns": report.turns, "virtual_s": round(report.virtual_s)}
+    return report.violations, report.digest, did
+
+
+def _groups(run: Run, show: Show | None) -> tuple[list[str], str, dict[str, int]]:
+    report = run_groups_seed(run.seed, run.faults, guesses=GUESSES[run.seed % len(GUESSES)], show=show)
+    return report.violations, report.digest, {"commits": report.commits, "generations": report.generations, "looks": report.looks}
+
+
+_WORLDS: Final = {LOG: _log, GROUPS: _groups}
+NAMES: Final = tuple(_WORLDS)
