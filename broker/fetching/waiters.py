@@ -36,23 +36,23 @@ class Waited:
 
 
 class Wait:
-    """One reader's wait for any of its partitions to move. Used by `with`, so that nobody wakes the dead."""
+    """One reader's wait for any of its partitions to move, or to be woken otherwise. Used by `with`, so that nobody wakes the dead."""
 
     def __init__(self, logs: Sequence[PartitionLog], waited: Waited) -> None:
         self._logs = logs
         self._waited = waited
         self._moved = asyncio.Event()
-        self._wake = self._moved.set
+        self.wake = self._moved.set
 
     def __enter__(self) -> Self:
         for log in self._logs:
-            log.wakers.add(self._wake)
+            log.wakers.add(self.wake)
             self._waited.add(log)
         return self
 
     def __exit__(self, *_: object) -> None:
         for log in self._logs:
-            log.wakers.discard(self._wake)
+            log.wakers.discard(self.wake)
             if not log.wakers:
                 self._waited.discard(log)
 
