@@ -6,7 +6,8 @@ A reader that names a rack (v11+) is told a broker that stands there, if there i
 if it stays. Every broker serves every partition, so nobody is ever refused for not asking the leader.
 
 Differs from Apache Kafka: no fetch sessions (session id 0, a full fetch each time: KIP-227 allows it); at most FETCH_RESPONSE_BYTES_MAX
-record bytes per response, and no wait for more when a partition already has more than its answer may hold; no wait above five minutes; the
+record bytes per response; a partition whose records are read slowly is answered empty while the others have some, and its read goes on;
+no wait for more when a partition already has more than its answer may hold; no wait above five minutes; the
 high watermark is the last stable offset as long as there are no transactions; leader epoch 0 for ever (I12).
 """
 
