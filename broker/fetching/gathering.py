@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from runtime.clock import Clock
 from storage.errors import StorageError, without_frames
 from storage.formats.control import Control
 from storage.log.control_reads import ControlReads, failure_of
@@ -22,13 +21,13 @@ from storage.log.partition import PartitionLog
 from storage.log.read import Reader
 from storage.log.runs import BatchRun
 
-READS_AT_ONCE: Final = 8
+READS_AT_ONCE: Final = 4
 """Of one fetch, late ones not counted."""
-READS_UNDER_WAY_MAX: Final = 32
+READS_UNDER_WAY_MAX: Final = 16
 """Of one fetch, with the late ones."""
 STORED_RUNS_MAX: Final = 64
 """Runs from the object store in one response: a log of tiny objects is answered in several."""
-RUNS_PER_READ: Final = 8
+RUNS_PER_READ: Final = 16
 GRACE_S: Final = 0.25
 """How long a response that could go waits for a read of an object. A read of a control record has until its shard counts as silent."""
 PATIENCE_S: Final = 3.0
@@ -90,24 +89,24 @@ class Gathering:
         bytes_max: int,
         bytes_min: int,
         is_refused: bool,
+        began_s: float,
         deadline_s: float,
         reader: Reader,
         control_reads: ControlReads,
-        clock: Clock,
         wake: Callable[[], None],
     ) -> None:
-        """`deadline_s` is when the client wants its answer, with `bytes_min` or less. `is_refused`: others of the request were
-        answered with errors, so it waits for no records.
+        """`began_s` is when the request came, `deadline_s` when the client wants its answer, with `bytes_min` or less.
+
+        `is_refused`: others of the request were answered with errors, so it waits for no records.
         """
         self._wanted = wanted
         self._left_bytes = bytes_max
         self._bytes_min = bytes_min
         self._is_refused = is_refused
-        self._began_s = clock.monotonic_s()
+        self._began_s = self._now_s = began_s
         self._deadline_s = deadline_s
         self._reader = reader
         self._control_reads = control_reads
-        self._clock = clock
         self._wake = wake
         self._first: Wanted | None = None
         """The one that may take a batch that is larger than what is left."""
@@ -116,9 +115,9 @@ class Gathering:
         self._joined: dict[Flight, None] = {}
         self._asked: dict[asyncio.Future[None], None] = {}
 
-    def look(self) -> None:
+    def look(self, now_s: float) -> None:
         """Take what is there, and begin the reads that are needed and have room."""
-        now_s = self._clock.monotonic_s()
+        self._now_s = now_s
         for wanted in self._wanted:
             if wanted.error is None:
                 self._look(wanted, now_s)
@@ -130,7 +129,7 @@ class Gathering:
 
     def may_leave(self) -> bool:
         """Whether the response goes now, as of the last `look`."""
-        now_s = self._clock.monotonic_s()
+        now_s = self._now_s
         is_pending = is_something = is_enough = False
         size_bytes = 0
         for wanted in self._wanted:
@@ -155,7 +154,7 @@ class Gathering:
 
     def left_s(self) -> float:
         """How long nothing changes unless `wake` is called or a log moves."""
-        now_s = self._clock.monotonic_s()
+        now_s = self._now_s
         ends = [self._deadline_s if now_s < self._deadline_s else self._began_s + PATIENCE_S]
         if self.is_reading:
             ends += [flight.began_s + GRACE_S for flight in self._joined if not flight.is_done and flight.began_s + GRACE_S > now_s]
@@ -164,6 +163,8 @@ class Gathering:
 
     def close(self) -> None:
         """Reads that are under way go on. Whoever's control record was not read in time has failed."""
+        if not (self._asked or self._joined):
+            return
         for read in self._asked:
             read.remove_done_callback(self._on_read)
         for flight in self._joined:

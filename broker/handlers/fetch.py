@@ -90,7 +90,7 @@ class Fetch:
             self._partitions_under_way -= len(request.partitions)
 
     async def _handle(self, request: FetchRequest, version: int, client: Fetcher | None) -> FetchResponse:
-        deadline_s = self._clock.monotonic_s() + min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX)
+        began_s = self._clock.monotonic_s()
         targets = await self._resolve(request, version)
         if not targets:
             return FetchResponse([])
@@ -99,12 +99,12 @@ class Fetch:
             if near is not None:
                 await self._send_nearer(targets, near, request.isolation_level)
         wanted = [target.wanted for target in targets if target.wanted is not None and target.answer is None]
-        await self._gather(wanted, request, deadline_s, is_refused=len(wanted) < len(targets))
+        await self._gather(wanted, request, began_s, is_refused=len(wanted) < len(targets))
         if _pinned_bytes(wanted) > PINNED_BYTES_MAX:
             _copy_parts(wanted)
         return FetchResponse([self._answer(target, request.isolation_level) for target in targets])
 
-    async def _gather(self, wanted: Sequence[Wanted], request: FetchRequest, deadline_s: float, *, is_refused: bool) -> None:
+    async def _gather(self, wanted: Sequence[Wanted], request: FetchRequest, began_s: float, *, is_refused: bool) -> None:
         """`is_refused`: some of the request have been answered, so the others wait for no records."""
         may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX
         wait = self._waiters.wait([one.log for one in wanted])
@@ -114,22 +114,24 @@ class Fetch:
             # Who wants more than it takes is not kept waiting for it.
             bytes_min=min(request.min_bytes, request.max_bytes),
             is_refused=is_refused,
-            deadline_s=deadline_s if may_wait else self._clock.monotonic_s(),
+            began_s=began_s,
+            deadline_s=began_s + (min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX) if may_wait else 0.0),
             reader=self._reader,
             control_reads=self._control_reads,
-            clock=self._clock,
             wake=wait.wake,
         )
         try:
+            gathering.look(began_s)
+            if gathering.may_leave():
+                return
             with contextlib.ExitStack() as waiting:
                 is_waiting = False
-                gathering.look()
                 while not gathering.may_leave():
                     if not is_waiting and not gathering.is_reading:
                         waiting.enter_context(wait)
                         is_waiting = True
                     await wait.moved(gathering.left_s())
-                    gathering.look()
+                    gathering.look(self._clock.monotonic_s())
         finally:
             gathering.close()
 
