@@ -6,16 +6,20 @@ A reader that names a rack (v11+) is told a broker that stands there, if there i
 if it stays. Every broker serves every partition, so nobody is ever refused for not asking the leader.
 
 Differs from Apache Kafka: no fetch sessions (session id 0, a full fetch each time: KIP-227 allows it); at most FETCH_RESPONSE_BYTES_MAX
-record bytes per response, and no wait for more when a partition already has more than its answer may hold; no wait above five minutes; the
+record bytes per response; a partition whose records are read slowly is answered empty while the others have some, and its read goes on;
+no wait for more when a partition already has more than its answer may hold; no wait above five minutes; the
 high watermark is the last stable offset as long as there are no transactions; leader epoch 0 for ever (I12).
 """
 
+import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from broker.fetching.gathering import Gathering, Wanted, needs_refresh
 from broker.fetching.preferred_replicas import Fetcher, Near, PreferredReplicas
 from broker.fetching.waiters import Waiters
 from broker.handlers.errors import error_code_of
@@ -23,19 +27,18 @@ from broker.protocol.fetch import TOPIC_IDS_MINIMUM, FetchedPartition, FetchPart
 from runtime.clock import Clock
 from storage.catalog.topics import Topic, Topics
 from storage.errors import NotFound, OffsetOutOfRange, StorageError, Unavailable
-from storage.formats.control import Control
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, MIB
 from storage.log.control_reads import ControlReads
 from storage.log.index import check_range, readable
-from storage.log.partition import PartitionLog, Partitions
+from storage.log.partition import Partitions
 from storage.log.read import Reader
 from storage.vocabulary import PartitionId, TopicId
 
-STORED_READS_MAX: Final = 64
-"""Reads of the object store in one response: a log of tiny objects is answered in several."""
 FULL_FETCH_EPOCHS: Final = (0, -1)
 """Epochs of a request that begins a session or does without: it names all its partitions (KIP-227)."""
 FETCH_WAIT_S_MAX: Final = 300.0
+REFRESH_PATIENCE_S: Final = 3.0
+"""How long a request waits for what it must know before it reads, where there are partitions it can answer without."""
 PARTITIONS_WAITING_MAX: Final = 500_000
 """Partitions in all requests under way, about 150 MiB of values. Above it no request waits, above its double none is served."""
 PINNED_BYTES_MAX: Final = FETCH_RESPONSE_BYTES_MAX + 4 * MIB
@@ -44,22 +47,11 @@ PINNED_BYTES_MAX: Final = FETCH_RESPONSE_BYTES_MAX + 4 * MIB
 
 @dataclass(slots=True)
 class Target:
-    """A partition of the request: what is known of it, and its answer, made when `control` was known. `is_cut`: there is more to read.
-    `is_gone`: its control record says that the incarnation the cache named does not exist."""
+    """A partition of the request: what is to be read of it, or the answer it has already."""
 
     asked: FetchPartition
-    log: PartitionLog | None
-    answer: FetchedPartition
-    is_final: bool = False
-    is_gone: bool = False
-    is_cut: bool = False
-    size_bytes: int = 0
-    control: Control | None = None
-    records: Sequence[memoryview] = ()
-
-    @property
-    def has_stood(self) -> bool:
-        return self.log is not None and self.control is self.log.control
+    wanted: Wanted | None
+    answer: FetchedPartition | None = None
 
 
 class Fetch:
@@ -98,70 +90,108 @@ class Fetch:
             self._partitions_under_way -= len(request.partitions)
 
     async def _handle(self, request: FetchRequest, version: int, client: Fetcher | None) -> FetchResponse:
-        deadline_s = self._clock.monotonic_s() + min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX)
+        began_s = self._clock.monotonic_s()
         targets = await self._resolve(request.partitions, version)
+        if not targets:
+            return FetchResponse([])
         if self._replicas is not None and client is not None and request.rack_id:
             near = await self._replicas.near(request.rack_id, client)
             if near is not None:
                 await self._send_nearer(targets, near, request.isolation_level)
-        await self._collect(targets, request)
-        if version < TOPIC_IDS_MINIMUM and any(target.is_gone for target in targets):
-            await self._collect_anew(targets, request, version)
+        wanted = await self._gather_all(targets, request, began_s)
+        if version < TOPIC_IDS_MINIMUM and any(isinstance(one.error, NotFound) for one in wanted):
+            await self._resolve_anew(targets, version)
+            wanted = await self._gather_all(targets, request, began_s)
+        if _pinned_bytes(wanted) > PINNED_BYTES_MAX:
+            _copy_parts(wanted)
+        return FetchResponse([self._answer(target, request.isolation_level) for target in targets])
+
+    async def _resolve_anew(self, targets: list[Target], version: int) -> None:
+        """Names that another incarnation has by now are answered from that one: the cache alone has said that there is nothing."""
+        places = [place for place, target in enumerate(targets) if target.wanted is not None and isinstance(target.wanted.error, NotFound)]
+        for place in places:
+            wanted = targets[place].wanted
+            assert wanted is not None
+            self._forget(wanted.log.partition)
+        found = await self._resolve([targets[place].asked for place in places], version)
+        for place, target in zip(places, found, strict=True):
+            targets[place] = target
+        for target in targets:
+            if target.wanted is not None and target.answer is None:
+                target.wanted = Wanted(target.wanted.log, target.asked.fetch_offset, target.asked.partition_max_bytes)
+
+    async def _gather_all(self, targets: Sequence[Target], request: FetchRequest, began_s: float) -> list[Wanted]:
+        wanted = [target.wanted for target in targets if target.wanted is not None and target.answer is None]
+        await self._gather(wanted, request, began_s, is_refused=len(wanted) < len(targets))
+        return wanted
+
+    async def _gather(self, wanted: Sequence[Wanted], request: FetchRequest, began_s: float, *, is_refused: bool) -> None:
+        """`is_refused`: some of the request have been answered, so the others wait for no records."""
         may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX
-        if targets and may_wait and not _is_enough(targets, request):
-            await self._wait(targets, request, deadline_s)
-        if _pinned_bytes(targets) > PINNED_BYTES_MAX:
-            _copy_parts(targets)
-        return FetchResponse([target.answer for target in targets])
+        wait = self._waiters.wait([one.log for one in wanted])
+        gathering = Gathering(
+            wanted,
+            bytes_max=min(max(request.max_bytes, 0), FETCH_RESPONSE_BYTES_MAX),
+            # Who wants more than it takes is not kept waiting for it.
+            bytes_min=min(request.min_bytes, request.max_bytes),
+            is_refused=is_refused,
+            began_s=began_s,
+            deadline_s=began_s + (min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX) if may_wait else 0.0),
+            reader=self._reader,
+            control_reads=self._control_reads,
+            wake=wait.wake,
+        )
+        try:
+            gathering.look(began_s)
+            if gathering.may_leave():
+                return
+            with contextlib.ExitStack() as waiting:
+                is_waiting = False
+                while not (gathering.may_leave() or self._waiters.is_stopped):
+                    if not is_waiting and not gathering.is_reading:
+                        waiting.enter_context(wait)
+                        is_waiting = True
+                    await wait.moved(gathering.left_s())
+                    gathering.look(self._clock.monotonic_s())
+        finally:
+            gathering.close()
 
     async def _send_nearer(self, targets: Sequence[Target], near: Near, isolation_level: int) -> None:
         """Answer with a broker of the reader's rack and without records, as Kafka does; what is not to be read anywhere is told here."""
-        await self._refresh(targets)
+        by_log = {target.wanted.log: target for target in targets if target.wanted is not None}
+        stale = [log for log, target in by_log.items() if needs_refresh(log, target.asked.fetch_offset)]
+        failed = await self._control_reads.refresh_each(stale, patience_s=REFRESH_PATIENCE_S, silent_patience_s=0.0)
         for target in targets:
-            if target.is_final or target.log is None or (broker_id := near(target.log.partition)) is None:
+            if target.wanted is None or target.wanted.log in failed or (broker_id := near(target.wanted.log.partition)) is None:
                 continue
             try:
-                check_range(target.log, target.asked.fetch_offset)
-                target.answer = _answer(target, (), isolation_level)._replace(preferred_read_replica=broker_id)
+                check_range(target.wanted.log, target.asked.fetch_offset)
+                target.answer = _answer(target.asked, target.wanted, isolation_level)._replace(preferred_read_replica=broker_id)
             except StorageError:
-                continue  # `_collect` comes to the same end, and answers it
-            target.is_final = True
-
-    async def _wait(self, targets: Sequence[Target], request: FetchRequest, deadline_s: float) -> None:
-        logs = [target.log for target in targets if target.log is not None]
-        with self._waiters.wait(logs) as wait:
-            # Once more now that nothing can be missed: a commit may have come between the first look and the wait.
-            await self._collect(targets, request, again=True)
-            while not _is_enough(targets, request):
-                left_s = deadline_s - self._clock.monotonic_s()
-                if left_s <= 0 or self._waiters.is_stopped:
-                    return
-                if await wait.moved(left_s):
-                    await self._collect(targets, request, again=True)
+                continue  # `_gather` comes to the same end, and answers it
 
     async def _resolve(self, partitions: Sequence[FetchPartition], version: int) -> list[Target]:
         by_id = version >= TOPIC_IDS_MINIMUM
         unknown = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
-        try:
-            topics = await self._find_topics(partitions, by_id=by_id)
-        except StorageError as error:
-            return [_failed(asked, error_code_of(error)) for asked in partitions]
+        topics, unread = await self._find_topics(partitions, by_id=by_id)
         targets: list[Target] = []
         for asked in partitions:
             topic = topics.get(asked.topic)
             if topic is None:
-                targets.append(_failed(asked, unknown))
+                targets.append(_failed(asked, unknown if unread is None else error_code_of(unread)))
             elif not topic.has_partition(asked.partition):
                 targets.append(_failed(asked, ErrorCode.unknown_topic_or_partition))
             elif asked.current_leader_epoch > 0:
                 targets.append(_failed(asked, ErrorCode.unknown_leader_epoch))
             else:
                 log = self._partitions.get(topic.partition(asked.partition))
-                targets.append(Target(asked, log, FetchedPartition(asked.topic, asked.partition)))
+                targets.append(Target(asked, Wanted(log, asked.fetch_offset, asked.partition_max_bytes)))
         return targets
 
-    async def _find_topics(self, asked: Iterable[FetchPartition], *, by_id: bool) -> dict[str, Topic]:
-        """By what the request calls them. What the cache does not know, or contradicts, is read."""
+    async def _find_topics(self, asked: Iterable[FetchPartition], *, by_id: bool) -> tuple[dict[str, Topic], StorageError | None]:
+        """By what the request calls them; and why those that are missing could not be read. What the cache does not know, or contradicts,
+        is read.
+        """
         found: dict[str, Topic] = {}
         missing: set[str] = set()
         for partition in asked:
@@ -174,49 +204,35 @@ class Fetch:
                 missing.add(name)
             else:
                 found[name] = topic
-        if missing and by_id:
-            found.update((str(topic_id), topic) for topic_id, topic in (await self._topics.lookup_ids(map(TopicId, missing))).items())
-        elif missing:
-            found |= await self._topics.lookup(missing)
-        return found
+        if not missing:
+            return found, None
+        try:
+            # With nothing else to answer there is no hurry.
+            async with asyncio.timeout(REFRESH_PATIENCE_S if found else None):
+                if by_id:
+                    found |= {str(topic_id): topic for topic_id, topic in (await self._topics.lookup_ids(map(TopicId, missing))).items()}
+                else:
+                    found |= await self._topics.lookup(missing)
+        except StorageError as error:
+            return found, error
+        except TimeoutError:
+            return found, Unavailable(f"topics were not read in time: after_s={REFRESH_PATIENCE_S}")
+        return found, None
 
-    async def _collect(self, targets: Sequence[Target], request: FetchRequest, *, again: bool = False) -> None:
-        """Answer every target from what can be read now; `again`, those that have moved since."""
-        if not again:
-            await self._refresh(targets)
-        moved = [target for target in targets if not target.is_final and not (again and target.has_stood)]
-        for target in moved:
-            target.size_bytes, target.records = 0, ()
-        kept_bytes = sum(target.size_bytes for target in targets)
-        left_bytes = max(0, min(max(request.max_bytes, 0), FETCH_RESPONSE_BYTES_MAX) - kept_bytes)
-        is_first = not kept_bytes
-        stored_reads = STORED_READS_MAX
-        for target in moved:
-            assert target.log is not None
+    def _answer(self, target: Target, isolation_level: int) -> FetchedPartition:
+        if target.answer is not None:
+            return target.answer
+        wanted = target.wanted
+        assert wanted is not None
+        error = wanted.error
+        if error is None:
             try:
-                bytes_max = min(left_bytes, max(target.asked.partition_max_bytes, 0))
-                buffers, stored_reads = await self._gather(target, bytes_max, at_least_one=is_first, stored_reads=stored_reads)
-                target.answer = _answer(target, buffers, request.isolation_level)
-            except StorageError as error:
-                if isinstance(error, NotFound):
-                    self._forget(target.log.partition)
-                    target.is_gone = True
-                target.answer = _refusal(target, error)
-                target.is_final = True
-                continue
-            target.size_bytes = sum(map(len, buffers))
-            left_bytes = max(0, left_bytes - target.size_bytes)
-            is_first = is_first and not target.size_bytes
-            target.records = buffers
-
-    async def _collect_anew(self, targets: list[Target], request: FetchRequest, version: int) -> None:
-        """Names that another incarnation has by now are answered from that one: the cache alone has said that there is nothing."""
-        places = [place for place, target in enumerate(targets) if target.is_gone]
-        found = await self._resolve([targets[place].asked for place in places], version)
-        for place, target in zip(places, found, strict=True):
-            if target.log is not targets[place].log:
-                targets[place] = target
-        await self._collect(targets, request)
+                return _answer(target.asked, wanted, isolation_level)
+            except StorageError as unreadable:
+                error = unreadable
+        if isinstance(error, NotFound):
+            self._forget(wanted.log.partition)
+        return _refusal(target.asked, error)
 
     def _forget(self, partition: PartitionId) -> None:
         """The cache contradicts the control record: the topic is gone, or is another one of that name by now."""
@@ -224,94 +240,29 @@ class Fetch:
         if topic is not None:
             self._topics.forget(topic.name)
 
-    async def _refresh(self, targets: Sequence[Target]) -> None:
-        """Read the control records of partitions that the request reaches the end of, or that were never read."""
-        stale = {log for target in targets if (log := target.log) is not None and _needs_refresh(log, target.asked.fetch_offset)}
-        if not stale:
-            return
-        try:
-            await self._control_reads.refresh(stale)
-        except Unavailable as error:
-            for target in targets:
-                if target.log in stale:
-                    target.answer = FetchedPartition(target.asked.topic, target.asked.partition, error_code_of(error))
-                    target.is_final = True
 
-    async def _gather(self, target: Target, bytes_max: int, *, at_least_one: bool, stored_reads: int) -> tuple[list[memoryview], int]:
-        log = target.log
-        assert log is not None
-        offset = target.asked.fetch_offset
-        check_range(log, offset)
-        buffers: list[memoryview] = []
-        taken_bytes = 0
-        while offset < log.high_watermark and (taken_bytes < bytes_max or (at_least_one and not buffers)):
-            run = self._reader.cached(log, offset)
-            if run is None:
-                if not stored_reads:
-                    break
-                stored_reads -= 1
-                try:
-                    run = await self._reader.stored(log, offset, bytes_max=bytes_max - taken_bytes)
-                except StorageError:
-                    if not buffers:
-                        raise
-                    break  # what was read is answered; the next fetch begins here, and is told
-            piece = run.from_offset(offset, bytes_max - taken_bytes, at_least_one=at_least_one and not buffers)
-            if piece is None:
-                break
-            view, offset = piece
-            buffers.append(view)
-            taken_bytes += len(view)
-        target.control = log.control
-        target.is_cut = offset < log.high_watermark
-        return buffers, stored_reads
+def _pinned_bytes(wanted: Iterable[Wanted]) -> int:
+    return sum({id(view.obj): _whole_bytes(view) for one in wanted for view in one.buffers}.values())
 
 
-def _needs_refresh(log: PartitionLog, offset: int) -> bool:
-    control = log.control
-    # Another broker is said to have changed the record: it may have deleted what is asked for (DeleteRecords).
-    return control is None or offset >= control.sequence_counter or offset < control.log_start or log.unexplained_hints > 0
-
-
-def _is_enough(targets: Sequence[Target], request: FetchRequest) -> bool:
-    # Who wants more than it takes is not kept waiting for it.
-    wanted_bytes = min(request.min_bytes, request.max_bytes)
-    return any(target.is_final or target.is_cut for target in targets) or sum(target.size_bytes for target in targets) >= wanted_bytes
-
-
-def _pinned_bytes(targets: Iterable[Target]) -> int:
-    return sum({id(view.obj): _whole_bytes(view) for target in targets for view in target.records}.values())
-
-
-def _copy_parts(targets: Iterable[Target]) -> None:
+def _copy_parts(wanted: Iterable[Wanted]) -> None:
     """Copy what is only a part of the memory it keeps alive."""
-    for target in targets:
-        copied = [bytes(view) if len(view) < _whole_bytes(view) else view for view in target.records]
-        target.answer = target.answer._replace(records=copied)
+    for one in wanted:
+        one.buffers = [memoryview(bytes(view)) if len(view) < _whole_bytes(view) else view for view in one.buffers]
 
 
 def _whole_bytes(view: memoryview) -> int:
     return memoryview(view.obj).nbytes
 
 
-def _answer(target: Target, records: Sequence[memoryview], isolation_level: int) -> FetchedPartition:
-    assert target.log is not None
-    control = readable(target.log)
-    return FetchedPartition(
-        target.asked.topic,
-        target.asked.partition,
-        0,
-        control.sequence_counter,
-        control.sequence_counter,
-        control.log_start,
-        () if isolation_level else None,
-        -1,
-        records,
-    )
+def _answer(asked: FetchPartition, wanted: Wanted, isolation_level: int) -> FetchedPartition:
+    control = readable(wanted.log)
+    end = control.sequence_counter
+    aborted = () if isolation_level else None
+    return FetchedPartition(asked.topic, asked.partition, 0, end, end, control.log_start, aborted, -1, wanted.buffers)
 
 
-def _refusal(target: Target, error: StorageError) -> FetchedPartition:
-    asked = target.asked
+def _refusal(asked: FetchPartition, error: StorageError) -> FetchedPartition:
     if isinstance(error, OffsetOutOfRange):
         code = ErrorCode.offset_out_of_range
         return FetchedPartition(asked.topic, asked.partition, code, error.high_watermark, error.high_watermark, error.log_start)
@@ -319,4 +270,4 @@ def _refusal(target: Target, error: StorageError) -> FetchedPartition:
 
 
 def _failed(asked: FetchPartition, code: ErrorCode) -> Target:
-    return Target(asked, None, FetchedPartition(asked.topic, asked.partition, code), is_final=True)
+    return Target(asked, None, FetchedPartition(asked.topic, asked.partition, code))

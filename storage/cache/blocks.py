@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from runtime.telemetry import Metric, Telemetry
+from storage.cache.shares import Shares
 from storage.cache.singleflight import SingleFlight
 from storage.errors import EndsEarly
 from storage.limits import BLOCK_BYTES
@@ -53,7 +54,8 @@ class Piece(NamedTuple):
 class BlockCache:
     """Reads through to `store`; evicts what was used longest ago when more than `bytes_max` would be held.
 
-    Beyond `bytes_max` memory holds what its readers hold: the views they were given, and FETCHES_AT_ONCE fetches per read under way.
+    Beyond `bytes_max` memory holds what its readers hold, the views they were given, and the fetches under way: at most
+    FETCHES_AT_ONCE of one read, and of all together what storage/cache/shares.py allows.
     """
 
     def __init__(self, store: RangeSource, *, bytes_max: int, block_bytes: int = BLOCK_BYTES, telemetry: Telemetry) -> None:
@@ -64,6 +66,7 @@ class BlockCache:
         self._block_bytes = block_bytes
         self._bytes_held = 0
         self._flights: SingleFlight[Piece, memoryview] = SingleFlight()
+        self._shares = Shares()
         # Pieces in the order of their last use; those of one object are disjoint, and `_starts` has their starts in order.
         self._views: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
         self._starts: dict[str, list[int]] = {}
@@ -194,13 +197,21 @@ class BlockCache:
         # Also by one who took over from a cancelled reader, whose entry is gone.
         self._flying.setdefault(piece.key, []).append(piece)
         try:
-            view = memoryview(await self._store.get_range(piece.key, piece.start, piece.end))
+            view = memoryview(await self._get(piece))
         finally:
             self._land(piece)
         if len(view) != piece.end - piece.start:
             raise EndsEarly(f"a store gave {len(view)} bytes for {piece}")
         self._keep(piece, view)
         return view
+
+    async def _get(self, piece: Piece) -> bytes:
+        size_bytes = piece.end - piece.start
+        await self._shares.take(piece.key, size_bytes)
+        try:
+            return await self._store.get_range(piece.key, piece.start, piece.end)
+        finally:
+            self._shares.give_back(piece.key, size_bytes)
 
     def _land(self, piece: Piece) -> None:
         flying = self._flying[piece.key]

@@ -80,7 +80,8 @@ def open_log(
         settings=flush, committer=committer, sealer=sealer, uploader=uploader, clock=clock, nursery=nursery, telemetry=telemetry
     )
     index = EntryIndex(metadata=metadata, control_reads=control_reads)
-    reader = Reader(index=index, blocks=blocks, control_reads=control_reads, damage=Damage(clock=clock, telemetry=telemetry))
+    damage = Damage(clock=clock, telemetry=telemetry)
+    reader = Reader(index=index, blocks=blocks, control_reads=control_reads, damage=damage, clock=clock, nursery=nursery)
     time_search = TimeSearch(
         partitions=partitions,
         control_reads=control_reads,

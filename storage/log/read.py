@@ -9,6 +9,8 @@ control record is read again, and so is the object. Only what is damaged twice i
 import asyncio
 from typing import Final
 
+from runtime.clock import Clock
+from runtime.supervision import Nursery
 from storage.cache.blocks import BlockCache
 from storage.errors import Corrupt, EndsEarly, NotFound, Unavailable
 from storage.formats.control import Entry
@@ -16,6 +18,7 @@ from storage.formats.wal import object_key
 from storage.limits import KIB
 from storage.log.control_reads import ControlReads
 from storage.log.damage import Cause, Damage
+from storage.log.flights import Flights
 from storage.log.index import EntryIndex, check_range
 from storage.log.partition import HINTS_KEPT_MAX, PartitionLog
 from storage.log.readplan import Window, scan
@@ -30,11 +33,14 @@ READ_TIMEOUT_S: Final = 20.0
 class Reader:
     """Reads runs of batches. Which offsets may be read is the caller's business: `log.control` must have been seen to cover them."""
 
-    def __init__(self, *, index: EntryIndex, blocks: BlockCache, control_reads: ControlReads, damage: Damage) -> None:
+    def __init__(
+        self, *, index: EntryIndex, blocks: BlockCache, control_reads: ControlReads, damage: Damage, clock: Clock, nursery: Nursery
+    ) -> None:
         self._index = index
         self._blocks = blocks
         self._control_reads = control_reads
         self._damage = damage
+        self.flights = Flights(self, nursery=nursery, clock=clock)
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None:
         """The run that holds `offset`, if the tail cache has it."""

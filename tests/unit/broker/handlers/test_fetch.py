@@ -5,6 +5,7 @@ import msgspec
 import pytest
 from kio.schema.errors import ErrorCode
 
+from broker.fetching import gathering
 from broker.handlers import fetch as fetch_module
 from broker.handlers.fetch import PINNED_BYTES_MAX
 from broker.protocol.fetch import FetchedPartition, FetchResponse
@@ -210,7 +211,7 @@ async def test_a_response_has_a_limit_of_its_own(broker: Node) -> None:
 
 
 async def test_a_response_reads_a_bounded_number_of_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_module, "STORED_READS_MAX", 3)
+    monkeypatch.setattr(gathering, "STORED_RUNS_MAX", 3)
     async with nodes(2) as (broker, other):
         await filled(other, *[record_batch(str(number).encode()) for number in range(10)])
         first = await broker.read_one(asking("t"), max_wait_ms=LONG_MS, min_bytes=1 << 20)
@@ -223,14 +224,14 @@ async def test_a_response_reads_a_bounded_number_of_objects(monkeypatch: pytest.
 async def test_what_was_read_before_an_error_is_answered_and_the_error_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async with nodes(2) as (broker, other):
         await filled(other, record_batch(b"a"), record_batch(b"b"))
-        stored = Reader.stored
+        stored = Reader.stored_within
 
         async def failing(self: Reader, log: object, offset: int, **options: int) -> object:
             if offset == 1:
                 raise Unavailable("gone for a moment")
             return await stored(self, log, offset, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Reader, "stored", failing)
+        monkeypatch.setattr(Reader, "stored_within", failing)
         first, second = await broker.read_one(asking("t")), await broker.read_one(asking("t", offset=1))
 
         assert offsets_of(first) == [0]
@@ -316,13 +317,13 @@ async def test_a_commit_between_the_first_look_and_the_wait_is_not_missed(monkey
     async with nodes(2) as (broker, other):
         await broker.create("t")
         await filled(other, record_batch(b"u"), topic="u")
-        stored = Reader.stored
+        stored = Reader.stored_within
 
         async def overtaken(self: Reader, log: object, offset: int, **options: int) -> object:
             await broker.send(("t", 0, record_batch(b"t")))
             return await stored(self, log, offset, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Reader, "stored", overtaken)
+        monkeypatch.setattr(Reader, "stored_within", overtaken)
         async with asyncio.timeout(SOON_S):
             response = await broker.read(asking("t"), asking("u"), max_wait_ms=LONG_MS, min_bytes=2 * len(record_batch(b"u")))
 
@@ -382,13 +383,13 @@ async def test_partitions_that_did_not_move_are_not_read_again(monkeypatch: pyte
     async with nodes(2) as (broker, other):
         await filled(other, record_batch(b"a"))
         await other.create("u")
-        stored = Reader.stored
+        stored = Reader.stored_within
 
         async def counted(self: Reader, log: object, offset: int, **options: int) -> object:
             read.append(offset)
             return await stored(self, log, offset, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Reader, "stored", counted)
+        monkeypatch.setattr(Reader, "stored_within", counted)
         async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
             reading = group.create_task(broker.read(asking("t"), asking("u"), max_wait_ms=LONG_MS, min_bytes=300))
             await asyncio.sleep(0.05)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from runtime.telemetry import Telemetry
 from storage.cache.blocks import FETCH_BLOCKS_MAX, FETCHES_AT_ONCE, PIECE_OVERHEAD_BYTES, BlockCache
+from storage.cache.shares import CALLS_OF_ONE_MAX
 from storage.errors import NotFound, Unavailable
 
 BLOCK = 16
@@ -414,3 +415,22 @@ def test_concurrent_reads_give_the_bytes_of_the_object_whoever_is_cancelled(
         assert len(cached.cache._flights) == 0
 
     asyncio.run(run())
+
+
+async def test_a_slow_folder_has_a_bounded_number_of_fetches_and_holds_up_no_other() -> None:
+    class Slow(Objects):
+        async def get_range(self, key: str, start: int, end: int) -> bytes:
+            if key.startswith("wal/slow/"):
+                self.reads.append((key, start, end))
+                await asyncio.Event().wait()
+            return await super().get_range(key, start, end)
+
+    objects = Slow({"wal/quick/1": WHOLE})
+    cached = Cached(objects)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        stuck = [group.create_task(cached.read(f"wal/slow/{number}", 0, 10)) for number in range(200)]
+        await asyncio.sleep(0)
+        assert await cached.read("wal/quick/1", 0, 10) == WHOLE[:10]
+        assert len([key for key, _, _ in objects.reads if key.startswith("wal/slow/")]) == CALLS_OF_ONE_MAX
+        for task in stuck:
+            task.cancel()

@@ -153,7 +153,7 @@ async def test_a_shard_that_is_known_to_be_silent_is_waited_for_shortly_and_by_f
     monkeypatch.setattr(control_reads, "SILENT_AFTER_S", 0.0)
     monkeypatch.setattr(control_reads, "SILENT_PATIENCE_S", 0.05)
     monkeypatch.setattr(control_reads, "BOUNDS_PATIENCE_S", 60.0)
-    monkeypatch.setattr(control_reads, "WAITING_FOR_SILENT_MAX", 2)
+    monkeypatch.setattr(control_reads, "WAITING_FOR_SILENT_MAX", 1)
     async with two_shards() as (store, reads, silent, _), asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
         first = group.create_task(reads.refresh([silent]))
         await asyncio.sleep(0.01)

@@ -1,0 +1,295 @@
+"""What one fetch collects of its partitions, side by side, and when it has enough. Wire types stay in the handler.
+
+Partitions have what they may take in the order of the request, as in Kafka, and the first with records at least one batch. What is in
+memory is taken at once. What must be read, of control records or objects, is read beside the others: it holds the bytes it may bring, and
+for a small grace the response. Whoever takes longer is late. Late ones hold nothing back: they are answered empty, their read goes on, and
+the next fetch meets it (storage/log/flights.py). Only a fetch that has nothing at all to answer waits on for them.
+
+A control record that was not read in time is an error that clients repeat, never an older answer (promise 5).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from storage.errors import StorageError, without_frames
+from storage.formats.control import Control
+from storage.log.control_reads import ControlReads, failure_of
+from storage.log.flights import Flight
+from storage.log.index import check_range
+from storage.log.partition import PartitionLog
+from storage.log.read import Reader
+from storage.log.runs import BatchRun
+
+READS_AT_ONCE: Final = 4
+"""Of one fetch, late ones not counted."""
+READS_UNDER_WAY_MAX: Final = 16
+"""Of one fetch, with the late ones."""
+STORED_RUNS_MAX: Final = 64
+"""Runs from the object store in one response: a log of tiny objects is answered in several."""
+RUNS_PER_READ: Final = 16
+GRACE_S: Final = 0.25
+"""How long a response that could go waits for a read of an object. A read of a control record has until its shard counts as silent."""
+PATIENCE_S: Final = 3.0
+"""How long a response with nothing in it waits for late ones, beyond the time that the client wants to wait."""
+
+
+class Wanted:
+    """What a fetch wants of one partition, and what there is of it. `error` is final; `is_cut`: there is more to read.
+
+    It is pending while it has a `read` of its control record or a `flight`, and `is_late` when that has taken too long. `held_bytes` are
+    kept free for what it may bring. `is_queued`: it has to read, and others are before it. `is_too_large`: its first batch does not fit.
+    """
+
+    __slots__ = (
+        "buffers",
+        "bytes_max",
+        "control",
+        "error",
+        "flight",
+        "held_bytes",
+        "is_asked",
+        "is_cut",
+        "is_late",
+        "is_queued",
+        "is_too_large",
+        "log",
+        "offset",
+        "read",
+        "runs",
+        "size_bytes",
+    )
+
+    def __init__(self, log: PartitionLog, offset: int, bytes_max: int) -> None:
+        self.log = log
+        self.offset = offset
+        self.bytes_max = bytes_max
+        self.buffers: list[memoryview] = []
+        self.size_bytes = 0
+        self.held_bytes = 0
+        self.error: StorageError | None = None
+        self.control: Control | None = None
+        self.read: asyncio.Future[None] | None = None
+        self.flight: Flight | None = None
+        self.runs: list[BatchRun] = []
+        self.is_asked = self.is_cut = self.is_late = self.is_queued = self.is_too_large = False
+
+    @property
+    def is_pending(self) -> bool:
+        return self.read is not None or self.flight is not None
+
+
+class Gathering:
+    """One fetch. `look` as often as something may have changed (`wake` is called when a read has ended); `close` it in the end."""
+
+    def __init__(
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        bytes_max: int,
+        bytes_min: int,
+        is_refused: bool,
+        began_s: float,
+        deadline_s: float,
+        reader: Reader,
+        control_reads: ControlReads,
+        wake: Callable[[], None],
+    ) -> None:
+        """`began_s` is when the request came, `deadline_s` when the client wants its answer, with `bytes_min` or less.
+
+        `is_refused`: others of the request were answered with errors, so it waits for no records.
+        """
+        self._wanted = wanted
+        self._left_bytes = bytes_max
+        self._bytes_min = bytes_min
+        self._is_refused = is_refused
+        self._began_s = self._now_s = began_s
+        self._deadline_s = deadline_s
+        self._reader = reader
+        self._control_reads = control_reads
+        self._wake = wake
+        self._first: Wanted | None = None
+        """The one that may take a batch that is larger than what is left."""
+        self._runs_left = STORED_RUNS_MAX
+        self._reading: dict[Wanted, None] = {}
+        self._joined: dict[Flight, None] = {}
+        self._asked: dict[asyncio.Future[None], None] = {}
+
+    def look(self, now_s: float) -> None:
+        """Take what is there, and begin the reads that are needed and have room."""
+        self._now_s = now_s
+        for wanted in self._wanted:
+            if wanted.error is None:
+                self._look(wanted, now_s)
+        if self._first is None and any(wanted.is_too_large for wanted in self._wanted):
+            # Those before it, for which it had to make do with what was left, have nothing after all.
+            for wanted in self._wanted:
+                if wanted.error is None and wanted.is_too_large:
+                    self._look(wanted, now_s)
+
+    def may_leave(self) -> bool:
+        """Whether the response goes now, as of the last `look`."""
+        now_s = self._now_s
+        is_pending = is_something = is_enough = False
+        size_bytes = 0
+        for wanted in self._wanted:
+            if wanted.is_pending or wanted.is_queued:
+                if not (wanted.is_late or (wanted.is_queued and now_s >= self._began_s + PATIENCE_S)):
+                    return False
+                is_pending = True
+            elif wanted.error is not None or wanted.is_cut:
+                is_enough = True
+            size_bytes += wanted.size_bytes
+            is_something = is_something or wanted.size_bytes > 0 or wanted.error is not None
+        is_something = is_something or self._is_refused
+        is_enough = is_enough or self._is_refused or size_bytes >= self._bytes_min
+        if now_s < self._deadline_s and not is_enough:
+            return False
+        return is_something or not is_pending or now_s >= max(self._deadline_s, self._began_s + PATIENCE_S)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether it waits for reads that are not late, rather than for the log to move."""
+        return any((wanted.is_pending or wanted.is_queued) and not wanted.is_late for wanted in self._wanted)
+
+    def left_s(self) -> float:
+        """How long nothing changes unless `wake` is called or a log moves."""
+        now_s = self._now_s
+        ends = [self._deadline_s if now_s < self._deadline_s else self._began_s + PATIENCE_S]
+        if self.is_reading:
+            ends += [flight.began_s + GRACE_S for flight in self._joined if not flight.is_done and flight.began_s + GRACE_S > now_s]
+            ends.append(now_s + GRACE_S)
+        return max(0.001, min(ends) - now_s)
+
+    def close(self) -> None:
+        """Reads that are under way go on. Whoever's control record was not read in time has failed."""
+        if not (self._asked or self._joined):
+            return
+        for read in self._asked:
+            read.remove_done_callback(self._on_read)
+        for flight in self._joined:
+            self._reader.flights.leave(flight, self._wake)
+        for wanted in self._wanted:
+            if wanted.read is not None and wanted.error is None:
+                wanted.error = failure_of(wanted.read, wanted.log)
+
+    def _on_read(self, _read: asyncio.Future[None]) -> None:
+        self._wake()
+
+    def _look(self, wanted: Wanted, now_s: float) -> None:
+        log = wanted.log
+        if not wanted.is_asked:
+            wanted.is_asked = True
+            if needs_refresh(log, wanted.offset):
+                wanted.read = self._control_reads.ask(log)
+                if wanted.read not in self._asked:
+                    self._asked[wanted.read] = None
+                    wanted.read.add_done_callback(self._on_read)
+        if wanted.read is not None:
+            if wanted.read.done():
+                wanted.error, wanted.read = failure_of(wanted.read, log), None
+                if wanted.error is not None:
+                    return
+            elif needs_refresh(log, wanted.offset):
+                wanted.is_late = self._control_reads.is_silent(log)
+                return
+            else:
+                wanted.read = None  # what it asks for was committed meanwhile
+            wanted.is_late = False
+        if wanted.flight is not None:
+            if not wanted.flight.is_done:
+                if not wanted.is_late and now_s >= wanted.flight.began_s + GRACE_S:
+                    self._give_up_room(wanted)
+                return
+        elif not wanted.is_queued and wanted.control is log.control and not (wanted.is_too_large and self._first is None):
+            return
+        self._gather(wanted, now_s)
+
+    def _give_up_room(self, wanted: Wanted) -> None:
+        """A late one holds up nobody: what it brings must find room when it comes."""
+        wanted.is_late = True
+        self._left_bytes += wanted.held_bytes
+        wanted.held_bytes = 0
+        if self._first is wanted and not wanted.size_bytes:
+            self._first = None
+
+    def _gather(self, wanted: Wanted, now_s: float) -> None:
+        """Take all anew: from the tail cache, from what was read for it, and from a read that has ended; begin one where these end."""
+        log, flight = wanted.log, wanted.flight
+        if flight is not None:
+            wanted.flight = None
+            del self._reading[wanted]
+            wanted.runs += [run for run in flight.runs if not wanted.runs or run.base > wanted.runs[-1].last]
+            self._runs_left -= len(flight.runs)
+        self._left_bytes += wanted.size_bytes + wanted.held_bytes
+        wanted.held_bytes = 0
+        wanted.is_late = wanted.is_queued = wanted.is_too_large = False
+        at_least_one = self._first is None or self._first is wanted
+        room = max(0, min(self._left_bytes, wanted.bytes_max))
+        buffers: list[memoryview] = []
+        taken_bytes = 0
+        offset = wanted.offset
+        try:
+            check_range(log, offset)
+            while offset < log.high_watermark and (taken_bytes < room or (at_least_one and not buffers)):
+                run = self._reader.cached(log, offset) or _run_at(wanted.runs, offset)
+                if run is None:
+                    if self._must_read(wanted, flight, offset, room - taken_bytes, at_least_one=at_least_one and not buffers, now_s=now_s):
+                        break
+                    if flight is not None and flight.end == offset and not buffers:
+                        wanted.error = flight.error  # behind records it is for the next fetch to tell
+                    break
+                piece = run.from_offset(offset, room - taken_bytes, at_least_one=at_least_one and not buffers)
+                if piece is None:
+                    break
+                view, offset = piece
+                buffers.append(view)
+                taken_bytes += len(view)
+        except StorageError as error:
+            wanted.error = without_frames(error)
+            buffers, taken_bytes = [], 0
+        wanted.buffers, wanted.size_bytes = buffers, taken_bytes
+        wanted.control = log.control
+        wanted.is_cut = wanted.error is None and offset < log.high_watermark
+        self._left_bytes -= taken_bytes
+        is_reading = wanted.flight is not None
+        if is_reading and not wanted.is_late:
+            wanted.held_bytes = max(0, room - taken_bytes)
+            self._left_bytes -= wanted.held_bytes
+        wanted.is_too_large = wanted.is_cut and not buffers and not at_least_one and not is_reading and not wanted.is_queued
+        if at_least_one:
+            self._first = wanted if buffers or (is_reading and not wanted.is_late) else None
+
+    def _must_read(self, wanted: Wanted, landed: Flight | None, offset: int, bytes_max: int, *, at_least_one: bool, now_s: float) -> bool:
+        """Whether `offset` is read now, or will be; False if what has `landed` says that there is no use, or the response has enough."""
+        if landed is not None and landed.end == offset and (landed.error is not None or (landed.is_too_large and not at_least_one)):
+            return False
+        if self._runs_left <= 0:
+            return False
+        if len(self._reading) >= READS_UNDER_WAY_MAX or sum(not other.is_late for other in self._reading) >= READS_AT_ONCE:
+            wanted.is_queued = True
+            return True
+        flight = self._reader.flights.join(
+            wanted.log,
+            offset,
+            bytes_max=bytes_max,
+            runs_max=min(RUNS_PER_READ, self._runs_left),
+            at_least_one=at_least_one,
+            wake=self._wake,
+        )
+        self._joined[flight] = None
+        wanted.flight = flight
+        self._reading[wanted] = None
+        wanted.is_late = now_s >= flight.began_s + GRACE_S
+        return True
+
+
+def needs_refresh(log: PartitionLog, offset: int) -> bool:
+    """Whether a read of `offset` must look at the control record first: what is known may be older than what others acknowledged."""
+    control = log.control
+    # Another broker is said to have changed the record: it may have deleted what is asked for (DeleteRecords).
+    return control is None or offset >= control.sequence_counter or offset < control.log_start or log.unexplained_hints > 0
+
+
+def _run_at(runs: Sequence[BatchRun], offset: int) -> BatchRun | None:
+    return next((run for run in runs if run.base <= offset <= run.last), None)

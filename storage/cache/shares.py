@@ -1,0 +1,92 @@
+"""Places for calls under way, of which one folder of the object store gets a share: a slow prefix leaves places to the others."""
+
+from asyncio import Future, get_running_loop
+from collections import deque
+from typing import Final
+
+from storage.limits import MIB
+
+CALLS_MAX: Final = 48
+"""Fewer than the connections of an S3 client, so that puts find one."""
+CALLS_OF_ONE_MAX: Final = 16
+BYTES_MAX: Final = 64 * MIB
+BYTES_OF_ONE_MAX: Final = 24 * MIB
+"""A call that is larger runs when no other of its folder does."""
+
+
+class _Use:
+    __slots__ = ("bytes", "calls")
+
+    def __init__(self) -> None:
+        self.calls = self.bytes = 0
+
+    def has_room(self, size_bytes: int, calls_max: int, bytes_max: int) -> bool:
+        return not self.calls or (self.calls < calls_max and self.bytes + size_bytes <= bytes_max)
+
+    def add(self, calls: int, size_bytes: int) -> None:
+        self.calls += calls
+        self.bytes += size_bytes
+
+
+class Shares:
+    """`take` a place before a call and `give_back` after it. Who waits is served in order, but never behind a folder that has its share."""
+
+    def __init__(self) -> None:
+        self._all = _Use()
+        self._of: dict[str, _Use] = {}
+        self._waiting: deque[tuple[str, int, Future[None]]] = deque()
+
+    async def take(self, key: str, size_bytes: int) -> None:
+        """A place for a call that brings `size_bytes` of the object `key`. Cancelled: none is held."""
+        folder = key.rpartition("/")[0]
+        if not self._waiting and self._has_room(folder, size_bytes):
+            self._add(folder, size_bytes)
+            return
+        turn = get_running_loop().create_future()
+        waiting = folder, size_bytes, turn
+        self._waiting.append(waiting)
+        self._serve()
+        try:
+            await turn
+        except BaseException:
+            if turn.cancelled():
+                self._waiting.remove(waiting)
+                self._serve()  # it may have been large, and first
+            else:
+                self.give_back(key, size_bytes)
+            raise
+
+    def give_back(self, key: str, size_bytes: int) -> None:
+        folder = key.rpartition("/")[0]
+        self._all.add(-1, -size_bytes)
+        use = self._of[folder]
+        use.add(-1, -size_bytes)
+        if not use.calls:
+            del self._of[folder]
+        if self._waiting:
+            self._serve()
+
+    def _serve(self) -> None:
+        full: set[str] = set()
+        for waiting in tuple(self._waiting):
+            folder, size_bytes, turn = waiting
+            if turn.cancelled() or folder in full:
+                continue
+            if not self._all.has_room(size_bytes, CALLS_MAX, BYTES_MAX):
+                return  # a large one is not overtaken for ever by small ones
+            if self._has_room(folder, size_bytes):
+                self._waiting.remove(waiting)
+                self._add(folder, size_bytes)
+                turn.set_result(None)
+            else:
+                full.add(folder)
+
+    def _has_room(self, folder: str, size_bytes: int) -> bool:
+        use = self._of.get(folder)
+        return self._all.has_room(size_bytes, CALLS_MAX, BYTES_MAX) and (
+            use is None or use.has_room(size_bytes, CALLS_OF_ONE_MAX, BYTES_OF_ONE_MAX)
+        )
+
+    def _add(self, folder: str, size_bytes: int) -> None:
+        self._all.add(1, size_bytes)
+        self._of.setdefault(folder, _Use()).add(1, size_bytes)

@@ -1,0 +1,130 @@
+"""Reads of the object store that outlive whoever asked for them: a fetch that leaves without a slow one finds it under way the next time.
+
+Who asks for what is being read joins it. What nobody waits for any more reads the run it is at, which the block cache keeps, and ends; of
+these there is a bounded number, and the one that was left first makes room.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from runtime.clock import Clock
+from runtime.supervision import Nursery
+from storage.errors import StorageError, without_frames
+from storage.limits import MIB
+from storage.log.partition import PartitionLog
+from storage.log.runs import BatchRun
+
+UNATTENDED_MAX: Final = 64
+UNATTENDED_BYTES_MAX: Final = 64 * MIB
+"""Of what the reads may bring that nobody waits for."""
+
+
+class Reads(Protocol):
+    """The part of a `Reader` that flights need."""
+
+    def cached(self, log: PartitionLog, offset: int) -> BatchRun | None: ...
+
+    async def stored_within(self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool) -> BatchRun | None: ...
+
+
+class Flight:
+    """Runs from `offset` on, in order, as they come. When it `is_done`, `error` is what ended it, and `is_too_large` says that the batch
+    behind the last run does not fit.
+    """
+
+    __slots__ = ("began_s", "bytes_max", "error", "is_done", "is_too_large", "log", "offset", "runs", "task", "wakers")
+
+    def __init__(self, log: PartitionLog, offset: int, bytes_max: int, began_s: float) -> None:
+        self.log = log
+        self.offset = offset
+        self.bytes_max = bytes_max
+        self.began_s = began_s
+        self.runs: list[BatchRun] = []
+        self.error: StorageError | None = None
+        self.is_done = False
+        self.is_too_large = False
+        self.wakers: dict[Callable[[], None], None] = {}
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def end(self) -> int:
+        """The offset behind what was read so far."""
+        return self.runs[-1].last + 1 if self.runs else self.offset
+
+
+class Flights:
+    def __init__(self, reads: Reads, *, nursery: Nursery, clock: Clock) -> None:
+        self._reads = reads
+        self._nursery = nursery
+        self._clock = clock
+        self._flights: dict[tuple[PartitionLog, int, bool], Flight] = {}
+        self._unattended: OrderedDict[Flight, None] = OrderedDict()
+        self._unattended_bytes = 0
+
+    def __len__(self) -> int:
+        """Reads under way."""
+        return len(self._flights)
+
+    @property
+    def unattended(self) -> int:
+        """Of these, those that nobody waits for."""
+        return len(self._unattended)
+
+    def join(
+        self, log: PartitionLog, offset: int, *, bytes_max: int, runs_max: int, at_least_one: bool, wake: Callable[[], None]
+    ) -> Flight:
+        """The read of `offset` that is under way, or a new one of at most `bytes_max` bytes, but for a first batch that is larger if
+        `at_least_one`, and `runs_max` runs. `wake` is called when it is done. Leave it in the end.
+        """
+        key = log, offset, at_least_one
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = Flight(log, offset, bytes_max, self._clock.monotonic_s())
+            flight.task = self._nursery.spawn(self._fly(flight, runs_max, at_least_one), name="stored-read")
+        elif flight in self._unattended:
+            self._attend(flight)
+        flight.wakers[wake] = None
+        return flight
+
+    def leave(self, flight: Flight, wake: Callable[[], None]) -> None:
+        flight.wakers.pop(wake, None)
+        if flight.wakers or flight.is_done:
+            return
+        self._unattended[flight] = None
+        self._unattended_bytes += flight.bytes_max
+        while len(self._unattended) > UNATTENDED_MAX or self._unattended_bytes > UNATTENDED_BYTES_MAX:
+            oldest = next(iter(self._unattended))
+            self._attend(oldest)
+            assert oldest.task is not None
+            oldest.task.cancel()
+
+    def _attend(self, flight: Flight) -> None:
+        if flight in self._unattended:
+            del self._unattended[flight]
+            self._unattended_bytes -= flight.bytes_max
+
+    async def _fly(self, flight: Flight, runs_max: int, at_least_one: bool) -> None:
+        log, left_bytes = flight.log, flight.bytes_max
+        try:
+            while True:
+                run = await self._reads.stored_within(log, flight.end, bytes_max=left_bytes, at_least_one=at_least_one and not flight.runs)
+                if run is None:
+                    flight.is_too_large = True
+                    break
+                flight.runs.append(run)
+                left_bytes = max(0, left_bytes - run.size_bytes)
+                end = flight.end
+                if not left_bytes or len(flight.runs) >= runs_max or not flight.wakers:
+                    break
+                if end >= log.high_watermark or self._reads.cached(log, end) is not None:
+                    break
+        except StorageError as error:
+            flight.error = without_frames(error)
+        finally:
+            flight.is_done = True
+            del self._flights[log, flight.offset, at_least_one]
+            self._attend(flight)
+            for wake in flight.wakers:
+                wake()

@@ -1,0 +1,301 @@
+"""One of two metadata shards is silent, or one prefix of the bucket is slow: real handlers, and what they answer about the rest."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from broker.fetching import gathering
+from broker.handlers.partition_bounds import Located, TopicPartition, read_bounds
+from broker.protocol.fetch import FetchedPartition
+from runtime.clock import SystemClock
+from storage.catalog.topics import Topic
+from storage.formats.wal import object_key
+from storage.log import control_reads, flights
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import Key
+from tests.unit.broker.handlers.logged import Node, Stores, asking, node, offsets_of
+from tests.unit.broker.handlers.record_batches import record_batch
+
+PARTITIONS = 12
+SILENT = 1
+SOON_S = 10.0
+LONG_MS = 60_000
+clock = SystemClock()
+
+
+@dataclass
+class Scene:
+    """A topic whose partitions lie on two shards. Its first `other` broker wrote it, so the tested one has nothing of it in memory."""
+
+    broker: Node
+    other: Node
+    topic: Topic
+    healthy: list[int]
+    silent: list[int]
+    is_down: bool = False
+
+    async def fetch(self, *asked: tuple[int, int], **options: Any) -> tuple[list[FetchedPartition], float]:
+        """By (partition, offset); and how long it took."""
+        began_s = clock.monotonic_s()
+        async with asyncio.timeout(SOON_S):
+            response = await self.broker.read(*[asking("t", partition, offset) for partition, offset in asked], **options)
+        return list(response.partitions), clock.monotonic_s() - began_s
+
+
+@contextlib.asynccontextmanager
+async def two_shards(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    monkeypatch.setattr(control_reads, "READ_TIMEOUT_S", 6 * SOON_S)
+    stores = Stores(metadata=MemoryMetadataStore(clock=SystemClock(), shards=2))
+    async with node(stores, is_deaf=True) as broker, node(stores, epoch=8) as other:
+        topic = await other.create("t", partition_count=PARTITIONS)
+        await broker.topics.lookup(["t"])
+        shards = [stores.metadata.shard_of(PartitionKeys(topic.partition(number)).partition_key) for number in range(PARTITIONS)]
+        scene = Scene(
+            broker,
+            other,
+            topic,
+            [number for number, shard in enumerate(shards) if shard != SILENT],
+            [number for number, shard in enumerate(shards) if shard == SILENT],
+        )
+        for number in range(PARTITIONS):
+            await other.send(("t", number, record_batch(b"a")), ("t", number, record_batch(b"b")))
+        get_many = broker.log.metadata.get_many
+
+        async def silent_while_down(wanted: Sequence[Key]) -> list[object]:
+            if scene.is_down and any(stores.metadata.shard_of(key.partition_key) == SILENT for key in wanted):
+                await asyncio.Event().wait()
+            return await get_many(wanted)
+
+        broker.log.metadata.get_many = silent_while_down  # type: ignore[method-assign]
+        yield scene
+
+
+def code(answer: FetchedPartition) -> ErrorCode:
+    return ErrorCode(answer.error_code)
+
+
+async def test_fetches_of_a_healthy_shard_take_no_longer_while_another_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_shards(monkeypatch) as scene:
+        scene.is_down = True
+        async with asyncio.TaskGroup() as group:
+            stuck = [group.create_task(scene.broker.read(asking("t", number, 2), max_wait_ms=LONG_MS)) for number in scene.silent]
+            await asyncio.sleep(0)
+            for number in scene.healthy:
+                (answer,), _ = await scene.fetch((number, 0))
+                assert offsets_of(answer) == [0, 1]
+            assert not any(task.done() for task in stuck)
+            for task in stuck:
+                task.cancel()
+
+
+async def test_a_fetch_of_both_shards_answers_the_healthy_and_refuses_the_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_reads, "SILENT_AFTER_S", 0.1)
+    async with two_shards(monkeypatch) as scene:
+        scene.is_down = True
+        asked = [(scene.silent[0], 0), (scene.healthy[0], 0), (scene.silent[1], 2), (scene.healthy[1], 1)]
+        first, first_s = await scene.fetch(*asked, max_wait_ms=LONG_MS)
+        again, again_s = await scene.fetch(*asked, max_wait_ms=LONG_MS)
+        scene.is_down = False
+
+        for answers in (first, again):
+            assert [code(answer) for answer in answers] == [ErrorCode.kafka_storage_error, ErrorCode.none] * 2
+            assert offsets_of(answers[1]) == [0, 1]
+            assert offsets_of(answers[3]) == [1]
+        assert again_s < first_s, "the shard is known to be silent now"
+
+
+async def test_a_long_poll_over_both_shards_waits_for_records_and_not_in_a_circle_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error ends a wait at once. If a silent shard did, too, its clients would ask again without a pause."""
+    monkeypatch.setattr(control_reads, "SILENT_AFTER_S", 0.01)
+    monkeypatch.setattr(gathering, "PATIENCE_S", 0.0)
+    async with two_shards(monkeypatch) as scene:
+        scene.is_down = True
+        asked = [(scene.silent[0], 2), (scene.healthy[0], 2)]
+        idle, idle_s = await scene.fetch(*asked, max_wait_ms=300)
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(scene.fetch(*asked, max_wait_ms=LONG_MS))
+            await asyncio.sleep(0.05)
+            await scene.broker.send(("t", scene.healthy[0], record_batch(b"c")))
+        woken, _ = waiting.result()
+
+        assert idle_s >= 0.3
+        assert [code(answer) for answer in idle] == [ErrorCode.kafka_storage_error, ErrorCode.none]
+        assert [code(answer) for answer in woken] == [ErrorCode.kafka_storage_error, ErrorCode.none]
+        assert offsets_of(woken[1]) == [2]
+
+
+async def test_what_is_known_to_be_committed_is_served_while_its_shard_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_shards(monkeypatch) as scene:
+        await scene.broker.log.parts.control_reads.refresh([scene.broker.log_of(scene.topic, scene.silent[0])])
+        scene.is_down = True
+        (answer,), _ = await scene.fetch((scene.silent[0], 0))
+
+        assert offsets_of(answer) == [0, 1]
+
+
+async def test_offsets_of_both_shards_are_listed_rightly_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_reads, "BOUNDS_PATIENCE_S", 0.1)
+    monkeypatch.setattr(control_reads, "SILENT_PATIENCE_S", 0.1)
+    async with two_shards(monkeypatch) as scene, asyncio.timeout(SOON_S):
+        scene.is_down = True
+        parts: Any = type("Parts", (), {"topics": scene.broker.topics, "bounds": scene.broker.log.parts.control_reads})
+        located = await read_bounds(parts, [TopicPartition("t", number) for number in range(PARTITIONS)])
+
+        assert {asked.partition for asked, found in located.items() if found is ErrorCode.kafka_storage_error} == set(scene.silent)
+        ends = {asked.partition: found.bounds.high_watermark for asked, found in located.items() if isinstance(found, Located)}
+        assert ends == dict.fromkeys(scene.healthy, 2)
+
+
+@dataclass
+class Bucket:
+    """GETs of the objects in `slow` wait for `let_go`."""
+
+    slow: set[str]
+    let_go: asyncio.Event
+    gets: list[str]
+
+
+def slow_bucket(broker: Node) -> Bucket:
+    bucket = Bucket(set(), asyncio.Event(), [])
+    inner: Any = broker.log.objects._inner
+    real = inner.get_range
+
+    async def get_range(key: str, start: int, end: int) -> bytes:
+        bucket.gets.append(key)
+        if key in bucket.slow:
+            await bucket.let_go.wait()
+        body: bytes = await real(key, start, end)
+        return body
+
+    inner.get_range = get_range
+    return bucket
+
+
+async def object_keys(scene: Scene, partition: int) -> list[str]:
+    control = await scene.other.log.control(scene.topic.partition(partition))
+    return [object_key(entry.object_id) for entry in control.pending]
+
+
+async def test_a_slow_object_of_one_partition_holds_up_no_other_and_its_read_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow = scene.healthy[0]
+        bucket.slow = set(await object_keys(scene, slow))
+        asked = [(slow, 0), *[(number, 0) for number in scene.healthy[1:]]]
+        first, first_s = await scene.fetch(*asked, max_wait_ms=LONG_MS)
+        again, again_s = await scene.fetch(*asked, max_wait_ms=LONG_MS)
+        under_way = len(scene.broker.log.parts.reader.flights)
+        gets = len([key for key in bucket.gets if key in bucket.slow])
+        bucket.let_go.set()
+        async with asyncio.TaskGroup() as group:
+            at_last = group.create_task(scene.fetch((slow, 0)))
+
+        for answers in (first, again):
+            assert [code(answer) for answer in answers] == [ErrorCode.none] * len(asked)
+            assert (answers[0].records, answers[0].high_watermark) == ([], 2)
+            assert [offsets_of(answer) for answer in answers[1:]] == [[0, 1]] * (len(asked) - 1)
+        assert first_s >= gathering.GRACE_S
+        assert again_s < first_s, "it is known to be slow now"
+        assert (under_way, gets) == (1, 1)
+        assert offsets_of(at_last.result()[0][0]) == [0, 1]
+
+
+async def test_a_fetch_with_nothing_else_to_answer_waits_for_a_slow_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow = scene.healthy[0]
+        bucket.slow = set(await object_keys(scene, slow))
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(scene.fetch((slow, 0), max_wait_ms=10))
+            await asyncio.sleep(2 * gathering.GRACE_S)
+            assert not reading.done()
+            bucket.let_go.set()
+
+        assert offsets_of(reading.result()[0][0]) == [0, 1]
+
+
+async def test_a_late_read_that_comes_before_the_response_goes_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 0.01)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow, at_end = scene.healthy[:2]
+        bucket.slow = set(await object_keys(scene, slow))
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(scene.fetch((slow, 0), (at_end, 2), max_wait_ms=LONG_MS))
+            await asyncio.sleep(0.1)
+            bucket.let_go.set()
+
+        assert [offsets_of(answer) for answer in reading.result()[0]] == [[0, 1], []]
+
+
+async def test_the_first_place_of_a_slow_partition_passes_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch is answered even if it is larger than the limit: of the first partition that has one in time."""
+    monkeypatch.setattr(gathering, "GRACE_S", 0.05)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow, *others = scene.healthy[:3]
+        bucket.slow = set(await object_keys(scene, slow))
+        answers, _ = await scene.fetch((slow, 0), *[(number, 0) for number in others], max_bytes=10)
+
+        assert [offsets_of(answer) for answer in answers] == [[], [0], []]
+
+
+async def test_limits_hold_when_reads_end_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_shards(monkeypatch) as scene:
+        size = len(record_batch(b"a"))
+        bucket = slow_bucket(scene.broker)
+        first, *others = scene.healthy[:4]
+        bucket.slow = set(await object_keys(scene, first))
+        asked = [asking("t", number, max_bytes=2 * size) for number in (first, *others)]
+        async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+            reading = group.create_task(scene.broker.read(*asked, max_bytes=5 * size))
+            await asyncio.sleep(gathering.GRACE_S / 4)
+            bucket.let_go.set()
+
+        assert [offsets_of(answer) for answer in reading.result().partitions] == [[0, 1], [0, 1], [0], []]
+
+
+async def test_reads_that_nobody_waits_for_are_bounded_and_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 0.01)
+    monkeypatch.setattr(gathering, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(flights, "UNATTENDED_MAX", 2)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        for number in range(PARTITIONS):
+            bucket.slow |= set(await object_keys(scene, number))
+        for number in range(PARTITIONS):
+            (answer,), _ = await scene.fetch((number, 0))
+            assert (code(answer), answer.records) == (ErrorCode.none, [])
+        await asyncio.sleep(0)
+        reads = scene.broker.log.parts.reader.flights
+
+        assert (len(reads), reads.unattended) == (2, 2)
+        bucket.let_go.set()
+        async with asyncio.timeout(SOON_S):
+            while len(reads):  # noqa: ASYNC110 - there is nobody who waits for them: that is the point
+                await asyncio.sleep(0.001)
+        assert (reads.unattended, reads._unattended_bytes) == (0, 0)
+
+
+async def test_a_topic_that_cannot_be_looked_up_is_refused_beside_those_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_shards(monkeypatch) as scene:
+        lookup = scene.broker.topics.lookup
+
+        async def silent(names: Any) -> Any:
+            if "u" in names:
+                await asyncio.Event().wait()
+            return await lookup(names)
+
+        monkeypatch.setattr("broker.handlers.fetch.REFRESH_PATIENCE_S", 0.05)
+        monkeypatch.setattr(scene.broker.topics, "lookup", silent)
+        async with asyncio.timeout(SOON_S):
+            response = await scene.broker.read(asking("u"), asking("t", scene.healthy[0]))
+
+        assert [code(answer) for answer in response.partitions] == [ErrorCode.kafka_storage_error, ErrorCode.none]
+        assert offsets_of(response.partitions[1]) == [0, 1]

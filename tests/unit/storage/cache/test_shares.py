@@ -1,0 +1,85 @@
+"""Places for calls under way: bounded in number and bytes, shared between folders."""
+
+import asyncio
+import random
+
+import pytest
+
+from storage.cache import shares
+from storage.cache.shares import Shares
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "CALLS_MAX", 6)
+    monkeypatch.setattr(shares, "CALLS_OF_ONE_MAX", 2)
+    monkeypatch.setattr(shares, "BYTES_MAX", 60)
+    monkeypatch.setattr(shares, "BYTES_OF_ONE_MAX", 30)
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_slow_folder_takes_its_share_and_leaves_the_others_theirs() -> None:
+    places = Shares()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        slow = [group.create_task(places.take(f"wal/slow/{number}", 1)) for number in range(5)]
+        await turns()
+        assert [task.done() for task in slow] == [True, True, False, False, False]
+        for number in range(100):
+            await places.take(f"wal/quick/{number}", 1)
+            places.give_back(f"wal/quick/{number}", 1)
+        places.give_back("wal/slow/0", 1)
+        await turns()
+        assert [task.done() for task in slow] == [True, True, True, False, False]
+        for task in slow:
+            task.cancel()
+
+
+async def test_bytes_are_bounded_and_what_is_larger_runs_alone() -> None:
+    places = Shares()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        await places.take("a/1", 20)
+        too_many = group.create_task(places.take("a/2", 20))
+        huge = group.create_task(places.take("b/1", 1_000))
+        small_one = group.create_task(places.take("c/1", 1))
+        await turns()
+        assert not too_many.done()
+        assert not huge.done()
+        assert not small_one.done(), "a large one is not overtaken for ever by small ones"
+        places.give_back("a/1", 20)
+        await turns()
+        assert too_many.done()
+        assert not huge.done()
+        places.give_back("a/2", 20)
+        await turns()
+        assert huge.done()
+        places.give_back("b/1", 1_000)
+        await turns()
+        assert small_one.done()
+
+
+async def test_who_is_cancelled_holds_no_place_whenever_that_happens() -> None:
+    for seed in range(50):
+        chance = random.Random(seed)
+        places = Shares()
+
+        async def call(key: str, size_bytes: int, chance: random.Random = chance, places: Shares = places) -> None:
+            await places.take(key, size_bytes)
+            try:
+                for _ in range(chance.randrange(4)):
+                    await asyncio.sleep(0)
+                assert places._all.calls <= shares.CALLS_MAX
+            finally:
+                places.give_back(key, size_bytes)
+
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            calls = [group.create_task(call(f"{chance.randrange(4)}/x", chance.randrange(40))) for _ in range(60)]
+            while not all(task.done() for task in calls):
+                if chance.random() < 0.5:
+                    chance.choice(calls).cancel()
+                await asyncio.sleep(0)
+
+        assert (places._all.calls, places._all.bytes, dict(places._of), len(places._waiting)) == (0, 0, {}, 0)
