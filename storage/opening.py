@@ -77,6 +77,8 @@ async def _open_metadata(
             blocking = ThreadBlocking(threads=1, name="sqlite")
             return await SqliteMetadataStore.open(Path(rest.removeprefix("/")), blocking=blocking, clock=clock, ids=ids)
         case "oxia":
+            # Its C library writes lines of its own to standard error, of what is told here as well: a handshake that failed.
+            os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
             from storage.metadata.oxia.location import parse_oxia_url
             from storage.metadata.oxia.store import OxiaMetadataStore
 

@@ -88,6 +88,22 @@ def test_another_namespace_of_oxia_is_named(right: Stores) -> None:
     assert "namespace" in said[0]
 
 
+def test_a_token_file_that_is_not_there_is_named(right: Stores) -> None:
+    code, said = start(Stores(f"{right.metadata_url}?tls=false&token_file=/nowhere/token", right.storage_url), environ=right.environ)
+
+    assert code == EXIT_UNREACHABLE
+    assert len(said) == 1
+    assert "token_file /nowhere/token cannot be read (No such file or directory): correct metadata.url" in said[0]
+
+
+def test_oxia_without_tls_is_named_to_who_wants_it(right: Stores) -> None:
+    code, said = start(Stores(f"{right.metadata_url}?tls=true", right.storage_url), environ=right.environ)
+
+    assert code == EXIT_UNREACHABLE
+    assert len(said) == 1
+    assert "what listens there does not speak TLS: remove tls=true from metadata.url" in said[0]
+
+
 def test_a_server_that_is_not_oxia_is_named(right: Stores, s3_server: S3Server) -> None:
     code, said = start(Stores(f"oxia://127.0.0.1:{s3_server.port}/default", right.storage_url), environ=right.environ)
 

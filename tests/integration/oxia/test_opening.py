@@ -3,6 +3,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import pytest
@@ -162,3 +163,14 @@ async def test_a_value_larger_than_grpc_s_default_limit_comes_back_in_one_answer
         scanned = [record async for record in store.range_scan(Key("large/", "large"), "large/~")]
         assert [record and len(record.value) for record in records] == [65_000] * len(keys)
         assert scanned == records
+
+
+async def test_a_real_server_that_asks_for_no_token_takes_no_offence_at_one(oxia_server: OxiaServer, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("anybody")
+    async with opened(f"{oxia_server.url}?tls=false&token_file={token}") as store:
+        (key, *_) = on_every_shard(store, shards=4)
+        assert isinstance(await store.write([Put(key, b"", None)]), Applied)
+        assert [record async for record in store.range_scan(key, key.path)] == []
+        assert (await store.get_many([key]))[0] is not None
+        await (await store.open_session(timeout_ms=2_000)).close()
