@@ -22,6 +22,7 @@ from broker.groups.slots import Slots
 from broker.handlers.context import Parts, TopicDefaults
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
+from broker.handlers.recompression import THREADS, Recompression
 from broker.http.health import METADATA, OBJECT_STORE, Probes, Readiness
 from broker.leadership import Leadership, leadership_of
 from broker.protocol import codec, support
@@ -31,6 +32,7 @@ from broker.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, St
 from broker.settings.listeners import Listener
 from broker.settings.model import Settings
 from broker.settings.ports import cannot_listen
+from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
@@ -212,9 +214,14 @@ async def open_broker(
             topic_defaults=TopicDefaults(settings.kafka.auto_create_topics, settings.kafka.default_partitions),
             groups=groups,
         )
+        compressing = ThreadBlocking(threads=THREADS, name="recompress")
+        closing.callback(compressing.close)
+        recompression = Recompression(blocking=compressing, nursery=nursery, clock=clock, telemetry=telemetry)
         dispatch = Dispatch(
             parts=handled,
-            produce_handler=Produce(topics=topics, partitions=parts.partitions, appender=parts.appender, clock=clock),
+            produce_handler=Produce(
+                topics=topics, partitions=parts.partitions, appender=parts.appender, recompression=recompression, clock=clock
+            ),
             fetch_handler=Fetch(
                 topics=topics,
                 partitions=parts.partitions,
