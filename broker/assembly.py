@@ -23,6 +23,7 @@ from broker.groups.slots import Slots
 from broker.handlers.context import Parts, TopicDefaults
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
+from broker.handlers.recompression import THREADS, Recompression
 from broker.http.health import METADATA, OBJECT_STORE, Probes, Readiness
 from broker.leadership import Leadership, leadership_of
 from broker.leaving import Leaving
@@ -228,9 +229,14 @@ async def open_broker(
             groups=groups,
         )
         leaving = Leaving(clock=clock)
+        compressing = ThreadBlocking(threads=THREADS, name="recompress")
+        closing.callback(compressing.close)
+        recompression = Recompression(blocking=compressing, nursery=nursery, clock=clock, telemetry=telemetry)
         dispatch = Dispatch(
             parts=handled,
-            produce_handler=Produce(topics=topics, partitions=parts.partitions, appender=parts.appender, clock=clock),
+            produce_handler=Produce(
+                topics=topics, partitions=parts.partitions, appender=parts.appender, recompression=recompression, clock=clock
+            ),
             fetch_handler=Fetch(
                 topics=topics,
                 partitions=parts.partitions,

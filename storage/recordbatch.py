@@ -77,8 +77,15 @@ def restamp(buffer: bytearray | memoryview, position: int, base_offset: int) -> 
 
 def stamp_log_append_time(batch: bytearray | memoryview, append_ms: int) -> None:
     """Mark one batch as LogAppendTime: attribute bit 3, max timestamp, and the CRC that covers both."""
-    batch[22] |= ATTRIBUTE_LOG_APPEND_TIME
-    struct.pack_into(">q", batch, 35, append_ms)
+    stamp_attributes(batch, int.from_bytes(batch[21:23], "big", signed=True), append_ms=append_ms)
+
+
+def stamp_attributes(batch: bytearray | memoryview, attributes: int, *, append_ms: int | None = None) -> None:
+    """Give one batch these attributes, those of LogAppendTime too if `append_ms` is one, and the CRC that covers what it is then."""
+    if append_ms is not None:
+        attributes |= ATTRIBUTE_LOG_APPEND_TIME
+        struct.pack_into(">q", batch, 35, append_ms)
+    struct.pack_into(">h", batch, 21, attributes)
     struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[21:]))
 
 

@@ -1,19 +1,27 @@
-"""The records inside a batch, one by one. For questions that a header cannot answer (offsets by time, keys of compacted topics): never on
-the path of ordinary produce or fetch.
+"""The records inside a batch: one by one, for questions that a header cannot answer (offsets by time, keys of compacted topics), or as a
+whole in another codec. Never on the path of ordinary produce or fetch.
 
     record   length varint | attributes 1 | timestamp delta varint | offset delta varint | key length varint | key | …
 
 Varints are zigzag. Compressed records are decompressed as a whole, bounded: a batch that claims to be larger is told apart as `Corrupt`.
 """
 
+import struct
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import cramjam
 
 from storage.errors import Corrupt
-from storage.limits import MIB
-from storage.recordbatch import ATTRIBUTE_LOG_APPEND_TIME, CODEC_MASK, HEADER_BYTES, BatchHeader
+from storage.limits import KIB, MIB
+from storage.recordbatch import (
+    ATTRIBUTE_LOG_APPEND_TIME,
+    CODEC_MASK,
+    HEADER_BYTES,
+    LENGTH_OFFSET_BYTES,
+    BatchHeader,
+    stamp_attributes,
+)
 from storage.vocabulary import Buffer
 
 DECOMPRESSED_BYTES_MAX: Final = 64 * MIB
@@ -22,7 +30,25 @@ _TOO_SMALL: Final = "failed to write whole buffer"
 """What cramjam says when the output does not fit; a test holds it to that."""
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES: Final = 16
+_XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES: Final = 32 * KIB
 VARINT_BYTES_MAX: Final = 10
+RECORD_BYTES_MIN: Final = 7
+"""Length, attributes, two deltas, two lengths and the number of headers, a byte each."""
+
+NONE: Final = 0
+GZIP: Final = 1
+SNAPPY: Final = 2
+LZ4: Final = 3
+ZSTD: Final = 4
+GZIP_LEVEL_DEFAULT: Final = 6
+LZ4_LEVEL_DEFAULT: Final = 9
+"""Kafka's number for the fast compressor; all others are levels of the thorough one."""
+LZ4_LEVEL_FAST: Final = 1
+LZ4_LEVEL_MAX: Final = 12
+ZSTD_LEVEL_DEFAULT: Final = 3
+ZSTD_LEVEL_MAX: Final = 19
+"""Above it a compression takes hundreds of MiB."""
 
 
 class RecordFacts(NamedTuple):
@@ -52,30 +78,90 @@ def walk(batch: Buffer, header: BatchHeader) -> Iterator[RecordFacts]:
         raise Corrupt(f"records end early: record_count={header.record_count} bytes={len(body)}") from None
 
 
-def decompressed(body: Buffer, codec: int) -> Buffer:
-    """The record bytes. Raises `Corrupt` for an unknown codec, for bytes that the codec refuses, and above DECOMPRESSED_BYTES_MAX."""
+def recompressed(
+    batch: Buffer, header: BatchHeader, codec: int, *, level: int | None = None, append_ms: int | None = None, bytes_max: int | None = None
+) -> bytearray:
+    """One batch with its records in another codec, byte for byte the same when decompressed; the rest of its header stays as it is.
+
+    `level` is the codec's, None for its default; `append_ms` marks it as LogAppendTime; uncompressed records stop at `bytes_max`, header
+    included. Blocks for as long as that takes: not for an event loop. Raises `TooLarge`, and `Corrupt` as `decompressed` does, and for
+    fewer bytes than the header's records have.
+    """
+    room_bytes = None if bytes_max is None or codec != NONE else max(0, bytes_max - HEADER_BYTES)
+    body = decompressed(memoryview(batch)[HEADER_BYTES:], header.attributes & CODEC_MASK, bytes_max=room_bytes)
+    if header.record_count > len(body) // RECORD_BYTES_MIN:
+        raise Corrupt(f"{len(body)} bytes cannot hold {header.record_count} records")
+    packed = compressed(body, codec, level)
+    made = bytearray(HEADER_BYTES + len(packed))
+    made[:HEADER_BYTES] = memoryview(batch)[:HEADER_BYTES]
+    made[HEADER_BYTES:] = packed
+    struct.pack_into(">i", made, 8, len(made) - LENGTH_OFFSET_BYTES)
+    stamp_attributes(made, header.attributes & ~CODEC_MASK | codec, append_ms=append_ms)
+    return made
+
+
+def compressed(body: Buffer, codec: int, level: int | None = None) -> Buffer:
+    """The record bytes as consumers of every kind decompress them: what Kafka's brokers write."""
+    match codec:
+        case 0:
+            return body
+        case 1:
+            return memoryview(cramjam.gzip.compress(body, GZIP_LEVEL_DEFAULT if level is None else level))
+        case 2:
+            return _framed_snappy(memoryview(body))
+        case 3:
+            # Java's consumers take blocks only that do not depend on each other.
+            fast = level is None or level == LZ4_LEVEL_DEFAULT
+            compressor = cramjam.lz4.Compressor(
+                LZ4_LEVEL_FAST if fast else min(level or 0, LZ4_LEVEL_MAX), content_checksum=False, block_linked=False
+            )
+            compressor.compress(bytes(body))
+            return memoryview(compressor.finish())
+        case 4:
+            return memoryview(cramjam.zstd.compress(body, ZSTD_LEVEL_DEFAULT if level is None else min(level, ZSTD_LEVEL_MAX)))
+        case _:
+            raise AssertionError(f"unknown compression codec: {codec}")
+
+
+class TooLarge(Exception):
+    """Decompressed, the records have more bytes than they may."""
+
+
+def decompressed(body: Buffer, codec: int, *, bytes_max: int | None = None) -> Buffer:
+    """The record bytes. Raises `Corrupt` for an unknown codec, for bytes that the codec refuses, and above DECOMPRESSED_BYTES_MAX; where
+    fewer are wanted, `TooLarge` above `bytes_max`.
+    """
+    limit = DECOMPRESSED_BYTES_MAX if bytes_max is None else min(bytes_max, DECOMPRESSED_BYTES_MAX)
     try:
         match codec:
             case 0:
-                return body
+                found: Buffer = body
             case 1:
-                return _bounded(cramjam.gzip.decompress_into, body)
+                found = _bounded(cramjam.gzip.decompress_into, body, limit)
             case 2:
-                return _snappy(bytes(body))
+                found = _snappy(bytes(body), limit)
             case 3:
-                return _bounded(cramjam.lz4.decompress_into, body)
+                found = _bounded(cramjam.lz4.decompress_into, body, limit)
             case 4:
-                return _bounded(cramjam.zstd.decompress_into, body)
+                found = _bounded(cramjam.zstd.decompress_into, body, limit)
             case _:
                 raise Corrupt(f"unknown compression codec: {codec}")
     except (cramjam.DecompressionError, IndexError, ValueError, OSError) as error:
         raise Corrupt(f"records do not decompress: codec={codec} cause={error}") from error
+    except _Beyond as error:
+        text = f"records decompress to more than {limit} bytes"
+        raise (Corrupt if limit == DECOMPRESSED_BYTES_MAX else TooLarge)(text) from error
+    return found
 
 
-def _bounded(decompress_into: Callable[[Buffer, bytearray], int], body: Buffer) -> Buffer:
+class _Beyond(Exception):
+    """There are more bytes than may be."""
+
+
+def _bounded(decompress_into: Callable[[Buffer, bytearray], int], body: Buffer, limit: int) -> Buffer:
     """Into buffers of growing but bounded size: the codec never allocates what a small body claims to hold."""
-    for size_bytes in _DECOMPRESSED_TRIES_BYTES:
-        if size_bytes < len(body):
+    for size_bytes in (*(size_bytes for size_bytes in _DECOMPRESSED_TRIES_BYTES if size_bytes < limit), limit):
+        if size_bytes < min(len(body), limit):
             continue
         output = bytearray(size_bytes)
         try:
@@ -83,13 +169,13 @@ def _bounded(decompress_into: Callable[[Buffer, bytearray], int], body: Buffer) 
         except cramjam.DecompressionError as error:
             if _TOO_SMALL not in str(error):
                 raise  # a larger buffer would not help
-    raise Corrupt(f"records decompress to more than {DECOMPRESSED_BYTES_MAX} bytes")
+    raise _Beyond
 
 
-def _snappy(body: bytes) -> bytes:
+def _snappy(body: bytes, limit: int) -> bytes:
     """Raw snappy (librdkafka) or snappy-java's framing: a header, then blocks of 4 bytes of length and raw snappy."""
     if not body.startswith(_XERIAL_MAGIC):
-        return _raw_snappy(body)
+        return _raw_snappy(body, limit)
     blocks: list[bytes] = []
     position = _XERIAL_HEADER_BYTES
     size_bytes = 0
@@ -98,20 +184,27 @@ def _snappy(body: bytes) -> bytes:
         position += 4
         if length <= 0 or position + length > len(body):
             raise Corrupt(f"a snappy block ends outside its batch: length={length} remaining={len(body) - position}")
-        blocks.append(_raw_snappy(body[position : position + length]))
+        blocks.append(_raw_snappy(body[position : position + length], limit - size_bytes))
         size_bytes += len(blocks[-1])
-        if size_bytes > DECOMPRESSED_BYTES_MAX:
-            raise Corrupt(f"records decompress to more than {DECOMPRESSED_BYTES_MAX} bytes")
         position += length
     return b"".join(blocks)
 
 
-def _raw_snappy(block: bytes) -> bytes:
+def _raw_snappy(block: bytes, limit: int) -> bytes:
     """The block begins with its decompressed size, so a claim that is too large costs nothing."""
     claimed, _ = _unsigned_varint(block, 0)
-    if claimed > DECOMPRESSED_BYTES_MAX:
-        raise Corrupt(f"records claim to decompress to {claimed} bytes, more than {DECOMPRESSED_BYTES_MAX}")
+    if claimed > limit:
+        raise _Beyond
     return bytes(cramjam.snappy.decompress_raw(block))
+
+
+def _framed_snappy(body: memoryview) -> bytes:
+    """In the framing of snappy-java, which Java's consumers and Kafka's brokers write."""
+    parts = [_XERIAL_HEADER]
+    for begin in range(0, len(body), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(body[begin : begin + _XERIAL_BLOCK_BYTES]))
+        parts += (struct.pack(">i", len(block)), block)
+    return b"".join(parts)
 
 
 def _varint(data: Buffer, position: int) -> tuple[int, int]:

@@ -1,26 +1,30 @@
 """Produce (API key 0), v3-v11.
 
-Checks each batch as Kafka does and submits it; acks 1 and -1 both mean durable and committed. Errors are per partition.
+Checks each batch as Kafka does and submits it; acks 1 and -1 both mean durable and committed. Errors are per partition. A batch of another
+codec than its topic's `compression.type` is compressed anew first (broker/handlers/recompression.py).
 
 Differs from Apache Kafka: acks=0 is as durable as the rest, only unanswered; NOT_LEADER_OR_FOLLOWER says "try again", never "elsewhere",
 as every broker serves every partition; transactional batches are refused with INVALID_TXN_STATE until transactions are served.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.errors import error_code_of
+from broker.handlers.recompression import Recompression, Share, Work
 from broker.handlers.record_checks import Refused, TopicRules, check, rules_of
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.clock import Clock
 from storage.catalog.topics import Topic, Topics
-from storage.errors import NotFound, StorageError
+from storage.errors import Corrupt, NotFound, StorageError
 from storage.log.append import Appender
 from storage.log.batch import Append, Appended, Batch, batch_of
 from storage.log.partition import PartitionLog, Partitions
-from storage.recordbatch import stamp_log_append_time
+from storage.recordbatch import CODEC_MASK, NO_PRODUCER, BatchHeader, stamp_log_append_time
+from storage.vocabulary import PartitionId
 
 ACKS: Final = (-1, 0, 1)
 RULES_KEPT_MAX: Final = 50_000
@@ -31,10 +35,11 @@ Done = Callable[[list[PartitionResult]], None]
 class Produce:
     """Requests of one connection overlap, so this is no coroutine: `start` returns at once and calls back."""
 
-    def __init__(self, *, topics: Topics, partitions: Partitions, appender: Appender, clock: Clock) -> None:
+    def __init__(self, *, topics: Topics, partitions: Partitions, appender: Appender, recompression: Recompression, clock: Clock) -> None:
         self._topics = topics
         self._partitions = partitions
         self._appender = appender
+        self._recompression = recompression
         self._clock = clock
         self._rules: dict[str, tuple[Topic, TopicRules]] = {}
 
@@ -67,11 +72,14 @@ class Produce:
             )
             return
         now_ms = self._clock.now_ms()
-        results: list[PartitionResult | None] = []
+        results: list[PartitionResult | int] = []
         batches: list[tuple[PartitionLog, Batch]] = []
         append_ms: list[int] = []
+        share: Share | None = None
 
         def finish(append: Append) -> None:
+            if share is not None:
+                share.release()
             if any(isinstance(result, NotFound) for result in append.results):
                 # The cache is behind: the next request looks the names up again, and may find a new topic of the same name.
                 for name in topics:
@@ -79,7 +87,7 @@ class Produce:
             done(_merge(request, results, append, append_ms))
 
         append = Append(source, finish, [], 0)
-        for named in request.partitions:
+        for place, named in enumerate(request.partitions):
             topic = topics.get(named.topic)
             if topic is None or not topic.has_partition(named.partition):
                 results.append(_failed(named, ErrorCode.unknown_topic_or_partition, None))
@@ -90,19 +98,56 @@ class Produce:
                 results.append(_refused(named, header))
                 continue
             assert named.records is not None, "checked"
-            batch = batch_of(named.records, header, append, len(append.results))
-            if rules.is_log_append:
-                stamp_log_append_time(named.records, now_ms)
-                batch.max_timestamp = now_ms
+            index = len(append.results)
             append_ms.append(now_ms if rules.is_log_append else -1)
-            results.append(None)
             append.results.append(None)
+            results.append(index)
+            if rules.codec is not None or self._recompression.is_busy:
+                partition = topic.partition(named.partition)
+                is_other = rules.codec is not None and rules.codec != header.attributes & CODEC_MASK
+                if is_other or self._recompression.holds(source, partition):
+                    share = share or self._recompression.share()
+                    waiting = partial(self._leave_line, named, partition, header, rules, append, results, place, now_ms)
+                    work = Work(named.records, header, rules, now_ms if rules.is_log_append else None) if is_other else None
+                    self._recompression.add(source, partition, work, share, waiting)
+                    continue
+            batch = _batch_of(named.records, header, rules, append, index, now_ms)
             batches.append((self._partitions.get(topic.partition(named.partition)), batch))
-        append.remaining = len(batches)
-        if not batches:
+        append.remaining = len(append.results)
+        if not append.remaining:
             finish(append)
         for log, batch in batches:
             self._appender.submit(log, batch)
+
+    def _leave_line(
+        self,
+        named: PartitionRecords,
+        partition: PartitionId,
+        header: BatchHeader,
+        rules: TopicRules,
+        append: Append,
+        results: list[PartitionResult | int],
+        place: int,
+        now_ms: int,
+        made: memoryview | Refused | None,
+    ) -> None:
+        """Go on with one batch that was compressed anew, or stood behind one that was."""
+        index = results[place]
+        assert isinstance(index, int), "a batch leaves once"
+        if isinstance(made, Refused):
+            results[place] = _refused(named, made)
+            if header.producer_id != NO_PRODUCER:
+                self._partitions.get(partition).lose(header.producer_id, header.base_sequence)
+            append.settle(index, Corrupt(made.message))
+            return
+        if made is None:
+            assert named.records is not None, "checked"
+            batch = _batch_of(named.records, header, rules, append, index, now_ms)
+        else:
+            batch = batch_of(made, header, append, index)
+            if rules.is_log_append:
+                batch.max_timestamp = now_ms
+        self._appender.submit(self._partitions.get(partition), batch)
 
     def _rules_of(self, topic: Topic) -> TopicRules:
         known = self._rules.get(topic.name)
@@ -115,15 +160,22 @@ class Produce:
         return rules
 
 
-def _merge(request: ProduceRequest, results: list[PartitionResult | None], append: Append, append_ms: list[int]) -> list[PartitionResult]:
+def _batch_of(records: memoryview, header: BatchHeader, rules: TopicRules, append: Append, index: int, now_ms: int) -> Batch:
+    batch = batch_of(records, header, append, index)
+    if rules.is_log_append:
+        stamp_log_append_time(records, now_ms)
+        batch.max_timestamp = now_ms
+    return batch
+
+
+def _merge(request: ProduceRequest, results: list[PartitionResult | int], append: Append, append_ms: list[int]) -> list[PartitionResult]:
     """One result per partition: refused at once, or what became of the batch, in the order of the request."""
-    settled = zip(append.results, append_ms, strict=True)
     merged: list[PartitionResult] = []
-    for named, refused in zip(request.partitions, results, strict=True):
-        if refused is not None:
-            merged.append(refused)
+    for named, result in zip(request.partitions, results, strict=True):
+        if isinstance(result, PartitionResult):
+            merged.append(result)
             continue
-        outcome, at_ms = next(settled)
+        outcome, at_ms = append.results[result], append_ms[result]
         if isinstance(outcome, Appended):
             merged.append(PartitionResult(named.topic, named.partition, 0, outcome.base_offset, at_ms, outcome.log_start))
         else:

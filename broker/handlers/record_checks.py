@@ -25,14 +25,13 @@ from storage.recordbatch import (
     NO_PRODUCER,
     BatchHeader,
 )
-from storage.records import walk
+from storage.records import RECORD_BYTES_MIN, ZSTD, walk
 
-ZSTD: Final = 4
+CODEC_NUMBERS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+"""Values of compression.type, without `producer`."""
 ZSTD_VERSION_MINIMUM: Final = 7
 TIMESTAMP_AFTER_DEFAULT_MAX_MS: Final = 3_600_000
 UNLIMITED_MS: Final = 2**63 - 1
-RECORD_BYTES_MIN: Final = 7
-"""Length, attributes, two deltas, two lengths and the number of headers, a byte each."""
 RECORDS_CHECKED_MAX: Final = 200_000
 """Walking that many takes a third of a second of the event loop; a batch of 1 MiB can claim thousands of millions."""
 RECORD_ERRORS_MAX: Final = 1_000
@@ -49,6 +48,9 @@ class TopicRules:
     before_max_ms: int
     after_max_ms: int
     needs_keys: bool
+    codec: int | None = None
+    """The one that the topic keeps its batches in; None for the producer's."""
+    level: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ def rules_of(topic: Topic) -> TopicRules:
         before_max_ms=int(configs.get("message.timestamp.before.max.ms", UNLIMITED_MS)),
         after_max_ms=int(configs.get("message.timestamp.after.max.ms", TIMESTAMP_AFTER_DEFAULT_MAX_MS)),
         needs_keys="compact" in configs.get("cleanup.policy", "delete"),
+        codec=CODEC_NUMBERS.get(codec := configs.get("compression.type", "producer")),
+        level=int(configs[level_key]) if (level_key := f"compression.{codec}.level") in configs and configs[level_key] != "-1" else None,
     )
 
 

@@ -1,7 +1,7 @@
 """The topic configs of Apache Kafka 4: names, types, defaults, which values are accepted, and what they do here.
 
 A value is kept in the form Kafka would print it. A key whose effect is not served is refused where ignoring it would be noticed
-(compression, tiers), and accepted where it only concerns the disks of a Kafka broker.
+(tiers), and accepted where it only concerns the disks of a Kafka broker.
 """
 
 import difflib
@@ -129,20 +129,19 @@ _TABLE: Final = (
     TopicConfig(
         "compression.gzip.level", _INT, "-1",
         lambda text: "-1" if text == "-1" else _integer(1, 9)(text), "compression.gzip.level",
-        "Kept for tools; without effect, because batches are stored as the producer compressed them.",
+        "With compression.type=gzip, how hard other batches are compressed.",
     ),
     TopicConfig(
         "compression.lz4.level", _INT, "9", _integer(1, 17), "compression.lz4.level",
-        "Kept for tools; without effect, because batches are stored as the producer compressed them.",
+        "With compression.type=lz4, how hard other batches are compressed: 9 is the fast compressor, above 12 counts as 12.",
     ),
     TopicConfig(
-        "compression.type", _STRING, "producer",
-        _only("producer", "batches are stored as the producer compressed them, and never compressed again", _CODECS),
-        "compression.type", "producer: batches are stored as the producer compressed them. No other value is served.",
+        "compression.type", _STRING, "producer", _CODECS, "compression.type",
+        "The codec that batches are kept in. producer: as they come. Batches of another codec are compressed anew before they are stored.",
     ),
     TopicConfig(
         "compression.zstd.level", _INT, "3", _integer(-131_072, 22), "compression.zstd.level",
-        "Kept for tools; without effect, because batches are stored as the producer compressed them.",
+        "With compression.type=zstd, how hard other batches are compressed; above 19 counts as 19.",
     ),
     TopicConfig(
         "delete.retention.ms", _LONG, str(_DAY_MS), _long(0), "log.cleaner.delete.retention.ms",

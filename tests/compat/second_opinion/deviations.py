@@ -40,13 +40,6 @@ DEVIATIONS: Final = (
     ),
     Deviation(
         "CreateTopics",
-        ("a codec of its own",),
-        _ALL,
-        "Batches are kept as they were produced, in any codec: a topic whose compression.type is another than producer is refused, not "
-        "accepted and left as it is.",
-    ),
-    Deviation(
-        "CreateTopics",
         ("assigned to a stranger",),
         _ALL,
         "An assignment by hand is checked for sense and not kept, as every broker serves every partition: its brokers need not be alive.",
@@ -129,6 +122,12 @@ DEVIATIONS: Final = (
         ("codec 5",),
         ("responses.*.partition_responses.*.error_code",),
         "UNSUPPORTED_COMPRESSION_TYPE says what UNKNOWN_SERVER_ERROR does not.",
+    ),
+    Deviation(
+        "Produce",
+        ("what does not decompress, *",),
+        ("responses.*.partition_responses.*.error_code",),
+        "INVALID_RECORD says what UNKNOWN_SERVER_ERROR does not, and is as final.",
     ),
     Deviation(
         "Produce",

@@ -495,10 +495,15 @@ def administration(line: Line) -> None:
     _leave(line, "workers", connect)
 
 
+_COORDINATOR_NOT_AVAILABLE: Final = 15
+
+
 def coordinators(line: Line) -> None:
     # The first lookup makes Apache Kafka create its internal topic, and the first use load it.
     until(lambda: not line.ask("", "FindCoordinator", 3, {"key": "anybody", "key_type": 0}, kept=False)["error_code"])
-    until(lambda: not line.ask("", "FindCoordinator", 3, {"key": "transacting", "key_type": 1}, kept=False)["error_code"])
+    # Forebay refuses these for good.
+    transacting = {"key": "transacting", "key_type": 1}
+    until(lambda: line.ask("", "FindCoordinator", 3, transacting, kept=False)["error_code"] != _COORDINATOR_NOT_AVAILABLE)
     until(lambda: not line.ask("", "OffsetFetch", 5, {"group_id": "anybody", "topics": None}, kept=False)["error_code"])
     for version in versions("FindCoordinator"):
         if version < 4:

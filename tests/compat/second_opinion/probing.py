@@ -15,7 +15,8 @@ PROBES: Final[tuple[Callable[[Line], None], ...]] = (
 )
 FOREBAY_SETTINGS: Final = {"kafka.auto_create_topics": "false", "groups.initial_rebalance_delay": "0s"}
 # One partition of the offsets topic: it is loaded once, not whenever another group comes first.
-KAFKA_SETTINGS: Final = {"offsets.topic.num.partitions": "1"}
+# Retention does not look at records of years ago while a slow machine still asks for them.
+KAFKA_SETTINGS: Final = {"offsets.topic.num.partitions": "1", "log.initial.task.delay.ms": "3600000"}
 
 
 def probe_all(port: int) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """Probes of records: appended, read, found by offset and time, and every way to ask for that wrongly."""
 
 import uuid
+from collections.abc import Iterator
 from typing import Any, Final
 
 from runtime.clock import SystemClock
+from storage.recordbatch import CODEC_MASK, HEADER_BYTES, checksum, parse_header
+from storage.records import decompressed
 from tests.compat.second_opinion.asking import Line, until, versions
 from tests.compat.second_opinion.topics import TIMEOUT_MS, append, create, topic, topic_id
 from tests.unit.broker.handlers.record_batches import record_batch
@@ -72,6 +75,65 @@ def appends(line: Line) -> None:
         # Last, for one broker takes them: the offsets after them differ.
         asks("bytes left over", log, good + b"\x00")
         asks("log append time set", log, record_batch(attributes=LOG_APPEND_TIME))
+
+
+def codecs(line: Line) -> None:
+    """Topics with a codec of their own: what they take, and in which codec it is read."""
+    values = [b"value %d " % n * 9 for n in range(5)]
+    times = [TIME_MS + n for n in (0, 9, 4, -7, 2)]
+    for kept in ("producer", "uncompressed", *_CODECS):
+        name = f"kept-{kept}"
+        create(line, topic(name, compression_type=kept))
+        for codec, sent in enumerate(("uncompressed", *_CODECS)):
+            batch = record_batch(*values, timestamps=times, codec=codec)
+            line.ask(f"{sent} to {kept}", "Produce", 9, _produce(name, bytes(batch)))
+            if codec and kept not in ("producer", sent):
+                line.ask(f"what does not decompress, {sent}, to {kept}", "Produce", 9, _produce(name, _broken(codec)))
+        few = record_batch(b"a", codec=1, record_count=50, last_offset_delta=49)
+        if kept not in ("producer", "gzip"):
+            line.ask(f"fewer records than it says, to {kept}", "Produce", 9, _produce(name, bytes(few)))
+        asked = [{"topic": name, "partitions": [_fetched(0)]}]
+        answer = line.ask("", "Fetch", 11, {**_FETCH, "topics": asked}, kept=False)
+        found = bytes.fromhex(answer["responses"][0]["partitions"][0]["records"])
+        line.asked.keep(f"what is kept as {kept}", "Fetch", 11, {"batches": [_unpacked(batch) for batch in _split(found)]})
+    create(
+        line,
+        topic("kept-small", compression_type="uncompressed", max_message_bytes="1000"),
+        topic("kept-leveled", compression_type="gzip", compression_gzip_level="9"),
+        topic("kept-stamped", compression_type="gzip", message_timestamp_type="LogAppendTime"),
+    )
+    line.ask("too large when it is kept", "Produce", 9, _produce("kept-small", bytes(record_batch(bytes(5_000), codec=1))))
+    for name in ("kept-leveled", "kept-stamped"):
+        line.ask(f"to {name}", "Produce", 9, _produce(name, bytes(record_batch(b"a"))))
+
+
+_CODECS: Final = ("gzip", "snappy", "lz4", "zstd")
+_FETCH: Final = {"replica_id": -1, "max_wait": WAIT_MS, "min_bytes": 1, "max_bytes": 1 << 20}
+
+
+def _fetched(offset: int) -> dict[str, int]:
+    return {"partition": 0, "current_leader_epoch": -1, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+
+
+def _broken(codec: int) -> bytes:
+    batch = record_batch(b"x" * 100, codec=codec)
+    batch[HEADER_BYTES + 6 :] = b"\xff" * (len(batch) - HEADER_BYTES - 6)
+    batch[17:21] = checksum(batch).to_bytes(4, "big")
+    return bytes(batch)
+
+
+def _split(data: bytes) -> Iterator[bytes]:
+    while data:
+        size = parse_header(data).size_bytes
+        yield data[:size]
+        data = data[size:]
+
+
+def _unpacked(batch: bytes) -> dict[str, Any]:
+    """What is the same whoever compressed it."""
+    header = parse_header(batch)
+    records = decompressed(batch[HEADER_BYTES:], header.attributes & CODEC_MASK)
+    return {**header._replace(batch_length=0, crc=0)._asdict(), "records": bytes(records).hex(), "is_whole": checksum(batch) == header.crc}
 
 
 def sequences(line: Line) -> None:
@@ -287,4 +349,4 @@ def duplicates(line: Line) -> None:
     line.ask("by a replica, one topic twice", "ListOffsets", 7, {"replica_id": 1, "topics": halves})
 
 
-PROBES: Final = (appends, sequences, reads, offsets, several, waits, duplicates)
+PROBES: Final = (appends, codecs, sequences, reads, offsets, several, waits, duplicates)

@@ -9,11 +9,14 @@ from typing import Any
 from broker.fetching.waiters import Waiters
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
+from broker.handlers.recompression import Recompression
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
+from runtime.blocking import Blocking, InlineBlocking
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
 from storage.catalog.topics import Topic, Topics
 from storage.log.batcher import FlushSettings
 from storage.metadata.memory import MemoryMetadataStore
@@ -136,6 +139,7 @@ async def node(
     is_deaf: bool = False,
     flush: FlushSettings | None = None,
     replicas: Any = None,
+    blocking: Blocking | None = None,
 ) -> AsyncIterator[Node]:
     """`is_deaf`: no hint about other brokers' commits arrives."""
     stores = stores or Stores()
@@ -146,11 +150,18 @@ async def node(
         topics = Topics(metadata, clock=SystemClock(), ids=IdSource(clock=clock), entropy=no_jitter)
         waiters = Waiters(metadata=metadata, partitions=parts.partitions, control_reads=parts.control_reads, clock=SystemClock())
         nursery.spawn(waiters.run(), name="waiters")
+        recompression = Recompression(blocking=blocking or InlineBlocking(), nursery=nursery, clock=SystemClock(), telemetry=Telemetry())
         yield Node(
             log=log,
             topics=topics,
             waiters=waiters,
-            produce=Produce(topics=topics, partitions=parts.partitions, appender=parts.appender, clock=clock),
+            produce=Produce(
+                topics=topics,
+                partitions=parts.partitions,
+                appender=parts.appender,
+                recompression=recompression,
+                clock=clock,
+            ),
             fetch=Fetch(
                 topics=topics,
                 partitions=parts.partitions,

@@ -92,7 +92,7 @@ REFUSALS = [
     (topic(configs={"retension.ms": "5"}), ErrorCode.invalid_config, "Did you mean retention.ms?"),
     (topic(configs={"retention.ms": "x"}), ErrorCode.invalid_config, "retention.ms=x"),
     (topic(configs={"retention.ms": None}), ErrorCode.invalid_config, "no value"),
-    (topic(configs={"compression.type": "zstd"}), ErrorCode.invalid_config, "stored as the producer compressed them"),
+    (topic(configs={"compression.type": "brotli"}), ErrorCode.invalid_config, "must be one of uncompressed"),
     (topic(partitions=2, assignments=[(0, [1])]), ErrorCode.invalid_request, "number of partitions must be -1"),
     (topic(replication_factor=1, assignments=[(0, [1])]), ErrorCode.invalid_request, "replication factor must be -1"),
     (topic(assignments=[(0, [1]), (2, [1])]), ErrorCode.invalid_replica_assignment, "without gaps or repeats"),

@@ -79,7 +79,7 @@ async def test_validate_only_changes_nothing_and_says_what_is_wrong() -> None:
         ((TOPIC, "t", [("flush.ms", SET, "one")]), ErrorCode.invalid_config),
         ((TOPIC, "t", [("flush.ms", APPEND, "1")]), ErrorCode.invalid_config),
         ((TOPIC, "t", [("flush.ms", SUBTRACT, "1")]), ErrorCode.invalid_config),
-        ((TOPIC, "t", [("compression.type", SET, "gzip")]), ErrorCode.invalid_config),
+        ((TOPIC, "t", [("compression.type", SET, "brotli")]), ErrorCode.invalid_config),
         ((TOPIC, "t", [("remote.storage.enable", SET, "true")]), ErrorCode.invalid_config),
         ((TOPIC, "t", [("message.timestamp.type", SET, "Yesterday")]), ErrorCode.invalid_config),
         ((TOPIC, "t", [("max.message.bytes", SET, str(2**31 - 1))]), ErrorCode.invalid_config),

@@ -1,0 +1,214 @@
+"""Batches of topics with a `compression.type` of their own, compressed anew: off the event loop, in the order in which they came.
+
+A line is what one connection sends to one partition. Its batches leave in the order of their coming, those that need no work among them,
+and one is worked on at a time; lines take turns, so that no connection has the threads to itself.
+What is made here is not in the budget of requests, and may be many times larger than what was sent. So a request begins only while the
+results of all that are not answered yet are few, and has no more of them than a bound; one that has begun goes on, or all might wait for
+one another. What cannot be decompressed, or holds fewer bytes than its records must have, is INVALID_RECORD.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from broker.handlers.record_checks import CODEC_NUMBERS, Refused, TopicRules
+from runtime.blocking import Blocking
+from runtime.clock import Clock
+from runtime.supervision import Nursery
+from runtime.telemetry import Metric, Telemetry
+from storage.errors import Corrupt
+from storage.limits import MIB
+from storage.recordbatch import BatchHeader
+from storage.records import TooLarge, recompressed
+from storage.vocabulary import PartitionId
+
+RECOMPRESSED: Final = Metric(
+    "forebay_recompressed_batches_total", "Batches compressed anew for topics with a compression.type of their own, by codec", ("codec",)
+)
+RECOMPRESSED_BYTES: Final = Metric("forebay_recompressed_bytes_total", "Bytes of such batches, as they came and as they left", ("side",))
+WAITING: Final = Metric("forebay_recompression_waiting_bytes", "Bytes of batches that wait to be compressed anew")
+
+THREADS: Final = 2
+RESULTS_BYTES_MAX: Final = 64 * MIB
+"""Of all requests that are not answered yet; above it no further one begins."""
+RESULTS_OF_REQUEST_BYTES_MAX: Final = 64 * MIB
+WAIT_S_MAX: Final = 30.0
+"""Then the client has given up: the default request.timeout.ms of Java producers."""
+_CODECS: Final = tuple(CODEC_NUMBERS)
+
+log = structlog.get_logger("recompression")
+
+Done = Callable[[memoryview | Refused | None], None]
+"""None: nothing was to be done."""
+
+
+@dataclass(slots=True)
+class Work:
+    """`append_ms`: the batch is marked as LogAppendTime."""
+
+    batch: memoryview
+    header: BatchHeader
+    rules: TopicRules
+    append_ms: int | None
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """What one request has of the results. `release` when it is answered."""
+
+    recompression: "Recompression"
+    results_bytes: int = 0
+
+    def release(self) -> None:
+        self.recompression.give_back(self.results_bytes)
+        self.results_bytes = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    work: Work | None
+    share: Share
+    done: Done
+    added_s: float
+
+
+_Line = tuple[int, PartitionId]
+
+
+class Recompression:
+    def __init__(self, *, blocking: Blocking, nursery: Nursery, clock: Clock, telemetry: Telemetry) -> None:
+        self._blocking = blocking
+        self._nursery = nursery
+        self._clock = clock
+        self._lines: dict[_Line, deque[_Job]] = {}
+        self._ready: deque[_Line] = deque()
+        self._working = 0
+        self._results_bytes = 0
+        self._room = asyncio.Event()
+        batches = telemetry.counter(RECOMPRESSED)
+        self._batches = [batches.labels(codec) for codec in _CODECS]
+        size = telemetry.counter(RECOMPRESSED_BYTES)
+        self._bytes_in, self._bytes_out = size.labels("in"), size.labels("out")
+        telemetry.gauge(WAITING).set_function(
+            lambda: sum(len(job.work.batch) for jobs in self._lines.values() for job in jobs if job.work is not None)
+        )
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any line has batches: while not, nothing can be overtaken."""
+        return bool(self._lines)
+
+    @property
+    def results_bytes(self) -> int:
+        """Of requests that are not answered yet."""
+        return self._results_bytes
+
+    def share(self) -> Share:
+        return Share(self)
+
+    def holds(self, source: object, partition: PartitionId) -> bool:
+        """Whether a batch of that source and partition would overtake another one if it did not stand in line."""
+        return (id(source), partition) in self._lines
+
+    def add(self, source: object, partition: PartitionId, work: Work | None, share: Share, done: Done) -> None:
+        """Stand in line. `done` is called once, on the loop and never before this returns; without `work`, when it is its turn.
+
+        `source` must live until then.
+        """
+        line = id(source), partition
+        jobs = self._lines.get(line)
+        if jobs is None:
+            jobs = self._lines[line] = deque()
+            self._ready.append(line)
+            if self._working < THREADS:
+                self._working += 1
+                self._nursery.spawn(self._work(), name="recompress")
+        jobs.append(_Job(work, share, done, self._clock.monotonic_s()))
+
+    def give_back(self, size_bytes: int) -> None:
+        self._results_bytes -= size_bytes
+        if self._results_bytes < RESULTS_BYTES_MAX:
+            self._room.set()
+
+    async def _work(self) -> None:
+        try:
+            while self._ready:
+                line = self._ready.popleft()
+                jobs = self._lines[line]
+                await self._work_on(jobs)
+                if jobs:
+                    self._ready.append(line)
+                else:
+                    del self._lines[line]
+        finally:
+            self._working -= 1
+
+    async def _work_on(self, jobs: deque[_Job]) -> None:
+        """The first of a line, and what follows it without work; all of them, if the first is to be sent again."""
+        job = jobs[0]
+        result = await self._result_of(job)
+        if isinstance(result, Refused) and result.error_code.retriable:
+            # Those behind it must not overtake its retry.
+            while jobs:
+                jobs.popleft().done(result)
+            return
+        jobs.popleft().done(result)
+        while jobs and jobs[0].work is None:
+            jobs.popleft().done(None)
+
+    async def _result_of(self, job: _Job) -> memoryview | Refused | None:
+        work, share = job.work, job.share
+        if work is None:
+            return None
+        while not share.results_bytes and self._results_bytes >= RESULTS_BYTES_MAX and not self._is_late(job):
+            self._room.clear()
+            try:
+                async with asyncio.timeout(WAIT_S_MAX):
+                    await self._room.wait()
+            except TimeoutError:
+                break
+        if self._is_late(job):
+            return Refused(ErrorCode.request_timed_out, f"not compressed anew within {WAIT_S_MAX:.0f} s; nothing was appended")
+        if share.results_bytes >= RESULTS_OF_REQUEST_BYTES_MAX:
+            text = f"the batches of the request decompress to more than {RESULTS_OF_REQUEST_BYTES_MAX} bytes; send this one again"
+            return Refused(ErrorCode.kafka_storage_error, text)
+        try:
+            result = await self._blocking.run(lambda: _recompress(work))
+        except Exception:
+            log.exception("batch_not_recompressed", codec=work.rules.codec)
+            return Refused(ErrorCode.unknown_server_error, "the batch could not be compressed anew")
+        if isinstance(result, memoryview):
+            share.results_bytes += len(result)
+            self._results_bytes += len(result)
+            assert work.rules.codec is not None
+            self._batches[work.rules.codec].inc()
+            self._bytes_in.inc(len(work.batch))
+            self._bytes_out.inc(len(result))
+        return result
+
+    def _is_late(self, job: _Job) -> bool:
+        return self._clock.monotonic_s() - job.added_s > WAIT_S_MAX
+
+
+def _recompress(work: Work) -> memoryview | Refused:
+    """Runs in a thread: nobody else touches the batch meanwhile."""
+    rules = work.rules
+    assert rules.codec is not None
+    try:
+        made = recompressed(
+            work.batch, work.header, rules.codec, level=rules.level, append_ms=work.append_ms, bytes_max=rules.batch_bytes_max
+        )
+    except TooLarge as error:
+        return Refused(ErrorCode.message_too_large, f"{error}, max.message.bytes is {rules.batch_bytes_max}")
+    except Corrupt as error:
+        # Not CORRUPT_MESSAGE, which clients take for damage on the way and send again: Kafka's UNKNOWN_SERVER_ERROR is as final.
+        return Refused(ErrorCode.invalid_record, str(error))
+    if len(made) > rules.batch_bytes_max:
+        text = f"the batch has {len(made)} bytes as {_CODECS[rules.codec]}, max.message.bytes is {rules.batch_bytes_max}"
+        return Refused(ErrorCode.message_too_large, text)
+    return memoryview(made)
