@@ -27,7 +27,6 @@ from broker.handlers.recompression import THREADS, Recompression
 from broker.http.health import METADATA, OBJECT_STORE, Probes, Readiness
 from broker.leadership import Leadership, leadership_of
 from broker.leaving import Leaving
-from broker.protocol import codec, support
 from broker.registration import RegisteredLife
 from broker.server import ConnectionLimits, Server, bind
 from broker.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, StartError
@@ -142,7 +141,6 @@ async def open_broker(
     telemetry = Telemetry()
     ids = IdSource(clock=clock)
     readiness = Readiness(clock=clock)
-    codec.preload(support.APIS)
     async with contextlib.AsyncExitStack() as closing:
         opened = await closing.enter_async_context(
             _opened(settings, clock, ids, telemetry, readiness) if stores is None else stores(telemetry)

@@ -11,7 +11,6 @@ from kio.schema.errors import ErrorCode
 from prometheus_client import Counter, Histogram
 
 from broker.groups.coordinator import JOIN_WAIT_S_MAX
-from broker.handlers.api_versions import unsupported_version
 from broker.handlers.context import Context, Parts
 from broker.handlers.errors import error_code_of
 from broker.handlers.fetch import FETCH_WAIT_S_MAX, Fetch
@@ -120,6 +119,7 @@ class Dispatch:
         }
         self._large = asyncio.Semaphore()
         self._beginning = asyncio.Lock()
+        self._met: set[tuple[int, int]] = set()
         self._large_answers = asyncio.Semaphore(LARGE_ANSWERS_MAX)
         self._unexpected = telemetry.counter(UNEXPECTED)
 
@@ -202,6 +202,8 @@ class Dispatch:
         if not support.is_served(header.api_key, header.api_version):
             if header.api_key != _API_VERSIONS:
                 raise ProtocolViolation(f"not served: api_key={header.api_key} api_version={header.api_version}")
+            from broker.handlers.api_versions import unsupported_version
+
             refusal = codec.encode_response(_API_VERSIONS, 0, header.correlation_id, unsupported_version())
             return header, refusal, ErrorCode.unsupported_version
         if header.api_key == codec.FETCH:
@@ -211,6 +213,8 @@ class Dispatch:
         place = LargeAnswer(self._large_answers)
         try:
             async with asyncio.timeout(waits_s or HANDLER_TIMEOUT_S), self._large if is_alone else contextlib.nullcontext():
+                if (header.api_key, header.api_version) not in self._met:
+                    await self._meet(header.api_key, header.api_version)
                 if len(frame) > LONG_REQUEST_BYTES:
                     async with self._beginning:
                         await asyncio.sleep(0)
@@ -222,6 +226,13 @@ class Dispatch:
             return header, [reply], first_error_of(answer)
         finally:
             place.give_back()
+
+    async def _meet(self, api_key: int, version: int) -> None:
+        """Load the handler and compile the codec of a version that is asked for the first time, with turns for others in between."""
+        HANDLERS[api_key]  # imports it
+        for _ in codec.compile_in_steps(api_key, version):
+            await asyncio.sleep(0)
+        self._met.add((api_key, version))
 
     async def _encode(self, header: codec.RequestHeader, answer: object, place: LargeAnswer) -> bytearray:
         """What comes after the first step of a large answer is written by few requests at a time, with a turn for others in between."""

@@ -95,6 +95,9 @@ def serve(
         from forebay.workers.serving import serve_workers
 
         raise typer.Exit(serve_workers(loaded, workers=workers))
+    from forebay.absent import import_without_extras
+
+    import_without_extras()
     from broker.assembly import open_broker
     from forebay.serve import serve as serve_until_stopped
     from forebay.workers.link import SupervisorLink

@@ -9,7 +9,7 @@ Only `ProtocolViolation` is raised for what a client sent. Values that a version
 
 import datetime
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Final, NamedTuple, cast
 
@@ -127,16 +127,25 @@ def response_class(api_key: int, version: int) -> type:
     return shapes.response_shape(_served(api_key, version), version).cls
 
 
-def preload(apis: Iterable[support.Api]) -> None:
-    """Compile every version served, so that no request waits for it; what is not preloaded is compiled when first met."""
-    for api in apis:
-        if api.key in _FLEXIBLE_MINIMUM:
-            continue
-        for version in range(api.served_minimum, api.maximum + 1):
-            _has_flexible_request(api.key, version)
-            _has_flexible_response_header(api.key, version)
-            _decoder(api.key, version)
-            _encoder(api.key, version, response_class(api.key, version))
+def compile_in_steps(api_key: int, version: int) -> Iterator[None]:
+    """Compile what a version needs that is not Produce's or Fetch's; iterated over to its end, it yields wherever a pause is in place.
+
+    What is not compiled so is compiled when it is first used, all at once.
+    """
+    api = _served(api_key, version)
+    # Kio's dataclasses are most of it: a few milliseconds for the request or the response of one version, imported with its first use.
+    for structure, shape in ((shapes.request_structure, shapes.request_shape), (shapes.response_structure, shapes.response_shape)):
+        structure(api_key, version)
+        yield
+        structure(api_key, api.maximum)
+        yield
+        shape(api, version)
+        yield
+    _has_flexible_response_header(api_key, version)
+    _decoder(api_key, version)
+    yield
+    _encoder(api_key, version, response_class(api_key, version))
+    yield
 
 
 def milliseconds(field: datetime.timedelta) -> int:

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
-from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final
 
-from broker.settings.model import OF_A_SHARED_STORE, Settings
+from broker.settings.model import OF_A_SHARED_STORE, Settings, notations
+from broker.settings.model import SECTIONS as SECTION_CLASSES
 from broker.settings.notation import Notation
 
 ENVIRONMENT_PREFIX: Final = "FOREBAY_"
@@ -55,21 +56,17 @@ def key_of(variable: str) -> str:
 
 
 def _walk() -> Iterator[Setting]:
-    for section, info in Settings.model_fields.items():
-        values: Any = info.annotation
-        hints = get_type_hints(values, include_extras=True)
+    for section, values in SECTION_CLASSES.items():
         for field in fields(values):
-            hint = hints[field.name]
-            assert get_origin(hint) is Annotated, f"{section}.{field.name} has no notation"
             assert field.default is not MISSING, f"{section}.{field.name} has no default"
-            _, notation, description = get_args(hint)
+            notation, description = notations(values)[field.name]
             yield Setting(f"{section}.{field.name}", notation, field.default, description)
 
 
 SETTINGS: Final = {setting.key: setting for setting in _walk()}
 """In the order of the model."""
 
-SECTIONS: Final = tuple(Settings.model_fields)
+SECTIONS: Final = tuple(SECTION_CLASSES)
 
 
 def nearest(name: str, names: Sequence[str]) -> str | None:

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from broker.settings.conflicts import ConflictError
 from broker.settings.errors import SettingsError
 from broker.settings.keys import ENVIRONMENT_PREFIX, SECTIONS, SETTINGS, nearest, variable_of
-from broker.settings.model import DERIVED_FROM, Settings, derived_defaults
+from broker.settings.model import DERIVED_FROM, InvalidSettings, Settings, derived_defaults
 from broker.settings.notation import OutOfRangeError
 from broker.settings.sources import Given, Layer, from_assignments, from_environment, from_file, from_options
 from broker.settings.urls import without_secrets
@@ -78,8 +76,10 @@ def _compose(layers: Sequence[Layer], *, advice: tuple[str, ...]) -> Loaded:
         given |= {one.key: one for one in layer.given if one.key in SETTINGS}
     try:
         settings = Settings(**_by_section(given))
-    except ValidationError as error:
-        raise SettingsError([*problems, *_wrong(error, given)]) from error
+    except InvalidSettings as error:
+        raise SettingsError([*problems, *(_wrong(key, cause, given) for key, cause in error.found)]) from error
+    except ConflictError as error:
+        raise SettingsError([*problems, *(f"{_quoted(key, given)}: {phrase}." for key, phrase in error.found)]) from error
     if problems:
         raise SettingsError(problems)
     return Loaded(settings, _origins(settings, given), frozenset(given), advice)
@@ -104,17 +104,11 @@ def _unknown(one: Given) -> str:
     return f"{one.named} is not a setting. Did you mean {variable_of(meant) if in_environment else meant}?"
 
 
-def _wrong(error: ValidationError, given: Mapping[str, Given]) -> Iterator[str]:
-    for details in error.errors():
-        cause = details.get("ctx", {}).get("error")
-        if isinstance(cause, ConflictError):
-            yield from (f"{_quoted(key, given)}: {phrase}." for key, phrase in cause.found)
-            continue
-        key = ".".join(str(part) for part in details["loc"])
-        default = SETTINGS[key].notation.show(SETTINGS[key].default)
-        hint = f" (default {default})" if default and isinstance(cause, OutOfRangeError) else ""
-        phrase = f"{cause or details['msg']}{hint}"
-        yield f"{_quoted(key, given)}: {phrase}{'' if phrase.endswith('?') else '.'}"
+def _wrong(key: str, cause: ValueError, given: Mapping[str, Given]) -> str:
+    default = SETTINGS[key].notation.show(SETTINGS[key].default)
+    hint = f" (default {default})" if default and isinstance(cause, OutOfRangeError) else ""
+    phrase = f"{cause}{hint}"
+    return f"{_quoted(key, given)}: {phrase}{'' if phrase.endswith('?') else '.'}"
 
 
 def _quoted(key: str, given: Mapping[str, Given]) -> str:

@@ -1,16 +1,15 @@
 """All sections composed: what depends on other settings is filled in, and what contradicts them is refused."""
 
 import socket
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
-from typing import Any, Final
-
-from pydantic import model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from functools import cache
+from typing import Any, Final, get_type_hints
 
 from broker.settings.conflicts import ConflictError, of_bounds, of_groups, of_http, of_listeners, of_stores
 from broker.settings.listeners import advertised_for, parse_listeners
+from broker.settings.notation import Notation
 from broker.settings.sections import (
     BrokerSettings,
     GroupsSettings,
@@ -47,59 +46,91 @@ def derived_defaults(*, storage_url: str, listeners: object) -> dict[str, Any]:
     return derived | {"kafka.advertised_listeners": advertised_for(bound, hostname=socket.gethostname())}
 
 
-class Settings(BaseSettings):
-    """All settings of one broker. Built from keyword arguments alone; `loading.load` adds file, environment and flags.
+class InvalidSettings(ValueError):
+    """`found`: (key, what is wrong with its value) pairs; the cause says more to who tells its kinds apart."""
 
-    Raise pydantic's ValidationError for values that are wrong by themselves or together.
-    """
+    def __init__(self, found: Sequence[tuple[str, ValueError]]) -> None:
+        super().__init__("; ".join(f"{key} {cause}" for key, cause in found))
+        self.found = tuple(found)
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
-    broker: BrokerSettings = BrokerSettings()
-    kafka: KafkaSettings = KafkaSettings()
-    storage: StorageSettings = StorageSettings()
-    metadata: MetadataSettings = MetadataSettings()
-    groups: GroupsSettings = GroupsSettings()
-    http: HttpSettings = HttpSettings()
-    shutdown: ShutdownSettings = ShutdownSettings()
-    log: LogSettings = LogSettings()
+@dataclass(frozen=True, slots=True, kw_only=True, init=False)
+class Settings:
+    """All settings of one broker. Built from values alone; `loading.load` adds file, environment and flags."""
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # The library's own sources forget the line and the variable a value came from, and overlook names they do not know.
-        return (init_settings,)
+    broker: BrokerSettings
+    kafka: KafkaSettings
+    storage: StorageSettings
+    metadata: MetadataSettings
+    groups: GroupsSettings
+    http: HttpSettings
+    shutdown: ShutdownSettings
+    log: LogSettings
 
-    @model_validator(mode="before")
-    @classmethod
-    def _derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        sections = {name: dict(values) if isinstance(values, Mapping) else asdict(values) for name, values in given.items()}
-        derived = derived_defaults(
-            storage_url=str(sections.get("storage", {}).get("url", "file://")),
-            listeners=sections.get("kafka", {}).get("listeners", KafkaSettings().listeners),
-        )
-        for key, value in derived.items():
-            section, name = key.split(".")
-            values = sections.setdefault(section, {})
-            if values.get(name) in _NOT_GIVEN:
-                values[name] = value
-        return sections
+    def __init__(self, **given: Any) -> None:
+        """Sections by name, as values or as mappings of what is set in them, written or not.
 
-    @model_validator(mode="after")
-    def _agree(self) -> "Settings":
-        found = [
+        Raise `InvalidSettings` for values that are wrong by themselves, `ConflictError` for those that are wrong together.
+        """
+        values = _with_derived({name: _as_mapping(section) for name, section in given.items()})
+        found: list[tuple[str, ValueError]] = [(name, ValueError("is not a section")) for name in values if name not in SECTIONS]
+        for name, section in SECTIONS.items():
+            object.__setattr__(self, name, _parsed(section, name, values.get(name, {}), found))
+        if found:
+            raise InvalidSettings(found)
+        conflicts = [
             *of_listeners(self.kafka),
             *of_http(self.http),
             *of_stores(self.storage, self.metadata),
             *of_groups(self.groups),
             *of_bounds(self.kafka, self.storage, self.shutdown),
         ]
-        if found:
-            raise ConflictError(found)
-        return self
+        if conflicts:
+            raise ConflictError(conflicts)
+
+    @classmethod
+    def model_validate(cls, given: Mapping[str, Any]) -> "Settings":
+        """As the constructor."""
+        return cls(**given)
+
+
+SECTIONS: Final[Mapping[str, Any]] = {field.name: field.type for field in fields(Settings)}
+"""The class of each section, in order."""
+
+
+@cache
+def notations(section: type) -> Mapping[str, tuple[Notation, str]]:
+    """Of each field of a section how it is written, and what it is."""
+    hints = get_type_hints(section, include_extras=True)
+    return {name: (hint.__metadata__[0], hint.__metadata__[1]) for name, hint in hints.items()}
+
+
+def _as_mapping(section: Any) -> dict[str, Any]:
+    return dict(section) if isinstance(section, Mapping) else asdict(section)
+
+
+def _with_derived(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    derived = derived_defaults(
+        storage_url=str(sections.get("storage", {}).get("url", "file://")),
+        listeners=sections.get("kafka", {}).get("listeners", KafkaSettings().listeners),
+    )
+    for key, value in derived.items():
+        section, name = key.split(".")
+        values = sections.setdefault(section, {})
+        if values.get(name) in _NOT_GIVEN:
+            values[name] = value
+    return sections
+
+
+def _parsed(section: Any, name: str, values: Mapping[str, Any], found: list[tuple[str, ValueError]]) -> Any:
+    """The section, or its defaults; what is wrong is added to `found`."""
+    parsed: dict[str, Any] = {}
+    known = notations(section)
+    for field, value in values.items():
+        try:
+            if field not in known:
+                raise ValueError("is not a setting")
+            parsed[field] = known[field][0].parse(value)
+        except ValueError as error:
+            found.append((f"{name}.{field}", error))
+    return section(**parsed)

@@ -10,9 +10,6 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any, Final, TypeVar
 
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
-
 Q = TypeVar("Q", int, timedelta)
 
 _MICROSECONDS: Final = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000}
@@ -33,9 +30,6 @@ class Notation:
     name: str
     parse: Callable[[object], Any]
     show: Callable[[Any], str] = str
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.parse)
 
 
 def parse_duration(value: object) -> timedelta:

@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import yaml
+from typing import TYPE_CHECKING, Any, Final
 
 from broker.settings.keys import ENVIRONMENT_PREFIX, key_of
+
+if TYPE_CHECKING:
+    import yaml
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
 """Names the file."""
@@ -53,6 +54,10 @@ def from_file(path: Path) -> Layer:
         return Layer(problems=(f"{name}: cannot be read ({error.strerror}).",))
     except UnicodeDecodeError:
         return Layer(problems=(f"{name}: is not UTF-8 text.",))
+    if not text.strip():
+        return Layer()
+    import yaml  # most starts read no file
+
     try:
         given = tuple(_parsed(text, name))
     except yaml.MarkedYAMLError as error:
@@ -102,6 +107,8 @@ def from_options(options: Mapping[str, tuple[str, str]]) -> Layer:
 
 
 def _parsed(text: str, file: str) -> Iterator[Given]:
+    import yaml
+
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()
@@ -114,7 +121,9 @@ def _parsed(text: str, file: str) -> Iterator[Given]:
         loader.dispose()
 
 
-def _leaves(loader: yaml.SafeLoader, node: yaml.MappingNode, file: str, *, prefix: str) -> Iterator[Given]:
+def _leaves(loader: "yaml.SafeLoader", node: "yaml.MappingNode", file: str, *, prefix: str) -> Iterator[Given]:
+    import yaml
+
     for key_node, value_node in node.value:
         key = f"{prefix}{key_node.value}" if isinstance(key_node, yaml.ScalarNode) else f"{prefix}?"
         if isinstance(value_node, yaml.MappingNode):
