@@ -1,6 +1,5 @@
 """`forebay cluster …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
-import asyncio
 import os
 import time
 from pathlib import Path
@@ -135,6 +134,8 @@ def upgrade(
 ) -> None:
     """Let brokers write the formats of a newer release, once all of them know these: after that no older release starts any more."""
     with failures_reported():
+        import asyncio
+
         from broker.settings.errors import SettingsError
         from broker.settings.loading import load
         from forebay.cluster.upgrading import upgrade_table, upgraded

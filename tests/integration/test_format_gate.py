@@ -1,4 +1,4 @@
-"""The format gate with real processes: `forebay cluster upgrade` beside a broker, and a cluster at a level that this release does not know."""
+"""The format gate with real processes: an upgrade beside a broker, and a cluster at a level that this release does not know."""
 
 import contextlib
 import json
