@@ -166,6 +166,7 @@ async def open_broker(
 
         nursery = await closing.enter_async_context(Nursery())
         nursery.spawn(life.stay(), name="stay-registered")
+        nursery.spawn(directory.follow_level(), name="follow-format-level")
         blocks = BlockCache(opened.objects, bytes_max=int(settings.storage.cache_bytes * BLOCKS_SHARE), telemetry=telemetry)
         walking = ThreadBlocking(threads=1, name="time-search")
         closing.callback(walking.close)
@@ -320,6 +321,8 @@ async def _probed(stores: Stores, readiness: Readiness, ids: IdSource, clock: Cl
         readiness.note_ok(METADATA)
         await stores.objects.probe()
         readiness.note_ok(OBJECT_STORE)
+    except IncompatibleFormat as error:
+        raise StartError(str(error), exit_code=EXIT_USAGE) from error
     except StorageError as error:
         raise StartError(str(error), exit_code=EXIT_UNREACHABLE) from error
     return cluster.cluster_id
@@ -348,5 +351,7 @@ async def _begun(life: RegisteredLife) -> BrokerEpoch:
         return await life.begin()
     except AlreadyExists as error:
         raise StartError(str(error), exit_code=EXIT_FAILED) from error
+    except IncompatibleFormat as error:
+        raise StartError(str(error), exit_code=EXIT_USAGE) from error
     except StorageError as error:
         raise StartError(f"cannot register: {error}", exit_code=EXIT_UNREACHABLE) from error

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
-from storage.errors import AlreadyExists, StorageError
+from storage.errors import AlreadyExists, IncompatibleFormat, StorageError
 from storage.log.broker_epoch import BrokerEpoch
 
 REGISTER_PAUSE_S: Final = 1.0
@@ -64,7 +64,9 @@ class RegisteredLife:
         return self._epoch
 
     async def stay(self) -> None:
-        """Register again, for a new epoch, whenever the registration is lost. Until cancelled, or `end`."""
+        """Register again, for a new epoch, whenever the registration is lost. Until cancelled, or `end`. Raises `IncompatibleFormat` if the
+        cluster's formats are meanwhile at a level that this release does not know.
+        """
         assert self._epoch is not None, "begin first"
         while not self._over.is_set():
             await self._directory.wait_lost()
@@ -95,6 +97,8 @@ class RegisteredLife:
                 log.warning("register_failed", cause=str(error))
                 self._on_change(str(error))
                 wanted = self._fixed_id
+            except IncompatibleFormat:
+                raise
             except StorageError as error:
                 log.warning("register_failed", cause=str(error))
                 self._on_change(str(error))

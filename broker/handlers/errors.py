@@ -39,8 +39,8 @@ WIRE_CODES: Final[dict[type[StorageError], ErrorCode]] = {
     # The two refusals of an idempotent append. They are decided on a read made for this append, and nothing was written.
     OutOfOrderSequence: ErrorCode.out_of_order_sequence_number,
     InvalidProducerEpoch: ErrorCode.invalid_producer_epoch,
-    # No retry helps until another program runs here, so nothing retriable.
-    IncompatibleFormat: ErrorCode.unknown_server_error,
+    # A newer release wrote it, and other brokers may well read it: clients refresh their metadata and try again.
+    IncompatibleFormat: ErrorCode.kafka_storage_error,
 }
 
 

@@ -1,11 +1,13 @@
 """`forebay cluster …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from forebay.kafka_client.failures import EXIT_INTERRUPTED, EXIT_TIMED_OUT, EXIT_UNHEALTHY, ClientFailed, failures_reported
+from forebay.kafka_client.failures import EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_TIMED_OUT, EXIT_UNHEALTHY, ClientFailed, failures_reported
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
@@ -111,6 +113,54 @@ def health(
                 time.sleep(WAIT_EVERY_S if exit_when_healthy else WATCH_EVERY_S)
         except KeyboardInterrupt as interrupted:
             raise typer.Exit(EXIT_INTERRUPTED if exit_when_healthy else 0) from interrupted
+
+
+@cluster.command()
+def upgrade(
+    to: Annotated[
+        int | None, typer.Option("--to", min=1, help="The level; without it the highest that this forebay knows.", metavar="LEVEL")
+    ] = None,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", envvar="FOREBAY_CONFIG", help="The brokers' settings; without it ./forebay.yaml, if any.", metavar="FILE"
+        ),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting, stronger than file and environment; repeatable.", metavar="KEY=VALUE")
+    ] = None,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Let brokers write the formats of a newer release, once all of them know these: after that no older release starts any more."""
+    with failures_reported():
+        import asyncio
+
+        from broker.settings.errors import SettingsError
+        from broker.settings.loading import load
+        from forebay.cluster.upgrading import upgrade_table, upgraded
+        from forebay.explain import explain
+        from storage.errors import NotFound, OutcomeUnknown
+
+        try:
+            loaded = load(file=config_file, environ=os.environ, assignments=assignments or ())
+            found = asyncio.run(upgraded(loaded.settings, to))
+        except SettingsError as error:
+            raise ClientFailed(str(error), exit_code=error.exit_code) from error
+        except TimeoutError as error:
+            raise ClientFailed("The metadata store did not answer in time. Ask again.", exit_code=EXIT_TIMED_OUT) from error
+        except Exception as error:
+            explanation = explain(error)
+            if explanation is not None:
+                raise ClientFailed(explanation.message, exit_code=explanation.exit_code) from error
+            if isinstance(error, NotFound):
+                raise ClientFailed(str(error), exit_code=EXIT_NOT_FOUND) from error
+            if isinstance(error, OutcomeUnknown):
+                raise ClientFailed(f"{error}. Ask again.", exit_code=EXIT_TIMED_OUT) from error
+            raise
+        Terminal(output, quiet).show(found, upgrade_table(found))
+        if found.problem is not None:
+            raise ClientFailed(found.problem)
 
 
 def _facts(bootstrap: str, timeout: str) -> "ClusterFacts":

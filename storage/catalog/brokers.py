@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import operator
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -10,11 +11,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from runtime.clock import Clock
+from storage.catalog.cluster import decode_cluster
 from storage.catalog.gathering import Gathering
 from storage.catalog.live_brokers import read_live
 from storage.catalog.records import decode, encode
-from storage.catalog.writes import ATTEMPTS_MAX, write_one
-from storage.errors import AlreadyExists, StorageError, Unavailable
+from storage.catalog.writes import ATTEMPTS_MAX, pause, write_one
+from storage.errors import AlreadyExists, Corrupt, StorageError, Unavailable
+from storage.formats.levels import LEVEL_FIRST, LEVEL_MAX, problem_with_announced
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, MetadataStore, NotApplied, OpResult, Put, Record, Session, Status, Unknown
 
@@ -24,6 +27,7 @@ LIVE_STALE_S: Final = 60.0
 """While the store is away, brokers that were alive are still the best that clients can be told."""
 SESSION_TIMEOUT_MS: Final = 10_000
 BROKER_ID_MAX: Final = 2**31 - 1
+LEVEL_AGE_S: Final = 10.0
 _POLL_S: Final = 0.25
 _TAKEN_MARGIN_MS: Final = 2_000
 
@@ -40,8 +44,11 @@ class Endpoint(NamedTuple):
         return f"{self.name}://{host}:{self.port}"
 
 
-class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`session_id` names the session the record goes with: a broker recognises its own record by it."""
+class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`session_id` names the session the record goes with: a broker recognises its own record by it.
+
+    `level_max`: the highest format level that the broker's release knows.
+    """
 
     fmt: int = FMT
     broker_id: int
@@ -50,6 +57,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     started_at_ms: int
     session_id: int
+    level_max: int = LEVEL_FIRST
 
     def endpoint(self, listener: str) -> Endpoint | None:
         """The address of that listener; None if this broker has none of that name."""
@@ -75,7 +83,11 @@ _id = operator.attrgetter("broker_id")
 class BrokerDirectory:
     """One broker's view of all. `register` and `deregister` have one caller; `live` has any number."""
 
-    def __init__(self, metadata: MetadataStore, *, clock: Clock, session_timeout_ms: int = SESSION_TIMEOUT_MS) -> None:
+    def __init__(
+        self, metadata: MetadataStore, *, clock: Clock, session_timeout_ms: int = SESSION_TIMEOUT_MS, level_max: int = LEVEL_MAX
+    ) -> None:
+        self._level_max = level_max
+        self._level = LEVEL_FIRST
         self._metadata = metadata
         self._clock = clock
         self._session_timeout_ms = session_timeout_ms
@@ -109,12 +121,14 @@ class BrokerDirectory:
 
         A record of the registration before, should it still be there, is taken over, so that nobody sees the broker gone in between.
         A given id that an earlier process of this broker still holds (the same listeners) is waited for, until its session must have ended.
-        Raises `AlreadyExists` if another broker has it, `Unavailable` if the store cannot be reached.
+        Raises `AlreadyExists` if another broker has it, `IncompatibleFormat` if the cluster is at a format level that this release does not
+        know, `Unavailable` if it is being raised to one, or the store cannot be reached.
         """
         former, self._session, self._stands = self._session, None, False
         try:
             registration = await self._register(tuple(listeners), rack, version, broker_id)
             on_registered(registration)
+            await self._learn_level(registration)
         except StorageError:
             # A put whose outcome is unknown must not be kept alive by the session it was made under.
             await self._end_session()
@@ -137,6 +151,7 @@ class BrokerDirectory:
                 version=version,
                 started_at_ms=self._clock.now_ms(),
                 session_id=session.session_id,
+                level_max=self._level_max,
             )
             key = keys.broker(candidate)
             outcome = await write_one(self._metadata, Put(key, encode(record), expected, session=session.session_id))
@@ -144,7 +159,7 @@ class BrokerDirectory:
             if isinstance(outcome, OpResult) and outcome.version is not None:
                 return self._registered(record, outcome.version)
             (holder,) = await self._metadata.get_many([key])
-            if holder is not None and (held := _decode(holder)).session_id == session.session_id:
+            if holder is not None and (held := decode_broker(holder)).session_id == session.session_id:
                 return self._registered(record, holder.version)
             if holder is not None and self._own is not None and held.session_id == self._own.session_id:
                 expected = holder.version
@@ -187,6 +202,22 @@ class BrokerDirectory:
     def own_id(self) -> int:
         """The id of the registration, or of the last one."""
         return self._own_id
+
+    @property
+    def level(self) -> int:
+        """The format level in force, as last learned: what may be written. It only rises."""
+        return self._level
+
+    async def follow_level(self) -> None:
+        """Learn of a level that is raised, until cancelled. Raises `IncompatibleFormat` if this release does not know it: who was not
+        registered when it was raised must stop.
+        """
+        while True:
+            await asyncio.sleep(LEVEL_AGE_S)
+            with contextlib.suppress(Unavailable, Corrupt):
+                (record,) = await self._metadata.get_many([keys.CLUSTER])
+                if record is not None:
+                    self._level = max(self._level, decode_cluster(record, level_max=self._level_max).level)
 
     async def wait_lost(self) -> None:
         """Return when the registration is lost: others may take this broker for dead, and its id."""
@@ -234,6 +265,24 @@ class BrokerDirectory:
         self._live_until_s = 0.0
         return Registration(record.broker_id, epoch)
 
+    async def _learn_level(self, registration: Registration) -> None:
+        """As of a state that has the registration: who announces a level after that sees this broker, and what was announced before is seen
+        here.
+        """
+        for attempt in range(ATTEMPTS_MAX):
+            own, cluster = await self._metadata.get_many([keys.broker(registration.broker_id), keys.CLUSTER])
+            if own is not None and own.version >= registration.epoch:
+                if cluster is not None:
+                    found = decode_cluster(cluster, level_max=self._level_max)
+                    if (problem := problem_with_announced(found.level, found.raising_to, level_max=self._level_max)) is not None:
+                        raise Unavailable(problem)
+                    self._level = max(self._level, found.level)
+                return
+            if not self.is_registered:
+                break
+            await pause(attempt, os.urandom)
+        raise Unavailable(f"cannot read the format level for certain: broker_id={registration.broker_id} epoch={registration.epoch}")
+
     async def _smallest_free_id(self) -> int:
         start, end = keys.brokers()
         taken = {int(path.removeprefix(keys.BROKERS_PREFIX)) for path in await self._metadata.list(start, end)}
@@ -242,7 +291,7 @@ class BrokerDirectory:
     async def _scan(self, _: list[None]) -> dict[None, list[BrokerRecord]]:
         changes = self._changes
         start, end = keys.brokers()
-        live = [_decode(stored) async for stored in self._metadata.range_scan(start, end)]
+        live = [decode_broker(stored) async for stored in self._metadata.range_scan(start, end)]
         self._live, self._scanned_at_s = live, self._clock.monotonic_s()
         if changes == self._changes:
             self._live_until_s = self._scanned_at_s + CACHE_AGE_S
@@ -278,7 +327,7 @@ async def _close(session: Session | None) -> None:
             await session.close()
 
 
-def _decode(record: Record) -> BrokerRecord:
+def decode_broker(record: Record) -> BrokerRecord:
     return decode(_decoder, record.value, known=FMT, path=record.path)
 
 

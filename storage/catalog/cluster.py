@@ -1,6 +1,7 @@
-"""The identity of a cluster: written once, by whichever broker is first."""
+"""The identity of a cluster, written by whichever broker is first, and the level of its formats."""
 
 import base64
+import contextlib
 import os
 import uuid
 from typing import Final
@@ -9,31 +10,65 @@ import msgspec
 
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
+from runtime.version import forebay_version
 from storage.catalog.records import decode, encode
 from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause, write_one
+from storage.errors import IncompatibleFormat
+from storage.formats.levels import LEVEL_FIRST, LEVEL_MAX, problem_with, problem_with_announced
 from storage.metadata.keys import CLUSTER
-from storage.metadata.port import ABSENT, MetadataStore, NotApplied, Put, Unknown
+from storage.metadata.port import ABSENT, MetadataStore, NotApplied, Put, Record, Unknown
 
 FMT: Final = 1
 
 
-class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`cluster_id` is 22 characters of base64url, as Kafka writes a UUID."""
+class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`cluster_id` is 22 characters of base64url, as Kafka writes a UUID.
+
+    `level`: which formats may be written (storage/formats/levels.py). `raising_to`: a level that is about to be; who does not know it may
+    not come any more. Every release reads `level`, whatever else a later one puts here.
+    """
 
     fmt: int = FMT
     cluster_id: str
     created_at_ms: int
+    level: int = LEVEL_FIRST
+    raising_to: int | None = None
+
+
+class _Level(msgspec.Struct):
+    level: int
 
 
 _decoder = msgspec.json.Decoder(ClusterRecord)
+_level_decoder = msgspec.json.Decoder(_Level)
 
 
-async def open_cluster(metadata: MetadataStore, ids: IdSource, clock: Clock, *, entropy: Entropy = os.urandom) -> ClusterRecord:
-    """The cluster's record, created if there is none: all brokers of one metadata store get the same one.
-
-    Raises `IncompatibleFormat` if a newer program wrote it, `Unavailable` if the store does not answer.
+def decode_cluster(record: Record, *, level_max: int = LEVEL_MAX) -> ClusterRecord:
+    """Raise `IncompatibleFormat`, with words for the operator, if a newer release wrote it or the level is above `level_max`; `Corrupt` for
+    what is no such record.
     """
-    proposal = ClusterRecord(cluster_id=_random_cluster_id(ids), created_at_ms=clock.now_ms())
+    release = forebay_version()
+    with contextlib.suppress(msgspec.MsgspecError):
+        problem = problem_with(_level_decoder.decode(record.value).level, level_max=level_max, release=release)
+        if problem is not None:
+            raise IncompatibleFormat(f"{problem}: key={record.path!r}")
+    try:
+        return decode(_decoder, record.value, known=FMT, path=record.path)
+    except IncompatibleFormat as error:
+        raise IncompatibleFormat(
+            f"this cluster was written by a newer forebay than this one ({release}). Use a newer forebay, or another metadata.url. "
+            f"Nothing was changed: {error}"
+        ) from error
+
+
+async def open_cluster(
+    metadata: MetadataStore, ids: IdSource, clock: Clock, *, entropy: Entropy = os.urandom, level_max: int = LEVEL_MAX
+) -> ClusterRecord:
+    """The cluster's record, created at `level_max` if there is none: all brokers of one metadata store get the same one.
+
+    Raises `IncompatibleFormat` as `decode_cluster` does, and for a level that is about to be; `Unavailable` if the store does not answer.
+    """
+    proposal = ClusterRecord(cluster_id=_random_cluster_id(ids), created_at_ms=clock.now_ms(), level=level_max)
     unknown: Unknown | None = None
     reason = ""
     for attempt in range(ATTEMPTS_MAX):
@@ -41,7 +76,11 @@ async def open_cluster(metadata: MetadataStore, ids: IdSource, clock: Clock, *, 
         outcome = await write_one(metadata, Put(CLUSTER, encode(proposal), ABSENT))
         (record,) = await metadata.get_many([CLUSTER])
         if record is not None:
-            return decode(_decoder, record.value, known=FMT, path=record.path, describe_newer=_newer)
+            found = decode_cluster(record, level_max=level_max)
+            problem = problem_with_announced(found.level, found.raising_to, level_max=level_max)
+            if problem is not None:
+                raise IncompatibleFormat(problem)
+            return found
         if isinstance(outcome, Unknown):
             unknown = outcome
         reason = outcome.reason if isinstance(outcome, Unknown | NotApplied) else "the record vanished"
@@ -53,10 +92,3 @@ def _random_cluster_id(ids: IdSource) -> str:
     text = base64.urlsafe_b64encode(uuid.UUID(ids.random_uuid()).bytes).rstrip(b"=").decode()
     # As Kafka's Uuid: an id that begins with a dash would look like an option on a command line.
     return "A" + text[1:] if text.startswith("-") else text
-
-
-def _newer(fmt: int, known: int, path: str) -> str:
-    return (
-        f"this cluster was written by format {fmt}; this forebay knows up to format {known}. "
-        f"Use a newer forebay, or another metadata.url. Nothing was changed: key={path!r}"
-    )

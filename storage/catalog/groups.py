@@ -25,7 +25,7 @@ MEMBERS_PACKED_BYTES_MAX: Final = 8 * 1024 * 1024
 _log: Final = structlog.get_logger()
 
 
-class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """coordinators/{slot}. `session_id` names the session it goes with: a broker recognises its own claim by it."""
 
     fmt: int = FMT
@@ -33,7 +33,7 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
     session_id: int
 
 
-class MemberRecord(msgspec.Struct, frozen=True, array_like=True):
+class MemberRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """`protocols`: (name, metadata). Bytes are base64."""
 
     member_id: str
@@ -46,7 +46,7 @@ class MemberRecord(msgspec.Struct, frozen=True, array_like=True):
     assignment: bytes
 
 
-class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
+class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """groups/{group}. `owner` is the version of the claim under which it was written.
 
     `topics`: those whose offsets may be there, and `topic_pages` how many records name more of them. `members_packed`: the members as
@@ -71,20 +71,26 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     members_packed: bytes = b""
 
 
-class GroupHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides whether offsets of a group may have to be forgotten, read without its members. As in `GroupRecord`."""
+class GroupHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What decides whether offsets of a group may have to be forgotten, read without its members. As in `GroupRecord`; the rest is raw."""
 
     fmt: int
     group: str
+    owner: msgspec.Raw = msgspec.Raw()
     state: str
     protocol_type: str | None
+    generation: msgspec.Raw = msgspec.Raw()
+    protocol: msgspec.Raw = msgspec.Raw()
+    leader: msgspec.Raw = msgspec.Raw()
     topics: tuple[str, ...]
     topic_pages: int = 0
     empty_since_ms: int | None = None
     has_expiries: bool = False
+    members: msgspec.Raw = msgspec.Raw()
+    members_packed: msgspec.Raw = msgspec.Raw()
 
 
-class TopicsRecord(msgspec.Struct, frozen=True, kw_only=True):
+class TopicsRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """groups/{group}/topics/{page}. Topics that have no room in the group's record. `owner` as there."""
 
     fmt: int = FMT
@@ -92,7 +98,7 @@ class TopicsRecord(msgspec.Struct, frozen=True, kw_only=True):
     topics: tuple[str, ...]
 
 
-class OffsetRecord(msgspec.Struct, frozen=True, kw_only=True):
+class OffsetRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """groups/{group}/offsets/{topic_id}/{p}. `owner` as in the group. A commit that says how long it is to be kept has `expires_at_ms`."""
 
     fmt: int = FMT

@@ -10,13 +10,13 @@ from storage.catalog.gathering import Gathering
 from storage.catalog.records import decode, encode
 from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause, write_one
 from storage.metadata.keys import PRODUCER_IDS
-from storage.metadata.port import ABSENT, MetadataStore, NotApplied, Put, Status, Unknown
+from storage.metadata.port import ABSENT, MetadataStore, NotApplied, Put, Record, Status, Unknown
 
 FMT: Final = 1
 BLOCK_IDS: Final = 1_000
 
 
-class NextBlock(msgspec.Struct, frozen=True, kw_only=True):
+class NextBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The value of producer-ids: ids from `next_producer_id` on belong to nobody yet."""
 
     fmt: int = FMT
@@ -24,6 +24,10 @@ class NextBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(NextBlock)
+
+
+def decode_next_block(record: Record) -> NextBlock:
+    return decode(_decoder, record.value, known=FMT, path=record.path)
 
 
 class ProducerIds:
@@ -53,7 +57,7 @@ class ProducerIds:
             (record,) = await self._metadata.get_many([PRODUCER_IDS])
             start, version = 0, ABSENT
             if record is not None:
-                start = decode(_decoder, record.value, known=FMT, path=record.path).next_producer_id
+                start = decode_next_block(record).next_producer_id
                 version = record.version
             block = NextBlock(next_producer_id=start + BLOCK_IDS)
             outcome = await write_one(self._metadata, Put(PRODUCER_IDS, encode(block), version))

@@ -25,7 +25,7 @@ class TopicState(Enum):
     DELETING = "DELETING"  # being removed: whoever finds it may finish that
 
 
-class Topic(msgspec.Struct, frozen=True, kw_only=True):
+class Topic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One incarnation of a topic. `configs` holds what was set, defaults excepted (storage.catalog.topic_configs).
 
     `partitions_planned`: up to which number logs may exist that are no partitions yet, since partitions are being added; 0 if none are.
@@ -53,7 +53,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.partition_count, self.partitions_planned)
 
 
-class TopicIdRecord(msgspec.Struct, frozen=True, kw_only=True):
+class TopicIdRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`deleted_logs`: how many logs the topic left behind when it was deleted; None while it was not."""
 
     fmt: int = FMT

@@ -11,14 +11,14 @@ JSON, so that an operator can read it; the small structs inside are arrays, so t
      "revoked_floor":"", "bytes_total":…, "last_append_ms":…, "max_timestamp":…, "max_timestamp_offset":…}
 """
 
-import contextlib
 from enum import Enum
 from typing import Final, TypeVar
 
 import msgspec
 
 from runtime.ulid import decode_ulid
-from storage.errors import Corrupt, IncompatibleFormat
+from storage.errors import Corrupt
+from storage.formats.refusal import newer, undecodable
 from storage.limits import CONTROL_BYTES_MAX, PENDING_ENTRIES_MAX
 from storage.vocabulary import ObjectId
 
@@ -32,7 +32,7 @@ class LogState(Enum):
     DELETED = "DELETED"
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
     """Offsets base..last (inclusive) → the spans of one object that hold their batches, in order.
 
     Usually one span; more where batches between them were refused or had been appended before.
@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     running_max_timestamp: int
 
 
-class SegmentEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class SegmentEntry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
     """Offsets base..last (inclusive) → a segment object, which holds nothing else."""
 
     base: int
@@ -58,21 +58,21 @@ class SegmentEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     running_max_timestamp: int
 
 
-class WriterEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class WriterEntry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
     """The last commit of a broker epoch that was applied: makes an ambiguous commit decidable (I6)."""
 
     commit_seq: int
     attempt: int
 
 
-class ProducerBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class ProducerBatch(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
     first_seq: int
     last_seq: int
     base_offset: int
     at_ms: int
 
 
-class ProducerState(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class ProducerState(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
     """The newest epoch of a producer id and its last batches, oldest first (KIP-98)."""
 
     epoch: int
@@ -80,7 +80,7 @@ class ProducerState(msgspec.Struct, array_like=True, frozen=True, gc=False):
     txn_first_offset: int | None = None
 
 
-class PageRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class PageRef(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
     """A page of producer states that the control record names; it holds none outside of first_pid..last_pid.
 
     `newest_ms`: when the last of its producers appended. A page that no control record names is garbage.
@@ -92,7 +92,7 @@ class PageRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
     newest_ms: int
 
 
-class Control(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Control(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     fmt: int = FMT
     log_state: LogState = LogState.OPEN
     fence_epoch: int = 0
@@ -114,22 +114,18 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base offset of the batch whose header carries `max_timestamp`."""
 
 
-class IndexChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class IndexChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """The value of index/{last offset}: consecutive entries, oldest first. A derived fact, put if absent (I3)."""
 
     fmt: int = FMT
     entries: tuple[Entry, ...]
 
 
-class ProducerPage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ProducerPage(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """The value of producers/{name}: states that left the control record in the commit that names the page. It never changes (ADR 13)."""
 
     fmt: int = FMT
     producers: dict[int, ProducerState]
-
-
-class _Format(msgspec.Struct):
-    fmt: int
 
 
 T = TypeVar("T", Control, IndexChunk, ProducerPage)
@@ -138,7 +134,6 @@ _encoder = msgspec.json.Encoder()
 _control_decoder = msgspec.json.Decoder(Control)
 _chunk_decoder = msgspec.json.Decoder(IndexChunk)
 _page_decoder = msgspec.json.Decoder(ProducerPage)
-_format_decoder = msgspec.json.Decoder(_Format)
 
 
 def encode(value: Control | IndexChunk | ProducerPage) -> bytes:
@@ -175,15 +170,11 @@ def decode_page(data: bytes, *, path: str) -> dict[int, ProducerState]:
 def _decode(decoder: msgspec.json.Decoder[T], data: bytes, path: str) -> T:
     try:
         value = decoder.decode(data)
-        if value.fmt > FMT:
-            raise IncompatibleFormat(f"written by format {value.fmt}, this program knows up to {FMT}: key={path!r}")
-        return value
     except msgspec.MsgspecError as error:
-        # A newer format need not fit these structs; ask for its number before calling it corrupt.
-        with contextlib.suppress(msgspec.MsgspecError):
-            if (fmt := _format_decoder.decode(data).fmt) > FMT:
-                raise IncompatibleFormat(f"written by format {fmt}, this program knows up to {FMT}: key={path!r}") from error
-        raise Corrupt(f"undecodable record: key={path!r} cause={error}") from error
+        raise undecodable(error, data, known=FMT, path=path) from error
+    if value.fmt > FMT:
+        raise newer(value.fmt, known=FMT, path=path)
+    return value
 
 
 assert PENDING_ENTRIES_MAX * 160 < CONTROL_BYTES_MAX, "a full ring of one-span entries fits the control record"

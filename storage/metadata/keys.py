@@ -1,6 +1,6 @@
 """Every key of the metadata store, in one place (DESIGN.md §4). Values: storage/formats.
 
-    llog/cluster                                            cluster id, format version        written once
+    llog/cluster                                            cluster id, format level          put-if-absent, then CAS
     llog/topics/{name}                                      the topic                         CAS
     llog/topic-ids/{topic_id}                               its name, then that it is deleted  put-if-absent, then any
     llog/{topic_id}/partitions/{p:05}/meta/control          THE record of the partition       CAS only

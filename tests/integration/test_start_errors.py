@@ -1,4 +1,4 @@
-"""`forebay serve` on services that are not there, not what they are said to be, or not for us: one line that says so, exit code 3."""
+"""`forebay serve` on services that are not there, not what they are said to be, or not for us: one line that says so, and an exit code."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from storage.metadata.port import ABSENT, Put
 from tests.integration.serving import ROOT
 
 ENDS_WITHIN_S = 60.0
-EXIT_UNREACHABLE = 3
+EXIT_USAGE, EXIT_UNREACHABLE = 2, 3
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,6 @@ async def test_a_cluster_of_a_newer_format_is_left_alone(tmp_path: Path, right: 
             await metadata.close()
         code, said = start(Stores(oxia.url, right.storage_url), environ=right.environ)
 
-    assert code == EXIT_UNREACHABLE
+    assert code == EXIT_USAGE
     assert len(said) == 1
     assert "written by format 99" in said[0]

@@ -302,7 +302,8 @@ async def sent_in_doubt(one: Rig) -> "asyncio.Future[list[Appended | StorageErro
 async def test_a_list_of_brokers_from_a_deposed_leader_makes_nobody_dead() -> None:
     async with living() as broker, staying(broker) as epoch:
         broker.metadata.depose()
-        younger = await broker.rival(2)
+        rival = BrokerDirectory(broker.metadata.store, clock=SystemClock())
+        younger = await rival.register(listeners=ELSEWHERE, rack=None, version="0", broker_id=2)
         with pytest.raises(Unavailable, match="for certain"):
             await epoch.live()
         gone = await epoch.gone([younger.epoch])

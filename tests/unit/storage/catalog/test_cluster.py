@@ -59,7 +59,8 @@ async def test_a_newer_cluster_is_left_alone_with_words_for_the_operator() -> No
     await metadata.write([Put(CLUSTER, value, None)])
 
     with pytest.raises(
-        IncompatibleFormat, match=r"written by format 7; this forebay knows up to format 1\. Use a newer forebay.*Nothing was changed"
+        IncompatibleFormat,
+        match=r"written by a newer forebay than this one \(.*\)\. Use a newer forebay.*Nothing was changed: written by format 7",
     ):
         await opened(metadata)
 

@@ -1,0 +1,68 @@
+"""The format level of a cluster: which formats its brokers may write (docs/adr/0017-a-format-gate.md). Pure.
+
+A release reads all levels up to its own, LEVEL_MAX, and writes at the one in force, which the cluster's record says. So a release may bring
+new formats while brokers that do not know them still run; they are written once the level was raised.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+FORMATS: Final[Mapping[int, Mapping[str, int]]] = {
+    1: {
+        "WAL object": 1,
+        "control record, index chunk, producer state": 1,
+        "topic, its name by id": 1,
+        "broker": 1,
+        "cluster": 1,
+        "producer ids": 1,
+        "group, its topics, offset, coordinator": 1,
+    },
+}
+"""By level, the highest number of each format that is written at it. The SQLite file has its own check: one release opens it at a time."""
+
+LEVEL_FIRST: Final = 1
+LEVEL_MAX: Final = max(FORMATS)
+"""The highest level that this release reads and writes."""
+
+
+class KnownBy(NamedTuple):
+    """A registered broker, and the highest level it knows."""
+
+    broker_id: int
+    address: str
+    release: str
+    level_max: int
+
+
+def problem_with(level: int, *, level_max: int, release: str) -> str | None:
+    """Why a broker that knows levels up to `level_max` may not run in a cluster at `level`; None if it may."""
+    if level > level_max:
+        return (
+            f"this cluster is at format level {level}, this forebay ({release}) knows up to {level_max}: "
+            "use a newer forebay, or another metadata.url. Nothing was changed"
+        )
+    return None
+
+
+def problem_with_announced(level: int, raising_to: int | None, *, level_max: int) -> str | None:
+    """Why a broker that knows levels up to `level_max` may not register in a cluster that is being raised; None if it may."""
+    if raising_to is None or raising_to <= level_max:
+        return None
+    return (
+        f"this cluster is being raised to format level {raising_to}, this forebay knows up to {level_max}: use a newer forebay, "
+        f"or withdraw it with: forebay cluster upgrade --to {level}"
+    )
+
+
+def problem_with_raising(target: int, *, level: int, level_max: int, brokers: Sequence[KnownBy]) -> str | None:
+    """Why the level may not be raised from `level` to `target` by a release that knows up to `level_max`; None if it may."""
+    if target > level_max:
+        return f"this forebay knows format levels up to {level_max}, not {target}: use a newer forebay"
+    if target < level:
+        return f"the cluster is at format level {level}, which is never lowered: what was written at it would not be read at {target}"
+    behind = [broker for broker in brokers if broker.level_max < target]
+    if behind:
+        named = ", ".join(f"{one.broker_id} at {one.address} (release {one.release}, level {one.level_max})" for one in behind[:5])
+        more = f" and {len(behind) - 5} more" if len(behind) > 5 else ""
+        return f"the format level stays at {level}: not every broker knows {target}. Upgrade and restart first: {named}{more}"
+    return None

@@ -1,0 +1,212 @@
+"""What a newer release put into a record of ours makes every decoder refuse it, and nothing is written over it (ADR 17)."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from storage.catalog.brokers import decode_broker
+from storage.catalog.cluster import decode_cluster
+from storage.catalog.groups import decode_claim, decode_group, decode_head, decode_offset, decode_topics
+from storage.catalog.producer_ids import decode_next_block
+from storage.catalog.topic_records import decode_topic, decode_topic_id
+from storage.errors import Corrupt, IncompatibleFormat
+from storage.formats import levels, refusal, wal
+from storage.formats.control import decode_chunk, decode_control, decode_producer
+from storage.log.batch import Appended
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import Put, Record
+from tests.unit.storage.log.batches import batch_bytes
+from tests.unit.storage.log.rig import PARTITION, rig
+
+Decode = Callable[[Record], object]
+
+
+def _by_path(decode: Callable[..., object]) -> Decode:
+    return lambda record: decode(record.value, path=record.path)
+
+
+ENTRY = [0, 9, "01JGFJJZ005591T038X855YAFS", [[126, 88]], 1, 1]
+STATE = [0, [[0, 1, 0, 5]], None]
+MEMBER = ["m", None, "c", "h", 1, 1, [["range", "AA=="]], "AA=="]
+GROUP = {"fmt": 1, "group": "g", "owner": 1, "state": "Stable", "protocol_type": None, "generation": 1, "protocol": None, "leader": None}
+CONTROL = {
+    "fmt": 1,
+    "sequence_counter": 10,
+    "segment": [0, 1, "01JGFJJZ005591T038X855YAFS", 10, 1, 1],
+    "pending": [ENTRY],
+    "writers": {"2": [18, 1]},
+    "producers": {"7": STATE},
+}
+RECORDS: dict[str, tuple[Decode, dict[str, Any]]] = {
+    "control": (_by_path(decode_control), CONTROL),
+    "index chunk": (_by_path(decode_chunk), {"fmt": 1, "entries": [ENTRY]}),
+    "spilled producer": (_by_path(decode_producer), {"fmt": 1, "state": STATE}),
+    "topic": (
+        decode_topic,
+        {"fmt": 1, "name": "t", "topic_id": "i", "partition_count": 1, "replication_factor": 1, "configs": {}, "created_at_ms": 1},
+    ),
+    "topic id": (decode_topic_id, {"fmt": 1, "name": "t"}),
+    "broker": (
+        decode_broker,
+        {"fmt": 1, "broker_id": 1, "listeners": [["P", "h", 1]], "rack": None, "version": "0", "started_at_ms": 1, "session_id": 1},
+    ),
+    "cluster": (decode_cluster, {"fmt": 1, "cluster_id": "c", "created_at_ms": 1}),
+    "producer ids": (decode_next_block, {"fmt": 1, "next_producer_id": 1}),
+    "claim": (decode_claim, {"fmt": 1, "broker_id": 1, "session_id": 1}),
+    "group": (decode_group, {**GROUP, "topics": ["a"], "members": [MEMBER]}),
+    "head of a group": (decode_head, {**GROUP, "topics": ["a"], "members": [MEMBER]}),
+    "topics of a group": (decode_topics, {"fmt": 1, "owner": 1, "topics": ["a"]}),
+    "offset": (decode_offset, {"fmt": 1, "owner": 1, "offset": 1, "leader_epoch": 0, "metadata": "", "committed_at_ms": 1}),
+}
+ARRAYS = [
+    ("control", ("segment",)),
+    ("control", ("pending", 0)),
+    ("control", ("writers", "2")),
+    ("control", ("producers", "7")),
+    ("control", ("producers", "7", 1, 0)),
+    ("index chunk", ("entries", 0)),
+    ("spilled producer", ("state",)),
+    ("group", ("members", 0)),
+]
+"""The structs inside that are arrays."""
+
+
+def record_of(value: object) -> Record:
+    return Record("llog/x", json.dumps(value).encode(), 1)
+
+
+@pytest.fixture(autouse=True)
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    lines: list[dict[str, object]] = []
+
+    class Log:
+        def error(self, event: str, **facts: object) -> None:
+            lines.append({"event": event, **facts})
+
+    monkeypatch.setattr(refusal, "_log", Log())
+    monkeypatch.setattr(refusal, "_logged", set())
+    return lines
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_field_of_a_newer_release_is_refused(kind: str) -> None:
+    decode, value = RECORDS[kind]
+    decode(record_of(value))
+
+    with pytest.raises(IncompatibleFormat, match="of_a_newer_release"):
+        decode(record_of({**value, "of_a_newer_release": {"5": 0}}))
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_higher_number_is_refused_whatever_else_is_there(kind: str) -> None:
+    decode, value = RECORDS[kind]
+
+    for newer in ({**value, "fmt": 2}, {"fmt": 2}):
+        with pytest.raises(IncompatibleFormat, match="format 2"):
+            decode(record_of(newer))
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_record_that_lacks_something_is_damaged_and_not_new(kind: str) -> None:
+    decode, value = RECORDS[kind]
+
+    with pytest.raises(Corrupt):
+        decode(record_of({name: part for name, part in value.items() if name != "fmt"} | {"fmt": "x"}))
+
+
+@pytest.mark.parametrize(("kind", "way"), ARRAYS)
+def test_an_element_more_is_refused(kind: str, way: tuple[Any, ...]) -> None:
+    decode, value = RECORDS[kind]
+    value = json.loads(json.dumps(value))
+    inner: Any = value
+    for step in way:
+        inner = inner[step]
+    inner.append("of a newer release")
+
+    with pytest.raises(IncompatibleFormat, match="at most length"):
+        decode(record_of(value))
+
+
+@pytest.mark.parametrize(("kind", "field"), [("control", "log_state"), ("topic", "state")])
+def test_a_name_that_is_not_known_is_refused(kind: str, field: str) -> None:
+    decode, value = RECORDS[kind]
+
+    with pytest.raises(IncompatibleFormat, match="Invalid enum value"):
+        decode(record_of({**value, field: "MOVED"}))
+
+
+def test_an_array_that_is_too_short_is_damage() -> None:
+    decode, value = RECORDS["control"]
+
+    with pytest.raises(Corrupt, match="at least length"):
+        decode(record_of({**value, "pending": [[1]]}))
+
+
+def test_it_is_logged_once_for_a_key_with_the_release_and_for_so_many_keys(logged: list[dict[str, object]]) -> None:
+    decode, value = RECORDS["offset"]
+    for number in range(refusal.LOGGED_MAX + 50):
+        for _ in range(3):
+            with pytest.raises(IncompatibleFormat):
+                decode(Record(f"llog/{number}", json.dumps({**value, "more": 1}).encode(), 1))
+
+    assert len(logged) == refusal.LOGGED_MAX
+    assert {name: logged[0][name] for name in ("event", "key", "fmt", "release")} == {
+        "event": "newer_format",
+        "key": "llog/0",
+        "fmt": 1,
+        "release": refusal.forebay_version(),
+    }
+    assert "Object contains unknown field `more`" in str(logged[0]["cause"])
+
+
+@pytest.mark.parametrize("more", [{"ongoing_txns": {"5": 0}}, {"pending": [[*ENTRY, "inline"]]}, {"fmt": 2}])
+async def test_a_commit_writes_nothing_over_a_control_record_of_a_newer_release(more: dict[str, Any]) -> None:
+    """The review's X: the fields were gone with the next commit."""
+    async with rig() as broker:
+        assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
+        key = PartitionKeys(PARTITION).control
+        (record,) = await broker.shared.get_many([key])
+        assert record is not None
+        newer = json.dumps({**json.loads(record.value), **more}).encode()
+        await broker.shared.write([Put(key, newer, None)])
+        (answer,) = await broker.send(batch_bytes(1))
+        (after,) = await broker.shared.get_many([key])
+
+        assert isinstance(answer, IncompatibleFormat)
+        assert after is not None
+        assert after.value == newer
+
+
+def test_every_struct_of_a_record_refuses_what_it_does_not_know() -> None:
+    from storage.catalog import brokers, cluster, groups, producer_ids, topic_records
+    from storage.formats import control
+
+    lenient = {cluster._Level}
+    structs = [
+        struct
+        for module in (brokers, cluster, groups, producer_ids, topic_records, control)
+        for struct in vars(module).values()
+        if isinstance(struct, type) and issubclass(struct, msgspec.Struct) and struct.__module__ == module.__name__
+    ]
+
+    assert len(structs) > 15
+    assert [struct.__name__ for struct in structs if not struct.__struct_config__.forbid_unknown_fields and struct not in lenient] == []
+
+
+def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
+    from storage.catalog import brokers, cluster, groups, producer_ids, topic_records
+    from storage.formats import control
+
+    assert levels.FORMATS[levels.LEVEL_MAX] == {
+        "WAL object": wal.FMT,
+        "control record, index chunk, producer state": control.FMT,
+        "topic, its name by id": topic_records.FMT,
+        "broker": brokers.FMT,
+        "cluster": cluster.FMT,
+        "producer ids": producer_ids.FMT,
+        "group, its topics, offset, coordinator": groups.FMT,
+    }
+    assert sorted(levels.FORMATS) == list(range(levels.LEVEL_FIRST, levels.LEVEL_MAX + 1))
