@@ -26,6 +26,7 @@ from broker.http.health import METADATA, OBJECT_STORE, Probes, Readiness
 from broker.leadership import Leadership, leadership_of
 from broker.protocol import codec, support
 from broker.registration import RegisteredLife
+from broker.responses import Responses
 from broker.server import ConnectionLimits, Server, bind
 from broker.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from broker.settings.listeners import Listener
@@ -51,7 +52,7 @@ from storage.opening import Stores, open_stores
 
 TAIL_SHARE: Final = 3 / 8
 BLOCKS_SHARE: Final = 3 / 8
-"""Of storage.cache_bytes; the last quarter is for what readers hold beside it: fetches under way and responses on their way out."""
+"""Of storage.cache_bytes; the last quarter is for what readers hold beside it: fetches under way and replies on their way out."""
 DRAIN_COMMITS_S: Final = 30.0
 
 assert TAIL_SHARE + BLOCKS_SHARE < 1
@@ -155,12 +156,16 @@ async def open_broker(
 
         nursery = await closing.enter_async_context(Nursery())
         nursery.spawn(life.stay(), name="stay-registered")
-        blocks = BlockCache(opened.objects, bytes_max=int(settings.storage.cache_bytes * BLOCKS_SHARE), telemetry=telemetry)
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+        cache_bytes = settings.storage.cache_bytes
+        responses = Responses(bytes_max=int(cache_bytes * (1 - TAIL_SHARE - BLOCKS_SHARE)), telemetry=telemetry, soon=soon)
+        blocks = BlockCache(opened.objects, bytes_max=int(cache_bytes * BLOCKS_SHARE), telemetry=telemetry)
         parts = open_log(
             metadata=opened.metadata,
             objects=opened.objects,
             blocks=blocks,
-            tail_bytes_max=int(settings.storage.cache_bytes * TAIL_SHARE),
+            tail_bytes_max=int(cache_bytes * TAIL_SHARE),
+            readers=responses,
             flush=FlushSettings(interval_s=settings.storage.flush_interval.total_seconds(), bytes_max=settings.storage.flush_bytes),
             epoch=epoch,
             ids=ids,
@@ -222,12 +227,14 @@ async def open_broker(
                 clock=clock,
                 replicas=PreferredReplicas(brokers=directory, leadership=strategy, rack=settings.broker.rack, clock=clock),
             ),
+            responses=responses,
             clock=clock,
             telemetry=telemetry,
         )
         server = Server(
             requests=dispatch,
-            admission=Admission(bytes_max=settings.storage.max_buffer_bytes, telemetry=telemetry),
+            admission=Admission(bytes_max=settings.storage.max_buffer_bytes, telemetry=telemetry, soon=soon),
+            responses=responses,
             limits=ConnectionLimits(
                 settings.kafka.max_connections, settings.kafka.idle_timeout.total_seconds(), settings.kafka.max_request_bytes
             ),

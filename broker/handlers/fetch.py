@@ -20,6 +20,7 @@ from broker.fetching.preferred_replicas import Fetcher, Near, PreferredReplicas
 from broker.fetching.waiters import Waiters
 from broker.handlers.errors import error_code_of
 from broker.protocol.fetch import TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
+from broker.responses import Room
 from runtime.clock import Clock
 from storage.catalog.topics import Topic, Topics
 from storage.errors import NotFound, OffsetOutOfRange, StorageError, Unavailable
@@ -81,8 +82,13 @@ class Fetch:
         self._replicas = replicas
         self._partitions_under_way = 0
 
-    async def handle(self, request: FetchRequest, *, version: int, client: Fetcher | None = None) -> FetchResponse:
-        """`client` is who asks, if it is to be told of nearer brokers. Raises `Unavailable` when too much is being fetched already."""
+    async def handle(
+        self, request: FetchRequest, *, version: int, client: Fetcher | None = None, room: Room | None = None
+    ) -> FetchResponse:
+        """`client` is who asks, if it is to be told of nearer brokers; the caller gives `room` back, which is what the answer holds.
+
+        Raises `Unavailable` when too much is being fetched already.
+        """
         if request.session_epoch not in FULL_FETCH_EPOCHS:
             return FetchResponse((), error_code=ErrorCode.fetch_session_id_not_found)
         if self._partitions_under_way + len(request.partitions) > 2 * PARTITIONS_WAITING_MAX:
@@ -91,23 +97,25 @@ class Fetch:
             )
         self._partitions_under_way += len(request.partitions)
         try:
-            return await self._handle(request, version, client)
+            return await self._handle(request, version, client, room)
         finally:
             self._partitions_under_way -= len(request.partitions)
 
-    async def _handle(self, request: FetchRequest, version: int, client: Fetcher | None) -> FetchResponse:
+    async def _handle(self, request: FetchRequest, version: int, client: Fetcher | None, room: Room | None) -> FetchResponse:
         deadline_s = self._clock.monotonic_s() + min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX)
         targets = await self._resolve(request, version)
         if self._replicas is not None and client is not None and request.rack_id:
             near = await self._replicas.near(request.rack_id, client)
             if near is not None:
                 await self._send_nearer(targets, near, request.isolation_level)
-        await self._collect(targets, request)
+        await self._collect(targets, request, room, deadline_s)
         may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX
         if targets and may_wait and not _is_enough(targets, request):
-            await self._wait(targets, request, deadline_s)
+            await self._wait(targets, request, room, deadline_s)
         if _pinned_bytes(targets) > PINNED_BYTES_MAX:
             _copy_parts(targets)
+            if room is not None:
+                room.settle(_pinned_bytes(targets))
         return FetchResponse([target.answer for target in targets])
 
     async def _send_nearer(self, targets: Sequence[Target], near: Near, isolation_level: int) -> None:
@@ -123,17 +131,17 @@ class Fetch:
                 continue  # `_collect` comes to the same end, and answers it
             target.is_final = True
 
-    async def _wait(self, targets: Sequence[Target], request: FetchRequest, deadline_s: float) -> None:
+    async def _wait(self, targets: Sequence[Target], request: FetchRequest, room: Room | None, deadline_s: float) -> None:
         logs = [target.log for target in targets if target.log is not None]
         with self._waiters.wait(logs) as wait:
             # Once more now that nothing can be missed: a commit may have come between the first look and the wait.
-            await self._collect(targets, request, again=True)
+            await self._collect(targets, request, room, deadline_s, again=True)
             while not _is_enough(targets, request):
                 left_s = deadline_s - self._clock.monotonic_s()
                 if left_s <= 0:
                     return
                 if await wait.moved(left_s):
-                    await self._collect(targets, request, again=True)
+                    await self._collect(targets, request, room, deadline_s, again=True)
 
     async def _resolve(self, request: FetchRequest, version: int) -> list[Target]:
         by_id = version >= TOPIC_IDS_MINIMUM
@@ -176,8 +184,10 @@ class Fetch:
             found |= await self._topics.lookup(missing)
         return found
 
-    async def _collect(self, targets: Sequence[Target], request: FetchRequest, *, again: bool = False) -> None:
-        """Answer every target from what can be read now; `again`, those that have moved since."""
+    async def _collect(
+        self, targets: Sequence[Target], request: FetchRequest, room: Room | None, deadline_s: float, *, again: bool = False
+    ) -> None:
+        """Answer every target from what can be read now; `again`, those that have moved since. Without room for records there are none."""
         if not again:
             await self._refresh(targets)
         moved = [target for target in targets if not target.is_final and not (again and target.has_stood)]
@@ -186,6 +196,9 @@ class Fetch:
         kept_bytes = sum(target.size_bytes for target in targets)
         left_bytes = max(0, min(max(request.max_bytes, 0), FETCH_RESPONSE_BYTES_MAX) - kept_bytes)
         is_first = not kept_bytes
+        if room is not None and any(map(_has_more, moved)):
+            granted_bytes = await room.to_read(left_bytes, deadline_s - self._clock.monotonic_s())
+            left_bytes, is_first = min(left_bytes, granted_bytes), is_first and granted_bytes > 0
         stored_reads = STORED_READS_MAX
         for target in moved:
             assert target.log is not None
@@ -203,6 +216,8 @@ class Fetch:
             left_bytes = max(0, left_bytes - target.size_bytes)
             is_first = is_first and not target.size_bytes
             target.records = buffers
+        if room is not None:
+            room.settle(_pinned_bytes(targets))
 
     def _forget(self, partition: PartitionId) -> None:
         """The cache contradicts the control record: the topic is gone, or is another one of that name by now."""
@@ -259,6 +274,10 @@ def _needs_refresh(log: PartitionLog, offset: int) -> bool:
     return control is None or offset >= control.sequence_counter or offset < control.log_start or log.unexplained_hints > 0
 
 
+def _has_more(target: Target) -> bool:
+    return target.log is not None and target.asked.fetch_offset < target.log.high_watermark
+
+
 def _is_enough(targets: Sequence[Target], request: FetchRequest) -> bool:
     # Who wants more than it takes is not kept waiting for it.
     wanted_bytes = min(request.min_bytes, request.max_bytes)
@@ -272,7 +291,8 @@ def _pinned_bytes(targets: Iterable[Target]) -> int:
 def _copy_parts(targets: Iterable[Target]) -> None:
     """Copy what is only a part of the memory it keeps alive."""
     for target in targets:
-        copied = [bytes(view) if len(view) < _whole_bytes(view) else view for view in target.records]
+        copied = [memoryview(bytes(view)) if len(view) < _whole_bytes(view) else view for view in target.records]
+        target.records = copied
         target.answer = target.answer._replace(records=copied)
 
 

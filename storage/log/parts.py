@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass
 
 from runtime.clock import Clock
+from runtime.frames import Account
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
@@ -49,9 +50,12 @@ def open_log(
     chance: random.Random,
     nursery: Nursery,
     telemetry: Telemetry,
+    readers: Account | None = None,
 ) -> LogParts:
     """Nothing is read or written yet: a broker's start needs no recovery. What an earlier broker left is either committed, and found in the
     control record, or garbage that no entry names; `pending` entries are indexed by whoever commits next.
+
+    `readers` counts the frames that the tail cache drops while others hold them.
     """
     partitions = Partitions()
     control_reads = ControlReads(metadata=metadata, partitions=partitions, nursery=nursery)
@@ -60,7 +64,7 @@ def open_log(
     committer = Committer(
         metadata=metadata,
         control_reads=control_reads,
-        tail=TailCache(bytes_max=tail_bytes_max, telemetry=telemetry),
+        tail=TailCache(bytes_max=tail_bytes_max, telemetry=telemetry, readers=readers or Account()),
         epoch=epoch,
         upload_again=sealer.upload_again,
         clock=clock,
