@@ -28,6 +28,7 @@ from broker.http.health import METADATA, OBJECT_STORE, Probes, Readiness
 from broker.leadership import Leadership, leadership_of
 from broker.leaving import Leaving
 from broker.registration import RegisteredLife
+from broker.responses import Responses
 from broker.server import ConnectionLimits, Server, bind
 from broker.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from broker.settings.listeners import Listener
@@ -167,14 +168,18 @@ async def open_broker(
         nursery = await closing.enter_async_context(Nursery())
         nursery.spawn(life.stay(), name="stay-registered")
         nursery.spawn(directory.follow_level(), name="follow-format-level")
-        blocks = BlockCache(opened.objects, bytes_max=int(settings.storage.cache_bytes * BLOCKS_SHARE), telemetry=telemetry)
         walking = ThreadBlocking(threads=1, name="time-search")
         closing.callback(walking.close)
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+        cache_bytes = settings.storage.cache_bytes
+        responses = Responses(bytes_max=int(cache_bytes * (1 - TAIL_SHARE - BLOCKS_SHARE)), telemetry=telemetry, soon=soon)
+        blocks = BlockCache(opened.objects, bytes_max=int(cache_bytes * BLOCKS_SHARE), telemetry=telemetry)
         parts = open_log(
             metadata=opened.metadata,
             objects=opened.objects,
             blocks=blocks,
-            tail_bytes_max=int(settings.storage.cache_bytes * TAIL_SHARE),
+            tail_bytes_max=int(cache_bytes * TAIL_SHARE),
+            readers=responses,
             flush=FlushSettings(interval_s=settings.storage.flush_interval.total_seconds(), bytes_max=settings.storage.flush_bytes),
             epoch=epoch,
             producer_expiration_ms=settings.kafka.producer_id_expiration // timedelta(milliseconds=1),
@@ -246,13 +251,15 @@ async def open_broker(
                 replicas=PreferredReplicas(brokers=directory, leadership=strategy, rack=settings.broker.rack, clock=clock),
             ),
             leaving=leaving,
+            responses=responses,
             clock=clock,
             telemetry=telemetry,
         )
         server = Server(
             requests=dispatch,
             leaving=leaving,
-            admission=Admission(bytes_max=settings.storage.max_buffer_bytes, telemetry=telemetry),
+            admission=Admission(bytes_max=settings.storage.max_buffer_bytes, telemetry=telemetry, soon=soon),
+            responses=responses,
             limits=ConnectionLimits(
                 settings.kafka.max_connections, settings.kafka.idle_timeout.total_seconds(), settings.kafka.max_request_bytes
             ),

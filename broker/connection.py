@@ -4,8 +4,8 @@ A `BufferedProtocol`: small frames are cut from an arena, a large one is receive
 overlap; any other request starts when all earlier ones have been answered; replies leave in order. Reading pauses while the client does
 not take its replies, while too much of what it sent is unanswered, and while the whole broker is over its budget.
 
-Bytes are counted from the moment they have a buffer until their request is answered, also if the connection is gone by then: what the log
-still holds for a client that left is memory all the same.
+Requests are frames of the broker's budget (broker.admission), which counts them for as long as anybody holds them: what the log still holds
+for a client that left is memory all the same. Replies count in another (broker.responses) until the client has taken them.
 """
 
 import asyncio
@@ -20,6 +20,8 @@ from broker.dispatch import Client, Done, Start, Unanswerable
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.framing import PREFIX_BYTES, frame_length
 from broker.protocol.session import Session
+from broker.responses import Responses
+from runtime.frames import Frame
 from storage.limits import KIB, MIB
 from storage.vocabulary import Buffer
 
@@ -30,7 +32,6 @@ FRAME_GROWTH: Final = 4
 """That buffer is at most this many times what has arrived: the claim of a length costs the broker nothing."""
 UNANSWERED_BYTES_MAX: Final = 8 * MIB
 UNANSWERED_REQUESTS_MAX: Final = 512
-WRITE_BUFFER_BYTES_HIGH: Final = 256 * KIB
 GATHERED_BYTES_MAX: Final = 64 * KIB
 
 assert OWN_BUFFER_FROM_BYTES + PREFIX_BYTES < ARENA_BYTES, "what stays in the arena leaves room for more"
@@ -69,6 +70,7 @@ class Connection(asyncio.BufferedProtocol):
         *,
         requests: Requests,
         admission: Admission,
+        responses: Responses,
         frame_bytes_max: int,
         listener: str,
         on_made: Callable[["Connection"], None],
@@ -80,6 +82,7 @@ class Connection(asyncio.BufferedProtocol):
         """`soon` calls back after what is ready now, as `call_soon` of the loop does."""
         self._requests = requests
         self._admission = admission
+        self._responses = responses
         self._on_made = on_made
         self._on_lost = on_lost
         self._on_violation = on_violation
@@ -93,16 +96,20 @@ class Connection(asyncio.BufferedProtocol):
         self._session = Session()
         self._outgoing: list[Buffer] = []
         self._outgoing_bytes = 0
+        self._unwritten_bytes = 0
+        self._unwritten_seen_bytes = 0
+        self._covered_bytes = 0
+        self._when_written: list[Callable[[], None]] = []
         self._transport: asyncio.Transport | None = None
         self._arena = bytearray(ARENA_BYTES)
         self._arena_view = memoryview(self._arena)
         self._arena_filled = 0
-        self._frame: bytearray | None = None
+        self._frame: Frame | None = None
         self._frame_filled = 0
         self._frame_length = 0
-        self._queue: deque[bytearray] = deque()
+        self._is_starved = False
+        self._queue: deque[Frame] = deque()
         self._unanswered_bytes = 0
-        self._begun_bytes = 0
         self._overlapping = 0
         self._is_busy = False
         self._is_advancing = False
@@ -117,20 +124,32 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_HIGH)
+        # Nothing may wait there unnoticed: `pause_writing` says that something does, `resume_writing` that all of it was taken.
+        self._transport.set_write_buffer_limits(high=0)
         peer = transport.get_extra_info("peername")
         self.client_host = str(peer[0]) if peer else ""
         self._on_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - as asyncio calls it
         self._is_lost = True
-        self._queue.clear()
-        self._frame = None
-        self._admission.forget(self._update_reading)
-        # What was begun goes on without us, and gives its bytes back itself.
-        self._admission.give_back(self._unanswered_bytes - self._begun_bytes)
-        self._unanswered_bytes = self._begun_bytes
+        self._let_go()
+        self._outgoing = []
+        self._note_written()
         self._on_lost(self)
+
+    def _let_go(self) -> None:
+        """Of all that was received and not begun. What was begun goes on without us, and dies when it is done."""
+        self._queue.clear()
+        while not self._handed_over.empty():
+            self._handed_over.get_nowait()
+        self._end_frame()
+        self._admission.forget(self._update_reading, self._on_room)
+
+    def _end_frame(self) -> Frame | None:
+        frame, self._frame = self._frame, None
+        if frame is not None:
+            self._admission.end(frame)
+        return frame
 
     def close(self) -> None:
         """Close after what is buffered for the client has been sent."""
@@ -147,10 +166,18 @@ class Connection(asyncio.BufferedProtocol):
         """Nothing is under way. Requests that were received may still wait for the client to take its replies."""
         return self._session.pending_count == 0
 
+    def note_progress(self) -> None:
+        """A client that takes its replies slowly is not silent."""
+        left_bytes = 0 if self._transport is None or self._is_lost else self._transport.get_write_buffer_size()
+        if left_bytes < self._unwritten_seen_bytes:
+            self.last_active_s = self._now_s()
+        self._unwritten_seen_bytes = left_bytes
+
     @property
     def is_hoarding(self) -> bool:
         """It is up to the client how long memory is held: until it sends the rest of a frame, takes its replies, or its long poll ends."""
-        return self._frame is not None or self._is_writing_paused or (self._is_busy and bool(self._queue))
+        is_sending = self._frame is not None and not self._is_starved
+        return is_sending or self._is_writing_paused or (self._is_busy and bool(self._queue))
 
     @property
     def is_between_requests(self) -> bool:
@@ -220,10 +247,10 @@ class Connection(asyncio.BufferedProtocol):
             if frame is not None:
                 self._frame_filled += nbytes
                 if self._frame_filled == self._frame_length:
-                    self._frame = None
-                    self._queue.append(frame)
+                    self._enqueue(frame)
+                    self._end_frame()
                 elif self._frame_filled == len(frame):
-                    self._give_room(frame, counted_bytes=len(frame))
+                    self._give_room(frame, len(frame))
             else:
                 self._arena_filled += nbytes
                 self._cut_frames()
@@ -242,12 +269,15 @@ class Connection(asyncio.BufferedProtocol):
             if begin + length > filled:
                 if filled - begin >= OWN_BUFFER_FROM_BYTES:
                     self._frame_length = length
-                    self._frame_filled = filled - begin
-                    self._give_room(view[begin:filled], counted_bytes=0)
-                    position = filled
+                    if self._give_room(view[begin:filled], 0):
+                        self._frame_filled = filled - begin
+                        position = filled
                 break
-            self._count(length)
-            self._queue.append(bytearray(view[begin : begin + length]))
+            frame = self._admission.admit(view[begin : begin + length])
+            if frame is None:
+                self._starve(length)
+                break
+            self._enqueue(frame)
             position = begin + length
         if position == filled:
             self._arena_filled = 0
@@ -255,18 +285,39 @@ class Connection(asyncio.BufferedProtocol):
             self._arena[: filled - position] = self._arena[position:filled]
             self._arena_filled = filled - position
 
-    def _give_room(self, received: bytearray | memoryview, *, counted_bytes: int) -> None:
-        """Move the begun frame to a buffer with room for more of it."""
-        room_bytes = min(self._frame_length, len(received) * FRAME_GROWTH)
-        self._count(room_bytes - counted_bytes)
-        # Not grown in place: the transport still holds a view of the old one.
-        frame = bytearray(room_bytes)
-        frame[: len(received)] = received
-        self._frame = frame
+    def _enqueue(self, frame: Frame) -> None:
+        self._unanswered_bytes += len(frame)
+        self._queue.append(frame)
 
-    def _count(self, size_bytes: int) -> None:
-        self._admission.take(size_bytes)
-        self._unanswered_bytes += size_bytes
+    def _give_room(self, received: Frame | memoryview, counted_bytes: int) -> bool:
+        """Move the begun frame to a buffer with room for more of it. False: it waits until there is memory for one."""
+        room_bytes = min(self._frame_length, len(received) * FRAME_GROWTH)
+        frame = self._admission.begin(received, room_bytes)
+        if frame is None:
+            self._starve(room_bytes - counted_bytes)
+            return False
+        self._frame = frame
+        return True
+
+    def _starve(self, wanted_bytes: int) -> None:
+        self._is_starved = True
+        self._admission.when_room(wanted_bytes, self._on_room)
+
+    def _on_room(self, refusal: ProtocolViolation | None) -> None:
+        self._is_starved = False
+        self.last_active_s = self._now_s()
+        if refusal is not None:
+            self._refuse(refusal)
+            return
+        try:
+            if self._frame is not None:
+                self._give_room(self._frame, len(self._frame))
+            else:
+                self._cut_frames()
+            self._advance()
+        except (ProtocolViolation, Unanswerable) as reason:
+            self._refuse(reason)
+        self._update_reading()
 
     # Requests
 
@@ -280,7 +331,7 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._is_advancing = False
 
-    def _start_queued(self, queue: deque[bytearray]) -> None:
+    def _start_queued(self, queue: deque[Frame]) -> None:
         while queue and not self._is_busy and not self._is_writing_paused:
             frame = memoryview(queue[0])
             is_overlapping = self._requests.is_overlapping(frame)
@@ -293,7 +344,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._handed_over.put_nowait((number, frame))
 
     def _start(self, number: int, frame: memoryview, start: Callable[[memoryview, Client, Done], bool]) -> bool:
-        """Begin an overlapping request. From then on it, and nobody else, gives back its bytes, whenever it is done."""
+        """Begin an overlapping request."""
         size_bytes = len(frame)
         is_under_way = True
 
@@ -302,11 +353,9 @@ class Connection(asyncio.BufferedProtocol):
             if is_under_way:
                 is_under_way = False
                 self._overlapping -= 1
-                self._begun_bytes -= size_bytes
                 self._finish(number, payload, size_bytes)
 
         self._overlapping += 1
-        self._begun_bytes += size_bytes
         is_started = False
         try:
             is_started = start(frame, self, done)
@@ -314,7 +363,6 @@ class Connection(asyncio.BufferedProtocol):
             if not is_started and is_under_way:
                 is_under_way = False
                 self._overlapping -= 1
-                self._begun_bytes -= size_bytes
         return is_started
 
     async def run(self) -> None:
@@ -341,7 +389,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def _finish(self, number: int, payload: Sequence[Buffer] | None, size_bytes: int) -> None:
         self._unanswered_bytes -= size_bytes
-        self._admission.give_back(size_bytes)
         ready = self._session.reply(number, payload)
         transport = self._transport
         assert transport is not None
@@ -366,15 +413,46 @@ class Connection(asyncio.BufferedProtocol):
             self._part_soon()
 
     def _send(self) -> None:
-        outgoing, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
-        if outgoing and self._transport is not None and not self._is_lost and not self._transport.is_closing():
-            self._transport.writelines(outgoing)
+        outgoing, uncounted_bytes = self._outgoing, self._outgoing_bytes - self._covered_bytes
+        self._outgoing, self._outgoing_bytes, self._covered_bytes = [], 0, 0
+        transport = self._transport
+        if not outgoing or transport is None or self._is_lost or transport.is_closing():
+            return
+        transport.writelines(outgoing)
+        if transport.get_write_buffer_size():
+            # All of it: the transport holds what it was given until the last byte was taken.
+            self._responses.held_bytes += uncounted_bytes
+            self._unwritten_bytes += uncounted_bytes
+        elif self._when_written:
+            self._note_written()
+
+    def until_written(self, release: Callable[[], None], covered_bytes: int) -> None:
+        """Call `release` once when the reply to the request that runs alone, which comes next, was taken or never will be.
+
+        `covered_bytes` of that reply are counted by whoever is called.
+        """
+        if self._is_lost:
+            release()
+            return
+        self._when_written.append(release)
+        self._covered_bytes += covered_bytes
+
+    def _note_written(self) -> None:
+        """All replies so far were taken, or will never be."""
+        unwritten_bytes, self._unwritten_bytes = self._unwritten_bytes, 0
+        self._responses.held_bytes -= unwritten_bytes
+        if unwritten_bytes and self._responses.is_watched:
+            self._responses.on_less()
+        if self._when_written and not self._outgoing:
+            when_written, self._when_written = self._when_written, []
+            for release in when_written:
+                release()
 
     def _refuse(self, reason: ProtocolViolation | Unanswerable) -> None:
         if isinstance(reason, ProtocolViolation):
             self._on_violation()
             log.warning("protocol_violation", client_host=self.client_host, client_id=self.client_id, cause=str(reason))
-        self._queue.clear()
+        self._let_go()
         self.abort()
 
     # Back-pressure
@@ -386,6 +464,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._is_writing_paused = False
         self.last_active_s = self._now_s()
+        self._note_written()
         try:
             self._advance()
         except (ProtocolViolation, Unanswerable) as reason:
@@ -400,13 +479,14 @@ class Connection(asyncio.BufferedProtocol):
         wanted = (
             self.has_parted
             or (
-                not self._is_writing_paused
+                not self._is_starved
+                and not self._is_writing_paused
                 and not self._is_draining
                 and self._unanswered_bytes * limit_factor <= UNANSWERED_BYTES_MAX
                 and (len(self._queue) + self._session.pending_count) * limit_factor <= UNANSWERED_REQUESTS_MAX
                 and not self._admission.is_over
             )
-            or (self._frame is not None and not self._is_writing_paused and not self._is_draining)
+            or (self._frame is not None and not self._is_starved and not self._is_writing_paused and not self._is_draining)
         )
         if self._admission.is_over:
             self._admission.when_free(self._update_reading)

@@ -23,10 +23,11 @@ from broker.protocol.errors import ProtocolViolation
 from broker.protocol.first_error import first_error_of
 from broker.protocol.produce import PartitionResult, ProduceRequest, ProduceResponse
 from broker.protocol.request import Request
+from broker.responses import LARGE_REPLY_BYTES, Responses, Room
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.catalog.topics import Topic
-from storage.errors import StorageError
+from storage.errors import StorageError, without_frames
 from storage.limits import KIB
 from storage.vocabulary import Buffer
 
@@ -74,6 +75,10 @@ class Client(Protocol):
         """After what is buffered for the client has been sent."""
         ...
 
+    def until_written(self, release: Callable[[], None], covered_bytes: int) -> None:
+        """Call `release` once when the reply that comes next was taken by the client, or never will be. It counts these bytes of it."""
+        ...
+
 
 Start = Callable[[memoryview, Client, Done], bool]
 
@@ -104,12 +109,21 @@ class Dispatch:
     """What a connection hands its frames to."""
 
     def __init__(
-        self, *, parts: Parts, produce_handler: Produce, fetch_handler: Fetch, leaving: Leaving, clock: Clock, telemetry: Telemetry
+        self,
+        *,
+        parts: Parts,
+        produce_handler: Produce,
+        fetch_handler: Fetch,
+        leaving: Leaving,
+        responses: Responses,
+        clock: Clock,
+        telemetry: Telemetry,
     ) -> None:
         self._parts = parts
         self._leaving = leaving
         self._produce = produce_handler
         self._fetch = fetch_handler
+        self._responses = responses
         self._clock = clock
         requests, seconds = telemetry.counter(REQUESTS), telemetry.histogram(REQUEST_SECONDS)
         size = telemetry.counter(REQUEST_BYTES)
@@ -143,7 +157,7 @@ class Dispatch:
                 async with asyncio.timeout(HANDLER_TIMEOUT_S):
                     found = await self._produce.lookup_topics(highest)
             except StorageError as error:
-                found = error
+                found = without_frames(error)
         return lambda frame, connection, done: self._start(frame, connection, done, lambda _request: found)
 
     def _start(
@@ -223,6 +237,8 @@ class Dispatch:
                 context = Context(self._parts, connection.listener, connection.client_host, place)
                 answer = await HANDLERS[header.api_key](context, request)
                 reply = await self._encode(header, answer, place)
+                if len(reply) > LARGE_REPLY_BYTES:
+                    await self._take_room(len(reply), connection)
             return header, [reply], first_error_of(answer)
         finally:
             place.give_back()
@@ -246,10 +262,22 @@ class Dispatch:
         self, header: codec.RequestHeader, frame: memoryview, connection: Client
     ) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
         request = fetch.read_request(header.api_version, frame, header.body_position)
-        async with asyncio.timeout(HANDLER_TIMEOUT_S + FETCH_WAIT_S_MAX):
-            fetched = await self._fetch.handle(request, version=header.api_version, client=connection)
+        room = Room(self._responses)
+        try:
+            async with asyncio.timeout(HANDLER_TIMEOUT_S + FETCH_WAIT_S_MAX):
+                fetched = await self._fetch.handle(request, version=header.api_version, client=connection, room=room)
+            reply = fetch.write_response(header.api_version, header.correlation_id, fetched)
+        except BaseException:
+            room.give_back()
+            raise
+        connection.until_written(room.give_back, sum([sum(map(len, partition.records)) for partition in fetched.partitions]))
         first_error = fetched.error_code or next((partition.error_code for partition in fetched.partitions if partition.error_code), 0)
-        return header, fetch.write_response(header.api_version, header.correlation_id, fetched), first_error
+        return header, reply, first_error
+
+    async def _take_room(self, reply_bytes: int, connection: Client) -> None:
+        room = Room(self._responses)
+        await room.to_send(reply_bytes)
+        connection.until_written(room.give_back, reply_bytes)
 
     @contextlib.contextmanager
     def _answerable(self, connection: Client) -> Iterator[None]:

@@ -12,6 +12,7 @@ import structlog
 from broker.admission import Admission
 from broker.connection import Connection, Requests
 from broker.leaving import Leaving
+from broker.responses import Responses
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
@@ -33,7 +34,7 @@ PART_S: Final = 1.0
 """A client that was sent the end of our stream has this long to read it, and what came before it, and to close."""
 IDLE_CHECK_S: Final = 15.0
 STALLED_S: Final = 15.0
-"""While the budget of request bytes is used up, who holds some of it and was silent for this long loses its connection."""
+"""While the budget of requests, or that of replies, is used up, who holds some of it and was silent for this long loses its connection."""
 
 log = structlog.get_logger("server")
 
@@ -58,6 +59,7 @@ class Server:
         requests: Requests,
         admission: Admission,
         leaving: Leaving,
+        responses: Responses,
         limits: ConnectionLimits,
         clock: Clock,
         nursery: Nursery,
@@ -66,6 +68,7 @@ class Server:
         self._requests = requests
         self._admission = admission
         self._leaving = leaving
+        self._responses = responses
         self._limits = limits
         self._clock = clock
         self._nursery = nursery
@@ -153,6 +156,7 @@ class Server:
             return Connection(
                 requests=self._requests,
                 admission=self._admission,
+                responses=self._responses,
                 frame_bytes_max=self._limits.frame_bytes_max,
                 listener=name,
                 on_made=on_made,
@@ -173,10 +177,12 @@ class Server:
     def close_silent(self) -> None:
         """Close connections that were silent for the idle timeout, and those that keep others waiting for memory by their silence."""
         now_s = self._clock.monotonic_s()
+        is_short = self._admission.is_over or self._responses.is_short
         for connection in tuple(self._connections):
+            connection.note_progress()
             silent_s = now_s - connection.last_active_s
             is_idle = connection.is_idle and silent_s > self._limits.idle_timeout_s
-            is_stalled = self._admission.is_over and connection.is_hoarding and silent_s > STALLED_S
+            is_stalled = is_short and connection.is_hoarding and silent_s > STALLED_S
             if is_idle or is_stalled:
                 # Not `close`: that waits until the client has taken what is buffered for it, and this one may never do so.
                 connection.abort()

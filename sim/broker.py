@@ -10,8 +10,10 @@ from broker.fetching.waiters import POLL_S, TRUSTED_POLL_S, Waiters
 from broker.handlers.context import Context, Parts, TopicDefaults
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
+from broker.handlers.recompression import Recompression
 from broker.leadership import leadership_of
 from broker.registration import RegisteredLife
+from runtime.blocking import InlineBlocking
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
@@ -251,7 +253,13 @@ class SimBroker:
             topic_defaults=TopicDefaults(auto_create=False),
             groups=cast("Coordinator", None),  # groups have a world of their own
         )
-        produce = Produce(topics=topics, partitions=log.partitions, appender=log.appender, clock=clock)
+        produce = Produce(
+            topics=topics,
+            partitions=log.partitions,
+            appender=log.appender,
+            recompression=Recompression(blocking=InlineBlocking(), nursery=nursery, clock=clock, telemetry=telemetry),
+            clock=clock,
+        )
         fetch = Fetch(
             topics=topics, partitions=log.partitions, control_reads=log.control_reads, reader=log.reader, waiters=waiters, clock=clock
         )

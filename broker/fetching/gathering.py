@@ -86,7 +86,7 @@ class Gathering:
         self,
         wanted: Sequence[Wanted],
         *,
-        bytes_max: int,
+        bytes_max: int | None,
         bytes_min: int,
         is_refused: bool,
         began_s: float,
@@ -95,12 +95,15 @@ class Gathering:
         control_reads: ControlReads,
         wake: Callable[[], None],
     ) -> None:
-        """`began_s` is when the request came, `deadline_s` when the client wants its answer, with `bytes_min` or less.
+        """`bytes_max` None: nothing is taken or read before `open`; until then it is only found out whether there is something.
+
+        `began_s` is when the request came, `deadline_s` when the client wants its answer, with `bytes_min` or less.
 
         `is_refused`: others of the request were answered with errors, so it waits for no records.
         """
         self._wanted = wanted
-        self._left_bytes = bytes_max
+        self._is_open = bytes_max is not None
+        self._left_bytes = bytes_max or 0
         self._bytes_min = bytes_min
         self._is_refused = is_refused
         self._began_s = self._now_s = began_s
@@ -114,6 +117,18 @@ class Gathering:
         self._reading: dict[Wanted, None] = {}
         self._joined: dict[Flight, None] = {}
         self._asked: dict[asyncio.Future[None], None] = {}
+
+    @property
+    def wants_room(self) -> bool:
+        """There is something to take, and it is not open."""
+        return not self._is_open and any(wanted.is_cut for wanted in self._wanted)
+
+    def open(self, bytes_max: int) -> None:
+        """Take up to so much from the next `look` on, or one batch that is larger."""
+        self._is_open = True
+        self._left_bytes = bytes_max
+        for wanted in self._wanted:
+            wanted.control = None  # to be looked at again, though it has not moved
 
     def look(self, now_s: float) -> None:
         """Take what is there, and begin the reads that are needed and have room."""
@@ -201,7 +216,7 @@ class Gathering:
                 if not wanted.is_late and now_s >= wanted.flight.began_s + GRACE_S:
                     self._give_up_room(wanted)
                 return
-        elif not wanted.is_queued and wanted.control is log.control and not (wanted.is_too_large and self._first is None):
+        elif not wanted.is_queued and wanted.control is log.control and not (wanted.is_too_large and self._first is None and self._is_open):
             return
         self._gather(wanted, now_s)
 
@@ -224,7 +239,7 @@ class Gathering:
         self._left_bytes += wanted.size_bytes + wanted.held_bytes
         wanted.held_bytes = 0
         wanted.is_late = wanted.is_queued = wanted.is_too_large = False
-        at_least_one = self._first is None or self._first is wanted
+        at_least_one = self._is_open and (self._first is None or self._first is wanted)
         room = max(0, min(self._left_bytes, wanted.bytes_max))
         buffers: list[memoryview] = []
         taken_bytes = 0

@@ -24,6 +24,7 @@ from broker.fetching.preferred_replicas import Fetcher, Near, PreferredReplicas
 from broker.fetching.waiters import Waiters
 from broker.handlers.errors import error_code_of
 from broker.protocol.fetch import TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
+from broker.responses import Room
 from runtime.clock import Clock
 from storage.catalog.topics import Topic, Topics
 from storage.errors import NotFound, OffsetOutOfRange, StorageError, Unavailable
@@ -75,8 +76,13 @@ class Fetch:
         self._replicas = replicas
         self._partitions_under_way = 0
 
-    async def handle(self, request: FetchRequest, *, version: int, client: Fetcher | None = None) -> FetchResponse:
-        """`client` is who asks, if it is to be told of nearer brokers. Raises `Unavailable` when too much is being fetched already."""
+    async def handle(
+        self, request: FetchRequest, *, version: int, client: Fetcher | None = None, room: Room | None = None
+    ) -> FetchResponse:
+        """`client` is who asks, if it is to be told of nearer brokers; the caller gives `room` back, which is what the answer holds.
+
+        Raises `Unavailable` when too much is being fetched already.
+        """
         if request.session_epoch not in FULL_FETCH_EPOCHS:
             return FetchResponse((), error_code=ErrorCode.fetch_session_id_not_found)
         if self._partitions_under_way + len(request.partitions) > 2 * PARTITIONS_WAITING_MAX:
@@ -85,11 +91,11 @@ class Fetch:
             )
         self._partitions_under_way += len(request.partitions)
         try:
-            return await self._handle(request, version, client)
+            return await self._handle(request, version, client, room)
         finally:
             self._partitions_under_way -= len(request.partitions)
 
-    async def _handle(self, request: FetchRequest, version: int, client: Fetcher | None) -> FetchResponse:
+    async def _handle(self, request: FetchRequest, version: int, client: Fetcher | None, room: Room | None) -> FetchResponse:
         began_s = self._clock.monotonic_s()
         targets = await self._resolve(request.partitions, version)
         if not targets:
@@ -98,12 +104,14 @@ class Fetch:
             near = await self._replicas.near(request.rack_id, client)
             if near is not None:
                 await self._send_nearer(targets, near, request.isolation_level)
-        wanted = await self._gather_all(targets, request, began_s)
+        wanted = await self._gather_all(targets, request, began_s, room)
         if version < TOPIC_IDS_MINIMUM and any(isinstance(one.error, NotFound) for one in wanted):
             await self._resolve_anew(targets, version)
-            wanted = await self._gather_all(targets, request, began_s)
+            wanted = await self._gather_all(targets, request, began_s, room)
         if _pinned_bytes(wanted) > PINNED_BYTES_MAX:
             _copy_parts(wanted)
+        if room is not None:
+            room.settle(_pinned_bytes(wanted))
         return FetchResponse([self._answer(target, request.isolation_level) for target in targets])
 
     async def _resolve_anew(self, targets: list[Target], version: int) -> None:
@@ -120,30 +128,34 @@ class Fetch:
             if target.wanted is not None and target.answer is None:
                 target.wanted = Wanted(target.wanted.log, target.asked.fetch_offset, target.asked.partition_max_bytes)
 
-    async def _gather_all(self, targets: Sequence[Target], request: FetchRequest, began_s: float) -> list[Wanted]:
+    async def _gather_all(self, targets: Sequence[Target], request: FetchRequest, began_s: float, room: Room | None) -> list[Wanted]:
         wanted = [target.wanted for target in targets if target.wanted is not None and target.answer is None]
-        await self._gather(wanted, request, began_s, is_refused=len(wanted) < len(targets))
+        await self._gather(wanted, request, began_s, room, is_refused=len(wanted) < len(targets))
         return wanted
 
-    async def _gather(self, wanted: Sequence[Wanted], request: FetchRequest, began_s: float, *, is_refused: bool) -> None:
-        """`is_refused`: some of the request have been answered, so the others wait for no records."""
+    async def _gather(
+        self, wanted: Sequence[Wanted], request: FetchRequest, began_s: float, room: Room | None, *, is_refused: bool
+    ) -> None:
+        """`is_refused`: some of the request have been answered, so the others wait for no records. Without room there are none."""
         may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX
         wait = self._waiters.wait([one.log for one in wanted])
+        bytes_max = min(max(request.max_bytes, 0), FETCH_RESPONSE_BYTES_MAX)
+        deadline_s = began_s + (min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX) if may_wait else 0.0)
         gathering = Gathering(
             wanted,
-            bytes_max=min(max(request.max_bytes, 0), FETCH_RESPONSE_BYTES_MAX),
+            bytes_max=bytes_max if room is None else None,
             # Who wants more than it takes is not kept waiting for it.
             bytes_min=min(request.min_bytes, request.max_bytes),
             is_refused=is_refused,
             began_s=began_s,
-            deadline_s=began_s + (min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX) if may_wait else 0.0),
+            deadline_s=deadline_s,
             reader=self._reader,
             control_reads=self._control_reads,
             wake=wait.wake,
         )
         try:
             gathering.look(began_s)
-            if gathering.may_leave():
+            if not await self._find_room(gathering, room, bytes_max, deadline_s) or gathering.may_leave():
                 return
             with contextlib.ExitStack() as waiting:
                 is_waiting = False
@@ -153,8 +165,20 @@ class Fetch:
                         is_waiting = True
                     await wait.moved(gathering.left_s())
                     gathering.look(self._clock.monotonic_s())
+                    if not await self._find_room(gathering, room, bytes_max, deadline_s):
+                        return
         finally:
             gathering.close()
+
+    async def _find_room(self, gathering: Gathering, room: Room | None, bytes_max: int, deadline_s: float) -> bool:
+        """Before the first record is taken. False if no room came in time: the answer goes without records, and the client asks again."""
+        if room is None or not gathering.wants_room:
+            return True
+        granted_bytes = await room.to_read(bytes_max, deadline_s - self._clock.monotonic_s())
+        if granted_bytes:
+            gathering.open(min(bytes_max, granted_bytes))
+            gathering.look(self._clock.monotonic_s())
+        return granted_bytes > 0
 
     async def _send_nearer(self, targets: Sequence[Target], near: Near, isolation_level: int) -> None:
         """Answer with a broker of the reader's rack and without records, as Kafka does; what is not to be read anywhere is told here."""

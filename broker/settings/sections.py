@@ -79,9 +79,13 @@ class StorageSettings:
     ] = timedelta(milliseconds=5)
     flush_bytes: Annotated[int, size(minimum="64KiB", maximum="128MiB"), "a WAL object that holds this much is flushed at once"] = 8 * MIB
     max_buffer_bytes: Annotated[
-        int, size(minimum="1MiB", maximum="64GiB"), "record bytes in flight; above it producers are slowed down"
+        int, size(minimum="1MiB", maximum="64GiB"), "memory for requests in flight; from three quarters of it on producers are slowed down"
     ] = 256 * MIB
-    cache_bytes: Annotated[int, size(minimum="4MiB", maximum="1024GiB"), "memory for blocks of objects that were read"] = 256 * MIB
+    cache_bytes: Annotated[
+        int,
+        size(minimum="4MiB", maximum="1024GiB"),
+        "memory for the last commits, for blocks of objects that were read, and for replies on their way",
+    ] = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

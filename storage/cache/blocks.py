@@ -4,13 +4,14 @@ A read that misses fetches whole blocks (aligned to `block_bytes`), so that the 
 neighbours travel in ONE ranged GET, and what is missing in several places is fetched at the same time. A fetch never asks for bytes
 of which nobody said that they exist: without an object's size it ends where the read ends, and a later read fetches what follows.
 A fetched piece is kept as it came, in one `bytes`: nothing is copied, a piece is evicted as a whole, and what the cache says it
-holds is what it holds.
+holds is what it holds. What is being fetched counts as well: room is made for it before it is asked for, and reads that find none wait.
 """
 
 import asyncio
+import contextlib
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -26,6 +27,9 @@ FETCH_BLOCKS_MAX: Final = 4
 FETCHES_AT_ONCE: Final = 4
 """Of one read; more wait for these."""
 
+FETCHING_BYTES_MIN: Final = FETCH_BLOCKS_MAX * BLOCK_BYTES
+"""What may be fetched at a time whatever the size of the cache. A read that needs more goes on when no other does."""
+
 PIECE_OVERHEAD_BYTES: Final = 512
 """Counted per piece for the objects around its bytes, so that many small pieces are bounded, too."""
 
@@ -35,6 +39,7 @@ REQUESTS: Final = Metric(
     ("outcome",),
 )
 BYTES: Final = Metric("forebay_cache_bytes", "Bytes that the block cache holds.")
+FETCHING_BYTES: Final = Metric("forebay_cache_fetching_bytes", "Bytes that reads under way through the block cache fetch, or wait for.")
 
 
 class RangeSource(Protocol):
@@ -52,10 +57,10 @@ class Piece(NamedTuple):
 
 
 class BlockCache:
-    """Reads through to `store`; evicts what was used longest ago when more than `bytes_max` would be held.
+    """Reads through to `store`; evicts what was used longest ago when more than `bytes_max` would be held or fetched.
 
-    Beyond `bytes_max` memory holds what its readers hold, the views they were given, and the fetches under way: at most
-    FETCHES_AT_ONCE of one read, and of all together what storage/cache/shares.py allows.
+    Beyond `bytes_max` memory holds the views that readers keep after their read. Fetches under way are within it: at most FETCHES_AT_ONCE
+    of one read, and of all together what storage/cache/shares.py allows.
     """
 
     def __init__(self, store: RangeSource, *, bytes_max: int, block_bytes: int = BLOCK_BYTES, telemetry: Telemetry) -> None:
@@ -65,6 +70,9 @@ class BlockCache:
         self._bytes_max = bytes_max
         self._block_bytes = block_bytes
         self._bytes_held = 0
+        self._bytes_fetching = 0
+        self._fetching_turn = asyncio.Lock()
+        self._fetched = asyncio.Event()
         self._flights: SingleFlight[Piece, memoryview] = SingleFlight()
         self._shares = Shares()
         # Pieces in the order of their last use; those of one object are disjoint, and `_starts` has their starts in order.
@@ -76,6 +84,7 @@ class BlockCache:
         self._misses = requests.labels("miss")
         self._coalesced = requests.labels("coalesced")
         self._gauge = telemetry.gauge(BYTES)
+        telemetry.gauge(FETCHING_BYTES).set_function(lambda: self._bytes_fetching)
 
     async def read(self, key: str, start: int, end: int, *, object_size: int | None = None) -> list[memoryview]:
         """Bytes [start, end) of an object as views, in order, to be joined by whoever needs them in one piece.
@@ -104,7 +113,8 @@ class BlockCache:
                 self._flying.setdefault(key, []).append(piece)
                 planned.append(piece)
             position = min(end, piece.end)
-        fetched = await self._fetch_all(planned) if planned else {}
+        # All that the read holds until its end: what it found here may be evicted meanwhile.
+        fetched = await self._fetch_all(planned, sum([piece.end - piece.start for piece, _, _ in parts])) if planned else {}
         return [
             (fetched[piece] if kept is None else kept)[used_from - piece.start : min(end, piece.end) - piece.start]
             for piece, kept, used_from in parts
@@ -165,8 +175,8 @@ class BlockCache:
         assert fetch.start <= start < fetch.end, f"a fetch without the byte it is for: {fetch} position={start}"
         return fetch
 
-    async def _fetch_all(self, planned: Sequence[Piece]) -> dict[Piece, memoryview]:
-        """The bytes of pieces that `read` has entered as flying; they leave with this call."""
+    async def _fetch_all(self, planned: Sequence[Piece], held_bytes: int) -> dict[Piece, memoryview]:
+        """The bytes of pieces that `read` has entered as flying; they leave with this call. The read holds `held_bytes` until its end."""
         waiting = iter(planned)
         fetched: dict[Piece, memoryview] = {}
 
@@ -175,12 +185,13 @@ class BlockCache:
                 fetched[piece] = await self._flights.run(piece, partial(self._fetch, piece))
 
         try:
-            if len(planned) == 1:
-                await work()
-            else:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(min(FETCHES_AT_ONCE, len(planned))):
-                        group.create_task(work())
+            async with self._room(held_bytes):
+                if len(planned) == 1:
+                    await work()
+                else:
+                    async with asyncio.TaskGroup() as group:
+                        for _ in range(min(FETCHES_AT_ONCE, len(planned))):
+                            group.create_task(work())
         except ExceptionGroup as failures:
             # What the store raised, not that it was asked several things at once.
             raise failures.exceptions[0] from None
@@ -188,6 +199,27 @@ class BlockCache:
             for piece in planned:
                 self._land(piece)
         return fetched
+
+    @contextlib.asynccontextmanager
+    async def _room(self, held_bytes: int) -> AsyncIterator[None]:
+        """Room for what one read holds; who asks first gets it first, all at once: reads with a part each would wait for each other."""
+        limit = max(self._bytes_max, FETCHING_BYTES_MIN)
+        async with self._fetching_turn:
+            while self._bytes_fetching and self._bytes_fetching + held_bytes > limit:
+                self._fetched.clear()
+                await self._fetched.wait()
+            self._bytes_fetching += held_bytes
+        self._make_room(0)
+        self._gauge.set(self._bytes_held)
+        try:
+            yield
+        finally:
+            self._bytes_fetching -= held_bytes
+            self._fetched.set()
+
+    def _make_room(self, more_bytes: int) -> None:
+        while self._views and self._bytes_held + self._bytes_fetching + more_bytes > self._bytes_max:
+            self._evict(*next(iter(self._views)))
 
     async def _fetch(self, piece: Piece) -> memoryview:
         kept = self._views.get((piece.key, piece.start))
@@ -228,8 +260,8 @@ class BlockCache:
         # A fetch that was begun anew after a cancellation may meet pieces that others fetched meanwhile: they stay.
         if cost > self._bytes_max or overlaps_before or overlaps_behind:
             return
-        while self._bytes_held + cost > self._bytes_max:
-            self._evict(*next(iter(self._views)))
+        # While the read goes on that fetched it, it is counted there.
+        self._make_room(cost - len(view))
         insort(self._starts.setdefault(piece.key, []), piece.start)
         self._views[piece.key, piece.start] = view
         self._bytes_held += cost

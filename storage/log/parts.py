@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from runtime.blocking import Blocking, InlineBlocking
 from runtime.clock import Clock
+from runtime.frames import Account
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
@@ -15,8 +16,8 @@ from storage.log.batcher import FlushSettings
 from storage.log.broker_epoch import BrokerEpoch
 from storage.log.commit import Committer
 from storage.log.control_reads import ControlReads
-from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.log.damage import Damage
+from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.log.index import EntryIndex
 from storage.log.partition import Partitions
 from storage.log.read import Reader
@@ -54,11 +55,14 @@ def open_log(
     telemetry: Telemetry,
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     walking: Blocking | None = None,
+    readers: Account | None = None,
 ) -> LogParts:
     """`walking` runs what goes through records one by one; None: where it is asked for.
 
     Nothing is read or written yet: a broker's start needs no recovery. What an earlier broker left is either committed, and found in the
     control record, or garbage that no entry names; `pending` entries are indexed by whoever commits next.
+
+    `readers` counts the frames that the tail cache drops while others hold them.
     """
     partitions = Partitions()
     control_reads = ControlReads(metadata=metadata, partitions=partitions, nursery=nursery)
@@ -67,7 +71,7 @@ def open_log(
     committer = Committer(
         metadata=metadata,
         control_reads=control_reads,
-        tail=TailCache(bytes_max=tail_bytes_max, telemetry=telemetry),
+        tail=TailCache(bytes_max=tail_bytes_max, telemetry=telemetry, readers=readers or Account()),
         epoch=epoch,
         upload_again=sealer.upload_again,
         clock=clock,

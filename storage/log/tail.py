@@ -1,7 +1,7 @@
 """The tail cache: what this broker committed last, bytes ready to be sent (I8: filled only after the CAS).
 
-One FIFO over all partitions, bounded by bytes. A run pins the frame it came in, so small batches are joined into a buffer of their own;
-large ones are kept where the socket put them.
+One FIFO over all partitions, bounded by bytes. A run pins the frame it came in, so small batches are joined into a buffer of their own, and
+a batch that is a small part of its frame gets one; others are kept where the socket put them.
 """
 
 from bisect import bisect_right
@@ -9,15 +9,20 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from runtime.frames import Account, Frame
 from runtime.telemetry import Metric, Telemetry
 from storage.log.batch import Batch
 from storage.log.runs import BatchRun
 from storage.recordbatch import restamp
 
-TAIL_BYTES: Final = Metric("forebay_tail_cache_bytes", "Bytes of record batches kept from this broker's own last commits")
+TAIL_BYTES: Final = Metric(
+    "forebay_tail_cache_bytes", "Bytes of this broker's own last commits, with the whole of the requests that they came in"
+)
 
 JOIN_BELOW_BYTES: Final = 16 * 1024
 """Mean batch size below which a copy is cheaper than an object and a socket buffer per batch."""
+FRAME_SHARE_MIN: Final = 16
+"""A batch that is less than a sixteenth of its frame is copied: the rest of the frame may have been refused."""
 DROPPED_KEPT_MAX: Final = 64
 """Slots of dropped runs that may stand before a list is shortened: keeps dropping cheap on average."""
 RUN_OVERHEAD_BYTES: Final = 512
@@ -52,30 +57,54 @@ class Tail:
             self._head = 0
 
 
-class TailCache:
-    def __init__(self, *, bytes_max: int, telemetry: Telemetry) -> None:
+class TailCache(Account):
+    """Counts the whole of every frame that it keeps a part of, once. A frame that it drops while others hold it counts with `readers`."""
+
+    def __init__(self, *, bytes_max: int, telemetry: Telemetry, readers: Account) -> None:
+        super().__init__()
         self._bytes_max = bytes_max
-        self._order: deque[tuple[Tail, int]] = deque()
-        self._size_bytes = 0
-        telemetry.gauge(TAIL_BYTES).set_function(lambda: self._size_bytes)
+        self._readers = readers
+        self._order: deque[tuple[Tail, int, Frame | None]] = deque()
+        telemetry.gauge(TAIL_BYTES).set_function(lambda: self.held_bytes)
 
     @property
     def size_bytes(self) -> int:
-        return self._size_bytes
+        return self.held_bytes
 
     def add(self, tail: Tail, appended: Sequence[tuple[Batch, int]]) -> None:
         """Take the batches of one commit with their base offsets, stamp them, and make room."""
         if not appended:
             return
         for run in _runs_of(appended):
+            frame = run.buffer.obj
+            cost = RUN_OVERHEAD_BYTES
+            if isinstance(frame, Frame):
+                self._take_over(frame)
+                self._order.append((tail, cost, frame))
+            else:
+                cost += run.size_bytes
+                self._order.append((tail, cost, None))
             tail.append(run)
-            cost = run.size_bytes + RUN_OVERHEAD_BYTES
-            self._order.append((tail, cost))
-            self._size_bytes += cost
-        while self._size_bytes > self._bytes_max:
-            oldest, cost = self._order.popleft()
-            oldest.drop_oldest()
-            self._size_bytes -= cost
+            self.held_bytes += cost
+        while self.held_bytes > self._bytes_max:
+            self._drop_oldest()
+
+    def _take_over(self, frame: Frame) -> None:
+        if frame.account is self:
+            frame.runs += 1
+        else:
+            frame.runs = 1
+            frame.move_to(self)
+
+    def _drop_oldest(self) -> None:
+        oldest, cost, frame = self._order.popleft()
+        self.held_bytes -= cost
+        if frame is not None:
+            frame.runs -= 1
+            if not frame.runs:
+                # It dies here, unless somebody holds it.
+                frame.move_to(self._readers)
+        oldest.drop_oldest()
 
 
 def _runs_of(appended: Sequence[tuple[Batch, int]]) -> list[BatchRun]:
@@ -92,6 +121,9 @@ def _runs_of(appended: Sequence[tuple[Batch, int]]) -> list[BatchRun]:
         return [BatchRun(appended[0][1], last, buffer, tuple([base for _, base in appended]), tuple(positions))]
     runs = []
     for batch, base_offset in appended:
-        restamp(batch.view, 0, base_offset)
-        runs.append(BatchRun(base_offset, base_offset + batch.record_count - 1, batch.view.toreadonly(), (base_offset,), (0,)))
+        kept = batch.view
+        if len(kept) * FRAME_SHARE_MIN < memoryview(kept.obj).nbytes:
+            kept = memoryview(bytearray(kept))
+        restamp(kept, 0, base_offset)
+        runs.append(BatchRun(base_offset, base_offset + batch.record_count - 1, kept.toreadonly(), (base_offset,), (0,)))
     return runs

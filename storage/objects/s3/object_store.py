@@ -176,7 +176,7 @@ class S3ObjectStore:
                 await self._send(key, parts, size_bytes)
                 return
             except (RequestFault, TimeoutError) as error:
-                cause: RequestFault | TimeoutError = error
+                cause = _without_frames(error)
             if isinstance(cause, Refused):
                 if cause.is_taken:
                     if may_be_ours and await self._is_stored(key, parts, size_bytes):
@@ -262,7 +262,7 @@ class S3ObjectStore:
                 async with asyncio.timeout(attempt_s):
                     return await request()
             except (RequestFault, TimeoutError) as error:
-                cause: RequestFault | TimeoutError = error
+                cause = _without_frames(error)
             if isinstance(cause, Refused) and (cause.is_missing or (op == "stat" and cause.is_bare_404)):
                 raise NotFound(f"no such object: key={key!r}") from cause
             if not _is_transient(cause) or not await self._pause(op, backoff, cause):
@@ -278,7 +278,7 @@ class S3ObjectStore:
                 async with asyncio.timeout(ATTEMPT_S):
                     refusals = await self._control.delete(names)
             except (RequestFault, TimeoutError) as error:
-                cause: RequestFault | TimeoutError = error
+                cause = _without_frames(error)
                 begun |= isinstance(error, Interrupted | TimeoutError) or (
                     isinstance(error, Refused) and error.is_transient and not error.is_not_done
                 )
@@ -307,6 +307,15 @@ class S3ObjectStore:
     def _failure(self, what: str, key: str, cause: Exception, *, tries: int) -> str:
         reason = "no reply in time" if isinstance(cause, TimeoutError) else str(cause)
         return f"{what}: bucket={self._location.bucket!r} key={key!r} tries={tries} cause={reason}"
+
+
+def _without_frames(error: RequestFault | TimeoutError) -> RequestFault | TimeoutError:
+    """`error`, to be kept while it is tried again: without the frames that it passed, and what it came of, which keep its bytes."""
+    passed: BaseException | None = error
+    while passed is not None:
+        passed.__traceback__ = None
+        passed = passed.__cause__ or passed.__context__
+    return error
 
 
 def _attempt_s(size_bytes: int) -> float:

@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from broker.admission import Admission
-from broker.connection import Connection
+from broker.connection import Connection, Requests
 from broker.dispatch import Client, Done, Start
 from broker.protocol.errors import ProtocolViolation
+from broker.responses import Responses
+from runtime.frames import FRAME_OVERHEAD_BYTES
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.limits import FRAME_BYTES_MAX, MIB
@@ -16,6 +18,11 @@ from storage.vocabulary import Buffer
 from tests.unit.broker.http.manual_clock import ManualClock
 
 BUDGET_BYTES = 64 * MIB
+
+
+def cost(*sizes: int) -> int:
+    """What frames of these sizes count."""
+    return sum(sizes) + len(sizes) * FRAME_OVERHEAD_BYTES
 
 
 def framed(*bodies: bytes) -> bytes:
@@ -40,6 +47,7 @@ class FakeTransport(asyncio.Transport):
         self.is_paused = False
         self.is_aborted = False
         self.has_written_eof = False
+        self.unwritten_bytes = 0
         self.when_written: Callable[[], None] = lambda: None
         self._is_closing = False
 
@@ -48,6 +56,9 @@ class FakeTransport(asyncio.Transport):
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         assert high is not None
+
+    def get_write_buffer_size(self) -> int:
+        return self.unwritten_bytes
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -91,8 +102,8 @@ class FakeRequests:
         self.begun: list[bytes] = []
         self.instant: bytes | None = None
         """With this reply every overlapping request is answered before `start` returns."""
-        self.start_fails: Exception | None = None
-        self._done: dict[bytes, Done] = {}
+        self.start_fails: type[Exception] | None = None
+        self._done: dict[bytes, tuple[memoryview, Done]] = {}
         self._waiting: dict[bytes, asyncio.Future[Sequence[Buffer] | None]] = {}
 
     def is_overlapping(self, frame: memoryview) -> bool:
@@ -103,7 +114,7 @@ class FakeRequests:
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
         if bytes(frame[:1]) == b"W":
             return False
-        self._begin(bytes(frame), done)
+        self._begin(frame, done)
         return True
 
     async def prepare(self, frame: memoryview, connection: Client) -> Start:
@@ -111,7 +122,7 @@ class FakeRequests:
         await self._wait(b"prepare " + body)
 
         def start(frame: memoryview, connection: Client, done: Done) -> bool:
-            self._begin(body, done)
+            self._begin(frame, done)
             return True
 
         return start
@@ -125,16 +136,18 @@ class FakeRequests:
         """Finish what was begun with `body`; the reply is `body` again unless given."""
         payload = None if reply is None else [reply or body]
         if body in self._done:
-            self._done.pop(body)(payload)
+            _, done = self._done.pop(body)
+            done(payload)
         else:
             self._waiting.pop(body).set_result(payload)
 
     def fail(self, body: bytes, error: Exception) -> None:
         self._waiting.pop(body).set_exception(error)
 
-    def _begin(self, body: bytes, done: Done) -> None:
+    def _begin(self, frame: memoryview, done: Done) -> None:
+        body = bytes(frame)
         self.begun.append(body)
-        self._done[body] = done
+        self._done[body] = frame, done  # held until it is done, as the log does
         if self.instant is not None:
             self.answer(body, self.instant)
         if self.start_fails is not None:
@@ -156,10 +169,13 @@ class Play:
         frame_bytes_max: int = FRAME_BYTES_MAX,
         nursery: Nursery | None = None,
         soon: Callable[[Callable[[], None]], object] = lambda call: call(),
+        requests: Requests | None = None,
     ) -> None:
+        """`requests` in place of those that a test answers by hand."""
         self.clock = ManualClock()
         self.requests = FakeRequests()
-        self.admission = Admission(bytes_max=budget_bytes, telemetry=Telemetry())
+        self.admission = Admission(bytes_max=budget_bytes, telemetry=Telemetry(), soon=soon)
+        self.responses = Responses(bytes_max=budget_bytes, telemetry=Telemetry(), soon=soon)
         self.transport = FakeTransport()
         self.violations = 0
         self.is_lost = False
@@ -167,8 +183,9 @@ class Play:
         self._nursery = nursery
         self._task: asyncio.Task[None] | None = None
         self.connection = Connection(
-            requests=self.requests,
+            requests=requests or self.requests,
             admission=self.admission,
+            responses=self.responses,
             frame_bytes_max=frame_bytes_max,
             listener="PLAINTEXT",
             on_made=self._on_made,
@@ -211,16 +228,22 @@ class Play:
         self.is_lost = True
         if self._task is not None:
             self._task.cancel()
+            self._task = None  # a cancelled task keeps where it was, and all that was there
 
     def _on_violation(self) -> None:
         self.violations += 1
 
 
 @contextlib.asynccontextmanager
-async def playing(*, budget_bytes: int = BUDGET_BYTES) -> AsyncIterator[Play]:
+async def playing(
+    *,
+    budget_bytes: int = BUDGET_BYTES,
+    requests: Requests | None = None,
+    soon: Callable[[Callable[[], None]], object] = lambda call: call(),
+) -> AsyncIterator[Play]:
     """A connection whose `run` runs."""
     async with Nursery() as nursery:
-        yield Play(budget_bytes=budget_bytes, nursery=nursery)
+        yield Play(budget_bytes=budget_bytes, nursery=nursery, requests=requests, soon=soon)
 
 
 async def settle() -> None:

@@ -3,7 +3,7 @@ import contextlib
 import datetime
 import importlib
 import struct
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +35,12 @@ from broker.protocol import produce as produce_wire
 from broker.protocol.encoder import STEP_ELEMENTS
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.request import Request
+from broker.responses import Responses
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from storage.catalog.topics import Topics
 from storage.errors import Unavailable
+from storage.limits import MIB
 from storage.vocabulary import Buffer
 from tests.integration.raw_client import frame_of, header
 from tests.unit.broker.handlers.asking import cluster
@@ -58,6 +60,9 @@ class FakeClient:
 
     def close(self) -> None:
         self.is_closed = True
+
+    def until_written(self, release: Callable[[], None], covered_bytes: int) -> None:
+        release()
 
 
 @dataclass
@@ -95,6 +100,7 @@ class Desk:
 @contextlib.asynccontextmanager
 async def desk() -> AsyncIterator[Desk]:
     telemetry = Telemetry()
+    responses = Responses(bytes_max=64 * MIB, telemetry=telemetry, soon=asyncio.get_running_loop().call_soon_threadsafe)
     async with cluster() as made, node() as log:
         leaving = Leaving(clock=SystemClock())
         dispatch = Dispatch(
@@ -102,6 +108,7 @@ async def desk() -> AsyncIterator[Desk]:
             produce_handler=log.produce,
             fetch_handler=log.fetch,
             leaving=leaving,
+            responses=responses,
             clock=SystemClock(),
             telemetry=telemetry,
         )

@@ -9,11 +9,12 @@ import pytest
 from broker import server as server_module
 from broker.admission import Admission
 from broker.leaving import QUIET_S, Leaving
+from broker.responses import Responses
 from broker.server import CONNECTIONS, CONNECTIONS_REFUSED, STALLED_S, VIOLATIONS, ConnectionLimits, Server, bind
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.limits import MIB
-from tests.unit.broker.connecting import FakeRequests, framed, settle
+from tests.unit.broker.connecting import FakeRequests, cost, framed, settle
 from tests.unit.broker.http.manual_clock import ManualClock
 
 IDLE_S = 600.0
@@ -94,12 +95,14 @@ async def until(is_so: Callable[[], bool]) -> bool:
 @contextlib.asynccontextmanager
 async def listening() -> AsyncIterator[Listening]:
     requests, clock, telemetry = FakeRequests(), ManualClock(), Telemetry()
-    admission, leaving = Admission(bytes_max=BUDGET_BYTES, telemetry=telemetry), Leaving(clock=clock)
+    soon = asyncio.get_running_loop().call_soon_threadsafe
+    admission, leaving = Admission(bytes_max=BUDGET_BYTES, telemetry=telemetry, soon=soon), Leaving(clock=clock)
     async with Nursery() as nursery, contextlib.AsyncExitStack() as closing:
         server = Server(
             requests=requests,
             admission=admission,
             leaving=leaving,
+            responses=Responses(bytes_max=BUDGET_BYTES, telemetry=telemetry, soon=soon),
             limits=ConnectionLimits(CONNECTIONS_MAX, IDLE_S),
             clock=clock,
             nursery=nursery,
@@ -202,22 +205,21 @@ async def test_a_connection_that_never_takes_its_replies_does_not_stay_for_ever(
 async def test_who_holds_memory_and_is_silent_is_cut_off_when_others_wait_for_it() -> None:
     async with listening() as served:
         holding, waiting = await served.connect(), await served.connect()
-        large = BUDGET_BYTES - 100
+        large = BUDGET_BYTES * 5 // 8
         holding.writer.write(large.to_bytes(4, "big") + bytes(large - 1))
         waiting.send(b"M1")
-        await until(lambda: served.admission.held_bytes == large + 2)
+        await until(lambda: served.admission.held_bytes == cost(large, 2))
         served.clock.advance(STALLED_S + 1)
         served.server.close_silent()
         await settle()
         while_there_is_room = served.open_count
-        served.admission.take(100)
+        others = served.admission.admit(memoryview(bytes(BUDGET_BYTES // 4)))
         served.server.close_silent()
 
         assert while_there_is_room == 2
         assert await holding.is_closed()
         assert await served.has_open(1)
-        assert served.admission.held_bytes == 100 + len(b"M1")
-        served.admission.give_back(100)
+        assert served.admission.held_bytes == cost(len(others), len(b"M1"))
 
 
 async def test_a_violation_is_counted_and_closes_its_connection_only() -> None:
@@ -418,7 +420,7 @@ async def test_draining_cuts_off_what_is_not_answered_in_time_and_counts_its_byt
         served.requests.answer(b"P1")
 
         assert is_closed
-        assert held == len(b"P1")
+        assert held == cost(len(b"P1"))
         assert served.admission.held_bytes == 0
 
 

@@ -1,8 +1,12 @@
+import asyncio
+import contextlib
 import platform
+from collections.abc import Iterator
 
 import pytest
 
 from forebay import malloc
+from runtime.blocking import InlineBlocking
 
 
 def test_the_three_parameters_are_set() -> None:
@@ -26,3 +30,44 @@ def test_nothing_happens_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
 
     assert not malloc.tune()
+
+
+async def test_memory_is_given_back_when_more_is_resident_than_should_be_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(malloc, "CHECK_S", 0.0)
+    monkeypatch.setattr(malloc, "TRIM_PAUSE_S", 0.0)
+    seen: list[int | str] = []
+    resident: Iterator[int] = iter([99, 100, 101, 100, 102])
+    done = asyncio.Event()
+
+    def rss_bytes() -> int:
+        found = next(resident, None)
+        if found is None:
+            done.set()
+            return 0
+        seen.append(found)
+        return found
+
+    trimming = malloc.Trimming(bytes_max=100, blocking=InlineBlocking(), rss_bytes=rss_bytes, trim=lambda: seen.append("trim"))
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(trimming.run())
+        await done.wait()
+        task.cancel()
+
+    assert seen == [99, 100, 101, "trim", 100, 102, "trim"]
+
+
+async def test_what_was_freed_between_what_lives_leaves_the_process() -> None:
+    """With the real allocator: a pile of buffers goes, and every hundredth stays."""
+    blocking = InlineBlocking()
+    before = malloc._resident_bytes()
+    pile = [bytearray(100_000) for _ in range(1_000)]
+    kept = pile[::100]
+    held = malloc._resident_bytes() - before
+    pile.clear()
+    trimming = malloc.Trimming(bytes_max=0, blocking=blocking)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await trimming.run()
+
+    assert len(kept) == 10
+    assert malloc._resident_bytes() - before < held / 2

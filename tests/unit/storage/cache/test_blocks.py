@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.telemetry import Telemetry
-from storage.cache.blocks import FETCH_BLOCKS_MAX, FETCHES_AT_ONCE, PIECE_OVERHEAD_BYTES, BlockCache
+from storage.cache import blocks
+from storage.cache.blocks import BYTES, FETCH_BLOCKS_MAX, FETCHES_AT_ONCE, FETCHING_BYTES, PIECE_OVERHEAD_BYTES, BlockCache
 from storage.cache.shares import CALLS_OF_ONE_MAX
 from storage.errors import NotFound, Unavailable
 
@@ -434,3 +435,90 @@ async def test_a_slow_folder_has_a_bounded_number_of_fetches_and_holds_up_no_oth
         assert len([key for key, _, _ in objects.reads if key.startswith("wal/slow/")]) == CALLS_OF_ONE_MAX
         for task in stuck:
             task.cancel()
+
+
+class Blocked:
+    """Reads that end when a test says so."""
+
+    def __init__(self) -> None:
+        self.under_way: dict[tuple[int, int], asyncio.Event] = {}
+        self.bytes_max = 0
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        event = self.under_way[start, end] = asyncio.Event()
+        self.bytes_max = max(self.bytes_max, sum(last - first for first, last in self.under_way))
+        try:
+            await event.wait()
+        finally:
+            del self.under_way[start, end]
+        return bytes(end - start)
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_reads_under_way_hold_no_more_than_the_cache_may_and_go_on_in_the_order_of_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+    objects = Blocked()
+    cached = BlockCache(objects, bytes_max=3 * BLOCK, block_bytes=BLOCK, telemetry=Telemetry())
+    async with asyncio.TaskGroup() as group:
+        reads = [group.create_task(cached.read("a", number * BLOCK, (number + 1) * BLOCK)) for number in range(6)]
+        await turns()
+        at_first = sorted(objects.under_way)
+        reads[3].cancel()
+        await turns()
+        objects.under_way[0, BLOCK].set()
+        await turns()
+        then = sorted(objects.under_way)
+        while objects.under_way:
+            for event in objects.under_way.values():
+                event.set()
+            await turns()
+
+    assert at_first == [(0, 16), (16, 32), (32, 48)]
+    assert then == [(16, 32), (32, 48), (64, 80)]
+    assert objects.bytes_max == 3 * BLOCK
+    assert [read.cancelled() for read in reads] == [False, False, False, True, False, False]
+
+
+async def test_a_read_larger_than_the_cache_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+    objects = Blocked()
+    cached = BlockCache(objects, bytes_max=BLOCK, block_bytes=BLOCK, telemetry=Telemetry())
+    async with asyncio.TaskGroup() as group:
+        large = group.create_task(cached.read("a", 0, 4 * BLOCK))
+        small = group.create_task(cached.read("b", 0, BLOCK))
+        await turns()
+        at_first = sorted(objects.under_way)
+        objects.under_way[0, 4 * BLOCK].set()
+        await turns()
+        objects.under_way[0, BLOCK].set()
+
+    assert at_first == [(0, 4 * BLOCK)]
+    assert len(large.result()[0]) == 4 * BLOCK
+    assert len(small.result()[0]) == BLOCK
+
+
+async def test_the_cache_makes_room_for_what_is_fetched_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+    telemetry = Telemetry()
+    objects = Objects({"a": WHOLE}, turns=3)
+    piece = BLOCK + PIECE_OVERHEAD_BYTES
+    cached = BlockCache(objects, bytes_max=3 * piece, block_bytes=BLOCK, telemetry=telemetry)
+    for number in range(3):
+        await cached.read("a", number * 2 * BLOCK, number * 2 * BLOCK + BLOCK)
+    full = telemetry.registry.get_sample_value(BYTES.name)
+    blocked = Blocked()
+    cached._store = blocked
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cached.read("b", 0, BLOCK))
+        await turns()
+        meanwhile = telemetry.registry.get_sample_value(BYTES.name), telemetry.registry.get_sample_value(FETCHING_BYTES.name)
+        blocked.under_way[0, BLOCK].set()
+
+    assert full == 3 * piece
+    assert meanwhile == (2 * piece, BLOCK)
+    assert telemetry.registry.get_sample_value(BYTES.name) == 3 * piece
+    assert telemetry.registry.get_sample_value(FETCHING_BYTES.name) == 0

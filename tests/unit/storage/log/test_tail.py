@@ -1,9 +1,10 @@
 """The tail cache and its runs."""
 
+from runtime.frames import FRAME_OVERHEAD_BYTES, Account, counted
 from runtime.telemetry import Telemetry
 from storage.log.batch import Append, Batch
 from storage.log.runs import BatchRun
-from storage.log.tail import DROPPED_KEPT_MAX, JOIN_BELOW_BYTES, RUN_OVERHEAD_BYTES, Tail, TailCache
+from storage.log.tail import DROPPED_KEPT_MAX, FRAME_SHARE_MIN, JOIN_BELOW_BYTES, RUN_OVERHEAD_BYTES, Tail, TailCache
 from storage.recordbatch import parse_header
 from tests.unit.storage.log.batches import batch_bytes
 
@@ -13,8 +14,20 @@ def batch(count: int = 1, payload: bytes = b"x" * 20) -> Batch:
     return Batch(memoryview(data), Append(None, lambda _: None, [None], 1), 0, -1, -1, -1, count, 0, len(data))
 
 
+def framed(account: Account, *sizes: int, unused_bytes: int = 0) -> list[Batch]:
+    """Batches with payloads of these sizes that came in one frame."""
+    data = [batch_bytes(payload=b"z" * size) for size in sizes]
+    frame = memoryview(counted(memoryview(b"".join(data) + bytes(unused_bytes)), account))
+    batches, position = [], 0
+    for part in data:
+        view = frame[position : position + len(part)]
+        position += len(part)
+        batches.append(Batch(view, Append(None, lambda _: None, [None], 1), 0, -1, -1, -1, 1, 0, len(part)))
+    return batches
+
+
 def cache(bytes_max: int = 1 << 20) -> TailCache:
-    return TailCache(bytes_max=bytes_max, telemetry=Telemetry())
+    return TailCache(bytes_max=bytes_max, telemetry=Telemetry(), readers=Account())
 
 
 def test_batches_are_stamped_with_their_offsets() -> None:
@@ -52,6 +65,69 @@ def test_the_oldest_runs_of_any_partition_make_room() -> None:
     assert one.find(1) is not None
     assert other.find(0) is not None
     assert kept.size_bytes <= 3 * size_bytes
+
+
+def test_a_frame_counts_whole_and_once_however_many_batches_of_it_are_kept_and_no_longer_where_it_came_from() -> None:
+    admission, kept = Account(), cache()
+    batches = framed(admission, JOIN_BELOW_BYTES, JOIN_BELOW_BYTES, unused_bytes=100_000)
+    frame_bytes = admission.held_bytes
+    kept.add(Tail(), [(batches[0], 0)])
+    kept.add(Tail(), [(batches[1], 0)])
+    both = kept.size_bytes
+    del batches
+
+    assert both == frame_bytes + 2 * RUN_OVERHEAD_BYTES
+    assert kept.size_bytes == both, "it is kept alive here"
+    assert admission.held_bytes == 0
+
+
+def test_a_frame_that_is_dropped_dies_unless_a_reader_holds_it_and_counts_with_the_readers_then() -> None:
+    admission, readers, tail = Account(), Account(), Tail()
+    size = JOIN_BELOW_BYTES + FRAME_OVERHEAD_BYTES
+    kept = TailCache(bytes_max=2 * size, telemetry=Telemetry(), readers=readers)
+    kept.add(tail, [(framed(admission, JOIN_BELOW_BYTES)[0], 0)])
+    read = tail.find(0)
+    for offset in range(1, 4):
+        kept.add(tail, [(framed(admission, JOIN_BELOW_BYTES)[0], offset)])
+    while_read = readers.held_bytes
+    del read
+
+    assert while_read > size
+    assert readers.held_bytes == 0
+    assert admission.held_bytes == 0
+    assert 0 < kept.size_bytes <= 2 * size
+
+
+def test_a_frame_leaves_when_the_last_of_its_batches_is_dropped() -> None:
+    admission, readers = Account(), Account()
+    kept = TailCache(bytes_max=4 * JOIN_BELOW_BYTES, telemetry=Telemetry(), readers=readers)
+    one, other = framed(admission, JOIN_BELOW_BYTES, JOIN_BELOW_BYTES)
+    kept.add(Tail(), [(one, 0)])
+    kept.add(Tail(), [(other, 0)])
+    view = one.view
+    kept._drop_oldest()
+    half = kept.size_bytes, readers.held_bytes
+    kept._drop_oldest()
+
+    assert half[0] > 2 * JOIN_BELOW_BYTES
+    assert half[1] == 0
+    assert kept.size_bytes == 0
+    assert readers.held_bytes > 2 * JOIN_BELOW_BYTES
+    assert len(view) > JOIN_BELOW_BYTES
+
+
+def test_a_small_part_of_a_frame_is_copied_and_the_frame_goes() -> None:
+    admission, kept, tail = Account(), cache(), Tail()
+    batches = framed(admission, JOIN_BELOW_BYTES, unused_bytes=FRAME_SHARE_MIN * (JOIN_BELOW_BYTES + 200))
+    kept.add(tail, [(batches[0], 7)])
+    size_bytes = batches[0].size_bytes
+    batches.clear()
+    run = tail.find(7)
+
+    assert kept.size_bytes == size_bytes + RUN_OVERHEAD_BYTES
+    assert admission.held_bytes == 0
+    assert run is not None
+    assert parse_header(run.buffer).base_offset == 7
 
 
 def test_offsets_of_other_brokers_commits_are_not_found() -> None:

@@ -1,0 +1,65 @@
+"""Buffers that are counted for as long as they exist: from allocation until the last view of them is gone, whoever holds it.
+
+A frame is in one account at a time. It leaves the account by itself when it dies, in whatever thread the last view of it is dropped (stores
+send bytes from threads of their own), so an account learns of it in the middle of anything: it only counts, and calls back later.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+Soon = Callable[[Callable[[], None]], object]
+"""Calls back on the event loop, from any thread, as `call_soon_threadsafe` does."""
+
+FRAME_OVERHEAD_BYTES: Final = 3 * 1024
+"""Counted on top of a frame's bytes for the objects that stand for it while it is worked on: 3.0 KB for a Produce request of one batch."""
+
+
+class Account:
+    """What is held. `held_bytes` may change in any thread: no call is between reading and writing it, where threads might be switched."""
+
+    __slots__ = ("held_bytes", "is_watched")
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+        self.is_watched = False
+        """`on_less` is called whenever a frame has left."""
+
+    def on_less(self) -> None:
+        """Called from any thread and from within anything: may do no more than ask the event loop for a call."""
+
+
+class Frame(bytearray):
+    """A buffer in an account. Made by `counted` alone. Of its views, and of what it says of itself, only the bytes may change."""
+
+    __slots__ = ("account", "runs")
+
+    account: Account
+    runs: int
+    """In how many places the account that has taken it over keeps it; of no meaning to others."""
+
+    @property
+    def cost_bytes(self) -> int:
+        return len(self) + FRAME_OVERHEAD_BYTES
+
+    def move_to(self, account: Account) -> None:
+        """From now on it counts there."""
+        before, cost_bytes = self.account, self.cost_bytes
+        account.held_bytes += cost_bytes
+        self.account = account
+        before.held_bytes -= cost_bytes
+        if before.is_watched:
+            before.on_less()
+
+    def __del__(self) -> None:
+        account = self.account
+        account.held_bytes -= len(self) + FRAME_OVERHEAD_BYTES
+        if account.is_watched:
+            account.on_less()
+
+
+def counted(content: memoryview | bytearray | int, account: Account) -> Frame:
+    """A frame of these bytes, or of so many zeros. Whether there is room for it is for the caller to know."""
+    frame = Frame(content)
+    frame.account = account
+    account.held_bytes += len(frame) + FRAME_OVERHEAD_BYTES
+    return frame
