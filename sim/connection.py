@@ -1,4 +1,4 @@
-"""A connection that carries Produce requests: taken in the order sent, answered whenever they are."""
+"""A connection that carries Produce requests: taken in the order sent, begun before earlier ones are done, answered in order."""
 
 import asyncio
 from typing import Final
@@ -21,6 +21,7 @@ class Arriving:
     def __init__(self, topic: str, partition: int, batch: bytes, attempt: Attempt, answer: "asyncio.Future[PartitionResult]") -> None:
         self.attempt = attempt
         self.answer = answer
+        self.settled: asyncio.Future[PartitionResult] = asyncio.get_running_loop().create_future()
         self.request = ProduceRequest(None, -1, 30_000, [PartitionRecords(topic, partition, memoryview(bytearray(batch)))])
 
 
@@ -33,7 +34,9 @@ class Connection:
         self.number = broker.history.next_connection()
         self.broker = broker
         self._arriving: asyncio.Queue[Arriving] = asyncio.Queue(maxsize=REQUESTS_MAX)
+        self._begun: asyncio.Queue[Arriving] = asyncio.Queue(maxsize=REQUESTS_MAX)
         serving.nursery.spawn(self._serve(serving), name="connection")
+        serving.nursery.spawn(self._reply(), name="replies")
 
     def produce(self, topic: str, partition: int, batch: bytes, attempt: Attempt) -> "asyncio.Future[PartitionResult]":
         """The future may fail with `ConnectionLost`."""
@@ -63,19 +66,25 @@ class Connection:
             return error
 
     def _start(self, serving: Serving, arriving: Arriving, topics: dict[str, Topic] | StorageError) -> None:
-        async def reply(result: PartitionResult) -> None:
-            await self.broker.travel()
-            if not arriving.answer.done():
-                arriving.answer.set_result(result)
+        self._begun.put_nowait(arriving)
 
         def done(results: list[PartitionResult]) -> None:
-            arriving.attempt.settled_s = self.broker.history.now_s
             (result,) = results
+            arriving.attempt.settled_s = self.broker.history.now_s
             arriving.attempt.was_taken = not result.error_code
-            serving.nursery.spawn(reply(result), name="reply")
+            arriving.settled.set_result(result)
 
         if isinstance(topics, StorageError):
             (named,) = arriving.request.partitions
             done([PartitionResult(named.topic, named.partition, error_code_of(topics))])
         else:
             serving.produce.start(arriving.request, topics, version=PRODUCE_VERSION, source=self, done=done)
+
+    async def _reply(self) -> None:
+        """As broker/protocol/session.py releases replies."""
+        while True:
+            arriving = await self._begun.get()
+            result = await arriving.settled
+            await self.broker.travel()
+            if not arriving.answer.done():
+                arriving.answer.set_result(result)

@@ -111,9 +111,10 @@ class IdempotentProducer(Producer):
 
     @property
     def _may_send_new(self) -> bool:
-        """Not while something is to be sent again first."""
+        """Not while something is to be sent again first, nor further ahead of what has no ack than a broker remembers."""
         is_clear = all(pending.flight is not None and not pending.failures for pending in self._window)
-        return bool(self._unsent) and is_clear and len(self._window) < IN_FLIGHT_MAX
+        span = self._next_number - self._window[0].sent.number if self._window else 0
+        return bool(self._unsent) and is_clear and span < IN_FLIGHT_MAX
 
     async def _send_new(self) -> None:
         while self._may_send_new and self._history.now_s >= self._next_batch_s:
