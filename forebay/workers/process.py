@@ -5,10 +5,11 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from broker.settings.errors import EXIT_FAILED
 from forebay.workers.lines import LineCutter
 
 LAST_WORDS_WITHIN_S: Final = 2.0
@@ -35,9 +36,21 @@ class Ended:
 
 
 class WorkerProcess:
-    def __init__(self, process: asyncio.subprocess.Process, link: socket.socket) -> None:
-        self._process = process
+    def __init__(
+        self,
+        pid: int,
+        link: socket.socket,
+        output: asyncio.StreamReader,
+        *,
+        wait: Callable[[], Awaitable[int | None]],
+        send_signal: Callable[[int], None],
+    ) -> None:
+        """`wait` ends with the process: its exit code, -signal, or None if nobody knows; then the end of the link is its end."""
+        self.pid = pid
         self._link = link
+        self._output = output
+        self._wait = wait
+        self._send_signal = send_signal
         self._refusal = ""
         self._is_ready = False
 
@@ -60,16 +73,13 @@ class WorkerProcess:
             raise
         finally:
             theirs.close()
-        return cls(process, ours)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        assert process.stdout is not None
+        return cls(process.pid, ours, process.stdout, wait=process.wait, send_signal=process.send_signal)
 
     def send_signal(self, number: int) -> None:
         """Harmless when it has ended."""
         with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+            self._send_signal(number)
 
     async def run(self, *, said: Callable[[str], None], ready: Callable[[Mapping[str, Any]], None]) -> Ended:
         """Until it ends; `said` gets each line it writes. Cancelled, it closes the link, which ends a worker that watches it."""
@@ -77,7 +87,10 @@ class WorkerProcess:
         try:
             async with asyncio.TaskGroup() as tasks:
                 listening = [tasks.create_task(self._pass_on(said)), tasks.create_task(self._listen(reader, ready))]
-                code = await self._process.wait()
+                code = await self._wait()
+                if code is None:
+                    await asyncio.wait(listening[1:])
+                    code = EXIT_FAILED
                 await asyncio.wait(listening, timeout=LAST_WORDS_WITHIN_S)
                 for task in listening:
                     task.cancel()
@@ -86,9 +99,8 @@ class WorkerProcess:
         return Ended(code if code >= 0 else SIGNALLED - code, self._refusal, self._is_ready)
 
     async def _pass_on(self, said: Callable[[str], None]) -> None:
-        assert self._process.stdout is not None
         cutter = LineCutter()
-        while data := await self._process.stdout.read(_READ_BYTES):
+        while data := await self._output.read(_READ_BYTES):
             for line in cutter.feed(data):
                 said(line)
         for line in cutter.rest():

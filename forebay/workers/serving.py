@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
@@ -14,6 +14,8 @@ from broker.settings.loading import Loaded
 from forebay import preflight
 from forebay.workers import plan
 from forebay.workers.lines import attributed
+from forebay.workers.parent import WorkerParent
+from forebay.workers.process import WorkerProcess
 from forebay.workers.supervisor import Supervisor
 from runtime import logs
 from runtime.clock import SystemClock
@@ -33,8 +35,12 @@ def broker_command(assignments: Sequence[str]) -> list[str]:
     return command
 
 
-def serve_workers(loaded: Loaded, *, workers: int, command: Command = broker_command, environ: Mapping[str, str] = os.environ) -> int:
-    """Until SIGTERM or SIGINT. The worst exit code of the workers, or why they could not start."""
+def serve_workers(loaded: Loaded, *, workers: int, command: Command | None = None, environ: Mapping[str, str] = os.environ) -> int:
+    """Until SIGTERM or SIGINT. The worst exit code of the workers, or why they could not start.
+
+    Workers are forked from a parent that has imported what they need. With a `command` each is a program of its own: in tests; and where a
+    process without exec is not safe, as on macOS.
+    """
     settings = loaded.settings
     log_format = settings.log.format if settings.log.format != "auto" else "console" if sys.stderr.isatty() else "json"
     logs.configure(format=log_format, level=settings.log.level)
@@ -56,15 +62,20 @@ def serve_workers(loaded: Loaded, *, workers: int, command: Command = broker_com
             sys.stderr.write(attributed(line, worker=worker, log_format=log_format) + "\n")
             sys.stderr.flush()
 
+    own_command = command if command is not None or sys.platform == "linux" else broker_command
+
     async def supervise() -> int:
-        supervisor = Supervisor(
-            workers=workers,
-            command=lambda number: command(plan.of_worker(loaded, number, log_format=log_format)),
-            environment=plan.environment(environ),
-            deadline_s=settings.shutdown.deadline.total_seconds(),
-            said=said,
-            clock=SystemClock(),
-        )
-        return await supervisor.run()
+        async with WorkerParent(environment=plan.environment(environ)) as parent:
+
+            def start(number: int) -> Awaitable[WorkerProcess]:
+                assignments = plan.of_worker(loaded, number, log_format=log_format)
+                if own_command is None:
+                    return parent.start(assignments)
+                return WorkerProcess.start(own_command(assignments), environment=plan.environment(environ))
+
+            supervisor = Supervisor(
+                workers=workers, start=start, deadline_s=settings.shutdown.deadline.total_seconds(), said=said, clock=SystemClock()
+            )
+            return await supervisor.run()
 
     return asyncio.run(supervise())

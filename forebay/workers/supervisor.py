@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -32,14 +32,13 @@ _log = structlog.get_logger(__name__)
 
 
 class Supervisor:
-    """Made and run once, on the main thread. `command`: worker number → its command line; `said` gets every line a worker writes."""
+    """Made and run once, on the main thread. `start`: worker number → its process, or OSError; `said` gets every line a worker writes."""
 
     def __init__(
         self,
         *,
         workers: int,
-        command: Callable[[int], Sequence[str]],
-        environment: Mapping[str, str],
+        start: Callable[[int], Awaitable[WorkerProcess]],
         deadline_s: float,
         said: Callable[[int, str], None],
         clock: Clock,
@@ -48,8 +47,7 @@ class Supervisor:
     ) -> None:
         assert workers > 0
         self._workers = workers
-        self._command = command
-        self._environment = environment
+        self._start = start
         self._deadline_s = deadline_s
         self._said = said
         self._clock = clock
@@ -101,7 +99,7 @@ class Supervisor:
 
     async def _live(self, number: int, tasks: asyncio.TaskGroup) -> Ended:
         try:
-            process = await WorkerProcess.start(self._command(number), environment=self._environment)
+            process = await self._start(number)
         except OSError as error:
             return Ended(EXIT_FAILED, f"no process can be started ({error.strerror}).", was_ready=False)
         self._running[number] = process

@@ -82,7 +82,7 @@ class Appender:
         self._flush_bytes = telemetry.counter(FLUSH_BYTES)
         seconds = telemetry.histogram(FLUSH_SECONDS)
         self._wait_s, self._put_s, self._commit_s = (seconds.labels(stage) for stage in ("wait", "put", "commit"))
-        telemetry.gauge(BUFFERED_BYTES).set_function(lambda: self._open.size_bytes + self._in_flight.size_bytes)
+        telemetry.gauge(BUFFERED_BYTES).set_function(lambda: self.buffered_bytes)
 
     def submit(self, log: PartitionLog, batch: Batch) -> None:
         """Take a checked batch. Its result comes through `batch.append`: always, and within COMMIT_TIMEOUT_S of being sealed."""
@@ -92,6 +92,11 @@ class Appender:
             self._seal(trigger)
         elif self._timer is None and not self._is_overdue:
             self._arm()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of batches that are gathered, or have no outcome yet."""
+        return self._open.size_bytes + self._in_flight.size_bytes
 
     async def drain(self) -> None:
         """Flush what is gathered and return when every flush has its outcome."""

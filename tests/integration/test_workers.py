@@ -194,6 +194,53 @@ def test_a_worker_that_is_killed_comes_back_and_has_everything_meanwhile_taken_b
     assert values == [b"a", b"b"]
 
 
+@pytest.mark.parametrize("stores", ["embedded"], indirect=True)
+def test_workers_are_forked_from_a_parent_that_has_loaded_what_they_need(serve: Serve) -> None:
+    with serve(f"kafka.listeners=PLAINTEXT://{HOST}:0", f"http.listen={HOST}:0") as served:
+        workers = [served.said("worker_started", worker=worker)["pid"] for worker in range(2)]
+        (parent,) = {parent_of(pid) for pid in workers}
+        cpu_of_worker, cpu_of_parent = cpu_ns(workers[1]), cpu_ns(parent)
+
+    assert parent != served.process.pid
+    assert cpu_of_worker < cpu_of_parent / 2
+
+
+@pytest.mark.parametrize("stores", ["embedded"], indirect=True)
+def test_workers_live_on_when_their_parent_is_killed_and_one_that_dies_then_is_started_by_another(serve: Serve, topic: str) -> None:
+    with serve(f"kafka.listeners=PLAINTEXT://{HOST}:0", f"http.listen={HOST}:0") as served:
+        create(served.bootstrap(0), topic)
+        first = served.said("worker_started", worker=1)["pid"]
+        os.kill(parent_of(first), signal.SIGKILL)
+        before = produce(served.bootstrap(1), topic, [b"a"])
+        os.kill(first, signal.SIGKILL)
+        served.read_until("worker_ready", worker=1)
+        after = produce(served.bootstrap(1), topic, [b"b"])
+        pids = [served.said("worker_started", worker=worker)["pid"] for worker in range(2)]
+
+        served.process.send_signal(signal.SIGTERM)
+        served.read_until("worker_stopped", worker=0)
+        served.read_until("supervisor_stopped")
+
+    assert before + after == [0, 1]
+    assert pids[1] != first
+    assert not any(is_running(pid) for pid in pids)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def is_running(pid: int) -> bool:
+    """An orphan that has ended may be a zombie until somebody collects it."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def cpu_ns(pid: int) -> int:
+    """Of all its threads, so far."""
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir())
+
+
 def test_a_port_in_use_stops_both_with_one_message(tmp_path: Path) -> None:
     port = free_ports()[0]
     with socket.create_server((HOST, port + 1)):

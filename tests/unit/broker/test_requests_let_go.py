@@ -168,7 +168,7 @@ async def test_a_request_under_way_in_the_log_when_the_connection_is_lost() -> N
         play.receive(produced("t", record_batch(b"x")))
         appender = made.node.log.parts.appender
         async with asyncio.timeout(SOON_S):
-            while not appender._buffered_bytes:  # noqa: ASYNC110 - the topic is looked up first
+            while not appender.buffered_bytes:  # noqa: ASYNC110 - the topic is looked up first
                 await asyncio.sleep(0)
         before = play.admission.held_bytes
         play.lose()
