@@ -70,6 +70,8 @@ class Connection:
 
         def done(results: list[PartitionResult]) -> None:
             (result,) = results
+            if arriving.settled.done():
+                return  # the broker was killed: what its timers still do concerns nobody
             arriving.attempt.settled_s = self.broker.history.now_s
             arriving.attempt.was_taken = not result.error_code
             arriving.settled.set_result(result)

@@ -114,7 +114,8 @@ class Reader:
             elif answer.records:
                 has_read = True
                 self._read(broker, topic_id, answer)
-            else:
+            elif answer.high_watermark <= self._offsets[answer.partition]:
+                # Further back it says that the records come late, beside an end that is as old as the last look (as beside records).
                 may_be_old = broker.may_have_read_old(invoked_s)
                 place = str(self._places[answer.partition])
                 self._history.heard_end(

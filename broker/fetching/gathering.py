@@ -51,6 +51,7 @@ class Wanted:
         "is_asked",
         "is_cut",
         "is_late",
+        "is_proven",
         "is_queued",
         "is_too_large",
         "log",
@@ -72,7 +73,7 @@ class Wanted:
         self.read: asyncio.Future[None] | None = None
         self.flight: Flight | None = None
         self.runs: list[BatchRun] = []
-        self.is_asked = self.is_cut = self.is_late = self.is_queued = self.is_too_large = False
+        self.is_asked = self.is_cut = self.is_late = self.is_proven = self.is_queued = self.is_too_large = False
 
     @property
     def is_pending(self) -> bool:
@@ -196,10 +197,7 @@ class Gathering:
         if not wanted.is_asked:
             wanted.is_asked = True
             if needs_refresh(log, wanted.offset):
-                wanted.read = self._control_reads.ask(log)
-                if wanted.read not in self._asked:
-                    self._asked[wanted.read] = None
-                    wanted.read.add_done_callback(self._on_read)
+                self._await(wanted, self._control_reads.ask(log))
         if wanted.read is not None:
             if wanted.read.done():
                 wanted.error, wanted.read = failure_of(wanted.read, log), None
@@ -211,6 +209,11 @@ class Gathering:
             else:
                 wanted.read = None  # what it asks for was committed meanwhile
             wanted.is_late = False
+        if not wanted.is_proven and log.control is not None and wanted.offset > log.control.sequence_counter:
+            # Nobody is told that an offset is behind the end because a deposed leader of the shard has not heard of it.
+            wanted.is_proven = True
+            self._await(wanted, self._control_reads.prove(log))
+            return
         if wanted.flight is not None:
             if not wanted.flight.is_done:
                 if not wanted.is_late and now_s >= wanted.flight.began_s + GRACE_S:
@@ -219,6 +222,12 @@ class Gathering:
         elif not wanted.is_queued and wanted.control is log.control and not (wanted.is_too_large and self._first is None and self._is_open):
             return
         self._gather(wanted, now_s)
+
+    def _await(self, wanted: Wanted, read: asyncio.Future[None]) -> None:
+        wanted.read = read
+        if read not in self._asked:
+            self._asked[read] = None
+            read.add_done_callback(self._on_read)
 
     def _give_up_room(self, wanted: Wanted) -> None:
         """A late one holds up nobody: what it brings must find room when it comes."""

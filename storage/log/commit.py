@@ -360,7 +360,7 @@ class Committer:
                     if send.purpose is Purpose.COMMIT:
                         self._applied(commit, send.decision, version=result.version)
                     else:
-                        self._put_was_ours(commit.log, send.expected_version, result.version)
+                        commit.log.note_put_again(send.expected_version, result.version)
                     if send.purpose is Purpose.PROOF:
                         self._answer(commit, send.decision.verdicts)
                     return True
@@ -377,12 +377,6 @@ class Committer:
             case NotApplied(reason):
                 commit.cause = reason
         return False
-
-    def _put_was_ours(self, log: PartitionLog, expected_version: int, version: int) -> None:
-        """The record is what it was, under a new version."""
-        log.explain_hint()
-        if log.version == expected_version and log.control is not None:
-            log.advance(log.control, version)
 
     def _applied(self, commit: Commit, decision: Decision, *, version: int | None = None) -> None:
         """The CAS is known to have applied: only now are batches shown (I8) and acknowledged (I1)."""

@@ -13,6 +13,7 @@ from storage.errors import Corrupt, IncompatibleFormat, NotFound, StorageError, 
 from storage.formats.control import LogState, decode_control
 from storage.log.bounds import LogBounds
 from storage.log.partition import PartitionLog, Partitions
+from storage.log.proofs import Proofs
 from storage.metadata.port import MetadataStore
 from storage.vocabulary import PartitionId
 
@@ -48,6 +49,11 @@ class ControlReads:
         self._partitions = partitions
         self._nursery = nursery
         self._shards: dict[int, _Shard] = {}
+        self._proofs = Proofs(metadata=metadata, refresh=self.refresh, nursery=nursery)
+
+    def prove(self, log: PartitionLog) -> asyncio.Future[None]:
+        """As `ask`, and `log.control` certainly was the newest record at some moment from now on: costs a write."""
+        return self._proofs.ask(log)
 
     def ask(self, log: PartitionLog) -> asyncio.Future[None]:
         """What is done when `log.control` is at least as new as now, or fails with `Unavailable`. It is shared: never cancel it.

@@ -143,6 +143,12 @@ class PartitionLog:
         while len(self.strangers) > STRANGERS_KEPT_MAX:
             self.strangers.popitem(last=False)
 
+    def note_put_again(self, before: int, after: int | None) -> None:
+        """This broker put the record of version `before` once more, as it was."""
+        self.explain_hint()
+        if after is not None and self.version == before and self.control is not None:
+            self.advance(self.control, after)
+
     def discard_pages(self, names: Iterable[str]) -> None:
         """No control record can name them any more. What is too much is left to a sweep."""
         self.page_garbage += islice(names, max(0, PAGE_GARBAGE_MAX - len(self.page_garbage)))

@@ -14,7 +14,7 @@ from storage.catalog.producer_ids import decode_next_block
 from storage.catalog.topic_records import decode_topic, decode_topic_id
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.formats import levels, refusal, wal
-from storage.formats.control import decode_chunk, decode_control, decode_producer
+from storage.formats.control import decode_chunk, decode_control, decode_page
 from storage.log.batch import Appended
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Put, Record
@@ -43,7 +43,7 @@ CONTROL = {
 RECORDS: dict[str, tuple[Decode, dict[str, Any]]] = {
     "control": (_by_path(decode_control), CONTROL),
     "index chunk": (_by_path(decode_chunk), {"fmt": 1, "entries": [ENTRY]}),
-    "spilled producer": (_by_path(decode_producer), {"fmt": 1, "state": STATE}),
+    "page of producers": (_by_path(decode_page), {"fmt": 1, "producers": {"7": STATE}}),
     "topic": (
         decode_topic,
         {"fmt": 1, "name": "t", "topic_id": "i", "partition_count": 1, "replication_factor": 1, "configs": {}, "created_at_ms": 1},
@@ -68,7 +68,7 @@ ARRAYS = [
     ("control", ("producers", "7")),
     ("control", ("producers", "7", 1, 0)),
     ("index chunk", ("entries", 0)),
-    ("spilled producer", ("state",)),
+    ("page of producers", ("producers", "7")),
     ("group", ("members", 0)),
 ]
 """The structs inside that are arrays."""

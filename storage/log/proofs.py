@@ -1,0 +1,84 @@
+"""Proofs that a control record is the newest one: before an answer that no retry heals, and that rests on its being so (DESIGN.md §14).
+
+A read may be answered by a deposed leader of the shard, from an older state: an offset behind an old end is out of range there, and a
+consumer that is told so begins anew somewhere else. Only a write is judged by the leader of the day. So the record is put once more, under
+the condition that it is still there; nothing but its version changes.
+
+Proofs of a log are shared, one at a time and no more often than every PROOF_EVERY_S, whatever its readers ask for.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from runtime.supervision import Nursery
+from storage.errors import StorageError, Unavailable
+from storage.formats.control import LogState, encode
+from storage.log.partition import PartitionLog
+from storage.metadata.port import Applied, MetadataStore, Put, Status
+
+ATTEMPTS_MAX: Final = 4
+PAUSE_S: Final = 0.02
+PROOF_EVERY_S: Final = 0.2
+WRITE_TIMEOUT_S: Final = 3.0
+AT_ONCE_MAX: Final = 16
+
+
+class Proofs:
+    def __init__(self, *, metadata: MetadataStore, refresh: Callable[[Iterable[PartitionLog]], Awaitable[None]], nursery: Nursery) -> None:
+        self._metadata = metadata
+        self._refresh = refresh
+        self._nursery = nursery
+        self._next: dict[PartitionLog, asyncio.Future[None]] = {}
+        self._under_way: set[PartitionLog] = set()
+        self._places = asyncio.Semaphore(AT_ONCE_MAX)
+
+    def ask(self, log: PartitionLog) -> asyncio.Future[None]:
+        """What is done when `log.control` was the newest record at some moment from now on (or there is none), or fails with `Unavailable`.
+        It is shared: never cancel it.
+        """
+        asked = self._next.get(log)
+        if asked is None:
+            asked = self._next[log] = asyncio.get_running_loop().create_future()
+            if log not in self._under_way:
+                self._under_way.add(log)
+                self._nursery.spawn(self._prove_wanted(log), name="proof")
+        return asked
+
+    async def _prove_wanted(self, log: PartitionLog) -> None:
+        try:
+            while (asked := self._next.get(log)) is not None:
+                async with self._places:
+                    del self._next[log]  # who asks from here on was not there when it began
+                    try:
+                        await self._prove(log)
+                    except StorageError as error:
+                        asked.set_exception(error)
+                        asked.exception()  # marks it retrieved: all who asked may be gone
+                    except BaseException:
+                        asked.cancel()
+                        raise
+                    else:
+                        asked.set_result(None)
+                await asyncio.sleep(PROOF_EVERY_S)
+        finally:
+            self._under_way.discard(log)
+            if (left := self._next.pop(log, None)) is not None:
+                left.cancel()  # nobody will prove it any more
+
+    async def _prove(self, log: PartitionLog) -> None:
+        for attempt in range(ATTEMPTS_MAX):
+            await self._refresh([log])
+            control, version = log.control, log.version
+            if control is None or control.log_state is LogState.DELETED or log.broken is not None:
+                return
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    outcome = await self._metadata.write([Put(log.keys.control, encode(control), version)])
+            except TimeoutError:
+                raise Unavailable(f"metadata did not answer: op=write after_s={WRITE_TIMEOUT_S}") from None
+            if isinstance(outcome, Applied) and outcome.results[0].status is Status.OK:
+                log.note_put_again(version, outcome.results[0].version)
+                return
+            await asyncio.sleep(PAUSE_S * 2**attempt)
+        raise Unavailable(f"the newest control record was not found: partition={log.partition} attempts={ATTEMPTS_MAX}")
