@@ -270,6 +270,7 @@ async def open_broker(
         for listener, sock in sockets:
             await server.serve(listener.name, sock)
         nursery.spawn(server.close_idle(), name="close-idle")
+        nursery.spawn(server.collect_garbage(), name="collect-garbage")
         nursery.spawn(Probes(metadata=opened.metadata, objects=ReadProbe(opened.objects), readiness=readiness).run(), name="probes")
         readiness.note_listening()
         announce("kafka listening", {"listeners": ", ".join(map(str, bound)), "advertised": ", ".join(map(str, endpoints))})

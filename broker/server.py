@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ PART_S: Final = 1.0
 IDLE_CHECK_S: Final = 15.0
 STALLED_S: Final = 15.0
 """While the budget of requests, or that of replies, is used up, who holds some of it and was silent for this long loses its connection."""
+
+STUCK_CHECK_S: Final = 5.0
+"""While the budget of requests is used up and not a byte of it was given back for this long, memory is looked for in garbage."""
 
 log = structlog.get_logger("server")
 
@@ -80,6 +84,7 @@ class Server:
         self._refused = telemetry.counter(CONNECTIONS_REFUSED)
         self._violations = telemetry.counter(VIOLATIONS)
         self._is_draining = False
+        self._held_before_bytes = -1
 
     async def serve(self, listener_name: str, bound: socket.socket) -> None:
         """Accept connections on a socket that `bind` made."""
@@ -173,6 +178,19 @@ class Server:
         while True:
             await asyncio.sleep(IDLE_CHECK_S)
             self.close_silent()
+
+    async def collect_garbage(self) -> None:
+        """Look for requests in garbage when nobody is read from for want of memory; until cancelled."""
+        while True:
+            await asyncio.sleep(STUCK_CHECK_S)
+            self.collect_when_stuck()
+
+    def collect_when_stuck(self) -> None:
+        """What nobody refers to but itself goes when the collector runs, and that waits for new objects: not while all wait."""
+        held_bytes = self._admission.held_bytes
+        if self._admission.is_over and held_bytes == self._held_before_bytes:
+            gc.collect()
+        self._held_before_bytes = held_bytes
 
     def close_silent(self) -> None:
         """Close connections that were silent for the idle timeout, and those that keep others waiting for memory by their silence."""

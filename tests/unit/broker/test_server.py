@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import gc
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -220,6 +221,30 @@ async def test_who_holds_memory_and_is_silent_is_cut_off_when_others_wait_for_it
         assert await holding.is_closed()
         assert await served.has_open(1)
         assert served.admission.held_bytes == cost(len(others), len(b"M1"))
+
+
+async def test_requests_that_only_refer_to_each_other_do_not_keep_everybody_from_reading() -> None:
+    """Garbage in cycles waits for the collector, which waits for new objects, which wait for memory."""
+    async with listening() as served:
+        served.requests.instant = b"ok"
+        gc.disable()
+        try:
+            knot: list[object] = [served.admission.admit(memoryview(bytes(BUDGET_BYTES * 7 // 8)))]
+            knot.append(knot)
+            del knot
+            caller = await served.connect()
+            caller.send(b"P1")
+            await served.has_begun(1)
+            caller.send(b"P2")
+            served.server.collect_when_stuck()
+            at_first = served.admission.is_over
+            served.server.collect_when_stuck()
+            await until(lambda: not served.admission.is_over)
+        finally:
+            gc.enable()
+
+        assert at_first, "it may be under way still"
+        assert await caller.receive(2 * len(OK)) == 2 * OK
 
 
 async def test_a_violation_is_counted_and_closes_its_connection_only() -> None:
