@@ -27,7 +27,7 @@ anew under another epoch, its commit numbers with it. A list may be cut short or
 control. Garbage that no control ever named is left out, where keys are unique: nothing reads it. Which states are spilled is free (any
 policy), as are the moments of deletes and sweeps.
 
-TODAY'S WAY (design='registers'): producers/{pid} has the state of one producer and is overwritten by CAS in the background; a commit
+THE WAY BEFORE (design='registers'): producers/{pid} has the state of one producer and is overwritten by CAS in the background; a commit
 drops from hot what it has read there. Its states go back (F-spill), and with reads in the right order they do wherever a get may be stale
 (F-spill-stale).
 
@@ -312,7 +312,7 @@ def attempts(v: Variant, s: State, i: int, version: int, batches: tuple[Batch, .
             hot[producer] = counts[producer]
         writers = (*c.writers[: b.epoch], (b.number, b.attempt), *c.writers[b.epoch + 1 :])
         new = c._replace(hot=tuple(hot), writers=writers)
-        for made, control, puts in rooms(v, s, c, new, b):
+        for made, control, puts in rooms(v, s, version, new, b):
             kept = {page.key for page in control.pages}
             deletes = tuple(page.key for page in c.pages if page.key not in kept) if v.deletes == "beside" else ()
             request = Request(b.epoch, True, version, control, tuple(appends), puts, deletes)
@@ -355,8 +355,9 @@ def registered(v: Variant, s: State, producers: tuple[int, ...]) -> Iterator[tup
             yield f" and producers/{producer}: {history[version]}{stale}{label}", {producer: history[version], **states}
 
 
-def rooms(v: Variant, s: State, c: Control, new: Control, b: Broker) -> Iterator[tuple[str, Control, tuple[tuple[Key, States], ...]]]:
-    """The ways to keep control small enough: any choice of what leaves it."""
+def rooms(v: Variant, s: State, version: int, new: Control, b: Broker) -> Iterator[tuple[str, Control, tuple[tuple[Key, States], ...]]]:
+    """The ways to keep control small enough: any choice of what leaves it. version: of the control this was decided from."""
+    c = s.controls[version]
     hot = [p for p, count in enumerate(new.hot) if count]
     excess = len(hot) - v.hot_max
     if excess <= 0:
@@ -369,7 +370,7 @@ def rooms(v: Variant, s: State, c: Control, new: Control, b: Broker) -> Iterator
         yield ", finds no room", new, ()  # and goes beyond it: a background spill will be asked for
     else:
         for leaving in combinations(hot, excess):
-            if (made := page_puts(v, s, c, new, leaving, b)) is not None:
+            if (made := page_puts(v, s, version, new, leaving, b)) is not None:
                 pages, puts = made
                 to = ", ".join(shown(key) for key, _ in puts)
                 yield f", spills {producers_shown(leaving)} to {to}", without(new, leaving)._replace(pages=pages), puts
@@ -384,10 +385,10 @@ def without(c: Control, leaving: tuple[int, ...]) -> Control:
 
 
 def page_puts(
-    v: Variant, s: State, c: Control, new: Control, leaving: tuple[int, ...], b: Broker
+    v: Variant, s: State, version: int, new: Control, leaving: tuple[int, ...], b: Broker
 ) -> tuple[tuple[Reference, ...], tuple[tuple[Key, States], ...]] | None:
     """References and puts of the pages that take in what leaves; None if a page to be replaced is not found."""
-    there, version = dict(s.pages), s.controls.index(c)
+    there, c = dict(s.pages), s.controls[version]
     part, puts, references = 0, list[tuple[Key, States]](), list[Reference]()
     for low, high, old in ranges(v, c):
         mine = {p: new.hot[p] for p in leaving if low <= p <= high}
