@@ -35,7 +35,13 @@ class Append:
         self.results[index] = without_frames(result) if isinstance(result, StorageError) else result
         self.remaining -= 1
         if self.remaining == 0:
-            self.on_done(self)
+            # What it is answered with refers to the whole request: a batch that lingers somewhere must not.
+            on_done, self.on_done = self.on_done, _nothing
+            on_done(self)
+
+
+def _nothing(_append: Append) -> None:
+    pass
 
 
 @dataclass(slots=True, eq=False)

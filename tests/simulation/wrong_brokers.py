@@ -1,6 +1,5 @@
 """Brokers that are wrong on purpose, each in one way that the design forbids: what a checker worth its name must find."""
 
-import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -9,9 +8,11 @@ from unittest import mock
 
 from sim.metadata import SimMetadata
 from storage.errors import Unavailable
+from storage.formats.control import Control
 from storage.log.bounds import LogBounds
-from storage.log.commit import Committer
+from storage.log.commit import Committer, Send
 from storage.log.control_reads import ControlReads, bounds_of
+from storage.log.dead_writers import DeadWriters
 from storage.log.decide import Outcome
 from storage.log.lane import Commit
 from storage.log.upload import Uploader
@@ -26,8 +27,8 @@ def retries_what_is_unknown_as_new() -> Iterator[None]:
     """Nobody asks `writers` what became of an attempt."""
 
     def prepare(original: Original, self: Committer, commit: Commit, **how: Any) -> object:
-        if not commit.is_abandoned:
-            commit.unsure = False
+        if not commit.is_given_up:
+            commit.is_unknown = False
         return original(self, commit, **how)
 
     with _around(Committer, "_prepare", prepare):
@@ -111,10 +112,10 @@ def tells_ends_from_memory() -> Iterator[None]:
 def refuses_for_certain_after_sending() -> Iterator[None]:
     """A write without an answer is taken for one that was refused."""
 
-    def hear(original: Original, self: Committer, commit: Commit, decision: Any, outcome: Any, *rest: Any) -> object:
-        known = original(self, commit, decision, outcome, *rest)
-        if commit.unsure:
-            commit.settle_all(Unavailable("no answer, so no"))
+    def hear(original: Original, self: Committer, send: Send, *rest: Any) -> object:
+        known = original(self, send, *rest)
+        if send.commit.is_unknown:
+            send.commit.settle_all(Unavailable("no answer, so no"))
         return known
 
     with _around(Committer, "_hear", hear):
@@ -125,12 +126,10 @@ def refuses_for_certain_after_sending() -> Iterator[None]:
 def drops_the_writers_of_the_living() -> Iterator[None]:
     """Every other broker's entry leaves the control record with each commit."""
 
-    async def dead(original: Original, self: Committer, commits: Sequence[Commit]) -> frozenset[int]:
-        await asyncio.sleep(0)
-        named = {epoch for commit in commits if commit.log.control for epoch in commit.log.control.writers}
-        return frozenset(named - {self._epoch.current} - {commit.epoch for commit in commits})
+    def of(self: DeadWriters, control: Control) -> list[int]:
+        return [epoch for epoch in control.writers if epoch != self._epoch.current]
 
-    with _around(Committer, "_dead_writers", dead), mock.patch("storage.log.commit._has_many_writers", return_value=True):
+    with mock.patch.object(DeadWriters, "of", of):
         yield
 
 

@@ -3,42 +3,87 @@ since each reaches into names that are private to the log.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import msgspec
 
-from storage.formats.control import Control, IndexChunk, encode
-from storage.log import append, broker_epoch, commit, decide, lane, partition
+from storage.formats.control import Control, IndexChunk, PageRef, encode
+from storage.log import broker_epoch, commit, dead_writers, decide, lane, page_store, producer_pages
 from storage.metadata.port import ABSENT, Applied, Put
 
 
 @contextlib.contextmanager
 def drops_producers_without_spilling_them() -> Iterator[None]:
-    def make_room(producers: dict[int, Any], stored: object, keep: Collection[int]) -> tuple[dict[int, Any], tuple[int, ...]]:
-        for producer_id in list(producers):
-            if len(producers) <= decide.PRODUCERS_HOT_MAX:
+    def make_room(
+        refs: tuple[PageRef, ...], hot: dict[int, Any], _pages: object, *, claimed: Collection[int], **_how: object
+    ) -> producer_pages.Room:
+        for producer_id in list(hot):
+            if len(hot) <= producer_pages.PRODUCERS_HOT_MAX:
                 break
-            if producer_id not in keep:
-                del producers[producer_id]
-        return producers, ()
+            if producer_id not in claimed:
+                del hot[producer_id]
+        return producer_pages.Room(hot, refs, ())
 
-    with mock.patch.object(decide, "_make_room", make_room):
+    with mock.patch.object(decide, "make_room", make_room):
         yield
 
 
 @contextlib.contextmanager
-def keeps_what_was_stored_when_others_have_written() -> Iterator[None]:
-    """What is known of producers/ is not read again though another broker has committed since."""
+def takes_the_page_it_knows_for_the_one_that_is_named() -> Iterator[None]:
+    """What is known of producers is not read again though another broker has replaced their page (review B)."""
+    known: dict[object, Any] = {}
 
-    def observe(self: partition.PartitionLog, control: Control, version: int) -> None:
-        if version > self.version:
-            self.control, self.version, self.broken = control, version, None
-            self.foreign_version = version
-            self.wake()
+    def missing(original: Callable[..., Any], self: object, attempt: lane.Commit) -> list[str]:
+        names: list[str] = original(self, attempt)
+        control = attempt.log.control
+        for ref in control.pages if control is not None else ():
+            place = id(self), attempt.log.partition, ref.first_pid
+            if place in known:
+                attempt.pages[ref.name] = known[place]
+            elif ref.name in attempt.pages:
+                known[place] = attempt.pages[ref.name]
+        return [name for name in names if name not in attempt.pages]
 
-    with mock.patch.object(partition.PartitionLog, "observe", observe):
+    with _around(page_store.PageStore, "missing", missing):
+        yield
+
+
+@contextlib.contextmanager
+def takes_an_absent_page_for_one_without_producers() -> Iterator[None]:
+    """Model: F-page-absent. A deposed leader has not heard of it, or it was replaced."""
+
+    async def load(original: Callable[..., Any], self: Any, attempts: Sequence[lane.Commit]) -> None:
+        await original(self, attempts)
+        for attempt in attempts:
+            attempt.pages |= dict.fromkeys(self.missing(attempt), {})
+
+    with _around(page_store.PageStore, "load", load):
+        yield
+
+
+@contextlib.contextmanager
+def sweeps_pages_that_a_newer_record_names() -> Iterator[None]:
+    """Model: F-page-sweep."""
+    with mock.patch.object(page_store, "prepared_for", return_value=-1):
+        yield
+
+
+@contextlib.contextmanager
+def counts_whoever_registered_since_the_scan_as_dead() -> Iterator[None]:
+    """Review C: the entries are named after the read of the living."""
+    live: dict[int, frozenset[int]] = {}
+
+    async def look(self: Any, _named: frozenset[int]) -> None:
+        live[id(self)] = await self._epoch.live()
+        self._is_looking = False
+
+    def of(original: Callable[..., Any], self: Any, control: Control) -> list[int]:
+        original(self, control)
+        return [epoch for epoch in control.writers if epoch not in live.get(id(self), control.writers)]
+
+    with mock.patch.object(dead_writers.DeadWriters, "_look", look), _around(dead_writers.DeadWriters, "of", of):
         yield
 
 
@@ -46,10 +91,10 @@ def keeps_what_was_stored_when_others_have_written() -> Iterator[None]:
 def takes_a_conflict_after_an_unknown_attempt_for_the_end_of_it() -> Iterator[None]:
     """Model: F-conflict."""
 
-    def hear(original: Callable[..., Any], self: object, attempt: lane.Commit, decided: object, outcome: object, *rest: Any) -> bool:
-        is_heard = original(self, attempt, decided, outcome, *rest)
+    def hear(original: Callable[..., Any], self: object, send: commit.Send, outcome: object, *rest: Any) -> bool:
+        is_heard = original(self, send, outcome, *rest)
         if not is_heard and isinstance(outcome, Applied):
-            attempt.unsure = False
+            send.commit.is_unknown = False
         return bool(is_heard)
 
     with _around(commit.Committer, "_hear", hear):
@@ -66,7 +111,7 @@ def takes_an_absent_entry_for_an_attempt_that_was_not_applied() -> Iterator[None
 
     with (
         _around(commit.Committer, "_prepare", prepare),
-        mock.patch.object(broker_epoch.BrokerEpoch, "is_registered", lambda *_: True),
+        mock.patch.object(broker_epoch.BrokerEpoch, "is_registered", return_value=True),
     ):
         yield
 
@@ -105,10 +150,7 @@ def forgets_what_was_lost() -> Iterator[None]:
 
 @contextlib.contextmanager
 def takes_what_follows_a_lost_batch() -> Iterator[None]:
-    with (
-        mock.patch.object(commit, "refuse_followers", lambda *_: None),
-        mock.patch.object(append.Appender, "_refuse_gathered", lambda *_: None),
-    ):
+    with mock.patch.object(commit, "refuse_behind", return_value=None):
         yield
 
 
@@ -118,10 +160,10 @@ def puts_its_own_entry_beside_its_cas() -> Iterator[None]:
 
     def prepare(original: Callable[..., Any], self: Any, attempt: lane.Commit, **how: Any) -> Any:
         step = original(self, attempt, **how)
-        decision = getattr(step, "decision", None)
-        if decision is not None and decision.control is not None:
-            own = IndexChunk(entries=decision.control.pending)
-            step.ops = (Put(attempt.log.keys.index(own.entries[-1].last), encode(own), ABSENT), *step.ops[-1:])
+        if isinstance(step, commit.Send) and step.decision.control is not None:
+            own = IndexChunk(entries=step.decision.control.pending)
+            chunk = Put(attempt.log.keys.index(own.entries[-1].last), encode(own), ABSENT)
+            return step._replace(ops=(chunk, step.ops[step.control_at]), control_at=1)
         return step
 
     with _around(commit.Committer, "_prepare", prepare):
@@ -130,9 +172,9 @@ def puts_its_own_entry_beside_its_cas() -> Iterator[None]:
 
 @contextlib.contextmanager
 def numbers_every_commit_alike() -> Iterator[None]:
-    def begin(self: lane.Commit, epoch: int) -> None:
+    def begin(self: lane.Commit, epoch: broker_epoch.BrokerEpoch) -> None:
         if not self.has_begun:
-            self.epoch, self.commit_seq = epoch, 1
+            self.epoch, self.commit_seq = epoch.current, 1
         self.attempt += 1
 
     with mock.patch.object(lane.Commit, "begin", begin):

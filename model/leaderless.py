@@ -1,0 +1,550 @@
+"""Exhaustive check of the leaderless log: append, index, compact, truncate, collect garbage. One partition, every interleaving.
+
+THE STORE, as Oxia's server has it: a WriteRequest is a list of puts, applied in order as one durable step. Each has its own condition, and
+one that fails fails ALONE: its siblings still apply. A CAS names the version it was computed from; it can never apply once a newer one
+exists.
+
+COMMIT. A broker reads `control`, decides, and sends [chunk of what `pending` holds, if due] + [CAS control := new]. The CAS alone commits:
+it takes the offsets and adds an entry to `pending`, a ring of at most K. When the ring is full (or earlier: any policy is allowed here) the
+NEXT commit carries all of it to index/{last offset} as one chunk, put-if-absent, and begins a new ring. The chunk repeats what is committed
+already, so it does no harm when the CAS beside it fails. Any broker may drain an idle ring likewise. Chunks may overlap in the end; all of
+them are true.
+
+UNKNOWN OUTCOME (timeout): read control; `writers[me] >= number of my commit` means applied, otherwise send again under the same number.
+After one unknown attempt EVERY re-read asks this, also one that follows a definite conflict.
+
+COMPACTION writes a segment object, puts segments/{end}, moves `cursor` by CAS (that commits it), deletes index keys below it, then WAL
+objects. Better (Forebay-segment, -all): the cursor CAS carries the entry in `segment`; its put into segments/ travels with the next cursor
+CAS, as chunks do.
+
+READ of offset o: o < cursor: `segment`, segments/; else `pending`, index/: a ceiling get. A ceiling that does not cover o is nothing.
+
+RETENTION moves log_start by CAS, then deletes. COLLECTION of an object: CAS its name into `revoked`, then look for references, then delete.
+
+HOW IT IS MODELLED. A batch is a number, and so is the WAL object that holds it (an inline batch has none: its bytes are in its entry). All
+are uploaded before the run: only the collector looks at uncommitted objects, and it is free to look late. Read-and-send is one step, as a
+request may be delayed at will. A lost request is one that is never delivered; a lost reply is a timeout followed by a late delivery (the
+writer learns the same, others see the same). A paused process is one that others overtake. A CAS of compactor, collector or retention is
+one step: a refused one changes nothing and is computed again.
+
+NOT MODELLED: objects shared by partitions, stale reads from a deposed Oxia leader, transactions, progress. Producers' sequences, and stale
+reads with them, are in `pages.py`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from model.search import Result, Search, search
+
+Name = int | str
+"""Of an object: a WAL object is called as its batch, a segment object by a word."""
+Batches = tuple[int, ...]
+A = TypeVar("A")
+
+
+class Chunk(NamedTuple):
+    """Consecutive offsets base..end and the batch of each: a committed entry (of one batch), or what index/ or segments/ has at {end}."""
+
+    end: int
+    base: int
+    batches: Batches
+    segment: str | None = None  # the segment object; None: each batch is in its own WAL object
+
+
+class Control(NamedTuple):
+    """THE record of the partition. next: sequence_counter. writers[i]: number of the last commit of writer i (0: absent)."""
+
+    version: int = 0
+    next: int = 0
+    log_start: int = 0
+    cursor: int = 0
+    pending: tuple[Chunk, ...] = ()
+    segment: Chunk | None = None  # with segments='control' only: the newest segment entry, not yet in segments/
+    writers: tuple[int, ...] = ()
+    revoked: frozenset[Name] = frozenset()
+
+    def newer(self) -> "Control":
+        return self._replace(version=self.version + 1)
+
+
+class Cas(NamedTuple):
+    """Put of control on condition that its version is still `expected`. entry: what it commits (None for a drain)."""
+
+    expected: int
+    new: Control | None
+    entry: Chunk | None
+
+
+HOPELESS: Final = Cas(-1, None, None)
+"""Every CAS that expects an older version."""
+Ops = tuple[Cas | Chunk, ...]
+
+
+class Request(NamedTuple):
+    """A WriteRequest under way. ops: Cas, or Chunk for an index put.
+
+    late=0: its sender waits for the reply; else nobody does (1, 2.. tell equals apart).
+    """
+
+    sender: Name
+    late: int
+    ops: Ops
+
+
+class Writer(NamedTuple):
+    """One broker's lane: a single open commit.
+
+    unsure: an attempt ended unknown and is 'open' (may still win) or 'closed' (has won or never will).
+    """
+
+    timeouts: int
+    step: str = "ready"  # ready | materialising, committing, indexing: waits for a reply | clearing | finished
+    done: int = 0
+    unsure: str | None = None
+    snapshot: Control | None = None  # only the seed protocol commits from an older read
+
+
+class Job(NamedTuple, Generic[A]):
+    """Compactor, collector or retention: rounds left; in a round the steps to do, what it is about, and control as it was seen."""
+
+    rounds: int
+    todo: tuple[str, ...] = ()
+    about: A | None = None
+    seen: Control | None = None
+
+    def then(self) -> "Job[A]":
+        return self._replace(todo=self.todo[1:]) if self.todo[1:] else Job(self.rounds)
+
+
+class State(NamedTuple):
+    """indexed, segments: what is in index/ and segments/. objects: names of those that exist. drains, prunes: how many may still happen.
+
+    truth: every entry ever committed.
+    """
+
+    control: Control
+    indexed: frozenset[Chunk]
+    segments: frozenset[Chunk]
+    objects: frozenset[Name]
+    network: frozenset[Request]
+    writers: tuple[Writer, ...]
+    compactors: tuple[Job[Chunk], ...]
+    collector: Job[frozenset[Name]]
+    retention: Job[int]
+    drains: int
+    prunes: int
+    truth: tuple[Chunk, ...]
+    acked: frozenset[int]
+
+
+Steps = Iterator[tuple[str, State]]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A protocol to check. `about` says what is in it, or what breaks it."""
+
+    name: str
+    about: str
+    expect: str = "OK"
+    commit: str = "ring"  # ring | own: the own chunk beside its CAS | seed: materialise, CAS, own index put, clear
+    ring: int = 1  # K
+    index: str = "namespace"  # namespace: segments/ apart | one namespace for both, puts: overwrite | if-absent | void below cursor
+    retry: str = "remember"  # after an unknown outcome: remember commit numbers | look for the own entry | blind
+    order: tuple[str, ...] = ("segment", "cursor", "index", "objects")  # the compactor's steps after it has written the segment object
+    segments: str = "entry first"  # | control: the cursor CAS carries the entry, which gets into segments/ later, as chunks get into index/
+    gc: tuple[str, ...] = ()  # the collector's steps: revoke | revoke up to: all names up to one | look: for references | delete
+    collects: tuple[type, ...] = (int,)  # it is after WAL objects (int), segment objects (str)
+    compactors: tuple[int, ...] = (1,)  # rounds of each
+    drains: int = 1
+    retention: int = 0  # moves of log_start
+    prunes: int = 0
+    bug: str = ""
+    inline: Batches = ()  # batches that travel in their entry: no object (DESIGN §5.1)
+    reaches: tuple[str, ...] = ()  # situations it must have been through
+    batches: tuple[tuple[int, ...], ...] = ((1,), (2,))  # sizes of each writer's batches
+    timeouts: int = 1  # of each writer
+
+
+# Store, reader, promises
+
+
+def join(*entries: Chunk) -> Chunk:
+    return Chunk(entries[-1].end, entries[0].base, tuple(batch for e in entries for batch in e.batches))
+
+
+def apply(v: Variant, s: State, ops: Ops) -> tuple[State, list[bool]]:
+    """The server: every op in order, each on its own condition."""
+    control, index, truth, applied = s.control, s.indexed, s.truth, list[bool]()
+    for op in ops:
+        if isinstance(op, Chunk):
+            there = {x for x in index if x.end == op.end}
+            applied.append(not there or v.index == "overwrite")
+            index = index - there | {op} if applied[-1] else index
+        else:
+            applied.append(op.new is not None and op.expected == control.version)
+            if op.new is not None and applied[-1]:
+                control = op.new
+                truth = truth if op.entry is None else (*truth, op.entry)
+    return s._replace(control=control, indexed=index, truth=truth), applied
+
+
+def read(v: Variant, s: State, offset: int) -> int | str:
+    """What a reader gets for a committed offset: its batch, or what is wrong."""
+    c = s.control
+    in_segments = v.index == "namespace" and offset < c.cursor
+    in_control: tuple[Chunk, ...] = c.pending
+    if in_segments:
+        in_control = () if c.segment is None else (c.segment,)
+    entries = [e for e in in_control if e.base <= offset <= e.end] or (s.segments if in_segments else s.indexed)
+    void_below = c.cursor if v.index == "void" else 0
+    found = min((x for x in entries if x.end >= offset and (x.segment or x.end >= void_below)), default=None)  # the ceiling get
+    if found is None or found.base > offset:
+        return "NOTHING"
+    batch = found.batches[offset - found.base]
+    if not found.segment and batch in v.inline:
+        return "BYTES GONE" if v.bug == "chunks name inline batches" and found in s.indexed else batch
+    return batch if (found.segment or batch) in s.objects else f"object {found.segment or batch} GONE"
+
+
+def broken_promise(v: Variant, s: State) -> str | None:
+    log: Batches = ()
+    c, committed = s.control, {e.batches[0] for e in s.truth}
+    for e in s.truth:
+        if e.base != len(log):
+            return f"batch {e.batches[0]} got offset {e.base}, expected {len(log)}: not dense, or used twice"
+        log += e.batches
+    if len(committed) != len(s.truth):
+        return f"appended twice: batches {[e.batches[0] for e in s.truth]}"
+    if not s.acked <= committed:
+        return f"acked, not committed: batch {set(s.acked - committed)}"
+    if c.next != len(log) or c.log_start > c.next or c.cursor > c.next:
+        return f"next {c.next}, log_start {c.log_start}, cursor {c.cursor}, but the log has {len(log)} records"
+    for x in s.indexed | s.segments:  # so a reader with an old control finds truth or nothing
+        if x.batches != log[x.base : x.end + 1]:
+            return f"entry {x.base}..{x.end} says batches {x.batches}, the log says {log[x.base : x.end + 1]}"
+    wrong = [o for o in range(c.log_start, c.next) if read(v, s, o) != log[o]]
+    return f"offset {wrong[0]}: expected batch {log[wrong[0]]}, a reader gets {read(v, s, wrong[0])}" if wrong else None
+
+
+def situations(s: State) -> Iterator[str]:
+    """The troubles this state is in, for Variant.reaches."""
+    c, chunks, segments = s.control, sorted(s.indexed), sorted(s.segments)
+    if any(a.end >= b.base for a, b in pairwise(chunks)):
+        yield "overlapping chunks"
+    if any(a.end >= b.base for a, b in pairwise(segments)):
+        yield "overlapping segments"
+    if any(x.base < c.cursor <= x.end for x in chunks):
+        yield "cursor inside a chunk"
+    if not any(k.todo or k.rounds for k in s.compactors) and any(x.end < c.cursor for x in chunks):
+        yield "late chunk below cursor"
+    if c.cursor < c.log_start < c.next:
+        yield "log_start above cursor"
+    if 0 < c.next == c.log_start and not (chunks or segments or c.pending):
+        yield "all truncated"
+
+
+# Processes
+
+
+def with_writer(s: State, i: int, w: Writer) -> State:
+    return s._replace(writers=(*s.writers[:i], w, *s.writers[i + 1 :]))
+
+
+def next_batch(v: Variant, s: State, i: int) -> State:
+    w = s.writers[i]
+    return with_writer(s, i, Writer(w.timeouts, "ready" if w.done + 1 < len(v.batches[i]) else "finished", w.done + 1))
+
+
+def send(s: State, i: int, w: Writer, step: str, ops: Ops) -> State:
+    return with_writer(s._replace(network=s.network | {Request(i, 0, ops)}), i, w._replace(step=step))
+
+
+def add_late(network: frozenset[Request], sender: Name, ops: Ops) -> frozenset[Request]:
+    """Add a request whose reply nobody awaits."""
+    ops, late = tuple(op for op in ops if op != HOPELESS), 1
+    while Request(sender, late, ops) in network:
+        late += 1
+    return network | {Request(sender, late, ops)} if ops else network
+
+
+def commits(v: Variant, s: State, i: int, c: Control) -> Iterator[Ops]:
+    """The requests that may commit the writer's next batch, computed from control as read."""
+    done, base = s.writers[i].done, c.next
+    if v.bug == "next from index":
+        base = 1 + max((x.end for x in (*s.indexed, *s.segments, *c.pending)), default=-1)
+    size = v.batches[i][done]
+    entry = Chunk(base + size - 1, base, (sum(map(len, v.batches[:i])) + done,) * size)
+    writers = (*c.writers[:i], done + 1, *c.writers[i + 1 :])
+    new = c.newer()._replace(next=base + size, pending=(entry,), writers=writers)
+    cas, longer = Cas(c.version, new, entry), (*c.pending, entry)
+    if v.commit == "own" and len(longer) >= v.ring:
+        yield cas._replace(new=new._replace(pending=())), join(*longer)
+    elif len(longer) <= v.ring:
+        yield (cas._replace(new=new._replace(pending=longer)),)
+    if v.commit == "ring" and c.pending:
+        yield join(*c.pending), cas
+
+
+def is_seen(v: Variant, s: State, i: int, batch: int) -> bool:
+    """Does the writer find its batch committed?"""
+    if v.retry == "look":
+        return any(batch in x.batches for x in (*s.control.pending, *s.indexed, *s.segments))
+    return v.retry == "remember" and s.control.writers[i] > s.writers[i].done
+
+
+def ready_steps(v: Variant, s: State, i: int, w: Writer, batch: int) -> Steps:
+    c, with_ack = s.control, s._replace(acked=s.acked | {batch})
+    if w.unsure and is_seen(v, s, i, batch):
+        yield f"w{i} finds batch {batch} committed, acks", next_batch(v, with_ack, i)
+    elif v.prunes and w.unsure == "closed" and not c.writers[i] and v.bug != "absent is not applied":
+        yield f'w{i} cannot tell, answers "outcome unknown" for batch {batch}', next_batch(v, s, i)
+    elif batch in c.revoked and batch not in v.inline:
+        yield f"w{i} finds object {batch} revoked, refuses", next_batch(v, s, i)
+    elif v.commit == "seed" and c.pending:
+        w = w._replace(snapshot=c._replace(pending=()))
+        yield f"w{i} reads control, sends put of what is pending", send(s, i, w, "materialising", (join(*c.pending),))
+    else:
+        w = w._replace(unsure="open" if w.unsure == "open" else None)  # a closed attempt that is not seen has lost
+        for ops in commits(v, s, i, c):
+            after = send(with_ack if v.bug == "ack before CAS" else s, i, w, "committing", ops)
+            yield f"w{i} reads control, sends commit of batch {batch}", after
+
+
+def writer_steps(v: Variant, s: State) -> Steps:
+    c = s.control
+    for i, w in enumerate(s.writers):
+        batch = sum(map(len, v.batches[:i])) + w.done
+        if w.step == "ready":
+            yield from ready_steps(v, s, i, w, batch)
+        elif w.step == "clearing":
+            is_own = c.pending and batch in c.pending[0].batches
+            cleared = c.newer()._replace(pending=()) if is_own else c
+            yield f"w{i} clears pending", next_batch(v, s._replace(control=cleared), i)
+        elif w.step != "finished" and w.timeouts:
+            request = next(r for r in s.network if r.sender == i and not r.late)
+            unsure = w.unsure
+            if w.step == "committing" and unsure != "closed":
+                unsure = "closed" if HOPELESS in request.ops else "open"
+            network = add_late(s.network - {request}, i, request.ops)
+            after = with_writer(s._replace(network=network), i, Writer(w.timeouts - 1, "ready", w.done, unsure))
+            yield f"w{i} TIMEOUT while {w.step}", next_batch(v, after, i) if w.step == "indexing" else after
+
+
+def network_steps(v: Variant, s: State) -> Steps:
+    for r in s.network:
+        after, applied = apply(v, s._replace(network=s.network - {r}), r.ops)
+        ops = [f"chunk {op.base}..{op.end}" if isinstance(op, Chunk) else "CAS" for op in r.ops]
+        what = ", ".join(op + ("" if ok else " refused") for op, ok in zip(ops, applied, strict=True))
+        if isinstance(r.sender, str):
+            yield f"late request of {r.sender}: {what}", after
+        else:
+            late = "late " if r.late else ""
+            yield f"{late}request of w{r.sender}: {what}", after if r.late else reply(v, after, r.sender, r.ops, applied)
+
+
+def reply(v: Variant, s: State, i: int, ops: Ops, applied: list[bool]) -> State:
+    """The sender hears what became of its request."""
+    w = s.writers[i]
+    if w.step == "materialising":
+        assert w.snapshot is not None
+        return send(s, i, w._replace(snapshot=None), "committing", next(commits(v, s, i, w.snapshot)))
+    if w.step == "indexing":
+        return with_writer(s, i, w._replace(step="clearing"))
+    cas, has_won = next((op, ok) for op, ok in zip(ops, applied, strict=True) if isinstance(op, Cas))
+    if not has_won:
+        return with_writer(s, i, w._replace(step="ready", unsure=None if v.bug == "conflict is final" else w.unsure))
+    assert cas.entry is not None
+    s = s._replace(acked=s.acked.union(cas.entry.batches))
+    return send(s, i, w, "indexing", (cas.entry,)) if v.commit == "seed" else next_batch(v, s, i)
+
+
+def other_broker_steps(v: Variant, s: State) -> Steps:
+    """Idle drains, which may be late too, and the pruning of control.writers."""
+    c = s.control
+    if s.drains and c.pending and v.commit == "ring":
+        ops = join(*c.pending), Cas(c.version, c.newer()._replace(pending=()), None)
+        yield "a broker sends an idle drain", s._replace(drains=s.drains - 1, network=add_late(s.network, "the drain", ops))
+    for i, number in enumerate(c.writers):
+        if s.prunes and number:
+            pruned = c.newer()._replace(writers=(*c.writers[:i], 0, *c.writers[i + 1 :]))
+            yield f"a broker prunes writers[{i}]", s._replace(prunes=s.prunes - 1, control=pruned)
+
+
+def plans(v: Variant, s: State, name: str) -> Iterator[Chunk]:
+    """Any number of whole batches from the cursor on; in a single namespace only what is not pending any more."""
+    c = s.control
+    base = max(c.cursor, c.log_start)
+    batches: Batches = ()
+    for o in range(base, c.next):
+        batch = read(v, s, o)
+        if isinstance(batch, str) or (v.index != "namespace" and any(e.base <= o <= e.end for e in c.pending)):
+            return
+        batches = (*batches, batch)
+        if o + 1 == c.next or read(v, s, o + 1) != batch:
+            yield Chunk(o, base, batches, name)
+
+
+def compactor_steps(v: Variant, s: State) -> Steps:
+    c = s.control
+    for i, k in enumerate(s.compactors):
+        if not k.todo:
+            for p in plans(v, s, f"s{i}{k.rounds}") if k.rounds else ():
+                assert p.segment is not None
+                job = Job(k.rounds - 1, v.order, p, Control(cursor=c.cursor, segment=c.segment))
+                after = with_compactor(s, i, job)._replace(objects=s.objects | {p.segment})
+                yield f"k{i} writes segment object {p.segment} of {p.base}..{p.end}", after
+        else:
+            assert k.about is not None
+            assert k.seen is not None
+            yield compactor_step(v, s, i, k, k.about, k.seen)
+
+
+def with_compactor(s: State, i: int, job: Job[Chunk]) -> State:
+    return s._replace(compactors=(*s.compactors[:i], job, *s.compactors[i + 1 :]))
+
+
+def compactor_step(v: Variant, s: State, i: int, k: Job[Chunk], p: Chunk, seen: Control) -> tuple[str, State]:
+    c, after = s.control, with_compactor(s, i, k.then())
+    match k.todo[0]:
+        case "segment" if v.index != "namespace":
+            index = frozenset(x for x in s.indexed if x.end != p.end) | {p}
+            return f"k{i} overwrites index entry {p.end}", after._replace(indexed=index)
+        case "segment":
+            is_there = any(x.end == p.end for x in s.segments)
+            segments = s.segments if is_there else s.segments | {p}
+            return f"k{i} puts segment entry {p.base}..{p.end}{': refused' if is_there else ''}", after._replace(segments=segments)
+        case "cursor":
+            segments = s.segments
+            if v.segments == "control" and seen.segment and all(x.end != seen.segment.end for x in segments):
+                segments |= {seen.segment}  # travels with the CAS and lands whatever becomes of that
+            if c.cursor == seen.cursor and p.segment not in c.revoked:
+                moved = c.newer()._replace(cursor=p.end + 1, segment=p if v.segments == "control" else None)
+                return f"k{i} moves cursor to {p.end + 1}", after._replace(control=moved, segments=segments)
+            objects = s.objects - {p.segment} if v.bug == "loser deletes its object" else s.objects
+            aborted = with_compactor(s, i, Job(k.rounds))
+            return f"k{i} cursor CAS refused, aborts", aborted._replace(segments=segments, objects=objects)
+        case "index":
+            below = p.end + (v.index == "namespace")  # in a single namespace the new entry itself is at p.end
+            index = frozenset(x for x in s.indexed if (x.base if v.bug == "delete by base" else x.end) >= below)
+            return f"k{i} deletes index keys below {below}", after._replace(indexed=index)
+    return f"k{i} deletes WAL objects {sorted(set(p.batches))}", after._replace(objects=s.objects - set(p.batches))
+
+
+def is_referenced(c: Control, s: State, name: Name) -> bool:
+    """Is the object needed by control (as known) or by index/ and segments/ (as they are), above cursor and log_start?"""
+    if isinstance(name, str):
+        return any(x.segment == name for x in (*s.segments, c.segment) if x)
+    floor = max(c.cursor, c.log_start)
+    return any(name in x.batches[max(0, floor - x.base) :] for x in (*c.pending, *s.indexed))
+
+
+def collections(v: Variant, s: State) -> Iterator[Job[frozenset[Name]]]:
+    """The one under way, else each that may begin."""
+    job = s.collector
+    if job.todo:
+        yield job
+        return
+    for name in s.objects if v.gc and job.rounds else ():
+        if isinstance(name, v.collects) and not is_referenced(s.control, s, name):
+            is_range = "revoke up to" in v.gc and isinstance(name, int)
+            yield Job(job.rounds - 1, v.gc, frozenset(range(name + 1)) if is_range and isinstance(name, int) else frozenset((name,)))
+
+
+def collector_steps(v: Variant, s: State) -> Steps:
+    c = s.control
+    for g in collections(v, s):
+        about = g.about or frozenset()
+        done = g.then()
+        if g.todo[0] == "look":
+            unneeded = frozenset(name for name in about if not is_referenced(g.seen or c, s, name))
+            after = done._replace(about=unneeded) if done.todo else done
+            yield f"gc finds no reference to {set(unneeded) or 'none'}", s._replace(collector=after)
+        elif g.todo[0] == "delete":
+            yield f"gc deletes objects {set(about)}", s._replace(collector=done, objects=s.objects - about)
+        else:
+            seen = Control(log_start=c.log_start, cursor=c.cursor, pending=c.pending, segment=c.segment)
+            after = done._replace(seen=seen) if done.todo else done
+            revoking = c.newer()._replace(revoked=c.revoked | about)
+            yield f"gc revokes objects {set(about)}", s._replace(control=revoking, collector=after)
+    if v.bug == "revoked is shortened" and c.revoked and not s.collector.todo:
+        yield "gc shortens the list of revoked objects", s._replace(control=c.newer()._replace(revoked=frozenset()))
+
+
+def retention_steps(_: Variant, s: State) -> Steps:
+    """Move log_start (into the middle of a batch too, and to the very end), then delete what is wholly below."""
+    r, c = s.retention, s.control
+    for start in range(c.log_start + 1, c.next + 1) if r.rounds and not r.todo else ():
+        job = Job(r.rounds - 1, ("objects", "keys"), start)
+        yield f"retention moves log_start to {start}", s._replace(control=c.newer()._replace(log_start=start), retention=job)
+    to = r.about or 0
+    if r.todo[:1] == ("objects",):
+        dead = {e.batches[0] for e in s.truth if e.end < to} | {x.segment for x in s.segments if x.end < to}
+        yield f"retention deletes objects {dead or 'none'}", s._replace(retention=r.then(), objects=s.objects - dead)
+    elif r.todo:
+        index, segments = (frozenset(x for x in keys if x.end >= to) for keys in (s.indexed, s.segments))
+        yield f"retention deletes keys below {to}", s._replace(retention=r.then(), indexed=index, segments=segments)
+
+
+# The search
+
+
+def canonical(s: State) -> State:
+    """If control has changed, call its new version 0 and every CAS computed before HOPELESS: only equality of versions matters anywhere."""
+    if s.control.version == 0:
+        return s
+    network = frozenset[Request]()
+    for r in sorted(s.network, key=lambda r: r.late):
+        ops = tuple(op if isinstance(op, Chunk) else HOPELESS for op in r.ops)
+        network = add_late(network, r.sender, ops) if r.late else network | {r._replace(ops=ops)}
+    writers = tuple(
+        w._replace(unsure=w.unsure and "closed", snapshot=None if w.snapshot is None else w.snapshot._replace(version=-1))
+        for w in s.writers
+    )
+    return s._replace(control=s.control._replace(version=0), network=network, writers=writers)
+
+
+def backwards(before: State, label: str, after: State) -> str | None:
+    has_gone_back = after.control.log_start < before.control.log_start or after.control.cursor < before.control.cursor
+    return f"{label}: goes back" if has_gone_back else None
+
+
+def start(v: Variant) -> State:
+    none, uploaded = frozenset[Chunk](), frozenset[Name](range(sum(map(len, v.batches)))) - frozenset(v.inline)
+    return State(
+        control=Control(writers=(0,) * len(v.batches)),
+        indexed=none,
+        segments=none,
+        objects=uploaded,
+        network=frozenset(),
+        writers=(Writer(v.timeouts),) * len(v.batches),
+        compactors=tuple(Job(rounds) for rounds in v.compactors),
+        collector=Job(1),
+        retention=Job(v.retention),
+        drains=v.drains,
+        prunes=v.prunes,
+        truth=(),
+        acked=frozenset(),
+    )
+
+
+def explore(v: Variant, *, states_max: int) -> Result:
+    processes = writer_steps, network_steps, other_broker_steps, compactor_steps, collector_steps, retention_steps
+
+    def following(s: State) -> list[tuple[str, State]]:
+        return [(label, canonical(after)) for process in processes for label, after in process(v, s)]
+
+    return search(
+        Search(
+            start=start(v),
+            following=following,
+            broken=lambda s: broken_promise(v, s),
+            stuck=lambda s: "a writer is stuck" if any(w.step != "finished" for w in s.writers) else None,
+            backwards=backwards,
+            situations=situations,
+            reaches=frozenset(v.reaches),
+        ),
+        states_max=states_max,
+    )

@@ -1,0 +1,109 @@
+"""The protocol holds in every interleaving, and fails without any of its steps. `python -m model` runs all variants."""
+
+import pytest
+
+from model import __main__ as command_line
+from model.search import OK, UNFINISHED, VIOLATION, Result
+from model.variants import ALL
+
+HOLD = {
+    "A2": 3_186,
+    "B1": 2_656,
+    "B2": 7_488,
+    "R2": 7_488,
+    "Forebay-floor": 16_580,
+    "Forebay-pages-00": 2_785,
+}
+"""States of variants that hold and are small."""
+
+BREAK = {
+    "R0": (5, "appended twice"),
+    "G0": (4, "a reader gets object 0 GONE"),
+    "F-inline": (4, "a reader gets BYTES GONE"),
+    "F-own": (7, "the log says"),
+    "F-cursor": (4, "a reader gets NOTHING"),
+    "F-objects": (5, "a reader gets object 0 GONE"),
+    "F-ack": (1, "acked, not committed"),
+    "F-conflict": (7, "appended twice"),
+    "F-absent": (6, "appended twice"),
+    "F-revoked": (6, "a reader gets object 0 GONE"),
+    "F-look": (5, "a reader gets object 0 GONE"),
+    "F-loser": (8, "a reader gets object s"),
+    "F-base": (10, "a reader gets NOTHING"),
+    "F-page-absent": (6, "is appended twice"),
+    "F-page-expiry": (7, "p0 has 2 batches in the log, its state says 1"),
+    "F-page-key": (10, "is appended twice"),
+    "F-page-key-number": (10, "is acked and was never appended"),
+    "F-page-overwrite": (9, "is appended twice"),
+    "F-page-sweep": (5, "which is gone"),
+    "F-page-sweep-equal": (5, "which is gone"),
+    "F-spill-stale": (9, "is appended twice"),
+}
+"""Variants that lack a step: in how few steps which promise is broken."""
+
+STATES_MAX = 60_000
+STATES_SLOW_MAX = 400_000
+"""About 1 GB."""
+LARGER = ("G1", "Forebay", "Spill-", "Page-")
+"""Names of variants that hold and may have more states than a test has time for begin like these."""
+
+
+def explore(name: str) -> Result:
+    return ALL[name].explore(states_max=STATES_MAX)
+
+
+@pytest.mark.parametrize("name", HOLD)
+def test_a_variant_that_is_right_keeps_its_promises_in_every_state(name: str) -> None:
+    result = explore(name)
+
+    assert (result.verdict, result.why, result.trace) == (OK, "", ())
+    assert result.states == HOLD[name]
+
+
+@pytest.mark.parametrize("name", BREAK)
+def test_a_variant_that_lacks_a_step_breaks_a_promise(name: str) -> None:
+    steps, promise = BREAK[name]
+
+    result = explore(name)
+
+    assert result.verdict == ALL[name].expect == VIOLATION
+    assert promise in result.why
+    assert len(result.trace) == steps
+
+
+def test_a_search_that_is_cut_off_is_not_taken_for_one_that_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["Forebay-pages-00", "--states-max", "100"]) == 1
+
+    shown = capsys.readouterr().out
+    assert "UNFINISHED" in shown
+    assert "1 unexpected" in shown
+
+
+def test_the_command_prints_how_a_promise_was_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["F-ack", "F-page-sweep"]) == 0
+
+    shown = capsys.readouterr().out
+    assert " 1. w0 reads control, sends commit of batch 0" in shown or " 1. w1 reads control, sends commit of batch 2" in shown
+    assert "acked, not committed" in shown
+    assert " 5. a sweep lists page 1-" in shown
+    assert shown.endswith("all as expected\n")
+
+
+def test_a_name_that_no_variant_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command_line.main(["Foreby"])
+
+    assert "no variant is called Foreby" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("name", ALL)
+def test_every_variant_ends_as_expected(name: str) -> None:
+    result = ALL[name].explore(states_max=STATES_SLOW_MAX)
+
+    if result.verdict == UNFINISHED and name.startswith(LARGER):
+        assert ALL[name].expect == OK
+        assert result.states > STATES_SLOW_MAX
+    else:
+        assert result.verdict == ALL[name].expect, result.why
