@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from sim import coverage
@@ -69,7 +69,7 @@ def _run(given: argparse.Namespace) -> int:
     return 1 if has_failed else 0
 
 
-def _counted(did: "Counter[str] | dict[str, int]") -> str:
+def _counted(did: Mapping[str, int]) -> str:
     return " ".join(f"{name}={count}" for name, count in did.items())
 
 

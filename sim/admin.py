@@ -27,14 +27,17 @@ class Admin:
         self._chance = chance
         self.is_over = False
 
+    def _has_to_end(self) -> bool:
+        return self.is_over
+
     async def keep_replacing(self, place: Place) -> None:
         """Create the topic of `place`, delete it after a while, and so on, until `is_over`; in the end it is there."""
         while True:
             await self._create(place.topic)
-            if self.is_over:
+            if self._has_to_end():
                 return
             await asyncio.sleep(self._chance.expovariate(1 / PAUSE_S))
-            if self.is_over:
+            if self._has_to_end():
                 return
             await self._delete(place.topic)
             await asyncio.sleep(self._chance.choice((0.0, 0.05, 1.0)))

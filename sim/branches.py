@@ -1,7 +1,7 @@
 """Counts how often each branch of some modules is taken, by compiling them with counters in between: no line of theirs is written for it.
 
-A branch is an arm of an `if` (the one that is not written, too), of a conditional expression, of a `match`, of a `try` (its handlers), and the
-body of a loop. It is named by its function and its own words and not by its line, so that a name survives what is changed around it.
+A branch is an arm of an `if` (the one that is not written, too), of a conditional expression, of a `match`, of a `try` (its handlers), and
+the body of a loop. It is named by its function and its own words and not by its line, so that a name survives what is changed around it.
 """
 
 import ast

@@ -151,7 +151,7 @@ class SimBroker:
         await asyncio.wait({self._task})
 
     async def ask(self, work: Callable[[Serving], Awaitable[T]]) -> T:
-        """One request and its answer. Raises `ConnectionLost`; what the handler raises closes the connection, as it does in the dispatcher."""
+        """One request and its answer. Raises `ConnectionLost`; what a handler raises closes the connection, as in the dispatcher."""
         serving = self.serving
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 

@@ -48,7 +48,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Sent:
-    """A batch of a producer. `number` counts its batches from 0; `value` is in the batch and nowhere else; `place` is topic and partition."""
+    """A batch of a producer. `number` counts its batches from 0; `value` is in the batch and nowhere else; `place`: topic and partition."""
 
     producer: str
     is_idempotent: bool

@@ -1,9 +1,9 @@
 """An idempotent producer as client libraries have it: up to five batches in flight, sent again with the sequences they were first given.
 
-Java's sends what failed one by one, the first of its sequences first, and goes on elsewhere when its metadata says so while earlier batches are
-on their way; librdkafka's closes the connection and sends all that is unanswered in order. Either gives a batch up after some time, or when
-nobody knows its sequences any more, and begins at sequence 0 again under the next epoch (Java) or under a new id
-(librdkafka): what was unanswered is sent again as something new, and stands twice if it stood already.
+Java's sends what failed one by one, the first of its sequences first, and goes on elsewhere when its metadata says so while earlier batches
+are on their way; librdkafka's closes the connection and sends all that is unanswered in order. Either gives a batch up after some time, or
+when nobody knows its sequences any more, and begins at sequence 0 again under the next epoch (Java) or under a new id (librdkafka): what
+was unanswered is sent again as something new, and stands twice if it stood already.
 """
 
 import asyncio

@@ -53,8 +53,8 @@ SHORT_DEADLINES: Final = (
     Limit("storage.log.upload", "TRY_TIMEOUT_S", 0.5),
     Limit("storage.log.upload", "UPLOAD_TIMEOUT_S", 1.0),
 )
-"""Short beside the outages and pauses of a run, so that commits are given up, abandoned and buried. A stranger waits for longer than a commit
-and the longest pause of a broker together: what comes before it is then not on its way any more."""
+"""Short beside the outages and pauses of a run, so that commits are given up, abandoned and buried. A stranger waits for longer than a
+commit and the longest pause of a broker together: what comes before it is then not on its way any more."""
 
 
 SHORTEST_WAIT: Final = (
@@ -67,7 +67,7 @@ SHORTEST_WAIT: Final = (
 class Place(NamedTuple):
     """Where a value lives that follows from a lowered limit: an attribute of `owner`, or the default of a parameter."""
 
-    owner: ModuleType | FunctionType
+    owner: Any  # a module or a function
     name: str
     value: object
 
@@ -80,8 +80,8 @@ class Place(NamedTuple):
     def put(self, value: object) -> None:
         if not isinstance(self.owner, FunctionType):
             setattr(self.owner, self.name, value)
-        elif self.name in (self.owner.__kwdefaults__ or ()):
-            self.owner.__kwdefaults__[self.name] = value
+        elif (named := self.owner.__kwdefaults__) and self.name in named:
+            named[self.name] = value
         else:
             names = [
                 p.name
@@ -95,7 +95,7 @@ class Place(NamedTuple):
 
 @contextlib.contextmanager
 def lowered(limits: Sequence[Limit]) -> Iterator[None]:
-    """Every place of the code that follows from `limits` has its new value meanwhile. Raises `LookupError` for a limit that is not there."""
+    """Every place of the code that follows from `limits` has its new value meanwhile. Raises `LookupError` for a limit that is gone."""
     changed: list[tuple[Place, object]] = []
     try:
         for place in places(tuple(limits)):
@@ -118,9 +118,9 @@ def places(limits: tuple[Limit, ...]) -> tuple[Place, ...]:
     count = -1
     while count != len(found):  # a value computed from a limit may be imported, and computed with, in turn
         count = len(found)
-        for module in list(sys.modules.values()):
-            if module is not None and module.__name__.partition(".")[0] in PACKAGES:
-                for place in _places_in(module, wanted):
+        for loaded in list(sys.modules.values()):
+            if loaded is not None and loaded.__name__.partition(".")[0] in PACKAGES:
+                for place in _places_in(loaded, wanted):
                     found[id(place.owner), place.name] = place
                     if isinstance(place.owner, ModuleType):
                         wanted[place.owner.__name__, place.name] = place.value

@@ -1,4 +1,5 @@
-"""The metadata store as one broker reaches it: latency, faults on both sides of every call, silent shards, old leaders, hints that get lost.
+"""The metadata store as one broker reaches it: latency, faults on both sides of every call, silent shards, old leaders, lost hints.
+
 The store is the real one in memory.
 """
 

@@ -1,4 +1,4 @@
-"""What producers have in common, and those without sequences: one batch in flight, or several that must not overtake each other's refusal."""
+"""What producers have in common, and those without sequences: one batch in flight, or several that must not overtake a refusal."""
 
 import asyncio
 import random

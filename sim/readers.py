@@ -210,7 +210,7 @@ async def _list_offsets(serving: Serving, places: Sequence[Place], timestamp: in
     )
     body = ListOffsetsRequest(replica_id=as_broker_id(-1), isolation_level=as_i8(0), topics=topics, timeout=as_field(0))
     answer: ListOffsetsResponse = await list_offsets.handle(serving.context, Request(LIST_OFFSETS, LIST_OFFSETS_VERSION, 0, "sim", body))
-    found = {(str(topic.name), one.partition_index): one for topic in answer.topics for one in topic.partitions}
+    found = {(str(topic.name), int(one.partition_index)): one for topic in answer.topics for one in topic.partitions}
     return [(found[place.topic, place.partition].error_code, found[place.topic, place.partition].offset) for place in places]
 
 

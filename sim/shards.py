@@ -1,7 +1,7 @@
-"""The shards of the metadata store as its clients reach them: any may fall silent for all, and a deposed leader may answer reads from the past.
+"""The shards of the metadata store as its clients reach them: any may fall silent for all, and a deposed leader may answer from the past.
 
-Oxia answers a read from whoever believes to lead: a broker that still asks a deposed leader is told what was true when that was deposed, and
-hears of nothing since. A write is judged by the leader of the day, whoever was asked (DESIGN.md §14).
+Oxia answers a read from whoever believes to lead: a broker that still asks a deposed leader is told what was true when that was deposed,
+and hears of nothing since. A write is judged by the leader of the day, whoever was asked (DESIGN.md §14).
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Shards:
     async def reach(self, keys: Iterable[Key]) -> None:
         """Return when every shard that has one of `keys` answers."""
         for shard in sorted({self.of(key) for key in keys}):
-            while (left_s := self._silent_until_s[shard] - self._loop.time()) > 0:
+            while (left_s := self._silent_until_s[shard] - self._loop.time()) > 0:  # noqa: ASYNC110 - of virtual time; `heal` shortens it
                 await asyncio.sleep(min(left_s, 0.5))
 
     def of(self, key: Key) -> int:

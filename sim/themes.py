@@ -56,9 +56,9 @@ def theme_of(chance: random.Random, faults: str) -> Theme:
 
 
 def _usual(chance: random.Random, profile: Profile) -> Theme:
-    """Whatever comes: some logs have a few busy producers, some many that nobody has heard of yet, some many that are busy with one partition."""
+    """Whatever comes: some logs have a few busy producers, some many that nobody knows yet, some many that are busy with one partition."""
     is_forgetful = chance.random() < 0.3
-    limits = SMALL if chance.random() < 0.6 else ()
+    limits: tuple[Limit, ...] = SMALL if chance.random() < 0.6 else ()
     limits += FORGETFUL if is_forgetful else ()
     limits += SHORT_DEADLINES if profile.rate_max and chance.random() < 0.4 else ()
     crowd = chance.choice(
@@ -98,7 +98,7 @@ def _spilling(usual: Theme) -> Theme:
 
 
 def _churning(chance: random.Random, usual: Theme) -> Theme:
-    """Brokers come and go all the time, so that their entries in a control record come and go too; nobody but the log could tell a repetition."""
+    """Brokers come and go all the time, so that their entries in a control record come and go too; only the log can tell a repetition."""
     return replace(
         usual,
         name="churning",
@@ -112,7 +112,7 @@ def _churning(chance: random.Random, usual: Theme) -> Theme:
 
 
 def _stubborn(usual: Theme) -> Theme:
-    """Uploads fail for seconds, clients send each batch again by itself to the one broker they know, and strangers wait for a short time: nothing
+    """Uploads fail for seconds, clients send each batch again by itself to the one broker they know, and strangers wait shortly: nothing
     else is late, so nothing can be on its way for longer.
     """
     return replace(

@@ -65,7 +65,7 @@ class Report:
 
 def run_seed(plan: Plan, *, show: Callable[[str], None] | None = None) -> Report:
     """Must not be called from a running loop. `show` is given every line of the trace."""
-    chance = random.Random(f"forebay {plan.seed} {plan.faults}")  # noqa: S311 - the seed decides everything
+    chance = random.Random(f"forebay {plan.seed} {plan.faults}")
     loop = VirtualLoop()
     history = History(loop, show=show)
 
@@ -280,4 +280,4 @@ class _World:
         self._producer_ids.add(producer_id)
 
     def _child(self) -> random.Random:
-        return random.Random(self._chance.getrandbits(64))  # noqa: S311 - the seed decides everything
+        return random.Random(self._chance.getrandbits(64))

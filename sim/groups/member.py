@@ -51,7 +51,7 @@ class Client:
         try:
             if self._coordinator is None:
                 self._coordinator = await self._find()
-            answer = await self._coordinator.ask(work, within_s=within_s)  # type: ignore[arg-type]
+            answer: object = await self._coordinator.ask(work, within_s=within_s)  # type: ignore[arg-type]
         except (ConnectionLost, TimeoutError) as error:
             self._coordinator = None
             raise Moved from error
