@@ -1,4 +1,4 @@
-"""The groups that this broker coordinates: found, loaded when first asked for, ticked, and let go when their slot is another broker's."""
+"""The groups that this broker coordinates: found, loaded when first asked for, and let go when their slot is another broker's."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -27,7 +27,8 @@ from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
 from storage.metadata.port import MetadataStore
 
-TICK_S: Final = 0.1
+LOST_CHECK_S: Final = 0.1
+"""Whether the registration that the claims go with is lost: nobody is asked."""
 SLOTS_CHECK_S: Final = 1.0
 CHECKS_PER_LOOK: Final = 4
 """Of these checks one looks whether the claims are still there, though nothing hints that they are not."""
@@ -86,18 +87,12 @@ class Coordinator:
         return f"{prefix}-{self._ids.random_uuid()}"
 
     async def run(self) -> None:
-        """Let time pass for the groups, until cancelled. A broker that coordinates nothing only looks for what is to be forgotten."""
+        """Look after the claims, until cancelled. A broker that coordinates nothing only looks for what is to be forgotten."""
         self._nursery.spawn(self._sweep.run(), name="groups-sweep")
         checked_s = self._clock.monotonic_s()
         while True:
             await self._has_groups.wait()
-            await asyncio.sleep(TICK_S)
-            for group_id, (loaded, _) in list(self._groups.items()):
-                if loaded.is_open:
-                    loaded.tick()
-                else:
-                    # Expired, or its write failed: whoever asks for it has it loaded again.
-                    self._drop(group_id, loaded)
+            await asyncio.sleep(LOST_CHECK_S)
             self._drop_lost()
             if self._clock.monotonic_s() - checked_s >= SLOTS_CHECK_S:
                 checked_s = self._clock.monotonic_s()
@@ -162,10 +157,7 @@ class Coordinator:
         loaded = await self.find(group_id)
         if not loaded.exists:
             return GroupError.GROUP_ID_NOT_FOUND
-        error = await loaded.do(DeleteGroup(), deadline_s=DEADLINE_S)
-        if not loaded.is_open:
-            self._drop(group_id, loaded)
-        return error
+        return await loaded.do(DeleteGroup(), deadline_s=DEADLINE_S)
 
     async def delete_offsets(self, group_id: str, job: DeleteOffsets) -> GroupError:
         loaded = await self.find(group_id)
@@ -214,7 +206,7 @@ class Coordinator:
         if known is not None:
             if known[0].is_open and known[1] is claim:
                 return known[0]
-            self._drop(group_id, known[0])
+            known[0].close(GroupError.NOT_COORDINATOR)
         if not await self._slots.is_held(claim):
             # The session is gone and nobody has told us yet: taking the group over would only disturb who coordinates it now.
             self._slots.forget(claim)
@@ -229,7 +221,15 @@ class Coordinator:
             raise Closed(GroupError.NOT_COORDINATOR)
         if stored.is_written:
             self._metrics.note_takeover(self._clock.monotonic_s() - started_s)
-        loaded = LoadedGroup(stored, group, clock=self._clock, nursery=self._nursery, settings=self._settings, metrics=self._metrics)
+        loaded = LoadedGroup(
+            stored,
+            group,
+            clock=self._clock,
+            nursery=self._nursery,
+            settings=self._settings,
+            metrics=self._metrics,
+            on_close=self._forget,
+        )
         self._groups[group_id] = loaded, claim
         self._has_groups.set()
         return loaded
@@ -285,13 +285,13 @@ class Coordinator:
 
     def _close_all(self, group_ids: Iterable[str]) -> None:
         for group_id in group_ids:
-            self._drop(group_id, self._groups[group_id][0])
+            self._groups[group_id][0].close(GroupError.NOT_COORDINATOR)
 
-    def _drop(self, group_id: str, loaded: LoadedGroup) -> None:
-        loaded.close(GroupError.NOT_COORDINATOR)
-        known = self._groups.get(group_id)
+    def _forget(self, loaded: LoadedGroup) -> None:
+        """It is closed: deleted, expired, let go, or its write failed. Whoever asks for it has it loaded again."""
+        known = self._groups.get(loaded.group.group_id)
         if known is not None and known[0] is loaded:
-            del self._groups[group_id]
+            del self._groups[loaded.group.group_id]
 
 
 def _with_token(event: E) -> Callable[[int], E]:

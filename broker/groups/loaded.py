@@ -1,6 +1,7 @@
 """A group in the memory of its coordinator: one thing at a time happens to it, and what must be durable is, before anybody hears of it.
 
-Requests and the passing of time are jobs in a line. A job that writes nothing is done at once; the others wait while a write is under way.
+Requests and the passing of time are jobs in a line. A timer is set for what is due next, and none where nothing is: a group without members
+costs nothing. A job that writes nothing is done at once; the others wait while a write is under way.
 Commits that wait together travel together. If a write fails, the group is closed: everybody is told to ask again, and it is loaded anew.
 """
 
@@ -15,7 +16,7 @@ import structlog
 
 from broker.groups.committed import Committed
 from broker.groups.errors import GroupError
-from broker.groups.events import Effect, Event, Reply, Save, Tick
+from broker.groups.events import Effect, Event, Heartbeat, Reply, Save, Tick
 from broker.groups.members import Group, GroupState
 from broker.groups.metrics import GroupMetrics
 from broker.groups.offsets import OFFSETS_MAX, StoredGroup
@@ -31,6 +32,8 @@ from storage.vocabulary import PartitionId
 JOBS_MAX: Final = 10_000
 COMMITS_TOGETHER_MAX: Final = 64
 EXPIRED_TOGETHER_MAX: Final = WRITE_REQUEST_OPS_MAX - 1
+TIMER_S_MIN: Final = 0.01
+"""Between two looks at the clock: a loop's timer may be early by a millisecond."""
 
 log = structlog.get_logger("groups")
 
@@ -79,8 +82,17 @@ A = TypeVar("A")
 
 class LoadedGroup:
     def __init__(
-        self, stored: StoredGroup, group: Group, *, clock: Clock, nursery: Nursery, settings: GroupSettings, metrics: GroupMetrics
+        self,
+        stored: StoredGroup,
+        group: Group,
+        *,
+        clock: Clock,
+        nursery: Nursery,
+        settings: GroupSettings,
+        metrics: GroupMetrics,
+        on_close: Callable[["LoadedGroup"], None],
     ) -> None:
+        """`on_close` is called once, when the group is closed for whatever reason."""
         self._stored = stored
         self._group = group
         self._clock = clock
@@ -92,6 +104,12 @@ class LoadedGroup:
         self._last_token = 0
         self._is_writing = False
         self._closed_with: GroupError | None = None
+        self._on_close = on_close
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = 0.0
+        self._may_be_due_earlier = True
+        """Than the timer says: since it was set, more has happened than signs of life."""
+        self._set_timer()
 
     @property
     def group(self) -> Group:
@@ -147,22 +165,20 @@ class LoadedGroup:
         async with asyncio.timeout(deadline_s):
             return await future
 
-    def tick(self) -> None:
-        """Let time pass for the members."""
-        due_s = self._group.next_due_s
-        if due_s is not None and due_s <= self._clock.monotonic_s() and not self._is_writing and self._closed_with is None:
-            self._add(Tick(), asyncio.get_running_loop().create_future())
-
     def close(self, error: GroupError) -> None:
         """Answer everybody with `error`, and everybody who asks later."""
         if self._closed_with is not None:
             return
         self._closed_with = error
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         futures = [*self._waiting.values(), *(future for _, future in self._jobs)]
         self._jobs.clear()
         self._waiting.clear()
         for future in futures:
             _fail(future, error)
+        self._on_close(self)
 
     def _add(self, job: Job, future: asyncio.Future[Any]) -> None:
         if self._closed_with is not None:
@@ -189,6 +205,33 @@ class LoadedGroup:
                     self._start_expiry(job, future)
                 case _:
                     self._step(job)
+        if not self._is_writing and self._closed_with is None:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        """For what is due next. Not while a write is under way: what came meanwhile counts before the time that has passed."""
+        if self._timer is not None and not self._may_be_due_earlier:
+            return
+        self._may_be_due_earlier = False
+        due_s = self._group.next_due_s
+        if due_s is None or (self._timer is not None and self._timer_due_s <= due_s):
+            # One that is too early looks again: signs of life, which are most of what happens, put all of it off.
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due_s = due_s
+        delay_s = max(due_s - self._clock.monotonic_s(), TIMER_S_MIN)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        if self._is_writing or self._closed_with is not None:
+            return  # set again when the write is over
+        due_s = self._group.next_due_s
+        if due_s is not None and due_s <= self._clock.monotonic_s():
+            self._add(Tick(), asyncio.get_running_loop().create_future())
+        else:
+            self._set_timer()
 
     def _step(self, event: Event) -> None:
         before = self._group
@@ -199,7 +242,10 @@ class LoadedGroup:
             group = replace(group, empty_since_ms=self._clock.now_ms())
         if Save() not in effects:
             self._metrics.note_step(before, event, group)
+            may_be_due_earlier = self._may_be_due_earlier
             self._publish(group, effects)
+            if isinstance(event, Heartbeat):
+                self._may_be_due_earlier = may_be_due_earlier
             return
 
         def finish() -> None:
@@ -211,6 +257,7 @@ class LoadedGroup:
 
     def _publish(self, group: Group, effects: tuple[Effect, ...]) -> None:
         self._group = group
+        self._may_be_due_earlier = True
         for effect in effects:
             if isinstance(effect, Reply):
                 future = self._waiting.get(effect.token)

@@ -344,7 +344,7 @@ async def test_a_takeover_that_was_overtaken_before_it_read_the_offsets_is_none(
         old, new = await made.node(1), await made.node(2)
         group = group_of(1, [1, 2])
         await old.coordinator.commit(group, simple({FIRST: committed(3)}))
-        old.coordinator._drop(group, await old.coordinator.find(group))
+        (await old.coordinator.find(group)).close(GroupError.NOT_COORDINATOR)
         scan = old.metadata.range_scan
 
         async def overtaken(start: Key, end: str) -> AsyncIterator[Record]:
