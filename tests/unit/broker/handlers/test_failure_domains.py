@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from kio.schema.errors import ErrorCode
 
@@ -299,3 +300,22 @@ async def test_a_topic_that_cannot_be_looked_up_is_refused_beside_those_that_are
 
         assert [code(answer) for answer in response.partitions] == [ErrorCode.kafka_storage_error, ErrorCode.none]
         assert offsets_of(response.partitions[1]) == [0, 1]
+
+
+async def test_a_commit_of_its_own_does_not_stand_in_for_the_read_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise 5: that commit may be older than what others have acknowledged before the request came."""
+    monkeypatch.setattr(control_reads, "SILENT_AFTER_S", 0.05)
+    monkeypatch.setattr(gathering, "PATIENCE_S", 0.2)
+    async with two_shards(monkeypatch) as scene:
+        partition = scene.silent[0]
+        log = scene.broker.log_of(scene.topic, partition)
+        await scene.broker.log.parts.control_reads.refresh([log])
+        scene.is_down = True
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(scene.fetch((partition, 2)))
+            await asyncio.sleep(0)
+            assert log.control is not None
+            log.advance(msgspec.structs.replace(log.control, sequence_counter=3), log.version + 1)
+        (answer,), _ = reading.result()
+
+        assert code(answer) is ErrorCode.kafka_storage_error
