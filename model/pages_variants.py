@@ -1,4 +1,4 @@
-"""The ways to spill that `pages.py` checks. Forebay-*: the design; F-*: wrong on purpose; others hold, but under conditions."""
+"""The ways to spill that `pages.py` checks. Forebay-*: the design; F-*: wrong on purpose; others should hold, but under conditions."""
 
 from typing import Final
 
@@ -44,7 +44,7 @@ VARIANTS: Final = (
     Variant("F-spill", "registers: state taken before the version", VIOLATION, design=REGISTERS, stale=False, timeouts=(0, 0)),
     Variant(
         "Spill-order",
-        "registers: version read before the state; holds while no get is stale",
+        "registers: version read before the state, no get is stale",
         design=REGISTERS,
         stale=False,
         order="version first",
