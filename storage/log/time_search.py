@@ -15,7 +15,7 @@ from typing import Final
 
 from runtime.blocking import Blocking
 from storage.cache.singleflight import SingleFlight
-from storage.errors import Unavailable
+from storage.errors import OffsetOutOfRange, Unavailable
 from storage.formats.control import Control, Entry, decode_chunk
 from storage.log.control_reads import ControlReads
 from storage.log.entry_times import EntryTimes
@@ -35,6 +35,7 @@ CHUNKS_PER_TURN: Final = 16
 SCAN_S: Final = 20.0
 """One question goes through entries for so long; the next one goes on where it ended."""
 SCANS_AT_ONCE: Final = 4
+TRIMS_MET_MAX: Final = 5
 LOGS_REMEMBERED_MAX: Final = 256
 ANSWERS_REMEMBERED_MAX: Final = 4_096
 GREATEST: Final = -2
@@ -71,6 +72,23 @@ class TimeSearch:
         self._asking: SingleFlight[_Question, TimestampedOffset | None] = SingleFlight()
 
     async def first_at_or_after(self, partition: PartitionId, timestamp_ms: int) -> TimestampedOffset | None:
+        return await self._untrimmed(partition, lambda: self._first_at_or_after(partition, timestamp_ms))
+
+    async def of_maximum(self, partition: PartitionId) -> TimestampedOffset | None:
+        return await self._untrimmed(partition, lambda: self._of_maximum(partition))
+
+    async def _untrimmed(
+        self, partition: PartitionId, search: Callable[[], Awaitable[TimestampedOffset | None]]
+    ) -> TimestampedOffset | None:
+        """What is looked into may be trimmed meanwhile: then the search begins anew, behind it."""
+        for _ in range(TRIMS_MET_MAX):
+            try:
+                return await search()
+            except OffsetOutOfRange:
+                continue
+        raise Unavailable(f"the log is trimmed faster than it is searched: partition={partition}")
+
+    async def _first_at_or_after(self, partition: PartitionId, timestamp_ms: int) -> TimestampedOffset | None:
         log = await self._fresh(partition)
         control = readable(log)
         if control.max_timestamp < timestamp_ms or control.log_start == control.sequence_counter:
@@ -87,7 +105,7 @@ class TimeSearch:
             entry = await self._next_reaching(log, control, first, entry.last + 1, timestamp_ms)
         return None
 
-    async def of_maximum(self, partition: PartitionId) -> TimestampedOffset | None:
+    async def _of_maximum(self, partition: PartitionId) -> TimestampedOffset | None:
         log = await self._fresh(partition)
         control = readable(log)
         if control.log_start == control.sequence_counter or control.max_timestamp < 0:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 import pytest
 
 from sim.world import Plan, run_seed
-from tests.simulation import wrong_brokers
+from tests.simulation import wrong_brokers, wrong_log
 
 SEEDS_MAX = 300
+
+Wrong = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 @pytest.mark.parametrize(
@@ -21,14 +23,52 @@ SEEDS_MAX = 300
         (wrong_brokers.commits_before_the_upload, "fsck"),
         (wrong_brokers.tells_ends_from_memory, "stale end"),
         (wrong_brokers.refuses_for_certain_after_sending, "dirty read"),
-        (wrong_brokers.drops_the_writers_of_the_living, "duplicate"),
     ],
 )
-def test_the_checker_finds_a_broker_that(wrong: Callable[[], contextlib.AbstractContextManager[None]], expected: str) -> None:
+def test_the_checker_finds_a_broker_that(wrong: Wrong, expected: str) -> None:
     with wrong():
         found = next((seed for seed in range(1, SEEDS_MAX + 1) if expected in _classes(seed)), None)
 
     assert found is not None, f"not found by {SEEDS_MAX} seeds: {expected}"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        wrong_log.drops_producers_without_spilling_them,
+        wrong_log.takes_the_page_it_knows_for_the_one_that_is_named,
+        wrong_log.sweeps_pages_that_a_newer_record_names,
+        wrong_log.commits_objects_that_were_revoked,
+        wrong_log.lets_strangers_begin_with_any_sequence,
+        wrong_log.takes_what_follows_a_lost_batch,
+        wrong_log.puts_its_own_entry_beside_its_cas,
+        wrong_log.numbers_every_commit_alike,
+    ],
+)
+def test_the_checker_soon_finds_a_log_that(wrong: Wrong) -> None:
+    _find(wrong, first=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        wrong_log.forgets_what_was_lost,
+        wrong_log.takes_a_conflict_after_an_unknown_attempt_for_the_end_of_it,
+        wrong_log.counts_whoever_registered_since_the_scan_as_dead,
+        wrong_brokers.drops_the_writers_of_the_living,
+    ],
+)
+def test_the_checker_finds_a_log_that(wrong: Wrong) -> None:
+    """Up to 90 s of CPU each: what these do wrong takes several rare things at once to show."""
+    _find(wrong, first=1)
+
+
+def _find(wrong: Wrong, *, first: int) -> None:
+    with wrong():
+        found = next((seed for seed in range(first, first + SEEDS_MAX) if run_seed(Plan(seed, "harsh")).violations), None)
+
+    assert found is not None, f"not found by {SEEDS_MAX} seeds"
 
 
 def _classes(seed: int) -> set[str]:

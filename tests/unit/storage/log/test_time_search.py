@@ -12,8 +12,11 @@ from crc32c import crc32c
 
 from runtime.blocking import InlineBlocking, T
 from storage.errors import Unavailable
+from storage.formats.control import Entry
 from storage.limits import PENDING_ENTRIES_MAX
 from storage.log import entry_times, record_times, time_search
+from storage.log.index import check_range
+from storage.log.partition import PartitionLog
 from storage.log.timestamps import TimestampedOffset
 from storage.metadata import memory
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
@@ -178,6 +181,33 @@ async def test_answers_are_those_of_a_list_of_records_whatever_is_trimmed(monkey
                         wanted = chance.randrange(42)
                         first = next(((at, time) for at, time in list(enumerate(times))[log_start:] if time >= wanted), None)
                         assert await search(broker, wanted) == first, f"seed={seed} wanted={wanted} log_start={log_start} times={times}"
+
+
+async def test_a_log_that_is_trimmed_while_it_is_searched_is_searched_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig() as broker:
+        for time in (1_000, 2_000, 3_000, 4_000):
+            await broker.send(timed(time))
+        search = broker.parts.time_search
+        log = broker.parts.partitions.get(PARTITION)
+        inner = search._index.find
+        trims = [2]
+
+        async def find(log: PartitionLog, offset: int) -> Entry:
+            """As it is when the keys of entries below log_start are gone, too."""
+            if trims:
+                await broker.parts.trimmer.trim(PARTITION, trims.pop())
+            check_range(log, offset)
+            return await inner(log, offset)
+
+        monkeypatch.setattr(search._index, "find", find)
+
+        assert await search.first_at_or_after(PARTITION, 1_000) == TimestampedOffset(2, 3_000)
+        assert log.control is not None
+        trims.append(3)
+        assert await search.first_at_or_after(PARTITION, 3_000) == TimestampedOffset(3, 4_000)
+        monkeypatch.setattr(time_search, "TRIMS_MET_MAX", 0)
+        with pytest.raises(Unavailable, match="trimmed faster"):
+            await search.of_maximum(PARTITION)
 
 
 async def test_records_that_have_no_time_have_no_greatest_one() -> None:
