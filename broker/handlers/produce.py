@@ -76,6 +76,7 @@ class Produce:
         batches: list[tuple[PartitionLog, Batch]] = []
         append_ms: list[int] = []
         share: Share | None = None
+        lines = self._recompression.lines
 
         def finish(append: Append) -> None:
             if share is not None:
@@ -102,7 +103,7 @@ class Produce:
             append_ms.append(now_ms if rules.is_log_append else -1)
             append.results.append(None)
             results.append(index)
-            if rules.codec is not None or self._recompression.is_busy:
+            if rules.codec is not None or lines:
                 partition = topic.partition(named.partition)
                 is_other = rules.codec is not None and rules.codec != header.attributes & CODEC_MASK
                 if is_other or self._recompression.holds(source, partition):
@@ -111,7 +112,10 @@ class Produce:
                     work = Work(named.records, header, rules, now_ms if rules.is_log_append else None) if is_other else None
                     self._recompression.add(source, partition, work, share, waiting)
                     continue
-            batch = _batch_of(named.records, header, rules, append, index, now_ms)
+            batch = batch_of(named.records, header, append, index)
+            if rules.is_log_append:
+                stamp_log_append_time(named.records, now_ms)
+                batch.max_timestamp = now_ms
             batches.append((self._partitions.get(topic.partition(named.partition)), batch))
         append.remaining = len(append.results)
         if not append.remaining:
@@ -142,11 +146,13 @@ class Produce:
             return
         if made is None:
             assert named.records is not None, "checked"
-            batch = _batch_of(named.records, header, rules, append, index, now_ms)
+            batch = batch_of(named.records, header, append, index)
+            if rules.is_log_append:
+                stamp_log_append_time(named.records, now_ms)
         else:
             batch = batch_of(made, header, append, index)
-            if rules.is_log_append:
-                batch.max_timestamp = now_ms
+        if rules.is_log_append:
+            batch.max_timestamp = now_ms
         self._appender.submit(self._partitions.get(partition), batch)
 
     def _rules_of(self, topic: Topic) -> TopicRules:
@@ -158,14 +164,6 @@ class Produce:
         rules = rules_of(topic)
         self._rules[topic.name] = topic, rules
         return rules
-
-
-def _batch_of(records: memoryview, header: BatchHeader, rules: TopicRules, append: Append, index: int, now_ms: int) -> Batch:
-    batch = batch_of(records, header, append, index)
-    if rules.is_log_append:
-        stamp_log_append_time(records, now_ms)
-        batch.max_timestamp = now_ms
-    return batch
 
 
 def _merge(request: ProduceRequest, results: list[PartitionResult | int], append: Append, append_ms: list[int]) -> list[PartitionResult]:

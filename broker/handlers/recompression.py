@@ -85,7 +85,8 @@ class Recompression:
         self._blocking = blocking
         self._nursery = nursery
         self._clock = clock
-        self._lines: dict[_Line, deque[_Job]] = {}
+        self.lines: dict[_Line, deque[_Job]] = {}
+        """Those that have batches: while there are none, nothing can be overtaken. To be looked at only."""
         self._ready: deque[_Line] = deque()
         self._working = 0
         self._results_bytes = 0
@@ -95,13 +96,8 @@ class Recompression:
         size = telemetry.counter(RECOMPRESSED_BYTES)
         self._bytes_in, self._bytes_out = size.labels("in"), size.labels("out")
         telemetry.gauge(WAITING).set_function(
-            lambda: sum(len(job.work.batch) for jobs in self._lines.values() for job in jobs if job.work is not None)
+            lambda: sum(len(job.work.batch) for jobs in self.lines.values() for job in jobs if job.work is not None)
         )
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether any line has batches: while not, nothing can be overtaken."""
-        return bool(self._lines)
 
     @property
     def results_bytes(self) -> int:
@@ -113,7 +109,7 @@ class Recompression:
 
     def holds(self, source: object, partition: PartitionId) -> bool:
         """Whether a batch of that source and partition would overtake another one if it did not stand in line."""
-        return (id(source), partition) in self._lines
+        return (id(source), partition) in self.lines
 
     def add(self, source: object, partition: PartitionId, work: Work | None, share: Share, done: Done) -> None:
         """Stand in line. `done` is called once, on the loop and never before this returns; without `work`, when it is its turn.
@@ -121,9 +117,9 @@ class Recompression:
         `source` must live until then.
         """
         line = id(source), partition
-        jobs = self._lines.get(line)
+        jobs = self.lines.get(line)
         if jobs is None:
-            jobs = self._lines[line] = deque()
+            jobs = self.lines[line] = deque()
             self._ready.append(line)
             if self._working < THREADS:
                 self._working += 1
@@ -139,12 +135,12 @@ class Recompression:
         try:
             while self._ready:
                 line = self._ready.popleft()
-                jobs = self._lines[line]
+                jobs = self.lines[line]
                 await self._work_on(jobs)
                 if jobs:
                     self._ready.append(line)
                 else:
-                    del self._lines[line]
+                    del self.lines[line]
         finally:
             self._working -= 1
 

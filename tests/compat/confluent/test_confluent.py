@@ -216,3 +216,20 @@ def test_records_are_deleted_though_no_time_is_given(served: Served, admin: Admi
     asked = TopicPartition(topic, 0, 5)
 
     assert admin.delete_records([asked], operation_timeout=0)[asked].result(PATIENCE_S).low_watermark == 5
+
+
+@pytest.mark.parametrize("sent", ["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("kept", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_what_a_topic_keeps_in_its_own_codec_is_consumed_whole_and_in_order(
+    served: Served, admin: AdminClient, kept: str, sent: str
+) -> None:
+    topic = create(admin, f"kept-{kept}-{sent}", compression_type=kept)
+    producer = Producer(
+        {"log_level": 0, "bootstrap.servers": served.bootstrap, "compression.type": sent, "enable.idempotence": True, "batch.size": 4_000}
+    )
+    values = [b"value %d " % n * 20 for n in range(500)]
+    for value in values:
+        producer.produce(topic, value)
+    assert producer.flush(PATIENCE_S) == 0
+
+    assert [(m.offset(), m.value()) for m in read(served, topic, len(values))] == list(enumerate(values))

@@ -350,3 +350,17 @@ def test_a_transactional_producer_is_told_that_there_are_no_transactions(tools: 
     ended = tools.end(PERFORMANCE, *typed)
 
     assert "transactions are not served" in ended.out + ended.error
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_what_a_topic_keeps_in_its_own_codec_is_consumed(tools: Tools, codec: str) -> None:
+    topic = f"kept-{codec}"
+    tools.say(TOPICS, "--create", "--topic", topic, "--partitions", "1", "--config", f"compression.type={codec}")
+    lines = [f"k{number}:{'value ' * 50}{number}" for number in range(3_000)]
+    sent = "gzip" if codec == "lz4" else "lz4"
+    tools.say(
+        PRODUCER, "--topic", topic, "--compression-codec", sent, "--reader-property", "parse.key=true",
+        "--reader-property", "key.separator=:", typed_in="".join(f"{line}\n" for line in lines),
+    )  # fmt: skip
+
+    assert [line.replace("\t", ":") for line in tools.consume(topic, count=len(lines), group=topic)] == lines
