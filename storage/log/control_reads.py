@@ -30,14 +30,18 @@ WAITING_FOR_SILENT_MAX: Final = 1_000
 
 
 class _Shard:
-    """`next` is the read that has not begun: who asks now gets that one. `began_s` is when the one under way did; None: there is none."""
+    """`next` is the read that has not begun: who asks now gets that one. `began_s` is when the one under way did; None: there is none.
 
-    __slots__ = ("began_s", "next", "waiting", "wanted")
+    `has_failed`: the last one that ended had no answer.
+    """
+
+    __slots__ = ("began_s", "has_failed", "next", "waiting", "wanted")
 
     def __init__(self) -> None:
         self.wanted: dict[PartitionLog, None] = {}
         self.next: asyncio.Future[None] | None = None
         self.began_s: float | None = None
+        self.has_failed = False
         self.waiting = 0
 
 
@@ -63,9 +67,8 @@ class ControlReads:
         return self._ask(self._shard_of(log), log)
 
     def is_silent(self, log: PartitionLog) -> bool:
-        """Whether a read of the shard of `log` has been unanswered for SILENT_AFTER_S."""
-        began_s = self._shard_of(log).began_s
-        return began_s is not None and asyncio.get_running_loop().time() - began_s > SILENT_AFTER_S
+        """Whether a read of the shard of `log` has been unanswered for SILENT_AFTER_S, or follows one that was never answered."""
+        return _is_silent(self._shard_of(log))
 
     async def refresh(self, logs: Iterable[PartitionLog]) -> None:
         """Return when every log's `control` is at least as new as at the moment of the call. Raises `Unavailable` if one is not."""
@@ -88,7 +91,7 @@ class ControlReads:
         silent: dict[asyncio.Future[None], _Shard] = {}
         for log in logs:
             shard = self._shard_of(log)
-            if shard.began_s is None or loop.time() - shard.began_s <= SILENT_AFTER_S:
+            if not _is_silent(shard):
                 reads[self._ask(shard, log)] = shard
             elif shard.waiting < WAITING_FOR_SILENT_MAX:
                 silent[self._ask(shard, log)] = shard
@@ -144,12 +147,14 @@ class ControlReads:
                 try:
                     await self._read(logs)
                 except StorageError as error:
+                    shard.has_failed = True
                     done.set_exception(error)
                     done.exception()  # marks it retrieved: all who asked may be gone
                 except BaseException:
                     done.cancel()
                     raise
                 else:
+                    shard.has_failed = False
                     done.set_result(None)
                 shard.began_s = asyncio.get_running_loop().time()
         finally:
@@ -175,6 +180,11 @@ class ControlReads:
                         log.observe(decode_control(record.value, path=record.path), record.version)
                     except (Corrupt, IncompatibleFormat) as error:
                         log.broken = error  # the other partitions of this read are not concerned
+
+
+def _is_silent(shard: _Shard) -> bool:
+    began_s = shard.began_s
+    return began_s is not None and (shard.has_failed or asyncio.get_running_loop().time() - began_s > SILENT_AFTER_S)
 
 
 def failure_of(read: asyncio.Future[None], log: PartitionLog) -> StorageError | None:

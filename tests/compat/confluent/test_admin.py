@@ -175,7 +175,7 @@ def test_whose_time_records_carry_and_how_far_it_may_be_off_is_altered(served: S
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("retention.sm", "1"), ("retention.ms", "soon"), ("compression.type", "gzip"), ("remote.storage.enable", "true")]
+    ("name", "value"), [("retention.sm", "1"), ("retention.ms", "soon"), ("compression.type", "brotli"), ("remote.storage.enable", "true")]
 )
 def test_what_cannot_be_configured_is_refused(admin: Any, name: str, value: str) -> None:
     topic = create(admin, f"refused-{name}-{value}")

@@ -163,7 +163,6 @@ def test_the_buttons_of_a_group(seen: Mapping[str, object]) -> None:
 
 def test_what_is_not_served_is_said_so(seen: Mapping[str, object]) -> None:
     """Interfaces show such a page as empty, or not at all: none of these calls may hang or end the connection."""
-    assert seen["describe_metadata_quorum"] == {"error": "UNSUPPORTED_VERSION"}
     assert seen["describe_delegation_token"] == {"error": "UNSUPPORTED_VERSION"}
     assert "list_transactions" in seen
 
