@@ -26,6 +26,7 @@ class Admin:
         self._history = history
         self._chance = chance
         self.is_over = False
+        self._deleted: set[str] = set()
 
     def _has_to_end(self) -> bool:
         return self.is_over
@@ -82,7 +83,8 @@ class Admin:
             answer = await self._ask(self._broker(), f"create {topic}", create)
             if isinstance(answer, AlreadyExists) or not isinstance(answer, Topic):
                 answer = await self._ask(self._broker(), f"find {topic}", look)
-            if isinstance(answer, Topic):
+            # Of a deposed leader of the store it may be one that was deleted since.
+            if isinstance(answer, Topic) and answer.topic_id not in self._deleted:
                 return
             await asyncio.sleep(self._chance.expovariate(1 / RETRY_S))
 
@@ -104,6 +106,8 @@ class Admin:
         for _ in range(8):
             broker, invoked_s = self._broker(), self._history.now_s
             answer = await self._ask(broker, f"delete {topic} {doomed.topic_id}", delete)
+            if isinstance(answer, Topic):
+                self._deleted.add(doomed.topic_id)
             if isinstance(answer, Topic | NotFound):
                 # What a deposed leader of the store does not know of is not gone for that.
                 if isinstance(answer, Topic) and not broker.may_have_read_old(invoked_s):
