@@ -39,7 +39,8 @@ class Wanted:
     """What a fetch wants of one partition, and what there is of it. `error` is final; `is_cut`: there is more to read.
 
     It is pending while it has a `read` of its control record or a `flight`, and `is_late` when that has taken too long. `held_bytes` are
-    kept free for what it may bring. `is_queued`: it has to read, and others are before it. `is_too_large`: its first batch does not fit.
+    kept free for what it may bring. `is_queued`: it has to read, and others are before it. `is_too_large`: its first batch does not fit
+    into `tried_bytes`.
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class Wanted:
         "read",
         "runs",
         "size_bytes",
+        "tried_bytes",
     )
 
     def __init__(self, log: PartitionLog, offset: int, bytes_max: int) -> None:
@@ -69,6 +71,7 @@ class Wanted:
         self.buffers: list[memoryview] = []
         self.size_bytes = 0
         self.held_bytes = 0
+        self.tried_bytes = 0
         self.error: StorageError | None = None
         self.control: Control | None = None
         self.read: asyncio.Future[None] | None = None
@@ -143,6 +146,11 @@ class Gathering:
             for wanted in self._wanted:
                 if wanted.error is None and wanted.is_too_large:
                     self._look(wanted, now_s)
+        if not self._reading:
+            # What others had kept free for their reads, and did not need, is there for those that found too little.
+            for wanted in self._wanted:
+                if wanted.error is None and wanted.is_too_large and min(self._left_bytes, wanted.bytes_max) > wanted.tried_bytes:
+                    self._gather(wanted, now_s)
 
     def may_leave(self) -> bool:
         """Whether the response goes now, as of the last `look`."""
@@ -249,7 +257,7 @@ class Gathering:
         wanted.held_bytes = 0
         wanted.is_late = wanted.is_queued = wanted.is_too_large = False
         at_least_one = self._is_open and (self._first is None or self._first is wanted)
-        room = max(0, min(self._left_bytes, wanted.bytes_max))
+        room = wanted.tried_bytes = max(0, min(self._left_bytes, wanted.bytes_max))
         buffers: list[memoryview] = []
         taken_bytes = 0
         offset = wanted.offset

@@ -174,7 +174,8 @@ class Fetch:
         """Before the first record is taken. False if no room came in time: the answer goes without records, and the client asks again."""
         if room is None or not gathering.wants_room:
             return True
-        granted_bytes = await room.to_read(bytes_max, deadline_s - self._clock.monotonic_s())
+        patience_s = max(deadline_s - self._clock.monotonic_s(), REFRESH_PATIENCE_S)
+        granted_bytes = await room.to_read(bytes_max, patience_s)
         if granted_bytes:
             gathering.open(min(bytes_max, granted_bytes))
             gathering.look(self._clock.monotonic_s())

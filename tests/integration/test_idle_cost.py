@@ -42,8 +42,8 @@ async def test_a_broker_without_clients_asks_metadata_less_than_once_a_second_an
         assert more_objects == objects
 
 
-async def test_a_reader_that_waits_for_fifty_partitions_costs_one_read_per_poll_for_all_of_them() -> None:
-    async with running_cluster() as cluster:
+async def test_a_reader_that_waits_for_fifty_partitions_costs_one_read_per_poll_and_shard_for_all_of_them() -> None:
+    async with running_cluster(shards=1) as cluster:
         members = await cluster_of_three(cluster)
         async with await AsyncClient.connect(members[1].port) as client:
             client.send_fetch("t0", dict.fromkeys(range(PARTITIONS), 3), max_wait_ms=int(IDLE_S * 1_000))
