@@ -39,7 +39,8 @@ def check(history: History, logs: Sequence[Log]) -> list[str]:
         found += _sequences(log, numbers, is_only=len(by_place[log.place]) == 1)
     found += _appends(history, by_place)
     found += _reads(history.seen, logs)
-    found += _overtaken(history.sent)
+    # A batch for an incarnation that is gone does not go before those for the next one.
+    found += _overtaken([one for one in history.sent if len(by_place[one.place]) == 1])
     for place, incarnations in by_place.items():
         if len(incarnations) > 1:
             continue  # offsets of one say nothing about those of another
@@ -146,7 +147,7 @@ def _overtaken(everything: Iterable[Sent]) -> Iterator[str]:
         for place, (attempt, sent) in enumerate(lane):
             if attempt.was_taken is False:
                 for later, other in lane[place + 1 :]:
-                    if later.was_taken and later.arrived_s < attempt.settled_s:
+                    if other is not sent and later.was_taken and later.arrived_s < attempt.settled_s:
                         yield f"overtaken: {_name(sent)} was refused, {_name(other)} behind it was not"
 
 
