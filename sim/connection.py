@@ -7,6 +7,7 @@ from broker.handlers.errors import error_code_of
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from sim.broker import ConnectionLost, Serving, SimBroker, fail
 from sim.history import Attempt
+from sim.places import INDEFINITE
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 
@@ -52,6 +53,7 @@ class Connection:
             arriving = await self._arriving.get()
             await self.broker.travel()
             arriving.attempt.arrived_s = self.broker.history.now_s
+            self.broker.check_registration()
             topics = await self._topics(serving, arriving.request)
             self._start(serving, arriving, topics)
 
@@ -71,7 +73,8 @@ class Connection:
         def done(results: list[PartitionResult]) -> None:
             (result,) = results
             arriving.attempt.settled_s = self.broker.history.now_s
-            arriving.attempt.was_taken = not result.error_code
+            if result.error_code not in INDEFINITE:
+                arriving.attempt.was_taken = not result.error_code
             arriving.settled.set_result(result)
 
         if isinstance(topics, StorageError):

@@ -114,7 +114,7 @@ class Reader:
             elif answer.records:
                 has_read = True
                 self._read(broker, topic_id, answer)
-            else:
+            elif self._offsets[answer.partition] >= answer.high_watermark:  # else there was no room for more
                 may_be_old = broker.may_have_read_old(invoked_s)
                 place = str(self._places[answer.partition])
                 self._history.heard_end(

@@ -97,7 +97,7 @@ class _World:
         self._clock = VirtualClock(loop)
         records = SharedRecords(clock=self._clock, shards=chance.choice(SHARDS))
         self._metadata = MemoryMetadataStore(clock=self._clock, shared=records)
-        self._shards = Shards(records, self._metadata, loop)
+        self._shards = Shards(records, self._metadata, loop, history.violation)
         self._objects = MemoryObjectStore(clock=self._clock)
         self._brokers: list[SimBroker] = []
         self._lives = 0

@@ -62,12 +62,10 @@ def takes_an_absent_entry_for_an_attempt_that_was_not_applied() -> Iterator[None
 
     def prepare(original: Callable[..., Any], self: Any, attempt: lane.Commit, **how: Any) -> object:
         attempt.log.committed_epoch = -1
-        return original(self, attempt, **how)
+        with mock.patch.object(broker_epoch.BrokerEpoch, "is_registered", return_value=True):
+            return original(self, attempt, **how)
 
-    with (
-        _around(commit.Committer, "_prepare", prepare),
-        mock.patch.object(broker_epoch.BrokerEpoch, "is_registered", lambda *_: True),
-    ):
+    with _around(commit.Committer, "_prepare", prepare):
         yield
 
 
@@ -106,8 +104,8 @@ def forgets_what_was_lost() -> Iterator[None]:
 @contextlib.contextmanager
 def takes_what_follows_a_lost_batch() -> Iterator[None]:
     with (
-        mock.patch.object(commit, "refuse_followers", lambda *_: None),
-        mock.patch.object(append.Appender, "_refuse_gathered", lambda *_: None),
+        mock.patch.object(commit, "refuse_followers"),
+        mock.patch.object(append.Appender, "_refuse_gathered"),
     ):
         yield
 
