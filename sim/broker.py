@@ -100,6 +100,7 @@ class SimBroker:
         self._objects = SimObjects(ground.objects, objects_wire, ground.objects_plan)
         self._asked: dict[asyncio.Future[object], None] = {}
         self._serving: Serving | None = None
+        self._believes_registered: Callable[[], int | None] = lambda: None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -174,6 +175,12 @@ class SimBroker:
         self.expect(answer)
         serving.nursery.spawn(serve(), name="serve")
         return await answer
+
+    def check_registration(self) -> None:
+        """Under the epoch for which it says that nobody may drop its entries, there is a registration."""
+        epoch = self._believes_registered()
+        if epoch is not None and epoch not in self._ground.shards.registered_epochs():
+            self._ground.history.violation(f"not registered: {self.name} takes itself for registered under epoch {epoch}")
 
     async def travel(self) -> None:
         await asyncio.sleep(self._chance.expovariate(1 / CLIENT_LATENCY_S))
@@ -264,6 +271,7 @@ class SimBroker:
             topics=topics, partitions=log.partitions, control_reads=log.control_reads, reader=log.reader, waiters=waiters, clock=clock
         )
         self._serving = Serving(nursery, parts, produce, fetch, telemetry)
+        self._believes_registered = lambda: epoch.current if epoch.is_registered(epoch.current) else None
         self._ground.history.trace(self.name, "up", f"id={life.broker_id} epoch={epoch.current}")
         await life.stay()
 

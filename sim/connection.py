@@ -5,10 +5,11 @@ from typing import Final
 
 from broker.handlers.errors import error_code_of
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
-from sim.broker import ConnectionLost, Serving, SimBroker, fail
+from sim.broker import HANDLER_TIMEOUT_S, ConnectionLost, Serving, SimBroker, fail
 from sim.history import Attempt
+from sim.places import INDEFINITE
 from storage.catalog.topics import Topic
-from storage.errors import StorageError
+from storage.errors import StorageError, Unavailable
 
 PRODUCE_VERSION: Final = 11
 REQUESTS_MAX: Final = 64
@@ -26,7 +27,7 @@ class Arriving:
 
 
 class Connection:
-    """Its requests arrive even when it is closed meanwhile."""
+    """Its requests arrive even when it is closed meanwhile, and those that need not wait are begun."""
 
     def __init__(self, broker: SimBroker) -> None:
         """Raises `ConnectionLost` if nobody listens."""
@@ -52,18 +53,23 @@ class Connection:
             arriving = await self._arriving.get()
             await self.broker.travel()
             arriving.attempt.arrived_s = self.broker.history.now_s
-            topics = await self._topics(serving, arriving.request)
+            self.broker.check_registration()
+            topics: dict[str, Topic] | StorageError | None = serving.produce.find_topics(arriving.request)
+            if topics is None:
+                topics = await self._look_up(serving, arriving.request)
+                if arriving.answer.cancelled():
+                    return  # the client closed the connection meanwhile: what has not begun goes with it
             self._start(serving, arriving, topics)
 
-    async def _topics(self, serving: Serving, request: ProduceRequest) -> dict[str, Topic] | StorageError:
-        """As the dispatcher finds them: what the cache lacks is looked up before anything that follows on this connection."""
-        topics = serving.produce.find_topics(request)
-        if topics is not None:
-            return topics
+    async def _look_up(self, serving: Serving, request: ProduceRequest) -> dict[str, Topic] | StorageError:
+        """As the dispatcher does: nothing that follows on this connection begins before."""
         try:
-            return await serving.produce.lookup_topics({named.topic: named.partition for named in request.partitions})
+            async with asyncio.timeout(HANDLER_TIMEOUT_S):
+                return await serving.produce.lookup_topics({named.topic: named.partition for named in request.partitions})
         except StorageError as error:
             return error
+        except TimeoutError:
+            return Unavailable("the topic cannot be looked up")
 
     def _start(self, serving: Serving, arriving: Arriving, topics: dict[str, Topic] | StorageError) -> None:
         self._begun.put_nowait(arriving)
@@ -73,7 +79,8 @@ class Connection:
             if arriving.settled.done():
                 return  # the broker was killed: what its timers still do concerns nobody
             arriving.attempt.settled_s = self.broker.history.now_s
-            arriving.attempt.was_taken = not result.error_code
+            if result.error_code not in INDEFINITE:
+                arriving.attempt.was_taken = not result.error_code
             arriving.settled.set_result(result)
 
         if isinstance(topics, StorageError):

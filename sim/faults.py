@@ -32,8 +32,11 @@ OUTAGE_FAULTS: Final = (Fault.REFUSED, Fault.REQUEST_LOST, Fault.REPLY_LOST)
 LATE_S: Final = (0.01, 12.0)
 SLOW_S: Final = (0.05, 14.0)
 """Both reach past the deadlines of the code under test (10 s)."""
+CLOSE_S: Final = (0.01, 3.0)
+"""What it takes to end a session, on every shard in turn."""
 SLUGGISH_S: Final = (0.02, 1.0)
-SLUGGISH_RATE: Final = 0.15
+SLUGGISH_RATE: Final = 0.25
+SLUGGISH_SCAN_RATE: Final = 0.6
 """A store that is slow often and never for long: what others do meanwhile is more than a request or two."""
 
 
@@ -66,10 +69,12 @@ class FaultPlan:
         self._loop = loop
         self._mean_latency_s = chance.uniform(0.001, 0.01)
         self._rates = {fault: chance.uniform(0, profile.rate_max) if chance.random() < 0.6 else 0.0 for fault in WRITE_FAULTS}
+        self._has_faults = bool(profile.rate_max)
         self._hint_rate = chance.choice((0.0, 0.3, 1.0)) if profile.rate_max else 0.0
-        self._slow_s, self._late_s = SLOW_S, LATE_S
+        self._slow_s, self._late_s, self._scan_rate = SLOW_S, LATE_S, 0.0
         if profile.rate_max and temper.is_sluggish:
             self._slow_s = self._late_s = SLUGGISH_S
+            self._scan_rate = SLUGGISH_SCAN_RATE
             self._rates |= {Fault.SLOW: SLUGGISH_RATE, Fault.LATE: chance.choice((0.0, SLUGGISH_RATE))}
         self._rates |= temper.rates
         self._outage = Fault.NONE
@@ -79,6 +84,8 @@ class FaultPlan:
         """No further faults; what is late or slow already still is."""
         self._rates = dict.fromkeys(self._rates, 0.0)
         self._hint_rate = 0.0
+        self._has_faults = False
+        self._scan_rate = 0.0
         self._outage_until_s = 0.0
 
     def begin_outage(self, duration_s: float) -> Fault:
@@ -94,6 +101,12 @@ class FaultPlan:
         fault = self._draw(READ_FAULTS)
         return fault if fault in (Fault.NONE, Fault.SLOW) else Fault.REFUSED
 
+    def of_scan(self) -> Fault:
+        """As of any read, but that a sluggish store takes its time for most of those that name no keys."""
+        fault = self.of_read()
+        is_slow = fault is Fault.NONE and self._scan_rate and self._chance.random() < self._scan_rate
+        return Fault.SLOW if is_slow else fault
+
     def hint_delays_s(self) -> tuple[float, ...]:
         """When one hint is delivered: never, once, or more often."""
         if self._chance.random() >= self._hint_rate:
@@ -108,6 +121,9 @@ class FaultPlan:
 
     def late_s(self) -> float:
         return self.delay_s(self._late_s)
+
+    def close_s(self) -> float:
+        return self.delay_s(CLOSE_S) if self._has_faults else 0.0
 
     def delay_s(self, bounds_s: tuple[float, float]) -> float:
         """Between the bounds, each order of magnitude as likely as the next."""
@@ -175,6 +191,10 @@ class Wire:
 
     def note(self, call: str, fault: Fault) -> None:
         self._history.trace(self._name, call, fault.value)
+
+    def legs(self, fault: Fault) -> tuple[Fault, Fault]:
+        """Where a fault strikes, on the way there or back: what is slow may be old when it arrives, or be done long before anybody hears."""
+        return (Fault.NONE, fault) if fault is Fault.SLOW and self.plan.coin() else (fault, Fault.NONE)
 
     async def travel(self, fault: Fault = Fault.NONE) -> None:
         await asyncio.sleep(self.plan.latency_s() if fault is not Fault.SLOW else self.plan.slow_s())

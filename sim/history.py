@@ -30,7 +30,7 @@ PLAIN: Final = Identity(-1, -1, -1)
 class Attempt:
     """One sending of a batch to one broker. `arrived_s` and `settled_s`: when the broker took it, and when it knew its answer.
 
-    `was_taken`: what that answer was, whether or not the client ever heard it; None if there was none.
+    `was_taken`: what that answer was, whether or not the client ever heard it; None if there was none, or none that says.
     """
 
     broker: str

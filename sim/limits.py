@@ -57,6 +57,8 @@ SHORT_DEADLINES: Final = (
 commit and the longest pause of a broker together: what comes before it is then not on its way any more."""
 
 
+IMPATIENT: Final = tuple(limit for limit in SHORT_DEADLINES if limit.name in ("WRITE_TIMEOUT_S", "READ_TIMEOUT_S"))
+"""A request without an answer is soon one whose outcome is unknown, and a commit is tried again for long after that."""
 SHORTEST_WAIT: Final = (
     *(limit for limit in SHORT_DEADLINES if limit.name != "STRANGERS_WAIT_S"),
     Limit("storage.log.commit", "STRANGERS_WAIT_S", 2.0),

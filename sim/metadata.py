@@ -55,59 +55,60 @@ class SimMetadata:
         self._wire.note("write", fault)
         if self._shards is not None:
             self._shards.note_names(ops)
+        there, back = self._wire.legs(fault)
         try:
-            await self._wire.travel(fault)
+            await self._wire.travel(there)
             await self._reach([op.start if isinstance(op, DeleteRange) else op.key for op in ops])
         except asyncio.CancelledError:
             # It is on its way: nobody can call it back.
             if fault is not Fault.REQUEST_LOST and self._wire.plan.coin():
-                self._wire.deliver_later(lambda: self._root.write(ops))
+                self._wire.deliver_later(lambda: self._apply(self._root, ops))
             raise
         outcome: WriteOutcome
         match fault:
             case Fault.NONE | Fault.SLOW:
-                outcome = await self._inner.write(ops)
+                outcome = await self._apply(self._inner, ops)
             case Fault.REQUEST_LOST:
                 outcome = Unknown("request lost")
             case Fault.REPLY_LOST:
-                await self._inner.write(ops)
+                await self._apply(self._inner, ops)
                 outcome = Unknown("reply lost")
             case Fault.LATE:
-                self._wire.deliver_later(lambda: self._root.write(ops))
+                self._wire.deliver_later(lambda: self._apply(self._root, ops))
                 outcome = Unknown("late")
             case Fault.REFUSED:
                 outcome = NotApplied("refused")
-        await self._wire.travel()
+        await self._wire.travel(back)
         return outcome
 
     async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:
-        await self._ask("get_many", keys)
+        back = await self._ask("get_many", keys)
         found = await self._inner.get_many(keys)
         if self._old:
             found = [record if (old := self._old_of(key)) is None else old.get(key.path) for key, record in zip(keys, found, strict=True)]
-        await self._wire.travel()
+        await self._wire.travel(back)
         return found
 
     async def get_ceiling(self, key: Key, *, within: str) -> Record | None:
-        await self._ask("get_ceiling", [key])
+        back = await self._ask("get_ceiling", [key])
         old = self._old_of(key)
         found = await self._inner.get_ceiling(key, within=within) if old is None else old.ceiling(key.path, within)
-        await self._wire.travel()
+        await self._wire.travel(back)
         return found
 
     async def range_scan(self, start: Key, end: str) -> AsyncIterator[Record]:
-        await self._ask("range_scan", [start])
+        back = await self._ask("range_scan", [start])
         old = self._old_of(start)
         found = [record async for record in self._inner.range_scan(start, end)] if old is None else old.between(start.path, end)
-        await self._wire.travel()
+        await self._wire.travel(back)
         for record in found:
             yield record
 
     async def list(self, start: Key, end: str) -> list[str]:
-        await self._ask("list", [start])
+        back = await self._ask("list", [start])
         old = self._old_of(start)
         found = await self._inner.list(start, end) if old is None else [record.path for record in old.between(start.path, end)]
-        await self._wire.travel()
+        await self._wire.travel(back)
         return found
 
     async def open_session(self, *, timeout_ms: int) -> Session:
@@ -126,13 +127,19 @@ class SimMetadata:
     async def close(self) -> None:
         await self._inner.close()
 
-    async def _ask(self, call: str, keys: Sequence[Key]) -> None:
-        fault = self._wire.plan.of_read()
+    async def _apply(self, client: MemoryMetadataStore, ops: Sequence[WriteOp]) -> WriteOutcome:
+        return await (client.write(ops) if self._shards is None else self._shards.write(client, ops))
+
+    async def _ask(self, call: str, keys: Sequence[Key]) -> Fault:
+        """The way there. Returns what happens on the way back."""
+        fault = self._wire.plan.of_scan() if call == "range_scan" else self._wire.plan.of_read()
         self._wire.note(call, fault)
-        await self._wire.travel(fault)
+        there, back = self._wire.legs(fault)
+        await self._wire.travel(there)
         await self._reach(keys)
         if fault is Fault.REFUSED:
             raise Unavailable(f"refused: op={call}")
+        return back
 
     async def _reach(self, keys: Sequence[Key]) -> None:
         if self._shards is not None:
@@ -169,6 +176,7 @@ class _SlowlyClosed:
         fault = self._wire.plan.of_read()
         self._wire.note("close_session", fault)
         await self._wire.travel(fault)
+        await asyncio.sleep(self._wire.plan.close_s())
         if fault is Fault.REFUSED:
             raise Unavailable("refused: op=close_session")
         await self._session.close()

@@ -5,31 +5,57 @@ and hears of nothing since. A write is judged by the leader of the day, whoever 
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from storage.metadata import key_order
-from storage.metadata.keys import partition_of_control, topic_id
+from storage.metadata.keys import BROKERS_PREFIX, CLUSTER, CONTROL_SUFFIX, partition_of_control, topic_id
 from storage.metadata.memory import MemoryMetadataStore, SharedRecords
-from storage.metadata.port import Key, Put, Record, WriteOp
+from storage.metadata.port import Key, Put, Record, WriteOp, WriteOutcome
 from storage.vocabulary import PartitionId
 
 TOPIC_IDS: Final = topic_id("").path
 
 
+class _Writers(msgspec.Struct):
+    """Of a control record, whatever else there is in it."""
+
+    writers: dict[int, object] = {}
+
+
+_writers = msgspec.json.Decoder(_Writers)
+
+
 class Shards:
     """What is wrong with each shard just now, for all brokers alike."""
 
-    def __init__(self, records: SharedRecords, store: MemoryMetadataStore, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, records: SharedRecords, store: MemoryMetadataStore, loop: asyncio.AbstractEventLoop, complain: Callable[[str], None]
+    ) -> None:
         self.count = len(records.shards)
         self._records = records
         self._store = store
         self._loop = loop
+        self._complain = complain
         self._silent_until_s = [0.0] * self.count
         self.topic_names: dict[str, str] = {}
         """By topic id, of all that anybody ever tried to publish."""
+
+    async def write(self, client: MemoryMetadataStore, ops: Sequence[WriteOp]) -> WriteOutcome:
+        """Have it done. Whoever puts a control record may leave out entries of `writers`, but none of a broker that is registered."""
+        controls = [(op, self._writers_of(op.key)) for op in ops if isinstance(op, Put) and op.key.path.endswith(CONTROL_SUFFIX)]
+        outcome = await client.write(ops)
+        for op, before in controls:
+            # What a failed put would have dropped is there still.
+            for epoch in sorted((before - self._writers_of(op.key)) & self.registered_epochs() if before else ()):
+                self._complain(f"dropped: the entry of epoch {epoch}, which is registered: {op.key.path}")
+        return outcome
+
+    def _writers_of(self, key: Key) -> set[int]:
+        record = self._records.shards[self.of(key)].records.get(key.path)
+        return set() if record is None else set(_writers.decode(record.value).writers)
 
     def note_names(self, ops: Sequence[WriteOp]) -> None:
         for op in ops:
@@ -62,6 +88,11 @@ class Shards:
     def view(self, shard: int) -> "OldView":
         """What a leader that is deposed now will go on answering."""
         return OldView(dict(self._records.shards[shard].records))
+
+    def registered_epochs(self) -> set[int]:
+        """Those of the brokers whose records are there now."""
+        records = self._records.shards[self.of(CLUSTER)].records
+        return {record.version for path, record in records.items() if path.startswith(BROKERS_PREFIX)}
 
     def control_records(self) -> dict[PartitionId, Record]:
         """Those of every partition there ever was: nothing removes what was published."""

@@ -6,12 +6,13 @@ from typing import Final
 
 from sim.faults import PROFILES, Fault, Profile, Temper
 from sim.idempotent import Style
-from sim.limits import FORGETFUL, SHORT_DEADLINES, SHORTEST_WAIT, SMALL, Limit
+from sim.limits import FORGETFUL, IMPATIENT, SHORT_DEADLINES, SHORTEST_WAIT, SMALL, Limit
 from sim.weather import CHURN, KINDS, OUTAGES
 
 KIND_KEPT_RATE: Final = 0.7
 SLUGGISH_RATE: Final = 0.3
-CHURN_HASTE: Final = 3
+SPILL_SLOW_RATE: Final = 0.4
+CHURN_HASTE: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def theme_of(chance: random.Random, faults: str) -> Theme:
     profile = PROFILES[faults]
     drawn = chance.random()
     usual = _usual(chance, profile)
-    if not profile.rate_max or drawn < 0.66:
+    if not profile.rate_max or drawn < 0.62:
         return usual
     if drawn < 0.80:
         return _spilling(usual)
@@ -91,8 +92,8 @@ def _spilling(usual: Theme) -> Theme:
         usual,
         name="spilling",
         limits=_with(SMALL, usual.limits),
-        crowd=Crowd(9, 20, 1.0, (0.02,), is_narrow=True),
-        metadata=replace(usual.metadata, is_sluggish=True),
+        crowd=Crowd(9, 24, 1.0, (0.02,), is_narrow=True),
+        metadata=replace(usual.metadata, is_sluggish=True, rates={Fault.SLOW: SPILL_SLOW_RATE}),
         has_fleeting=False,
     )
 
@@ -102,11 +103,12 @@ def _churning(chance: random.Random, usual: Theme) -> Theme:
     return replace(
         usual,
         name="churning",
-        limits=_with(SMALL, usual.limits),
-        crowd=Crowd(chance.randint(3, 6), 20, 0.1, (0.02, 0.1), is_narrow=True),
+        limits=_with(SMALL, IMPATIENT),
+        crowd=Crowd(chance.randint(4, 6), 40, 0.1, (0.1, 0.3)),
         kinds=CHURN,
         weather_s=usual.weather_s / CHURN_HASTE,
         metadata=replace(usual.metadata, is_sluggish=True),
+        is_wide=False,
         has_fleeting=False,
     )
 

@@ -21,7 +21,7 @@ DEPOSED_S: Final = (0.3, 6.0)
 OUTAGE_S: Final = (0.1, 3.0)
 DOWN_S: Final = (0.0, 0.5, 3.0)
 KINDS: Final = ("crash", "crash", "pause", "session", "outage", "clock", "floor", "silence", "depose", "depose", "trim", "grow")
-CHURN: Final = ("session", "session", "pause", "crash")
+CHURN: Final = ("session", "crash", "crash", "pause", "pause")
 """Brokers come and go, and nothing else is wrong but their requests."""
 OUTAGES: Final = ("objects away",)
 PARTITIONS_GROWN_MAX: Final = 2

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from runtime.ids import IdSource
 from sim.admin import Admin
-from sim.broker import Ground, SimBroker
-from sim.check import Log, check
+from sim.broker import ConnectionLost, Ground, Serving, SimBroker
+from sim.check import Log, check, forgotten
 from sim.determinism import OrderedNursery, stable_order
 from sim.faults import FaultPlan, ObjectFaults
 from sim.fsck import fsck
@@ -28,6 +28,7 @@ from sim.themes import Crowd, Theme, theme_of
 from sim.weather import Weather
 from storage.catalog.topics import Topic, Topics
 from storage.formats.control import Control, decode_control
+from storage.log.active_producers import ActiveProducer
 from storage.metadata.memory import MemoryMetadataStore, SharedRecords
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import PartitionId
@@ -39,6 +40,7 @@ LIVENESS_S: Final = 150.0
 """After the last fault everything is answered and read within this: the longest client timeout, and a commit's (30 s) twice."""
 SERVED_S: Final = 40.0
 """Then any broker serves all of it within this."""
+ASKED_MAX: Final = 20
 SHARDS: Final = (1, 2, 2, 4)
 
 
@@ -97,7 +99,7 @@ class _World:
         self._clock = VirtualClock(loop)
         records = SharedRecords(clock=self._clock, shards=chance.choice(SHARDS))
         self._metadata = MemoryMetadataStore(clock=self._clock, shared=records)
-        self._shards = Shards(records, self._metadata, loop)
+        self._shards = Shards(records, self._metadata, loop, history.violation)
         self._objects = MemoryObjectStore(clock=self._clock)
         self._brokers: list[SimBroker] = []
         self._lives = 0
@@ -148,7 +150,8 @@ class _World:
                 reader.stop_at = await self._ends_of(reader)
             await self._end([task for _, task in self._readers], "a reader does not reach the end")
             await self._read_all_again()
-        await self._judge(weather)
+            remembered = {str(place): await self._producers_of(place) for place in self._places}
+        await self._judge(weather, remembered)
 
     async def _create_steady(self) -> Topic:
         topics = Topics(self._metadata, clock=self._clock, ids=self._ids, entropy=self._chance.randbytes)
@@ -213,7 +216,23 @@ class _World:
             ends[place.partition] = 0 if control is None else control.sequence_counter
         return topic.topic_id, ends
 
-    async def _judge(self, weather: Weather) -> None:
+    async def _producers_of(self, place: Place) -> dict[int, tuple[int, int]]:
+        """What a broker says that the partition remembers: epoch and last sequence, by producer id."""
+
+        async def ask(serving: Serving) -> list[ActiveProducer]:
+            return await serving.parts.active_producers.of(PartitionId(self._topic.topic_id, place.partition))
+
+        for _ in range(ASKED_MAX):
+            try:
+                found = await self._chance.choice(self._brokers).ask(ask)
+            except ConnectionLost:
+                await asyncio.sleep(1.0)
+            else:
+                return {one.producer_id: (one.epoch, one.last_sequence) for one in found}
+        self._history.violation(f"liveness: nobody says what producers there are: {place}")
+        return {}
+
+    async def _judge(self, weather: Weather, remembered: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
         logs: list[Log] = []
         for partition, record in self._shards.control_records().items():
             control = decode_control(record.value, path=record.path)
@@ -227,7 +246,7 @@ class _World:
             logs.append(log)
             for text in wrong:
                 self._history.violation(text)
-        for text in check(self._history, logs):
+        for text in (*check(self._history, logs), *forgotten(logs, remembered)):
             self._history.violation(text)
 
     def _control_of(self, partition: PartitionId) -> Control | None:

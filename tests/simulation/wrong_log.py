@@ -96,12 +96,10 @@ def takes_an_absent_entry_for_an_attempt_that_was_not_applied() -> Iterator[None
 
     def prepare(original: Callable[..., Any], self: Any, attempt: lane.Commit, **how: Any) -> object:
         attempt.log.committed_epoch = -1
-        return original(self, attempt, **how)
+        with mock.patch.object(broker_epoch.BrokerEpoch, "is_registered", return_value=True):
+            return original(self, attempt, **how)
 
-    with (
-        _around(commit.Committer, "_prepare", prepare),
-        mock.patch.object(broker_epoch.BrokerEpoch, "is_registered", return_value=True),
-    ):
+    with _around(commit.Committer, "_prepare", prepare):
         yield
 
 
