@@ -51,8 +51,8 @@ class Frame(bytearray):
             before.on_less()
 
     def __del__(self) -> None:
-        account = self.account
-        account.held_bytes -= len(self) + FRAME_OVERHEAD_BYTES
+        account, cost_bytes = self.account, len(self) + FRAME_OVERHEAD_BYTES
+        account.held_bytes -= cost_bytes
         if account.is_watched:
             account.on_less()
 
@@ -61,5 +61,6 @@ def counted(content: memoryview | bytearray | int, account: Account) -> Frame:
     """A frame of these bytes, or of so many zeros. Whether there is room for it is for the caller to know."""
     frame = Frame(content)
     frame.account = account
-    account.held_bytes += len(frame) + FRAME_OVERHEAD_BYTES
+    cost_bytes = len(frame) + FRAME_OVERHEAD_BYTES
+    account.held_bytes += cost_bytes
     return frame

@@ -17,6 +17,7 @@ from runtime.blocking import InlineBlocking
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
+from sim.accounts import Accounts
 from sim.determinism import OrderedNursery
 from sim.faults import FaultPlan, ObjectFaults, Wire
 from sim.history import History
@@ -96,8 +97,9 @@ class SimBroker:
         self._gate.set()
         wire = Wire(f"{self.name} metadata", ground.metadata_plan, self._gate, ground.nursery, ground.history)
         self._metadata = SimMetadata(ground.metadata, wire, ground.shards)
+        self.accounts = Accounts(self.name, self.clock, ground.history.violation)
         objects_wire = Wire(f"{self.name} objects", ground.objects_plan, self._gate, ground.nursery, ground.history)
-        self._objects = SimObjects(ground.objects, objects_wire, ground.objects_plan)
+        self._objects = SimObjects(ground.objects, objects_wire, ground.objects_plan, self.accounts)
         self._asked: dict[asyncio.Future[object], None] = {}
         self._serving: Serving | None = None
         self._believes_registered: Callable[[], int | None] = lambda: None
@@ -270,6 +272,7 @@ class SimBroker:
         fetch = Fetch(
             topics=topics, partitions=log.partitions, control_reads=log.control_reads, reader=log.reader, waiters=waiters, clock=clock
         )
+        self.accounts.buffered_bytes = lambda: log.appender.buffered_bytes
         self._serving = Serving(nursery, parts, produce, fetch, telemetry)
         self._believes_registered = lambda: epoch.current if epoch.is_registered(epoch.current) else None
         self._ground.history.trace(self.name, "up", f"id={life.broker_id} epoch={epoch.current}")

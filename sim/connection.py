@@ -9,7 +9,7 @@ from sim.broker import HANDLER_TIMEOUT_S, ConnectionLost, Serving, SimBroker, fa
 from sim.history import Attempt
 from sim.places import INDEFINITE
 from storage.catalog.topics import Topic
-from storage.errors import StorageError, Unavailable
+from storage.errors import StorageError, Unavailable, without_frames
 
 PRODUCE_VERSION: Final = 11
 REQUESTS_MAX: Final = 64
@@ -23,7 +23,9 @@ class Arriving:
         self.attempt = attempt
         self.answer = answer
         self.settled: asyncio.Future[PartitionResult] = asyncio.get_running_loop().create_future()
-        self.request = ProduceRequest(None, -1, 30_000, [PartitionRecords(topic, partition, memoryview(bytearray(batch)))])
+        self.topic = topic
+        self.partition = partition
+        self.batch = batch
 
 
 class Connection:
@@ -54,12 +56,25 @@ class Connection:
             await self.broker.travel()
             arriving.attempt.arrived_s = self.broker.history.now_s
             self.broker.check_registration()
-            topics: dict[str, Topic] | StorageError | None = serving.produce.find_topics(arriving.request)
-            if topics is None:
-                topics = await self._look_up(serving, arriving.request)
-                if arriving.answer.cancelled():
-                    return  # the client closed the connection meanwhile: what has not begun goes with it
-            self._start(serving, arriving, topics)
+            if not await self._take(serving, arriving):
+                return
+
+    async def _take(self, serving: Serving, arriving: Arriving) -> bool:
+        """False if the connection is closed."""
+        accounts = self.broker.accounts
+        frame = accounts.receive(arriving.batch)
+        cost_bytes = frame.cost_bytes
+        request = ProduceRequest(None, -1, 30_000, [PartitionRecords(arriving.topic, arriving.partition, memoryview(frame))])
+        del frame
+        topics: dict[str, Topic] | StorageError | None = serving.produce.find_topics(request)
+        if topics is None:
+            topics = await self._look_up(serving, request)
+            if arriving.answer.cancelled():
+                # The client closed the connection meanwhile: what has not begun goes with it.
+                accounts.let_go(cost_bytes)
+                return False
+        self._start(serving, arriving, request, topics, cost_bytes)
+        return True
 
     async def _look_up(self, serving: Serving, request: ProduceRequest) -> dict[str, Topic] | StorageError:
         """As the dispatcher does: nothing that follows on this connection begins before."""
@@ -67,15 +82,22 @@ class Connection:
             async with asyncio.timeout(HANDLER_TIMEOUT_S):
                 return await serving.produce.lookup_topics({named.topic: named.partition for named in request.partitions})
         except StorageError as error:
-            return error
+            return without_frames(error)
         except TimeoutError:
             return Unavailable("the topic cannot be looked up")
 
-    def _start(self, serving: Serving, arriving: Arriving, topics: dict[str, Topic] | StorageError) -> None:
+    def _start(
+        self, serving: Serving, arriving: Arriving, request: ProduceRequest, topics: dict[str, Topic] | StorageError, cost_bytes: int
+    ) -> None:
         self._begun.put_nowait(arriving)
+        accounts = self.broker.accounts
+        size_bytes = 0 if isinstance(topics, StorageError) else len(arriving.batch)
+        accounts.begin(size_bytes)
 
         def done(results: list[PartitionResult]) -> None:
             (result,) = results
+            accounts.answer(size_bytes)
+            accounts.let_go(cost_bytes)
             if arriving.settled.done():
                 return  # the broker was killed: what its timers still do concerns nobody
             arriving.attempt.settled_s = self.broker.history.now_s
@@ -84,10 +106,9 @@ class Connection:
             arriving.settled.set_result(result)
 
         if isinstance(topics, StorageError):
-            (named,) = arriving.request.partitions
-            done([PartitionResult(named.topic, named.partition, error_code_of(topics))])
+            done([PartitionResult(arriving.topic, arriving.partition, error_code_of(topics))])
         else:
-            serving.produce.start(arriving.request, topics, version=PRODUCE_VERSION, source=self, done=done)
+            serving.produce.start(request, topics, version=PRODUCE_VERSION, source=self, done=done)
 
     async def _reply(self) -> None:
         """As broker/protocol/session.py releases replies."""

@@ -193,7 +193,7 @@ class Wire:
         self._history.trace(self._name, call, fault.value)
 
     def legs(self, fault: Fault) -> tuple[Fault, Fault]:
-        """Where a fault strikes, on the way there or back: what is slow may be old when it arrives, or be done long before anybody hears."""
+        """Where a fault strikes, on the way there or back: what is slow may be old when it arrives, or done long before anybody hears."""
         return (Fault.NONE, fault) if fault is Fault.SLOW and self.plan.coin() else (fault, Fault.NONE)
 
     async def travel(self, fault: Fault = Fault.NONE) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import selectors
+from collections.abc import Callable
 
 EPOCH_MS = 1_700_000_000_000
 
@@ -16,8 +17,10 @@ class _TimeSelector(selectors.SelectSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
+        self.on_turn: Callable[[], None] = _nothing
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.on_turn()
         if timeout is None:
             raise Deadlock(f"nothing is runnable and nothing is scheduled: now_s={self.now_s:.6f}")
         if timeout > 0:
@@ -34,8 +37,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         # Sums of floats miss their target by less than this; timers due within it run together.
         self._clock_resolution = 1e-9
 
+    def watch(self, on_turn: Callable[[], None]) -> None:
+        """Call it between every two turns, when nothing is running."""
+        self._time.on_turn = on_turn
+
     def time(self) -> float:
         return self._time.now_s
+
+
+def _nothing() -> None:
+    pass
 
 
 class VirtualClock:

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
+from runtime.frames import Frame
+from sim.accounts import Accounts
 from sim.faults import Fault, ObjectFaults, Wire
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
 from storage.objects.memory import MemoryObjectStore
@@ -14,13 +16,24 @@ from storage.vocabulary import Buffer
 class SimObjects:
     """An `ObjectStore`."""
 
-    def __init__(self, inner: MemoryObjectStore, wire: Wire, plan: ObjectFaults) -> None:
+    def __init__(self, inner: MemoryObjectStore, wire: Wire, plan: ObjectFaults, accounts: Accounts) -> None:
         """`plan` is also that of `wire`."""
         self._inner = inner
         self._wire = wire
         self._plan = plan
+        self._accounts = accounts
 
     async def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> None:
+        frames = [part.obj for part in parts if isinstance(part, memoryview)]
+        cost_bytes = sum(frame.cost_bytes for frame in frames if isinstance(frame, Frame))
+        del frames
+        self._accounts.begin_put(cost_bytes)
+        try:
+            await self._put(key, parts)
+        finally:
+            self._accounts.end_put(cost_bytes)
+
+    async def _put(self, key: str, parts: Sequence[Buffer]) -> None:
         body = b"".join(parts)
         fault = self._wire.plan.of_write()
         self._wire.note("put", fault)

@@ -115,6 +115,7 @@ class _World:
         self._topic = await self._create_steady()
         metadata_plan = FaultPlan(self._child(), self._theme.metadata, self._loop)
         objects_plan = ObjectFaults(self._child(), self._theme.objects, self._loop)
+        self._loop.watch(self._check_accounts)
         async with OrderedNursery() as nursery:
             self._nursery = nursery
             has_fixed_ids = self._chance.random() < 0.5
@@ -152,6 +153,11 @@ class _World:
             await self._read_all_again()
             remembered = {str(place): await self._producers_of(place) for place in self._places}
         await self._judge(weather, remembered)
+
+    def _check_accounts(self) -> None:
+        for broker in self._brokers:
+            if broker.is_up:
+                broker.accounts.check()
 
     async def _create_steady(self) -> Topic:
         topics = Topics(self._metadata, clock=self._clock, ids=self._ids, entropy=self._chance.randbytes)

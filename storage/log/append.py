@@ -16,7 +16,7 @@ from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
-from storage.errors import StorageError
+from storage.errors import StorageError, Unavailable
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.batch import Batch
 from storage.log.batcher import FlushSettings, OpenFlush, Trigger
@@ -49,6 +49,9 @@ class Flush:
     commits: list[Commit]
     size_bytes: int
     opened_s: float
+
+    def is_awaited(self) -> bool:
+        return any(commit.is_awaited for commit in self.commits)
 
 
 class Appender:
@@ -161,9 +164,9 @@ class Appender:
         try:
             try:
                 async with place:
-                    if not any(commit in self._in_flight for commit in flush.commits):
-                        return  # its clients were answered while it waited for a place
-                    await self._uploader.upload(object_key(flush.object_id), flush.parts)
+                    if not flush.is_awaited():
+                        raise Unavailable("its clients were answered while it waited for a place")
+                    await self._uploader.upload(object_key(flush.object_id), flush.parts, is_awaited=flush.is_awaited)
             finally:
                 flush.parts.clear()
             uploaded_s = self._clock.monotonic_s()
@@ -205,7 +208,7 @@ class Sealer:
         self._floor = max(self._floor, floor)
         object_id = ObjectId(self._ids.next_ulid(above=self._floor))
         parts = self._lay_out(object_id, [commit])
-        await self._uploader.upload(object_key(object_id), parts)
+        await self._uploader.upload(object_key(object_id), parts, is_awaited=lambda: commit.is_awaited)
         commit.object_id = object_id
 
     def _lay_out(self, object_id: ObjectId, commits: list[Commit]) -> list[Buffer]:

@@ -92,6 +92,11 @@ class Commit:
         return self.commit_seq >= 0
 
     @property
+    def is_awaited(self) -> bool:
+        """Somebody has no answer yet."""
+        return any(not batch.is_settled for batch in self.batches)
+
+    @property
     def is_open(self) -> bool:
         log = self.log
         return log.lane_busy and log.lane[0] is self

@@ -6,7 +6,7 @@ succeeded; the size is compared to be sure of it.
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from runtime.clock import Clock
@@ -26,8 +26,11 @@ class Uploader:
         self._clock = clock
         self._chance = chance
 
-    async def upload(self, key: str, parts: Sequence[Buffer]) -> None:
-        """Return when the object is durable. Raise `Unavailable` when it could not be made so in time; it may then be garbage."""
+    async def upload(self, key: str, parts: Sequence[Buffer], *, is_awaited: Callable[[], bool]) -> None:
+        """Return when the object is durable. Raise `Unavailable` when it could not be made so in time; it may then be garbage.
+
+        A try that failed is not repeated unless it `is_awaited`: `parts` keep in memory what was answered meanwhile.
+        """
         deadline_s = self._clock.monotonic_s() + UPLOAD_TIMEOUT_S
         tries = 0
         while True:
@@ -42,7 +45,7 @@ class Uploader:
                 raise Unavailable(f"another object has the name of a WAL object: key={key!r}") from None
             except (Unavailable, OutcomeUnknown, TimeoutError) as error:
                 pause_s = PAUSE_S * 2 ** min(tries, 5) * (0.5 + self._chance.random() / 2)
-                if self._clock.monotonic_s() + pause_s >= deadline_s:
+                if self._clock.monotonic_s() + pause_s >= deadline_s or not is_awaited():
                     raise Unavailable(f"upload gave up: key={key!r} tries={tries} cause={error!r}") from error
             await asyncio.sleep(pause_s)
 

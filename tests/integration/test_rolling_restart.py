@@ -19,7 +19,7 @@ PRODUCERS = 3
 PAUSE_S = 0.002
 WITHIN_S = 60.0
 QUIET = {"log_level": 0, "socket.timeout.ms": 10_000}
-SETTINGS = {"shutdown.drain": "2s", "kafka.auto_create_topics": "false"}
+SETTINGS = {"shutdown.drain": "5s", "kafka.auto_create_topics": "false"}
 
 _clock = SystemClock()
 

@@ -86,9 +86,9 @@ def acks_before_the_cas() -> Iterator[None]:
 def commits_before_the_upload() -> Iterator[None]:
     """An upload that failed is taken for one that will still succeed (I1)."""
 
-    async def upload(original: Original, self: Uploader, key: str, parts: Sequence[bytes]) -> None:
+    async def upload(original: Original, self: Uploader, key: str, parts: Sequence[bytes], **how: Any) -> None:
         with contextlib.suppress(Unavailable):
-            await original(self, key, parts)
+            await original(self, key, parts, **how)
 
     with _around(Uploader, "upload", upload), mock.patch("storage.log.upload.UPLOAD_TIMEOUT_S", 0.01):
         yield

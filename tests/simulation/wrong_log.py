@@ -11,7 +11,7 @@ import msgspec
 
 from storage.errors import StorageError
 from storage.formats.control import Control, IndexChunk, PageRef, encode
-from storage.log import broker_epoch, commit, dead_writers, decide, lane, page_store, producer_pages
+from storage.log import batch, broker_epoch, commit, dead_writers, decide, lane, page_store, producer_pages
 from storage.metadata.port import ABSENT, Applied, Put
 
 
@@ -176,6 +176,36 @@ def takes_itself_for_registered_under_an_epoch_that_is_gone() -> Iterator[None]:
         return self.registered_epoch() is not None and epoch == self.current
 
     with mock.patch.object(broker_epoch.BrokerEpoch, "is_registered", is_registered):
+        yield
+
+
+@contextlib.contextmanager
+def keeps_the_bytes_of_what_it_has_answered() -> Iterator[None]:
+    kept: list[memoryview] = []
+
+    def settle(original: Callable[..., Any], self: batch.Batch, result: object) -> None:
+        kept.append(self.view)
+        original(self, result)
+
+    with _around(batch.Batch, "settle", settle):
+        yield
+
+
+@contextlib.contextmanager
+def uploads_what_nobody_waits_for() -> Iterator[None]:
+    with mock.patch.object(lane.Commit, "is_awaited", True):
+        yield
+
+
+@contextlib.contextmanager
+def counts_no_bytes_of_what_it_carries() -> Iterator[None]:
+    def add(original: Callable[..., Any], self: lane.InFlight, commit: lane.Commit) -> None:
+        original(self, commit)
+        if commit.is_uploaded:  # before it entered its lane: it was carried
+            self._size_bytes -= self._commits[commit]
+            self._commits[commit] = 0
+
+    with _around(lane.InFlight, "add", add):
         yield
 
 

@@ -2,15 +2,18 @@
 
 import threading
 
-from runtime.frames import FRAME_OVERHEAD_BYTES, Account, counted
+import pytest
+
+from runtime import frames
+from runtime.frames import FRAME_OVERHEAD_BYTES, Account, Frame, counted
 
 
 def test_frames_that_die_in_many_threads_at_once_are_all_counted() -> None:
     account = Account()
-    frames = [counted(100, account) for _ in range(40_000)]
+    made = [counted(100, account) for _ in range(40_000)]
     held = account.held_bytes
-    parts = [frames[start::4] for start in range(4)]
-    frames.clear()
+    parts = [made[start::4] for start in range(4)]
+    made.clear()
 
     def drop(part: list[object]) -> None:
         while part:
@@ -26,6 +29,26 @@ def test_frames_that_die_in_many_threads_at_once_are_all_counted() -> None:
 
     assert held == 40_000 * (100 + FRAME_OVERHEAD_BYTES)
     assert account.held_bytes == 0
+
+
+def test_what_happens_while_a_frame_is_measured_is_not_lost_from_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads may be switched at a call, and another one's frame may die there."""
+    account = Account()
+
+    class Interrupted(Frame):
+        __slots__ = ()
+
+        def __len__(self) -> int:
+            account.held_bytes += 1
+            return super().__len__()
+
+    monkeypatch.setattr(frames, "Frame", Interrupted)
+    frame = counted(100, account)
+    assert account.held_bytes == 1 + 100 + FRAME_OVERHEAD_BYTES
+
+    del frame
+
+    assert account.held_bytes == 2
 
 
 def test_an_account_that_is_watched_is_told_of_every_frame_that_left() -> None:

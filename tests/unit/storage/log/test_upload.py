@@ -33,6 +33,10 @@ def uploader(store: MemoryObjectStore) -> Uploader:
     return Uploader(objects=store, clock=SystemClock(), chance=random.Random(1))
 
 
+def always() -> bool:
+    return True
+
+
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "PAUSE_S", 0.001)
@@ -42,7 +46,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_object_is_stored_whatever_becomes_of_the_first_tries(faults: tuple[str, ...]) -> None:
     store = Flaky(*faults)
 
-    await uploader(store).upload("wal/1", [b"one", b"two"])
+    await uploader(store).upload("wal/1", [b"one", b"two"], is_awaited=always)
 
     assert await store.get_range("wal/1", 0, 6) == b"onetwo"
 
@@ -52,7 +56,7 @@ async def test_an_object_of_another_size_under_the_name_is_not_taken_for_ours() 
     await store.put_if_absent("wal/1", [b"something else"])
 
     with pytest.raises(Unavailable, match="another object has the name"):
-        await uploader(store).upload("wal/1", [b"ours"])
+        await uploader(store).upload("wal/1", [b"ours"], is_awaited=always)
 
 
 async def test_it_gives_up_in_time_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,5 +64,14 @@ async def test_it_gives_up_in_time_and_says_why(monkeypatch: pytest.MonkeyPatch)
     store = Flaky(*["refused"] * 1_000)
 
     with pytest.raises(Unavailable, match="slow down"):
-        await uploader(store).upload("wal/1", [b"x"])
+        await uploader(store).upload("wal/1", [b"x"], is_awaited=always)
     assert 1 < store.tries < 1_000
+
+
+async def test_what_nobody_waits_for_any_more_is_not_tried_again() -> None:
+    store = Flaky(*["refused"] * 1_000)
+
+    with pytest.raises(Unavailable, match="slow down"):
+        await uploader(store).upload("wal/1", [b"x"], is_awaited=lambda: store.tries < 2)
+
+    assert store.tries == 2
