@@ -23,9 +23,10 @@ from storage.catalog.silence import Silence
 from storage.catalog.topic_changes import TopicChanges, altered
 from storage.catalog.topic_names import collision_key, may_collide, validate_name
 from storage.catalog.topic_records import Topic, TopicState, decode_topic, decode_topic_id, read_topic_ids
-from storage.errors import AlreadyExists, StorageError, Unavailable
+from storage.catalog.writes import pause, write_one
+from storage.errors import StorageError, Unavailable
 from storage.metadata import keys
-from storage.metadata.port import Key, MetadataStore, Record
+from storage.metadata.port import ABSENT, Delete, Key, MetadataStore, OpResult, Record, Status
 from storage.vocabulary import TopicId
 
 __all__ = ["CACHE_AGE_S", "CACHE_TOPICS_MAX", "PARTITIONS_MAX", "Topic", "TopicState", "Topics"]
@@ -40,6 +41,7 @@ SILENT_PATIENCE_S: Final = 1.0
 """How long any lookup waits while the catalog is known to be silent."""
 CACHE_TOPICS_MAX: Final = 50_000
 PARTITIONS_MAX: Final = 10_000
+PROOFS_MAX: Final = 6
 _READ_KEYS_MAX: Final = 1_000
 
 STALE: Final = Metric(
@@ -70,6 +72,7 @@ class Topics:
         self._stale = (telemetry or Telemetry()).counter(STALE)
         self._clock = clock
         self._ids = ids
+        self._entropy = entropy
         self._written = TopicChanges(metadata, entropy=entropy)
         self._cache_topics_max = cache_topics_max
         self._by_name: dict[str, tuple[Topic, float]] = {}
@@ -157,6 +160,25 @@ class Topics:
                 self.forget(name)
         return await self._active(read)
 
+    async def lookup_certainly(self, name: str) -> Topic | None:
+        """The topic of that name; None only if the leader of the day says that nobody has it, or somebody has but reserved it. A read alone
+        may be answered by a deposed leader that has not heard of a topic yet, and who is told so takes a deletion for done.
+
+        Raises `StorageError`. Costs a write that changes nothing, where there is no such topic.
+        """
+        for attempt in range(PROOFS_MAX):
+            read = (await self._reads.ask([name]))[name]
+            if (topic := (await self._active({name: read})).get(name)) is not None:
+                return topic
+            if read is not None and read.state is TopicState.CREATING:
+                return None
+            # The condition can hold only where there is nothing to delete.
+            outcome = await write_one(self._metadata, Delete(keys.topic(name), ABSENT))
+            if isinstance(outcome, OpResult) and outcome.status is Status.KEY_NOT_FOUND:
+                return None
+            await pause(attempt, self._entropy)
+        raise Unavailable(f"nobody could tell whether there is a topic {name!r}: attempts={PROOFS_MAX}")
+
     async def lookup_ids(self, topic_ids: Iterable[TopicId]) -> dict[TopicId, Topic]:
         """As `lookup`, by topic id."""
         found, unread = await self.look_up_ids(topic_ids)
@@ -207,12 +229,11 @@ class Topics:
     async def create(self, name: str, *, partition_count: int, replication_factor: int, configs: Mapping[str, str]) -> Topic:
         """Create a topic whose name `validate_name` accepts and whose configs are validated.
 
-        Raises `AlreadyExists`; `Unavailable` (not created); `OutcomeUnknown` (it may have been, or may yet be).
+        Raises `AlreadyExists`, which rests on a write that found the name taken; `Unavailable` (not created); `OutcomeUnknown` (it may have
+        been, or may yet be).
         """
         assert validate_name(name) is None, f"not validated: {name!r}"
         assert 0 < partition_count <= PARTITIONS_MAX
-        if self.find(name) is not None and (await self.lookup_now([name])):
-            raise AlreadyExists(f"topic {name!r} already exists")
 
         def propose() -> Topic:
             return Topic(

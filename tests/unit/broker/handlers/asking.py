@@ -160,9 +160,15 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(
-    *, broker_id: int = 1, auto_create: bool = True, partition_count: int = 1, leadership: Leadership | None = None, shards: int = 1
+    *,
+    broker_id: int = 1,
+    auto_create: bool = True,
+    partition_count: int = 1,
+    leadership: Leadership | None = None,
+    shards: int = 1,
+    metadata: FaultyMetadata | None = None,
 ) -> AsyncIterator[Cluster]:
-    metadata = FaultyMetadata(MemoryMetadataStore(clock=SystemClock(), shards=shards))
+    metadata = metadata or FaultyMetadata(MemoryMetadataStore(clock=SystemClock(), shards=shards))
     clock = ManualClock()
     brokers = BrokerDirectory(metadata, clock=clock)
     listeners = [Endpoint(LISTENER, f"broker-{broker_id}", 9000 + broker_id), Endpoint(INTERNAL, "internal", 7)]

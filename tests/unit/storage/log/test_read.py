@@ -214,7 +214,7 @@ def errors_with_frames() -> list[StorageError]:
 )
 @pytest.mark.parametrize("times", [1, 2], ids=["healed", "confirmed"])
 async def test_a_damaged_read_leaves_no_error_that_holds_what_was_read(times: int, wrong: Callable[[bytes], bytes]) -> None:
-    """Frames hold the window that was read. One in a circle with its error lives until somebody looks for circles, which may take minutes."""
+    """Frames hold the window that was read. In a circle with its error, one lives until somebody looks for circles: minutes."""
     async with rig() as broker:
         await broker.send(batch_bytes(3))
         scene = Scene(broker)
