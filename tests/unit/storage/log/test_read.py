@@ -221,12 +221,13 @@ async def test_a_damaged_read_leaves_no_error_that_holds_what_was_read(times: in
         scene.wrong = [wrong] * times
         gc.collect()
         gc.disable()
+        of_others = errors_with_frames()
         try:
             for _ in range(2):
                 with contextlib.suppress(StorageError):
                     await scene.read()
 
-            assert errors_with_frames() == []
+            assert [error for error in errors_with_frames() if not any(error is other for other in of_others)] == []
         finally:
             gc.enable()
 
