@@ -191,8 +191,9 @@ async def open_broker(
             walking=walking,
         )
         closing.callback(parts.appender.stop)
-        topics = Topics(opened.metadata, clock=clock, ids=ids)
+        topics = Topics(opened.metadata, clock=clock, ids=ids, telemetry=telemetry)
         closing.callback(topics.close)
+        nursery.spawn(topics.watch(), name="topics-watch")
         waiters = Waiters(
             metadata=opened.metadata,
             partitions=parts.partitions,

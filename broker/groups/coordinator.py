@@ -1,12 +1,13 @@
 """The groups that this broker coordinates: found, loaded when first asked for, and let go when their slot is another broker's."""
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import structlog
 
+from broker.groups.by_shard import ByShard
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, HeartbeatAnswer, Join, JoinAnswer, Leave, LeaveAnswer, Sync, SyncAnswer
 from broker.groups.loaded import Check, Closed, Commit, DeleteGroup, DeleteOffsets, LoadedGroup
@@ -14,7 +15,8 @@ from broker.groups.metrics import GroupMetrics
 from broker.groups.offsets import StoredGroup
 from broker.groups.settings import GroupSettings
 from broker.groups.slots import Claim, Slots, slots_by_shard
-from broker.groups.sweep import Sweep, readable_head
+from broker.groups.stored_groups import read_heads
+from broker.groups.sweep import Sweep
 from broker.leadership import slot_of
 from runtime.clock import Clock
 from runtime.ids import IdSource
@@ -38,12 +40,23 @@ OFFSETS_LOADED_MAX: Final = 1_000_000
 GROUP_NAME_BYTES_MAX: Final = 1_024
 DEADLINE_S: Final = 30.0
 """Of what waits for a write at most."""
+PATIENCE_S: Final = 3.0
+"""How long a question about many groups waits for one of them, or for who coordinates what, before it is answered without."""
 JOIN_WAIT_S_MAX: Final = 3_600.0
 """Of what waits for other members: longer than any rebalance timeout that makes sense."""
 
 E = TypeVar("E", Join, Sync, Heartbeat, Leave)
+T = TypeVar("T")
 
 log = structlog.get_logger("groups")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """By name. `error` is NONE if these are all; else some may be missing, and it says why: ask again."""
+
+    groups: list[GroupHead | LoadedGroup]
+    error: GroupError
 
 
 class Coordinator:
@@ -67,10 +80,11 @@ class Coordinator:
         self._nursery = nursery
         self._settings = settings or GroupSettings()
         self._groups: dict[str, tuple[LoadedGroup, Claim]] = {}
+        self._by_shard = ByShard(metadata, nursery=nursery)
         self._loads: SingleFlight[str, LoadedGroup] = SingleFlight()
         self._metrics = GroupMetrics(telemetry or Telemetry())
         self._metrics.watch(lambda: [loaded.group for loaded, _ in self._groups.values()], lambda: len(slots.claims))
-        self._sweep = Sweep(metadata=metadata, slots=slots, clock=clock, settings=self._settings, find=self.find, loaded=self._loaded)
+        self._sweep = Sweep(metadata=metadata, slots=slots, clock=clock, settings=self._settings, find=self.find, loaded=self.loaded)
         self._checks = 0
         self._has_groups = asyncio.Event()
         self._is_stopped = False
@@ -90,13 +104,16 @@ class Coordinator:
         """Look after the claims, until cancelled. A broker that coordinates nothing only looks for what is to be forgotten."""
         self._nursery.spawn(self._sweep.run(), name="groups-sweep")
         checked_s = self._clock.monotonic_s()
+        checking: asyncio.Task[None] | None = None
         while True:
             await self._has_groups.wait()
             await asyncio.sleep(LOST_CHECK_S)
             self._drop_lost()
-            if self._clock.monotonic_s() - checked_s >= SLOTS_CHECK_S:
+            # The store may take long to answer, and what nobody is asked about must not wait for that.
+            is_due = self._clock.monotonic_s() - checked_s >= SLOTS_CHECK_S
+            if is_due and (checking is None or checking.done()):
                 checked_s = self._clock.monotonic_s()
-                await self._check_slots()
+                checking = self._nursery.spawn(self._check_slots(), name="groups-slots")
             if not self._groups and not self._slots.claims:
                 self._has_groups.clear()
 
@@ -163,22 +180,46 @@ class Coordinator:
         loaded = await self.find(group_id)
         return await loaded.do(job, deadline_s=DEADLINE_S)
 
-    async def listed(self) -> list[GroupHead | LoadedGroup]:
+    async def listed(self) -> Listing:
         """The groups of the slots that this broker holds, or is the winner of while nobody does; as they are stored if not loaded.
 
-        Without those whose record this release cannot read. Raises `StorageError`.
+        Without those whose record this release cannot read. A shard that does not answer holds up its own groups and no others.
         """
+        error = GroupError.NONE
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                own = await self._slots.own()
+        except (StorageError, TimeoutError) as unread:
+            log.warning("claims_not_read", cause=repr(unread))
+            error = GroupError.COORDINATOR_NOT_AVAILABLE
+            own = [claim.slot for claim in self._slots.claims if self._slots.stands(claim)]
         found: dict[str, GroupHead | LoadedGroup] = {}
-        for shard_slots in slots_by_shard(self._metadata, await self._slots.own()):
-            start, end = keys.groups(shard_slots[0])
-            async for record in self._metadata.range_scan(start, end):
-                group_id = keys.group_of(record.path)
-                if slot_of(group_id) in shard_slots and (head := readable_head(record)) is not None:
-                    found[group_id] = head
+        unanswered: list[StorageError] = []
+
+        async def read(shard_slots: Sequence[int]) -> None:
+            try:
+                found.update({head.group: head for head, _ in await read_heads(self._metadata, shard_slots)})
+            except StorageError as unread:
+                unanswered.append(unread)
+
+        async with asyncio.TaskGroup() as shards:
+            for shard_slots in slots_by_shard(self._metadata, own):
+                shards.create_task(read(shard_slots))
+        if unanswered:
+            log.warning("groups_not_listed", shards=len(unanswered), cause=str(unanswered[0]))
+            error = error or GroupError.COORDINATOR_LOAD_IN_PROGRESS
         for group_id, (loaded, _) in self._groups.items():
             if loaded.is_open and loaded.exists:
                 found[group_id] = loaded
-        return [found[group_id] for group_id in sorted(found)]
+        return Listing([found[group_id] for group_id in sorted(found)], error)
+
+    async def each(self, group_ids: Sequence[str], act: Callable[[int], Awaitable[T]], *, late: T) -> list[T]:
+        """What `act`, which asks this coordinator, returns for each place in `group_ids`; `late` for those of a shard that does not answer.
+
+        Who asks for one group alone waits as long as `act` does.
+        """
+        patience_s = PATIENCE_S if len(group_ids) > 1 else None
+        return await self._by_shard.each(group_ids, act, late=late, patience_s=patience_s)
 
     async def find(self, group_id: str) -> LoadedGroup:
         """The group if it is this broker's, loaded. Raises `Closed`."""
@@ -186,11 +227,12 @@ class Coordinator:
             raise Closed(GroupError.INVALID_GROUP_ID)
         if self._is_stopped:
             raise Closed(GroupError.NOT_COORDINATOR)
-        if (known := self._loaded(group_id)) is not None:
+        if (known := self.loaded(group_id)) is not None:
             return known
         try:
-            claim = await self._slots.claim(slot_of(group_id))
-        except StorageError as error:
+            async with asyncio.timeout(DEADLINE_S):
+                claim = await self._slots.claim(slot_of(group_id))
+        except (StorageError, TimeoutError) as error:
             raise Closed(GroupError.COORDINATOR_NOT_AVAILABLE) from error
         if claim is None:
             raise Closed(GroupError.NOT_COORDINATOR)
@@ -234,7 +276,8 @@ class Coordinator:
         self._has_groups.set()
         return loaded
 
-    def _loaded(self, group_id: str) -> LoadedGroup | None:
+    def loaded(self, group_id: str) -> LoadedGroup | None:
+        """As `find`, if nobody has to be asked for that; None if somebody has."""
         known = self._groups.get(group_id)
         return known[0] if known is not None and known[0].is_open and self._slots.stands(known[1]) else None
 
@@ -259,12 +302,13 @@ class Coordinator:
         """One question at a time, so that a group that nobody uses costs one read per check."""
         self._checks += 1
         try:
-            if self._slots.is_in_doubt or self._checks % CHECKS_PER_LOOK == 0:
-                await self._drop_replaced()
-            else:
-                await self._give_up_slots()
-        except StorageError as error:
-            log.warning("slots_not_checked", cause=str(error))
+            async with asyncio.timeout(DEADLINE_S):
+                if self._slots.is_in_doubt or self._checks % CHECKS_PER_LOOK == 0:
+                    await self._drop_replaced()
+                else:
+                    await self._give_up_slots()
+        except (StorageError, TimeoutError) as error:
+            log.warning("slots_not_checked", cause=repr(error))
 
     async def _drop_replaced(self) -> None:
         """Slots that were taken from this broker."""

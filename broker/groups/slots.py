@@ -14,7 +14,6 @@ from storage.catalog.brokers import BrokerDirectory, BrokerRecord
 from storage.catalog.groups import ClaimRecord, decode_claim
 from storage.catalog.records import encode
 from storage.catalog.writes import write_one
-from storage.errors import StorageError
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Delete, MetadataStore, OpResult, Put, Record, Session
 
@@ -135,7 +134,7 @@ class Slots:
             return []
         try:
             records = await self._metadata.get_many([keys.coordinator(claim.slot) for claim in claims])
-        except StorageError:
+        except BaseException:
             self._is_in_doubt = True
             raise
         return [claim for claim, record in zip(claims, records, strict=True) if record is None or record.version != claim.version]

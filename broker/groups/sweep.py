@@ -8,7 +8,7 @@ record stays as it is: a later commit only makes it later.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import structlog
@@ -20,13 +20,13 @@ from broker.groups.offsets import committed_of, offsets_of, topics_beside
 from broker.groups.retention import due_of, due_of_offset
 from broker.groups.settings import GroupSettings
 from broker.groups.slots import Slots, slots_by_shard
+from broker.groups.stored_groups import SILENT_AFTER_S, read_heads
 from broker.leadership import slot_of
 from runtime.clock import Clock
-from storage.catalog.groups import GroupHead, decode_head, topic_names
-from storage.errors import Corrupt, IncompatibleFormat, StorageError
-from storage.metadata import keys
+from storage.catalog.groups import GroupHead, topic_names
+from storage.errors import Corrupt, IncompatibleFormat, StorageError, Unavailable
 from storage.metadata.keys import GroupKeys
-from storage.metadata.port import MetadataStore, Record
+from storage.metadata.port import MetadataStore
 from storage.vocabulary import TopicId
 
 PAGE_GROUPS: Final = 500
@@ -38,6 +38,8 @@ LOOKS_MAX: Final = 256
 REMEMBERED_MAX: Final = 100_000
 NAMES_TOGETHER_MAX: Final = 1_000
 DEADLINE_S: Final = 30.0
+SILENCE: Final = (GroupError.COORDINATOR_LOAD_IN_PROGRESS, GroupError.COORDINATOR_NOT_AVAILABLE)
+"""What is said of a group that the store does not give. If that took long, the store does not give those after it either."""
 
 log = structlog.get_logger("groups")
 
@@ -64,6 +66,7 @@ class Sweep:
         self._not_before_ms: dict[str, tuple[int, int]] = {}
         """By group: the version of its record, and when an offset of it is to go at the earliest."""
         self._names: dict[TopicId, str | None] = {}
+        self._are_names_read = True
         self._looks_left = 0
         self._turn = 0
 
@@ -77,31 +80,41 @@ class Sweep:
                 log.warning("offsets_not_swept", cause=str(error))
 
     async def sweep(self) -> None:
-        """Look at every group once. Raises `StorageError`; what was forgotten until then is."""
-        self._names, self._looks_left = {}, LOOKS_MAX
-        async for page in self._pages():
-            judged = [(head, version, topic_ids) for head, version in page if (topic_ids := await self._topic_ids(head)) is not None]
+        """Look at every group once. Raises `StorageError` if nobody can say which slots are this broker's. A shard that does not answer is
+        left until the next sweep, and so is what was not reached of one that stops answering.
+        """
+        self._names, self._looks_left, self._are_names_read = {}, LOOKS_MAX, True
+        try:
+            async with asyncio.timeout(SILENT_AFTER_S):
+                own = await self._slots.own()
+        except TimeoutError:
+            raise Unavailable(f"metadata did not answer: op=read_claims after_s={SILENT_AFTER_S}") from None
+        for shard_slots in slots_by_shard(self._metadata, own):
+            try:
+                await self._sweep_shard(shard_slots)
+            except (StorageError, TimeoutError) as error:
+                log.warning("shard_not_swept", of_slot=shard_slots[0], cause=repr(error))
+
+    async def _sweep_shard(self, shard_slots: Sequence[int]) -> None:
+        """Raises `StorageError` and `TimeoutError` as soon as the shard does not answer."""
+        heads = await read_heads(self._metadata, shard_slots)
+        for first in range(0, len(heads), PAGE_GROUPS):
+            judged = []
+            for head, version in heads[first : first + PAGE_GROUPS]:
+                if (topic_ids := await self._topic_ids(head)) is not None:
+                    judged.append((head, version, topic_ids))
             await self._learn_names({topic_id for _, _, topic_ids in judged for topic_id in topic_ids})
             for head, version, topic_ids in judged:
+                began_s = self._clock.monotonic_s()
                 try:
                     await self._judge(head, version, topic_ids)
                 except Closed as closed:
+                    if closed.error in SILENCE and self._clock.monotonic_s() - began_s >= SILENT_AFTER_S:
+                        raise Unavailable(f"group not swept: group={head.group!r} cause={closed.error.name}") from None
                     # Another broker's by now, or it has to be loaded again: there is a next time.
                     log.info("group_not_swept", group=head.group, cause=closed.error.name)
                 except (Corrupt, IncompatibleFormat) as error:
                     log.warning("group_not_readable", group=head.group, cause=str(error))
-
-    async def _pages(self) -> AsyncIterator[list[tuple[GroupHead, int]]]:
-        """Groups with the versions of their records."""
-        for shard_slots in slots_by_shard(self._metadata, await self._slots.own()):
-            start, end = keys.groups(shard_slots[0])
-            heads = [
-                (head, record.version)
-                async for record in self._metadata.range_scan(start, end)
-                if slot_of(keys.group_of(record.path)) in shard_slots and (head := readable_head(record)) is not None
-            ]
-            for first in range(0, len(heads), PAGE_GROUPS):
-                yield heads[first : first + PAGE_GROUPS]
 
     async def _topic_ids(self, head: GroupHead) -> Sequence[TopicId] | None:
         """Of the topics in which the group may have offsets; None if that cannot be read."""
@@ -112,7 +125,8 @@ class Sweep:
         if head.topic_pages:
             await self._take_turn()
             try:
-                named += await topics_beside(self._metadata, self._keys_of(head), head.topic_pages)
+                async with asyncio.timeout(SILENT_AFTER_S):
+                    named += await topics_beside(self._metadata, self._keys_of(head), head.topic_pages)
             except (Corrupt, IncompatibleFormat) as error:
                 log.warning("group_not_readable", group=head.group, cause=str(error))
                 return None
@@ -121,10 +135,19 @@ class Sweep:
     async def _learn_names(self, topic_ids: set[TopicId]) -> None:
         if len(self._names) > REMEMBERED_MAX:
             self._names = {}
+        if not self._are_names_read:
+            return
         unknown = sorted(topic_ids - self._names.keys())
         for start in range(0, len(unknown), NAMES_TOGETHER_MAX):
             chunk = unknown[start : start + NAMES_TOGETHER_MAX]
-            self._names |= await topic_names(self._metadata, chunk)
+            try:
+                async with asyncio.timeout(SILENT_AFTER_S):
+                    self._names |= await topic_names(self._metadata, chunk)
+            except (Unavailable, TimeoutError) as error:
+                # What is of no topic any more waits for the next sweep; what is old does not.
+                self._are_names_read = False
+                log.warning("topic_names_not_read", cause=repr(error))
+                return
 
     async def _judge(self, head: GroupHead, version: int, topic_ids: Sequence[TopicId]) -> None:
         loaded = self._loaded(head.group)
@@ -145,6 +168,8 @@ class Sweep:
                 error = await loaded.do(Expire(self._names), deadline_s=DEADLINE_S)
             except TimeoutError:
                 error = GroupError.REQUEST_TIMED_OUT
+            if error is GroupError.REQUEST_TIMED_OUT:
+                raise Unavailable(f"group not swept in time: group={head.group!r} after_s={DEADLINE_S}")
             if error:
                 return
 
@@ -177,7 +202,9 @@ class Sweep:
         for topic_id in topic_ids:
             self._looks_left -= 1
             await self._take_turn()
-            for record in await offsets_of(self._metadata, self._keys_of(head), topic_id):
+            async with asyncio.timeout(SILENT_AFTER_S):
+                records = await offsets_of(self._metadata, self._keys_of(head), topic_id)
+            for record in records:
                 due_ms = due_of_offset(head, committed_of(record), retention_ms=retention_ms)
                 earliest_ms = due_ms if earliest_ms is None else min(earliest_ms, due_ms)
         return now_ms if earliest_ms is None else earliest_ms
@@ -190,12 +217,3 @@ class Sweep:
 
     def _keys_of(self, head: GroupHead) -> GroupKeys:
         return GroupKeys(head.group, slot_of(head.group))
-
-
-def readable_head(record: Record) -> GroupHead | None:
-    """None of a record that this release cannot read: the other groups are not to suffer from that."""
-    try:
-        return decode_head(record)
-    except (Corrupt, IncompatibleFormat) as error:
-        log.warning("group_not_readable", cause=str(error))
-        return None

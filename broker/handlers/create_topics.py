@@ -82,7 +82,12 @@ async def _create_all(parts: Parts, body: CreateTopicsRequest, answers: dict[str
             answers[topic.name] = Refusal(ErrorCode.invalid_request, "the request names this topic more than once")
             continue
         if topic.name in existing:
+            planned = plan(topic, partition_count_default=parts.topic_defaults.partition_count, partitions_max=allowed)
             answers[topic.name] = Refusal(ErrorCode.topic_already_exists, f"topic {topic.name!r} already exists")
+            if isinstance(planned, Plan) and not body.validate_only:
+                # A read may be older than a deletion that its client has the answer of. Only a write that finds the name taken is proof.
+                answers[topic.name] = created = await _create(parts, topic.name, planned)
+                allowed -= created.partition_count if isinstance(created, Plan) else 0
             continue
         other = colliding.get(topic.name, planned_names.get(collision_key(topic.name)))
         if other is not None:

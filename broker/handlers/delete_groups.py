@@ -12,13 +12,16 @@ from broker.protocol.request import Request
 
 
 async def handle(context: Context, request: Request[DeleteGroupsRequest]) -> DeleteGroupsResponse:
+    named = request.body.groups_names
+
+    async def delete(place: int) -> GroupError:
+        return await _delete(context, named[place])
+
+    errors = await context.parts.groups.each(named, delete, late=GroupError.REQUEST_TIMED_OUT)
     return DeleteGroupsResponse(
         throttle_time=as_field(0),
         results=tuple(
-            [
-                DeletableGroupResult(group_id=group_id, error_code=ErrorCode(await _delete(context, group_id)))
-                for group_id in request.body.groups_names
-            ]
+            DeletableGroupResult(group_id=group_id, error_code=ErrorCode(error)) for group_id, error in zip(named, errors, strict=True)
         ),
     )
 

@@ -1,6 +1,7 @@
 """DeleteTopics (API key 20), v1-v6.
 
 By name, or by id (v6). When it is answered, nothing can be appended to the topic any more and its name is free; its objects go later.
+That there is no topic of a name is proven by a write; that there is none of an id rests on a read.
 A topic named twice, by name, by id or by both, is INVALID_REQUEST and stays. The timeout is honoured: what is not done in time is
 REQUEST_TIMED_OUT, and is finished by whoever looks for the topic next.
 """
@@ -18,6 +19,7 @@ from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_topic_id, as_topic_name, as_uuid
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
+from storage.catalog.topic_names import validate_name
 from storage.catalog.topics import Topic
 from storage.errors import NotFound, StorageError
 from storage.vocabulary import TopicId
@@ -77,7 +79,7 @@ async def _delete_all(parts: Parts, asked: list[Asked], answers: dict[Asked, Ans
     for named in served:
         topic = found.get(named)
         if topic is None:
-            answers[named] = _unknown(named)
+            answers[named] = await _delete_if_there(parts, named)
         elif incarnations[topic.topic_id] > 1:
             answers[named] = Answer(ErrorCode.invalid_request, "the request names this topic by its name and by its id", topic)
         else:
@@ -89,6 +91,17 @@ async def _find(parts: Parts, served: list[Asked]) -> dict[Asked, Topic]:
     by_id = await parts.topics.lookup_ids([named.topic_id for named in served if named.topic_id is not None])
     found: dict[Asked, Topic] = {Asked(name, None): topic for name, topic in by_name.items()}
     return found | {Asked(None, topic_id): topic for topic_id, topic in by_id.items()}
+
+
+async def _delete_if_there(parts: Parts, named: Asked) -> Answer:
+    """What a read did not find. Who is told that there is no such topic takes it for deleted."""
+    if named.name is None or validate_name(named.name) is not None:
+        return _unknown(named)
+    try:
+        topic = await parts.topics.lookup_certainly(named.name)
+    except StorageError as error:
+        return _failed(error)
+    return _unknown(named) if topic is None else await _delete(parts, named, topic)
 
 
 async def _delete(parts: Parts, named: Asked, topic: Topic) -> Answer:

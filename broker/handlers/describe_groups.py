@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
 from broker.groups.errors import GroupError
-from broker.groups.loaded import Closed
+from broker.groups.loaded import Closed, LoadedGroup
 from broker.groups.members import Group, GroupState, Member
 from broker.handlers.context import Context
 from broker.handlers.kio_types import as_i32
@@ -25,17 +25,29 @@ _NOT_FOUND_ERROR_MINIMUM = 6
 async def handle(context: Context, request: Request[DescribeGroupsRequest]) -> DescribeGroupsResponse:
     body = request.body
     operations = GROUP_OPERATIONS if body.include_authorized_operations else OPERATIONS_NOT_ASKED_FOR
+    groups = context.parts.groups
+
+    # Those in memory wait for nobody.
+    found: dict[str, LoadedGroup | GroupError] = {group_id: known for group_id in body.groups if (known := groups.loaded(group_id))}
+    wanted = [group_id for group_id in dict.fromkeys(body.groups) if group_id not in found]
+
+    async def find(place: int) -> LoadedGroup | GroupError:
+        try:
+            return await groups.find(wanted[place])
+        except Closed as closed:
+            return closed.error
+
+    late: LoadedGroup | GroupError = GroupError.COORDINATOR_LOAD_IN_PROGRESS
+    found |= zip(wanted, await groups.each(wanted, find, late=late), strict=True)
     return DescribeGroupsResponse(
         throttle_time=as_field(0),
-        groups=tuple([await _describe(context, group_id, operations, request.api_version) for group_id in body.groups]),
+        groups=tuple([_describe(group_id, found[group_id], operations, request.api_version) for group_id in body.groups]),
     )
 
 
-async def _describe(context: Context, group_id: GroupId, operations: int, version: int) -> DescribedGroup:
-    try:
-        loaded = await context.parts.groups.find(group_id)
-    except Closed as closed:
-        return _none(group_id, closed.error, "", operations)
+def _describe(group_id: GroupId, loaded: LoadedGroup | GroupError, operations: int, version: int) -> DescribedGroup:
+    if isinstance(loaded, GroupError):
+        return _none(group_id, loaded, "", operations)
     if not loaded.exists:
         if version < _NOT_FOUND_ERROR_MINIMUM:
             return _none(group_id, GroupError.NONE, DEAD, operations)

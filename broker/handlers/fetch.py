@@ -26,7 +26,7 @@ from broker.handlers.errors import error_code_of
 from broker.protocol.fetch import TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from broker.responses import Room
 from runtime.clock import Clock
-from storage.catalog.topics import Topic, Topics
+from storage.catalog.topics import PATIENCE_S, Topic, Topics
 from storage.errors import NotFound, OffsetOutOfRange, StorageError, Unavailable
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, MIB
 from storage.log.control_reads import ControlReads
@@ -112,7 +112,7 @@ class Fetch:
             _copy_parts(wanted)
         if room is not None:
             room.settle(_pinned_bytes(wanted))
-        return FetchResponse([self._answer(target, request.isolation_level) for target in targets])
+        return FetchResponse([self._answer(target, request.isolation_level, by_id=version >= TOPIC_IDS_MINIMUM) for target in targets])
 
     async def _resolve_anew(self, targets: list[Target], version: int) -> None:
         """Names that another incarnation has by now are answered from that one: the cache alone has said that there is nothing."""
@@ -205,7 +205,8 @@ class Fetch:
             if topic is None:
                 targets.append(_failed(asked, unknown if unread is None else error_code_of(unread)))
             elif not topic.has_partition(asked.partition):
-                targets.append(_failed(asked, ErrorCode.unknown_topic_or_partition))
+                absent = ErrorCode.unknown_topic_or_partition
+                targets.append(_failed(asked, absent if unread is None else error_code_of(unread)))
             elif asked.current_leader_epoch > 0:
                 targets.append(_failed(asked, ErrorCode.unknown_leader_epoch))
             else:
@@ -219,32 +220,47 @@ class Fetch:
         """
         found: dict[str, Topic] = {}
         missing: set[str] = set()
+        doubtful: dict[str, str] = {}
         for partition in asked:
             name = partition.topic
             topic = found.get(name) or (self._topics.find_id(TopicId(name)) if by_id else self._topics.find(name))
-            if topic is not None and not topic.has_partition(partition.partition):
-                self._topics.forget(topic.name)
-                topic = None
             if topic is None:
                 missing.add(name)
             else:
                 found[name] = topic
-        if not missing:
-            return found, None
-        try:
-            # With nothing else to answer there is no hurry.
-            async with asyncio.timeout(REFRESH_PATIENCE_S if found else None):
+                if not topic.has_partition(partition.partition):
+                    doubtful[name] = topic.name
+        unread: StorageError | None = None
+        # With nothing else to answer there is no hurry.
+        patience_s = REFRESH_PATIENCE_S if found.keys() - doubtful.keys() else PATIENCE_S
+        if missing:
+            try:
                 if by_id:
-                    found |= {str(topic_id): topic for topic_id, topic in (await self._topics.lookup_ids(map(TopicId, missing))).items()}
+                    by_topic_id, unread = await self._topics.look_up_ids(map(TopicId, missing), patience_s=patience_s)
+                    found |= {str(topic_id): topic for topic_id, topic in by_topic_id.items()}
                 else:
-                    found |= await self._topics.lookup(missing)
-        except StorageError as error:
-            return found, error
-        except TimeoutError:
-            return found, Unavailable(f"topics were not read in time: after_s={REFRESH_PATIENCE_S}")
-        return found, None
+                    by_name, unread = await self._topics.look_up(missing, patience_s=patience_s)
+                    found |= by_name
+            except StorageError as error:
+                unread = error
+        if doubtful:
+            # A client that is wrong about its partitions takes the topic from nobody else, should this read fail.
+            try:
+                async with asyncio.timeout(patience_s):
+                    newest = await self._topics.lookup_now(doubtful.values())
+            except StorageError as error:
+                return found, error
+            except TimeoutError:
+                return found, Unavailable(f"topics were not read in time: after_s={patience_s}")
+            for name, its_name in doubtful.items():
+                topic = newest.get(its_name)
+                if topic is not None and (not by_id or topic.topic_id == name):
+                    found[name] = topic
+                else:
+                    del found[name]
+        return found, unread
 
-    def _answer(self, target: Target, isolation_level: int) -> FetchedPartition:
+    def _answer(self, target: Target, isolation_level: int, *, by_id: bool) -> FetchedPartition:
         if target.answer is not None:
             return target.answer
         wanted = target.wanted
@@ -257,6 +273,9 @@ class Fetch:
                 error = unreadable
         if isinstance(error, NotFound):
             self._forget(wanted.log.partition)
+            if by_id:
+                # Clients ask for metadata, which forgets the id: under its name there may be another topic by now.
+                return FetchedPartition(target.asked.topic, target.asked.partition, ErrorCode.unknown_topic_id)
         return _refusal(target.asked, error)
 
     def _forget(self, partition: PartitionId) -> None:

@@ -1,6 +1,9 @@
 """ListGroups (API key 16), v0-v5. The groups of this broker's slots; clients ask every broker. Filters by state (v4) and type (v5).
 
-A group whose record cannot be read is left out, and logged: it does not hide the others.
+A group whose record cannot be read is left out, and logged: it does not hide the others. While a shard of the metadata store does not
+answer, the groups of the others are answered beside COORDINATOR_LOAD_IN_PROGRESS, as Kafka did while it loaded a part of them (up to 3.x;
+later it answers with the error alone); beside COORDINATOR_NOT_AVAILABLE, those that are known while nobody can say which are this broker's.
+Java's admin client asks again on either until its timeout, and then names the broker that could not say; librdkafka's gives both.
 """
 
 from kio.schema.errors import ErrorCode
@@ -13,22 +16,18 @@ from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from storage.catalog.groups import GroupHead
-from storage.errors import StorageError
 
 CLASSIC = "classic"
 
 
 async def handle(context: Context, request: Request[ListGroupsRequest]) -> ListGroupsResponse:
-    try:
-        found = await context.parts.groups.listed()
-    except StorageError:
-        return ListGroupsResponse(throttle_time=as_field(0), error_code=ErrorCode.coordinator_not_available, groups=())
+    found = await context.parts.groups.listed()
     states = {state.lower() for state in request.body.states_filter}
     types = {kind.lower() for kind in request.body.types_filter}
-    groups = [_listed(group) for group in found]
+    groups = [_listed(group) for group in found.groups]
     return ListGroupsResponse(
         throttle_time=as_field(0),
-        error_code=ErrorCode.none,
+        error_code=ErrorCode(found.error),
         groups=tuple(group for group in groups if (not states or group.group_state.lower() in states) and (not types or CLASSIC in types)),
     )
 

@@ -133,23 +133,25 @@ def _is_large(topics: Collection[Topic]) -> bool:
 
 async def _find_ids(parts: Parts, topic_ids: list[TopicId]) -> dict[TopicId, Topic | ErrorCode]:
     try:
-        found = await parts.topics.lookup_ids(topic_ids)
+        found, unread = await parts.topics.look_up_ids(topic_ids)
     except StorageError as error:
         return dict.fromkeys(topic_ids, error_code_of(error))
-    return {topic_id: found.get(topic_id, ErrorCode.unknown_topic_id) for topic_id in topic_ids}
+    missing = ErrorCode.unknown_topic_id if unread is None else error_code_of(unread)
+    return {topic_id: found.get(topic_id, missing) for topic_id in topic_ids}
 
 
 async def _find_names(parts: Parts, names: list[str], *, allow_creation: bool) -> dict[str, Topic | ErrorCode]:
     try:
-        found = await parts.topics.lookup(names)
+        found, unread = await parts.topics.look_up(names)
     except StorageError as error:
         return dict.fromkeys(names, error_code_of(error))
-    answers: dict[str, Topic | ErrorCode] = {name: found.get(name, ErrorCode.unknown_topic_or_partition) for name in names}
+    unknown = ErrorCode.unknown_topic_or_partition if unread is None else error_code_of(unread)
+    answers: dict[str, Topic | ErrorCode] = {name: found.get(name, unknown) for name in names}
     missing = [name for name in names if name not in found]
     for name in missing:
         if validate_name(name) is not None:
             answers[name] = ErrorCode.invalid_topic_exception
-    if allow_creation and parts.topic_defaults.auto_create:
+    if unread is None and allow_creation and parts.topic_defaults.auto_create:
         answers |= await create_missing(parts, [name for name in missing if validate_name(name) is None])
     return answers
 

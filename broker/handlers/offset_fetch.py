@@ -6,13 +6,14 @@ Answers are no older than the question: a coordinator that was replaced finds th
 has the name is read for it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from kio.schema.errors import ErrorCode
 from kio.schema.offset_fetch import v7, v9
 from kio.schema.offset_fetch.v7.response import OffsetFetchResponsePartition, OffsetFetchResponseTopic
 from kio.schema.offset_fetch.v9.response import OffsetFetchResponseGroup, OffsetFetchResponsePartitions, OffsetFetchResponseTopics
+from kio.schema.types import GroupId
 
 from broker.groups.committed import Committed
 from broker.groups.errors import GroupError
@@ -29,6 +30,7 @@ from storage.vocabulary import PartitionId, TopicId
 OffsetFetchRequest = v7.OffsetFetchRequest | v9.OffsetFetchRequest
 OffsetFetchResponse = v7.OffsetFetchResponse | v9.OffsetFetchResponse
 Asked = Iterable[tuple[str, tuple[int, ...]]]
+Read = tuple[GroupError, Mapping[str, Mapping[int, Committed]]]
 
 _NONE: Final = Committed(-1, -1, "", -1)
 _TOP_LEVEL_ERROR_MINIMUM: Final = 2
@@ -37,7 +39,7 @@ _TOP_LEVEL_ERROR_MINIMUM: Final = 2
 async def handle(context: Context, request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
     body = request.body
     if isinstance(body, v9.OffsetFetchRequest):
-        return v9.OffsetFetchResponse(throttle_time=as_field(0), groups=tuple([await _group(context, group) for group in body.groups]))
+        return v9.OffsetFetchResponse(throttle_time=as_field(0), groups=await _groups(context, body.groups))
     asked = None if body.topics is None else [(topic.name, topic.partition_indexes) for topic in body.topics]
     error, found = await _read(context, body.group_id, asked)
     partition_error = GroupError.NONE
@@ -66,11 +68,21 @@ async def handle(context: Context, request: Request[OffsetFetchRequest]) -> Offs
     )
 
 
-async def _group(context: Context, group: v9.request.OffsetFetchRequestGroup) -> OffsetFetchResponseGroup:
-    asked = None if group.topics is None else [(topic.name, topic.partition_indexes) for topic in group.topics]
-    error, found = await _read(context, group.group_id, asked)
+async def _groups(context: Context, groups: Sequence[v9.request.OffsetFetchRequestGroup]) -> tuple[OffsetFetchResponseGroup, ...]:
+    async def read(place: int) -> Read:
+        topics = groups[place].topics
+        return await _read(
+            context, groups[place].group_id, None if topics is None else [(topic.name, topic.partition_indexes) for topic in topics]
+        )
+
+    late: Read = GroupError.COORDINATOR_LOAD_IN_PROGRESS, {}
+    found = await context.parts.groups.each([group.group_id for group in groups], read, late=late)
+    return tuple(_answer(group.group_id, *one) for group, one in zip(groups, found, strict=True))
+
+
+def _answer(group_id: GroupId, error: GroupError, found: Mapping[str, Mapping[int, Committed]]) -> OffsetFetchResponseGroup:
     return OffsetFetchResponseGroup(
-        group_id=group.group_id,
+        group_id=group_id,
         error_code=ErrorCode(error),
         topics=tuple(
             OffsetFetchResponseTopics(
@@ -91,7 +103,7 @@ async def _group(context: Context, group: v9.request.OffsetFetchRequestGroup) ->
     )
 
 
-async def _read(context: Context, group_id: str, asked: Asked | None) -> tuple[GroupError, Mapping[str, Mapping[int, Committed]]]:
+async def _read(context: Context, group_id: str, asked: Asked | None) -> Read:
     try:
         loaded = await context.parts.groups.checked(group_id)
         if asked is None:

@@ -1,19 +1,22 @@
 """From the names of partitions to their logs: which incarnation of the topic, and where its log begins and ends."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.context import Parts
 from broker.handlers.errors import error_code_of
-from storage.catalog.topics import Topic
+from storage.catalog.topics import Topic, Topics
 from storage.errors import StorageError
 from storage.log.bounds import LogBounds
 from storage.vocabulary import PartitionId
 
 LEADER_EPOCH: Final = 0
 """Of every partition, for ever (I12)."""
+
+
+LookedUp = tuple[dict[str, Topic], StorageError | None]
 
 
 class TopicPartition(NamedTuple):
@@ -31,14 +34,18 @@ async def read_bounds(parts: Parts, wanted: Collection[TopicPartition]) -> dict[
 
     That something does not exist is said only after the topic was read again, if it came from the cache.
     """
-    cached = {name for name in _names(wanted) if parts.topics.find(name) is not None}
-    answers = await _read(parts, wanted)
-    doubtful = [asked for asked, answer in answers.items() if asked.topic in cached and _is_absence(answer)]
+    topics = parts.topics
+    cached = {name for name in _names(wanted) if topics.find(name) is not None}
+    answers = await _read(parts, wanted, topics.look_up)
+    doubtful = [asked for asked, answer in answers.items() if (asked.topic in cached or topics.is_silent) and _is_absence(answer)]
     if doubtful:
-        for name in _names(doubtful):
-            parts.topics.forget(name)
-        answers |= await _read(parts, doubtful)
+        # A client that is wrong about its partitions takes the topic from nobody else, should this read fail.
+        answers |= await _read(parts, doubtful, lambda names: _read_now(topics, names))
     return answers
+
+
+async def _read_now(topics: Topics, names: Collection[str]) -> LookedUp:
+    return await topics.lookup_now(names), None
 
 
 def check_leader_epoch(current_leader_epoch: int) -> ErrorCode:
@@ -48,9 +55,11 @@ def check_leader_epoch(current_leader_epoch: int) -> ErrorCode:
     return ErrorCode.unknown_leader_epoch if current_leader_epoch > LEADER_EPOCH else ErrorCode.fenced_leader_epoch
 
 
-async def _read(parts: Parts, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Located | ErrorCode]:
+async def _read(
+    parts: Parts, wanted: Collection[TopicPartition], look_up: Callable[[Collection[str]], Awaitable[LookedUp]]
+) -> dict[TopicPartition, Located | ErrorCode]:
     try:
-        topics = await parts.topics.lookup(_names(wanted))
+        topics, unread = await look_up(_names(wanted))
     except StorageError as error:
         return dict.fromkeys(wanted, error_code_of(error))
     answers: dict[TopicPartition, Located | ErrorCode] = {}
@@ -60,7 +69,8 @@ async def _read(parts: Parts, wanted: Collection[TopicPartition]) -> dict[TopicP
         if topic is not None and topic.has_partition(asked.partition):
             existing[asked] = topic.partition(asked.partition)
         else:
-            answers[asked] = ErrorCode.unknown_topic_or_partition
+            unknown = ErrorCode.unknown_topic_or_partition
+            answers[asked] = unknown if topic is not None or unread is None else error_code_of(unread)
     if existing:
         read = await parts.bounds.read(list(existing.values()))
         for (asked, partition), bounds in zip(existing.items(), read, strict=True):

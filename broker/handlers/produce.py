@@ -58,11 +58,14 @@ class Produce:
 
         Raises `StorageError`.
         """
-        for name, partition in highest.items():
-            topic = self._topics.find(name)
-            if topic is not None and partition >= topic.partition_count:
-                self._topics.forget(name)
-        return await self._topics.lookup(highest)
+        cached = {name: topic for name in highest if (topic := self._topics.find(name)) is not None}
+        doubtful = [name for name, topic in cached.items() if highest[name] >= topic.partition_count]
+        found = await self._topics.lookup([name for name in highest if name not in doubtful])
+        # A client that is wrong about its partitions takes the topic from nobody else, should this read fail.
+        doubtful += [name for name, topic in found.items() if highest[name] >= topic.partition_count and self._topics.is_silent]
+        if not doubtful:
+            return found
+        return {name: topic for name, topic in found.items() if name not in doubtful} | await self._topics.lookup_now(doubtful)
 
     def start(self, request: ProduceRequest, topics: Mapping[str, Topic], *, version: int, source: object, done: Done) -> None:
         """Submit what passes its checks. `done` is called once, perhaps before this returns, with one result per partition, in order."""
@@ -82,9 +85,10 @@ class Produce:
             if share is not None:
                 share.release()
             if any(isinstance(result, NotFound) for result in append.results):
-                # The cache is behind: the next request looks the names up again, and may find a new topic of the same name.
-                for name in topics:
-                    self._topics.forget(name)
+                # The cache is behind: the next request looks the name up again, and may find a new topic of that name.
+                for named, result in zip(request.partitions, results, strict=True):
+                    if isinstance(result, int) and isinstance(append.results[result], NotFound):
+                        self._topics.forget(named.topic)
             done(_merge(request, results, append, append_ms))
 
         append = Append(source, finish, [], 0)

@@ -3,8 +3,12 @@
 Everything about the log of a topic is keyed by its id, so a topic that was deleted and created again shares nothing with the old one.
 The cache may be behind (hints get lost, entries live for half a minute): a topic found in it may be gone, and one that is not found
 in it may exist. Writers are safe all the same: the control records of a deleted topic say so.
+
+While the store does not answer for the catalog, topics stay in the cache for STALE_S longer, unless something contradicts them. That rests
+on the same: a topic that was deleted takes no appends and has no records, whoever still believes in it; who finds that out forgets it.
 """
 
+import asyncio
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, TypeVar
@@ -13,21 +17,37 @@ import structlog
 
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
+from runtime.telemetry import Metric, Telemetry
 from storage.catalog.gathering import Gathering
+from storage.catalog.silence import Silence
 from storage.catalog.topic_changes import TopicChanges, altered
 from storage.catalog.topic_names import collision_key, may_collide, validate_name
 from storage.catalog.topic_records import Topic, TopicState, decode_topic, decode_topic_id, read_topic_ids
-from storage.errors import AlreadyExists, StorageError
+from storage.catalog.writes import pause, write_one
+from storage.errors import StorageError, Unavailable
 from storage.metadata import keys
-from storage.metadata.port import Key, MetadataStore, Record
+from storage.metadata.port import ABSENT, Delete, Key, MetadataStore, OpResult, Record, Status
 from storage.vocabulary import TopicId
 
 __all__ = ["CACHE_AGE_S", "CACHE_TOPICS_MAX", "PARTITIONS_MAX", "Topic", "TopicState", "Topics"]
 
 CACHE_AGE_S: Final = 30.0
+STALE_S: Final = 600.0
+"""How much older a topic in the cache may be while the catalog is silent."""
+PATIENCE_S: Final = 5.0
+"""How long a lookup waits for topics of which nothing is known, and how long where an older answer is at hand."""
+STALE_PATIENCE_S: Final = 3.0
+SILENT_PATIENCE_S: Final = 1.0
+"""How long any lookup waits while the catalog is known to be silent."""
 CACHE_TOPICS_MAX: Final = 50_000
 PARTITIONS_MAX: Final = 10_000
+PROOFS_MAX: Final = 6
 _READ_KEYS_MAX: Final = 1_000
+
+STALE: Final = Metric(
+    "forebay_topics_stale_total",
+    "Times a topic was served that was read more than 30 s before, since the metadata store does not answer for the catalog.",
+)
 
 K = TypeVar("K")
 
@@ -45,10 +65,14 @@ class Topics:
         ids: IdSource,
         entropy: Entropy = os.urandom,
         cache_topics_max: int = CACHE_TOPICS_MAX,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._metadata = metadata
+        self._silence = Silence(metadata, clock=clock)
+        self._stale = (telemetry or Telemetry()).counter(STALE)
         self._clock = clock
         self._ids = ids
+        self._entropy = entropy
         self._written = TopicChanges(metadata, entropy=entropy)
         self._cache_topics_max = cache_topics_max
         self._by_name: dict[str, tuple[Topic, float]] = {}
@@ -63,16 +87,30 @@ class Topics:
         """Take no more hints."""
         self._subscription.cancel()
 
+    async def watch(self) -> None:
+        """Notice when a catalog that was silent speaks again, until cancelled. Without it one lookup in ten seconds finds that out."""
+        await self._silence.watch()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether what is found may be stale, since the store does not answer for the catalog: no ground to say that something is not."""
+        return self._silence.is_on
+
     def find(self, name: str) -> Topic | None:
         """The topic as cached. None says that it is not cached, never that it does not exist."""
         entry = self._by_name.get(name)
         if entry is None:
             return None
         topic, expires_s = entry
-        if self._clock.monotonic_s() >= expires_s:
+        late_s = self._clock.monotonic_s() - expires_s
+        if late_s < 0:
+            return topic
+        if late_s >= STALE_S:
             self.forget(name)
-            return None
-        return topic
+        elif self._silence.is_on:
+            self._stale.inc()
+            return topic
+        return None
 
     def find_id(self, topic_id: TopicId) -> Topic | None:
         """As `find`, by topic id."""
@@ -86,7 +124,14 @@ class Topics:
             self._by_id.pop(entry[0].topic_id, None)
 
     async def lookup(self, names: Iterable[str]) -> dict[str, Topic]:
-        """Those of `names` that exist: from the cache, or by one read issued after the call. Raises `StorageError`."""
+        """Those of `names` that exist: from the cache, or by one read issued after the call. Raises `StorageError`, within PATIENCE_S."""
+        found, unread = await self.look_up(names)
+        if unread is not None:
+            raise unread
+        return found
+
+    async def look_up(self, names: Iterable[str], *, patience_s: float = PATIENCE_S) -> tuple[dict[str, Topic], StorageError | None]:
+        """As `lookup`, within `patience_s`, but what is missing beside an error may exist: it says why nobody could tell."""
         found = {}
         wanted = []
         for name in names:
@@ -94,9 +139,14 @@ class Topics:
                 found[name] = topic
             elif validate_name(name) is None:
                 wanted.append(name)
-        if wanted:
-            found |= await self._active(await self._reads.ask(wanted))
-        return found
+        if not wanted:
+            return found, None
+        is_known = all(name in self._by_name for name in wanted)
+        read, unread = await self._read_patiently(self._reads, wanted, patience_s, is_known=is_known)
+        if unread is None:
+            return found | await self._active(read), None
+        stale = {name: topic for name in wanted if (topic := self.find(name)) is not None}
+        return found | stale, None if len(stale) == len(wanted) else unread
 
     async def lookup_now(self, names: Collection[str]) -> dict[str, Topic]:
         """As `lookup`, without the cache: for answers that say that a topic exists as much as that it does not.
@@ -110,8 +160,36 @@ class Topics:
                 self.forget(name)
         return await self._active(read)
 
+    async def lookup_certainly(self, name: str) -> Topic | None:
+        """The topic of that name; None only if the leader of the day says that nobody has it, or somebody has but reserved it. A read alone
+        may be answered by a deposed leader that has not heard of a topic yet, and who is told so takes a deletion for done.
+
+        Raises `StorageError`. Costs a write that changes nothing, where there is no such topic.
+        """
+        for attempt in range(PROOFS_MAX):
+            read = (await self._reads.ask([name]))[name]
+            if (topic := (await self._active({name: read})).get(name)) is not None:
+                return topic
+            if read is not None and read.state is TopicState.CREATING:
+                return None
+            # The condition can hold only where there is nothing to delete.
+            outcome = await write_one(self._metadata, Delete(keys.topic(name), ABSENT))
+            if isinstance(outcome, OpResult) and outcome.status is Status.KEY_NOT_FOUND:
+                return None
+            await pause(attempt, self._entropy)
+        raise Unavailable(f"nobody could tell whether there is a topic {name!r}: attempts={PROOFS_MAX}")
+
     async def lookup_ids(self, topic_ids: Iterable[TopicId]) -> dict[TopicId, Topic]:
         """As `lookup`, by topic id."""
+        found, unread = await self.look_up_ids(topic_ids)
+        if unread is not None:
+            raise unread
+        return found
+
+    async def look_up_ids(
+        self, topic_ids: Iterable[TopicId], *, patience_s: float = PATIENCE_S
+    ) -> tuple[dict[TopicId, Topic], StorageError | None]:
+        """As `look_up`, by topic id."""
         found = {}
         wanted = []
         for topic_id in topic_ids:
@@ -119,9 +197,14 @@ class Topics:
                 found[topic_id] = topic
             else:
                 wanted.append(topic_id)
-        if wanted:
-            found |= await self._active(await self._id_reads.ask(wanted))
-        return found
+        if not wanted:
+            return found, None
+        is_known = all(topic_id in self._by_id for topic_id in wanted)
+        read, unread = await self._read_patiently(self._id_reads, wanted, patience_s, is_known=is_known)
+        if unread is None:
+            return found | await self._active(read), None
+        stale = {topic_id: topic for topic_id in wanted if (topic := self.find_id(topic_id)) is not None}
+        return found | stale, None if len(stale) == len(wanted) else unread
 
     async def all(self) -> list[Topic]:
         """Every topic, by name, from a scan begun after the call. Raises `StorageError`."""
@@ -146,12 +229,11 @@ class Topics:
     async def create(self, name: str, *, partition_count: int, replication_factor: int, configs: Mapping[str, str]) -> Topic:
         """Create a topic whose name `validate_name` accepts and whose configs are validated.
 
-        Raises `AlreadyExists`; `Unavailable` (not created); `OutcomeUnknown` (it may have been, or may yet be).
+        Raises `AlreadyExists`, which rests on a write that found the name taken; `Unavailable` (not created); `OutcomeUnknown` (it may have
+        been, or may yet be).
         """
         assert validate_name(name) is None, f"not validated: {name!r}"
         assert 0 < partition_count <= PARTITIONS_MAX
-        if self.find(name) is not None and (await self.lookup_now([name])):
-            raise AlreadyExists(f"topic {name!r} already exists")
 
         def propose() -> Topic:
             return Topic(
@@ -206,6 +288,21 @@ class Topics:
         finally:
             self.forget(topic.name)
 
+    async def _read_patiently(
+        self, reads: Gathering[K, Topic | None], wanted: list[K], patience_s: float, *, is_known: bool
+    ) -> tuple[dict[K, Topic | None], StorageError | None]:
+        """What was read, or why nothing was. Raises what is no silence of the store: a record that cannot be read."""
+        patience_s = min(patience_s, SILENT_PATIENCE_S if self._silence.is_on else STALE_PATIENCE_S if is_known else PATIENCE_S)
+        try:
+            async with asyncio.timeout(patience_s):
+                return await reads.ask(wanted), None
+        except TimeoutError:
+            unread = Unavailable(f"topics were not read in time: topics={len(wanted)} after_s={patience_s}")
+        except Unavailable as error:
+            unread = Unavailable(str(error))
+        self._silence.note_failure(str(unread))
+        return {}, unread
+
     async def _active(self, read: Mapping[K, Topic | None]) -> dict[K, Topic]:
         return {key: topic for key, topic in read.items() if topic is not None and await self._is_active(topic)}
 
@@ -224,15 +321,23 @@ class Topics:
         changes = self._changes
         records = await self._get([keys.topic(name) for name in names])
         topics = {name: None if record is None else decode_topic(record) for name, record in zip(names, records, strict=True)}
+        for name, topic in topics.items():
+            if topic is None or topic.state is not TopicState.ACTIVE:
+                self.forget(name)  # what is known to be gone is not served stale either
         self._remember_all(topics.values(), changes)
         return topics
 
     async def _read_ids(self, topic_ids: list[TopicId]) -> dict[TopicId, Topic | None]:
         records = await read_topic_ids(self._metadata, topic_ids)
+        self._silence.note_answer()
         names = {topic_id: decode_topic_id(record).name for topic_id, record in zip(topic_ids, records, strict=True) if record is not None}
         topics = await self._read_names(list(dict.fromkeys(names.values())))
         answers = dict.fromkeys(topic_ids, None) | {topic_id: topics[name] for topic_id, name in names.items()}
-        return {topic_id: topic if topic is not None and topic.topic_id == topic_id else None for topic_id, topic in answers.items()}
+        found = {topic_id: topic if topic is not None and topic.topic_id == topic_id else None for topic_id, topic in answers.items()}
+        for topic_id, topic in found.items():
+            if topic is None and (name := self._by_id.get(topic_id)) is not None:
+                self.forget(name)
+        return found
 
     async def _scan(self, _: list[None]) -> dict[None, list[Topic]]:
         changes = self._changes
@@ -245,6 +350,7 @@ class Topics:
         records: list[Record | None] = []
         for start in range(0, len(wanted), _READ_KEYS_MAX):
             records += await self._metadata.get_many(wanted[start : start + _READ_KEYS_MAX])
+        self._silence.note_answer()
         return records
 
     def _remember_all(self, topics: Iterable[Topic | None], changes: int) -> None:

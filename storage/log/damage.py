@@ -11,7 +11,7 @@ import structlog
 
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
-from storage.errors import Corrupt, StorageError, without_frames
+from storage.errors import Corrupt, StorageError
 from storage.vocabulary import PartitionId
 
 DAMAGE_KEPT_MAX: Final = 1_024
@@ -40,7 +40,7 @@ class Damage:
 
     def __init__(self, *, clock: Clock, telemetry: Telemetry) -> None:
         self._clock = clock
-        self._confirmed: OrderedDict[tuple[PartitionId, int], tuple[float, Corrupt]] = OrderedDict()
+        self._confirmed: OrderedDict[tuple[PartitionId, int], tuple[float, str]] = OrderedDict()
         self._told_s: OrderedDict[tuple[str, PartitionId], float] = OrderedDict()
         reads = telemetry.counter(CORRUPT_READS)
         self._reads = {cause: reads.labels(cause) for cause in CAUSES}
@@ -52,7 +52,7 @@ class Damage:
             return
         known = self._confirmed.get((partition, offset))
         if known is not None and self._clock.monotonic_s() < known[0]:
-            raise without_frames(known[1])
+            raise Corrupt(known[1])
 
     def note(self, cause: Cause) -> None:
         """A read gave what was not written."""
@@ -65,9 +65,9 @@ class Damage:
         if self._is_news(key, partition):
             _log.warning("a damaged read was healed", object=key, partition=str(partition), offset=offset, cause=str(first))
 
-    def confirm(self, partition: PartitionId, offset: int, *, key: str, error: Corrupt) -> None:
+    def confirm(self, partition: PartitionId, offset: int, *, key: str, what: str) -> None:
         """So did the second read: an operator has to look."""
-        self._confirmed[partition, offset] = self._clock.monotonic_s() + LOOK_AGAIN_S, error
+        self._confirmed[partition, offset] = self._clock.monotonic_s() + LOOK_AGAIN_S, what
         self._confirmed.move_to_end((partition, offset))
         while len(self._confirmed) > DAMAGE_KEPT_MAX:
             self._confirmed.popitem(last=False)
@@ -77,7 +77,7 @@ class Damage:
                 object=key,
                 partition=str(partition),
                 offset=offset,
-                cause=str(error),
+                cause=what,
             )
 
     def _is_news(self, key: str, partition: PartitionId) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from storage.cache.blocks import BlockCache
-from storage.errors import Corrupt, EndsEarly, NotFound, Unavailable
+from storage.errors import Corrupt, EndsEarly, NotFound, Unavailable, without_frames
 from storage.formats.control import Entry
 from storage.formats.wal import object_key
 from storage.limits import KIB
@@ -65,7 +65,7 @@ class Reader:
                 try:
                     return await self._read(log, entry, offset, bytes_max, at_least_one)
                 except (NotFound, EndsEarly, Corrupt) as error:
-                    first = error
+                    first = without_frames(error)  # they hold what was read, and this frame would hold them
                 return await self._read_again(log, entry, offset, bytes_max, at_least_one, first)
         except TimeoutError:
             raise Unavailable(f"read timed out: partition={log.partition} offset={offset} after_s={READ_TIMEOUT_S}") from None
@@ -86,10 +86,10 @@ class Reader:
         try:
             run = await self._read(log, entry, offset, bytes_max, at_least_one)
         except (NotFound, EndsEarly, Corrupt) as second:
-            self._damage.note(_cause(second))
+            self._damage.note(_cause(without_frames(second)))
             confirmed = _confirmed(second, log, offset)
-            self._damage.confirm(log.partition, offset, key=key, error=confirmed)
-            raise confirmed from second
+            self._damage.confirm(log.partition, offset, key=key, what=confirmed)
+            raise Corrupt(confirmed) from None
         self._damage.heal(log.partition, offset, key=key, first=first)
         return run
 
@@ -178,8 +178,8 @@ def _cause(error: NotFound | EndsEarly | Corrupt) -> Cause:
     return "missing" if isinstance(error, NotFound) else "short" if isinstance(error, EndsEarly) else "corrupt"
 
 
-def _confirmed(error: NotFound | EndsEarly | Corrupt, log: PartitionLog, offset: int) -> Corrupt:
+def _confirmed(error: NotFound | EndsEarly | Corrupt, log: PartitionLog, offset: int) -> str:
     if isinstance(error, Corrupt):
-        return error
+        return str(error)
     what = "missing" if isinstance(error, NotFound) else "shorter than the entry says"
-    return Corrupt(f"object of a live entry is {what}: partition={log.partition} offset={offset} {error}")
+    return f"object of a live entry is {what}: partition={log.partition} offset={offset} {error}"

@@ -303,12 +303,12 @@ async def test_groups_are_listed_whether_they_are_loaded_or_not() -> None:
         await one.lose_session()
         one.coordinator.stop()
         async with asyncio.timeout(PATIENCE_S):
-            while len(listed := await two.coordinator.listed()) < len(names):  # noqa: ASYNC110
+            while len(listed := (await two.coordinator.listed()).groups) < len(names):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
         assert sorted(group.group for group in listed) == sorted(names)  # type: ignore[union-attr]
         await two.coordinator.find(names[0])
-        assert len(await two.coordinator.listed()) == len(names)
+        assert len((await two.coordinator.listed()).groups) == len(names)
 
 
 async def test_a_group_name_that_is_too_long_for_a_key_is_refused() -> None:

@@ -19,6 +19,7 @@ from broker.handlers.context import Context, Parts, TopicDefaults
 from broker.leadership import Leadership, SelfLeadership
 from broker.protocol import codec
 from broker.protocol.request import Request
+from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from storage.catalog.brokers import BrokerDirectory, Endpoint
@@ -31,6 +32,7 @@ from storage.log.active_producers import ActiveProducer
 from storage.log.bounds import LogBounds
 from storage.log.timestamps import TimestampedOffset
 from storage.metadata.keys import PartitionKeys
+from storage.metadata.memory import MemoryMetadataStore
 from storage.vocabulary import PartitionId
 from tests.unit.storage.catalog.faulty import FaultyMetadata, ManualClock, no_jitter
 
@@ -158,9 +160,15 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(
-    *, broker_id: int = 1, auto_create: bool = True, partition_count: int = 1, leadership: Leadership | None = None
+    *,
+    broker_id: int = 1,
+    auto_create: bool = True,
+    partition_count: int = 1,
+    leadership: Leadership | None = None,
+    shards: int = 1,
+    metadata: FaultyMetadata | None = None,
 ) -> AsyncIterator[Cluster]:
-    metadata = FaultyMetadata()
+    metadata = metadata or FaultyMetadata(MemoryMetadataStore(clock=SystemClock(), shards=shards))
     clock = ManualClock()
     brokers = BrokerDirectory(metadata, clock=clock)
     listeners = [Endpoint(LISTENER, f"broker-{broker_id}", 9000 + broker_id), Endpoint(INTERNAL, "internal", 7)]

@@ -10,7 +10,10 @@ from kio.schema.errors import ErrorCode
 
 from broker.handlers import create_topics
 from storage.catalog.topic_configs import TOPIC_CONFIGS
+from storage.metadata import keys
+from storage.metadata.port import Applied, Delete
 from tests.unit.broker.handlers.asking import Cluster, as_uuid, cluster, error_of
+from tests.unit.storage.catalog.deposed import DeposedMetadata
 from tests.unit.storage.catalog.faulty import Fault
 
 
@@ -242,3 +245,21 @@ async def test_a_race_that_is_lost_is_a_topic_that_exists() -> None:
         (found,) = await ask(broker, topic())
 
     assert error_of(found) is ErrorCode.topic_already_exists
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+async def test_a_topic_that_a_deposed_leader_still_has_is_not_said_to_exist(is_cached: bool) -> None:
+    metadata = DeposedMetadata()
+    async with cluster(metadata=metadata) as broker:
+        old = await broker.create("t")
+        if not is_cached:
+            broker.topics.forget("t")
+        metadata.depose()
+        deleted = await metadata.store.write([Delete(keys.topic("t"))])
+        assert isinstance(deleted, Applied)
+        (made,) = await ask(broker, topic())
+        metadata.elect()
+
+        assert error_of(made) is ErrorCode.none
+        found = (await broker.topics.lookup_now(["t"]))["t"]
+        assert found.topic_id == str(made.topic_id) != old.topic_id

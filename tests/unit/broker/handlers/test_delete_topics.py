@@ -3,6 +3,7 @@ import datetime
 import uuid
 from typing import Any
 
+import msgspec
 import pytest
 from kio.index import load_request_schema
 from kio.schema.delete_topics import v6
@@ -10,8 +11,12 @@ from kio.schema.delete_topics.v6.request import DeleteTopicState
 from kio.schema.errors import ErrorCode
 
 from broker.handlers import delete_topics
+from storage.catalog.records import encode
+from storage.catalog.topics import TopicState
 from storage.metadata import keys
+from storage.metadata.port import Put
 from tests.unit.broker.handlers.asking import Cluster, as_uuid, cluster, error_of
+from tests.unit.storage.catalog.deposed import DeposedMetadata
 from tests.unit.storage.catalog.faulty import Fault
 
 UNKNOWN = uuid.UUID(int=77)
@@ -112,3 +117,36 @@ async def test_what_is_not_done_in_time_is_timed_out_and_finished_by_the_next_wh
         assert answers == [("t", None, ErrorCode.request_timed_out)]
         assert await ask(broker, ("t", None)) == [("t", None, ErrorCode.unknown_topic_or_partition)]
         assert await broker.metadata.list(*keys.topics()) == []
+
+
+@pytest.mark.parametrize("is_elected", [False, True])
+async def test_a_topic_that_a_deposed_leader_has_not_heard_of_is_not_said_to_be_gone(is_elected: bool) -> None:
+    metadata = DeposedMetadata()
+    async with cluster(metadata=metadata) as broker:
+        metadata.depose()
+        await (await broker.other_topics()).create("t", partition_count=1, replication_factor=1, configs={})
+        looks = 0
+
+        async def elect_after_a_look(_: object) -> None:
+            nonlocal looks
+            looks += 1
+            if is_elected and looks == 2:
+                metadata.elect()
+
+        metadata.before_write = elect_after_a_look
+        ((_, _, error),) = await ask(broker, ("t", None))
+        metadata.before_write = None
+        metadata.elect()
+
+        assert error is (ErrorCode.none if is_elected else ErrorCode.kafka_storage_error)
+        assert bool(await broker.topics.lookup_now(["t"])) is not is_elected
+
+
+async def test_a_name_that_is_only_reserved_is_no_topic_to_delete() -> None:
+    async with cluster() as broker:
+        made = await broker.create("t")
+        await broker.topics.delete(made)
+        creating = msgspec.structs.replace(made, state=TopicState.CREATING)
+        await broker.metadata.write([Put(keys.topic("t"), encode(creating), None)])
+
+        assert [error for _, _, error in await ask(broker, ("t", None))] == [ErrorCode.unknown_topic_or_partition]

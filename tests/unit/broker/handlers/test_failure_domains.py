@@ -15,6 +15,7 @@ from broker.handlers.partition_bounds import Located, TopicPartition, read_bound
 from broker.protocol.fetch import FetchedPartition
 from runtime.clock import SystemClock
 from storage.catalog.topics import Topic
+from storage.errors import Unavailable
 from storage.formats.wal import object_key
 from storage.log import control_reads, flights
 from storage.metadata.keys import PartitionKeys
@@ -286,15 +287,16 @@ async def test_reads_that_nobody_waits_for_are_bounded_and_leave_nothing_behind(
 
 async def test_a_topic_that_cannot_be_looked_up_is_refused_beside_those_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     async with two_shards(monkeypatch) as scene:
-        lookup = scene.broker.topics.lookup
+        look_up = scene.broker.topics.look_up
 
-        async def silent(names: Any) -> Any:
-            if "u" in names:
-                await asyncio.Event().wait()
-            return await lookup(names)
+        async def silent(names: Any, *, patience_s: float) -> Any:
+            found, _ = await look_up([name for name in names if name != "u"])
+            await asyncio.sleep(patience_s)
+            return found, Unavailable("no answer")
 
         monkeypatch.setattr("broker.handlers.fetch.REFRESH_PATIENCE_S", 0.05)
-        monkeypatch.setattr(scene.broker.topics, "lookup", silent)
+        monkeypatch.setattr("broker.handlers.fetch.PATIENCE_S", 2 * SOON_S)
+        monkeypatch.setattr(scene.broker.topics, "look_up", silent)
         async with asyncio.timeout(SOON_S):
             response = await scene.broker.read(asking("u"), asking("t", scene.healthy[0]))
 

@@ -638,3 +638,19 @@ async def test_a_name_that_nobody_has_any_more_is_unknown_though_no_hint_told_of
         await writer.topics.delete((await writer.topics.lookup(["t"]))["t"])
 
         assert code(await reader.read_one(asking("t", offset=1), max_wait_ms=LONG_MS)) is ErrorCode.unknown_topic_or_partition
+
+
+@pytest.mark.parametrize("version", [13, 17])
+async def test_an_id_that_is_cached_but_dead_is_an_unknown_id_as_kafka_says_and_is_forgotten(version: int) -> None:
+    stores = Stores()
+    async with node(stores) as writer, node(stores, epoch=8, is_deaf=True) as reader:
+        await filled(writer, record_batch(b"a"))
+        topic = (await writer.topics.lookup(["t"]))["t"]
+        await reader.read_one(asking(topic.topic_id), version=version)
+        await writer.topics.delete(topic)
+        await filled(writer, record_batch(b"b"))
+        first = await reader.read_one(asking(topic.topic_id, offset=1), version=version)
+        second = await reader.read_one(asking(topic.topic_id, offset=1), version=version)
+
+        assert [code(first), code(second)] == [ErrorCode.unknown_topic_id] * 2
+        assert reader.topics.find_id(topic.topic_id) is None

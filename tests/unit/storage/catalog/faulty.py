@@ -8,7 +8,7 @@ from enum import Enum
 from runtime.clock import SystemClock
 from storage.errors import Unavailable
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Key, NotApplied, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
+from storage.metadata.port import DeleteRange, Key, NotApplied, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
 
 
 class Fault(Enum):
@@ -19,7 +19,10 @@ class Fault(Enum):
 
 
 class FaultyMetadata:
-    """`faults[n]` befalls the n-th write (from 0); `all_faults` every write; `reads_fail` every read."""
+    """`faults[n]` befalls the n-th write (from 0); `all_faults` every write; `reads_fail` every read.
+
+    Who asks a shard of `muted` waits until `speak` is called: for a read as for a write, which is then done.
+    """
 
     def __init__(self, store: MemoryMetadataStore | None = None, *, chaos: random.Random | None = None) -> None:
         self.store = store or MemoryMetadataStore(clock=SystemClock())
@@ -31,6 +34,8 @@ class FaultyMetadata:
         self.scans = 0
         self.before_write: Callable[[Sequence[WriteOp]], Awaitable[None]] | None = None
         self.after_read: Callable[[], Awaitable[None]] | None = None
+        self.muted: set[int] = set()
+        self._spoken = asyncio.Event()
         self._late: list[Sequence[WriteOp]] = []
         self._chaos = chaos
 
@@ -39,6 +44,16 @@ class FaultyMetadata:
             await self.store.write(ops)
         self._late.clear()
 
+    def speak(self) -> None:
+        """No shard is muted any more."""
+        self.muted.clear()
+        self._spoken.set()
+        self._spoken = asyncio.Event()
+
+    async def _heard(self, *partition_keys: str) -> None:
+        while self.muted and any(self.shard_of(key) in self.muted for key in partition_keys):
+            await self._spoken.wait()
+
     def shard_of(self, partition_key: str) -> int:
         return self.store.shard_of(partition_key)
 
@@ -46,6 +61,7 @@ class FaultyMetadata:
         number = len(self.writes)
         self.writes.append(ops)
         await self._dawdle()
+        await self._heard(*(op.start.partition_key if isinstance(op, DeleteRange) else op.key.partition_key for op in ops))
         if self.before_write is not None:
             await self.before_write(ops)
         match self.all_faults or self.faults.get(number):
@@ -67,6 +83,7 @@ class FaultyMetadata:
     async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:
         self.reads.append(keys)
         await self._dawdle()
+        await self._heard(*(key.partition_key for key in keys))
         if self.reads_fail:
             raise Unavailable("reads fail")
         records = await self.store.get_many(keys)
@@ -76,17 +93,20 @@ class FaultyMetadata:
         return records
 
     async def get_ceiling(self, key: Key, *, within: str) -> Record | None:
+        await self._heard(key.partition_key)
         return await self.store.get_ceiling(key, within=within)
 
     async def range_scan(self, start: Key, end: str) -> AsyncIterator[Record]:
         self.scans += 1
         await self._dawdle()
+        await self._heard(start.partition_key)
         if self.reads_fail:
             raise Unavailable("reads fail")
         async for record in self.store.range_scan(start, end):
             yield record
 
     async def list(self, start: Key, end: str) -> list[str]:
+        await self._heard(start.partition_key)
         return await self.store.list(start, end)
 
     async def open_session(self, *, timeout_ms: int) -> Session:

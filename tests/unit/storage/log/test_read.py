@@ -1,6 +1,8 @@
 """Reading what was committed, from the object store: windows, hints, damage."""
 
 import asyncio
+import contextlib
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from runtime.clock import SystemClock
-from storage.errors import Corrupt, EndsEarly, NotFound, OffsetOutOfRange, Unavailable
+from storage.errors import Corrupt, EndsEarly, NotFound, OffsetOutOfRange, StorageError, Unavailable
 from storage.formats.control import Control, encode
 from storage.formats.wal import object_key
 from storage.log.batcher import FlushSettings
@@ -201,6 +203,33 @@ async def test_what_a_get_gives_wrongly_once_is_read_again_and_served(wrong: Cal
         assert scene.counted("forebay_corrupt_reads_total", cause=cause) == 1
         assert scene.counted("forebay_healed_reads_total") == 1
         assert [line["log_level"] for line in told] == ["warning"]
+
+
+def errors_with_frames() -> list[StorageError]:
+    return [found for found in gc.get_objects() if isinstance(found, StorageError) and found.__traceback__ is not None]
+
+
+@pytest.mark.parametrize(
+    "wrong", [flipped(-1), missing, ended_early, lambda body: body[:-1]], ids=["flipped", "missing", "said short", "short"]
+)
+@pytest.mark.parametrize("times", [1, 2], ids=["healed", "confirmed"])
+async def test_a_damaged_read_leaves_no_error_that_holds_what_was_read(times: int, wrong: Callable[[bytes], bytes]) -> None:
+    """Frames hold the window that was read. In a circle with its error, one lives until somebody looks for circles: minutes."""
+    async with rig() as broker:
+        await broker.send(batch_bytes(3))
+        scene = Scene(broker)
+        scene.wrong = [wrong] * times
+        gc.collect()
+        gc.disable()
+        of_others = errors_with_frames()
+        try:
+            for _ in range(2):
+                with contextlib.suppress(StorageError):
+                    await scene.read()
+
+            assert [error for error in errors_with_frames() if not any(error is other for other in of_others)] == []
+        finally:
+            gc.enable()
 
 
 async def test_readers_who_share_a_damaged_piece_share_its_second_read() -> None:

@@ -1,0 +1,50 @@
+"""The groups of some slots as they are stored, read shard by shard: one that is silent holds up its own groups and no others."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from broker.leadership import slot_of
+from storage.catalog.groups import GroupHead, decode_head
+from storage.errors import Corrupt, IncompatibleFormat, Unavailable
+from storage.metadata import keys
+from storage.metadata.port import MetadataStore, Record
+
+SILENT_AFTER_S: Final = 3.0
+"""A scan of which nothing came for so long is given up: it may take longer than that, but has to go on."""
+_RECORDS_PER_SIGN: Final = 256
+
+log = structlog.get_logger("groups")
+
+
+async def read_heads(metadata: MetadataStore, shard_slots: Sequence[int]) -> list[tuple[GroupHead, int]]:
+    """The groups of these slots, which are of one shard, with the versions of their records; without those that this release cannot read.
+
+    Raises `Unavailable`, after SILENT_AFTER_S without a record at the latest.
+    """
+    start, end = keys.groups(shard_slots[0])
+    loop = asyncio.get_running_loop()
+    heads: list[tuple[GroupHead, int]] = []
+    scanned = 0
+    try:
+        async with asyncio.timeout(SILENT_AFTER_S) as patience:
+            async for record in metadata.range_scan(start, end):
+                scanned += 1
+                if scanned % _RECORDS_PER_SIGN == 0:
+                    patience.reschedule(loop.time() + SILENT_AFTER_S)
+                if slot_of(keys.group_of(record.path)) in shard_slots and (head := _readable_head(record)) is not None:
+                    heads.append((head, record.version))
+    except TimeoutError:
+        raise Unavailable(f"metadata did not answer: op=range_scan groups_of_slot={shard_slots[0]} after_s={SILENT_AFTER_S}") from None
+    return heads
+
+
+def _readable_head(record: Record) -> GroupHead | None:
+    """None of a record that this release cannot read: the other groups are not to suffer from that."""
+    try:
+        return decode_head(record)
+    except (Corrupt, IncompatibleFormat) as error:
+        log.warning("group_not_readable", cause=str(error))
+        return None

@@ -1,0 +1,132 @@
+"""One of four metadata shards is silent: real handlers of groups, and what they answer about the groups of the other three."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from broker.groups import coordinator, stored_groups
+from broker.groups.errors import GroupError
+from broker.handlers import delete_groups, describe_groups, list_groups, offset_fetch
+from broker.leadership import slot_of
+from storage.metadata import keys
+from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
+from tests.unit.broker.handlers.grouped import commit, nested, request_of
+
+SOON_S = 10.0
+SHARDS = 4
+
+
+@dataclass
+class Scene:
+    """Groups with an offset each, of a shard that can be silenced and of the two others that are not that of the claims; none is loaded."""
+
+    broker: Cluster
+    shard: int
+    silent: list[str]
+    healthy: list[str]
+
+    async def ask(self, handle: Any, request: Any) -> Any:
+        async with asyncio.timeout(SOON_S):
+            return await self.broker.ask(handle, request)
+
+
+@contextlib.asynccontextmanager
+async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    monkeypatch.setattr(stored_groups, "SILENT_AFTER_S", 0.05)
+    monkeypatch.setattr(coordinator, "PATIENCE_S", 0.2)
+    async with cluster(shards=SHARDS) as broker:
+        catalog = broker.metadata.shard_of(keys.ROOT)
+        shard = (catalog + 1) % SHARDS
+        made = Scene(broker, shard, [], [])
+        await broker.create("t")
+        for number in range(40):
+            group = f"g{number}"
+            its_shard = broker.metadata.shard_of(keys.group_partition_key(slot_of(group)))
+            if its_shard != catalog:
+                (made.silent if its_shard == shard else made.healthy).append(group)
+                await commit(broker, 8, {0: number}, group=group)
+        assert len(made.silent) > 2
+        assert len(made.healthy) > 2
+        for group in made.silent + made.healthy:
+            (await broker.context.parts.groups.find(group)).close(GroupError.NOT_COORDINATOR)
+        broker.metadata.muted.add(shard)
+        yield made
+        broker.metadata.speak()
+
+
+async def test_the_groups_of_the_other_shards_are_listed_and_the_answer_says_that_some_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch) as made:
+        while_silent = await made.ask(list_groups.handle, request_of(16, 5))
+        made.broker.metadata.speak()
+        after = await made.ask(list_groups.handle, request_of(16, 5))
+
+    assert error_of(while_silent) is ErrorCode.coordinator_load_in_progress
+    assert [group.group_id for group in while_silent.groups] == sorted(made.healthy)
+    assert error_of(after) is ErrorCode.none
+    assert [group.group_id for group in after.groups] == sorted(made.healthy + made.silent)
+
+
+async def test_groups_in_memory_are_listed_though_nobody_can_read_who_coordinates(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch) as made:
+        made.broker.metadata.speak()
+        await made.broker.context.parts.groups.find(made.healthy[0])
+        made.broker.metadata.muted.add(made.broker.metadata.shard_of(keys.ROOT))
+        answer = await made.ask(list_groups.handle, request_of(16, 5))
+
+    assert error_of(answer) is ErrorCode.coordinator_not_available
+    assert made.healthy[0] in [group.group_id for group in answer.groups]
+
+
+async def test_each_group_is_described_that_is_not_of_the_silent_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch) as made:
+        groups = tuple(made.silent + made.healthy)
+        asked = request_of(15, 6, groups=groups, include_authorized_operations=False)
+        answer = await made.ask(describe_groups.handle, asked)
+        made.broker.metadata.speak()
+        after = await made.ask(describe_groups.handle, asked)
+
+    assert [group.group_id for group in answer.groups] == list(groups)
+    errors = {group.group_id: error_of(group) for group in answer.groups}
+    assert {errors[group] for group in made.silent} == {ErrorCode.coordinator_load_in_progress}
+    assert {errors[group] for group in made.healthy} == {ErrorCode.none}
+    assert {error_of(group) for group in after.groups} == {ErrorCode.none}
+
+
+async def test_a_group_that_is_loaded_is_described_though_its_shard_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch) as made:
+        made.broker.metadata.speak()
+        loaded = made.silent[1]
+        await made.broker.context.parts.groups.find(loaded)
+        made.broker.metadata.muted.add(made.shard)
+        asked = request_of(15, 6, groups=tuple(made.silent), include_authorized_operations=False)
+        answer = await made.ask(describe_groups.handle, asked)
+
+    assert [group.group_id for group in answer.groups if error_of(group) is ErrorCode.none] == [loaded]
+
+
+async def test_offsets_of_several_groups_are_answered_for_those_that_are_not_of_the_silent_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch) as made:
+        topics = (nested(9, 8, "OffsetFetchRequestTopics", name="t", partition_indexes=(0,)),)
+        groups = made.silent + made.healthy
+        asked = tuple(nested(9, 8, "OffsetFetchRequestGroup", group_id=group, topics=topics) for group in groups)
+        answer = await made.ask(offset_fetch.handle, request_of(9, 8, groups=asked))
+
+    assert [group.group_id for group in answer.groups] == groups
+    errors = {group.group_id: error_of(group) for group in answer.groups}
+    assert {errors[group] for group in made.silent} == {ErrorCode.coordinator_load_in_progress}
+    assert {errors[group] for group in made.healthy} == {ErrorCode.none}
+
+
+async def test_groups_are_deleted_that_are_not_of_the_silent_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch) as made:
+        asked = request_of(42, 2, groups_names=tuple(made.silent + made.healthy))
+        answer = await made.ask(delete_groups.handle, asked)
+
+    errors = {group.group_id: error_of(group) for group in answer.results}
+    assert {errors[group] for group in made.silent} == {ErrorCode.request_timed_out}
+    assert {errors[group] for group in made.healthy} == {ErrorCode.none}

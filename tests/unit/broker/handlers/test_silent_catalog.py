@@ -1,0 +1,188 @@
+"""The shard of the catalog is silent, and every topic was looked up too long ago: what real handlers answer."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from broker.handlers import metadata
+from broker.handlers.kio_types import as_uuid
+from broker.handlers.partition_bounds import Located, TopicPartition, read_bounds
+from broker.protocol.produce import PartitionResult
+from storage.catalog import topics
+from storage.catalog.topics import Topic
+from storage.errors import Unavailable
+from storage.metadata import keys
+from storage.metadata.port import Key
+from tests.unit.broker.handlers.asking import cluster, error_of
+from tests.unit.broker.handlers.grouped import nested, request_of
+from tests.unit.broker.handlers.logged import Node, Stores, asking, node, offsets_of
+from tests.unit.broker.handlers.record_batches import record_batch
+
+SOON_S = 10.0
+UNKNOWN = uuid.UUID(int=7)
+
+
+@dataclass
+class Scene:
+    """`broker` has looked up `known`, of one partition; `other` hears and reads everything."""
+
+    broker: Node
+    other: Node
+    known: Topic
+    is_silent: bool = False
+
+    async def send(self, *named: tuple[str, int, Any]) -> list[PartitionResult]:
+        async with asyncio.timeout(SOON_S):
+            return await self.broker.send(*named)
+
+    async def codes(self, *asked: Any, version: int = 12) -> list[ErrorCode]:
+        async with asyncio.timeout(SOON_S):
+            response = await self.broker.read(*asked, version=version)
+        return [ErrorCode(answer.error_code) for answer in response.partitions]
+
+
+@contextlib.asynccontextmanager
+async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    monkeypatch.setattr(topics, "CACHE_AGE_S", 0.0)
+    for name in ("PATIENCE_S", "STALE_PATIENCE_S", "SILENT_PATIENCE_S"):
+        monkeypatch.setattr(topics, name, 0.05)
+    stores = Stores()
+    async with node(stores, is_deaf=True) as broker, node(stores, epoch=8) as other:
+        made = Scene(broker, other, await other.create("t"))
+        await broker.topics.lookup(["t"])
+        get_many = broker.log.metadata.get_many
+
+        async def silent(wanted: Sequence[Key]) -> Any:
+            if made.is_silent and any(key.partition_key == keys.ROOT for key in wanted):
+                await asyncio.Event().wait()
+            return await get_many(wanted)
+
+        monkeypatch.setattr(broker.log.metadata, "get_many", silent)
+        yield made
+
+
+def codes(results: list[PartitionResult]) -> list[ErrorCode]:
+    return [ErrorCode(result.error_code) for result in results]
+
+
+async def test_a_known_topic_is_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch) as made:
+        made.is_silent = True
+        assert codes(await made.send(("t", 0, record_batch(b"a")))) == [ErrorCode.none]
+        async with asyncio.timeout(SOON_S):
+            by_name = await made.broker.read_one(asking("t"))
+            by_id = await made.broker.read_one(asking(made.known.topic_id), version=13)
+
+        assert offsets_of(by_name) == offsets_of(by_id) == [0]
+
+
+async def test_an_append_for_a_topic_that_is_gone_is_refused_though_its_name_is_another_topic_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch) as made:
+        await made.send(("t", 0, record_batch(b"a")))
+        await made.other.topics.delete(made.known)
+        new = await made.other.create("t")
+        made.is_silent = True
+        (first,) = await made.send(("t", 0, record_batch(b"b")))
+
+        assert ErrorCode(first.error_code) is ErrorCode.unknown_topic_or_partition
+        with pytest.raises(Unavailable):
+            await made.send(("t", 0, record_batch(b"c")))
+        made.is_silent = False
+        (after,) = await made.send(("t", 0, record_batch(b"d")))
+        assert (after.error_code, after.base_offset) == (0, 0)
+        assert (await made.broker.topics.lookup(["t"]))["t"] == new
+        assert offsets_of(await made.other.read_one(asking("t"))) == [0]
+
+
+async def test_a_topic_that_is_gone_takes_no_other_topic_of_its_request_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch) as made:
+        await made.other.create("beside")
+        await made.broker.topics.lookup(["beside"])
+        await made.other.topics.delete(made.known)
+        made.is_silent = True
+        both = await made.send(("t", 0, record_batch(b"a")), ("beside", 0, record_batch(b"b")))
+        again = await made.send(("beside", 0, record_batch(b"c")))
+
+        assert codes(both + again) == [ErrorCode.unknown_topic_or_partition, ErrorCode.none, ErrorCode.none]
+
+
+async def test_a_client_that_names_a_partition_that_is_not_there_takes_the_topic_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it was added meanwhile cannot be told: the answer is one that clients repeat."""
+    monkeypatch.setattr("broker.handlers.fetch.REFRESH_PATIENCE_S", 0.05)
+    monkeypatch.setattr("broker.handlers.fetch.PATIENCE_S", 0.05)
+    parts: Any
+    async with scene(monkeypatch) as made:
+        lookup_now = made.broker.topics.lookup_now
+
+        async def within_its_deadline(names: Any) -> Any:
+            try:
+                async with asyncio.timeout(0.05):
+                    return await lookup_now(names)
+            except TimeoutError:
+                raise Unavailable("no answer") from None
+
+        monkeypatch.setattr(made.broker.topics, "lookup_now", within_its_deadline)
+        parts = type("Parts", (), {"topics": made.broker.topics, "bounds": made.broker.log.parts.control_reads})
+        made.is_silent = True
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await made.send(("t", 99, record_batch(b"a")))
+            fetched = await made.codes(asking("t", 99), asking("t"))
+            by_id = await made.codes(asking(made.known.topic_id, 99), version=13)
+            located = await read_bounds(parts, [TopicPartition("t", 99), TopicPartition("t", 0)])
+            answers = list(located.values())
+
+            assert fetched == [ErrorCode.kafka_storage_error, ErrorCode.none]
+            assert by_id == [ErrorCode.kafka_storage_error]
+            assert answers[0] is ErrorCode.kafka_storage_error
+            assert isinstance(answers[1], Located)
+        assert codes(await made.send(("t", 0, record_batch(b"a")))) == [ErrorCode.none]
+
+
+async def test_a_partition_that_was_added_is_found_when_the_catalog_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch) as made:
+        monkeypatch.setattr(topics, "CACHE_AGE_S", 1_000.0)
+        await made.broker.topics.lookup(["t"])
+        await made.other.topics.add_partitions(made.known, 2)
+
+        assert codes(await made.send(("t", 1, record_batch(b"a")))) == [ErrorCode.none]
+        await made.other.topics.add_partitions(made.known, 3)
+        assert await made.codes(asking("t", 2), asking("t", 3)) == [ErrorCode.none, ErrorCode.unknown_topic_or_partition]
+        await made.other.topics.add_partitions(made.known, 4)
+        assert await made.codes(asking(made.known.topic_id, 3), asking(made.known.topic_id, 4), version=13) == [
+            ErrorCode.none,
+            ErrorCode.unknown_topic_or_partition,
+        ]
+
+
+async def test_an_unknown_topic_is_refused_beside_a_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch) as made:
+        made.is_silent = True
+
+        assert await made.codes(asking("u"), asking("t")) == [ErrorCode.kafka_storage_error, ErrorCode.none]
+        parts: Any = type("Parts", (), {"topics": made.broker.topics, "bounds": made.broker.log.parts.control_reads})
+        unknown, known = (await read_bounds(parts, [TopicPartition("u", 0), TopicPartition("t", 0)])).values()
+        assert unknown is ErrorCode.kafka_storage_error
+        assert isinstance(known, Located)
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+async def test_metadata_tells_of_known_topics_and_lets_clients_ask_again_for_others(by_id: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster() as broker:
+        known = await broker.create("t")
+        await broker.topics.lookup(["t"])
+        nobody = nested(3, 12, "MetadataRequestTopic", topic_id=None if not by_id else UNKNOWN, name=None if by_id else "u")
+        somebody = nested(3, 12, "MetadataRequestTopic", topic_id=as_uuid(known.topic_id) if by_id else None, name=None if by_id else "t")
+        broker.clock.seconds += topics.CACHE_AGE_S
+        await broker.context.parts.brokers.live()
+        broker.metadata.reads_fail = True
+        request = request_of(3, 12, topics=(nobody, somebody), allow_auto_topic_creation=True, include_topic_authorized_operations=False)
+        answer = await broker.ask(metadata.handle, request)
+
+    assert [error_of(topic) for topic in answer.topics] == [ErrorCode.kafka_storage_error, ErrorCode.none]
