@@ -14,7 +14,7 @@ from kio.schema.offset_fetch import v7, v9
 from kio.schema.offset_fetch.v7.response import OffsetFetchResponsePartition, OffsetFetchResponseTopic
 from kio.schema.offset_fetch.v9.response import OffsetFetchResponseGroup, OffsetFetchResponsePartitions, OffsetFetchResponseTopics
 
-from broker.groups.committed import Committed
+from broker.groups.committed import NOTHING, Committed
 from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed
 from broker.handlers.context import Context
@@ -30,7 +30,6 @@ OffsetFetchRequest = v7.OffsetFetchRequest | v9.OffsetFetchRequest
 OffsetFetchResponse = v7.OffsetFetchResponse | v9.OffsetFetchResponse
 Asked = Iterable[tuple[str, tuple[int, ...]]]
 
-_NONE: Final = Committed(-1, -1, "", -1)
 _TOP_LEVEL_ERROR_MINIMUM: Final = 2
 
 
@@ -43,7 +42,7 @@ async def handle(context: Context, request: Request[OffsetFetchRequest]) -> Offs
     partition_error = GroupError.NONE
     if error and request.api_version < _TOP_LEVEL_ERROR_MINIMUM:
         partition_error = error
-        found = {name: dict.fromkeys(partitions, _NONE) for name, partitions in asked or ()}
+        found = {name: dict.fromkeys(partitions, NOTHING) for name, partitions in asked or ()}
     return v7.OffsetFetchResponse(
         throttle_time=as_field(0),
         error_code=ErrorCode(error),
@@ -108,7 +107,7 @@ async def _read(context: Context, group_id: str, asked: Asked | None) -> tuple[G
         if isinstance(topic, StorageError):
             return GroupError.COORDINATOR_LOAD_IN_PROGRESS, {}
         found[name] = {
-            partition: _NONE if topic is None else loaded.stored.offset(topic.partition(partition)) or _NONE for partition in partitions
+            partition: NOTHING if topic is None else loaded.stored.offset(topic.partition(partition)) or NOTHING for partition in partitions
         }
     return GroupError.NONE, found
 
