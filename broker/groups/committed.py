@@ -1,6 +1,6 @@
 """An offset as it was committed."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Committed(NamedTuple):
@@ -11,3 +11,7 @@ class Committed(NamedTuple):
     metadata: str
     committed_at_ms: int
     expires_at_ms: int | None = None
+
+
+NOTHING: Final = Committed(-1, -1, "", -1)
+"""What is answered where nothing is committed. No commit equals it: each has a time."""

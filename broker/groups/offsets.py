@@ -2,7 +2,13 @@
 
 Whoever takes a group over raises the version of its record, and then that of each offset that is there. From then on no write of the
 coordinator before it applies to any of them, whenever it arrives: every put carries the version it replaces. The first commit of a
-partition has no version to carry, so it travels with a put of the group's record, and is acknowledged only if that one applied, too.
+partition has no version to carry, so a place is made for it first: a record that says `NOTHING`, put with the group's record and of use
+only if that one applied, too. What arrives late then is a place, which shows nothing, or carries the version of one that is there no more:
+
+    coordinator 1           [group, place]            [offset at the place's version] ··········> late: not applied
+    coordinator 2                           [group] [place deleted]           answers that there is none
+
+Whoever takes a group over deletes the places that it finds.
 
 One call at a time. `Fenced` says that another coordinator has the group; after any other error the group has to be loaded again: what
 became of the write is then read, not guessed. A cancelled write may still land.
@@ -16,7 +22,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from broker.groups.committed import Committed
+from broker.groups.committed import NOTHING, Committed
 from broker.groups.members import Group
 from broker.groups.records import group_of, record_of
 from runtime.clock import Clock
@@ -169,27 +175,36 @@ class StoredGroup:
         await self._list(group, (partition.topic_id for partition in offsets if partition not in versions))
         has_new_expiries = not self._has_expiries and any(committed.expires_at_ms is not None for committed in offsets.values())
         self._has_expiries |= has_new_expiries
-        has_witness = has_new_expiries or len(versions) < len(offsets)
-        for _ in range(LOAD_ATTEMPTS_MAX):
-            puts = [self._put_offset(partition, committed, versions.get(partition, ABSENT)) for partition, committed in offsets.items()]
-            witness = [self._put_group(group)] if has_witness else []
-            results = await self._write([*witness, *puts])
-            if witness:
-                self._note_group(results[0])
-            missed = []
-            for (partition, committed), result in zip(offsets.items(), results[len(witness) :], strict=True):
-                if result.version is not None:
-                    self._note_offset(partition, committed, result.version)
-                    versions[partition] = result.version
-                else:
-                    missed.append(partition)
-            if not missed:
-                return
-            if any(partition in self._offsets for partition in missed):
-                raise self._fenced()
-            # A coordinator that did not know yet that it was none any more left them there, and did not acknowledge them.
-            versions |= await self._versions([self._keys.offset(partition) for partition in missed], missed)
-        raise Unavailable(f"cannot commit offsets: another coordinator writes them: group={group.group_id!r}")
+        witness = [self._put_group(group)] if has_new_expiries and len(versions) == len(offsets) else []
+        versions |= await self._make_places(group, [partition for partition in offsets if partition not in versions])
+        puts = [self._put_offset(partition, committed, versions[partition]) for partition, committed in offsets.items()]
+        results = await self._write([*witness, *puts])
+        if witness:
+            self._note_group(results[0])
+        self._note_offsets(offsets, results[len(witness) :])
+
+    async def _make_places(self, group: Group, partitions: Sequence[PartitionId]) -> dict[PartitionId, int]:
+        """The versions under which the first commits of these may be put: the next coordinator will meet whatever has them."""
+        if not partitions:
+            return {}
+        places = [self._put_offset(partition, NOTHING, ABSENT) for partition in partitions]
+        witness, *results = await self._write([self._put_group(group), *places])
+        self._note_group(witness)
+        versions = {partition: result.version for partition, result in zip(partitions, results, strict=True) if result.version is not None}
+        # A coordinator that did not know yet that it was none any more left the others there, and did not acknowledge them.
+        left = [partition for partition in partitions if partition not in versions]
+        if left:
+            versions |= await self._left_there(group, [self._keys.offset(partition) for partition in left], left)
+        if len(versions) < len(partitions):
+            raise Unavailable(f"cannot commit offsets: what was there is not found: group={group.group_id!r} partitions={left[:5]}")
+        return versions
+
+    async def _left_there(self, group: Group, stored: Sequence[Key], names: Sequence[N], *, topic_pages: int | None = None) -> dict[N, int]:
+        """The versions of what coordinators before this one left there; not of what those after it put there since."""
+        versions = await self._versions(stored, names)
+        (witness,) = await self._write([self._put_group(group, topic_pages=topic_pages)])
+        self._note_group(witness)
+        return versions
 
     async def _list(self, group: Group, topic_ids: Iterable[TopicId]) -> None:
         """Name topics before there are offsets in them: in the group's record, put with the offsets, or beside it when it is full."""
@@ -211,7 +226,8 @@ class StoredGroup:
         for _ in range(LOAD_ATTEMPTS_MAX):
             start = TOPICS_NAMED_MAX + page * TOPICS_PAGE_MAX
             value = encode(TopicsRecord(owner=self._owner, topics=tuple(self._listed[start : start + TOPICS_PAGE_MAX])))
-            put_group = self._put_group(group, topic_pages=max(self._page_count(), page_count_min))
+            topic_pages = max(self._page_count(), page_count_min)
+            put_group = self._put_group(group, topic_pages=topic_pages)
             witness, result = await self._write([put_group, Put(topics_key(self._keys, page), value, version)])
             self._note_group(witness)
             if result.version is not None:
@@ -219,7 +235,8 @@ class StoredGroup:
                 return
             if page < len(self._pages):
                 raise self._fenced()
-            version = (await self._versions([topics_key(self._keys, page)], [page])).get(page, ABSENT)
+            left = await self._left_there(group, [topics_key(self._keys, page)], [page], topic_pages=topic_pages)
+            version = left.get(page, ABSENT)
         raise Unavailable(f"cannot name topics: another coordinator does: group={group.group_id!r}")
 
     async def _versions(self, stored_keys: Sequence[Key], names: Sequence[N]) -> dict[N, int]:
@@ -240,8 +257,7 @@ class StoredGroup:
             # What was cut short while it listed topics anew may have left some at two places.
             self._listed = list(dict.fromkeys([*self._listed, *beside]))
             for chunk in _chunks(await self._stored_offsets(self._listed), key_bytes=self._key_bytes):
-                if not await self._take_over_offsets(chunk):
-                    return False
+                await self._take_over_offsets(chunk)
             await self._list_anew(group, page_count=found.topic_pages)
         except Fenced:
             return False
@@ -256,11 +272,8 @@ class StoredGroup:
         """
         before, self._listed = self._listed, [topic_id for topic_id in self._listed if topic_id in self._per_topic]
         stored = [topics_key(self._keys, page) for page in range(page_count)]
-        versions = await self._versions(stored, range(page_count)) if stored else {}
+        versions = await self._left_there(group, stored, range(page_count), topic_pages=page_count) if stored else {}
         self._pages = [versions[page] for page in takewhile(versions.__contains__, range(self._page_count()))]
-        if self._listed != before and page_count:
-            (result,) = await self._write([self._put_group(group, topic_pages=page_count)])
-            self._note_group(result)
         for page in range(self._page_count()):
             await self._put_page(group, page, page_count_min=page_count)
         if self._listed != before or self._page_count() < page_count:
@@ -286,14 +299,15 @@ class StoredGroup:
                 found += scan.result()
         return found
 
-    async def _take_over_offsets(self, records: Sequence[Record]) -> bool:
-        offsets = {partition_of(record.path): (committed_of(record), record.version) for record in records}
-        results = await self._write([self._put_offset(partition, *stored) for partition, stored in offsets.items()])
-        for (partition, (committed, _)), result in zip(offsets.items(), results, strict=True):
-            if result.version is None:
-                return False
-            self._note_offset(partition, committed, result.version)
-        return True
+    async def _take_over_offsets(self, records: Sequence[Record]) -> None:
+        """Give each a new version. Raises `Fenced`: one was written meanwhile."""
+        found = [(partition_of(record.path), committed_of(record), record.version) for record in records]
+        offsets = [stored for stored in found if stored[1] != NOTHING]
+        puts = [self._put_offset(*stored) for stored in offsets]
+        places = [Delete(self._keys.offset(partition), version) for partition, committed, version in found if committed == NOTHING]
+        results = await self._write([*puts, *places])
+        self._check_all(results[len(puts) :])
+        self._note_offsets({partition: committed for partition, committed, _ in offsets}, results[: len(puts)])
 
     def _page_count(self) -> int:
         return -(-max(0, len(self._listed) - TOPICS_NAMED_MAX) // TOPICS_PAGE_MAX)
@@ -324,10 +338,13 @@ class StoredGroup:
             raise self._fenced()
         self._version = result.version
 
-    def _note_offset(self, partition: PartitionId, committed: Committed, version: int) -> None:
-        if partition not in self._offsets:
-            self._per_topic[partition.topic_id] += 1
-        self._offsets[partition] = _Stored(committed, version)
+    def _note_offsets(self, offsets: Mapping[PartitionId, Committed], results: Sequence[OpResult]) -> None:
+        for (partition, committed), result in zip(offsets.items(), results, strict=True):
+            if result.version is None:
+                raise self._fenced()
+            if partition not in self._offsets:
+                self._per_topic[partition.topic_id] += 1
+            self._offsets[partition] = _Stored(committed, result.version)
 
     def _check_all(self, results: Sequence[OpResult]) -> None:
         if any(result.status is not Status.OK for result in results):

@@ -15,7 +15,7 @@ from kio.schema.offset_fetch.v7.response import OffsetFetchResponsePartition, Of
 from kio.schema.offset_fetch.v9.response import OffsetFetchResponseGroup, OffsetFetchResponsePartitions, OffsetFetchResponseTopics
 from kio.schema.types import GroupId
 
-from broker.groups.committed import Committed
+from broker.groups.committed import NOTHING, Committed
 from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed
 from broker.handlers.context import Context
@@ -32,7 +32,6 @@ OffsetFetchResponse = v7.OffsetFetchResponse | v9.OffsetFetchResponse
 Asked = Iterable[tuple[str, tuple[int, ...]]]
 Read = tuple[GroupError, Mapping[str, Mapping[int, Committed]]]
 
-_NONE: Final = Committed(-1, -1, "", -1)
 _TOP_LEVEL_ERROR_MINIMUM: Final = 2
 
 
@@ -45,7 +44,7 @@ async def handle(context: Context, request: Request[OffsetFetchRequest]) -> Offs
     partition_error = GroupError.NONE
     if error and request.api_version < _TOP_LEVEL_ERROR_MINIMUM:
         partition_error = error
-        found = {name: dict.fromkeys(partitions, _NONE) for name, partitions in asked or ()}
+        found = {name: dict.fromkeys(partitions, NOTHING) for name, partitions in asked or ()}
     return v7.OffsetFetchResponse(
         throttle_time=as_field(0),
         error_code=ErrorCode(error),
@@ -120,7 +119,7 @@ async def _read(context: Context, group_id: str, asked: Asked | None) -> Read:
         if isinstance(topic, StorageError):
             return GroupError.COORDINATOR_LOAD_IN_PROGRESS, {}
         found[name] = {
-            partition: _NONE if topic is None else loaded.stored.offset(topic.partition(partition)) or _NONE for partition in partitions
+            partition: NOTHING if topic is None else loaded.stored.offset(topic.partition(partition)) or NOTHING for partition in partitions
         }
     return GroupError.NONE, found
 

@@ -45,6 +45,16 @@ class Committed(NamedTuple):
     at_s: float
 
 
+class Tried(NamedTuple):
+    """A commit that was not refused, acknowledged or not. `at_s`: when its member was answered or gave up; infinite if it may go on."""
+
+    member: str
+    partition: int
+    offset: int
+    began_s: float
+    at_s: float
+
+
 class Seen(NamedTuple):
     """What one OffsetFetch of broker `port` answered, by partition; -1 where nothing was committed."""
 
@@ -61,10 +71,11 @@ class History:
     assigned: list[Assigned] = field(default_factory=list)
     processed: list[Processed] = field(default_factory=list)
     committed: list[Committed] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, *facts: Assigned | Processed | Committed | Seen) -> None:
+    def note(self, *facts: Assigned | Processed | Committed | Tried | Seen) -> None:
         with self._lock:
             for fact in facts:
                 match fact:
@@ -74,6 +85,8 @@ class History:
                         self.processed.append(fact)
                     case Committed():
                         self.committed.append(fact)
+                    case Tried():
+                        self.tried.append(fact)
                     case Seen():
                         self.seen.append(fact)
 
@@ -118,6 +131,34 @@ def backwards(history: History) -> list[str]:
         if partition in highest and offset < highest[partition][0]:
             before, who = highest[partition]
             found.append(f"partition {partition}: {what} saw {offset} after {who} had {before}")
+    return found
+
+
+def shown_from_nowhere(history: History) -> list[str]:
+    """Offsets that a look showed though nobody was committing them: every such attempt had ended when an earlier look showed another.
+
+    A commit whose outcome its member never heard may have applied, but the first look after it settles that. For histories with `tried`.
+    """
+    found: list[str] = []
+    ended = sorted(history.seen, key=lambda look: look.at_s)
+    before: Seen | None = None
+    position = 0
+    for look in sorted(history.seen, key=lambda look: look.began_s):
+        while position < len(ended) and ended[position].at_s < look.began_s:
+            if before is None or ended[position].began_s > before.began_s:
+                before = ended[position]
+            position += 1
+        if before is None:
+            continue
+        for partition, offset in look.offsets.items():
+            if offset == before.offsets[partition]:
+                continue
+            attempts = [one for one in history.tried if (one.partition, one.offset) == (partition, offset)]
+            if not any(one.began_s <= look.at_s and one.at_s >= before.began_s for one in attempts):
+                found.append(
+                    f"partition {partition}: a look at {look.at_s:.3f} s saw {offset} after one at {before.began_s:.3f} s saw "
+                    f"{before.offsets[partition]} and nobody committed it meanwhile"
+                )
     return found
 
 

@@ -5,6 +5,7 @@ Its log is endless: every partition always has a next record.
 
 import asyncio
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -17,7 +18,7 @@ from broker.groups.loaded import Closed, Commit
 from broker.groups.members import Protocol
 from sim.broker import ConnectionLost
 from sim.groups.broker import GroupBroker
-from sim.groups.history import Assigned, Committed, History, Processed, Seen
+from sim.groups.history import Assigned, Committed, History, Processed, Seen, Tried
 from sim.history import History as Trace
 from storage.errors import StorageError
 from storage.vocabulary import PartitionId
@@ -210,13 +211,18 @@ class Member(Client):
         offsets = {self._partitions[partition]: CommittedOffset(upto, -1, "", 1)}
         commit = Commit(member_id=self._member_id, instance_id=None, generation=self._generation, offsets=offsets)
         while not self.leave.is_set():
-            began_s = self.trace.now_s
+            began_s, ended_s, is_refused = self.trace.now_s, math.inf, False
             try:
                 error = await self.ask(lambda coordinator: coordinator.commit(GROUP, commit))
+                assert isinstance(error, GroupError)
+                ended_s, is_refused = self.trace.now_s, bool(error)
             except Moved:
+                ended_s = self.trace.now_s
                 await asyncio.sleep(RETRY_S)
                 continue
-            assert isinstance(error, GroupError)
+            finally:
+                if not is_refused:
+                    self._history.note(Tried(self._member_id, partition, upto, began_s, ended_s))
             self.trace.trace(self.name, f"commit {partition}", f"{upto} {error.name}")
             if error:
                 self._forget(error)

@@ -18,6 +18,7 @@ from sim.groups.history import (
     committed_unprocessed,
     generations_with_two_assignments,
     reread_below_a_commit,
+    shown_from_nowhere,
 )
 from sim.groups.member import Client, Member, Moved, committed
 from sim.history import History as Trace
@@ -64,7 +65,8 @@ def run_seed(seed: int, faults: str, *, guesses: float = 0.0, show: Callable[[st
             runner.run(_World(chance, PROFILES[faults], trace, history, loop, guessing).run())
         except Deadlock as error:
             trace.violation(f"deadlock: {error}")
-    wrong = backwards(history) + reread_below_a_commit(history) + committed_unprocessed(history) + generations_with_two_assignments(history)
+    judges = (backwards, shown_from_nowhere, reread_below_a_commit, committed_unprocessed, generations_with_two_assignments)
+    wrong = [text for judge in judges for text in judge(history)]
     generations = {fact.generation for fact in history.assigned}
     return Report(
         trace.violations + wrong, trace.digest(), len(history.committed), len(generations), len(history.seen), guessing.wrong, guessing.lost
