@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -152,12 +152,15 @@ class Dispatch:
             highest[topic] = max(partition, highest.get(topic, partition))
         del request  # read again afterwards: many of these may wait, and their values are larger than their bytes
         found: dict[str, Topic] | StorageError
-        with self._answerable(connection):
-            try:
-                async with asyncio.timeout(HANDLER_TIMEOUT_S):
-                    found = await self._produce.lookup_topics(highest)
-            except StorageError as error:
-                found = without_frames(error)
+        try:
+            async with asyncio.timeout(HANDLER_TIMEOUT_S):
+                found = await self._produce.lookup_topics(highest)
+        except StorageError as error:
+            found = without_frames(error)
+        except ProtocolViolation:
+            raise
+        except Exception as error:
+            raise self._unanswerable(error, connection) from error
         return lambda frame, connection, done: self._start(frame, connection, done, lambda _request: found)
 
     def _start(
@@ -187,7 +190,7 @@ class Dispatch:
             meter.answered(first_error, self._clock.monotonic_s() - began_s, len(frame), sum(map(len, reply or ())))
             done(reply)
 
-        try:  # as `_answerable`, without what a generator costs each request
+        try:
             if is_refused:
                 code = ErrorCode.not_leader_or_follower
                 finish([PartitionResult(topic, partition, code, error_message=LEAVING) for topic, partition, _ in request.partitions])
@@ -199,15 +202,18 @@ class Dispatch:
         except ProtocolViolation:
             raise
         except Exception as error:
-            self._note_unanswered(error, connection)
-            raise Unanswerable from error
+            raise self._unanswerable(error, connection) from error
         return True
 
     async def handle(self, frame: memoryview, connection: Client) -> Sequence[Buffer] | None:
         """Raises `ProtocolViolation` and `Unanswerable`: the connection is to be closed."""
         began_s = self._clock.monotonic_s()
-        with self._answerable(connection):
+        try:
             header, reply, error_code = await self._handle(frame, connection)
+        except ProtocolViolation:
+            raise
+        except Exception as error:
+            raise self._unanswerable(error, connection) from error
         self._meters[header.api_key].answered(error_code, self._clock.monotonic_s() - began_s, len(frame), sum(map(len, reply)))
         return reply
 
@@ -279,23 +285,14 @@ class Dispatch:
         await room.to_send(reply_bytes)
         connection.until_written(room.give_back, reply_bytes)
 
-    @contextlib.contextmanager
-    def _answerable(self, connection: Client) -> Iterator[None]:
-        """What goes wrong inside closes this connection, and concerns no other."""
-        try:
-            yield
-        except ProtocolViolation:
-            raise
-        except Exception as error:
-            self._note_unanswered(error, connection)
-            raise Unanswerable from error
-
-    def _note_unanswered(self, error: Exception, connection: Client) -> None:
+    def _unanswerable(self, error: Exception, connection: Client) -> Unanswerable:
+        """What goes wrong with a request closes its connection, and concerns no other."""
         if isinstance(error, StorageError | TimeoutError):
             # Some answers have no field for "not now".
             log.warning("request_not_answered", client_host=connection.client_host, client_id=connection.client_id, cause=repr(error))
         else:
             self._note_unexpected(connection)
+        return Unanswerable()
 
     def _note_unexpected(self, connection: Client) -> None:
         self._unexpected.inc()

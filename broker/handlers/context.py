@@ -1,6 +1,8 @@
 """What a handler is given beside its request: who asks, and the narrow parts of the broker it may use."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from broker.groups.coordinator import Coordinator
 from broker.handlers.large_answers import LargeAnswer, only_one
@@ -48,11 +50,10 @@ class Parts:
         return self.brokers.own_id
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """`listener` is the name of the listener the connection came in by: advertised addresses are looked up by it."""
 
     parts: Parts
     listener: str
     client_host: str
-    large_answer: LargeAnswer = field(default_factory=only_one)
+    large_answer: LargeAnswer = msgspec.field(default_factory=only_one)

@@ -105,6 +105,8 @@ async def _answers(
         else:
             searched.append((asked, found))
 
+    if not searched:
+        return answers
     remaining = iter(searched)
 
     async def search() -> None:

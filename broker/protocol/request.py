@@ -1,13 +1,13 @@
 """One request as the handlers see it: header facts and a decoded body."""
 
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import msgspec
 
 B = TypeVar("B", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Request(Generic[B]):
+class Request(msgspec.Struct, Generic[B], frozen=True):
     """`body` is the values class that `codec` chooses for this API and version (docstring there)."""
 
     api_key: int

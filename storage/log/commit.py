@@ -26,7 +26,7 @@ from storage.log.control_reads import ControlReads
 from storage.log.dead_writers import DeadWriters
 from storage.log.decide import PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
 from storage.log.lane import Commit, carry, leave, refuse_behind, release, take
-from storage.log.page_store import PageStore, page_name
+from storage.log.page_store import PageStore
 from storage.log.partition import PartitionLog
 from storage.log.producer_pages import fitting
 from storage.log.refusals import refusal
@@ -278,6 +278,7 @@ class Committer:
         if (count := fitting(control, commit.batches)) < len(commit.batches):
             carry(commit, count)
         commit.begin(self._epoch)
+        dead = self._dead_writers.of(control)
         decision = decide(
             control,
             commit.batches,
@@ -287,8 +288,8 @@ class Committer:
             pages=commit.pages,
             lost=log.lost,
             waited_for=self._waited_for(log),
-            dead_writers=[epoch for epoch in self._dead_writers.of(control) if epoch != commit.epoch],
-            page_name=page_name(version=log.version, epoch=commit.epoch, commit_seq=commit.commit_seq, attempt=commit.attempt),
+            dead_writers=dead and [epoch for epoch in dead if epoch != commit.epoch],
+            version=log.version,
             expiration_ms=self._producer_expiration_ms,
             must_drain=commit.must_drain,
         )
@@ -302,15 +303,18 @@ class Committer:
         value = encode(decision.control)
         if len(value) > CONTROL_BYTES_MAX:
             return self._make_smaller(commit, len(value))
-        puts = [Put(log.keys.producer_page(new.name), encode(new.page), ABSENT) for new in decision.pages]
+        ops: list[WriteOp] = [Put(log.keys.producer_page(new.name), encode(new.page), ABSENT) for new in decision.pages]
         if decision.chunk is not None:
-            puts.append(Put(log.keys.index(decision.chunk.entries[-1].last), encode(decision.chunk), ABSENT))
-        puts.append(Put(log.keys.control, value, log.version))
-        deletes = [Delete(log.keys.producer_page(name)) for name in log.page_garbage]
-        send = Send(commit, Purpose.COMMIT, decision, (*puts, *deletes), len(puts) - 1, log.version)
+            ops.append(Put(log.keys.index(decision.chunk.entries[-1].last), encode(decision.chunk), ABSENT))
+        ops.append(Put(log.keys.control, value, log.version))
+        control_at = len(ops) - 1
+        if log.page_garbage:
+            ops += [Delete(log.keys.producer_page(name)) for name in log.page_garbage]
+        send = Send(commit, Purpose.COMMIT, decision, tuple(ops), control_at, log.version)
         if decision.pages and send.size_bytes > WRITE_REQUEST_BYTES_MAX:
             return self._make_smaller(commit, send.size_bytes)
-        log.page_garbage = []
+        if log.page_garbage:
+            log.page_garbage = []
         return send
 
     def _make_smaller(self, commit: Commit, size_bytes: int) -> Step:

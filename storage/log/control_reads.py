@@ -175,7 +175,7 @@ class ControlReads:
                 log.unexplained_hints = 0
                 if record is None:
                     log.observe_absent()
-                elif record.version >= log.version:
+                elif log.is_news(record.version):
                     try:
                         log.observe(decode_control(record.value, path=record.path), record.version)
                     except (Corrupt, IncompatibleFormat) as error:

@@ -21,7 +21,7 @@ from storage.formats.control import (
     WriterEntry,
 )
 from storage.limits import PENDING_ENTRIES_MAX, PRODUCER_BATCHES_KEPT, SEQUENCE_MAX
-from storage.log.producer_pages import NewPage, Pages, find, has_no_room, is_expired, make_room
+from storage.log.producer_pages import NewPage, Pages, find, has_no_room, has_room, is_expired, make_room, page_name
 from storage.recordbatch import NO_PRODUCER
 from storage.vocabulary import ObjectId
 
@@ -104,14 +104,14 @@ def decide(
     lost: Mapping[int, int] = _NOTHING_LOST,
     waited_for: Collection[int] = (),
     dead_writers: Collection[int] = (),
-    page_name: str = "",
+    version: int = 0,
     expiration_ms: int = PRODUCER_EXPIRATION_MS,
     must_drain: bool = False,
 ) -> Decision:
     """Decide the batches of one slice, in order.
 
     `pages`: the contents of the pages that `producer_pages.needed` names; `claims` are no more than `producer_pages.fitting` says.
-    `page_name`: what new pages are named after; no other attempt may use it.
+    `version`: the one that the CAS expects; new pages are named after it and `writer`, as no other attempt names its own.
     `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may not begin behind it: it
     would take the place of what is sent again.
     `waited_for`: producers that nobody knows and that may begin with any sequence, as all may in Kafka, because what could have been on its
@@ -167,7 +167,9 @@ def decide(
         return Decision(tuple(verdicts), None, None)
 
     hot, refs, written = control.producers, control.pages, tuple[NewPage, ...]()
-    if producers is not None:
+    if producers is not None and not refs and has_room(producers, expired_before_ms=expired_before_ms):
+        hot = producers
+    elif producers is not None:
         hot, refs, written = make_room(
             refs,
             producers,
@@ -175,9 +177,11 @@ def decide(
             claimed={claim.producer_id for claim in claims},
             now_ms=now_ms,
             expired_before_ms=expired_before_ms,
-            name=page_name,
+            name=page_name(version=version, epoch=writer.epoch, commit_seq=writer.commit_seq, attempt=writer.attempt),
         )
-    writers = {epoch: entry for epoch, entry in control.writers.items() if epoch not in dead_writers}
+    writers = (
+        {epoch: entry for epoch, entry in control.writers.items() if epoch not in dead_writers} if dead_writers else control.writers.copy()
+    )
     writers[writer.epoch] = WriterEntry(writer.commit_seq, writer.attempt)
     entry = Entry(base, next_offset - 1, object_id, tuple(spans), max_timestamp, log_max_timestamp)
     is_full = len(control.pending) >= PENDING_ENTRIES_MAX

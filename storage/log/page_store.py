@@ -16,7 +16,7 @@ from storage.formats.control import Control, ProducerState, decode_page
 from storage.limits import WRITE_REQUEST_OPS_MAX
 from storage.log.lane import Commit
 from storage.log.partition import PartitionLog
-from storage.log.producer_pages import NewPage, needed
+from storage.log.producer_pages import NewPage, needed, prepared_for
 from storage.metadata.port import Delete, MetadataStore
 
 PAGES_CACHED_MAX: Final = 128
@@ -114,13 +114,3 @@ class PageStore:
         self._cached.move_to_end(path)
         while len(self._cached) > PAGES_CACHED_MAX:
             self._cached.popitem(last=False)
-
-
-def page_name(*, version: int, epoch: int, commit_seq: int, attempt: int) -> str:
-    """What the pages of one attempt are named after: a CAS at `version` is the only one that can ever name them."""
-    return f"{version}-{epoch}-{commit_seq}-{attempt}"
-
-
-def prepared_for(name: str) -> int:
-    """The version that the CAS naming this page expects."""
-    return int(name.split("-", 1)[0])

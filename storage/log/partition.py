@@ -105,12 +105,17 @@ class PartitionLog:
         self.control, self.version = control, version
         self.wake()
 
-    def observe(self, control: Control, version: int) -> None:
-        """Take over a record that was read; one that is older than what is known is ignored, so that reads never go back (promise 5).
+    def is_news(self, version: int) -> bool:
+        """Whether `observe` would take over a record of this version: most reads find what is known, and need not decode it.
 
-        The same version is news after `observe_absent`: a deposed leader of the shard may have answered that, from before the creation.
+        One that is older than what is known is ignored, so that reads never go back (promise 5). The same version is news after
+        `observe_absent`: a deposed leader of the shard may have answered that, from before the creation.
         """
-        if version < self.version or (version == self.version and self.control is not None):
+        return version > self.version or (version == self.version and self.control is None)
+
+    def observe(self, control: Control, version: int) -> None:
+        """Take over a record that was read, if it is news."""
+        if not self.is_news(version):
             return
         self.control, self.version, self.broken = control, version, None
         self.foreign_version = version

@@ -51,6 +51,16 @@ class Room(NamedTuple):
 _first_pid = attrgetter("first_pid")
 
 
+def page_name(*, version: int, epoch: int, commit_seq: int, attempt: int) -> str:
+    """What the pages of one attempt are named after: a CAS at `version` is the only one that can ever name them."""
+    return f"{version}-{epoch}-{commit_seq}-{attempt}"
+
+
+def prepared_for(name: str) -> int:
+    """The version that the CAS naming this page expects."""
+    return int(name.split("-", 1)[0])
+
+
 def find(control: Control, pages: Pages, producer_id: int) -> ProducerState | None:
     """The newest state of a producer. `pages` must hold the page that covers the id, if `needed` named it."""
     hot = control.producers.get(producer_id)
@@ -82,7 +92,7 @@ def needed(control: Control, claims: Sequence[Produced]) -> list[str]:
 def fitting(control: Control, claims: Sequence[Produced]) -> int:
     """How many of `claims`, from the first on, one commit takes; at least one. The rest is for the commits after it."""
     most = min(len(claims), COMMIT_BATCHES_MAX)
-    if most <= _sure_room() // 2:
+    if most <= 1 or most <= _sure_room() // 2:
         return most
     refs = control.pages
     producers: set[int] = set()
@@ -102,6 +112,12 @@ def fitting(control: Control, claims: Sequence[Produced]) -> int:
 def has_no_room(refs: Sequence[PageRef], *, now_ms: int) -> bool:
     """True if a producer that nobody knows finds no room: there are too many, and all have appended lately."""
     return len(refs) >= PRODUCER_PAGES_MAX and min(ref.newest_ms for ref in refs) >= now_ms - PRODUCER_KEPT_MS_MIN
+
+
+def has_room(hot: Mapping[int, ProducerState], *, expired_before_ms: int) -> bool:
+    """False if `make_room` might change anything, of a partition without pages. `hot` is in the order of last use."""
+    oldest = next(iter(hot.values()), None)
+    return len(hot) <= _sure_room() and (oldest is None or not is_expired(oldest, before_ms=expired_before_ms))
 
 
 def is_expired(state: ProducerState, *, before_ms: int) -> bool:

@@ -39,8 +39,8 @@ from storage.limits import PENDING_ENTRIES_MAX
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
 from storage.log.broker_epoch import BrokerEpoch
-from storage.log.page_store import page_name
 from storage.log.parts import LogParts, open_log
+from storage.log.producer_pages import page_name
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Key, Put

@@ -9,7 +9,7 @@ import pytest
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.errors import NotFound, Unavailable
-from storage.formats.control import Control, encode
+from storage.formats.control import Control, decode_control, encode
 from storage.log import control_reads
 from storage.log.bounds import LogBounds
 from storage.log.control_reads import ControlReads
@@ -189,3 +189,27 @@ async def test_what_a_shard_failed_with_concerns_its_own_partitions() -> None:
 
         assert set(failed) == {log for log in logs if broker.shared.shard_of(log.keys.partition_key) == failing}
         assert 0 < len(failed) < len(logs)
+
+
+async def test_a_record_that_is_known_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most reads find what was there before: decoding it would be most of their price."""
+    decoded: list[str] = []
+
+    def decode(value: bytes, *, path: str) -> Control:
+        decoded.append(path)
+        return decode_control(value, path=path)
+
+    monkeypatch.setattr(control_reads, "decode_control", decode)
+    store, partitions = Slow(), Partitions()
+    store.let_go.set()
+    log = partitions.get(PARTITION)
+    async with Nursery() as nursery:
+        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
+        await reads.refresh([log])
+        await reads.refresh([log])
+        log.observe_absent()
+        await reads.refresh([log])
+
+    assert len(store.reads) == 3
+    assert len(decoded) == 2, "the first, and the one after it seemed to be gone"
+    assert log.control == store.control

@@ -11,7 +11,8 @@ from runtime.telemetry import Telemetry
 from storage.errors import OutOfOrderSequence, StorageError
 from storage.log import page_store, producer_pages
 from storage.log.batch import Appended
-from storage.log.page_store import PageStore, prepared_for
+from storage.log.page_store import PageStore
+from storage.log.producer_pages import page_name, prepared_for
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, Put
@@ -190,4 +191,4 @@ async def test_any_mix_of_lost_requests_and_replies_through_two_brokers_appends_
 
 
 def test_the_name_of_a_page_begins_with_the_version_it_was_prepared_for() -> None:
-    assert prepared_for(page_store.page_name(version=812, epoch=7, commit_seq=3, attempt=2) + "-0") == 812
+    assert prepared_for(page_name(version=812, epoch=7, commit_seq=3, attempt=2) + "-0") == 812

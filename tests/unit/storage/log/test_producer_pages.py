@@ -51,7 +51,7 @@ class Partition:
             writer=Writer(7, self.commits, 1),
             now_ms=self.now_ms,
             pages={name: self.written[name] for name in needed(self.control, claims)},
-            page_name=f"{self.commits}-7-1-1",
+            version=self.commits,
         )
         if decision.control is not None:
             for new in decision.pages:
