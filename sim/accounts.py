@@ -4,6 +4,7 @@ Between two turns no function is running, so what keeps a frame alive is a futur
 then of a request that it has answered is held for nothing, unless a store is sending it, or is about to be asked again.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -49,6 +50,10 @@ class Accounts:
         self._sent_bytes += cost_bytes
 
     def end_put(self, cost_bytes: int) -> None:
+        """It may be tried again, for those of its clients that still wait."""
+        asyncio.get_running_loop().call_later(LINGER_S, self._let_go_of_put, cost_bytes)
+
+    def _let_go_of_put(self, cost_bytes: int) -> None:
         self._sent_bytes -= cost_bytes
 
     def check(self) -> None:

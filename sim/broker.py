@@ -13,6 +13,7 @@ from broker.handlers.produce import Produce
 from broker.handlers.recompression import Recompression
 from broker.leadership import leadership_of
 from broker.registration import RegisteredLife
+from broker.responses import Responses
 from runtime.blocking import InlineBlocking
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
@@ -76,6 +77,7 @@ class Serving:
     parts: Parts
     produce: Produce
     fetch: Fetch
+    responses: Responses
     telemetry: Telemetry
 
     @property
@@ -272,8 +274,9 @@ class SimBroker:
         fetch = Fetch(
             topics=topics, partitions=log.partitions, control_reads=log.control_reads, reader=log.reader, waiters=waiters, clock=clock
         )
+        responses = Responses(bytes_max=0, telemetry=telemetry, soon=asyncio.get_running_loop().call_soon)
         self.accounts.buffered_bytes = lambda: log.appender.buffered_bytes
-        self._serving = Serving(nursery, parts, produce, fetch, telemetry)
+        self._serving = Serving(nursery, parts, produce, fetch, responses, telemetry)
         self._believes_registered = lambda: epoch.current if epoch.is_registered(epoch.current) else None
         self._ground.history.trace(self.name, "up", f"id={life.broker_id} epoch={epoch.current}")
         await life.stay()

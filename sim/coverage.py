@@ -1,4 +1,4 @@
-"""How often seeds take each branch of commit, decide, spill, lane and read, and which they never take."""
+"""How often seeds take each branch of commit, decide, pages, lane and read, and which they never take."""
 
 import json
 import subprocess
@@ -11,19 +11,27 @@ from sim.branches import Branches
 from sim.unreachable import UNREACHABLE
 
 MODULES: Final = (
+    "broker.fetching.gathering",
     "storage.log.append",
-    "storage.log.commit*",
+    "storage.log.batch",
+    "storage.log.broker_epoch",
+    "storage.log.commit",
     "storage.log.control_reads",
-    "storage.log.decide*",
+    "storage.log.dead_writers",
+    "storage.log.decide",
+    "storage.log.flights",
     "storage.log.index",
-    "storage.log.lane*",
+    "storage.log.lane",
+    "storage.log.page_store",
     "storage.log.partition",
-    "storage.log.producer_*",
+    "storage.log.producer_pages",
+    "storage.log.proofs",
     "storage.log.read",
-    "storage.log.spill*",
+    "storage.log.refusals",
     "storage.log.trim",
-    "storage.log.unknown*",
+    "storage.log.unknown",
     "storage.log.upload",
+    "storage.log.upload_places",
 )
 RARE: Final = 20
 """A branch that is taken so seldom is named in the report."""

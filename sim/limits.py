@@ -31,10 +31,15 @@ SMALL: Final = (
     Limit("storage.limits", "PRODUCERS_PER_COMMIT_MAX", 6),
     Limit("storage.limits", "WRITERS_KEPT_MAX", 1),
     Limit("storage.log.dead_writers", "LOOK_EVERY_S", 0.2),
+    Limit("storage.log.dead_writers", "DEAD_KEPT_MAX", 1),
+    Limit("storage.log.flights", "UNATTENDED_MAX", 1),
     Limit("storage.log.page_store", "SWEEP_EVERY_S", 1.0),
     Limit("storage.log.partition", "CHUNKS_KEPT_MAX", 2),
     Limit("storage.log.partition", "HINTS_KEPT_MAX", 2),
     Limit("storage.log.tail", "JOIN_BELOW_BYTES", 100),
+    Limit("storage.log.upload_places", "SLOW_UPLOADS_MAX", 1),
+    Limit("broker.fetching.gathering", "READS_AT_ONCE", 1),
+    Limit("broker.fetching.gathering", "READS_UNDER_WAY_MAX", 2),
 )
 """The ring, the hot producers, the writers and the memories of a reader overflow within seconds."""
 FORGETFUL: Final = (

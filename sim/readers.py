@@ -104,7 +104,11 @@ class Reader:
         request = FetchRequest(wait_ms, 1, FETCH_BYTES_MAX * 2, 0, 0, -1, "", partitions, [])
 
         async def fetch(serving: Serving) -> Sequence[FetchedPartition]:
-            return (await serving.fetch.handle(request, version=self._version)).partitions
+            room = serving.responses.room()
+            try:
+                return (await serving.fetch.handle(request, version=self._version, room=room)).partitions
+            finally:
+                room.give_back()
 
         is_well, has_read = True, False
         for answer in await broker.ask(fetch):
