@@ -42,11 +42,14 @@ SMALL: Final = (
     Limit("broker.fetching.gathering", "READS_UNDER_WAY_MAX", 2),
 )
 """The ring, the hot producers, the writers and the memories of a reader overflow within seconds."""
+TIGHT: Final = (Limit("storage.limits", "CONTROL_BYTES_MAX", 1_120),)
+"""For nine producers at most: now and then a control record fits only after its ring was drained."""
 FORGETFUL: Final = (
     Limit("storage.log.partition", "PARTITIONS_KEPT_MAX", 3),
     Limit("storage.log.page_store", "PAGES_CACHED_MAX", 2),
+    Limit("storage.limits", "WRITE_REQUEST_BYTES_MAX", 2_800),
 )
-"""A broker forgets logs and pages of producers that it has touched."""
+"""A broker forgets logs and pages of producers that it has touched, and commits of several logs take more than one request."""
 SHORT_DEADLINES: Final = (
     Limit("storage.log.append", "COMMIT_TIMEOUT_S", 1.5),
     Limit("storage.log.commit", "WRITE_TIMEOUT_S", 0.5),

@@ -6,7 +6,7 @@ from typing import Final
 
 from sim.faults import PROFILES, Fault, Profile, Temper
 from sim.idempotent import Style
-from sim.limits import FORGETFUL, IMPATIENT, SHORT_DEADLINES, SHORTEST_WAIT, SMALL, Limit
+from sim.limits import FORGETFUL, IMPATIENT, SHORT_DEADLINES, SHORTEST_WAIT, SMALL, TIGHT, Limit
 from sim.weather import CHURN, KINDS, OUTAGES
 
 KIND_KEPT_RATE: Final = 0.7
@@ -91,7 +91,7 @@ def _spilling(usual: Theme) -> Theme:
     return replace(
         usual,
         name="spilling",
-        limits=_with(SMALL, usual.limits),
+        limits=_with(SMALL + TIGHT, usual.limits),
         crowd=Crowd(9, 24, 1.0, (0.02,), is_narrow=True),
         metadata=replace(usual.metadata, is_sluggish=True, rates={Fault.SLOW: SPILL_SLOW_RATE}),
         has_fleeting=False,

@@ -10,6 +10,7 @@ from storage.errors import InvalidProducerEpoch, NotFound, OutcomeUnknown, OutOf
 from storage.formats.control import Control, LogState, WriterEntry, encode
 from storage.limits import PENDING_ENTRIES_MAX, PRODUCERS_HOT_MAX, WRITERS_KEPT_MAX
 from storage.log import append as append_module
+from storage.log import commit as commit_module
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
 from storage.metadata import keys
@@ -271,6 +272,45 @@ async def test_states_of_too_many_producers_are_kept_in_producers_and_still_coun
         assert await broker.send(idempotent(0, pid=0)) == [Appended(0, 0)], "a repeated batch of a producer that left"
         (gap,) = await broker.send(idempotent(5, pid=1))
         assert isinstance(gap, OutOfOrderSequence)
+
+
+async def test_a_control_record_that_would_be_too_large_gives_its_entries_to_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig() as broker:
+        for offset in range(PENDING_ENTRIES_MAX // 2):
+            assert await broker.send(batch_bytes(1)) == [Appended(offset, 0)]
+        before = await broker.control()
+        monkeypatch.setattr(commit_module, "CONTROL_BYTES_MAX", len(encode(before)))
+
+        assert await broker.send(batch_bytes(1)) == [Appended(len(before.pending), 0)]
+
+        assert len((await broker.control()).pending) == 1
+        assert len(await broker.read_all()) == (len(before.pending) + 1) * len(batch_bytes(1))
+
+
+async def test_a_commit_that_no_control_record_has_room_for_is_refused_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig() as broker:
+        await broker.send(batch_bytes(1))
+        with monkeypatch.context() as small:
+            small.setattr(commit_module, "CONTROL_BYTES_MAX", 10)
+            (refused,) = await broker.send(idempotent(0))
+
+        assert isinstance(refused, Unavailable)
+        assert "control record is full" in str(refused)
+        assert (await broker.control()).sequence_counter == 1
+        assert await broker.send(idempotent(0)) == [Appended(1, 0)]
+
+
+async def test_a_commit_whose_pages_are_too_large_for_a_request_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_module, "WRITE_REQUEST_BYTES_MAX", 24 * 1024)
+    count = 600
+    async with rig() as broker:
+        assert await broker.send(*[idempotent(0, pid=pid) for pid in range(count)]) == [Appended(offset, 0) for offset in range(count)]
+
+        control = await broker.control()
+        assert len(control.pending) == 2, "one commit each"
+        assert control.pages
+        assert await broker.send(*[idempotent(0, pid=pid) for pid in range(count)]) == [Appended(offset, 0) for offset in range(count)]
+        assert (await broker.control()).sequence_counter == count
 
 
 async def test_entries_of_dead_brokers_leave_writers() -> None:
