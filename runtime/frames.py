@@ -51,7 +51,10 @@ class Frame(bytearray):
             before.on_less()
 
     def __del__(self) -> None:
-        account, cost_bytes = self.account, len(self) + FRAME_OVERHEAD_BYTES
+        account = getattr(self, "account", None)
+        if account is None:
+            return  # there was no memory for it
+        cost_bytes = len(self) + FRAME_OVERHEAD_BYTES
         account.held_bytes -= cost_bytes
         if account.is_watched:
             account.on_less()

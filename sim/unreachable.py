@@ -1,4 +1,8 @@
-"""Branches that no seed can take, each with the reason and what takes it instead. `python -m sim coverage` says which names are outdated."""
+"""Branches that no seed can take, each with the reason and what takes it instead.
+
+`python -m sim coverage` says which names are outdated.
+"""
+# ruff: noqa: E501 - names are as the report prints them
 
 from collections.abc import Mapping
 from typing import Final
@@ -6,8 +10,57 @@ from typing import Final
 _BROKEN: Final = "nobody writes records that cannot be read: test_read.py, test_an_undecodable_control_record_…"
 _FENCED: Final = "nothing fences a log yet: test_decide.py, test_trim.py"
 _STOP: Final = "a broker of the simulation is killed, never stopped in order: test_commit.py, test_draining_… and test_a_stopped_appender_…"
-_EXPIRY: Final = "a run is shorter than the expiration of producers: test_producer_pages.py"
+_EXPIRY: Final = "a run is shorter than the expiration of producers: test_producer_pages.py, test_expired_pages.py"
 _FULL: Final = "takes as many pages as a partition may have: test_producer_pages.py, test_a_partition_that_is_full_…"
-_GUARD: Final = "says that code and format agree; if not, the log is damaged: "
+_GUARD: Final = "says that code and format agree: "
 
 UNREACHABLE: Final[Mapping[str, str]] = {
+    "control_reads ControlReads.refresh_each: if shard.waiting < WAITING_FOR_SILENT_MAX → else": "a thousand callers wait for one shard: test_control_reads.py, test_a_shard_that_is_known_to_be_silent_…",
+    "control_reads ControlReads._read: except (Corrupt, IncompatibleFormat)": _BROKEN,
+    "control_reads bounds_of: if log.broken is not None → then": _BROKEN,
+    "partition PartitionLog.high_watermark: self.control is None ? → then": _GUARD + "callers look at control first",
+    "partition PartitionLog.observe_absent: if self.control is not None → then": "handlers look up the topic first, which is gone before the record is: test_recreated_topics.py",
+    "partition PartitionLog.lose: while len(self.lost) > LOST_KEPT_MAX": "takes more producers than a run has",
+    "partition PartitionLog.make_wait: while len(self.strangers) > STRANGERS_KEPT_MAX": "takes more producers than a run has",
+    "partition Partitions._forget: len(self._logs) >= self._kept_max ? → else": "a look for logs of deleted topics below the bound comes once in many partitions: test_control_reads.py",
+    "batch Append.settle: if self.remaining == 0 → else": "requests of the simulation have one partition: test_produce.py",
+    "proofs Proofs._prove: if control is None or control.log_state is LogState.DELETED or log.broken is not None… → then": _BROKEN,
+    "producer_pages needed: if not refs → then": _GUARD + "callers have looked",
+    "producer_pages make_room: if not is_expired(state, before_ms=expired_before_ms) → else": _EXPIRY,
+    "producer_pages make_room: if not _is_covered(refs, producer_id) → then": _EXPIRY,
+    "producer_pages make_room: if not _is_covered(refs, producer_id) → else": _EXPIRY,
+    "producer_pages make_room: state.batches ? → else": _GUARD + "a state has batches until transactions are there",
+    "producer_pages _parts: if part → else": _GUARD + "callers have looked",
+    "producer_pages _forget_oldest: while len(refs) > PRODUCER_PAGES_MAX": _FULL,
+    "producer_pages _forget_oldest: if oldest is None or oldest.newest_ms >= now_ms - PRODUCER_KEPT_MS_MIN → then": _FULL,
+    "producer_pages _forget_oldest: if oldest is None or oldest.newest_ms >= now_ms - PRODUCER_KEPT_MS_MIN → else": _FULL,
+    "producer_pages _is_covered: if not refs → then": _GUARD + "callers have looked",
+    "trim existing: if log.control is None and log.broken is None → then": _BROKEN,
+    "trim Trimmer.trim: if control.log_state is LogState.FENCED → then": _FENCED,
+    "index readable: if log.broken is not None → then": _BROKEN,
+    "read Reader.stored_within: except TimeoutError": "nobody asks for it but the time search: test_read.py",
+    "read Reader._read_again: if await self._index.find(log, offset) != entry → then": "an entry never changes before there is a compactor",
+    "read _stamp: if end_offset - 1 > entry.last → then": _GUARD + "test_read.py",
+    "read _cause: isinstance(error, EndsEarly) ? → then": "objects of the simulation are damaged or missing, never short: test_read.py, test_what_a_get_gives_wrongly_…",
+    "read _confirmed: isinstance(error, NotFound) ? → else": "objects of the simulation are damaged or missing, never short: test_read.py",
+    "append Appender.drain: if self._open.batches → then": _STOP,
+    "append Appender.drain: if self._open.batches → else": _STOP,
+    "append Appender.stop: for timer in (self._timer, self._overdue_check)": _STOP,
+    "append Appender.stop: if timer is not None → then": _STOP,
+    "append Appender.stop: if timer is not None → else": _STOP,
+    "append Appender._arm: if self._is_stopped → then": _STOP,
+    "append Appender._give_up_overdue: if commit in self._in_flight → else": "one timer gives all up, and each leaves by itself",
+    "broker_epoch BrokerEpoch.gone: except StorageError": "no part of the log asks: test_registration.py",
+    "commit Committer._prepare: if log.broken is not None → then": _BROKEN,
+    "commit Committer._prepare: if commit.is_unknown → then": "takes a record that is gone while a commit of it is unknown: test_commit.py",
+    "commit Committer._write_all: if len(requests) == 1 → else": "a commit of several requests takes more bytes than the small logs of a run: test_commit.py",
+    "commit Committer._answer: log.control is not None ? → else": _GUARD + "verdicts come from a record",
+    "commit Committer._reupload: control is not None ? → else": _GUARD + "the floor comes from a record",
+    "decide decide: control.log_state is LogState.FENCED ? → then": _FENCED,
+    "decide decide: if known is not None and is_expired(known, before_ms=expired_before_ms) → then": _EXPIRY,
+    "decide decide: if known is None and control.pages and has_no_room(control.pages, now_ms=now_ms) → then": _FULL,
+    "page_store PageStore.load: except StorageError": "pages are read right after their record, by the same connection: test_page_store.py",
+    "refusals refusal: case Outcome.NO_ROOM": _FULL,
+    "refusals refusal: case Outcome.FENCED": _FENCED,
+    "refusals refusal: case Outcome.APPENDED | Outcome.DUPLICATE": _GUARD + "no refusal",
+}

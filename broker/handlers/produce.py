@@ -22,7 +22,7 @@ from storage.catalog.topics import Topic, Topics
 from storage.errors import Corrupt, NotFound, StorageError
 from storage.log.append import Appender
 from storage.log.batch import Append, Appended, Batch, batch_of
-from storage.log.partition import PartitionLog, Partitions
+from storage.log.partition import Partitions
 from storage.recordbatch import CODEC_MASK, NO_PRODUCER, BatchHeader, stamp_log_append_time
 from storage.vocabulary import PartitionId
 
@@ -76,7 +76,7 @@ class Produce:
             return
         now_ms = self._clock.now_ms()
         results: list[PartitionResult | int] = []
-        batches: list[tuple[PartitionLog, Batch]] = []
+        batches: list[tuple[PartitionId, Batch]] = []
         append_ms: list[int] = []
         share: Share | None = None
         lines = self._recompression.lines
@@ -120,12 +120,13 @@ class Produce:
             if rules.is_log_append:
                 stamp_log_append_time(named.records, now_ms)
                 batch.max_timestamp = now_ms
-            batches.append((self._partitions.get(topic.partition(named.partition)), batch))
+            batches.append((topic.partition(named.partition), batch))
         append.remaining = len(append.results)
         if not append.remaining:
             finish(append)
-        for log, batch in batches:
-            self._appender.submit(log, batch)
+        for partition, batch in batches:
+            # One at a time: a log that has no work may be forgotten by the next `get`, and its batch would have a lane of its own (I6).
+            self._appender.submit(self._partitions.get(partition), batch)
 
     def _leave_line(
         self,
@@ -145,7 +146,7 @@ class Produce:
         if isinstance(made, Refused):
             results[place] = _refused(named, made)
             if header.producer_id != NO_PRODUCER:
-                self._partitions.get(partition).lose(header.producer_id, header.base_sequence)
+                self._partitions.get(partition).lose(header.producer_id, header.base_sequence, self._clock.monotonic_s())
             append.settle(index, Corrupt(made.message))
             return
         if made is None:

@@ -38,7 +38,7 @@ COMMIT_TIMEOUT_S: Final = 30.0
 """From sealing on; the default request.timeout.ms of Java producers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Flush:
     """A sealed object. `parts` are its bytes in order: the header and the batches where the socket put them. They are dropped once the
     object is durable, or nobody waits for it any more.
@@ -79,6 +79,7 @@ class Appender:
         self._is_stopped = False
         self._in_flight = sealer.in_flight
         self._overdue_check: asyncio.TimerHandle | None = None
+        self._waiting: dict[Flush, None] = {}
         self._places = UploadPlaces(on_free=self._on_free_place)
         flushes = telemetry.counter(FLUSHES)
         self._flushes = {trigger: flushes.labels(trigger.value) for trigger in Trigger}
@@ -156,6 +157,9 @@ class Appender:
         for commit in self._in_flight.overdue(self._clock.monotonic_s()):
             if commit in self._in_flight:
                 self._committer.give_up(commit)
+        for flush in self._waiting:
+            if not flush.is_awaited():
+                flush.parts.clear()  # it has no place yet, and will need none
         if len(self._in_flight) and not self._is_stopped:
             self._overdue_check = asyncio.get_running_loop().call_later(OVERDUE_CHECK_S, self._give_up_overdue)
 
@@ -163,11 +167,14 @@ class Appender:
         began_s = self._clock.monotonic_s()
         try:
             try:
+                self._waiting[flush] = None
                 async with place:
+                    del self._waiting[flush]
                     if not flush.is_awaited():
                         raise Unavailable("its clients were answered while it waited for a place")
                     await self._uploader.upload(object_key(flush.object_id), flush.parts, is_awaited=flush.is_awaited)
             finally:
+                self._waiting.pop(flush, None)
                 flush.parts.clear()
             uploaded_s = self._clock.monotonic_s()
             self._put_s.observe(uploaded_s - began_s)

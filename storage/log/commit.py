@@ -10,8 +10,9 @@ that does not answer holds up its own partitions, and a partition that cannot be
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from runtime.clock import Clock
@@ -125,8 +126,7 @@ class Committer:
         """Their slices will never be durable: answer, and let the lanes go on."""
         for commit in commits:
             if commit in commit.in_flight:
-                commit.settle_all(error)
-                refuse_behind(commit, error)
+                self._lose(commit, error, error)
                 self._go_on(leave(commit))
 
     def give_up(self, commit: Commit) -> None:
@@ -138,12 +138,15 @@ class Committer:
         commit.is_given_up = True
         facts = f"partition={commit.log.partition} cause={commit.cause or 'earlier commits of the partition are under way'}"
         if commit.is_unknown or commit.is_sent:
-            commit.settle_all(OutcomeUnknown(f"no answer from metadata in time: {facts}"))
+            self._lose(commit, OutcomeUnknown(f"no answer from metadata in time: {facts}"), _after_lost())
         else:
-            commit.settle_all(Unavailable(f"gave up waiting for the commit: {facts}"))
-        refuse_behind(commit, _after_lost())
+            self._lose(commit, Unavailable(f"gave up waiting for the commit: {facts}"), _after_lost())
         if not commit.is_open:
             self._go_on(leave(commit))
+
+    def _lose(self, commit: Commit, error: StorageError, after: StorageError) -> None:
+        """Answer all that wait for it, and refuse with `after` what the same connections sent behind it."""
+        refuse_behind(commit, commit.settle_all(error, self._clock.monotonic_s()), after)
 
     def _go_on(self, opened: Commit | None) -> None:
         if opened is not None:
@@ -228,15 +231,15 @@ class Committer:
             if commit.is_given_up or not commit.batches:
                 return Step.FINISHED
             if log.broken is not None:
-                commit.settle_all(log.broken)
+                self._lose(commit, log.broken, _after_lost())
                 return Step.FINISHED
         # A hint saves a CAS that could only fail; what is not hinted is found out by the CAS (I10).
         if not is_fresh and (log.control is None or log.unexplained_hints > 0):
             return Step.READ
         if log.control is None:
             if commit.is_unknown:
-                commit.settle_all(OutcomeUnknown(f"the partition is gone: {log.partition}"))
-            commit.settle_all(NotFound(f"no such partition: {log.partition}"))
+                self._lose(commit, OutcomeUnknown(f"the partition is gone: {log.partition}"), _after_lost())
+            self._lose(commit, NotFound(f"no such partition: {log.partition}"), _after_lost())
             return Step.FINISHED
         if commit.is_unknown:
             settled = self._settle_unknown(commit, log.control)
@@ -260,8 +263,7 @@ class Committer:
                 self._applied(commit, commit.sent_decisions[attempt])
                 return Step.FINISHED
             case Fate.LOST:
-                commit.settle_all(OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"))
-                refuse_behind(commit, _after_lost())
+                self._lose(commit, OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"), _after_lost())
                 return Step.FINISHED
             case Fate.FAILED if commit.is_given_up:
                 return Step.FINISHED
@@ -276,6 +278,8 @@ class Committer:
         if control.revoked_floor and commit.object_id <= control.revoked_floor:
             return Step.UPLOAD_AGAIN
         if (count := fitting(control, commit.batches)) < len(commit.batches):
+            if commit.is_unknown:
+                return Step.READ  # all that may have been applied stays together until that is known, or is given up
             carry(commit, count)
         commit.begin(self._epoch)
         dead = self._dead_writers.of(control)
@@ -286,7 +290,7 @@ class Committer:
             writer=Writer(commit.epoch, commit.commit_seq, commit.attempt),
             now_ms=self._clock.now_ms(),
             pages=commit.pages,
-            lost=log.lost,
+            lost=log.lost_since(self._clock.monotonic_s() - STRANGERS_WAIT_S) if log.lost else _NOTHING_LOST,
             waited_for=self._waited_for(log),
             dead_writers=dead and [epoch for epoch in dead if epoch != commit.epoch],
             version=log.version,
@@ -321,12 +325,13 @@ class Committer:
         """The control record, or the request, would be too large: drain the ring of pending entries, else take fewer batches."""
         if not commit.must_drain:
             commit.must_drain = True
+        elif commit.is_unknown:
+            pass  # neither cut nor refused for certain: it may have been applied
         elif len(commit.batches) > 1:
             carry(commit, len(commit.batches) // 2)
         else:
             facts = f"partition={commit.log.partition} bytes={size_bytes} max={CONTROL_BYTES_MAX}"
-            commit.settle_all(Unavailable(f"control record is full: {facts}"))
-            refuse_behind(commit, _after_lost())
+            self._lose(commit, Unavailable(f"control record is full: {facts}"), _after_lost())
             return Step.FINISHED
         return Step.READ
 
@@ -432,8 +437,7 @@ class Committer:
         try:
             await self._upload_again(commit, control.revoked_floor if control is not None else "")
         except StorageError as error:
-            commit.settle_all(error)
-            refuse_behind(commit, error)
+            self._lose(commit, error, error)
             if (following := release(commit)) is not None:
                 await self._run_ready([following])
             return
@@ -441,6 +445,7 @@ class Committer:
 
 
 _NOTHING: Final = Decision((), None, None)
+_NOTHING_LOST: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 def _after_lost() -> StorageError:

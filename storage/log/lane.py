@@ -12,6 +12,9 @@ from storage.log.decide import Decision
 from storage.log.partition import PartitionLog
 from storage.vocabulary import ObjectId
 
+Sources = frozenset[int]
+"""Connections, by identity."""
+
 
 class InFlight:
     """The commits of this broker that have no outcome yet, oldest first, and the bytes of their batches."""
@@ -108,11 +111,17 @@ class Commit:
             self.commit_seq = epoch.next_commit_seq()
         self.attempt += 1
 
-    def settle_all(self, error: StorageError) -> None:
-        for batch in self.batches:
-            if batch.has_sequence and not batch.is_settled:
-                self.log.lose(batch.producer_id, batch.first_seq)
+    def settle_all(self, error: StorageError, now_s: float) -> Sources:
+        """Answer those that wait. Returns whose batches these were: what they sent behind them is for `refuse_behind`.
+
+        Not those that were answered before: what is behind them by now is, or comes after, their retry.
+        """
+        waiting = [batch for batch in self.batches if not batch.is_settled]
+        for batch in waiting:
+            if batch.has_sequence:
+                self.log.lose(batch.producer_id, batch.first_seq, now_s)
             batch.settle(error)
+        return frozenset([id(batch.append.source) for batch in waiting])
 
 
 def enter(commit: Commit) -> None:
@@ -166,12 +175,13 @@ def _end(commit: Commit) -> Commit | None:
     return None
 
 
-def refuse_behind(commit: Commit, error: StorageError) -> None:
-    """A batch of these sources was lost before it was committed: what follows it in the lane, or is gathered, must not be appended before
+def refuse_behind(commit: Commit, sources: Sources, error: StorageError) -> None:
+    """A batch of these `sources` was lost before it was committed: what follows it in the lane, or is gathered, must not be appended before
     its retry. (`decide` would refuse most followers with a sequence by itself, but not those of a producer it has never seen.)
     """
     log = commit.log
-    sources = {id(batch.append.source) for batch in commit.batches}
+    if not sources:
+        return
     is_behind = False
     for follower in log.lane:
         if is_behind:
@@ -180,7 +190,7 @@ def refuse_behind(commit: Commit, error: StorageError) -> None:
     _refuse(log.gathered, sources, error)
 
 
-def _refuse(batches: list[Batch], sources: set[int], error: StorageError) -> None:
+def _refuse(batches: list[Batch], sources: Sources, error: StorageError) -> None:
     for batch in batches:
         if id(batch.append.source) in sources:
             batch.settle(error)

@@ -72,7 +72,7 @@ class PartitionLog:
         self.unexplained_hints = 0
         self.lane: deque[Commit] = deque()
         self.lane_busy = False
-        self.lost: OrderedDict[int, int] = OrderedDict()
+        self.lost: OrderedDict[int, tuple[int, float]] = OrderedDict()
         self.strangers: OrderedDict[int, float] = OrderedDict()
         self.committed_epoch = -1
         self.gathered: list[Batch] = []
@@ -128,11 +128,18 @@ class PartitionLog:
             self.control = None
             self.wake()
 
-    def lose(self, producer_id: int, first_seq: int) -> None:
+    def lose(self, producer_id: int, first_seq: int, now_s: float) -> None:
         """A batch was answered with an error; what its producer sent behind it may still be on its way here."""
-        self.lost[producer_id] = min(first_seq, self.lost.get(producer_id, first_seq))
+        before, _ = self.lost.pop(producer_id, (first_seq, now_s))
+        self.lost[producer_id] = min(first_seq, before), now_s
         while len(self.lost) > LOST_KEPT_MAX:
             self.lost.popitem(last=False)
+
+    def lost_since(self, since_s: float) -> dict[int, int]:
+        """The lowest sequence by producer of those lost since then. What was sent behind older ones is not on its way any more."""
+        while self.lost and next(iter(self.lost.values()))[1] < since_s:
+            self.lost.popitem(last=False)
+        return {producer_id: first_seq for producer_id, (first_seq, _) in self.lost.items()}
 
     def note_hint(self) -> None:
         """Somebody wrote the control record, perhaps this broker."""

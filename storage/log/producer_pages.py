@@ -139,20 +139,19 @@ def make_room(
     `hot` is in the order of last use, and is changed. Of `claimed`, the producers of this commit, few stay hot and many go: into the pages
     that they are in anyway. `pages` must hold what `needed` named. New pages are named after `name`, which must be unique to the attempt.
     """
-    if refs:
-        refs = tuple([ref for ref in refs if ref.newest_ms >= expired_before_ms])
+    kept_refs = tuple([ref for ref in refs if ref.newest_ms >= expired_before_ms])
     for producer_id, state in list(hot.items()):
         if not is_expired(state, before_ms=expired_before_ms):
             break
         # One that a page may hold an older copy of leaves by way of that page: its state must not go back (model F-page-expiry).
-        if not _is_covered(refs, producer_id):
+        if not _is_covered(kept_refs, producer_id):
             del hot[producer_id]
     if len(hot) <= _sure_room():
-        return Room(hot, refs, ())
+        return Room(hot, kept_refs, ())
     excess_bytes = sum(map(_size_bytes, hot.values())) - PRODUCERS_HOT_BYTES_MAX
     excess_count = len(hot) - PRODUCERS_HOT_MAX
     if excess_bytes <= 0 and excess_count <= 0:
-        return Room(hot, refs, ())
+        return Room(hot, kept_refs, ())
     excess_bytes += PRODUCERS_HOT_BYTES_MAX // 2
     excess_count += PRODUCERS_HOT_MAX // 2
     is_crowd = len(claimed) > _sure_room() // 2
@@ -180,7 +179,8 @@ def make_room(
             written.append(new)
             newest_ms = max(state.batches[-1].at_ms if state.batches else now_ms for state in new.page.producers.values())
             replaced[place].append(PageRef(new.name, begin if part[0] == min(content) else part[0], part[-1], newest_ms))
-    kept = [one for place, ref in enumerate(refs) for one in replaced.pop(place, (ref,))]
+    # Placed by all of `refs`, as `needed` was: a page that expires takes what falls into its range, or goes.
+    kept = [one for place, ref in enumerate(refs) for one in replaced.pop(place, (ref,) if ref.newest_ms >= expired_before_ms else ())]
     kept += replaced.pop(0, ())  # there were none
     return Room(hot, _forget_oldest(kept, {page.name for page in written}, now_ms), tuple(written))
 

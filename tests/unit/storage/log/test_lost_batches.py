@@ -1,0 +1,145 @@
+"""What becomes of batches that are behind one that was answered with an error, and of their retries."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from storage.errors import NotFound, StorageError, Unavailable
+from storage.formats.control import encode
+from storage.log import commit as commit_module
+from storage.log import upload_places
+from storage.log.batch import Appended
+from storage.metadata import keys
+from storage.metadata.port import Key, Put, Record, WriteOp, WriteOutcome
+from tests.unit.storage.log.batches import batch_bytes
+from tests.unit.storage.log.rig import PARTITION, Rig, rig
+
+
+def numbered(first_seq: int) -> bytearray:
+    return batch_bytes(producer_id=5, producer_epoch=0, first_seq=first_seq)
+
+
+async def until_put(broker: Rig, count: int) -> None:
+    async with asyncio.timeout(10):
+        while len(broker.objects.put_keys) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def give_up_the_oldest(broker: Rig) -> None:
+    appender = broker.parts.appender
+    appender._committer.give_up(next(iter(appender._in_flight._commits)))
+
+
+async def test_a_flush_that_was_answered_before_does_not_refuse_the_retries_behind_it() -> None:
+    """The first of four flushes is overdue, those behind it are refused; then the client sends all anew, and the old uploads fail."""
+    async with rig() as broker:
+        gate = broker.objects.gate = asyncio.Event()
+        broker.objects.puts_fail = Unavailable("503")
+        old = []
+        for number in range(4):
+            old.append(broker.send(numbered(number)))
+            await until_put(broker, number + 1)
+        broker.objects.gate = broker.objects.puts_fail = None
+        give_up_the_oldest(broker)
+        assert all([isinstance((await one)[0], Unavailable) for one in old])
+
+        retries = [broker.send(numbered(number)) for number in range(4)]
+        await until_put(broker, 5)
+        gate.set()
+
+        assert [await one for one in retries] == [[Appended(number, 0)] for number in range(4)]
+
+
+async def test_what_follows_a_batch_whose_partition_was_not_found_is_refused_with_it() -> None:
+    """A deposed leader of the shard may have answered that."""
+    async with rig() as broker:
+        stale = [True]
+        inner = broker.metadata.get_many
+
+        async def get_many(wanted: Sequence[Key]) -> list[Record | None]:
+            return [None for _ in wanted] if stale and stale.pop() else list(await inner(wanted))
+
+        broker.metadata.get_many = get_many  # type: ignore[method-assign]
+        gate = broker.objects.gate = asyncio.Event()
+        first = broker.send(batch_bytes(1))
+        await until_put(broker, 1)
+        second = broker.send(batch_bytes(1))
+        await until_put(broker, 2)
+        gate.set()
+
+        assert isinstance((await first)[0], NotFound)
+        assert isinstance((await second)[0], StorageError), "else it were before the retry of the first"
+
+
+async def test_a_batch_lost_long_ago_is_not_held_against_a_producer_that_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig() as broker:
+        assert await broker.send(numbered(0)) == [Appended(0, 0)]
+        log = broker.parts.partitions.get(PARTITION)
+        log.lose(5, 1, now_s=-100.0)
+        assert log.lost_since(-100.0) == {5: 1}
+        for number in range(1, 8):
+            assert await broker.send(numbered(number)) == [Appended(number, 0)]
+        path = keys.PartitionKeys(PARTITION).control
+        (record,) = await broker.shared.get_many([path])
+        assert record is not None
+        forgetful = msgspec.structs.replace(await broker.control(), producers={})
+        await broker.shared.write([Put(path, encode(forgetful), record.version)])
+        monkeypatch.setattr(commit_module, "STRANGERS_WAIT_S", 0.05)
+
+        assert isinstance((await broker.send(numbered(8)))[0], Unavailable), "nobody knows it, so it is to wait"
+        await asyncio.sleep(0.06)
+
+        assert await broker.send(numbered(8)) == [Appended(8, 0)]
+
+
+async def test_a_commit_that_may_have_been_applied_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next attempt would be larger than a control record, as strangers may begin by now."""
+    async with rig() as broker:
+        assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
+        log = broker.parts.partitions.get(PARTITION)
+        strangers = [batch_bytes(first_seq=5, producer_id=pid, producer_epoch=0) for pid in range(5, 13)]
+        await broker.send(*map(bytearray, strangers))
+        log.unexplained_hints = 0
+        broker.metadata.faults.append("late")
+        write = broker.metadata.write
+
+        async def deliver_first(ops: Sequence[WriteOp]) -> WriteOutcome:
+            await broker.metadata.deliver_late()
+            return await write(ops)
+
+        async def let_strangers_begin() -> None:
+            await broker.metadata.until_late()
+            put = broker.metadata.late[0][-1]
+            assert isinstance(put, Put)
+            log.strangers.update(dict.fromkeys(range(5, 13), float("-inf")))
+            monkeypatch.setattr(commit_module, "CONTROL_BYTES_MAX", len(put.value) + 4)
+            await asyncio.sleep(0.05)
+            await broker.metadata.deliver_late()
+            broker.metadata.write = deliver_first  # type: ignore[method-assign]
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(let_strangers_begin())
+            results = await broker.send(batch_bytes(1), *strangers)
+
+        assert results[0] == Appended(1, 0)
+        assert (await broker.control()).sequence_counter == 2
+
+
+async def test_a_flush_that_waits_for_a_place_holds_nothing_once_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload_places, "SLOW_UPLOADS_MAX", 0)
+    async with rig() as broker:
+        gate = broker.objects.gate = asyncio.Event()
+        data = [batch_bytes(payload=bytes(9_000_000)) for _ in range(6)]  # each makes a flush due by bytes
+        sent = [broker.send(one) for one in data]
+        await until_put(broker, upload_places.UPLOADS_MAX)
+        appender = broker.parts.appender
+        for commit in tuple(appender._in_flight._commits):
+            commit.deadline_s = 0.0
+        appender._give_up_overdue()
+        assert all([isinstance((await one)[0], Unavailable) for one in sent])
+
+        for one in data[upload_places.UPLOADS_MAX :]:
+            one.append(0)  # a buffer that somebody has a view of cannot grow
+        gate.set()
