@@ -36,8 +36,16 @@ async def read_bounds(parts: Parts, wanted: Collection[TopicPartition]) -> dict[
     """
     topics = parts.topics
     cached = {name for name in _names(wanted) if topics.find(name) is not None}
-    answers = await _read(parts, wanted, topics.look_up)
-    doubtful = [asked for asked, answer in answers.items() if (asked.topic in cached or topics.is_silent) and _is_absence(answer)]
+    is_silent = False
+
+    async def look_up(names: Collection[str]) -> LookedUp:
+        nonlocal is_silent
+        found = await topics.look_up(names)
+        is_silent = topics.is_silent  # it may speak again while the ends are read
+        return found
+
+    answers = await _read(parts, wanted, look_up)
+    doubtful = [asked for asked, answer in answers.items() if (asked.topic in cached or is_silent) and _is_absence(answer)]
     if doubtful:
         # A client that is wrong about its partitions takes the topic from nobody else, should this read fail.
         answers |= await _read(parts, doubtful, lambda names: _read_now(topics, names))
