@@ -47,9 +47,8 @@ TIGHT: Final = (Limit("storage.limits", "CONTROL_BYTES_MAX", 1_120),)
 FORGETFUL: Final = (
     Limit("storage.log.partition", "PARTITIONS_KEPT_MAX", 3),
     Limit("storage.log.page_store", "PAGES_CACHED_MAX", 2),
-    Limit("storage.limits", "WRITE_REQUEST_BYTES_MAX", 2_800),
 )
-"""A broker forgets logs and pages of producers that it has touched, and commits of several logs take more than one request."""
+"""A broker forgets logs and pages of producers that it has touched."""
 SHORT_DEADLINES: Final = (
     Limit("storage.log.append", "COMMIT_TIMEOUT_S", 1.5),
     Limit("storage.log.commit", "WRITE_TIMEOUT_S", 0.5),

@@ -306,7 +306,7 @@ class Committer:
             return Step.FINISHED
         value = encode(decision.control)
         if len(value) > CONTROL_BYTES_MAX:
-            return self._make_smaller(commit, len(value))
+            return self._make_smaller(commit, len(value), CONTROL_BYTES_MAX)
         ops: list[WriteOp] = [Put(log.keys.producer_page(new.name), encode(new.page), ABSENT) for new in decision.pages]
         if decision.chunk is not None:
             ops.append(Put(log.keys.index(decision.chunk.entries[-1].last), encode(decision.chunk), ABSENT))
@@ -316,12 +316,12 @@ class Committer:
             ops += [Delete(log.keys.producer_page(name)) for name in log.page_garbage]
         send = Send(commit, Purpose.COMMIT, decision, tuple(ops), control_at, log.version)
         if decision.pages and send.size_bytes > WRITE_REQUEST_BYTES_MAX:
-            return self._make_smaller(commit, send.size_bytes)
+            return self._make_smaller(commit, send.size_bytes, WRITE_REQUEST_BYTES_MAX)
         if log.page_garbage:
             log.page_garbage = []
         return send
 
-    def _make_smaller(self, commit: Commit, size_bytes: int) -> Step:
+    def _make_smaller(self, commit: Commit, size_bytes: int, bytes_max: int) -> Step:
         """The control record, or the request, would be too large: drain the ring of pending entries, else take fewer batches."""
         if not commit.must_drain:
             commit.must_drain = True
@@ -330,7 +330,7 @@ class Committer:
         elif len(commit.batches) > 1:
             carry(commit, len(commit.batches) // 2)
         else:
-            facts = f"partition={commit.log.partition} bytes={size_bytes} max={CONTROL_BYTES_MAX}"
+            facts = f"partition={commit.log.partition} bytes={size_bytes} max={bytes_max}"
             self._lose(commit, Unavailable(f"control record is full: {facts}"), _after_lost())
             return Step.FINISHED
         return Step.READ
