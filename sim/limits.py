@@ -42,8 +42,11 @@ SMALL: Final = (
     Limit("broker.fetching.gathering", "READS_UNDER_WAY_MAX", 2),
 )
 """The ring, the hot producers, the writers and the memories of a reader overflow within seconds."""
-TIGHT: Final = (Limit("storage.limits", "CONTROL_BYTES_MAX", 1_120),)
-"""For nine producers at most: now and then a control record fits only after its ring was drained."""
+TIGHT: Final = (
+    Limit("storage.limits", "PENDING_ENTRIES_MAX", 9),
+    Limit("storage.limits", "CONTROL_BYTES_MAX", 1_400),
+)
+"""For nine producers at most: a control record with a long ring fits only after that was drained, and then always."""
 FORGETFUL: Final = (
     Limit("storage.log.partition", "PARTITIONS_KEPT_MAX", 3),
     Limit("storage.log.page_store", "PAGES_CACHED_MAX", 2),
