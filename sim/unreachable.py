@@ -13,6 +13,7 @@ _STOP: Final = "a broker of the simulation is killed, never stopped in order: te
 _EXPIRY: Final = "a run is shorter than the expiration of producers: test_producer_pages.py, test_expired_pages.py"
 _FULL: Final = "takes as many pages as a partition may have: test_producer_pages.py, test_a_partition_that_is_full_…"
 _GUARD: Final = "says that code and format agree: "
+_LARGE: Final = "what a drain does not mend takes more pages and batches than a run has: test_commit.py, test_lost_batches.py"
 
 UNREACHABLE: Final[Mapping[str, str]] = {
     "control_reads ControlReads.refresh_each: if shard.waiting < WAITING_FOR_SILENT_MAX → else": "a thousand callers wait for one shard: test_control_reads.py, test_a_shard_that_is_known_to_be_silent_…",
@@ -27,8 +28,8 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "proofs Proofs._prove: if control is None or control.log_state is LogState.DELETED or log.broken is not None… → then": _BROKEN,
     "producer_pages needed: if not refs → then": _GUARD + "callers have looked",
     "producer_pages make_room: if not is_expired(state, before_ms=expired_before_ms) → else": _EXPIRY,
-    "producer_pages make_room: if not _is_covered(refs, producer_id) → then": _EXPIRY,
-    "producer_pages make_room: if not _is_covered(refs, producer_id) → else": _EXPIRY,
+    "producer_pages make_room: if not _is_covered(kept_refs, producer_id) → then": _EXPIRY,
+    "producer_pages make_room: if not _is_covered(kept_refs, producer_id) → else": _EXPIRY,
     "producer_pages make_room: state.batches ? → else": _GUARD + "a state has batches until transactions are there",
     "producer_pages _parts: if part → else": _GUARD + "callers have looked",
     "producer_pages _forget_oldest: while len(refs) > PRODUCER_PAGES_MAX": _FULL,
@@ -63,4 +64,11 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "refusals refusal: case Outcome.NO_ROOM": _FULL,
     "refusals refusal: case Outcome.FENCED": _FENCED,
     "refusals refusal: case Outcome.APPENDED | Outcome.DUPLICATE": _GUARD + "no refusal",
+    "producer_pages make_room: ref.newest_ms >= expired_before_ms ? → else": _EXPIRY,
+    "commit Committer._decide: if decision.pages and send.size_bytes > WRITE_REQUEST_BYTES_MAX → then": _LARGE,
+    "commit Committer._make_smaller: if not commit.must_drain → else": _LARGE,
+    "commit Committer._make_smaller: if commit.is_unknown → then": _LARGE,
+    "commit Committer._make_smaller: if commit.is_unknown → else": _LARGE,
+    "commit Committer._make_smaller: if len(commit.batches) > 1 → then": _LARGE,
+    "commit Committer._make_smaller: if len(commit.batches) > 1 → else": _LARGE,
 }
