@@ -44,7 +44,6 @@ def test_the_checker_finds_a_broker_that(wrong: Wrong, expected: str) -> None:
         wrong_log.puts_its_own_entry_beside_its_cas,
         wrong_log.numbers_every_commit_alike,
         wrong_log.keeps_the_bytes_of_what_it_has_answered,
-        wrong_log.uploads_what_nobody_waits_for,
         wrong_log.counts_no_bytes_of_what_it_carries,
     ],
 )

@@ -115,7 +115,7 @@ def refuses_for_certain_after_sending() -> Iterator[None]:
     def hear(original: Original, self: Committer, send: Send, *rest: Any) -> object:
         known = original(self, send, *rest)
         if send.commit.is_unknown:
-            send.commit.settle_all(Unavailable("no answer, so no"))
+            send.commit.settle_all(Unavailable("no answer, so no"), 0.0)
         return known
 
     with _around(Committer, "_hear", hear):

@@ -192,12 +192,6 @@ def keeps_the_bytes_of_what_it_has_answered() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def uploads_what_nobody_waits_for() -> Iterator[None]:
-    with mock.patch.object(lane.Commit, "is_awaited", True):
-        yield
-
-
-@contextlib.contextmanager
 def counts_no_bytes_of_what_it_carries() -> Iterator[None]:
     def add(original: Callable[..., Any], self: lane.InFlight, commit: lane.Commit) -> None:
         original(self, commit)
