@@ -10,7 +10,7 @@ on the same: a topic that was deleted takes no appends and has no records, whoev
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import Final, TypeVar
 
 import structlog
@@ -132,21 +132,9 @@ class Topics:
 
     async def look_up(self, names: Iterable[str], *, patience_s: float = PATIENCE_S) -> tuple[dict[str, Topic], StorageError | None]:
         """As `lookup`, within `patience_s`, but what is missing beside an error may exist: it says why nobody could tell."""
-        found = {}
-        wanted = []
-        for name in names:
-            if (topic := self.find(name)) is not None:
-                found[name] = topic
-            elif validate_name(name) is None:
-                wanted.append(name)
-        if not wanted:
-            return found, None
-        is_known = all(name in self._by_name for name in wanted)
-        read, unread = await self._read_patiently(self._reads, wanted, patience_s, is_known=is_known)
-        if unread is None:
-            return found | await self._active(read), None
-        stale = {name: topic for name in wanted if (topic := self.find(name)) is not None}
-        return found | stale, None if len(stale) == len(wanted) else unread
+        found, missing = _split(names, self.find)
+        wanted = [name for name in missing if validate_name(name) is None]
+        return await self._look_up(found, wanted, self._by_name, self.find, self._reads, patience_s)
 
     async def lookup_now(self, names: Collection[str]) -> dict[str, Topic]:
         """As `lookup`, without the cache: for answers that say that a topic exists as much as that it does not.
@@ -190,21 +178,8 @@ class Topics:
         self, topic_ids: Iterable[TopicId], *, patience_s: float = PATIENCE_S
     ) -> tuple[dict[TopicId, Topic], StorageError | None]:
         """As `look_up`, by topic id."""
-        found = {}
-        wanted = []
-        for topic_id in topic_ids:
-            if (topic := self.find_id(topic_id)) is not None:
-                found[topic_id] = topic
-            else:
-                wanted.append(topic_id)
-        if not wanted:
-            return found, None
-        is_known = all(topic_id in self._by_id for topic_id in wanted)
-        read, unread = await self._read_patiently(self._id_reads, wanted, patience_s, is_known=is_known)
-        if unread is None:
-            return found | await self._active(read), None
-        stale = {topic_id: topic for topic_id in wanted if (topic := self.find_id(topic_id)) is not None}
-        return found | stale, None if len(stale) == len(wanted) else unread
+        found, wanted = _split(topic_ids, self.find_id)
+        return await self._look_up(found, wanted, self._by_id, self.find_id, self._id_reads, patience_s)
 
     async def all(self) -> list[Topic]:
         """Every topic, by name, from a scan begun after the call. Raises `StorageError`."""
@@ -288,6 +263,25 @@ class Topics:
         finally:
             self.forget(topic.name)
 
+    async def _look_up(
+        self,
+        found: dict[K, Topic],
+        wanted: list[K],
+        known: Container[K],
+        find: Callable[[K], Topic | None],
+        reads: Gathering[K, Topic | None],
+        patience_s: float,
+    ) -> tuple[dict[K, Topic], StorageError | None]:
+        """`found`, and what of `wanted` is read or, while the catalog is silent, served stale; an error unless that is all of them."""
+        if not wanted:
+            return found, None
+        is_known = all(key in known for key in wanted)
+        read, unread = await self._read_patiently(reads, wanted, patience_s, is_known=is_known)
+        if unread is None:
+            return found | await self._active(read), None
+        stale, missing = _split(wanted, find)
+        return found | stale, unread if missing else None
+
     async def _read_patiently(
         self, reads: Gathering[K, Topic | None], wanted: list[K], patience_s: float, *, is_known: bool
     ) -> tuple[dict[K, Topic | None], StorageError | None]:
@@ -370,3 +364,15 @@ class Topics:
     def _changed(self, path: str) -> None:
         self._changes += 1
         self.forget(path.removeprefix(keys.TOPICS_PREFIX))
+
+
+def _split(keys_asked: Iterable[K], find: Callable[[K], Topic | None]) -> tuple[dict[K, Topic], list[K]]:
+    """What `find` has, and the keys of what it does not have."""
+    found: dict[K, Topic] = {}
+    missing = []
+    for key in keys_asked:
+        if (topic := find(key)) is not None:
+            found[key] = topic
+        else:
+            missing.append(key)
+    return found, missing

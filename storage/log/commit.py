@@ -10,9 +10,8 @@ that does not answer holds up its own partitions, and a partition that cannot be
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from enum import Enum, auto
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from runtime.clock import Clock
@@ -290,7 +289,7 @@ class Committer:
             writer=Writer(commit.epoch, commit.commit_seq, commit.attempt),
             now_ms=self._clock.now_ms(),
             pages=commit.pages,
-            lost=log.lost_since(self._clock.monotonic_s() - STRANGERS_WAIT_S) if log.lost else _NOTHING_LOST,
+            lost=log.lost and log.lost_since(self._clock.monotonic_s() - STRANGERS_WAIT_S),
             waited_for=self._waited_for(log),
             dead_writers=dead and [epoch for epoch in dead if epoch != commit.epoch],
             version=log.version,
@@ -445,7 +444,6 @@ class Committer:
 
 
 _NOTHING: Final = Decision((), None, None)
-_NOTHING_LOST: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 def _after_lost() -> StorageError:

@@ -1,7 +1,7 @@
 """What one broker remembers of a partition: the control record as last seen, its lane, its tail. All of it can be lost."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +39,7 @@ class PartitionLog:
     """
 
     __slots__ = (
+        "_lost_at",
         "_was_absent",
         "broken",
         "chunks",
@@ -72,7 +73,8 @@ class PartitionLog:
         self.unexplained_hints = 0
         self.lane: deque[Commit] = deque()
         self.lane_busy = False
-        self.lost: OrderedDict[int, tuple[int, float]] = OrderedDict()
+        self.lost: dict[int, int] = {}
+        self._lost_at: OrderedDict[int, float] = OrderedDict()
         self.strangers: OrderedDict[int, float] = OrderedDict()
         self.committed_epoch = -1
         self.gathered: list[Batch] = []
@@ -130,16 +132,21 @@ class PartitionLog:
 
     def lose(self, producer_id: int, first_seq: int, now_s: float) -> None:
         """A batch was answered with an error; what its producer sent behind it may still be on its way here."""
-        before, _ = self.lost.pop(producer_id, (first_seq, now_s))
-        self.lost[producer_id] = min(first_seq, before), now_s
+        self.lost[producer_id] = min(first_seq, self.lost.get(producer_id, first_seq))
+        self._lost_at[producer_id] = now_s
+        self._lost_at.move_to_end(producer_id)
         while len(self.lost) > LOST_KEPT_MAX:
-            self.lost.popitem(last=False)
+            self._forget_lost()
 
-    def lost_since(self, since_s: float) -> dict[int, int]:
+    def lost_since(self, since_s: float) -> Mapping[int, int]:
         """The lowest sequence by producer of those lost since then. What was sent behind older ones is not on its way any more."""
-        while self.lost and next(iter(self.lost.values()))[1] < since_s:
-            self.lost.popitem(last=False)
-        return {producer_id: first_seq for producer_id, (first_seq, _) in self.lost.items()}
+        while self.lost and next(iter(self._lost_at.values())) < since_s:
+            self._forget_lost()
+        return self.lost
+
+    def _forget_lost(self) -> None:
+        producer_id, _ = self._lost_at.popitem(last=False)
+        del self.lost[producer_id]
 
     def note_hint(self) -> None:
         """Somebody wrote the control record, perhaps this broker."""
