@@ -103,6 +103,7 @@ class LoadedGroup:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._last_token = 0
         self._is_writing = False
+        self._written_for: list[asyncio.Future[Any]] = []
         self._closed_with: GroupError | None = None
         self._on_close = on_close
         self._timer: asyncio.TimerHandle | None = None
@@ -173,7 +174,9 @@ class LoadedGroup:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        futures = [*self._waiting.values(), *(future for _, future in self._jobs)]
+        self._stored.give_up()
+        # What is under way may still be applied, as whatever is answered with these errors; nobody waits for a store that does not answer.
+        futures = [*self._waiting.values(), *self._written_for, *(future for _, future in self._jobs)]
         self._jobs.clear()
         self._waiting.clear()
         for future in futures:
@@ -337,6 +340,7 @@ class LoadedGroup:
     ) -> None:
         """Carry `write` out, then `finish`, and answer `futures` with what became of it."""
         self._is_writing = True
+        self._written_for = futures
 
         async def run() -> None:
             error = GroupError.COORDINATOR_NOT_AVAILABLE

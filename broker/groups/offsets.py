@@ -86,6 +86,7 @@ class StoredGroup:
         self._pages: list[int] = []
         """The versions of the records that name what the group's own does not."""
         self._has_expiries = False
+        self._is_given_up = False
 
     @classmethod
     async def load(cls, metadata: MetadataStore, keys: GroupKeys, *, group_id: str, owner: int, clock: Clock) -> tuple[Self, Group]:
@@ -130,6 +131,10 @@ class StoredGroup:
         if count + len(beside) + len(offsets) <= OFFSETS_MAX:
             return True
         return count + sum(partition not in self._offsets for partition in {*beside, *offsets}) <= OFFSETS_MAX
+
+    def give_up(self) -> None:
+        """Begin no more writes: a call under way raises `Fenced` instead of its next one."""
+        self._is_given_up = True
 
     async def check(self) -> None:
         """Raise `Fenced` if another coordinator has the group by now."""
@@ -354,6 +359,8 @@ class StoredGroup:
         return Fenced(f"another coordinator has the group: key={self._keys.group.path!r} owner={self._owner}")
 
     async def _write(self, ops: Sequence[WriteOp]) -> tuple[OpResult, ...]:
+        if self._is_given_up:
+            raise self._fenced()
         outcome = await self._metadata.write(ops)
         if isinstance(outcome, Applied):
             return outcome.results

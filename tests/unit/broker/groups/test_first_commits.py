@@ -1,5 +1,6 @@
 """The first commit of a partition has no version to carry: however late it arrives, it is not shown after an answer that there is none."""
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -13,13 +14,14 @@ from runtime.clock import SystemClock
 from storage.errors import Fenced
 from storage.metadata.keys import GroupKeys
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import ABSENT, Key, Put, Record
+from storage.metadata.port import ABSENT, Key, Put, Record, WriteOp
 from tests.unit.broker.groups.coordinating import FIRST, SECOND, Node, committed, of_member, simple, stable, world
 from tests.unit.broker.groups.test_coordinator import group_of, taken_over
 from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata
 
 KEYS = GroupKeys("g", slot_of("g"))
 PLACE = b'{"fmt":1,"owner":1,"offset":-1,"leader_epoch":-1,"metadata":"","committed_at_ms":-1}'
+SOON_S = 5.0
 LATE_WRITES = pytest.mark.parametrize("late", [0, 1], ids=["the place is late", "the offset is late"])
 
 
@@ -104,6 +106,40 @@ async def test_the_offsets_of_a_group_that_was_deleted_are_not_brought_back_by_i
         assert (await node.coordinator.checked("g")).stored.offsets == {}
         assert await node.coordinator.commit("g", simple({FIRST: committed(2)})) is GroupError.NONE
         assert await shown_anew(node, "g") == {FIRST: committed(2)}
+
+
+async def test_a_coordinator_that_gave_its_group_up_answers_at_once_and_does_not_finish_a_first_commit() -> None:
+    """Its first write was slow. Had it gone on to the second, the group would have its offset again after it was deleted."""
+    async with world() as made:
+        old = await made.node(1)
+        group = group_of(1, [1])
+        loaded = await old.coordinator.find(group)
+        sent, delivered = asyncio.Event(), asyncio.Event()
+
+        async def wait_for_delivery(_ops: Sequence[WriteOp]) -> None:
+            sent.set()
+            await delivered.wait()
+
+        async def close() -> None:
+            await sent.wait()
+            loaded.close(GroupError.NOT_COORDINATOR)
+
+        writes_before = len(old.metadata.writes)
+        old.metadata.before_write = wait_for_delivery
+        made.nursery.spawn(close(), name="close")
+        with pytest.raises(Closed, match="NOT_COORDINATOR"):
+            await loaded.do(simple({FIRST: committed(10)}), deadline_s=SOON_S)
+        under_way = [task for task in asyncio.all_tasks() if task.get_name() == "group-write"]
+        new = await made.node(2)
+        await taken_over(made, group, old, new)
+        assert await new.coordinator.commit(group, simple({FIRST: committed(3)})) is GroupError.NONE
+        assert await new.coordinator.delete(group) is GroupError.NONE
+        delivered.set()
+        await asyncio.wait(under_way, timeout=SOON_S)
+
+        assert await stored_offset(old.metadata, group) is not None
+        assert len(old.metadata.writes) == writes_before + 1
+        assert await shown_anew(new, group) == {}
 
 
 async def test_a_place_without_an_offset_is_taken_away_by_whoever_loads_the_group() -> None:
