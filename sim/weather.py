@@ -52,6 +52,8 @@ class Weather:
         self._grow: Callable[[], Awaitable[None]] | None = None
         self._trim: Callable[[], Awaitable[None]] | None = None
         self._grown = 0
+        self.changes: list[asyncio.Task[None]] = []
+        """Of topics and logs: those that were begun, which may outlast the faults."""
         self.floors: list[Floor] = []
 
     def let_grow(self, grow: Callable[[], Awaitable[None]]) -> None:
@@ -107,10 +109,10 @@ class Weather:
                 loop.call_later(chance.uniform(*DEPOSED_S), broker.find_leaders)
                 how = f"{broker.name} shard={shard}"
             case "trim" if self._trim is not None:
-                self._ground.nursery.spawn(_run(self._trim), name="trim")
+                self.changes.append(self._ground.nursery.spawn(_run(self._trim), name="trim"))
             case "grow" if self._grow is not None and self._grown < PARTITIONS_GROWN_MAX:
                 self._grown += 1
-                self._ground.nursery.spawn(_run(self._grow), name="grow")
+                self.changes.append(self._ground.nursery.spawn(_run(self._grow), name="grow"))
         self._ground.history.trace("weather", kind, how)
 
     async def _raise_floor(self) -> str:

@@ -143,6 +143,8 @@ class _World:
                 weather.let_grow(lambda: self._grow(admin))
                 weather.let_trim(lambda: self._trim(admin))
                 await weather.rage(self._chance.uniform(*FAULTS_S))
+                # A partition added late has a producer, which is to end, too, before anything is judged.
+                await self._end(weather.changes, "a partition cannot be added, or a log trimmed")
             admin.is_over = True
             if keeper is not None:
                 await self._end([keeper], "a topic cannot be created")
@@ -195,7 +197,10 @@ class _World:
             await admin.trim(place, self._topic.topic_id, control.sequence_counter)
 
     async def _end(self, tasks: list[asyncio.Task[None]], complaint: str, within_s: float = LIVENESS_S) -> None:
-        _, waiting = await asyncio.wait(tasks, timeout=within_s)
+        unfinished = [task for task in tasks if not task.done()]
+        if not unfinished:
+            return
+        _, waiting = await asyncio.wait(unfinished, timeout=within_s)
         for task in waiting:
             task.cancel()
         if waiting:
