@@ -67,6 +67,9 @@ class Ground:
     history: History
     has_fixed_ids: bool
     """Whether the operator gave every broker its id; otherwise they are assigned."""
+    producer_expiration_ms: int
+    skews_ms: tuple[int, ...]
+    """By how much the wall clocks of brokers may be wrong when they start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class SimBroker:
     def __init__(self, broker_id: int, life: int, ground: Ground, chance: random.Random) -> None:
         loop = asyncio.get_running_loop()
         self.name = f"broker-{broker_id}.{life}"
-        self.clock = VirtualClock(loop, skew_ms=chance.choice((0, 0, -3_600_000, 3_600_000, 40)))
+        self.clock = VirtualClock(loop, skew_ms=chance.choice(ground.skews_ms))
         self._broker_id = broker_id
         self._ground = ground
         self._chance = chance
@@ -239,6 +242,7 @@ class SimBroker:
             chance=chance,
             nursery=nursery,
             telemetry=telemetry,
+            producer_expiration_ms=self._ground.producer_expiration_ms,
         )
         topics = Topics(self._metadata, clock=clock, ids=ids, entropy=chance.randbytes)
         waiters = Waiters(

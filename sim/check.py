@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,19 +52,20 @@ def check(history: History, logs: Sequence[Log]) -> list[str]:
     return found
 
 
-def forgotten(logs: Sequence[Log], known: Mapping[str, Mapping[int, tuple[int, int]]]) -> Iterator[str]:
+def forgotten(
+    logs: Sequence[Log], known: Mapping[str, Mapping[int, tuple[int, int]]], may_have_expired: Callable[[Stored], bool]
+) -> Iterator[str]:
     """The last batch of every producer is what its partition remembers: else what is sent again could not be told from what is new.
 
     `known`: by place, epoch and last sequence by producer id, as a broker says when all is over. Places that are not in it are not judged.
+    `may_have_expired` says so of a producer whose last batch this is.
     """
     for log in logs:
-        last: dict[int, tuple[int, int]] = {}
-        for one in log.batches:
-            if one.identity != PLAIN:
-                last[one.identity.producer_id] = one.identity.epoch, one.identity.first_seq + one.record_count - 1
-        for producer_id, appended in last.items() if log.place in known else ():
+        last = {one.identity.producer_id: one for one in log.batches if one.identity != PLAIN}
+        for producer_id, one in last.items() if log.place in known else ():
+            appended = one.identity.epoch, one.identity.first_seq + one.record_count - 1
             told = known[log.place].get(producer_id)
-            if told != appended:
+            if told != appended and not (told is None and may_have_expired(one)):
                 yield f"forgotten: {log.place} producer_id={producer_id} appended={appended} remembered={told}"
 
 

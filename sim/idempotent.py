@@ -7,6 +7,7 @@ was unanswered is sent again as something new, and stands twice if it stood alre
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from broker.protocol.request import Request
 from sim.broker import ConnectionLost, Serving
 from sim.connection import Connection
 from sim.history import Identity, Outcome, Sent
-from sim.producers import IN_FLIGHT_MAX, START_S_MAX, Flight, Producer
+from sim.producers import IN_FLIGHT_MAX, Flight, Producer
 
 INIT_PRODUCER_ID: Final = 22
 INIT_VERSION: Final = 4
@@ -44,7 +45,7 @@ class Style(Enum):
 
 @dataclass(slots=True)
 class Pending:
-    """A batch without an ack. `was_next`: when it was sent, all before it had one."""
+    """A batch without an ack. `was_next`: when it was sent, all before it had one. `first_sent_s`: with these sequences."""
 
     sent: Sent
     first_seq: int
@@ -52,14 +53,25 @@ class Pending:
     connection: Connection | None = None
     failures: int = 0
     was_next: bool = False
+    first_sent_s: float = math.inf
 
 
 class IdempotentProducer(Producer):
-    def __init__(self, name: str, *, chance: random.Random, note_id: Callable[[int], None], style: Style, **how: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        chance: random.Random,
+        note_id: Callable[[int], None],
+        style: Style,
+        delivery_timeout_s: float = math.inf,
+        **how: Any,
+    ) -> None:
         """`note_id` is given each producer id that a broker gave."""
         super().__init__(name, chance=chance, **how)
         self._note_id = note_id
         self._style = style
+        self._delivery_timeout_s = delivery_timeout_s
         self._gives_up = chance.random() < 0.3
         self._producer_id = -1
         self._epoch = 0
@@ -74,11 +86,14 @@ class IdempotentProducer(Producer):
         return True
 
     async def run(self) -> None:
-        await asyncio.sleep(self._chance.choice((0.0, self._chance.uniform(0, START_S_MAX))))
+        await self._sleep_at_first()
         await self._take_id()
         while (self._unsent or self._window) and not self._is_stopped:
             if self._connection is None:
                 self._connection = await self._connect()
+            if self._is_overdue():
+                await self._give_up()
+                continue
             self._send_again(self._connection)
             await self._send_new()
             await self._listen()
@@ -132,6 +147,7 @@ class IdempotentProducer(Producer):
     def _fly(self, pending: Pending, connection: Connection) -> None:
         identity = Identity(self._producer_id, self._epoch, pending.first_seq)
         pending.was_next = pending is self._window[0]
+        pending.first_sent_s = min(pending.first_sent_s, self._history.now_s)
         pending.connection = connection
         pending.flight = self._send(connection, pending.sent, self._encode(pending.sent, identity), identity)
 
@@ -200,6 +216,15 @@ class IdempotentProducer(Producer):
     async def _consider_giving_up(self) -> None:
         if not self._gives_up or not self._window or self._window[0].failures < 2 or self._chance.random() > GIVE_UP_RATE:
             return
+        await self._give_up()
+
+    def _is_overdue(self) -> bool:
+        """Something would be sent again that was sent too long ago."""
+        before_s = self._history.now_s - self._delivery_timeout_s
+        return any(pending.flight is None and pending.first_sent_s <= before_s for pending in self._window)
+
+    async def _give_up(self) -> None:
+        """The first that has no ack."""
         self._history.trace(self._name, "gives up", self._window[0].sent.number)
         if (flight := self._window.pop(0).flight) is not None:
             self._leave([flight])
@@ -216,7 +241,7 @@ class IdempotentProducer(Producer):
             await self._take_id()
         self._connection = None
         for pending in self._window:
-            pending.flight, pending.first_seq = None, self._next_seq
+            pending.flight, pending.first_seq, pending.first_sent_s = None, self._next_seq, math.inf
             self._next_seq += pending.sent.record_count
 
 

@@ -47,6 +47,7 @@ class Producer:
         history: History,
         chance: random.Random,
         pauses_s: tuple[float, ...] = (0.02, 0.3, 0.8),
+        start_s_max: float = START_S_MAX,
     ) -> None:
         self._name = name
         self.place = place
@@ -58,6 +59,7 @@ class Producer:
         self._pause_s = chance.choice(pauses_s)
         self._next_number = 0
         self._is_stopped = False
+        self._start_s_max = start_s_max
         self._size_padding = chance.choice((0, 0, 100))
 
     @property
@@ -66,7 +68,7 @@ class Producer:
 
     async def run(self) -> None:
         """Begins at some time. Returns when every batch has a definite answer, or was given up, or when an answer was fatal."""
-        await asyncio.sleep(self._chance.choice((0.0, self._chance.uniform(0, START_S_MAX))))
+        await self._sleep_at_first()
         if self._chance.random() < 0.6:
             await self._run_one_by_one()
         else:
@@ -176,6 +178,9 @@ class Producer:
             one.answer.cancel()
             if one.attempt.outcome is Outcome.OPEN:
                 self._history.end(one.sent, one.attempt, Outcome.UNKNOWN, cause="connection closed")
+
+    async def _sleep_at_first(self) -> None:
+        await asyncio.sleep(self._chance.choice((0.0, self._chance.uniform(0, self._start_s_max))))
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._chance.expovariate(1 / self._pause_s))

@@ -1,5 +1,6 @@
 """What a seed is about. Corners that take several rare things at once are reached by seeds in which these go together."""
 
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import Final
@@ -7,28 +8,42 @@ from typing import Final
 from sim.faults import PROFILES, Fault, Profile, Temper
 from sim.idempotent import Style
 from sim.limits import FORGETFUL, IMPATIENT, SHORT_DEADLINES, SHORTEST_WAIT, SMALL, TIGHT, Limit
-from sim.weather import CHURN, KINDS, OUTAGES
+from sim.producers import START_S_MAX
+from sim.weather import CHURN, KINDS, OUTAGES, UNTIMED
+from storage.log.decide import PRODUCER_EXPIRATION_MS
 
 KIND_KEPT_RATE: Final = 0.7
 SLUGGISH_RATE: Final = 0.3
 SPILL_SLOW_RATE: Final = 0.4
 CHURN_HASTE: Final = 5
+FAULTS_S: Final = (4.0, 16.0)
+EXPIRATION_MS: Final = 15_000
+DELIVERY_TIMEOUT_S: Final = 5.0
+"""With what a commit may take after that far less than EXPIRATION_MS: what is sent again finds its producer remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Who produces: how many, how many batches each at most, how likely with sequences, how fast, and whether all to one partition."""
+    """Who produces: how many, how many batches each at most, how likely with sequences, how fast, and whether all to one partition.
+
+    Half of them begin at once, the others within `start_s_max`. Those with sequences give up what has no ack after `delivery_timeout_s`.
+    """
 
     count: int
     batches_max: int
     idempotent_rate: float = 0.75
     pauses_s: tuple[float, ...] = (0.02, 0.3, 0.8)
     is_narrow: bool = False
+    start_s_max: float = START_S_MAX
+    delivery_timeout_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """`has_leaders`: a producer knows one broker, and asks no other. `weather_s`: mean time between two strikes of `kinds`."""
+    """`has_leaders`: a producer knows one broker, and asks no other. `weather_s`: mean time between two strikes of `kinds`, and `faults_s`
+    how long they go on, at least and at most. `expiration_ms`: how long brokers remember a producer that appends nothing. `skews_ms`: by
+    how much their wall clocks are wrong.
+    """
 
     name: str
     limits: tuple[Limit, ...]
@@ -41,14 +56,19 @@ class Theme:
     has_fleeting: bool = False
     has_leaders: bool = False
     styles: tuple[Style, ...] = (Style.JAVA, Style.LIBRDKAFKA)
+    faults_s: tuple[float, float] = FAULTS_S
+    expiration_ms: int = PRODUCER_EXPIRATION_MS
+    skews_ms: tuple[int, ...] = (0, 0, -3_600_000, 3_600_000, 40)
 
 
 def theme_of(chance: random.Random, faults: str) -> Theme:
     profile = PROFILES[faults]
     drawn = chance.random()
     usual = _usual(chance, profile)
-    if not profile.rate_max or drawn < 0.62:
+    if not profile.rate_max or drawn < 0.56:
         return usual
+    if drawn < 0.62:
+        return _passing(usual)
     if drawn < 0.80:
         return _spilling(usual)
     if drawn < 0.92:
@@ -95,6 +115,23 @@ def _spilling(usual: Theme) -> Theme:
         crowd=Crowd(9, 24, 1.0, (0.02,), is_narrow=True),
         metadata=replace(usual.metadata, is_sluggish=True, rates={Fault.SLOW: SPILL_SLOW_RATE}),
         has_fleeting=False,
+    )
+
+
+def _passing(usual: Theme) -> Theme:
+    """Many producers append a little and are forgotten; some come back after that. No clock jumps, no broker stands still."""
+    return replace(
+        usual,
+        name="passing",
+        limits=_with(SMALL, SHORT_DEADLINES),
+        crowd=Crowd(24, 4, 1.0, (0.02, 0.3, 8.0), is_narrow=True, start_s_max=45.0, delivery_timeout_s=DELIVERY_TIMEOUT_S),
+        kinds=UNTIMED,
+        weather_s=usual.weather_s * 2,
+        is_wide=False,
+        has_fleeting=False,
+        faults_s=(30.0, 45.0),
+        expiration_ms=EXPIRATION_MS,
+        skews_ms=(0, 0, 40),
     )
 
 

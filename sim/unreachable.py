@@ -10,7 +10,6 @@ from typing import Final
 _BROKEN: Final = "nobody writes records that cannot be read: test_read.py, test_an_undecodable_control_record_…"
 _FENCED: Final = "nothing fences a log yet: test_decide.py, test_trim.py"
 _STOP: Final = "a broker of the simulation is killed, never stopped in order: test_commit.py, test_draining_… and test_a_stopped_appender_…"
-_EXPIRY: Final = "a run is shorter than the expiration of producers: test_producer_pages.py, test_expired_pages.py"
 _FULL: Final = "takes as many pages as a partition may have: test_producer_pages.py, test_a_partition_that_is_full_…"
 _GUARD: Final = "says that code and format agree: "
 _LARGE: Final = "what a drain does not mend takes more pages and batches than a run has: test_commit.py, test_lost_batches.py"
@@ -27,15 +26,12 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "batch Append.settle: if self.remaining == 0 → else": "requests of the simulation have one partition: test_produce.py",
     "proofs Proofs._prove: if control is None or control.log_state is LogState.DELETED or log.broken is not None… → then": _BROKEN,
     "producer_pages needed: if not refs → then": _GUARD + "callers have looked",
-    "producer_pages make_room: if not is_expired(state, before_ms=expired_before_ms) → else": _EXPIRY,
-    "producer_pages make_room: if not _is_covered(kept_refs, producer_id) → then": _EXPIRY,
-    "producer_pages make_room: if not _is_covered(kept_refs, producer_id) → else": _EXPIRY,
+    "producer_pages make_room: if not _is_covered(kept_refs, producer_id) → else": "a producer that expired while hot, in the range of a page that did not: test_producer_pages.py",
     "producer_pages make_room: state.batches ? → else": _GUARD + "a state has batches until transactions are there",
     "producer_pages _parts: if part → else": _GUARD + "callers have looked",
     "producer_pages _forget_oldest: while len(refs) > PRODUCER_PAGES_MAX": _FULL,
     "producer_pages _forget_oldest: if oldest is None or oldest.newest_ms >= now_ms - PRODUCER_KEPT_MS_MIN → then": _FULL,
     "producer_pages _forget_oldest: if oldest is None or oldest.newest_ms >= now_ms - PRODUCER_KEPT_MS_MIN → else": _FULL,
-    "producer_pages _is_covered: if not refs → then": _GUARD + "callers have looked",
     "trim existing: if log.control is None and log.broken is None → then": _BROKEN,
     "trim Trimmer.trim: if control.log_state is LogState.FENCED → then": _FENCED,
     "index readable: if log.broken is not None → then": _BROKEN,
@@ -58,13 +54,11 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "commit Committer._answer: log.control is not None ? → else": _GUARD + "verdicts come from a record",
     "commit Committer._reupload: control is not None ? → else": _GUARD + "the floor comes from a record",
     "decide decide: control.log_state is LogState.FENCED ? → then": _FENCED,
-    "decide decide: if known is not None and is_expired(known, before_ms=expired_before_ms) → then": _EXPIRY,
     "decide decide: if known is None and control.pages and has_no_room(control.pages, now_ms=now_ms) → then": _FULL,
     "page_store PageStore.load: except StorageError": "pages are read right after their record, by the same connection: test_page_store.py",
     "refusals refusal: case Outcome.NO_ROOM": _FULL,
     "refusals refusal: case Outcome.FENCED": _FENCED,
     "refusals refusal: case Outcome.APPENDED | Outcome.DUPLICATE": _GUARD + "no refusal",
-    "producer_pages make_room: ref.newest_ms >= expired_before_ms ? → else": _EXPIRY,
     "commit Committer._decide: if decision.pages and send.size_bytes > WRITE_REQUEST_BYTES_MAX → then": _LARGE,
     "commit Committer._make_smaller: if not commit.must_drain → else": _LARGE,
     "commit Committer._make_smaller: if commit.is_unknown → then": _LARGE,

@@ -23,6 +23,8 @@ DOWN_S: Final = (0.0, 0.5, 3.0)
 KINDS: Final = ("crash", "crash", "pause", "session", "outage", "clock", "floor", "silence", "depose", "depose", "trim", "grow")
 CHURN: Final = ("session", "crash", "crash", "pause", "pause")
 """Brokers come and go, and nothing else is wrong but their requests."""
+UNTIMED: Final = tuple(kind for kind in KINDS if kind not in ("clock", "pause"))
+"""No clock jumps and no broker stands still."""
 OUTAGES: Final = ("objects away",)
 PARTITIONS_GROWN_MAX: Final = 2
 

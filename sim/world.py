@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from runtime.ids import IdSource
 from sim.admin import Admin
 from sim.broker import ConnectionLost, Ground, Serving, SimBroker
-from sim.check import Log, check, forgotten
+from sim.check import Log, Stored, check, forgotten
 from sim.determinism import OrderedNursery, stable_order
 from sim.faults import FaultPlan, ObjectFaults
 from sim.fsck import fsck
@@ -35,7 +35,6 @@ from storage.vocabulary import PartitionId
 
 STEADY: Final = "steady"
 FLEETING: Final = "fleeting"
-FAULTS_S: Final = (4.0, 16.0)
 LIVENESS_S: Final = 150.0
 """After the last fault everything is answered and read within this: the longest client timeout, and a commit's (30 s) twice."""
 SERVED_S: Final = 40.0
@@ -119,7 +118,18 @@ class _World:
         async with OrderedNursery() as nursery:
             self._nursery = nursery
             has_fixed_ids = self._chance.random() < 0.5
-            ground = Ground(self._metadata, self._shards, self._objects, metadata_plan, objects_plan, nursery, self._history, has_fixed_ids)
+            ground = Ground(
+                self._metadata,
+                self._shards,
+                self._objects,
+                metadata_plan,
+                objects_plan,
+                nursery,
+                self._history,
+                has_fixed_ids=has_fixed_ids,
+                producer_expiration_ms=self._theme.expiration_ms,
+                skews_ms=self._theme.skews_ms,
+            )
             self._ground = ground
             for broker_id in range(1, self._count + 1):
                 self._brokers.append(self._start(broker_id))
@@ -142,7 +152,7 @@ class _World:
             if self._theme.weather_s:
                 weather.let_grow(lambda: self._grow(admin))
                 weather.let_trim(lambda: self._trim(admin))
-                await weather.rage(self._chance.uniform(*FAULTS_S))
+                await weather.rage(self._chance.uniform(*self._theme.faults_s))
                 # A partition added late has a producer, which is to end, too, before anything is judged.
                 await self._end(weather.changes, "a partition cannot be added, or a log trimmed")
             admin.is_over = True
@@ -257,7 +267,13 @@ class _World:
             logs.append(log)
             for text in wrong:
                 self._history.violation(text)
-        for text in (*check(self._history, logs), *forgotten(logs, remembered)):
+        sent_by_value = {sent.value: sent for sent in self._history.sent}
+
+        def may_have_expired(last: Stored) -> bool:
+            sent_s = min(attempt.invoked_s for attempt in sent_by_value[last.value].attempts if attempt.identity == last.identity)
+            return sent_s + self._theme.expiration_ms / 1_000 <= self._loop.time()
+
+        for text in (*check(self._history, logs), *forgotten(logs, remembered, may_have_expired)):
             self._history.violation(text)
 
     def _control_of(self, partition: PartitionId) -> Control | None:
@@ -297,10 +313,19 @@ class _World:
                 pauses_s=crowd.pauses_s,
                 note_id=self._note_id,
                 style=chance.choice(self._theme.styles),
+                start_s_max=crowd.start_s_max,
+                delivery_timeout_s=crowd.delivery_timeout_s,
             )
         else:
             producer = Producer(
-                name, place=place, batches=batches, brokers=brokers, history=self._history, chance=chance, pauses_s=crowd.pauses_s
+                name,
+                place=place,
+                batches=batches,
+                brokers=brokers,
+                history=self._history,
+                chance=chance,
+                pauses_s=crowd.pauses_s,
+                start_s_max=crowd.start_s_max,
             )
         self._tasks.append(self._nursery.spawn(producer.run(), name="producer"))
 

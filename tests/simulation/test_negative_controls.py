@@ -45,6 +45,7 @@ def test_the_checker_finds_a_broker_that(wrong: Wrong, expected: str) -> None:
         wrong_log.numbers_every_commit_alike,
         wrong_log.keeps_the_bytes_of_what_it_has_answered,
         wrong_log.counts_no_bytes_of_what_it_carries,
+        wrong_log.remembers_nobody_for_long,
     ],
 )
 def test_the_checker_soon_finds_a_log_that(wrong: Wrong) -> None:
@@ -59,6 +60,7 @@ def test_the_checker_soon_finds_a_log_that(wrong: Wrong) -> None:
         wrong_log.takes_a_conflict_after_an_unknown_attempt_for_the_end_of_it,
         wrong_log.counts_whoever_registered_since_the_scan_as_dead,
         wrong_log.takes_an_absent_entry_for_an_attempt_that_was_not_applied,
+        wrong_log.places_producers_by_the_pages_that_have_not_expired,
         wrong_log.takes_itself_for_registered_under_an_epoch_that_is_gone,
         wrong_brokers.drops_the_writers_of_the_living,
     ],

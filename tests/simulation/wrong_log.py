@@ -9,6 +9,7 @@ from unittest import mock
 
 import msgspec
 
+from sim.themes import EXPIRATION_MS
 from storage.errors import StorageError
 from storage.formats.control import Control, IndexChunk, PageRef, encode
 from storage.log import batch, broker_epoch, commit, dead_writers, decide, lane, page_store, producer_pages
@@ -200,6 +201,31 @@ def counts_no_bytes_of_what_it_carries() -> Iterator[None]:
             self._commits[commit] = 0
 
     with _around(lane.InFlight, "add", add):
+        yield
+
+
+@contextlib.contextmanager
+def places_producers_by_the_pages_that_have_not_expired() -> Iterator[None]:
+    """The pages read for a commit are those that all of the record's pages call for."""
+
+    def make_room(
+        original: Callable[..., producer_pages.Room], refs: tuple[PageRef, ...], *given: Any, expired_before_ms: int, **how: Any
+    ) -> producer_pages.Room:
+        kept = tuple(ref for ref in refs if ref.newest_ms >= expired_before_ms)
+        return original(kept, *given, expired_before_ms=expired_before_ms, **how)
+
+    with _around(decide, "make_room", make_room):
+        yield
+
+
+@contextlib.contextmanager
+def remembers_nobody_for_long() -> Iterator[None]:
+    """Producers expire a thousand times too early."""
+
+    def is_expired(original: Callable[..., bool], state: Any, *, before_ms: int) -> bool:
+        return original(state, before_ms=before_ms + EXPIRATION_MS * 999 // 1_000)
+
+    with _around(producer_pages, "is_expired", is_expired), _around(decide, "is_expired", is_expired):
         yield
 
 
