@@ -28,6 +28,7 @@ MODULES: Final = (
     "storage.log.proofs",
     "storage.log.read",
     "storage.log.refusals",
+    "storage.log.strangers",
     "storage.log.trim",
     "storage.log.unknown",
     "storage.log.upload",

@@ -17,8 +17,8 @@ SLUGGISH_RATE: Final = 0.3
 SPILL_SLOW_RATE: Final = 0.4
 CHURN_HASTE: Final = 5
 FAULTS_S: Final = (4.0, 16.0)
-EXPIRATION_MS: Final = 15_000
-DELIVERY_TIMEOUT_S: Final = 5.0
+EXPIRATION_MS: Final = 30_000
+DELIVERY_TIMEOUT_S: Final = 14.0
 """With what a commit may take after that far less than EXPIRATION_MS: what is sent again finds its producer remembered."""
 
 
@@ -124,12 +124,12 @@ def _passing(usual: Theme) -> Theme:
         usual,
         name="passing",
         limits=_with(SMALL, SHORT_DEADLINES),
-        crowd=Crowd(24, 4, 1.0, (0.02, 0.3, 8.0), is_narrow=True, start_s_max=45.0, delivery_timeout_s=DELIVERY_TIMEOUT_S),
+        crowd=Crowd(24, 4, 1.0, (0.02, 0.3, 15.0), is_narrow=True, start_s_max=60.0, delivery_timeout_s=DELIVERY_TIMEOUT_S),
         kinds=UNTIMED,
         weather_s=usual.weather_s * 2,
         is_wide=False,
         has_fleeting=False,
-        faults_s=(30.0, 45.0),
+        faults_s=(40.0, 70.0),
         expiration_ms=EXPIRATION_MS,
         skews_ms=(0, 0, 40),
     )

@@ -10,7 +10,7 @@ that does not answer holds up its own partitions, and a partition that cannot be
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -290,7 +290,7 @@ class Committer:
             now_ms=self._clock.now_ms(),
             pages=commit.pages,
             lost=log.lost and log.lost_since(self._clock.monotonic_s() - STRANGERS_WAIT_S),
-            waited_for=self._waited_for(log),
+            begin_at=self._begin_at(log),
             dead_writers=dead and [epoch for epoch in dead if epoch != commit.epoch],
             version=log.version,
             expiration_ms=self._producer_expiration_ms,
@@ -299,7 +299,9 @@ class Committer:
         if decision.control is None:
             if decision.has_refusal and not is_fresh:
                 return Step.READ  # a negative answer is never given from a record that may be old
-            if any(verdict.outcome is Outcome.OUT_OF_ORDER_SEQUENCE for verdict in decision.verdicts):
+            # Time alone may turn what an attempt would append into a refusal, a producer expires: then it must not land behind the answer.
+            may_land = commit.is_unknown and log.version == commit.sent_version
+            if may_land or any(verdict.outcome is Outcome.OUT_OF_ORDER_SEQUENCE for verdict in decision.verdicts):
                 return self._put_again(commit, Purpose.PROOF, decision, control)
             self._answer(commit, decision.verdicts)
             return Step.FINISHED
@@ -414,20 +416,17 @@ class Committer:
         if self._pages.is_sweep_due(log):
             self._nursery.spawn(self._pages.sweep(log, decision.control, version), name="sweep-pages")
 
-    def _waited_for(self, log: PartitionLog) -> Collection[int]:
-        if not log.strangers:
-            return ()
-        since_s = self._clock.monotonic_s() - STRANGERS_WAIT_S
-        return [producer_id for producer_id, refused_s in log.strangers.items() if refused_s <= since_s]
+    def _begin_at(self, log: PartitionLog) -> Mapping[int, int]:
+        return log.strangers.begin_at(self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S) if log.strangers else {}
 
     def _answer(self, commit: Commit, verdicts: Sequence[Verdict]) -> None:
         log = commit.log
         log_start = log.control.log_start if log.control is not None else 0
         for batch, verdict in zip(commit.batches, verdicts, strict=True):
             if verdict.outcome is Outcome.NO_PREDECESSOR:
-                log.make_wait(batch.producer_id, self._clock.monotonic_s())
+                log.strangers.make_wait(batch.producer_id, batch.first_seq, self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S)
             elif log.strangers:
-                log.strangers.pop(batch.producer_id, None)
+                log.strangers.forget(batch.producer_id)
             batch.settle(refusal(batch, verdict, log) if verdict.is_refusal else Appended(verdict.base_offset, log_start))
 
     async def _reupload(self, commit: Commit) -> None:

@@ -28,7 +28,7 @@ from storage.vocabulary import ObjectId
 PRODUCER_EXPIRATION_MS = 86_400_000
 """producer.id.expiration.ms: how long a producer that appends no more is remembered."""
 _NO_PAGES: Pages = MappingProxyType({})
-_NOTHING_LOST: Mapping[int, int] = MappingProxyType({})
+_NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
 class Claim(Protocol):
@@ -101,8 +101,8 @@ def decide(
     writer: Writer,
     now_ms: int,
     pages: Pages = _NO_PAGES,
-    lost: Mapping[int, int] = _NOTHING_LOST,
-    waited_for: Collection[int] = (),
+    lost: Mapping[int, int] = _NOBODY,
+    begin_at: Mapping[int, int] = _NOBODY,
     dead_writers: Collection[int] = (),
     version: int = 0,
     expiration_ms: int = PRODUCER_EXPIRATION_MS,
@@ -114,8 +114,8 @@ def decide(
     `version`: the one that the CAS expects; new pages are named after it and `writer`, as no other attempt names its own.
     `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may not begin behind it: it
     would take the place of what is sent again.
-    `waited_for`: producers that nobody knows and that may begin with any sequence, as all may in Kafka, because what could have been on its
-    way before them is not any more (docs/adr/0009).
+    `begin_at`: the highest sequence by producer with which it may begin though nobody knows it, because what could have been on its way
+    before that is not any more (docs/adr/0009). In Kafka every producer may begin with any.
     `dead_writers`: broker epochs whose registration was seen gone after `control` was read; only they may be dropped from `writers`.
     `must_drain`: send the pending entries as a chunk though the ring is not full.
     """
@@ -142,7 +142,7 @@ def decide(
             if known is None and control.pages and has_no_room(control.pages, now_ms=now_ms):
                 verdicts.append(Verdict(Outcome.NO_ROOM, -1))
                 continue
-            refused = _judge(known, claim, lost.get(producer_id), is_waited_for=producer_id in waited_for)
+            refused = _judge(known, claim, lost.get(producer_id), begin_at.get(producer_id, 0))
             if refused is not None:
                 verdicts.append(refused)
                 continue
@@ -210,12 +210,12 @@ def advance_sequence(sequence: int, count: int) -> int:
     return (sequence + count) & SEQUENCE_MAX
 
 
-def _judge(known: ProducerState | None, claim: Claim, lost_seq: int | None, *, is_waited_for: bool) -> Verdict | None:
+def _judge(known: ProducerState | None, claim: Claim, lost_seq: int | None, begin_at: int) -> Verdict | None:
     """The verdict on a batch that is not to be appended; None for one that is."""
     if known is None:
         if lost_seq is not None and claim.first_seq > lost_seq:
             return Verdict(Outcome.OUT_OF_ORDER_SEQUENCE, -1)
-        return None if claim.first_seq == 0 or is_waited_for else Verdict(Outcome.NO_PREDECESSOR, -1)
+        return None if claim.first_seq <= begin_at else Verdict(Outcome.NO_PREDECESSOR, -1)
     if claim.producer_epoch < known.epoch:
         return Verdict(Outcome.INVALID_PRODUCER_EPOCH, -1)
     if claim.producer_epoch > known.epoch:

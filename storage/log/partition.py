@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from storage.errors import StorageError
 from storage.formats.control import Control, IndexChunk, LogState
+from storage.log.strangers import Strangers
 from storage.log.tail import Tail
 from storage.metadata.keys import PartitionKeys
 from storage.vocabulary import PartitionId
@@ -19,7 +20,6 @@ PARTITIONS_KEPT_MAX: Final = 100_000
 CHUNKS_KEPT_MAX: Final = 64
 HINTS_KEPT_MAX: Final = 64
 LOST_KEPT_MAX: Final = 1_024
-STRANGERS_KEPT_MAX: Final = 1_024
 OWED_HINTS_MAX: Final = 4
 PAGE_GARBAGE_MAX: Final = 64
 GONE_LOOKED_FOR_EVERY: Final = 1_000
@@ -33,7 +33,7 @@ class PartitionLog:
     `foreign_version` is the version of the last record that was read rather than committed here.
     `lost` holds, by producer, the lowest sequence that was answered with an error though the producer may have sent more behind it.
     `unexplained_hints` counts hints that the control record changed, less the changes that are known: above 0, somebody else wrote it.
-    `strangers` holds, by producer that nobody knew, when it was first told to wait for what comes before its batch (monotonic seconds).
+    `strangers` are producers that nobody knew and that were told to wait for what comes before their batches.
     `committed_epoch` is the last broker epoch under which a commit of this lane was applied.
     `gathered` are the batches that wait to be sealed. `page_garbage` names pages of producer states to be deleted with the next commit.
     """
@@ -75,7 +75,7 @@ class PartitionLog:
         self.lane_busy = False
         self.lost: dict[int, int] = {}
         self._lost_at: OrderedDict[int, float] = OrderedDict()
-        self.strangers: OrderedDict[int, float] = OrderedDict()
+        self.strangers = Strangers()
         self.committed_epoch = -1
         self.gathered: list[Batch] = []
         self.page_garbage: list[str] = []
@@ -155,12 +155,6 @@ class PartitionLog:
     def explain_hint(self) -> None:
         """This broker wrote it. The hint may come before or after, or never: so few are owed at a time."""
         self.unexplained_hints = max(self.unexplained_hints - 1, -OWED_HINTS_MAX)
-
-    def make_wait(self, producer_id: int, now_s: float) -> None:
-        """A batch of a producer that nobody knows was refused until what comes before it is there, or cannot come any more."""
-        self.strangers.setdefault(producer_id, now_s)
-        while len(self.strangers) > STRANGERS_KEPT_MAX:
-            self.strangers.popitem(last=False)
 
     def note_put_again(self, before: int, after: int | None) -> None:
         """This broker put the record of version `before` once more, as it was."""

@@ -204,3 +204,13 @@ async def rig(
             walking=walking,
         )
         yield Rig(parts, broker_epoch, metadata, faulty, shared, telemetry)
+
+
+async def until_taken(broker: Rig, batch: bytearray) -> Appended | StorageError:
+    """The answer to a batch of a producer that has to wait, sent again and again until it is another one."""
+    async with asyncio.timeout(10):
+        while True:
+            (answer,) = await broker.send(bytearray(batch))
+            if not isinstance(answer, Unavailable):
+                return answer
+            await asyncio.sleep(0.01)

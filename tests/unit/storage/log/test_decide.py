@@ -97,9 +97,11 @@ def test_an_unknown_producer_begins_at_zero() -> None:
     assert outcomes(run(Control(), Batch(9, 3, 1, 1), Batch(9, 3, 0, 1))) == [Outcome.NO_PREDECESSOR, Outcome.APPENDED]
 
 
-def test_an_unknown_producer_that_was_waited_for_may_begin_at_any_sequence() -> None:
-    assert outcomes(run(Control(), Batch(9, 3, 77, 1), waited_for={9})) == [Outcome.APPENDED]
-    assert outcomes(run(Control(), Batch(9, 3, 77, 1), waited_for={9}, lost={9: 70})) == [Outcome.OUT_OF_ORDER_SEQUENCE]
+def test_an_unknown_producer_that_was_waited_for_may_begin_up_to_the_sequence_that_it_was_refused() -> None:
+    assert outcomes(run(Control(), Batch(9, 3, 77, 1), begin_at={9: 77})) == [Outcome.APPENDED]
+    assert outcomes(run(Control(), Batch(9, 3, 76, 1), Batch(9, 3, 77, 1), begin_at={9: 77})) == [Outcome.APPENDED] * 2
+    assert outcomes(run(Control(), Batch(9, 3, 78, 1), Batch(9, 3, 77, 1), begin_at={9: 77})) == [Outcome.NO_PREDECESSOR, Outcome.APPENDED]
+    assert outcomes(run(Control(), Batch(9, 3, 77, 1), begin_at={9: 77}, lost={9: 70})) == [Outcome.OUT_OF_ORDER_SEQUENCE]
 
 
 def test_an_older_epoch_is_refused() -> None:
@@ -186,11 +188,11 @@ def test_the_greatest_timestamp_is_remembered_with_its_batch() -> None:
 class Reference:
     """Kafka's ProducerStateManager and ProducerAppendInfo, as directly as they can be written: one log, one record of what was taken.
 
-    But for producers that the log does not know: those of `waited_for` may begin with any sequence, as all may in Kafka, others with 0.
+    But for producers that the log does not know: they may begin up to the sequence in `begin_at`, where in Kafka they may with any.
     """
 
-    def __init__(self, waited_for: set[int]) -> None:
-        self.waited_for = waited_for
+    def __init__(self, begin_at: dict[int, int]) -> None:
+        self.begin_at = begin_at
         self.offset = 0
         self.epochs: dict[int, int] = {}
         self.batches: dict[int, list[tuple[int, int, int]]] = {}
@@ -212,7 +214,7 @@ class Reference:
                 expected = 0 if kept[-1][1] == SEQUENCE_MAX else kept[-1][1] + 1
                 if first != expected:
                     return Outcome.OUT_OF_ORDER_SEQUENCE, -1
-        elif producer_id >= 0 and first != 0 and producer_id not in self.waited_for:
+        elif producer_id >= 0 and first > self.begin_at.get(producer_id, 0):
             return Outcome.NO_PREDECESSOR, -1
         offset = self.offset
         self.offset += count
@@ -233,11 +235,14 @@ produced = st.builds(
 )
 
 
-@given(commits=st.lists(st.lists(produced, min_size=1, max_size=5), max_size=20), waited_for=st.sets(st.sampled_from([1, 2])))
-def test_any_sequence_of_commits_decides_as_kafka_does_but_for_strangers(commits: list[list[Batch]], waited_for: set[int]) -> None:
-    control, reference = Control(), Reference(waited_for)
+@given(
+    commits=st.lists(st.lists(produced, min_size=1, max_size=5), max_size=20),
+    begin_at=st.dictionaries(st.sampled_from([1, 2]), st.one_of(st.integers(1, 12), st.just(SEQUENCE_MAX))),
+)
+def test_any_sequence_of_commits_decides_as_kafka_does_but_for_strangers(commits: list[list[Batch]], begin_at: dict[int, int]) -> None:
+    control, reference = Control(), Reference(begin_at)
     for batches in commits:
-        decision = run(control, *batches, waited_for=waited_for)
+        decision = run(control, *batches, begin_at=begin_at)
         expected = [reference.append(b.producer_id, b.producer_epoch, b.first_seq, b.record_count) for b in batches]
 
         assert [tuple(verdict) for verdict in decision.verdicts] == expected

@@ -13,7 +13,7 @@ from storage.log.upload_places import UPLOADS_MAX
 from storage.metadata import keys
 from storage.metadata.port import Put
 from tests.unit.storage.log.batches import batch_bytes
-from tests.unit.storage.log.rig import PARTITION, rig
+from tests.unit.storage.log.rig import PARTITION, rig, until_taken
 
 CONTROL = keys.PartitionKeys(PARTITION).control
 
@@ -88,10 +88,10 @@ async def test_a_later_batch_of_a_producer_nobody_knows_waits_for_its_first() ->
 
 async def test_a_producer_nobody_knows_begins_anywhere_when_nothing_before_it_can_be_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its topic was deleted and created again, say: as in Kafka, only later."""
-    monkeypatch.setattr("storage.log.commit.STRANGERS_WAIT_S", 0.0)
+    monkeypatch.setattr("storage.log.commit.STRANGERS_WAIT_S", 0.2)
     async with rig() as broker:
         assert isinstance((await broker.send(idempotent(7)))[0], Unavailable)
-        assert await broker.send(idempotent(7)) == [Appended(0, 0)]
+        assert await until_taken(broker, idempotent(7)) == Appended(0, 0)
         assert await broker.send(idempotent(8)) == [Appended(1, 0)]
 
 
