@@ -22,7 +22,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "partition PartitionLog.observe_absent: if self.control is not None → then": "handlers look up the topic first, which is gone before the record is: test_recreated_topics.py",
     "partition PartitionLog.lose: while len(self.lost) > LOST_KEPT_MAX": "takes more producers than a run has",
     "partition Partitions._forget: len(self._logs) >= self._kept_max ? → else": "a look for logs of deleted topics below the bound comes once in many partitions: test_control_reads.py",
-    "strangers Strangers.make_wait: if len(self._refused) < STRANGERS_KEPT_MAX → else": "takes more producers than a run has",
+    "strangers Strangers.make_wait: if len(self.refused) < STRANGERS_KEPT_MAX → else": "takes more producers than a run has",
     "batch Append.settle: if self.remaining == 0 → else": "requests of the simulation have one partition: test_produce.py",
     "proofs Proofs._prove: if control is None or control.log_state is LogState.DELETED or log.broken is not None… → then": _BROKEN,
     "producer_pages needed: if not refs → then": _GUARD + "callers have looked",

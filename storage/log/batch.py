@@ -61,17 +61,15 @@ class Batch:
     size_bytes: int
     position: int = field(default=-1)
     """Where it lies in its WAL object, once sealed."""
+    is_settled: bool = False
 
     @property
     def has_sequence(self) -> bool:
         return self.producer_id != NO_PRODUCER
 
-    @property
-    def is_settled(self) -> bool:
-        return self.append.results[self.index] is not None
-
     def settle(self, result: Appended | StorageError) -> None:
         self.view = _RELEASED
+        self.is_settled = True
         self.append.settle(self.index, result)
 
 

@@ -12,6 +12,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from runtime.clock import Clock
@@ -290,7 +291,7 @@ class Committer:
             now_ms=self._clock.now_ms(),
             pages=commit.pages,
             lost=log.lost and log.lost_since(self._clock.monotonic_s() - STRANGERS_WAIT_S),
-            begin_at=self._begin_at(log),
+            begin_at=self._begin_at(log) if log.strangers.refused else _NOBODY,
             dead_writers=dead and [epoch for epoch in dead if epoch != commit.epoch],
             version=log.version,
             expiration_ms=self._producer_expiration_ms,
@@ -417,7 +418,7 @@ class Committer:
             self._nursery.spawn(self._pages.sweep(log, decision.control, version), name="sweep-pages")
 
     def _begin_at(self, log: PartitionLog) -> Mapping[int, int]:
-        return log.strangers.begin_at(self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S) if log.strangers else {}
+        return log.strangers.begin_at(self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S)
 
     def _answer(self, commit: Commit, verdicts: Sequence[Verdict]) -> None:
         log = commit.log
@@ -425,7 +426,7 @@ class Committer:
         for batch, verdict in zip(commit.batches, verdicts, strict=True):
             if verdict.outcome is Outcome.NO_PREDECESSOR:
                 log.strangers.make_wait(batch.producer_id, batch.first_seq, self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S)
-            elif log.strangers:
+            elif log.strangers.refused:
                 log.strangers.forget(batch.producer_id)
             batch.settle(refusal(batch, verdict, log) if verdict.is_refusal else Appended(verdict.base_offset, log_start))
 
@@ -443,6 +444,7 @@ class Committer:
 
 
 _NOTHING: Final = Decision((), None, None)
+_NOBODY: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 def _after_lost() -> StorageError:
