@@ -52,21 +52,40 @@ def check(history: History, logs: Sequence[Log]) -> list[str]:
     return found
 
 
-def forgotten(
-    logs: Sequence[Log], known: Mapping[str, Mapping[int, tuple[int, int]]], may_have_expired: Callable[[Stored], bool]
-) -> Iterator[str]:
+class Remembered(NamedTuple):
+    """Epoch and last sequence by producer id, as a broker says, and where the log ended before it was asked."""
+
+    end: int
+    producers: Mapping[int, tuple[int, int]]
+
+
+def forgotten(logs: Sequence[Log], known: Mapping[str, Remembered], may_have_expired: Callable[[Stored], bool]) -> Iterator[str]:
     """The last batch of every producer is what its partition remembers: else what is sent again could not be told from what is new.
 
-    `known`: by place, epoch and last sequence by producer id, as a broker says when all is over. Places that are not in it are not judged.
+    `known`: by place; those that are not in it are not judged. What a client gave up may be appended while a broker is asked, and later.
     `may_have_expired` says so of a producer whose last batch this is.
     """
     for log in logs:
-        last = {one.identity.producer_id: one for one in log.batches if one.identity != PLAIN}
-        for producer_id, one in last.items() if log.place in known else ():
-            appended = one.identity.epoch, one.identity.first_seq + one.record_count - 1
-            told = known[log.place].get(producer_id)
-            if told != appended and not (told is None and may_have_expired(one)):
-                yield f"forgotten: {log.place} producer_id={producer_id} appended={appended} remembered={told}"
+        if log.place not in known:
+            continue
+        end, producers = known[log.place]
+        last: dict[int, Stored] = {}
+        possible: dict[int, set[tuple[int, int] | None]] = {}
+        for one in log.batches:
+            producer_id = one.identity.producer_id
+            if one.identity != PLAIN and one.offset < end:
+                last[producer_id] = one
+                possible[producer_id] = {_remembered_as(one)}
+            elif producer_id in last:
+                possible[producer_id].add(_remembered_as(one))
+        for producer_id, one in last.items():
+            told = producers.get(producer_id)
+            if told not in possible[producer_id] and not (told is None and may_have_expired(one)):
+                yield f"forgotten: {log.place} producer_id={producer_id} appended={_remembered_as(one)} remembered={told}"
+
+
+def _remembered_as(one: Stored) -> tuple[int, int]:
+    return one.identity.epoch, one.identity.first_seq + one.record_count - 1
 
 
 def _dense(log: Log) -> Iterator[str]:

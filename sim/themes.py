@@ -124,7 +124,7 @@ def _passing(usual: Theme) -> Theme:
         usual,
         name="passing",
         limits=_with(SMALL, SHORT_DEADLINES),
-        crowd=Crowd(24, 4, 1.0, (0.02, 0.3, 15.0), is_narrow=True, start_s_max=60.0, delivery_timeout_s=DELIVERY_TIMEOUT_S),
+        crowd=Crowd(24, 4, 1.0, (0.02, 0.3, 8.0), is_narrow=True, start_s_max=60.0, delivery_timeout_s=DELIVERY_TIMEOUT_S),
         kinds=UNTIMED,
         weather_s=usual.weather_s * 2,
         is_wide=False,

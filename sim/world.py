@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from runtime.ids import IdSource
 from sim.admin import Admin
 from sim.broker import ConnectionLost, Ground, Serving, SimBroker
-from sim.check import Log, Stored, check, forgotten
+from sim.check import Log, Remembered, Stored, check, forgotten
 from sim.determinism import OrderedNursery, stable_order
 from sim.faults import FaultPlan, ObjectFaults
 from sim.fsck import fsck
@@ -163,7 +163,7 @@ class _World:
                 reader.stop_at = await self._ends_of(reader)
             await self._end([task for _, task in self._readers], "a reader does not reach the end")
             await self._read_all_again()
-            remembered = {str(place): await self._producers_of(place) for place in self._places}
+            remembered = {str(place): await self._remembered_of(place) for place in self._places}
         await self._judge(weather, remembered)
 
     def _check_accounts(self) -> None:
@@ -237,8 +237,10 @@ class _World:
             ends[place.partition] = 0 if control is None else control.sequence_counter
         return topic.topic_id, ends
 
-    async def _producers_of(self, place: Place) -> dict[int, tuple[int, int]]:
-        """What a broker says that the partition remembers: epoch and last sequence, by producer id."""
+    async def _remembered_of(self, place: Place) -> Remembered:
+        """What a broker says that the partition remembers."""
+        control = self._control_of(PartitionId(self._topic.topic_id, place.partition))
+        end = 0 if control is None else control.sequence_counter
 
         async def ask(serving: Serving) -> list[ActiveProducer]:
             return await serving.parts.active_producers.of(PartitionId(self._topic.topic_id, place.partition))
@@ -249,11 +251,11 @@ class _World:
             except ConnectionLost:
                 await asyncio.sleep(1.0)
             else:
-                return {one.producer_id: (one.epoch, one.last_sequence) for one in found}
+                return Remembered(end, {one.producer_id: (one.epoch, one.last_sequence) for one in found})
         self._history.violation(f"liveness: nobody says what producers there are: {place}")
-        return {}
+        return Remembered(0, {})
 
-    async def _judge(self, weather: Weather, remembered: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
+    async def _judge(self, weather: Weather, remembered: Mapping[str, Remembered]) -> None:
         logs: list[Log] = []
         for partition, record in self._shards.control_records().items():
             control = decode_control(record.value, path=record.path)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sim.check import Log, Stored, check
+from sim.check import Log, Remembered, Stored, check, forgotten
 from sim.history import PLAIN, Attempt, End, History, Identity, Outcome, Seen, Sent
 from sim.loop import VirtualLoop
 
@@ -144,3 +144,38 @@ def test_an_append_to_a_topic_whose_deletion_was_confirmed_before_is_found() -> 
     found = check(happened, [Log("t/0", "old", [A, B]), Log("t/0", "new", [])])
 
     assert [text.partition(":")[0] for text in found] == ["append to a deleted topic"]
+
+
+def numbered(producer_id: int, first_seq: int, offset: int) -> Stored:
+    return Stored(offset, 2, b"%d:%d" % (producer_id, first_seq), Identity(producer_id, 0, first_seq))
+
+
+@pytest.mark.parametrize(
+    ("told", "is_wrong"),
+    [
+        ({7: (0, 3), 8: (0, 1)}, False),
+        ({7: (0, 5), 8: (0, 1)}, False),  # of what was appended while it was asked
+        ({7: (0, 3), 8: (0, 1), 9: (0, 1)}, False),
+        ({7: (0, 1), 8: (0, 1)}, True),
+        ({7: (1, 3), 8: (0, 1)}, True),
+        ({8: (0, 1)}, True),
+    ],
+)
+def test_the_last_batch_of_a_producer_must_be_remembered(told: dict[int, tuple[int, int]], is_wrong: bool) -> None:
+    log = Log("t/0", "id", [numbered(7, 0, 0), numbered(8, 0, 2), numbered(7, 2, 4), numbered(7, 4, 6), numbered(9, 0, 8)])
+
+    found = list(forgotten([log], {"t/0": Remembered(6, told)}, lambda _last: False))
+
+    assert bool(found) is is_wrong
+    assert list(forgotten([log], {}, lambda _last: False)) == []
+
+
+def test_a_producer_may_be_forgotten_when_it_may_have_expired() -> None:
+    log = Log("t/0", "id", [numbered(7, 0, 0), numbered(8, 0, 2)])
+
+    def may_have_expired(last: Stored) -> bool:
+        return last.identity.producer_id == 7
+
+    assert list(forgotten([log], {"t/0": Remembered(4, {8: (0, 1)})}, may_have_expired)) == []
+    assert len(list(forgotten([log], {"t/0": Remembered(4, {})}, may_have_expired))) == 1
+    assert len(list(forgotten([log], {"t/0": Remembered(4, {7: (0, 9), 8: (0, 1)})}, may_have_expired))) == 1
