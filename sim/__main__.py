@@ -19,6 +19,7 @@ VIOLATIONS_SHOWN_MAX: Final = 10
 WORLDS: Final = ("log", "groups")
 ALL: Final = "all"
 FAULTS: Final = ("none", "usual", "harsh")
+THEMES: Final = ("usual", "passing", "spilling", "churning", "stubborn")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 def _replay(given: argparse.Namespace) -> int:
     from sim.worlds import Run, simulate
 
-    outcome = simulate(Run(given.world, given.seed, given.faults, given.brokers), show=print)
+    outcome = simulate(Run(given.world, given.seed, given.faults, given.brokers, given.theme), show=print)
     if outcome.violations:
         _tell(outcome)
         return 1
@@ -51,7 +52,7 @@ def _run(given: argparse.Namespace) -> int:
     first, last = given.seeds
     has_failed = False
     for world in WORLDS if given.world == ALL else (given.world,):
-        runs = [Run(world, seed, given.faults, given.brokers) for seed in range(first, last + 1)]
+        runs = [Run(world, seed, given.faults, given.brokers, given.theme) for seed in range(first, last + 1)]
         began_s = os.times().elapsed
         failed, cpu_s, did = 0, 0.0, Counter[str]()
         for outcome in run_all(runs, jobs=given.jobs):
@@ -118,6 +119,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         command.add_argument("--faults", choices=FAULTS, default="harsh" if command is covered else "usual")
     for command in (run, replay):
         command.add_argument("--brokers", type=_count, default=None, help="default: 2 to 4, by the seed")
+        command.add_argument("--theme", choices=THEMES, default=None, help="of the log world; default: by the seed")
     return parser.parse_args(arguments)
 
 

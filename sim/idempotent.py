@@ -35,12 +35,17 @@ GIVE_UP_RATE: Final = 0.15
 """Of the times that its first batch has failed again, if it is one that gives up."""
 
 
+LATER_RATE: Final = 0.3
+LATER_S: Final = (0.1, 0.8)
+"""With what an upload may take less than a stranger waits for (SHORTEST_WAIT): no client is slower, beside the 35 s of a real broker."""
+
+
 class Style(Enum):
     """How a client sends again what failed."""
 
     JAVA = "java"  # one by one, the first of its sequences first, while other connections go on
     LIBRDKAFKA = "librdkafka"  # all that is unanswered, in order, on a new connection
-    EAGER = "eager"  # each by itself, at once, whatever becomes of the others
+    EAGER = "eager"  # each by itself, most at once and some later, whatever becomes of the others
 
 
 @dataclass(slots=True)
@@ -54,6 +59,7 @@ class Pending:
     failures: int = 0
     was_next: bool = False
     first_sent_s: float = math.inf
+    send_again_s: float = 0.0
 
 
 class IdempotentProducer(Producer):
@@ -121,6 +127,8 @@ class IdempotentProducer(Producer):
         if self._style is Style.JAVA:
             # One at a time: the next is sent when the first of all has its ack.
             waiting = [pending for pending in waiting[:1] if pending is self._window[0]]
+        elif self._style is Style.EAGER:
+            waiting = [pending for pending in waiting if pending.send_again_s <= self._history.now_s]
         for pending in waiting:
             self._fly(pending, connection)
 
@@ -194,6 +202,8 @@ class IdempotentProducer(Producer):
             self._window.remove(pending)
             return True
         pending.flight, pending.failures = None, pending.failures + 1
+        if self._style is Style.EAGER and self._chance.random() < LATER_RATE:
+            pending.send_again_s = self._history.now_s + self._chance.uniform(*LATER_S)
         if code is ErrorCode.out_of_order_sequence_number and not pending.was_next:
             return True  # what comes before it has no ack: it is sent again behind that
         if code is ErrorCode.out_of_order_sequence_number and self.place.is_fleeting:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -61,19 +62,26 @@ class Theme:
     skews_ms: tuple[int, ...] = (0, 0, -3_600_000, 3_600_000, 40)
 
 
-def theme_of(chance: random.Random, faults: str) -> Theme:
+NAMES: Final = ("usual", "passing", "spilling", "churning", "stubborn")
+_SHARES: Final = (0.56, 0.62, 0.80, 0.92)
+"""Below which of these the number drawn is, says which theme it is; the last one otherwise."""
+
+
+def theme_of(chance: random.Random, faults: str, *, name: str | None = None) -> Theme:
+    """As drawn, or one of NAMES. Without faults all are usual."""
     profile = PROFILES[faults]
-    drawn = chance.random()
+    drawn = NAMES[bisect_right(_SHARES, chance.random())]
     usual = _usual(chance, profile)
-    if not profile.rate_max or drawn < 0.56:
-        return usual
-    if drawn < 0.62:
-        return _passing(usual)
-    if drawn < 0.80:
-        return _spilling(usual)
-    if drawn < 0.92:
-        return _churning(chance, usual)
-    return _stubborn(usual)
+    match (name or drawn) if profile.rate_max else "usual":
+        case "passing":
+            return _passing(usual)
+        case "spilling":
+            return _spilling(usual)
+        case "churning":
+            return _churning(chance, usual)
+        case "stubborn":
+            return _stubborn(usual)
+    return usual
 
 
 def _usual(chance: random.Random, profile: Profile) -> Theme:

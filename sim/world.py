@@ -49,6 +49,8 @@ class Plan:
     faults: str = "usual"
     brokers: int | None = None
     """None: 2 to 4, by the seed."""
+    theme: str | None = None
+    """None: by the seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def run_seed(plan: Plan, *, show: Callable[[str], None] | None = None) -> Report
         history.violation(f"loop: {context.get('message')} {context.get('exception')!r}")
 
     loop.set_exception_handler(failed)
-    theme = theme_of(chance, plan.faults)
+    theme = theme_of(chance, plan.faults, name=plan.theme)
     with contextlib.ExitStack() as stack:
         stack.enter_context(capture_logs())
         stack.enter_context(stable_order())

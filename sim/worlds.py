@@ -19,17 +19,19 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One seed of one world."""
+    """One seed of one world. `theme`: of sim/themes.py, in the world of logs; by the seed if not given."""
 
     world: str
     seed: int
     faults: str
     brokers: int | None = None
+    theme: str | None = None
 
     @property
     def command(self) -> str:
         """What replays it."""
         chosen = "" if self.brokers is None else f" --brokers {self.brokers}"
+        chosen += "" if self.theme is None else f" --theme {self.theme}"
         world = "" if self.world == LOG else f" --world {self.world}"
         return f"python -m sim replay --seed {self.seed} --faults {self.faults}{world}{chosen}"
 
@@ -53,7 +55,7 @@ def simulate(run: Run, *, show: Show | None = None) -> Outcome:
 
 
 def _log(run: Run, show: Show | None) -> tuple[list[str], str, dict[str, int]]:
-    report = run_log_seed(Plan(run.seed, run.faults, run.brokers), show=show)
+    report = run_log_seed(Plan(run.seed, run.faults, run.brokers, run.theme), show=show)
     did = {"acked": report.appends, "read": report.reads, "turns": report.turns, "virtual_s": round(report.virtual_s)}
     return report.violations, report.digest, did
 

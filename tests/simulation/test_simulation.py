@@ -1,7 +1,11 @@
 """Seeds of the simulation: whatever happens to the brokers, nothing is lost, repeated, reordered, invented or left unanswered."""
 
+import random
+
 import pytest
 
+import sim.__main__
+from sim.themes import NAMES, theme_of
 from sim.world import Plan, run_seed
 from sim.worlds import LOG, Run
 
@@ -28,6 +32,13 @@ def test_many_more_seeds_find_nothing_wrong(first: int) -> None:
     wrong = [Run(LOG, seed, "harsh").command for seed in range(first, first + 100) if run_seed(Plan(seed, "harsh")).violations]
 
     assert not wrong, "\n".join(wrong)
+
+
+def test_each_theme_can_be_asked_for() -> None:
+    assert set(NAMES) == set(sim.__main__.THEMES)
+    assert {theme_of(random.Random(1), "harsh", name=name).name for name in NAMES} == set(NAMES)
+    assert {theme_of(random.Random(seed), "harsh").name for seed in range(100)} == set(NAMES)
+    assert {theme_of(random.Random(seed), "none").name for seed in range(100)} == {"usual"}
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
