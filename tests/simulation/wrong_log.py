@@ -171,17 +171,6 @@ def numbers_every_commit_alike() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def takes_itself_for_registered_under_an_epoch_that_is_gone() -> Iterator[None]:
-    """Review D: the registration that exists is another than the one that wrote the entry."""
-
-    def is_registered(self: broker_epoch.BrokerEpoch, epoch: int) -> bool:
-        return self.registered_epoch() is not None and epoch == self.current
-
-    with mock.patch.object(broker_epoch.BrokerEpoch, "is_registered", is_registered):
-        yield
-
-
-@contextlib.contextmanager
 def keeps_the_bytes_of_what_it_has_answered() -> Iterator[None]:
     kept: list[memoryview] = []
 

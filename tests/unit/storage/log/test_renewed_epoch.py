@@ -77,6 +77,25 @@ async def test_once_the_entry_of_the_old_epoch_was_dropped_nobody_can_tell_and_n
         assert len(broker.metadata.writes) == 2
 
 
+async def test_the_registration_that_exists_does_not_vouch_for_the_epoch_before_it() -> None:
+    """The broker has registered again and does not know yet: the entry of its first commit was dropped for the epoch that is gone."""
+    async with rig(epoch=OLD) as broker:
+        await broker.parts.control_reads.refresh([broker.parts.partitions.get(PARTITION)])
+        broker.metadata.faults.append("reply lost")
+        broker.metadata.reads_fail = True
+        sent = broker.send(batch_bytes(1))
+        while len(broker.metadata.writes) < 1:  # noqa: ASYNC110 - until the request is sent
+            await asyncio.sleep(0)
+        broker.epoch.registered_epoch = lambda: NEW
+        await drop_writers(broker)
+        broker.metadata.reads_fail = False
+        (settled,) = await sent
+
+        assert isinstance(settled, OutcomeUnknown)
+        assert (await broker.control()).sequence_counter == 1
+        assert len(broker.metadata.writes) == 1
+
+
 async def test_a_commit_sent_while_there_was_no_registration_is_settled_when_there_is_one_again() -> None:
     async with rig(epoch=OLD) as broker:
         broker.epoch.registered_epoch = lambda: None
