@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -79,6 +80,29 @@ def _get(http_port: int, path: str) -> bytes:
         connection.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a broker is started: from the checkout at `root`, with its interpreter, below the command `under`."""
+
+    root: Path = _ROOT
+    python: str = sys.executable
+    under: tuple[str, ...] = ()
+    ready_within_s: float = READY_WITHIN_S
+
+
+_start: ContextVar[Start] = ContextVar("start", default=Start())  # noqa: B039 - frozen
+
+
+@contextlib.contextmanager
+def starting(start: Start) -> Iterator[None]:
+    """Brokers are started so meanwhile."""
+    token = _start.set(start)
+    try:
+        yield
+    finally:
+        _start.reset(token)
+
+
 @contextlib.contextmanager
 def broker(place: Place, settings: Mapping[str, str]) -> Iterator[Target]:
     """A broker over the stores of `place`, as `forebay serve` starts it."""
@@ -86,10 +110,11 @@ def broker(place: Place, settings: Mapping[str, str]) -> Iterator[Target]:
     command = ["-m", "forebay", "serve", "--config", os.devnull, "--log-format", "json", "--log-level", "info"]
     for key, value in given.items():
         command += ["--set", f"{key}={value}"]
-    with _running(command) as (process, log):
-        kafka = _announced(process, log, "kafka listening", "listeners")
-        web = _announced(process, log, "http listening", "address")
-        _announced(process, log, "ready", "broker_id")
+    start = _start.get()
+    with _running(command, start) as (process, log):
+        kafka = _announced(process, log, "kafka listening", "listeners", start.ready_within_s)
+        web = _announced(process, log, "http listening", "address", start.ready_within_s)
+        _announced(process, log, "ready", "broker_id", start.ready_within_s)
         meter.check_listens(process.pid, kafka)
         yield Target(process.pid, kafka, web)
 
@@ -116,13 +141,18 @@ def null_broker(*, partitions: int = 12, records_per_partition: int = 0, record_
 
 
 @contextlib.contextmanager
-def _running(arguments: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def _running(arguments: Sequence[str], start: Start = Start()) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as scratch:
         log = Path(scratch) / "log"
         with log.open("wb") as written:
             process = subprocess.Popen(
-                [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=written, stderr=written, env=environment, cwd=_ROOT
+                [*start.under, start.python, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=written,
+                stderr=written,
+                env=environment,
+                cwd=start.root,
             )
         try:
             yield process, log
@@ -138,9 +168,9 @@ def _running(arguments: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes]
                 process.wait(STOP_WITHIN_S)
 
 
-def _announced(process: subprocess.Popen[bytes], log: Path, event: str, field: str) -> int:
+def _announced(process: subprocess.Popen[bytes], log: Path, event: str, field: str, within_s: float = READY_WITHIN_S) -> int:
     """The last number of a field of an event of the log, once it is there: of an address, its port."""
-    deadline_s = _clock.monotonic_s() + READY_WITHIN_S
+    deadline_s = _clock.monotonic_s() + within_s
     while _clock.monotonic_s() < deadline_s:
         for line in log.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
@@ -150,7 +180,7 @@ def _announced(process: subprocess.Popen[bytes], log: Path, event: str, field: s
         if process.poll() is not None:
             raise NotReady(f"ended with {process.returncode} before {event!r}")
         time.sleep(LOOK_EVERY_S)
-    raise NotReady(f"no {event!r} within {READY_WITHIN_S} s")
+    raise NotReady(f"no {event!r} within {within_s} s")
 
 
 def _series(name: str, labels: Mapping[str, str]) -> str:
