@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from bench import clients, meter, processes, wire
@@ -9,13 +10,14 @@ from bench.cases.case import Case, Plan, fresh_broker, metered
 from bench.processes import HOST, Target
 from bench.results import CaseResult, Fact, Run
 from bench.stores import DISK, MEMORY, NATIVE
-from bench.wire import Driver, Sender
+from bench.wire import NO_SENDER, Driver, Sender
 
 DEPTH: Final = 5
 """max.in.flight.requests.per.connection of an idempotent producer."""
 TOPIC: Final = "requests"
 VALUE_BYTES: Final = 100
 CLIENTS: Final = 32
+MANY_CLIENTS: Final = 1_000
 PARTITIONS: Final = 500
 RECORDS_PER_BATCH: Final = 10
 WARM_UP: Final = 8
@@ -77,16 +79,19 @@ def _run(
     return CaseResult(name, store, what, settings, runs)
 
 
-def _producing(target: Target, count: int, is_null: bool, *, connections: int, partitions: int, records: int) -> tuple[Frames, Check]:
-    """Idempotent producers, one per connection, that write a batch to each partition with every request."""
+def _producing(
+    target: Target, count: int, is_null: bool, *, connections: int, partitions: int, records: int, is_idempotent: bool = True
+) -> tuple[Frames, Check]:
+    """Producers, one per connection, that write a batch to each partition with every request."""
     now_ms = wire.now_ms()
     encoded = wire.records([b"x" * VALUE_BYTES] * records)
     work: Frames = []
     for _ in range(connections):
-        sender = Sender(next(_next_producer_id), 0)
+        sender = Sender(next(_next_producer_id), 0) if is_idempotent else NO_SENDER
         frames = []
         for number in range(count):
-            batch = wire.record_batch(encoded, records, now_ms=now_ms, sender=sender, first_sequence=number * records)
+            first_sequence = number * records if is_idempotent else -1
+            batch = wire.record_batch(encoded, records, now_ms=now_ms, sender=sender, first_sequence=first_sequence)
             frames.append(wire.produce_request(number, TOPIC, [(partition, batch) for partition in range(partitions)]))
         work.append(frames)
     before = 0 if is_null else clients.end_offsets(target.bootstrap, TOPIC, partitions)
@@ -131,6 +136,24 @@ def _produce_one_by_many(plan: Plan, store: str) -> CaseResult:
         records_per_request=1,
         requests=48_000,
         make=lambda target, count, is_null: _producing(target, count, is_null, connections=CLIENTS, partitions=1, records=1),
+    )
+
+
+def _produce_one_by_very_many(plan: Plan, store: str, *, is_idempotent: bool) -> CaseResult:
+    kind = "idempotent" if is_idempotent else "plain"
+    return _run(
+        plan,
+        store,
+        name=f"produce-one-{MANY_CLIENTS}-{kind}",
+        what=f"{kind} Produce of one 100 B record by {MANY_CLIENTS} clients at once, one partition",
+        connections=MANY_CLIENTS,
+        partitions=1,
+        records_per_request=1,
+        requests=40_000,
+        make=lambda target, count, is_null: _producing(
+            target, count, is_null, connections=MANY_CLIENTS, partitions=1, records=1, is_idempotent=is_idempotent
+        ),
+        has_null=False,
     )
 
 
@@ -193,6 +216,8 @@ def _list_offsets(plan: Plan, store: str) -> CaseResult:
 CASES: Final = (
     Case("produce-one", (MEMORY, DISK), _produce_one),
     Case(f"produce-one-{CLIENTS}-clients", (MEMORY, DISK), _produce_one_by_many),
+    Case(f"produce-one-{MANY_CLIENTS}-idempotent", (DISK, NATIVE), partial(_produce_one_by_very_many, is_idempotent=True)),
+    Case(f"produce-one-{MANY_CLIENTS}-plain", (DISK, NATIVE), partial(_produce_one_by_very_many, is_idempotent=False)),
     Case("produce-500-in-one", (MEMORY, DISK, NATIVE), _produce_everywhere),
     Case("api-versions", (MEMORY,), _api_versions),
     Case("metadata", (MEMORY, DISK, NATIVE), _metadata),
