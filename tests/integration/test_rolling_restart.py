@@ -1,6 +1,7 @@
 """Three broker processes are restarted one after the other while producers that must not retry send to them."""
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -86,8 +87,15 @@ def test_a_rolling_restart_is_no_error_to_producers_that_do_not_retry(tmp_path: 
 
 def leave(broker: Served) -> None:
     """SIGTERM; while it drains it says that it does, and names the others to a client that connects only now."""
-    broker.process.terminate()
-    until(lambda: get(broker.http_port, "/readyz")[0] == 503)
+    # It stops at once when nobody is connected, as may be when no producer's leader is this broker.
+    with socket.create_connection(("127.0.0.1", broker.kafka_port)):
+        until(lambda: broker.metrics()['forebay_connections{listener="PLAINTEXT"}'] > 0)
+        broker.process.terminate()
+        until(lambda: get(broker.http_port, "/readyz")[0] == 503)
+        check_named_others(broker)
+
+
+def check_named_others(broker: Served) -> None:
     asked = AdminClient({"bootstrap.servers": broker.bootstrap} | QUIET).list_topics(TOPIC, timeout=WITHIN_S)
     named = {node.port for node in asked.brokers.values()} | {
         asked.brokers[one.leader].port for one in asked.topics[TOPIC].partitions.values()
