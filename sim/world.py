@@ -5,6 +5,7 @@ import contextlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from structlog.testing import capture_logs
@@ -305,32 +306,24 @@ class _World:
         chance = self._child()
         leader = chance.randrange(self._count)
         brokers = (lambda: [self._brokers[leader]]) if self._theme.has_leaders else self._live
-        producer: Producer
+        make: Callable[..., Producer] = Producer
         if is_idempotent:
-            producer = IdempotentProducer(
-                name,
-                place=place,
-                batches=batches,
-                brokers=brokers,
-                history=self._history,
-                chance=chance,
-                pauses_s=crowd.pauses_s,
+            make = partial(
+                IdempotentProducer,
                 note_id=self._note_id,
                 style=chance.choice(self._theme.styles),
-                start_s_max=crowd.start_s_max,
                 delivery_timeout_s=crowd.delivery_timeout_s,
             )
-        else:
-            producer = Producer(
-                name,
-                place=place,
-                batches=batches,
-                brokers=brokers,
-                history=self._history,
-                chance=chance,
-                pauses_s=crowd.pauses_s,
-                start_s_max=crowd.start_s_max,
-            )
+        producer = make(
+            name,
+            place=place,
+            batches=batches,
+            brokers=brokers,
+            history=self._history,
+            chance=chance,
+            pauses_s=crowd.pauses_s,
+            start_s_max=crowd.start_s_max,
+        )
         self._tasks.append(self._nursery.spawn(producer.run(), name="producer"))
 
     def _note_id(self, producer_id: int) -> None:

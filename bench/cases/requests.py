@@ -16,8 +16,6 @@ DEPTH: Final = 5
 """max.in.flight.requests.per.connection of an idempotent producer."""
 TOPIC: Final = "requests"
 VALUE_BYTES: Final = 100
-CLIENTS: Final = 32
-MANY_CLIENTS: Final = 1_000
 PARTITIONS: Final = 500
 RECORDS_PER_BATCH: Final = 10
 WARM_UP: Final = 8
@@ -125,35 +123,20 @@ def _produce_one(plan: Plan, store: str) -> CaseResult:
     )
 
 
-def _produce_one_by_many(plan: Plan, store: str) -> CaseResult:
-    return _run(
-        plan,
-        store,
-        name=f"produce-one-{CLIENTS}-clients",
-        what=f"the same from {CLIENTS} clients at once, one partition",
-        connections=CLIENTS,
-        partitions=1,
-        records_per_request=1,
-        requests=48_000,
-        make=lambda target, count, is_null: _producing(target, count, is_null, connections=CLIENTS, partitions=1, records=1),
-    )
-
-
-def _produce_one_by_very_many(plan: Plan, store: str, *, is_idempotent: bool) -> CaseResult:
+def _produce_one_by_many(plan: Plan, store: str, *, name: str, clients: int, requests: int, is_idempotent: bool = True) -> CaseResult:
     kind = "idempotent" if is_idempotent else "plain"
     return _run(
         plan,
         store,
-        name=f"produce-one-{MANY_CLIENTS}-{kind}",
-        what=f"{kind} Produce of one 100 B record by {MANY_CLIENTS} clients at once, one partition",
-        connections=MANY_CLIENTS,
+        name=name,
+        what=f"{kind} Produce of one 100 B record by {clients} clients at once, five in flight each, one partition",
+        connections=clients,
         partitions=1,
         records_per_request=1,
-        requests=40_000,
+        requests=requests,
         make=lambda target, count, is_null: _producing(
-            target, count, is_null, connections=MANY_CLIENTS, partitions=1, records=1, is_idempotent=is_idempotent
+            target, count, is_null, connections=clients, partitions=1, records=1, is_idempotent=is_idempotent
         ),
-        has_null=False,
     )
 
 
@@ -213,11 +196,17 @@ def _list_offsets(plan: Plan, store: str) -> CaseResult:
     return _asking(plan, store, name="list-offsets", what=what, frame=lambda number: wire.list_offsets_request(number, TOPIC, 1))
 
 
+def _by_many(kind: str, stores: tuple[str, ...], *, clients: int, requests: int, is_idempotent: bool = True) -> Case:
+    name = f"produce-one-{clients}-{kind}"
+    run = partial(_produce_one_by_many, name=name, clients=clients, requests=requests, is_idempotent=is_idempotent)
+    return Case(name, stores, run)
+
+
 CASES: Final = (
     Case("produce-one", (MEMORY, DISK), _produce_one),
-    Case(f"produce-one-{CLIENTS}-clients", (MEMORY, DISK), _produce_one_by_many),
-    Case(f"produce-one-{MANY_CLIENTS}-idempotent", (DISK, NATIVE), partial(_produce_one_by_very_many, is_idempotent=True)),
-    Case(f"produce-one-{MANY_CLIENTS}-plain", (DISK, NATIVE), partial(_produce_one_by_very_many, is_idempotent=False)),
+    _by_many("clients", (MEMORY, DISK), clients=32, requests=48_000),
+    _by_many("idempotent", (DISK, NATIVE), clients=1_000, requests=40_000),
+    _by_many("plain", (DISK, NATIVE), clients=1_000, requests=40_000, is_idempotent=False),
     Case("produce-500-in-one", (MEMORY, DISK, NATIVE), _produce_everywhere),
     Case("api-versions", (MEMORY,), _api_versions),
     Case("metadata", (MEMORY, DISK, NATIVE), _metadata),

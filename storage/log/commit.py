@@ -10,9 +10,8 @@ that does not answer holds up its own partitions, and a partition that cannot be
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, auto
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from runtime.clock import Clock
@@ -25,7 +24,7 @@ from storage.log.batch import Appended
 from storage.log.broker_epoch import BrokerEpoch
 from storage.log.control_reads import ControlReads
 from storage.log.dead_writers import DeadWriters
-from storage.log.decide import PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
+from storage.log.decide import NOBODY, PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
 from storage.log.lane import Commit, carry, leave, refuse_behind, release, take
 from storage.log.page_store import PageStore
 from storage.log.partition import PartitionLog
@@ -291,7 +290,7 @@ class Committer:
             now_ms=self._clock.now_ms(),
             pages=commit.pages,
             lost=log.lost and log.lost_since(self._clock.monotonic_s() - STRANGERS_WAIT_S),
-            begin_at=self._begin_at(log) if log.strangers.refused else _NOBODY,
+            begin_at=log.strangers.begin_at(self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S) if log.strangers.refused else NOBODY,
             dead_writers=dead and [epoch for epoch in dead if epoch != commit.epoch],
             version=log.version,
             expiration_ms=self._producer_expiration_ms,
@@ -417,9 +416,6 @@ class Committer:
         if self._pages.is_sweep_due(log):
             self._nursery.spawn(self._pages.sweep(log, decision.control, version), name="sweep-pages")
 
-    def _begin_at(self, log: PartitionLog) -> Mapping[int, int]:
-        return log.strangers.begin_at(self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S)
-
     def _answer(self, commit: Commit, verdicts: Sequence[Verdict]) -> None:
         log = commit.log
         log_start = log.control.log_start if log.control is not None else 0
@@ -444,7 +440,6 @@ class Committer:
 
 
 _NOTHING: Final = Decision((), None, None)
-_NOBODY: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 def _after_lost() -> StorageError:

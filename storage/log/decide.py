@@ -28,7 +28,7 @@ from storage.vocabulary import ObjectId
 PRODUCER_EXPIRATION_MS = 86_400_000
 """producer.id.expiration.ms: how long a producer that appends no more is remembered."""
 _NO_PAGES: Pages = MappingProxyType({})
-_NOBODY: Mapping[int, int] = MappingProxyType({})
+NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
 class Claim(Protocol):
@@ -101,8 +101,8 @@ def decide(
     writer: Writer,
     now_ms: int,
     pages: Pages = _NO_PAGES,
-    lost: Mapping[int, int] = _NOBODY,
-    begin_at: Mapping[int, int] = _NOBODY,
+    lost: Mapping[int, int] = NOBODY,
+    begin_at: Mapping[int, int] = NOBODY,
     dead_writers: Collection[int] = (),
     version: int = 0,
     expiration_ms: int = PRODUCER_EXPIRATION_MS,
