@@ -175,7 +175,7 @@ class LoadedGroup:
             self._timer.cancel()
             self._timer = None
         self._stored.give_up()
-        # What is under way may still be applied, as whatever is answered with these errors; nobody waits for a store that does not answer.
+        # A write under way may still be applied, as after any of these errors; its clients do not wait for a store that is silent.
         futures = [*self._waiting.values(), *self._written_for, *(future for _, future in self._jobs)]
         self._jobs.clear()
         self._waiting.clear()
