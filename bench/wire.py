@@ -16,6 +16,8 @@ from runtime.clock import SystemClock
 
 PRODUCE: Final = 0
 PRODUCE_VERSION: Final = 11
+FETCH: Final = 1
+FETCH_VERSION: Final = 12
 LIST_OFFSETS: Final = 2
 LIST_OFFSETS_VERSION: Final = 7
 CLIENT_ID: Final = b"forebay-bench"
@@ -29,6 +31,8 @@ _BATCH_PREFIX: Final = struct.Struct(">qiib")
 _BATCH_FIELDS: Final = struct.Struct(">hiqqqhii")
 _RESULT: Final = struct.Struct(">ihqqq")
 _LATEST_OF: Final = struct.Struct(">iiqx")
+_FETCH_HEAD: Final = struct.Struct(">iiiibii")
+_FETCHED: Final = struct.Struct(">iiqiqi")
 _LISTED: Final = struct.Struct(">ihqqix")
 _RESULT_REST_BYTES: Final = 3
 """Empty record errors, null message, no tags."""
@@ -108,6 +112,13 @@ def produced_offsets(payload: bytes, topic: str) -> list[int]:
         offsets.append(base_offset)
         at += _RESULT.size + _RESULT_REST_BYTES
     return offsets
+
+
+def fetch_request(correlation_id: int, topic: str, partition: int, offset: int, *, bytes_max: int = 1) -> bytes:
+    """What is there from `offset` on, at once; at least one batch if there is any."""
+    body = _FETCH_HEAD.pack(-1, 0, 1, bytes_max, 0, 0, -1) + uvarint(2) + compact_string(topic) + uvarint(2)
+    body += _FETCHED.pack(partition, -1, offset, -1, -1, bytes_max) + b"\x00\x00" + uvarint(1) + compact_string("") + b"\x00"
+    return request(FETCH, FETCH_VERSION, correlation_id, body)
 
 
 def list_offsets_request(correlation_id: int, topic: str, partitions: int, *, first: int = 0) -> bytes:

@@ -28,11 +28,12 @@ OnRoom = Callable[[ProtocolViolation | None], None]
 class Admission(Account):
     """Reading is paused (`is_over`) from three quarters of `bytes_max` on, until three eighths of it are left, or what is half received."""
 
-    __slots__ = ("_begun_bytes", "_bytes_max", "_is_called", "_pauses", "_resume", "_soon", "_starved")
+    __slots__ = ("_begun_bytes", "_bytes_max", "_is_called", "_pauses", "_resume", "_soon", "_starved", "_watched_from_bytes")
 
     def __init__(self, *, bytes_max: int, telemetry: Telemetry, soon: Soon) -> None:
         super().__init__()
         self._bytes_max = bytes_max
+        self._watched_from_bytes = bytes_max * 3 // 4
         self._begun_bytes = 0
         self._resume: set[Callable[[], None]] = set()
         self._starved: dict[OnRoom, int] = {}
@@ -52,8 +53,8 @@ class Admission(Account):
         if self.held_bytes + len(received) > self._bytes_max:
             return None
         frame = counted(received, self)
-        if not self.is_watched:
-            self._judge()
+        if not self.is_watched and self.held_bytes > self._watched_from_bytes:
+            self._begin_to_watch()
         return frame
 
     def begin(self, received: memoryview | Frame, room_bytes: int) -> Frame | None:
@@ -68,7 +69,8 @@ class Admission(Account):
         frame = counted(room_bytes, self)
         frame[: len(received)] = received
         self._begun_bytes += room_bytes - before_bytes
-        self._judge()
+        if self.held_bytes > self._watched_from_bytes:
+            self._begin_to_watch()
         return frame
 
     def end(self, begun: Frame) -> None:
@@ -95,10 +97,6 @@ class Admission(Account):
     def on_less(self) -> None:
         if self._starved or self._may_go_on():
             self._call_soon()
-
-    def _judge(self) -> None:
-        if self.held_bytes > self._bytes_max * 3 // 4:
-            self._begin_to_watch()
 
     def _begin_to_watch(self) -> None:
         if not self.is_watched:

@@ -316,5 +316,5 @@ class Dispatch:
             if any(result.error_code for result in results):
                 connection.close()  # as Kafka does: the only way to tell a client that waits for no answer
             return None
-        throttle_ms = self._leaving.throttle_ms(connection)
+        throttle_ms = self._leaving.throttle_ms(connection) if self._leaving.is_asking else 0
         return [produce.write_response(header.api_version, header.correlation_id, ProduceResponse(results, throttle_ms))]

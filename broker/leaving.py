@@ -25,23 +25,19 @@ class Leaving:
 
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
-        self._is_asking = False
-        self._is_refusing = False
+        self.is_asking = False
+        self.is_refusing = False
         self._answered_at_s: dict[object, float] = {}
 
-    @property
-    def is_refusing(self) -> bool:
-        return self._is_refusing
-
     def ask(self) -> None:
-        self._is_asking = True
+        self.is_asking = True
 
     def refuse(self) -> None:
-        self._is_asking = self._is_refusing = True
+        self.is_asking = self.is_refusing = True
 
     def throttle_ms(self, connection: object) -> int:
         """What an answer to Produce that is sent now says; it is noted that this connection gets one."""
-        if not self._is_asking:
+        if not self.is_asking:
             return 0
         self._answered_at_s[connection] = self._clock.monotonic_s()
         return THROTTLE_MS

@@ -156,10 +156,24 @@ def _produce_everywhere(plan: Plan, store: str) -> CaseResult:
     )
 
 
-def _asking(plan: Plan, store: str, *, name: str, what: str, frame: Callable[[int], bytes]) -> CaseResult:
-    def make(_target: Target, count: int, _is_null: bool) -> tuple[Frames, Check]:
+def _asking(
+    plan: Plan,
+    store: str,
+    *,
+    name: str,
+    what: str,
+    frame: Callable[[int], bytes],
+    fill: Callable[[Target], None] | None = None,
+    answer_bytes_min: int = 1,
+) -> CaseResult:
+    def make(target: Target, count: int, is_null: bool) -> tuple[Frames, Check]:
+        if fill is not None and not is_null:
+            fill(target)
+
         def check(answers: Sequence[Sequence[bytes]]) -> None:
             sizes = {len(answer) for answer in answers[0]}
+            if not is_null and min(sizes) < answer_bytes_min:
+                raise clients.Lost(f"an answer is shorter than what it was to hold: bytes={min(sizes)} expected={answer_bytes_min}")
             if len(sizes) != 1:
                 raise clients.Lost(f"the same question was answered in different lengths: bytes={sorted(sizes)}")
 
@@ -191,6 +205,28 @@ def _metadata(plan: Plan, store: str) -> CaseResult:
     return _asking(plan, store, name="metadata", what=what, frame=lambda number: wire.request(_METADATA, 12, number, body))
 
 
+def _fetch(plan: Plan, store: str) -> CaseResult:
+    what = "Fetch v12 of one batch of one record that the tail cache holds"
+    batch = wire.record_batch(wire.records([b"x" * VALUE_BYTES]), 1, now_ms=wire.now_ms())
+
+    def fill(target: Target) -> None:
+        driver = Driver(HOST, target.port, connections=1)
+        try:
+            wire.produced_offsets(driver.ask(wire.produce_request(0, TOPIC, [(0, batch)])), TOPIC)
+        finally:
+            driver.close()
+
+    return _asking(
+        plan,
+        store,
+        name="fetch-one",
+        what=what,
+        frame=lambda number: wire.fetch_request(number, TOPIC, 0, 0),
+        fill=fill,
+        answer_bytes_min=len(batch),
+    )
+
+
 def _list_offsets(plan: Plan, store: str) -> CaseResult:
     what = "ListOffsets v7, the latest of one partition"
     return _asking(plan, store, name="list-offsets", what=what, frame=lambda number: wire.list_offsets_request(number, TOPIC, 1))
@@ -210,5 +246,6 @@ CASES: Final = (
     Case("produce-500-in-one", (MEMORY, DISK, NATIVE), _produce_everywhere),
     Case("api-versions", (MEMORY,), _api_versions),
     Case("metadata", (MEMORY, DISK, NATIVE), _metadata),
+    Case("fetch-one", (MEMORY, DISK), _fetch),
     Case("list-offsets", (MEMORY, DISK, NATIVE), _list_offsets),
 )

@@ -48,7 +48,7 @@ class Produce:
         found: dict[str, Topic] = {}
         for name, partition, _ in request.partitions:
             topic = found.get(name) or self._topics.find(name)
-            if topic is None or not topic.has_partition(partition):
+            if topic is None or not 0 <= partition < topic.partition_count:
                 return None
             found[name] = topic
         return found
@@ -94,7 +94,7 @@ class Produce:
         append = Append(source, finish, [], 0)
         for place, named in enumerate(request.partitions):
             topic = topics.get(named.topic)
-            if topic is None or not topic.has_partition(named.partition):
+            if topic is None or not 0 <= named.partition < topic.partition_count:
                 results.append(_failed(named, ErrorCode.unknown_topic_or_partition, None))
                 continue
             rules = self._rules_of(topic)

@@ -202,8 +202,9 @@ class Sealer:
             waiting = [batch for batch in batches if not batch.is_settled]
             if waiting:
                 commits.append(Commit(log, waiting, object_id, deadline_s, self.in_flight))
-        parts = self._lay_out(object_id, commits) if commits else []
-        for commit in commits:
+        parts, slices = self._lay_out(object_id, commits) if commits else ([], [])
+        for commit, placed in zip(commits, slices, strict=True):
+            commit.size_bytes = placed.length
             enter(commit)
         return Flush(object_id, parts, commits, sum(map(len, parts)), gathered.opened_s)
 
@@ -214,11 +215,11 @@ class Sealer:
         """
         self._floor = max(self._floor, floor)
         object_id = ObjectId(self._ids.next_ulid(above=self._floor))
-        parts = self._lay_out(object_id, [commit])
+        parts, _ = self._lay_out(object_id, [commit])
         await self._uploader.upload(object_key(object_id), parts, is_awaited=lambda: commit.is_awaited)
         commit.object_id = object_id
 
-    def _lay_out(self, object_id: ObjectId, commits: list[Commit]) -> list[Buffer]:
+    def _lay_out(self, object_id: ObjectId, commits: list[Commit]) -> tuple[list[Buffer], list[Slice]]:
         """The header, then the batches in place; each batch learns its position."""
         position = header_bytes(len(commits))
         slices: list[Slice] = []
@@ -231,4 +232,4 @@ class Sealer:
                 parts.append(batch.view)
             slices.append(Slice(commit.log.partition, start, position - start))
         parts[0] = encode_header(object_id, self._epoch.current, slices)
-        return parts
+        return parts, slices

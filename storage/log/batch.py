@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from storage.errors import StorageError, without_frames
 from storage.recordbatch import NO_PRODUCER, BatchHeader
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """The batch is durable and committed at `base_offset`; `log_append_ms` is -1 unless the topic uses LogAppendTime."""
+class Appended(NamedTuple):
+    """The batch is durable and committed at `base_offset`; `log_start` is where its log began then."""
 
     base_offset: int
     log_start: int

@@ -64,10 +64,7 @@ class Send(NamedTuple):
     ops: tuple[WriteOp, ...]
     control_at: int
     expected_version: int
-
-    @property
-    def size_bytes(self) -> int:
-        return sum([len(op.value) + len(op.key.path) + OP_OVERHEAD_BYTES if isinstance(op, Put) else OP_OVERHEAD_BYTES for op in self.ops])
+    size_bytes: int
 
 
 class Step(Enum):
@@ -111,7 +108,7 @@ class Committer:
         by_shard: dict[int, list[Commit]] = {}
         for commit in commits:
             commit.is_uploaded = True
-            if commit in commit.in_flight and take(commit):
+            if take(commit):
                 by_shard.setdefault(self._metadata.shard_of(commit.log.keys.partition_key), []).append(commit)
         if len(by_shard) == 1:
             (ready,) = by_shard.values()
@@ -199,15 +196,15 @@ class Committer:
         sends: list[Send] = []
         for commit in commits:
             match self._prepare(commit, is_fresh=is_fresh):
+                case Send() as send:
+                    commit.is_sent = send.purpose is Purpose.COMMIT
+                    sends.append(send)
                 case Step.FINISHED:
                     _add(opened, release(commit))
                 case Step.READ:
                     again.append(commit)
                 case Step.UPLOAD_AGAIN:
                     self._nursery.spawn(self._reupload(commit), name="commit-reupload")
-                case Send() as send:
-                    commit.is_sent = send.purpose is Purpose.COMMIT
-                    sends.append(send)
         requests = _split(sends)
         outcomes = await self._write_all([[op for send in request for op in send.ops] for request in requests])
         for request, outcome in zip(requests, outcomes, strict=True):
@@ -259,7 +256,7 @@ class Committer:
         )
         match fate:
             case Found(attempt):
-                self._applied(commit, commit.sent_decisions[attempt])
+                self._applied(commit, dict(commit.sent_decisions)[attempt])
                 return Step.FINISHED
             case Fate.LOST:
                 self._lose(commit, OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"), _after_lost())
@@ -272,11 +269,11 @@ class Committer:
 
     def _decide(self, commit: Commit, control: Control, *, is_fresh: bool) -> Send | Step:
         log = commit.log
-        if self._pages.missing(commit):
+        if control.pages and self._pages.missing(commit):
             return Step.READ
         if control.revoked_floor and commit.object_id <= control.revoked_floor:
             return Step.UPLOAD_AGAIN
-        if (count := fitting(control, commit.batches)) < len(commit.batches):
+        if len(commit.batches) > 1 and (count := fitting(control, commit.batches)) < len(commit.batches):
             if commit.is_unknown:
                 return Step.READ  # all that may have been applied stays together until that is known, or is given up
             carry(commit, count)
@@ -308,14 +305,17 @@ class Committer:
         value = encode(decision.control)
         if len(value) > CONTROL_BYTES_MAX:
             return self._make_smaller(commit, len(value), CONTROL_BYTES_MAX)
+        cas = Put(log.keys.control, value, log.version)
+        if decision.chunk is None and not decision.pages and not log.page_garbage:
+            return Send(commit, Purpose.COMMIT, decision, (cas,), 0, log.version, _size_bytes(cas))
         ops: list[WriteOp] = [Put(log.keys.producer_page(new.name), encode(new.page), ABSENT) for new in decision.pages]
         if decision.chunk is not None:
             ops.append(Put(log.keys.index(decision.chunk.entries[-1].last), encode(decision.chunk), ABSENT))
-        ops.append(Put(log.keys.control, value, log.version))
+        ops.append(cas)
         control_at = len(ops) - 1
         if log.page_garbage:
             ops += [Delete(log.keys.producer_page(name)) for name in log.page_garbage]
-        send = Send(commit, Purpose.COMMIT, decision, tuple(ops), control_at, log.version)
+        send = Send(commit, Purpose.COMMIT, decision, tuple(ops), control_at, log.version, sum(map(_size_bytes, ops)))
         if decision.pages and send.size_bytes > WRITE_REQUEST_BYTES_MAX:
             return self._make_smaller(commit, send.size_bytes, WRITE_REQUEST_BYTES_MAX)
         if log.page_garbage:
@@ -338,7 +338,8 @@ class Committer:
 
     def _put_again(self, commit: Commit, purpose: Purpose, decision: Decision, control: Control) -> Send:
         log = commit.log
-        return Send(commit, purpose, decision, (Put(log.keys.control, encode(control), log.version),), 0, log.version)
+        put = Put(log.keys.control, encode(control), log.version)
+        return Send(commit, purpose, decision, (put,), 0, log.version, _size_bytes(put))
 
     async def _write_all(self, requests: Sequence[Sequence[WriteOp]]) -> list[WriteOutcome]:
         if not requests:
@@ -383,7 +384,7 @@ class Committer:
                 if send.purpose is Purpose.COMMIT:
                     commit.is_unknown = True
                     commit.sent_version = send.expected_version
-                    commit.sent_decisions[commit.attempt] = send.decision
+                    commit.sent_decisions = (*commit.sent_decisions, (commit.attempt, send.decision))
             case NotApplied(reason):
                 commit.cause = reason
         return False
@@ -420,11 +421,15 @@ class Committer:
         log = commit.log
         log_start = log.control.log_start if log.control is not None else 0
         for batch, verdict in zip(commit.batches, verdicts, strict=True):
-            if verdict.outcome is Outcome.NO_PREDECESSOR:
+            outcome = verdict.outcome
+            if outcome is Outcome.NO_PREDECESSOR:
                 log.strangers.make_wait(batch.producer_id, batch.first_seq, self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S)
             elif log.strangers.refused:
                 log.strangers.forget(batch.producer_id)
-            batch.settle(refusal(batch, verdict, log) if verdict.is_refusal else Appended(verdict.base_offset, log_start))
+            if outcome is Outcome.APPENDED or outcome is Outcome.DUPLICATE:
+                batch.settle(Appended(verdict.base_offset, log_start))
+            else:
+                batch.settle(refusal(batch, verdict, log))
 
     async def _reupload(self, commit: Commit) -> None:
         """The object is at or below the floor of revoked ids: its bytes get a new, higher name before they may be committed."""
@@ -444,6 +449,10 @@ _NOTHING: Final = Decision((), None, None)
 
 def _after_lost() -> StorageError:
     return Unavailable("an earlier batch was not committed for certain")
+
+
+def _size_bytes(op: WriteOp) -> int:
+    return OP_OVERHEAD_BYTES + (len(op.value) + len(op.key.path) if isinstance(op, Put) else 0)
 
 
 def _split(sends: list[Send]) -> list[list[Send]]:

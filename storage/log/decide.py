@@ -21,13 +21,12 @@ from storage.formats.control import (
     WriterEntry,
 )
 from storage.limits import PENDING_ENTRIES_MAX, PRODUCER_BATCHES_KEPT, SEQUENCE_MAX
-from storage.log.producer_pages import NewPage, Pages, find, has_no_room, has_room, is_expired, make_room, page_name
+from storage.log.producer_pages import NO_PAGES, NewPage, Pages, find, has_no_room, has_room, is_expired, make_room, page_name
 from storage.recordbatch import NO_PRODUCER
 from storage.vocabulary import ObjectId
 
 PRODUCER_EXPIRATION_MS = 86_400_000
 """producer.id.expiration.ms: how long a producer that appends no more is remembered."""
-_NO_PAGES: Pages = MappingProxyType({})
 NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
@@ -100,7 +99,7 @@ def decide(
     object_id: ObjectId,
     writer: Writer,
     now_ms: int,
-    pages: Pages = _NO_PAGES,
+    pages: Pages = NO_PAGES,
     lost: Mapping[int, int] = NOBODY,
     begin_at: Mapping[int, int] = NOBODY,
     dead_writers: Collection[int] = (),

@@ -1,15 +1,15 @@
 """A partition's commits in this broker, in order; one is open at a time (I6)."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from storage.errors import StorageError
-from storage.formats.control import ProducerState
 from storage.log.batch import Batch
 from storage.log.broker_epoch import BrokerEpoch
 from storage.log.decide import Decision
 from storage.log.partition import PartitionLog
+from storage.log.producer_pages import NO_PAGES, Pages
 from storage.vocabulary import ObjectId
 
 Sources = frozenset[int]
@@ -20,28 +20,25 @@ class InFlight:
     """The commits of this broker that have no outcome yet, oldest first, and the bytes of their batches."""
 
     def __init__(self) -> None:
-        self._commits: dict[Commit, int] = {}
-        self._size_bytes = 0
+        self._commits: dict[Commit, None] = {}
+        self.size_bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
     def add(self, commit: "Commit") -> None:
-        size_bytes = self._commits[commit] = sum([batch.size_bytes for batch in commit.batches])
-        self._size_bytes += size_bytes
-        self._idle.clear()
+        if not self._commits:
+            self._idle.clear()
+        self._commits[commit] = None
+        self.size_bytes += commit.size_bytes
 
-    def resize(self, commit: "Commit") -> None:
-        """Some of its batches went to another commit."""
-        self._size_bytes -= self._commits[commit]
-        size_bytes = self._commits[commit] = sum([batch.size_bytes for batch in commit.batches])
-        self._size_bytes += size_bytes
+    def split(self, commit: "Commit", rest: "Commit") -> None:
+        """Some of the batches of `commit` went to `rest`."""
+        commit.size_bytes -= rest.size_bytes
+        self._commits[rest] = None
 
     def remove(self, commit: "Commit") -> None:
-        self._size_bytes -= self._commits.pop(commit)
+        del self._commits[commit]
+        self.size_bytes -= commit.size_bytes
         if not self._commits:
             self._idle.set()
 
@@ -76,6 +73,8 @@ class Commit:
     object_id: ObjectId
     deadline_s: float
     in_flight: InFlight
+    size_bytes: int = 0
+    """What it counts in `in_flight`."""
     is_uploaded: bool = False
     epoch: int = -1
     commit_seq: int = -1
@@ -83,12 +82,13 @@ class Commit:
     is_sent: bool = False
     is_unknown: bool = False
     sent_version: int = -1
-    sent_decisions: dict[int, Decision] = field(default_factory=dict)
+    sent_decisions: tuple[tuple[int, Decision], ...] = ()
+    """Of the attempts that had no answer, each with its number."""
     is_given_up: bool = False
     must_drain: bool = False
     cause: str = ""
     """What kept the last attempt from its outcome, in words."""
-    pages: dict[str, Mapping[int, ProducerState]] = field(default_factory=dict)
+    pages: Pages = field(default_factory=dict)
 
     @property
     def has_begun(self) -> bool:
@@ -132,11 +132,12 @@ def enter(commit: Commit) -> None:
 def carry(commit: Commit, count: int) -> None:
     """Leave the batches from the `count`-th on to a commit of their own, right behind this one."""
     assert 0 < count < len(commit.batches)
-    rest = Commit(commit.log, commit.batches[count:], commit.object_id, commit.deadline_s, commit.in_flight, is_uploaded=True)
+    batches = commit.batches[count:]
+    size_bytes = sum([batch.size_bytes for batch in batches])
+    rest = Commit(commit.log, batches, commit.object_id, commit.deadline_s, commit.in_flight, size_bytes, is_uploaded=True)
     commit.batches = commit.batches[:count]
     commit.log.lane.insert(1, rest)
-    commit.in_flight.resize(commit)
-    commit.in_flight.add(rest)
+    commit.in_flight.split(commit, rest)
 
 
 def take(commit: Commit) -> bool:
@@ -151,7 +152,8 @@ def take(commit: Commit) -> bool:
 def release(commit: Commit) -> Commit | None:
     """End the open commit and open the next one of its lane if that is uploaded."""
     log = commit.log
-    assert commit.is_open, f"not the open commit: {log.partition}"
+    assert log.lane_busy, f"released twice: {log.partition}"
+    assert log.lane[0] is commit, f"not the open commit: {log.partition}"
     log.lane.popleft()
     log.lane_busy = False
     return _end(commit)
@@ -168,8 +170,7 @@ def _end(commit: Commit) -> Commit | None:
     log = commit.log
     commit.in_flight.remove(commit)
     commit.batches = []
-    commit.pages.clear()
-    commit.sent_decisions.clear()
+    commit.pages, commit.sent_decisions = NO_PAGES, ()
     if log.lane and take(log.lane[0]):
         return log.lane[0]
     return None

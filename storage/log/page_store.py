@@ -42,7 +42,8 @@ class PageStore:
         control = commit.log.control
         if control is None or not control.pages:
             return []
-        had, commit.pages = commit.pages, {}
+        had = commit.pages
+        found: dict[str, Mapping[int, ProducerState]] = {}
         missing: list[str] = []
         for name in needed(control, commit.batches):
             path = commit.log.keys.producer_page(name).path
@@ -50,8 +51,9 @@ class PageStore:
             if page is None:
                 missing.append(name)
             else:
-                commit.pages[name] = page
+                found[name] = page
                 self._keep(path, page)
+        commit.pages = found
         return missing
 
     async def load(self, commits: Sequence[Commit]) -> None:
@@ -74,7 +76,7 @@ class PageStore:
             except StorageError as error:
                 commit.log.broken = error
                 continue
-            commit.pages[name] = page
+            commit.pages = {**commit.pages, name: page}
             self._keep(record.path, page)
 
     def note_written(self, log: PartitionLog, pages: Sequence[NewPage]) -> None:

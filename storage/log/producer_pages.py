@@ -7,6 +7,7 @@ be read from anybody, at any age. Which page holds a producer is in the control 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from storage.formats.control import Control, PageRef, ProducerPage, ProducerState
@@ -29,6 +30,7 @@ PRODUCER_BATCH_BYTES = 52
 
 Pages = Mapping[str, Mapping[int, ProducerState]]
 """The contents of pages, by name."""
+NO_PAGES: Pages = MappingProxyType({})
 
 
 class Produced(Protocol):

@@ -108,8 +108,7 @@ class TailCache(Account):
 
 
 def _runs_of(appended: Sequence[tuple[Batch, int]]) -> list[BatchRun]:
-    last = appended[-1][1] + appended[-1][0].record_count - 1
-    if sum([batch.size_bytes for batch, _ in appended]) < JOIN_BELOW_BYTES * len(appended):
+    if len(appended) > 1 and sum([batch.size_bytes for batch, _ in appended]) < JOIN_BELOW_BYTES * len(appended):
         joined = bytearray().join([batch.view for batch, _ in appended])
         positions = []
         position = 0
@@ -117,12 +116,13 @@ def _runs_of(appended: Sequence[tuple[Batch, int]]) -> list[BatchRun]:
             restamp(joined, position, base_offset)
             positions.append(position)
             position += batch.size_bytes
+        last = base_offset + batch.record_count - 1
         buffer = memoryview(joined).toreadonly()
         return [BatchRun(appended[0][1], last, buffer, tuple([base for _, base in appended]), tuple(positions))]
     runs = []
     for batch, base_offset in appended:
         kept = batch.view
-        if len(kept) * FRAME_SHARE_MIN < memoryview(kept.obj).nbytes:
+        if batch.size_bytes < JOIN_BELOW_BYTES or batch.size_bytes * FRAME_SHARE_MIN < memoryview(kept.obj).nbytes:
             kept = memoryview(bytearray(kept))
         restamp(kept, 0, base_offset)
         runs.append(BatchRun(base_offset, base_offset + batch.record_count - 1, kept.toreadonly(), (base_offset,), (0,)))

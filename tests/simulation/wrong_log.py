@@ -44,7 +44,7 @@ def takes_the_page_it_knows_for_the_one_that_is_named() -> Iterator[None]:
         for ref in control.pages if control is not None else ():
             place = id(self), attempt.log.partition, ref.first_pid
             if place in known:
-                attempt.pages[ref.name] = known[place]
+                attempt.pages = {**attempt.pages, ref.name: known[place]}
             elif ref.name in attempt.pages:
                 known[place] = attempt.pages[ref.name]
         return [name for name in names if name not in attempt.pages]
@@ -184,13 +184,12 @@ def keeps_the_bytes_of_what_it_has_answered() -> Iterator[None]:
 
 @contextlib.contextmanager
 def counts_no_bytes_of_what_it_carries() -> Iterator[None]:
-    def add(original: Callable[..., Any], self: lane.InFlight, commit: lane.Commit) -> None:
-        original(self, commit)
-        if commit.is_uploaded:  # before it entered its lane: it was carried
-            self._size_bytes -= self._commits[commit]
-            self._commits[commit] = 0
+    def split(original: Callable[..., Any], self: lane.InFlight, commit: lane.Commit, rest: lane.Commit) -> None:
+        original(self, commit, rest)
+        self.size_bytes -= rest.size_bytes
+        rest.size_bytes = 0
 
-    with _around(lane.InFlight, "add", add):
+    with _around(lane.InFlight, "split", split):
         yield
 
 
