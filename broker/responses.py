@@ -121,17 +121,23 @@ class Room:
 
         What was taken counts twice while it is read: `settle` when it has been.
         """
-        wanted_bytes = max(wanted_bytes, 1)
-        both_bytes = max(READ_FACTOR * wanted_bytes, GRANT_BYTES_MIN)
-        granted_bytes = self._responses.grant_now(both_bytes, GRANT_BYTES_MIN)
-        if granted_bytes is None:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    granted_bytes = await self._responses.grant(both_bytes, GRANT_BYTES_MIN)
-            except TimeoutError:
-                return 0
+        if readable_bytes := self.to_read_now(wanted_bytes):
+            return readable_bytes
+        try:
+            async with asyncio.timeout(timeout_s):
+                granted_bytes = await self._responses.grant(_both_bytes(wanted_bytes), GRANT_BYTES_MIN)
+        except TimeoutError:
+            return 0
+        return self._note_read(wanted_bytes, granted_bytes)
+
+    def to_read_now(self, wanted_bytes: int) -> int:
+        """As `to_read`; 0 if there is a wait for it."""
+        granted_bytes = self._responses.grant_now(_both_bytes(wanted_bytes), GRANT_BYTES_MIN)
+        return 0 if granted_bytes is None else self._note_read(wanted_bytes, granted_bytes)
+
+    def _note_read(self, wanted_bytes: int, granted_bytes: int) -> int:
         self._note(granted_bytes)
-        return min(wanted_bytes, granted_bytes // READ_FACTOR) or 1
+        return min(max(wanted_bytes, 1), granted_bytes // READ_FACTOR) or 1
 
     async def to_send(self, size_bytes: int) -> None:
         """Wait until a reply that has been made may wait for its client. Sets no deadline."""
@@ -156,3 +162,7 @@ class Room:
         if self._is_beyond:
             self._is_beyond = False
             self._responses.end_beyond()
+
+
+def _both_bytes(wanted_bytes: int) -> int:
+    return max(READ_FACTOR * wanted_bytes, GRANT_BYTES_MIN)

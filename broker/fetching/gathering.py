@@ -141,14 +141,15 @@ class Gathering:
         for wanted in self._wanted:
             if wanted.error is None:
                 self._look(wanted, now_s)
-        if self._first is None and any(wanted.is_too_large for wanted in self._wanted):
+        too_large = [wanted for wanted in self._wanted if wanted.is_too_large]
+        if self._first is None:
             # Those before it, for which it had to make do with what was left, have nothing after all.
-            for wanted in self._wanted:
+            for wanted in too_large:
                 if wanted.error is None and wanted.is_too_large:
                     self._look(wanted, now_s)
         if not self._reading:
             # What others had kept free for their reads, and did not need, is there for those that found too little.
-            for wanted in self._wanted:
+            for wanted in too_large:
                 if wanted.error is None and wanted.is_too_large and min(self._left_bytes, wanted.bytes_max) > wanted.tried_bytes:
                     self._gather(wanted, now_s)
 

@@ -13,7 +13,7 @@ high watermark is the last stable offset as long as there are no transactions; l
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -108,10 +108,12 @@ class Fetch:
         if version < TOPIC_IDS_MINIMUM and any(isinstance(one.error, NotFound) for one in wanted):
             await self._resolve_anew(targets, version)
             wanted = await self._gather_all(targets, request, began_s, room)
-        if _pinned_bytes(wanted) > PINNED_BYTES_MAX:
+        pinned_bytes = _pinned_bytes(wanted)
+        if pinned_bytes > PINNED_BYTES_MAX:
             _copy_parts(wanted)
+            pinned_bytes = _pinned_bytes(wanted)
         if room is not None:
-            room.settle(_pinned_bytes(wanted))
+            room.settle(pinned_bytes)
         return FetchResponse([self._answer(target, request.isolation_level, by_id=version >= TOPIC_IDS_MINIMUM) for target in targets])
 
     async def _resolve_anew(self, targets: list[Target], version: int) -> None:
@@ -143,7 +145,7 @@ class Fetch:
         deadline_s = began_s + (min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX) if may_wait else 0.0)
         gathering = Gathering(
             wanted,
-            bytes_max=bytes_max if room is None else None,
+            bytes_max=bytes_max if room is None else _room_at_once(room, wanted, bytes_max),
             # Who wants more than it takes is not kept waiting for it.
             bytes_min=min(request.min_bytes, request.max_bytes),
             is_refused=is_refused,
@@ -198,13 +200,16 @@ class Fetch:
     async def _resolve(self, partitions: Sequence[FetchPartition], version: int) -> list[Target]:
         by_id = version >= TOPIC_IDS_MINIMUM
         unknown = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
-        topics, unread = await self._find_topics(partitions, by_id=by_id)
+        topics, missing, doubtful = self._find_cached(partitions, by_id=by_id)
+        unread: StorageError | None = None
+        if missing or doubtful:
+            topics, unread = await self._find_others(topics, missing, doubtful, by_id=by_id)
         targets: list[Target] = []
         for asked in partitions:
             topic = topics.get(asked.topic)
             if topic is None:
                 targets.append(_failed(asked, unknown if unread is None else error_code_of(unread)))
-            elif not topic.has_partition(asked.partition):
+            elif not 0 <= asked.partition < topic.partition_count:
                 absent = ErrorCode.unknown_topic_or_partition
                 targets.append(_failed(asked, absent if unread is None else error_code_of(unread)))
             elif asked.current_leader_epoch > 0:
@@ -214,10 +219,8 @@ class Fetch:
                 targets.append(Target(asked, Wanted(log, asked.fetch_offset, asked.partition_max_bytes)))
         return targets
 
-    async def _find_topics(self, asked: Iterable[FetchPartition], *, by_id: bool) -> tuple[dict[str, Topic], StorageError | None]:
-        """By what the request calls them; and why those that are missing could not be read. What the cache does not know, or contradicts,
-        is read.
-        """
+    def _find_cached(self, asked: Iterable[FetchPartition], *, by_id: bool) -> tuple[dict[str, Topic], set[str], dict[str, str]]:
+        """By what the request calls them: the topics that the cache knows; what it does not know; the names of those it contradicts."""
         found: dict[str, Topic] = {}
         missing: set[str] = set()
         doubtful: dict[str, str] = {}
@@ -228,8 +231,14 @@ class Fetch:
                 missing.add(name)
             else:
                 found[name] = topic
-                if not topic.has_partition(partition.partition):
+                if not 0 <= partition.partition < topic.partition_count:
                     doubtful[name] = topic.name
+        return found, missing, doubtful
+
+    async def _find_others(
+        self, found: dict[str, Topic], missing: Iterable[str], doubtful: Mapping[str, str], *, by_id: bool
+    ) -> tuple[dict[str, Topic], StorageError | None]:
+        """What the cache does not know, or contradicts, is read, and added to `found`; and why what is still missing could not be read."""
         unread: StorageError | None = None
         # With nothing else to answer there is no hurry.
         patience_s = REFRESH_PATIENCE_S if found.keys() - doubtful.keys() else PATIENCE_S
@@ -283,6 +292,15 @@ class Fetch:
         topic = self._topics.find_id(partition.topic_id)
         if topic is not None:
             self._topics.forget(topic.name)
+
+
+def _room_at_once(room: Room, wanted: Iterable[Wanted], bytes_max: int) -> int | None:
+    """How much may be taken by the first look already; None if nobody knows yet of records to take, or there is a wait for room."""
+    for one in wanted:
+        if not needs_refresh(one.log, one.offset):
+            granted_bytes = room.to_read_now(bytes_max)
+            return min(bytes_max, granted_bytes) if granted_bytes else None
+    return None
 
 
 def _pinned_bytes(wanted: Iterable[Wanted]) -> int:
