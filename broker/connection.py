@@ -247,7 +247,8 @@ class Connection(asyncio.BufferedProtocol):
             if frame is not None:
                 self._frame_filled += nbytes
                 if self._frame_filled == self._frame_length:
-                    self._enqueue(frame)
+                    self._unanswered_bytes += len(frame)
+                    self._queue.append(frame)
                     self._end_frame()
                 elif self._frame_filled == len(frame):
                     self._give_room(frame, len(frame))
@@ -277,17 +278,14 @@ class Connection(asyncio.BufferedProtocol):
             if frame is None:
                 self._starve(length)
                 break
-            self._enqueue(frame)
+            self._unanswered_bytes += length
+            self._queue.append(frame)
             position = begin + length
         if position == filled:
             self._arena_filled = 0
         elif position:
             self._arena[: filled - position] = self._arena[position:filled]
             self._arena_filled = filled - position
-
-    def _enqueue(self, frame: Frame) -> None:
-        self._unanswered_bytes += len(frame)
-        self._queue.append(frame)
 
     def _give_room(self, received: Frame | memoryview, counted_bytes: int) -> bool:
         """Move the begun frame to a buffer with room for more of it. False: it waits until there is memory for one."""

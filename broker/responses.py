@@ -36,12 +36,13 @@ assert LARGE_REPLY_BYTES < 1 * MIB
 class Responses(Account):
     """`bytes_max` is taken to be at least BYTES_MIN."""
 
-    __slots__ = ("_bytes_max", "_freed", "_has_beyond", "_is_called", "_shortages", "_soon", "_turn")
+    __slots__ = ("_bytes_max", "_freed", "_has_beyond", "_is_called", "_shortages", "_soon", "_turn", "_waiting")
 
     def __init__(self, *, bytes_max: int, telemetry: Telemetry, soon: Soon) -> None:
         super().__init__()
         self._bytes_max = max(bytes_max, BYTES_MIN)
         self._turn = asyncio.Lock()
+        self._waiting = 0
         self._freed = asyncio.Event()
         self._has_beyond = False
         self._is_called = False
@@ -52,14 +53,14 @@ class Responses(Account):
     @property
     def is_short(self) -> bool:
         """Somebody waits, or one at a time goes on."""
-        return self._turn.locked() or self._has_beyond
+        return self._waiting > 0 or self._has_beyond
 
     def room(self) -> "Room":
         return Room(self)
 
     def grant_now(self, wanted_bytes: int, least_bytes: int) -> int | None:
         """At least `least_bytes`, or 0 for one who may go on beyond the budget; None if others wait, or it has to."""
-        return None if self._turn.locked() else self._grant(wanted_bytes, least_bytes)
+        return None if self._waiting else self._grant(wanted_bytes, least_bytes)
 
     def _grant(self, wanted_bytes: int, least_bytes: int) -> int | None:
         free_bytes = self._bytes_max - self.held_bytes
@@ -75,20 +76,19 @@ class Responses(Account):
     async def grant(self, wanted_bytes: int, least_bytes: int) -> int:
         """As `grant_now`, after a wait for it, in the order of asking."""
         self._shortages.inc()
-        async with self._turn:
-            while True:
-                # Watched before it is looked: frames leave in any thread.
-                self.is_watched = True
-                self._freed.clear()
-                if (granted_bytes := self._grant(wanted_bytes, least_bytes)) is not None:
-                    self.is_watched = False
-                    return granted_bytes
-                await self._freed.wait()
-
-    def change(self, more_bytes: int) -> None:
-        self.held_bytes += more_bytes
-        if more_bytes < 0 and self.is_watched:
-            self.on_less()
+        self._waiting += 1
+        try:
+            async with self._turn:
+                while True:
+                    # Watched before it is looked: frames leave in any thread.
+                    self.is_watched = True
+                    self._freed.clear()
+                    if (granted_bytes := self._grant(wanted_bytes, least_bytes)) is not None:
+                        self.is_watched = False
+                        return granted_bytes
+                    await self._freed.wait()
+        finally:
+            self._waiting -= 1
 
     def end_beyond(self) -> None:
         self._has_beyond = False
@@ -125,18 +125,21 @@ class Room:
             return readable_bytes
         try:
             async with asyncio.timeout(timeout_s):
-                granted_bytes = await self._responses.grant(_both_bytes(wanted_bytes), GRANT_BYTES_MIN)
+                granted_bytes = await self._responses.grant(max(READ_FACTOR * wanted_bytes, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
         except TimeoutError:
             return 0
         return self._note_read(wanted_bytes, granted_bytes)
 
     def to_read_now(self, wanted_bytes: int) -> int:
         """As `to_read`; 0 if there is a wait for it."""
-        granted_bytes = self._responses.grant_now(_both_bytes(wanted_bytes), GRANT_BYTES_MIN)
+        granted_bytes = self._responses.grant_now(max(READ_FACTOR * wanted_bytes, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
         return 0 if granted_bytes is None else self._note_read(wanted_bytes, granted_bytes)
 
     def _note_read(self, wanted_bytes: int, granted_bytes: int) -> int:
-        self._note(granted_bytes)
+        self._held_bytes += granted_bytes
+        if granted_bytes >= READ_FACTOR * wanted_bytes > 0:
+            return wanted_bytes
+        self._is_beyond |= not granted_bytes
         return min(max(wanted_bytes, 1), granted_bytes // READ_FACTOR) or 1
 
     async def to_send(self, size_bytes: int) -> None:
@@ -144,17 +147,17 @@ class Room:
         granted_bytes = self._responses.grant_now(size_bytes, size_bytes)
         if granted_bytes is None:
             granted_bytes = await self._responses.grant(size_bytes, size_bytes)
-        self._note(granted_bytes)
-        self.settle(size_bytes)
-
-    def _note(self, granted_bytes: int) -> None:
         self._held_bytes += granted_bytes
         self._is_beyond |= not granted_bytes
+        self.settle(size_bytes)
 
     def settle(self, held_bytes: int) -> None:
         """It holds so much, and no more."""
         changed_bytes, self._held_bytes = held_bytes - self._held_bytes, held_bytes
-        self._responses.change(changed_bytes)
+        responses = self._responses
+        responses.held_bytes += changed_bytes
+        if changed_bytes < 0 and responses.is_watched:
+            responses.on_less()
 
     def give_back(self) -> None:
         """The client has taken the reply, or never will. May be called again."""
@@ -162,7 +165,3 @@ class Room:
         if self._is_beyond:
             self._is_beyond = False
             self._responses.end_beyond()
-
-
-def _both_bytes(wanted_bytes: int) -> int:
-    return max(READ_FACTOR * wanted_bytes, GRANT_BYTES_MIN)

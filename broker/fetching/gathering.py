@@ -107,7 +107,8 @@ class Gathering:
         `is_refused`: others of the request were answered with errors, so it waits for no records.
         """
         self._wanted = wanted
-        self._is_open = bytes_max is not None
+        self.is_open = bytes_max is not None
+        """Records may be taken."""
         self._left_bytes = bytes_max or 0
         self._bytes_min = bytes_min
         self._is_refused = is_refused
@@ -126,11 +127,11 @@ class Gathering:
     @property
     def wants_room(self) -> bool:
         """There is something to take, and it is not open."""
-        return not self._is_open and any(wanted.is_cut for wanted in self._wanted)
+        return not self.is_open and any(wanted.is_cut for wanted in self._wanted)
 
     def open(self, bytes_max: int) -> None:
         """Take up to so much from the next `look` on, or one batch that is larger."""
-        self._is_open = True
+        self.is_open = True
         self._left_bytes = bytes_max
         for wanted in self._wanted:
             wanted.control = None  # to be looked at again, though it has not moved
@@ -159,7 +160,7 @@ class Gathering:
         is_pending = is_something = is_enough = False
         size_bytes = 0
         for wanted in self._wanted:
-            if wanted.is_pending or wanted.is_queued:
+            if wanted.read is not None or wanted.flight is not None or wanted.is_queued:
                 if not (wanted.is_late or (wanted.is_queued and now_s >= self._began_s + PATIENCE_S)):
                     return False
                 is_pending = True
@@ -228,7 +229,7 @@ class Gathering:
                 if not wanted.is_late and now_s >= wanted.flight.began_s + GRACE_S:
                     self._give_up_room(wanted)
                 return
-        elif not wanted.is_queued and wanted.control is log.control and not (wanted.is_too_large and self._first is None and self._is_open):
+        elif not wanted.is_queued and wanted.control is log.control and not (wanted.is_too_large and self._first is None and self.is_open):
             return
         self._gather(wanted, now_s)
 
@@ -257,7 +258,7 @@ class Gathering:
         self._left_bytes += wanted.size_bytes + wanted.held_bytes
         wanted.held_bytes = 0
         wanted.is_late = wanted.is_queued = wanted.is_too_large = False
-        at_least_one = self._is_open and (self._first is None or self._first is wanted)
+        at_least_one = self.is_open and (self._first is None or self._first is wanted)
         room = wanted.tried_bytes = max(0, min(self._left_bytes, wanted.bytes_max))
         buffers: list[memoryview] = []
         taken_bytes = 0

@@ -104,10 +104,12 @@ class Fetch:
             near = await self._replicas.near(request.rack_id, client)
             if near is not None:
                 await self._send_nearer(targets, near, request.isolation_level)
-        wanted = await self._gather_all(targets, request, began_s, room)
+        wanted = _left(targets)
+        await self._gather(wanted, request, began_s, room, is_refused=len(wanted) < len(targets))
         if version < TOPIC_IDS_MINIMUM and any(isinstance(one.error, NotFound) for one in wanted):
             await self._resolve_anew(targets, version)
-            wanted = await self._gather_all(targets, request, began_s, room)
+            wanted = _left(targets)
+            await self._gather(wanted, request, began_s, room, is_refused=len(wanted) < len(targets))
         pinned_bytes = _pinned_bytes(wanted)
         if pinned_bytes > PINNED_BYTES_MAX:
             _copy_parts(wanted)
@@ -129,11 +131,6 @@ class Fetch:
         for target in targets:
             if target.wanted is not None and target.answer is None:
                 target.wanted = Wanted(target.wanted.log, target.asked.fetch_offset, target.asked.partition_max_bytes)
-
-    async def _gather_all(self, targets: Sequence[Target], request: FetchRequest, began_s: float, room: Room | None) -> list[Wanted]:
-        wanted = [target.wanted for target in targets if target.wanted is not None and target.answer is None]
-        await self._gather(wanted, request, began_s, room, is_refused=len(wanted) < len(targets))
-        return wanted
 
     async def _gather(
         self, wanted: Sequence[Wanted], request: FetchRequest, began_s: float, room: Room | None, *, is_refused: bool
@@ -157,7 +154,9 @@ class Fetch:
         )
         try:
             gathering.look(began_s)
-            if not await self._find_room(gathering, room, bytes_max, deadline_s) or gathering.may_leave():
+            if not gathering.is_open and not await self._find_room(gathering, room, bytes_max, deadline_s):
+                return
+            if gathering.may_leave():
                 return
             with contextlib.ExitStack() as waiting:
                 is_waiting = False
@@ -292,6 +291,11 @@ class Fetch:
         topic = self._topics.find_id(partition.topic_id)
         if topic is not None:
             self._topics.forget(topic.name)
+
+
+def _left(targets: Iterable[Target]) -> list[Wanted]:
+    """What has no answer yet."""
+    return [target.wanted for target in targets if target.wanted is not None and target.answer is None]
 
 
 def _room_at_once(room: Room, wanted: Iterable[Wanted], bytes_max: int) -> int | None:
