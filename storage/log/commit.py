@@ -422,14 +422,15 @@ class Committer:
         log_start = log.control.log_start if log.control is not None else 0
         for batch, verdict in zip(commit.batches, verdicts, strict=True):
             outcome = verdict.outcome
-            if outcome is Outcome.NO_PREDECESSOR:
-                log.strangers.make_wait(batch.producer_id, batch.first_seq, self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S)
-            elif log.strangers.refused:
-                log.strangers.forget(batch.producer_id)
             if outcome is Outcome.APPENDED or outcome is Outcome.DUPLICATE:
+                if log.strangers.refused:
+                    log.strangers.forget(batch.producer_id)
                 batch.settle(Appended(verdict.base_offset, log_start))
-            else:
-                batch.settle(refusal(batch, verdict, log))
+                continue
+            if outcome is Outcome.NO_PREDECESSOR:
+                now_s = self._clock.monotonic_s()
+                log.strangers.make_wait(batch.producer_id, batch.producer_epoch, batch.first_seq, now_s, wait_s=STRANGERS_WAIT_S)
+            batch.settle(refusal(batch, verdict, log))
 
     async def _reupload(self, commit: Commit) -> None:
         """The object is at or below the floor of revoked ids: its bytes get a new, higher name before they may be committed."""

@@ -22,12 +22,14 @@ from storage.formats.control import (
 )
 from storage.limits import PENDING_ENTRIES_MAX, PRODUCER_BATCHES_KEPT, SEQUENCE_MAX
 from storage.log.producer_pages import NO_PAGES, NewPage, Pages, find, has_no_room, has_room, is_expired, make_room, page_name
+from storage.log.strangers import Start
 from storage.recordbatch import NO_PRODUCER
 from storage.vocabulary import ObjectId
 
 PRODUCER_EXPIRATION_MS = 86_400_000
 """producer.id.expiration.ms: how long a producer that appends no more is remembered."""
-NOBODY: Mapping[int, int] = MappingProxyType({})
+NONE_LOST: Mapping[int, int] = MappingProxyType({})
+NOBODY: Mapping[int, Start] = MappingProxyType({})
 
 
 class Claim(Protocol):
@@ -100,8 +102,8 @@ def decide(
     writer: Writer,
     now_ms: int,
     pages: Pages = NO_PAGES,
-    lost: Mapping[int, int] = NOBODY,
-    begin_at: Mapping[int, int] = NOBODY,
+    lost: Mapping[int, int] = NONE_LOST,
+    begin_at: Mapping[int, Start] = NOBODY,
     dead_writers: Collection[int] = (),
     version: int = 0,
     expiration_ms: int = PRODUCER_EXPIRATION_MS,
@@ -113,8 +115,8 @@ def decide(
     `version`: the one that the CAS expects; new pages are named after it and `writer`, as no other attempt names its own.
     `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may not begin behind it: it
     would take the place of what is sent again.
-    `begin_at`: the highest sequence by producer with which it may begin though nobody knows it, because what could have been on its way
-    before that is not any more (docs/adr/0009). In Kafka every producer may begin with any.
+    `begin_at`: the epoch and highest sequence by producer with which it may begin though nobody knows it, because what could have been on
+    its way before that is not any more (docs/adr/0009). In Kafka every producer may begin with any.
     `dead_writers`: broker epochs whose registration was seen gone after `control` was read; only they may be dropped from `writers`.
     `must_drain`: send the pending entries as a chunk though the ring is not full.
     """
@@ -141,7 +143,7 @@ def decide(
             if known is None and control.pages and has_no_room(control.pages, now_ms=now_ms):
                 verdicts.append(Verdict(Outcome.NO_ROOM, -1))
                 continue
-            refused = _judge(known, claim, lost.get(producer_id), begin_at.get(producer_id, 0))
+            refused = _judge(known, claim, lost.get(producer_id), begin_at.get(producer_id))
             if refused is not None:
                 verdicts.append(refused)
                 continue
@@ -209,12 +211,13 @@ def advance_sequence(sequence: int, count: int) -> int:
     return (sequence + count) & SEQUENCE_MAX
 
 
-def _judge(known: ProducerState | None, claim: Claim, lost_seq: int | None, begin_at: int) -> Verdict | None:
+def _judge(known: ProducerState | None, claim: Claim, lost_seq: int | None, begin_at: Start | None) -> Verdict | None:
     """The verdict on a batch that is not to be appended; None for one that is."""
     if known is None:
         if lost_seq is not None and claim.first_seq > lost_seq:
             return Verdict(Outcome.OUT_OF_ORDER_SEQUENCE, -1)
-        return None if claim.first_seq <= begin_at else Verdict(Outcome.NO_PREDECESSOR, -1)
+        last_start = begin_at.first_seq if begin_at is not None and claim.producer_epoch == begin_at.producer_epoch else 0
+        return None if claim.first_seq <= last_start else Verdict(Outcome.NO_PREDECESSOR, -1)
     if claim.producer_epoch < known.epoch:
         return Verdict(Outcome.INVALID_PRODUCER_EPOCH, -1)
     if claim.producer_epoch > known.epoch:

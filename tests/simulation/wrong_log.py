@@ -14,6 +14,7 @@ from storage.errors import StorageError
 from storage.formats.control import Control, IndexChunk, PageRef, encode
 from storage.limits import SEQUENCE_MAX
 from storage.log import batch, broker_epoch, commit, dead_writers, decide, lane, page_store, producer_pages
+from storage.log.strangers import Start
 from storage.metadata.port import ABSENT, Applied, Put
 
 
@@ -121,8 +122,8 @@ def commits_objects_that_were_revoked() -> Iterator[None]:
 def lets_strangers_begin_with_any_sequence() -> Iterator[None]:
     """ADR 9."""
 
-    def judge(original: Callable[..., Any], known: object, claim: object, lost: object, _begin_at: int) -> object:
-        return original(known, claim, lost, SEQUENCE_MAX)
+    def judge(original: Callable[..., Any], known: object, claim: decide.Claim, lost: object, _begin_at: object) -> object:
+        return original(known, claim, lost, Start(claim.producer_epoch, SEQUENCE_MAX))
 
     with _around(decide, "_judge", judge):
         yield
@@ -130,7 +131,7 @@ def lets_strangers_begin_with_any_sequence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def forgets_what_was_lost() -> Iterator[None]:
-    def judge(original: Callable[..., Any], known: object, claim: object, lost: object, begin_at: int) -> object:
+    def judge(original: Callable[..., Any], known: object, claim: object, lost: object, begin_at: object) -> object:
         return original(known, claim, None, begin_at)
 
     with _around(decide, "_judge", judge):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from storage.formats.control import Control, Entry, LogState, ProducerBatch, ProducerState, WriterEntry, decode_control, encode
 from storage.limits import PENDING_ENTRIES_MAX, SEQUENCE_MAX
 from storage.log.decide import Decision, Outcome, Writer, advance_sequence, decide
+from storage.log.strangers import Start
 from storage.vocabulary import ObjectId
 
 OBJECT = ObjectId("01J00000000000000000000000")
@@ -98,10 +99,14 @@ def test_an_unknown_producer_begins_at_zero() -> None:
 
 
 def test_an_unknown_producer_that_was_waited_for_may_begin_up_to_the_sequence_that_it_was_refused() -> None:
-    assert outcomes(run(Control(), Batch(9, 3, 77, 1), begin_at={9: 77})) == [Outcome.APPENDED]
-    assert outcomes(run(Control(), Batch(9, 3, 76, 1), Batch(9, 3, 77, 1), begin_at={9: 77})) == [Outcome.APPENDED] * 2
-    assert outcomes(run(Control(), Batch(9, 3, 78, 1), Batch(9, 3, 77, 1), begin_at={9: 77})) == [Outcome.NO_PREDECESSOR, Outcome.APPENDED]
-    assert outcomes(run(Control(), Batch(9, 3, 77, 1), begin_at={9: 77}, lost={9: 70})) == [Outcome.OUT_OF_ORDER_SEQUENCE]
+    begin_at = {9: Start(3, 77)}
+
+    assert outcomes(run(Control(), Batch(9, 3, 77, 1), begin_at=begin_at)) == [Outcome.APPENDED]
+    assert outcomes(run(Control(), Batch(9, 3, 76, 1), Batch(9, 3, 77, 1), begin_at=begin_at)) == [Outcome.APPENDED] * 2
+    assert outcomes(run(Control(), Batch(9, 3, 78, 1), Batch(9, 3, 77, 1), begin_at=begin_at)) == [Outcome.NO_PREDECESSOR, Outcome.APPENDED]
+    assert outcomes(run(Control(), Batch(9, 3, 77, 1), begin_at=begin_at, lost={9: 70})) == [Outcome.OUT_OF_ORDER_SEQUENCE]
+    for other_epoch in (2, 4):
+        assert outcomes(run(Control(), Batch(9, other_epoch, 77, 1), begin_at=begin_at)) == [Outcome.NO_PREDECESSOR]
 
 
 def test_an_older_epoch_is_refused() -> None:
@@ -191,7 +196,7 @@ class Reference:
     But for producers that the log does not know: they may begin up to the sequence in `begin_at`, where in Kafka they may with any.
     """
 
-    def __init__(self, begin_at: dict[int, int]) -> None:
+    def __init__(self, begin_at: dict[int, Start]) -> None:
         self.begin_at = begin_at
         self.offset = 0
         self.epochs: dict[int, int] = {}
@@ -214,7 +219,7 @@ class Reference:
                 expected = 0 if kept[-1][1] == SEQUENCE_MAX else kept[-1][1] + 1
                 if first != expected:
                     return Outcome.OUT_OF_ORDER_SEQUENCE, -1
-        elif producer_id >= 0 and first > self.begin_at.get(producer_id, 0):
+        elif producer_id >= 0 and first > (self.begin_at[producer_id].first_seq if self._has_waited(producer_id, epoch) else 0):
             return Outcome.NO_PREDECESSOR, -1
         offset = self.offset
         self.offset += count
@@ -224,6 +229,9 @@ class Reference:
             kept.append((first, last, offset))
             del kept[:-5]
         return Outcome.APPENDED, offset
+
+    def _has_waited(self, producer_id: int, epoch: int) -> bool:
+        return producer_id in self.begin_at and self.begin_at[producer_id].producer_epoch == epoch
 
 
 produced = st.builds(
@@ -237,9 +245,11 @@ produced = st.builds(
 
 @given(
     commits=st.lists(st.lists(produced, min_size=1, max_size=5), max_size=20),
-    begin_at=st.dictionaries(st.sampled_from([1, 2]), st.one_of(st.integers(1, 12), st.just(SEQUENCE_MAX))),
+    begin_at=st.dictionaries(
+        st.sampled_from([1, 2]), st.builds(Start, st.integers(0, 2), st.one_of(st.integers(1, 12), st.just(SEQUENCE_MAX)))
+    ),
 )
-def test_any_sequence_of_commits_decides_as_kafka_does_but_for_strangers(commits: list[list[Batch]], begin_at: dict[int, int]) -> None:
+def test_any_sequence_of_commits_decides_as_kafka_does_but_for_strangers(commits: list[list[Batch]], begin_at: dict[int, Start]) -> None:
     control, reference = Control(), Reference(begin_at)
     for batches in commits:
         decision = run(control, *batches, begin_at=begin_at)

@@ -3,45 +3,70 @@
 import msgspec
 import pytest
 
-from storage.errors import StorageError, Unavailable
+from storage.errors import OutOfOrderSequence, StorageError, Unavailable
 from storage.formats.control import encode
 from storage.log import strangers as strangers_module
 from storage.log.batch import Appended
-from storage.log.strangers import Strangers
+from storage.log.strangers import Start, Strangers
 from storage.metadata import keys
 from storage.metadata.port import Put
 from tests.unit.storage.log.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 WAIT_S = 35.0
+EPOCH = 3
 
 
 def refused(*refusals: tuple[int, int, float]) -> Strangers:
-    """Of producer, sequence and time of each."""
+    """Of producer, sequence and time of each; all are of one epoch."""
     strangers = Strangers()
     for producer_id, first_seq, now_s in refusals:
-        strangers.make_wait(producer_id, first_seq, now_s, wait_s=WAIT_S)
+        strangers.make_wait(producer_id, EPOCH, first_seq, now_s, wait_s=WAIT_S)
     return strangers
+
+
+def begin_at(strangers: Strangers, now_s: float) -> dict[int, int]:
+    started = strangers.begin_at(now_s, wait_s=WAIT_S)
+    assert all(start.producer_epoch == EPOCH for start in started.values())
+    return {producer_id: start.first_seq for producer_id, start in started.items()}
 
 
 def test_nobody_begins_before_it_has_waited() -> None:
     strangers = refused((9, 5, 0.0), (9, 5, 34.0), (7, 3, 10.0))
 
-    assert strangers.begin_at(34.9, wait_s=WAIT_S) == {}
-    assert strangers.begin_at(35.0, wait_s=WAIT_S) == {9: 5}
-    assert strangers.begin_at(45.0, wait_s=WAIT_S) == {9: 5, 7: 3}
+    assert begin_at(strangers, 34.9) == {}
+    assert begin_at(strangers, 35.0) == {9: 5}
+    assert begin_at(strangers, 45.0) == {9: 5, 7: 3}
 
 
 def test_the_lowest_sequence_refused_is_the_highest_to_begin_with() -> None:
-    assert refused((9, 6, 0.0), (9, 5, 34.9), (9, 7, 34.95)).begin_at(35.0, wait_s=WAIT_S) == {9: 5}
+    assert begin_at(refused((9, 6, 0.0), (9, 5, 34.9), (9, 7, 34.95)), 35.0) == {9: 5}
 
 
 def test_who_was_refused_long_ago_waits_anew() -> None:
     strangers = refused((9, 5, 0.0), (9, 8, 86_400.0))
 
-    assert refused((9, 5, 0.0)).begin_at(86_400.0, wait_s=WAIT_S) == {}
-    assert strangers.begin_at(86_400.0, wait_s=WAIT_S) == {}
-    assert strangers.begin_at(86_435.0, wait_s=WAIT_S) == {9: 8}
+    assert begin_at(refused((9, 5, 0.0)), 86_400.0) == {}
+    assert begin_at(strangers, 86_400.0) == {}
+    assert begin_at(strangers, 86_435.0) == {9: 8}
+
+
+def test_who_gave_its_lowest_sequence_up_begins_with_the_next_one_after_another_wait() -> None:
+    """It was refused for good otherwise, as long as it insisted."""
+    strangers = refused((9, 5, 0.0), *[(9, first_seq, float(second)) for second in range(1, 140) for first_seq in (6, 7)])
+
+    assert begin_at(strangers, 100.0) == {}
+    assert begin_at(strangers, 106.0) == {9: 6}
+
+
+def test_a_newer_epoch_waits_anew_and_an_older_one_does_not_disturb_it() -> None:
+    """Its sequences begin at 0 again: nothing before them was on its way while the older epoch waited."""
+    strangers = refused((9, 50, 0.0))
+    strangers.make_wait(9, EPOCH + 1, 3, 36.0, wait_s=WAIT_S)
+    strangers.make_wait(9, EPOCH, 1, 37.0, wait_s=WAIT_S)
+
+    assert strangers.begin_at(70.9, wait_s=WAIT_S) == {}
+    assert strangers.begin_at(71.0, wait_s=WAIT_S) == {9: Start(EPOCH + 1, 3)}
 
 
 def test_who_was_answered_otherwise_is_no_stranger() -> None:
@@ -49,7 +74,7 @@ def test_who_was_answered_otherwise_is_no_stranger() -> None:
     strangers.forget(9)
     strangers.forget(8)
 
-    assert strangers.begin_at(35.0, wait_s=WAIT_S) == {7: 5}
+    assert begin_at(strangers, 35.0) == {7: 5}
 
 
 def test_of_too_many_all_begin_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +86,7 @@ def test_of_too_many_all_begin_in_the_end(monkeypatch: pytest.MonkeyPatch) -> No
             strangers.forget(producer_id)
             waiting.discard(producer_id)
         for producer_id in waiting:
-            strangers.make_wait(producer_id, 5, float(second), wait_s=WAIT_S)
+            strangers.make_wait(producer_id, EPOCH, 5, float(second), wait_s=WAIT_S)
         assert len(strangers.refused) <= 3
 
     assert not waiting
@@ -72,12 +97,12 @@ def test_those_that_went_away_make_room(monkeypatch: pytest.MonkeyPatch) -> None
     strangers = refused((9, 5, 0.0), (8, 5, 70.0), (7, 5, 71.0), (7, 5, 106.0))
 
     assert len(strangers.refused) == 1
-    assert strangers.begin_at(105.9, wait_s=WAIT_S) == {}
-    assert strangers.begin_at(106.0, wait_s=WAIT_S) == {7: 5}
+    assert begin_at(strangers, 105.9) == {}
+    assert begin_at(strangers, 106.0) == {7: 5}
 
 
-def numbered(first_seq: int) -> bytearray:
-    return batch_bytes(producer_id=5, producer_epoch=0, first_seq=first_seq)
+def numbered(first_seq: int, epoch: int = 0) -> bytearray:
+    return batch_bytes(producer_id=5, producer_epoch=epoch, first_seq=first_seq)
 
 
 async def forget_producers(broker: Rig) -> None:
@@ -87,26 +112,31 @@ async def forget_producers(broker: Rig) -> None:
     await broker.shared.write([Put(path, encode(msgspec.structs.replace(await broker.control(), producers={})), record.version)])
 
 
-async def outcome(broker: Rig, first_seq: int) -> Appended | StorageError:
-    (answer,) = await broker.send(numbered(first_seq))
+async def outcome(broker: Rig, first_seq: int, epoch: int = 0) -> Appended | StorageError:
+    (answer,) = await broker.send(numbered(first_seq, epoch))
     return answer
+
+
+def let_it_have_waited(broker: Rig) -> None:
+    strangers = broker.parts.partitions.get(PARTITION).strangers
+    strangers.refused[5] = strangers.refused[5]._replace(since_s=float("-inf"))
 
 
 async def test_what_is_refused_after_an_attempt_without_an_answer_is_not_appended_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """The producer might begin at the first attempt, and not at the second, as if it had expired. The first is still on its way."""
-    begin_at: list[dict[int, int]] = []
-    monkeypatch.setattr(Strangers, "begin_at", lambda *_, **__: begin_at.pop() if begin_at else {})
+    starts: list[dict[int, Start]] = []
+    monkeypatch.setattr(Strangers, "begin_at", lambda *_, **__: starts.pop() if starts else {})
     async with rig() as broker:
         assert await outcome(broker, 0) == Appended(0, 0)
         await forget_producers(broker)
         assert isinstance(await outcome(broker, 3), Unavailable)
-        begin_at.append({5: 1})
+        starts.append({5: Start(0, 1)})
         broker.metadata.faults.append("late")
 
         assert isinstance(await outcome(broker, 1), Unavailable)
         await broker.metadata.deliver_late()
 
-        assert begin_at == []
+        assert starts == []
         assert (await broker.control()).sequence_counter == 1
 
 
@@ -117,10 +147,34 @@ async def test_a_batch_whose_time_ended_just_after_the_one_before_it_was_refused
         await forget_producers(broker)
         assert isinstance(await outcome(broker, 1), Unavailable)
         assert isinstance(await outcome(broker, 2), Unavailable)
-        strangers = broker.parts.partitions.get(PARTITION).strangers
-        strangers.refused[5] = strangers.refused[5]._replace(since_s=float("-inf"))
+        let_it_have_waited(broker)
 
         assert isinstance(await outcome(broker, 2), Unavailable)
         assert await outcome(broker, 1) == Appended(1, 0)
         assert await outcome(broker, 2) == Appended(2, 0)
         assert await outcome(broker, 3) == Appended(3, 0)
+
+
+async def test_what_one_epoch_waited_is_not_for_the_next_one() -> None:
+    """A producer was refused until it gave up and began a new epoch; of that, the first batch is on its way through another broker."""
+    async with rig() as broker:
+        assert isinstance(await outcome(broker, 50), Unavailable)
+        let_it_have_waited(broker)
+
+        assert isinstance(await outcome(broker, 1, epoch=1), Unavailable), "it would take the place of the first"
+        assert await outcome(broker, 0, epoch=1) == Appended(0, 0)
+        assert await outcome(broker, 1, epoch=1) == Appended(1, 0)
+
+
+async def test_who_has_waited_goes_on_though_the_batch_it_began_with_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.log.upload.UPLOAD_TIMEOUT_S", 0.0)
+    async with rig() as broker:
+        assert isinstance(await outcome(broker, 50), Unavailable)
+        let_it_have_waited(broker)
+        broker.objects.puts_fail = Unavailable("503")
+        assert isinstance(await outcome(broker, 50), Unavailable)
+        broker.objects.puts_fail = None
+
+        assert isinstance(await outcome(broker, 51), OutOfOrderSequence), "it was on its way when the other was lost"
+        assert await outcome(broker, 50) == Appended(0, 0)
+        assert await outcome(broker, 51) == Appended(1, 0)
