@@ -261,8 +261,12 @@ class Committer:
             case Fate.LOST:
                 self._lose(commit, OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"), _after_lost())
                 return Step.FINISHED
-            case Fate.FAILED if commit.is_given_up:
-                return Step.FINISHED
+            case Fate.FAILED:
+                # None of its attempts can land any more: it may be cut, and refused for certain, like one that was never sent.
+                commit.is_unknown = False
+                commit.sent_decisions = ()
+                if commit.is_given_up:
+                    return Step.FINISHED
             case Fate.UNDECIDED if commit.is_given_up:
                 return self._put_again(commit, Purpose.BURIAL, _NOTHING, control)
         return None
@@ -274,9 +278,7 @@ class Committer:
         if control.revoked_floor and commit.object_id <= control.revoked_floor:
             return Step.UPLOAD_AGAIN
         if len(commit.batches) > 1 and (count := fitting(control, commit.batches)) < len(commit.batches):
-            if commit.is_unknown:
-                return Step.READ  # all that may have been applied stays together until that is known, or is given up
-            carry(commit, count)
+            carry(commit, count)  # not of one that may have been applied: the version is the one at which it fitted
         commit.begin(self._epoch)
         dead = self._dead_writers.of(control)
         decision = decide(
@@ -297,8 +299,7 @@ class Committer:
             if decision.has_refusal and not is_fresh:
                 return Step.READ  # a negative answer is never given from a record that may be old
             # Time alone may turn what an attempt would append into a refusal, a producer expires: then it must not land behind the answer.
-            may_land = commit.is_unknown and log.version == commit.sent_version
-            if may_land or any(verdict.outcome is Outcome.OUT_OF_ORDER_SEQUENCE for verdict in decision.verdicts):
+            if commit.is_unknown or any(verdict.outcome is Outcome.OUT_OF_ORDER_SEQUENCE for verdict in decision.verdicts):
                 return self._put_again(commit, Purpose.PROOF, decision, control)
             self._answer(commit, decision.verdicts)
             return Step.FINISHED

@@ -64,8 +64,9 @@ class Commit:
     """The slice of one flush for one partition on its way into the log.
 
     All attempts carry the same batches under one `commit_seq`, unless every attempt before is known to have failed. `is_unknown`: an
-    attempt had no answer, so every later read of the control record is asked for our number first (model F-conflict). `is_sent`: an
-    attempt is on its way. `is_given_up`: the clients were answered; what is left is to make sure that no attempt can still land.
+    attempt had no answer, so every later read of the control record is asked for our number first (model F-conflict), until one shows that
+    it can never apply. `is_sent`: an attempt is on its way. `is_given_up`: the clients were answered; what is left is to make sure that no
+    attempt can still land.
     """
 
     log: PartitionLog

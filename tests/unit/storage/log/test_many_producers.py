@@ -1,7 +1,14 @@
 """Hundreds of idempotent producers on one partition: all go on, nobody is refused for room, and a flush is one commit (review F)."""
 
+import asyncio
+
+import msgspec
+
+from storage.formats.control import PageRef, encode
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
+from storage.metadata import keys
+from storage.metadata.port import Put
 from tests.unit.storage.log.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, rig
 
@@ -59,3 +66,22 @@ async def test_a_commit_of_more_batches_than_one_takes_is_carried_by_the_next_on
         assert len(broker.metadata.writes) == 3
         assert log.is_idle
         assert len(await broker.read_all()) == 3_000 * len(batch_bytes(1))
+
+
+async def test_a_commit_is_cut_when_its_attempt_without_an_answer_can_never_apply() -> None:
+    """Another broker gave the partition more pages meanwhile, so that the next attempt would touch too many of them."""
+    path = keys.PartitionKeys(PARTITION).control
+    async with rig(flush=FlushSettings(interval_s=0.0, gather_s=0.02)) as broker:
+        assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
+        broker.metadata.faults.append("late")
+        sent = broker.send(*[batch_bytes(1, producer_id=100 * number, producer_epoch=0, first_seq=0) for number in range(20)])
+        await broker.metadata.until_late()
+        pages = tuple(PageRef(f"0-8-{number}-1-0", 100 * number + 50, 100 * number + 60, 0) for number in range(20))
+        (record,) = await broker.shared.get_many([path])
+        assert record is not None
+        await broker.shared.write([Put(path, encode(msgspec.structs.replace(await broker.control(), pages=pages)), record.version)])
+
+        async with asyncio.timeout(5):
+            assert await sent == [Appended(1 + number, 0) for number in range(20)]
+        await broker.metadata.deliver_late()
+        assert (await broker.control()).sequence_counter == 21
