@@ -4,7 +4,9 @@ A read may be answered by a deposed leader of the shard, from an older state: an
 consumer that is told so begins anew somewhere else. Only a write is judged by the leader of the day. So the record is put once more, under
 the condition that it is still there; nothing but its version changes.
 
-Proofs of a log are shared, one at a time and no more often than every PROOF_EVERY_S, whatever its readers ask for.
+Proofs of a log are shared, one at a time and no more often than every PROOF_EVERY_S, whatever its readers ask for. Each shard of the
+metadata store has places of its own, and who gets none in time is refused: a silent one holds up nobody but who asks for its partitions,
+and those no longer if they are many.
 """
 
 import asyncio
@@ -20,8 +22,10 @@ from storage.metadata.port import Applied, MetadataStore, Put, Status
 ATTEMPTS_MAX: Final = 4
 PAUSE_S: Final = 0.02
 PROOF_EVERY_S: Final = 0.2
-WRITE_TIMEOUT_S: Final = 3.0
+TIMEOUT_S: Final = 3.0
+"""For a proof, its wait for a place included."""
 AT_ONCE_MAX: Final = 16
+"""Of one shard."""
 
 
 class Proofs:
@@ -31,7 +35,7 @@ class Proofs:
         self._nursery = nursery
         self._next: dict[PartitionLog, asyncio.Future[None]] = {}
         self._under_way: set[PartitionLog] = set()
-        self._places = asyncio.Semaphore(AT_ONCE_MAX)
+        self._places: dict[int, asyncio.Semaphore] = {}
 
     def ask(self, log: PartitionLog) -> asyncio.Future[None]:
         """What is done when `log.control` was the newest record at some moment from now on (or there is none), or fails with `Unavailable`.
@@ -46,25 +50,35 @@ class Proofs:
         return asked
 
     async def _prove_wanted(self, log: PartitionLog) -> None:
+        places = self._places_of(log)
         try:
             while (asked := self._next.get(log)) is not None:
-                async with self._places:
-                    del self._next[log]  # who asks from here on was not there when it began
-                    try:
+                try:
+                    async with asyncio.timeout(TIMEOUT_S), places:
+                        del self._next[log]  # who asks from here on was not there when it began
                         await self._prove(log)
-                    except StorageError as error:
-                        asked.set_exception(error)
-                        asked.exception()  # marks it retrieved: all who asked may be gone
-                    except BaseException:
-                        asked.cancel()
-                        raise
-                    else:
-                        asked.set_result(None)
+                except TimeoutError:
+                    if self._next.get(log) is asked:  # it had no place
+                        del self._next[log]
+                    _refuse(asked, Unavailable(f"metadata did not answer: op=prove after_s={TIMEOUT_S}"))
+                except StorageError as error:
+                    _refuse(asked, error)
+                except BaseException:
+                    asked.cancel()
+                    raise
+                else:
+                    asked.set_result(None)
                 await asyncio.sleep(PROOF_EVERY_S)
         finally:
             self._under_way.discard(log)
             if (left := self._next.pop(log, None)) is not None:
                 left.cancel()  # nobody will prove it any more
+
+    def _places_of(self, log: PartitionLog) -> asyncio.Semaphore:
+        shard = self._metadata.shard_of(log.keys.partition_key)
+        if shard not in self._places:
+            self._places[shard] = asyncio.Semaphore(AT_ONCE_MAX)
+        return self._places[shard]
 
     async def _prove(self, log: PartitionLog) -> None:
         for attempt in range(ATTEMPTS_MAX):
@@ -72,13 +86,14 @@ class Proofs:
             control, version = log.control, log.version
             if control is None or control.log_state is LogState.DELETED or log.broken is not None:
                 return
-            try:
-                async with asyncio.timeout(WRITE_TIMEOUT_S):
-                    outcome = await self._metadata.write([Put(log.keys.control, encode(control), version)])
-            except TimeoutError:
-                raise Unavailable(f"metadata did not answer: op=write after_s={WRITE_TIMEOUT_S}") from None
+            outcome = await self._metadata.write([Put(log.keys.control, encode(control), version)])
             if isinstance(outcome, Applied) and outcome.results[0].status is Status.OK:
                 log.note_put_again(version, outcome.results[0].version)
                 return
             await asyncio.sleep(PAUSE_S * 2**attempt)
         raise Unavailable(f"the newest control record was not found: partition={log.partition} attempts={ATTEMPTS_MAX}")
+
+
+def _refuse(asked: asyncio.Future[None], error: StorageError) -> None:
+    asked.set_exception(error)
+    asked.exception()  # marks it retrieved: all who asked may be gone

@@ -1,16 +1,22 @@
 """Proofs that a control record is the newest, shared by those who ask for one."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
+from storage.errors import Unavailable
+from storage.formats.control import Control
+from storage.log import proofs
 from storage.log.partition import PartitionLog
-from storage.log.proofs import Proofs
+from storage.log.proofs import AT_ONCE_MAX, Proofs
 from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import Applied, OpResult, Put, Status, WriteOp, WriteOutcome
 from tests.unit.storage.log.rig import PARTITION
+
+SOON_S = 5.0
 
 
 async def test_who_waits_for_a_proof_that_nobody_will_make_any_more_is_told() -> None:
@@ -23,15 +29,84 @@ async def test_who_waits_for_a_proof_that_nobody_will_make_any_more_is_told() ->
         await asyncio.Event().wait()
 
     async with Nursery() as nursery:
-        proofs = Proofs(metadata=store, refresh=refresh, nursery=nursery)
+        made = Proofs(metadata=store, refresh=refresh, nursery=nursery)
         log = PartitionLog(PARTITION)
-        under_way = proofs.ask(log)
+        under_way = made.ask(log)
         await begun.wait()
-        wanted = proofs.ask(log)
+        wanted = made.ask(log)
         assert wanted is not under_way
-        assert proofs.ask(log) is wanted
+        assert made.ask(log) is wanted
 
     for asked in (under_way, wanted):
         with pytest.raises(asyncio.CancelledError):
             await asked
     await store.close()
+
+
+class SilentShard:
+    """Two shards, by the number of the partition. The first takes writes and does not answer them."""
+
+    def __init__(self) -> None:
+        self.writes: list[Sequence[WriteOp]] = []
+
+    def shard_of(self, partition_key: str) -> int:
+        return int(partition_key.rpartition("/")[2]) % 2
+
+    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        self.writes.append(ops)
+        (put,) = ops
+        assert isinstance(put, Put)
+        if self.shard_of(put.key.partition_key) == 0:
+            await asyncio.Event().wait()
+        return Applied((OpResult(Status.OK, 2),))
+
+
+async def nothing_new(_logs: Iterable[PartitionLog]) -> None:
+    """A read that finds what is known."""
+
+
+def log_of(number: int) -> PartitionLog:
+    log = PartitionLog(PARTITION._replace(partition=number))
+    log.observe(Control(), 1)
+    return log
+
+
+async def test_a_silent_shard_holds_up_no_proof_of_another() -> None:
+    async with Nursery() as nursery:
+        made = Proofs(metadata=SilentShard(), refresh=nothing_new, nursery=nursery)  # type: ignore[arg-type]
+        stuck = [made.ask(log_of(2 * number)) for number in range(AT_ONCE_MAX + 1)]
+        async with asyncio.timeout(SOON_S):
+            await made.ask(healthy := log_of(1))
+
+        assert healthy.version == 2
+        assert not any(proof.done() for proof in stuck)
+
+
+async def test_however_many_proofs_wait_for_a_silent_shard_all_are_refused_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proofs, "TIMEOUT_S", 0.05)
+    store = SilentShard()
+    async with Nursery() as nursery:
+        made = Proofs(metadata=store, refresh=nothing_new, nursery=nursery)  # type: ignore[arg-type]
+        asked = [made.ask(log_of(2 * number)) for number in range(20 * AT_ONCE_MAX)]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert all(isinstance(result, Unavailable) for result in results)
+    assert len(store.writes) <= 2 * AT_ONCE_MAX, "the others had no turn, and did not wait for one"
+
+
+async def test_a_proof_that_had_no_turn_in_time_can_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proofs, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(proofs, "PROOF_EVERY_S", 0.0)
+    monkeypatch.setattr(proofs, "AT_ONCE_MAX", 1)
+    store = SilentShard()
+    async with Nursery() as nursery:
+        made = Proofs(metadata=store, refresh=nothing_new, nursery=nursery)  # type: ignore[arg-type]
+        first, second = log_of(0), log_of(2)
+        for refused in (made.ask(first), made.ask(second)):
+            with pytest.raises(Unavailable):
+                await refused
+        monkeypatch.setattr(store, "shard_of", lambda _key: 1)  # it answers again
+        async with asyncio.timeout(SOON_S):
+            await made.ask(second)
+
+    assert second.version == 2
