@@ -233,6 +233,8 @@ class Committer:
         if not is_fresh and (log.control is None or log.unexplained_hints > 0):
             return Step.READ
         if log.control is None:
+            if log.is_behind:
+                return Step.READ
             if commit.is_unknown:
                 self._lose(commit, OutcomeUnknown(f"the partition is gone: {log.partition}"), _after_lost())
             self._lose(commit, NotFound(f"no such partition: {log.partition}"), _after_lost())

@@ -200,6 +200,8 @@ def bounds_of(log: PartitionLog) -> LogBounds | StorageError:
     control = log.control
     if log.broken is not None:
         return log.broken
+    if log.is_behind:
+        return Unavailable(f"metadata answered from the past: partition={log.partition} known_version={log.version}")
     if control is None or control.log_state is LogState.DELETED:
         return NotFound(f"no such partition: {log.partition}")
     return LogBounds(log_start=control.log_start, high_watermark=control.sequence_counter, bytes_total=control.bytes_total)

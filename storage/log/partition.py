@@ -62,11 +62,11 @@ class PartitionLog:
         "wakers",
     )
 
-    def __init__(self, partition: PartitionId) -> None:
+    def __init__(self, partition: PartitionId, *, version: int = -1) -> None:
         self.partition = partition
         self.keys = PartitionKeys(partition)
         self.control: Control | None = None
-        self.version = -1
+        self.version = version
         self._was_absent = False
         self.broken: StorageError | None = None
         self.foreign_version = -1
@@ -95,6 +95,11 @@ class PartitionLog:
         """The partition was there, as far as anybody asked, and is not any more."""
         control = self.control
         return control.log_state is LogState.DELETED if control is not None else self._was_absent
+
+    @property
+    def is_behind(self) -> bool:
+        """Nothing as new as what was known before this log was forgotten has been read yet."""
+        return self.control is None and self.version >= 0 and not self._was_absent
 
     @property
     def high_watermark(self) -> int:
@@ -179,6 +184,7 @@ class Partitions:
         self._logs: dict[PartitionId, PartitionLog] = {}
         self._by_control_path: dict[str, PartitionLog] = {}
         self._created = 0
+        self._forgotten_versions: OrderedDict[PartitionId, int] = OrderedDict()
 
     def get(self, partition: PartitionId) -> PartitionLog:
         log = self._logs.get(partition)
@@ -186,7 +192,7 @@ class Partitions:
             self._created += 1
             if len(self._logs) >= self._kept_max or self._created % GONE_LOOKED_FOR_EVERY == 0:
                 self._forget()
-            log = self._logs[partition] = PartitionLog(partition)
+            log = self._logs[partition] = PartitionLog(partition, version=self._forgotten_versions.pop(partition, -1))
             self._by_control_path[log.keys.control.path] = log
         return log
 
@@ -200,7 +206,10 @@ class Partitions:
         return len(self._logs)
 
     def _forget(self) -> None:
-        """Forget the idle logs of deleted partitions, and at the bound a tenth of the others, those first touched longest ago."""
+        """Forget the idle logs of deleted partitions, and at the bound a tenth of the others, those first touched longest ago.
+
+        Versions are kept, but for tombstones, which nobody asks for: else a deposed leader could take back what was answered here before.
+        """
         idle = [log for log in self._logs.values() if log.is_idle]
         gone = [log for log in idle if log.is_gone]
         wanted = max(1, self._kept_max // 10) if len(self._logs) >= self._kept_max else 0
@@ -208,3 +217,7 @@ class Partitions:
         for log in (*gone, *others):
             del self._logs[log.partition]
             del self._by_control_path[log.keys.control.path]
+            if log.version >= 0 and (log.control is None or log.control.log_state is not LogState.DELETED):
+                self._forgotten_versions[log.partition] = log.version
+        while len(self._forgotten_versions) > self._kept_max:
+            self._forgotten_versions.popitem(last=False)

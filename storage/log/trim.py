@@ -60,7 +60,7 @@ def decide_trim(control: Control, before: int) -> TrimDecision:
 
 def existing(log: PartitionLog) -> Control:
     """The control record of a log that has just been refreshed. Raise what keeps it from being read, `NotFound` if it does not exist."""
-    if log.control is None and log.broken is None:
+    if log.control is None and log.broken is None and not log.is_behind:
         raise NotFound(f"no such partition: {log.partition}")
     return readable(log)
 

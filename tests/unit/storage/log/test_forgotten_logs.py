@@ -2,13 +2,17 @@
 
 import pytest
 
+from storage.errors import StorageError, Unavailable
 from storage.formats.control import Control, LogState
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
+from storage.log.bounds import LogBounds
 from storage.log.partition import Partitions
+from storage.log.trim import HIGH_WATERMARK
 from storage.vocabulary import PartitionId
 from tests.unit.storage.log.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig
+from tests.unit.storage.log.test_deposed_leaders import Deposed, record_of
 
 OTHERS = [PartitionId(TOPIC, number) for number in range(1, 7)]
 
@@ -17,6 +21,11 @@ def touch_others(broker: Rig, kept_max: int = 4) -> None:
     broker.parts.partitions._kept_max = kept_max
     for partition in OTHERS:
         broker.parts.partitions.get(partition)
+
+
+async def told_end(broker: Rig) -> int | StorageError:
+    (found,) = await broker.parts.control_reads.read([PARTITION])
+    return found.high_watermark if isinstance(found, LogBounds) else found
 
 
 @pytest.mark.parametrize("fault", ["request lost", "reply lost"])
@@ -91,3 +100,49 @@ def test_a_record_that_a_deposed_leader_had_not_heard_of_comes_back() -> None:
     log.observe(Control(sequence_counter=3), 5)
 
     assert log.high_watermark == 3
+
+
+async def test_an_end_that_was_told_does_not_go_back_when_the_log_is_forgotten_and_a_deposed_leader_asked() -> None:
+    async with rig() as broker:
+        await broker.send(batch_bytes(1))
+        old = await record_of(broker.shared)
+        await broker.send(batch_bytes(1))
+        assert await told_end(broker) == 2
+        touch_others(broker)
+        Deposed(broker, old, times=1)
+
+        assert isinstance(await told_end(broker), Unavailable)
+        assert await told_end(broker) == 2
+
+
+async def test_an_append_waits_for_a_record_that_is_not_older_than_the_one_that_was_forgotten() -> None:
+    async with rig() as broker:
+        old = await record_of(broker.shared)
+        await broker.send(batch_bytes(1))
+        touch_others(broker)
+        deposed = Deposed(broker, old, times=2)
+
+        assert await broker.send(batch_bytes(1)) == [Appended(1, 0)]
+        assert deposed.left == 0
+
+
+async def test_a_trim_of_a_log_that_was_forgotten_does_not_rest_on_an_older_record() -> None:
+    async with rig() as broker:
+        old = await record_of(broker.shared)
+        await broker.send(batch_bytes(1))
+        touch_others(broker)
+        Deposed(broker, old, times=1)
+
+        with pytest.raises(Unavailable):
+            await broker.parts.trimmer.trim(PARTITION, HIGH_WATERMARK)
+        assert await broker.parts.trimmer.trim(PARTITION, HIGH_WATERMARK) == 1
+
+
+def test_what_is_remembered_of_forgotten_logs_has_a_bound() -> None:
+    partitions = Partitions(kept_max=10)
+    for number in range(100):
+        partitions.get(PartitionId(TOPIC, number)).observe(Control(), 5)
+
+    assert partitions.get(PartitionId(TOPIC, 0)).version == -1
+    assert partitions.get(PartitionId(TOPIC, 85)).version == 5
+    assert len(partitions._forgotten_versions) <= 10
