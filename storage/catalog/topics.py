@@ -221,8 +221,9 @@ class Topics:
                 created_at_ms=self._clock.now_ms(),
             )
 
+        changes = self._changes
         topic = await self._written.create(name, propose)
-        self._remember(topic)
+        self._remember_all([topic], changes)
         return topic
 
     async def delete(self, topic: Topic) -> None:
@@ -348,7 +349,9 @@ class Topics:
         return records
 
     def _remember_all(self, topics: Iterable[Topic | None], changes: int) -> None:
-        """Cache what was read, unless a hint came while it was being read: then it may be what the hint was about."""
+        """Cache what was read or made, unless a hint came meanwhile: then it may be what the hint was about. Of hints nobody can tell whose
+        they are, so a topic that was made here may have to be read once.
+        """
         if changes == self._changes:
             for topic in topics:
                 if topic is not None and topic.state is TopicState.ACTIVE:

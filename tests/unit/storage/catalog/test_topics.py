@@ -14,7 +14,7 @@ from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, NotFound,
 from storage.formats import control as control_format
 from storage.formats.control import Control, LogState, decode_control
 from storage.metadata import keys
-from storage.metadata.port import Key, MetadataStore, Put, WriteOp, children_of
+from storage.metadata.port import Key, MetadataStore, Put, WriteOp, WriteOutcome, children_of
 from storage.vocabulary import TopicId
 from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata, ManualClock, no_jitter
 
@@ -530,6 +530,30 @@ async def test_what_was_read_while_a_hint_came_is_answered_but_not_cached() -> N
     assert first.partition_count == 3
     assert topics.find("orders") is None
     assert (await topics.lookup(["orders"]))["orders"].partition_count == 9
+
+
+@pytest.mark.parametrize("what", ["altered", "deleted"])
+async def test_a_topic_that_another_broker_changed_before_its_creator_was_answered_is_not_cached_as_it_was_made(what: str) -> None:
+    metadata = FaultyMetadata()
+    here, there = open_topics(metadata), open_topics(metadata.store)
+    write = metadata.write
+
+    async def slowly(ops: Sequence[WriteOp]) -> WriteOutcome:
+        outcome = await write(ops)
+        if found := await there.lookup_now(["orders"]):
+            if what == "deleted":
+                await there.delete(found["orders"])
+            else:
+                await there.add_partitions(found["orders"], 9)
+            await asyncio.sleep(0)
+        return outcome
+
+    metadata.write = slowly  # type: ignore[method-assign]
+    assert (await create(here)).partition_count == 3
+    metadata.write = write  # type: ignore[method-assign]
+
+    found = (await here.lookup(["orders"])).get("orders")
+    assert (found and found.partition_count) == (9 if what == "altered" else None)
 
 
 async def test_the_cache_is_bounded() -> None:
