@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -12,10 +12,9 @@ from prometheus_client import Counter, Histogram
 
 from broker.groups.coordinator import JOIN_WAIT_S_MAX
 from broker.handlers.context import Context, Parts
-from broker.handlers.errors import error_code_of
 from broker.handlers.fetch import FETCH_WAIT_S_MAX, Fetch
 from broker.handlers.large_answers import LargeAnswer
-from broker.handlers.produce import Produce
+from broker.handlers.produce import NOTHING_UNREAD, Produce
 from broker.handlers.table import HANDLERS
 from broker.leaving import Leaving
 from broker.protocol import codec, fetch, produce, support
@@ -27,7 +26,7 @@ from broker.responses import LARGE_REPLY_BYTES, Responses, Room
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.catalog.topics import Topic
-from storage.errors import StorageError, without_frames
+from storage.errors import StorageError
 from storage.limits import KIB
 from storage.vocabulary import Buffer
 
@@ -151,24 +150,22 @@ class Dispatch:
         for topic, partition, _ in request.partitions:
             highest[topic] = max(partition, highest.get(topic, partition))
         del request  # read again afterwards: many of these may wait, and their values are larger than their bytes
-        found: dict[str, Topic] | StorageError
         try:
             async with asyncio.timeout(HANDLER_TIMEOUT_S):
-                found = await self._produce.lookup_topics(highest)
-        except StorageError as error:
-            found = without_frames(error)
+                topics, unread = await self._produce.lookup_topics(highest)
         except ProtocolViolation:
             raise
         except Exception as error:
             raise self._unanswerable(error, connection) from error
-        return lambda frame, connection, done: self._start(frame, connection, done, lambda _request: found)
+        return lambda frame, connection, done: self._start(frame, connection, done, lambda _request: topics, unread)
 
     def _start(
         self,
         frame: memoryview,
         connection: Client,
         done: Done,
-        find_topics: Callable[[ProduceRequest], dict[str, Topic] | StorageError | None],
+        find_topics: Callable[[ProduceRequest], dict[str, Topic] | None],
+        unread: Mapping[str, StorageError] = NOTHING_UNREAD,
     ) -> bool:
         began_s = self._clock.monotonic_s()
         header, request = self._read_produce(frame, connection)
@@ -194,11 +191,8 @@ class Dispatch:
             if is_refused:
                 code = ErrorCode.not_leader_or_follower
                 finish([PartitionResult(topic, partition, code, error_message=LEAVING) for topic, partition, _ in request.partitions])
-            elif isinstance(topics, StorageError):
-                code, message = error_code_of(topics), str(topics)
-                finish([PartitionResult(topic, partition, code, error_message=message) for topic, partition, _ in request.partitions])
             else:
-                self._produce.start(request, topics, version=header.api_version, source=connection, done=finish)
+                self._produce.start(request, topics, version=header.api_version, source=connection, done=finish, unread=unread)
         except ProtocolViolation:
             raise
         except Exception as error:

@@ -9,7 +9,7 @@ from sim.broker import HANDLER_TIMEOUT_S, ConnectionLost, Serving, SimBroker, fa
 from sim.history import Attempt
 from sim.places import INDEFINITE
 from storage.catalog.topics import Topic
-from storage.errors import StorageError, Unavailable, without_frames
+from storage.errors import StorageError, Unavailable
 
 PRODUCE_VERSION: Final = 11
 REQUESTS_MAX: Final = 64
@@ -80,9 +80,8 @@ class Connection:
         """As the dispatcher does: nothing that follows on this connection begins before."""
         try:
             async with asyncio.timeout(HANDLER_TIMEOUT_S):
-                return await serving.produce.lookup_topics({named.topic: named.partition for named in request.partitions})
-        except StorageError as error:
-            return without_frames(error)
+                topics, unread = await serving.produce.lookup_topics({named.topic: named.partition for named in request.partitions})
+            return next(iter(unread.values()), topics)  # of one partition, which is then not among those of `topics`
         except TimeoutError:
             return Unavailable("the topic cannot be looked up")
 

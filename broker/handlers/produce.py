@@ -7,7 +7,8 @@ Differs from Apache Kafka: acks=0 is as durable as the rest, only unanswered; NO
 as every broker serves every partition; transactional batches are refused with INVALID_TXN_STATE until transactions are served.
 """
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final
 
@@ -18,8 +19,8 @@ from broker.handlers.recompression import Recompression, Share, Work
 from broker.handlers.record_checks import Refused, TopicRules, check, rules_of
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.clock import Clock
-from storage.catalog.topics import Topic, Topics
-from storage.errors import Corrupt, NotFound, StorageError
+from storage.catalog.topics import PATIENCE_S, Topic, Topics
+from storage.errors import Corrupt, NotFound, StorageError, Unavailable, without_frames
 from storage.log.append import Appender
 from storage.log.batch import Append, Appended, Batch, batch_of
 from storage.log.partition import Partitions
@@ -28,6 +29,7 @@ from storage.vocabulary import PartitionId
 
 ACKS: Final = (-1, 0, 1)
 RULES_KEPT_MAX: Final = 50_000
+NOTHING_UNREAD: Final[Mapping[str, StorageError]] = {}
 
 Done = Callable[[list[PartitionResult]], None]
 
@@ -53,22 +55,54 @@ class Produce:
             found[name] = topic
         return found
 
-    async def lookup_topics(self, highest: Mapping[str, int]) -> dict[str, Topic]:
-        """Of these topics those that exist, each as of a read made now where the cache does not know it, or its highest partition named.
-
-        Raises `StorageError`.
+    async def lookup_topics(self, highest: Mapping[str, int]) -> tuple[dict[str, Topic], dict[str, StorageError]]:
+        """Of these topics those that exist, each as of a read made now where the cache does not know it, or its highest partition named;
+        and why nobody could tell of others in time, or whether one has more partitions.
         """
-        cached = {name: topic for name in highest if (topic := self._topics.find(name)) is not None}
-        doubtful = [name for name, topic in cached.items() if highest[name] >= topic.partition_count]
-        found = await self._topics.lookup([name for name in highest if name not in doubtful])
+        found = {name: topic for name in highest if (topic := self._topics.find(name)) is not None}
+        doubtful = [name for name, topic in found.items() if highest[name] >= topic.partition_count]
+        missing = [name for name in highest if name not in found]
+        read, error = await self._look_up(missing)
+        found |= read
         # A client that is wrong about its partitions takes the topic from nobody else, should this read fail.
-        doubtful += [name for name, topic in found.items() if highest[name] >= topic.partition_count and self._topics.is_silent]
-        if not doubtful:
-            return found
-        return {name: topic for name, topic in found.items() if name not in doubtful} | await self._topics.lookup_now(doubtful)
+        doubtful += [name for name, topic in read.items() if highest[name] >= topic.partition_count and self._topics.is_silent]
+        if doubtful and error is None:
+            newest, error = await self._look_up_now(doubtful)
+            if error is None:
+                found = {name: topic for name, topic in found.items() if name not in doubtful} | newest
+        if error is None:
+            return found, {}
+        return found, dict.fromkeys([*doubtful, *(name for name in missing if name not in found)], without_frames(error))
 
-    def start(self, request: ProduceRequest, topics: Mapping[str, Topic], *, version: int, source: object, done: Done) -> None:
-        """Submit what passes its checks. `done` is called once, perhaps before this returns, with one result per partition, in order."""
+    async def _look_up(self, names: Collection[str]) -> tuple[dict[str, Topic], StorageError | None]:
+        try:
+            return await self._topics.look_up(names)
+        except StorageError as unreadable:
+            return {}, unreadable
+
+    async def _look_up_now(self, names: Collection[str]) -> tuple[dict[str, Topic], StorageError | None]:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await self._topics.lookup_now(names), None
+        except StorageError as error:
+            return {}, error
+        except TimeoutError:
+            return {}, Unavailable(f"topics were not read in time: topics={len(names)} after_s={PATIENCE_S}")
+
+    def start(
+        self,
+        request: ProduceRequest,
+        topics: Mapping[str, Topic],
+        *,
+        version: int,
+        source: object,
+        done: Done,
+        unread: Mapping[str, StorageError] = NOTHING_UNREAD,
+    ) -> None:
+        """Submit what passes its checks. `done` is called once, perhaps before this returns, with one result per partition, in order.
+
+        `unread`: why nobody can tell of a topic that is not among `topics`, or whether one has more partitions.
+        """
         if request.acks not in ACKS:
             done(
                 [_failed(named, ErrorCode.invalid_required_acks, f"acks {request.acks} is not -1, 0 or 1") for named in request.partitions]
@@ -95,7 +129,9 @@ class Produce:
         for place, named in enumerate(request.partitions):
             topic = topics.get(named.topic)
             if topic is None or not 0 <= named.partition < topic.partition_count:
-                results.append(_failed(named, ErrorCode.unknown_topic_or_partition, None))
+                error = unread.get(named.topic)
+                code = ErrorCode.unknown_topic_or_partition if error is None else error_code_of(error)
+                results.append(_failed(named, code, None if error is None else str(error)))
                 continue
             rules = self._rules_of(topic)
             header = check(named.records, rules, version=version, now_ms=now_ms)

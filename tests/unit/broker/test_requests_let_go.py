@@ -6,7 +6,7 @@ Errors are what keeps it: a traceback keeps the locals of its frames, and these 
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 
 import pytest
 from structlog.testing import capture_logs
@@ -67,10 +67,10 @@ async def test_a_request_that_was_refused_by_its_checks(records: bytes) -> None:
 async def test_a_request_whose_topic_could_not_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served() as (made, play):
 
-        async def away(names: Mapping[str, int]) -> dict[str, Topic]:
+        async def away(names: Collection[str]) -> dict[str, Topic]:
             raise Unavailable("metadata is away") from OSError("connection refused")
 
-        monkeypatch.setattr(made.node.produce, "lookup_topics", away)
+        monkeypatch.setattr(made.node.topics, "look_up", away)
         for number in range(20):
             play.receive(produced("unknown", record_batch(LARGE)))
             await replied(play, number + 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.fetching.waiters import Waiters
 from broker.handlers.fetch import Fetch
-from broker.handlers.produce import Produce
+from broker.handlers.produce import NOTHING_UNREAD, Produce
 from broker.handlers.recompression import Recompression
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
@@ -56,11 +56,14 @@ class Node:
     async def send(self, *named: Named, acks: int = -1, version: int = 9, source: object = None) -> list[PartitionResult]:
         """One Produce request, looked up if it has to be."""
         request = produce_request(*named, acks=acks)
-        topics = self.produce.find_topics(request)
+        topics, unread = self.produce.find_topics(request), NOTHING_UNREAD
         if topics is None:
-            topics = await self.produce.lookup_topics({topic: partition for topic, partition, _ in request.partitions})
+            highest: dict[str, int] = {}
+            for topic, partition, _ in request.partitions:
+                highest[topic] = max(partition, highest.get(topic, partition))
+            topics, unread = await self.produce.lookup_topics(highest)
         done: asyncio.Future[list[PartitionResult]] = asyncio.get_running_loop().create_future()
-        self.produce.start(request, topics, version=version, source=source or self, done=done.set_result)
+        self.produce.start(request, topics, version=version, source=source or self, done=done.set_result, unread=unread)
         return await done
 
     async def read(self, *asked: FetchPartition, version: int = 12, **options: Any) -> FetchResponse:

@@ -91,8 +91,7 @@ async def test_an_append_for_a_topic_that_is_gone_is_refused_though_its_name_is_
         (first,) = await made.send(("t", 0, record_batch(b"b")))
 
         assert ErrorCode(first.error_code) is ErrorCode.unknown_topic_or_partition
-        with pytest.raises(Unavailable):
-            await made.send(("t", 0, record_batch(b"c")))
+        assert codes(await made.send(("t", 0, record_batch(b"c")))) == [ErrorCode.kafka_storage_error]
         made.is_silent = False
         (after,) = await made.send(("t", 0, record_batch(b"d")))
         assert (after.error_code, after.base_offset) == (0, 0)
@@ -131,18 +130,28 @@ async def test_a_client_that_names_a_partition_that_is_not_there_takes_the_topic
         parts = type("Parts", (), {"topics": made.broker.topics, "bounds": made.broker.log.parts.control_reads})
         made.is_silent = True
         for _ in range(2):
-            with pytest.raises(Unavailable):
-                await made.send(("t", 99, record_batch(b"a")))
+            produced = codes(await made.send(("t", 99, record_batch(b"a")), ("t", 0, record_batch(b"b"))))
             fetched = await made.codes(asking("t", 99), asking("t"))
             by_id = await made.codes(asking(made.known.topic_id, 99), version=13)
             located = await read_bounds(parts, [TopicPartition("t", 99), TopicPartition("t", 0)])
             answers = list(located.values())
 
-            assert fetched == [ErrorCode.kafka_storage_error, ErrorCode.none]
+            assert produced == fetched == [ErrorCode.kafka_storage_error, ErrorCode.none]
             assert by_id == [ErrorCode.kafka_storage_error]
             assert answers[0] is ErrorCode.kafka_storage_error
             assert isinstance(answers[1], Located)
         assert codes(await made.send(("t", 0, record_batch(b"a")))) == [ErrorCode.none]
+
+
+async def test_an_append_beside_one_for_a_partition_that_is_not_there_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.handlers.produce.PATIENCE_S", 0.05)
+    async with scene(monkeypatch) as made:
+        monkeypatch.setattr(topics, "CACHE_AGE_S", 1_000.0)
+        await made.broker.topics.lookup(["t"])
+        made.is_silent = True
+        results = await made.send(("t", 0, record_batch(b"a")), ("t", 1, record_batch(b"b")))
+
+        assert codes(results) == [ErrorCode.none, ErrorCode.kafka_storage_error]
 
 
 async def test_a_partition_that_was_added_is_found_when_the_catalog_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +174,8 @@ async def test_an_unknown_topic_is_refused_beside_a_known_one(monkeypatch: pytes
     async with scene(monkeypatch) as made:
         made.is_silent = True
 
+        produced = await made.send(("u", 0, record_batch(b"a")), ("t", 0, record_batch(b"b")))
+        assert codes(produced) == [ErrorCode.kafka_storage_error, ErrorCode.none]
         assert await made.codes(asking("u"), asking("t")) == [ErrorCode.kafka_storage_error, ErrorCode.none]
         parts: Any = type("Parts", (), {"topics": made.broker.topics, "bounds": made.broker.log.parts.control_reads})
         unknown, known = (await read_bounds(parts, [TopicPartition("u", 0), TopicPartition("t", 0)])).values()
