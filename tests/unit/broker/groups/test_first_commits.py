@@ -142,6 +142,22 @@ async def test_a_coordinator_that_gave_its_group_up_answers_at_once_and_does_not
         assert await shown_anew(new, group) == {}
 
 
+async def test_an_empty_group_that_a_late_first_commit_leaves_after_its_deletion_goes_with_the_next_sweep() -> None:
+    """Its record was to be put if there was none, and there was none again. ListGroups shows it until then."""
+    async with world() as made:
+        node = await made.node(1)
+        await commit_late(node, "g", 0)
+        assert await node.coordinator.commit("g", simple({FIRST: committed(10)})) is GroupError.NONE
+        assert await node.coordinator.delete("g") is GroupError.NONE
+        await node.metadata.deliver()
+        left = (await node.coordinator.listed()).groups
+        await node.coordinator.sweep()
+
+        assert len(left) == 1
+        assert (await node.coordinator.listed()).groups == []
+        assert await stored_offset(node.metadata, "g") is None
+
+
 async def test_a_place_without_an_offset_is_taken_away_by_whoever_loads_the_group() -> None:
     async with world() as made:
         node = await made.node(1)
