@@ -34,7 +34,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "producer_pages _forget_oldest: while len(refs) > PRODUCER_PAGES_MAX": _FULL,
     "producer_pages _forget_oldest: if oldest is None or oldest.newest_ms >= now_ms - PRODUCER_KEPT_MS_MIN → then": _FULL,
     "producer_pages _forget_oldest: if oldest is None or oldest.newest_ms >= now_ms - PRODUCER_KEPT_MS_MIN → else": _FULL,
-    "trim existing: if log.control is None and log.broken is None → then": _BROKEN,
+    "trim existing: if log.control is None and log.broken is None and (not log.is_behind) → then": _BROKEN,
     "trim Trimmer.trim: if control.log_state is LogState.FENCED → then": _FENCED,
     "index readable: if log.broken is not None → then": _BROKEN,
     "read Reader.stored_within: except TimeoutError": "nobody asks for it but the time search: test_read.py",
