@@ -1,7 +1,6 @@
 """Requests to handlers: decode, bound by a deadline, count, encode; and what is done when something goes wrong that nobody foresaw."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -24,6 +23,7 @@ from broker.protocol.produce import PartitionResult, ProduceRequest, ProduceResp
 from broker.protocol.request import Request
 from broker.responses import LARGE_REPLY_BYTES, Responses, Room
 from runtime.clock import Clock
+from runtime.deadlines import within
 from runtime.telemetry import Metric, Telemetry
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
@@ -223,25 +223,31 @@ class Dispatch:
         if header.api_key == codec.FETCH:
             return await self._handle_fetch(header, frame, connection)
         waits_s = WAITING_TIMEOUTS_S.get(header.api_key)
-        is_alone = waits_s is None and len(frame) > LARGE_REQUEST_BYTES
         place = LargeAnswer(self._large_answers)
         try:
-            async with asyncio.timeout(waits_s or HANDLER_TIMEOUT_S), self._large if is_alone else contextlib.nullcontext():
-                if (header.api_key, header.api_version) not in self._met:
-                    await self._meet(header.api_key, header.api_version)
-                if len(frame) > LONG_REQUEST_BYTES:
-                    async with self._beginning:
-                        await asyncio.sleep(0)
-                body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
-                request = Request(header.api_key, header.api_version, header.correlation_id, header.client_id, body)
-                context = Context(self._parts, connection.listener, connection.client_host, place)
-                answer = await HANDLERS[header.api_key](context, request)
-                reply = await self._encode(header, answer, place)
-                if len(reply) > LARGE_REPLY_BYTES:
-                    await self._take_room(len(reply), connection)
-            return header, [reply], first_error_of(answer)
+            if waits_s is None and len(frame) > LARGE_REQUEST_BYTES:
+                async with asyncio.timeout(HANDLER_TIMEOUT_S), self._large:
+                    return await self._answer(header, frame, connection, place)
+            return await within(waits_s or HANDLER_TIMEOUT_S, self._answer(header, frame, connection, place))
         finally:
             place.give_back()
+
+    async def _answer(
+        self, header: codec.RequestHeader, frame: memoryview, connection: Client, place: LargeAnswer
+    ) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
+        if (header.api_key, header.api_version) not in self._met:
+            await self._meet(header.api_key, header.api_version)
+        if len(frame) > LONG_REQUEST_BYTES:
+            async with self._beginning:
+                await asyncio.sleep(0)
+        body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
+        request = Request(header.api_key, header.api_version, header.correlation_id, header.client_id, body)
+        context = Context(self._parts, connection.listener, connection.client_host, place)
+        answer = await HANDLERS[header.api_key](context, request)
+        reply = await self._encode(header, answer, place)
+        if len(reply) > LARGE_REPLY_BYTES:
+            await self._take_room(len(reply), connection)
+        return header, [reply], first_error_of(answer)
 
     async def _meet(self, api_key: int, version: int) -> None:
         """Load the handler and compile the codec of a version that is asked for the first time, with turns for others in between."""
@@ -264,8 +270,8 @@ class Dispatch:
         request = fetch.read_request(header.api_version, frame, header.body_position)
         room = Room(self._responses)
         try:
-            async with asyncio.timeout(HANDLER_TIMEOUT_S + FETCH_WAIT_S_MAX):
-                fetched = await self._fetch.handle(request, version=header.api_version, client=connection, room=room)
+            handled = self._fetch.handle(request, version=header.api_version, client=connection, room=room)
+            fetched = await within(HANDLER_TIMEOUT_S + FETCH_WAIT_S_MAX, handled)
             reply = fetch.write_response(header.api_version, header.correlation_id, fetched)
         except BaseException:
             room.give_back()
