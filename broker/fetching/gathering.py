@@ -142,12 +142,11 @@ class Gathering:
         for wanted in self._wanted:
             if wanted.error is None:
                 self._look(wanted, now_s)
-        too_large = [wanted for wanted in self._wanted if wanted.is_too_large]
+        too_large = [wanted for wanted in self._wanted if wanted.is_too_large and wanted.error is None]
         if self._first is None:
             # Those before it, for which it had to make do with what was left, have nothing after all.
             for wanted in too_large:
-                if wanted.error is None and wanted.is_too_large:
-                    self._look(wanted, now_s)
+                self._look(wanted, now_s)
         if not self._reading:
             # What others had kept free for their reads, and did not need, is there for those that found too little.
             for wanted in too_large:
