@@ -31,7 +31,10 @@ from storage.vocabulary import Buffer, ObjectId
 FLUSHES: Final = Metric("forebay_flush_objects_total", "WAL objects sealed, by what made them due", ("trigger",))
 FLUSH_BYTES: Final = Metric("forebay_flush_object_bytes_total", "Bytes of sealed WAL objects")
 FLUSH_SECONDS: Final = Metric("forebay_flush_duration_seconds", "Stages of a flush", ("stage",))
-BUFFERED_BYTES: Final = Metric("forebay_produce_buffer_bytes", "Bytes of batches received and not yet committed or refused")
+BUFFERED_BYTES: Final = Metric(
+    "forebay_produce_buffer_bytes",
+    "Bytes of batches that are gathered or whose commit has no outcome yet, those that were answered meanwhile included",
+)
 
 OVERDUE_CHECK_S: Final = 1.0
 COMMIT_TIMEOUT_S: Final = 30.0

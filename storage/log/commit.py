@@ -132,11 +132,13 @@ class Committer:
         if commit.is_given_up:
             return
         commit.is_given_up = True
-        facts = f"partition={commit.log.partition} cause={commit.cause or 'earlier commits of the partition are under way'}"
+        partition = commit.log.partition
         if commit.is_unknown or commit.is_sent:
-            self._lose(commit, OutcomeUnknown(f"no answer from metadata in time: {facts}"), _after_lost())
+            cause = commit.cause or "the write is under way"
+            self._lose(commit, OutcomeUnknown(f"no answer from metadata in time: partition={partition} cause={cause}"), _after_lost())
         else:
-            self._lose(commit, Unavailable(f"gave up waiting for the commit: {facts}"), _after_lost())
+            cause = commit.cause or "its object is not stored yet, or earlier commits of the partition are under way"
+            self._lose(commit, Unavailable(f"gave up waiting for the commit: partition={partition} cause={cause}"), _after_lost())
         if not commit.is_open:
             self._go_on(leave(commit))
 
