@@ -146,6 +146,28 @@ async def test_a_request_that_runs_alone_and_is_not_answered(error: Exception, m
         assert play.admission.held_bytes == 0
 
 
+async def test_a_request_whose_answer_rests_on_a_read_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read() -> asyncio.Future[object]:
+        loop = asyncio.get_running_loop()
+        failing: asyncio.Future[object] = loop.create_future()
+        loop.call_later(0.001, failing.set_exception, Unavailable("metadata is away"))
+        return failing
+
+    async def rests_on_it(*_: object) -> object:
+        return await read()
+
+    async with served() as (_, play):
+        monkeypatch.setitem(dispatch_module.HANDLERS, 3, rests_on_it)
+        with capture_logs():
+            play.receive(metadata("t"))
+            await replied(play)
+
+        assert play.transport.is_aborted
+        play.lose()
+        await settle()
+        assert play.admission.held_bytes == 0
+
+
 async def test_requests_that_wait_for_their_turn_when_the_connection_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served() as (made, play):
 

@@ -1,6 +1,10 @@
 """Work that seldom waits, and its deadline."""
 
 import asyncio
+import contextlib
+import gc
+import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -112,3 +116,79 @@ async def test_work_that_is_thrown_away_is_closed() -> None:
     work.close()
 
     assert ended == ["ended"]
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Large:
+    """Something whose end can be watched."""
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_what_the_first_wait_brought_is_not_held_while_the_work_goes_on() -> None:
+    loop = asyncio.get_running_loop()
+    brings: asyncio.Future[Large] = loop.create_future()
+    goes_on: asyncio.Future[None] = loop.create_future()
+
+    async def drops(brings: asyncio.Future[Large]) -> None:
+        await brings
+        del brings
+        await goes_on
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(within(LONG_S, drops(brings)))
+        await asyncio.sleep(0)
+        large = Large()
+        watched = weakref.ref(large)
+        brings.set_result(large)
+        del brings, large
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert watched() is None
+        goes_on.set_result(None)
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("waits_before", [0, 1])
+async def test_work_whose_wait_fails_leaves_nothing_to_the_collector(waits_before: int) -> None:
+    def failing() -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        made: asyncio.Future[None] = loop.create_future()
+        loop.call_later(SHORT_S, made.set_exception, ValueError("no"))
+        return made
+
+    async def fails(request: Large) -> None:
+        for _ in range(waits_before):
+            await asyncio.sleep(0)
+        await failing()
+
+    async def served() -> weakref.ref[Large]:
+        request = Large()
+        with contextlib.suppress(ValueError):
+            await within(LONG_S, fails(request))
+        return weakref.ref(request)
+
+    watched = await served()
+    await asyncio.sleep(0)  # the loop holds what it calls back with
+
+    assert watched() is None
+
+
+async def test_an_error_that_the_work_has_handled_is_no_context_of_a_later_one() -> None:
+    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(failed.set_exception, ValueError("handled"))
+
+    async def fails_later() -> None:
+        with contextlib.suppress(ValueError):
+            await failed
+        raise KeyError("later")
+
+    with pytest.raises(KeyError) as raised:
+        await within(LONG_S, fails_later())
+    assert raised.value.__context__ is None
