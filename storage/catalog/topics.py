@@ -223,6 +223,7 @@ class Topics:
 
         changes = self._changes
         topic = await self._written.create(name, propose)
+        self.forget(name)  # whose end was not heard of yet
         self._remember_all([topic], changes)
         return topic
 

@@ -1,6 +1,6 @@
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, NotFound,
 from storage.formats import control as control_format
 from storage.formats.control import Control, LogState, decode_control
 from storage.metadata import keys
-from storage.metadata.port import Key, MetadataStore, Put, WriteOp, WriteOutcome, children_of
+from storage.metadata.port import Key, MetadataStore, Put, Subscription, WriteOp, WriteOutcome, children_of
 from storage.vocabulary import TopicId
 from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata, ManualClock, no_jitter
 
@@ -554,6 +554,29 @@ async def test_a_topic_that_another_broker_changed_before_its_creator_was_answer
 
     found = (await here.lookup(["orders"])).get("orders")
     assert (found and found.partition_count) == (9 if what == "altered" else None)
+
+
+async def test_what_was_cached_of_a_name_is_not_found_once_it_was_created_anew_though_only_hints_of_others_came() -> None:
+    metadata = FaultyMetadata()
+    hints: list[Callable[[str], None]] = []
+
+    def deaf(callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+        hints.append(callback)
+        return metadata.store.subscribe(lambda _path: None, prefix=prefix)
+
+    async def hint_of_another(_ops: Sequence[WriteOp]) -> None:
+        hints[0](keys.topic("another").path)
+
+    metadata.subscribe = deaf  # type: ignore[method-assign]
+    here, there = open_topics(metadata), open_topics(metadata.store)
+    old = await create(here)
+    await there.delete(old)
+    metadata.before_write = hint_of_another
+    new = await create(here)
+
+    assert here.find("orders") != old
+    assert here.find_id(old.topic_id) is None
+    assert await here.lookup(["orders"]) == {"orders": new}
 
 
 async def test_the_cache_is_bounded() -> None:
