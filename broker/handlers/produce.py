@@ -67,6 +67,7 @@ class Produce:
         # A client that is wrong about its partitions takes the topic from nobody else, should this read fail.
         doubtful += [name for name, topic in read.items() if highest[name] >= topic.partition_count and self._topics.is_silent]
         if doubtful and error is None:
+            missing = []  # of these it is known
             newest, error = await self._look_up_now(doubtful)
             if error is None:
                 found = {name: topic for name, topic in found.items() if name not in doubtful} | newest

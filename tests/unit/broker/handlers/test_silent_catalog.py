@@ -154,6 +154,20 @@ async def test_an_append_beside_one_for_a_partition_that_is_not_there_does_not_w
         assert codes(results) == [ErrorCode.none, ErrorCode.kafka_storage_error]
 
 
+async def test_a_topic_that_nobody_has_is_unknown_though_nobody_can_tell_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch) as made:
+        monkeypatch.setattr(topics, "CACHE_AGE_S", 1_000.0)
+        await made.broker.topics.lookup(["t"])
+
+        async def away(names: Any) -> Any:
+            raise Unavailable("no answer")
+
+        monkeypatch.setattr(made.broker.topics, "lookup_now", away)
+        results = await made.send(("nobody", 0, record_batch(b"a")), ("t", 0, record_batch(b"b")), ("t", 1, record_batch(b"c")))
+
+        assert codes(results) == [ErrorCode.unknown_topic_or_partition, ErrorCode.none, ErrorCode.kafka_storage_error]
+
+
 async def test_a_partition_that_was_added_is_found_when_the_catalog_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     async with scene(monkeypatch) as made:
         monkeypatch.setattr(topics, "CACHE_AGE_S", 1_000.0)
