@@ -108,6 +108,8 @@ class Fetch:
         await self._gather(wanted, request, began_s, room, is_refused=len(wanted) < len(targets))
         if version < TOPIC_IDS_MINIMUM and any(isinstance(one.error, NotFound) for one in wanted):
             await self._resolve_anew(targets, version)
+            if room is not None:
+                room.give_back()  # all is taken anew; and who went on beyond the budget would wait for itself
             wanted = _left(targets)
             await self._gather(wanted, request, began_s, room, is_refused=len(wanted) < len(targets))
         pinned_bytes = _pinned_bytes(wanted)
@@ -153,7 +155,7 @@ class Fetch:
             wake=wait.wake,
         )
         try:
-            gathering.look(began_s)
+            gathering.look(self._clock.monotonic_s())  # much later than it began, if its topics had to be read
             if not gathering.is_open and not await self._find_room(gathering, room, bytes_max, deadline_s):
                 return
             if gathering.may_leave():

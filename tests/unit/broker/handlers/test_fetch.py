@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,7 +10,9 @@ from broker.fetching import gathering
 from broker.handlers import fetch as fetch_module
 from broker.handlers.fetch import PINNED_BYTES_MAX
 from broker.protocol.fetch import FetchedPartition, FetchResponse
+from broker.responses import Responses
 from runtime.clock import SystemClock
+from runtime.telemetry import Telemetry
 from storage.errors import Unavailable
 from storage.formats.control import LogState, encode
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, KIB, MIB
@@ -32,6 +35,7 @@ from tests.unit.broker.handlers.logged import (
     produce_request,
 )
 from tests.unit.broker.handlers.record_batches import record_batch
+from tests.unit.broker.http.manual_clock import ManualClock
 
 LONG_MS = 30_000
 SOON_S = 10.0
@@ -628,6 +632,52 @@ async def test_a_name_that_another_incarnation_has_by_now_is_read_from_that_one_
         answers = (await reader.read(asking("beside"), asking("t", offset=1))).partitions
         assert [offsets_of(answer) for answer in answers] == [[0], [1]]
         assert batches_of(answers[1])[0].endswith(bytes(record_batch(b"c"))[61:])
+
+
+async def test_what_a_fetch_waited_for_its_topics_is_not_waited_for_once_more(broker: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    await filled(broker, record_batch(b"a"))
+    await broker.read_one(asking("t"))
+    slow = ManualClock()
+    resolve = broker.fetch._resolve
+
+    async def slowly(*asked: Any) -> Any:
+        slow.advance(2 * LONG_MS / 1_000)
+        return await resolve(*asked)
+
+    monkeypatch.setattr(broker.fetch, "_clock", slow)
+    monkeypatch.setattr(broker.fetch, "_resolve", slowly)
+    budget = Responses(bytes_max=64 * MIB, telemetry=Telemetry(), soon=asyncio.get_running_loop().call_soon)
+    async with asyncio.timeout(SOON_S):
+        asked = fetch_request(asking("t"), max_wait_ms=LONG_MS, min_bytes=MIB)
+        response = await broker.fetch.handle(asked, version=12, room=budget.room())
+
+    assert [offsets_of(answer) for answer in response.partitions] == [[0]]
+
+
+async def test_a_reader_beyond_the_budget_does_not_wait_for_itself_when_a_name_has_another_incarnation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch_module, "REFRESH_PATIENCE_S", 0.01)
+    stores = Stores()
+    budget = Responses(bytes_max=1, telemetry=Telemetry(), soon=asyncio.get_running_loop().call_soon)
+    async with node(stores) as writer, node(stores, epoch=8, is_deaf=True) as reader:
+        await filled(writer, record_batch(b"a"))
+        await filled(writer, record_batch(b"x"), topic="beside")
+        await reader.read(asking("t"), asking("beside"))
+        await writer.topics.delete((await writer.topics.lookup(["t"]))["t"])
+        await filled(writer, record_batch(b"b"), record_batch(b"c"))
+
+        budget.held_bytes = 1_000 * MIB
+        room = budget.room()
+        asked = fetch_request(asking("beside"), asking("t", offset=1))
+        response = await reader.fetch.handle(asked, version=12, room=room)
+        is_short_then = budget.is_short
+        room.give_back()
+
+        assert [offsets_of(answer) for answer in response.partitions] == [[0], []], "one goes on beyond the budget, with one batch"
+        assert is_short_then
+        assert not budget.is_short
+        assert budget.held_bytes == 1_000 * MIB
 
 
 async def test_a_name_that_nobody_has_any_more_is_unknown_though_no_hint_told_of_it() -> None:
