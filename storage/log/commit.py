@@ -236,6 +236,7 @@ class Committer:
             return Step.READ
         if log.control is None:
             if log.is_behind:
+                commit.cause = f"metadata answered from the past: known_version={log.version}"
                 return Step.READ
             if commit.is_unknown:
                 self._lose(commit, OutcomeUnknown(f"the partition is gone: {log.partition}"), _after_lost())

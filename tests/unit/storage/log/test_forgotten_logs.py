@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.errors import StorageError, Unavailable
+from storage.errors import NotFound, StorageError, Unavailable
 from storage.formats.control import Control, LogState
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
@@ -124,6 +124,30 @@ async def test_an_append_waits_for_a_record_that_is_not_older_than_the_one_that_
 
         assert await broker.send(batch_bytes(1)) == [Appended(1, 0)]
         assert deposed.left == 0
+
+
+async def test_an_append_that_found_nothing_but_older_records_is_refused_for_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.log.append.COMMIT_TIMEOUT_S", 0.05)
+    async with rig() as broker:
+        old = await record_of(broker.shared)
+        await broker.send(batch_bytes(1))
+        touch_others(broker)
+        Deposed(broker, old, times=1_000_000)
+        (refused,) = await broker.send(batch_bytes(1))
+
+        assert isinstance(refused, Unavailable)
+        assert "answered from the past" in str(refused)
+
+
+async def test_a_partition_that_is_gone_by_now_is_not_one_that_is_read_from_the_past() -> None:
+    async with rig() as broker:
+        await broker.send(batch_bytes(1))
+        touch_others(broker)
+        Deposed(broker, None, times=1_000_000)
+
+        assert isinstance(await told_end(broker), NotFound)
+        (refused,) = await broker.send(batch_bytes(1))
+        assert isinstance(refused, NotFound)
 
 
 async def test_a_trim_of_a_log_that_was_forgotten_does_not_rest_on_an_older_record() -> None:
