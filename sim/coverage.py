@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from sim.branches import Branches
-from sim.unreachable import UNREACHABLE
+from sim.unreachable import SELDOM, UNREACHABLE
 
 MODULES: Final = (
     "broker.fetching.gathering",
@@ -55,12 +55,12 @@ def covered(seeds: tuple[int, int], *, faults: str, jobs: int) -> dict[str, int]
 
 def never_taken(counts: dict[str, int]) -> list[str]:
     """Those that should have been."""
-    return [name for name, count in counts.items() if not count and name not in UNREACHABLE]
+    return [name for name, count in counts.items() if not count and name not in UNREACHABLE and name not in SELDOM]
 
 
 def outdated(counts: dict[str, int]) -> list[str]:
-    """Names that are said to be out of reach, and are not there any more or were reached."""
-    return [name for name in UNREACHABLE if counts.get(name, 1)]
+    """Names that are said to be out of reach, and are not there any more or were reached; of those seldom taken, what is not there."""
+    return [name for name in UNREACHABLE if counts.get(name, 1)] + [name for name in SELDOM if name not in counts]
 
 
 def report(seeds: tuple[int, int], *, faults: str, jobs: int, is_short: bool, tell: Callable[[str], None]) -> int:

@@ -25,7 +25,6 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "strangers Strangers.make_wait: if len(self.refused) < STRANGERS_KEPT_MAX → else": "takes more producers than a run has",
     "batch Append.settle: if self.remaining == 0 → else": "requests of the simulation have one partition: test_produce.py",
     "proofs Proofs._prove: if control is None or control.log_state is LogState.DELETED or log.broken is not None… → then": _BROKEN,
-    "proofs Proofs._prove_wanted: if (left := self._next.pop(log, None)) is not None → then": "takes the end of a broker while a proof is under way and the next is wanted: test_proofs.py",
     "proofs Proofs._prove_wanted: if self._next.get(log) is asked → then": "takes more proofs at a time than a run has partitions: test_proofs.py",
     "producer_pages needed: if not refs → then": _GUARD + "callers have looked",
     "producer_pages make_room: if not _is_covered(kept_refs, producer_id) → else": "a producer that expired while hot, in the range of a page that did not: test_producer_pages.py",
@@ -68,3 +67,8 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "commit Committer._make_smaller: if len(commit.batches) > 1 → then": _LARGE,
     "commit Committer._make_smaller: if len(commit.batches) > 1 → else": _LARGE,
 }
+
+SELDOM: Final[Mapping[str, str]] = {
+    "proofs Proofs._prove_wanted: if (left := self._next.pop(log, None)) is not None → then": "a broker ends while a proof is under way and the next is wanted, by the order in which its tasks are cancelled: test_proofs.py",
+}
+"""Branches that a seed takes or not by what nobody seeds."""
