@@ -28,12 +28,15 @@ class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
-    """`lag` is the sum over the partitions whose lag is known."""
+    """`lag` is the sum over the partitions whose lag is known; None, if it is known of none. Of `lag_unknown` partitions it is not:
+    the group has committed nothing there, or they are gone.
+    """
 
     group: str
     state: str
     members: int
-    lag: int
+    lag: int | None
+    lag_unknown: int
     partitions: list[PartitionLag]
 
 
@@ -66,11 +69,14 @@ def lag_of(group: GroupFacts, offsets: Mapping[Partition, int], ends: Mapping[Pa
                 member_id=None if member is None else member.member_id,
             )
         )
+    known = [one.lag for one in partitions if one.lag is not None]
     return GroupLag(
         group=group.name,
         state=group.state,
         members=len(group.members),
-        lag=sum(one.lag for one in partitions if one.lag is not None),
+        # Whoever has committed nothing may have everything before it: 0 would say that it has read all there is.
+        lag=sum(known) if known else None,
+        lag_unknown=len(partitions) - len(known),
         partitions=partitions,
     )
 

@@ -53,7 +53,7 @@ def lag_table(lag: GroupLag) -> str:
         )
         for one in lag.partitions
     ]
-    summary = facts([("group", lag.group), ("state", lag.state), ("members", lag.members), ("lag", lag.lag)])
+    summary = facts([("group", lag.group), ("state", lag.state), ("members", lag.members), ("lag", _total(lag))])
     if not rows:
         return summary
     return f"{summary}\n\n{aligned(('TOPIC', 'PARTITION', 'COMMITTED', 'END', 'LAG', 'CLIENT ID', 'HOST'), rows)}"
@@ -61,8 +61,8 @@ def lag_table(lag: GroupLag) -> str:
 
 def lags_table(lags: Sequence[GroupLag]) -> str:
     return aligned(
-        ("GROUP", "STATE", "MEMBERS", "PARTITIONS", "LAG"),
-        [(lag.group, lag.state, lag.members, len(lag.partitions), lag.lag) for lag in lags],
+        ("GROUP", "STATE", "MEMBERS", "PARTITIONS", "LAG", "UNKNOWN"),
+        [(lag.group, lag.state, lag.members, len(lag.partitions), _or_nothing(lag.lag), lag.lag_unknown) for lag in lags],
     )
 
 
@@ -77,6 +77,12 @@ def resets_rows(resets: Sequence[OffsetReset]) -> str:
 
 def _assignment(assignment: Sequence[Assigned]) -> str:
     return " ".join(f"{one.topic}:{','.join(map(str, one.partitions))}" for one in assignment) or NOTHING
+
+
+def _total(lag: GroupLag) -> int | str:
+    if lag.lag is None or not lag.lag_unknown:
+        return _or_nothing(lag.lag)
+    return f"{lag.lag} (unknown in {lag.lag_unknown} of {len(lag.partitions)} partitions)"
 
 
 def _or_nothing(number: int | None) -> int | str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.integration.command_line import ANSWER_WITHIN_S, answered, environment, following, forebay, interrupted, soon
@@ -212,6 +212,27 @@ def test_offsets_of_a_deleted_topic_are_not_counted(served: Served) -> None:
 
     assert answered(served.bootstrap, "group", "lag", "o")["lag"] == 2
     assert [one["group"] for one in answered(served.bootstrap, "group", "lag") if one["group"] == "o"] == ["o"]
+
+
+def test_a_group_that_reads_and_never_commits_is_not_said_to_have_read_everything(served: Served) -> None:
+    filled(served, "uncommitted", records=1_000, partitions=2)
+    consumer = Consumer(
+        {"bootstrap.servers": served.bootstrap, "group.id": "never", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe(["uncommitted"])
+    try:
+        soon(lambda: consumer.poll(0.1) is not None)
+        found = answered(served.bootstrap, "group", "lag", "never")
+        _, table, _ = forebay(served.bootstrap, "group", "lag", "never")
+        _, all_groups, _ = forebay(served.bootstrap, "group", "lag")
+    finally:
+        consumer.close()
+
+    assert (found["lag"], found["lag_unknown"]) == (None, 2)
+    assert [(one["committed"], one["end"], one["lag"]) for one in found["partitions"]] == [(None, 1_000, None)] * 2
+    assert table.splitlines()[3] == "lag      -"
+    assert [line.split()[2:5] for line in table.splitlines()[6:]] == [["-", "1000", "-"]] * 2
+    assert [line.split() for line in all_groups.splitlines() if line.startswith("never")] == [["never", "Stable", "1", "2", "-", "2"]]
 
 
 @pytest.mark.parametrize(("answer", "code", "said"), [("n", 1, "Nothing was deleted."), ("y", 0, 'Deleted group "asked".')])
