@@ -111,7 +111,9 @@ def demo(
     port: Annotated[int, typer.Option(min=1, max=65_535, help="The first port to try for Kafka clients.")] = 9092,
     in_memory: Annotated[bool, typer.Option("--in-memory", help="Keep nothing on disk.")] = False,
     leave: Annotated[bool, typer.Option("--exit", help="Leave after the check instead of serving on.")] = False,
-    data: Annotated[Path, typer.Option(help="The data folder.", metavar="DIR")] = Path("forebay-data"),
+    data: Annotated[Path, typer.Option(help="The data folder; what others have in it is left alone.", metavar="DIR")] = Path(
+        "forebay-data"
+    ),
     brokers: Annotated[
         int,
         typer.Option(

@@ -8,11 +8,9 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from forebay.demo.flights import FlightRecord
 from forebay.demo.ledger import Ledger
@@ -20,19 +18,16 @@ from forebay.demo.progress import Advance
 from runtime.clock import Clock
 
 ANSWER_WITHIN_S: Final = 30.0
-ADMIN_ANSWER_WITHIN_S: Final = 5.0
-_ADMIN_ATTEMPTS_MAX: Final = 6
 REPORT_EVERY: Final = 2_000
 _READ_AT_ONCE: Final = 5_000
 _READ_WAIT_S: Final = 0.2
 _ACK_WAIT_S: Final = 0.1
-_RECREATE_ATTEMPTS_MAX: Final = 50
-_RECREATE_PAUSE_S: Final = 0.1
 
 _STATISTICS_EVERY_MS: Final = 100
 _PREPARE_STEPS: Final = 20
 
-_QUIET: Final = {"log_level": 2}
+QUIET: Final = {"log_level": 2}
+"""For every client of the demo: what goes wrong is said by us."""
 
 
 class ReplayError(Exception):
@@ -80,61 +75,6 @@ class Mishap(Protocol):
     def struck(self, *, acked: int, open_count: int) -> None:
         """Told right after: how many had been acknowledged, and how many handed to the client beyond that."""
         ...
-
-
-class _NoAnswerError(ReplayError):
-    """Nobody answered in time."""
-
-
-def delete_topic(bootstrap: str, topic: str) -> None:
-    """Harmless if there is none. Raise `ReplayError` if it cannot be done."""
-    _administer(bootstrap, lambda admin: _delete(admin, topic))
-
-
-def recreate_topic(bootstrap: str, topic: str, *, partition_count: int, sleep: Callable[[float], None]) -> bool:
-    """An empty topic of that name. Whether there was one before, which is gone now with all its records."""
-    return _administer(bootstrap, lambda admin: _recreate(admin, topic, partition_count, sleep))
-
-
-def _administer(bootstrap: str, ask: Callable[[AdminClient], bool]) -> bool:
-    """`ask` must be safe to repeat."""
-    for left in reversed(range(_ADMIN_ATTEMPTS_MAX)):
-        try:
-            return ask(AdminClient({"bootstrap.servers": bootstrap, **_QUIET}))
-        except _NoAnswerError:
-            # A client that took a broker for the controller which was killed just before asks nobody else; a new one learns better
-            # as soon as the cluster does.
-            if not left:
-                raise
-    raise AssertionError("unreachable")
-
-
-def _delete(admin: AdminClient, topic: str) -> bool:
-    return _answer(admin.delete_topics([topic], operation_timeout=ADMIN_ANSWER_WITHIN_S)[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
-
-
-def _recreate(admin: AdminClient, topic: str, partition_count: int, sleep: Callable[[float], None]) -> bool:
-    existed = _delete(admin, topic)
-    for _ in range(_RECREATE_ATTEMPTS_MAX):
-        new = NewTopic(topic, num_partitions=partition_count, replication_factor=1)
-        if _answer(admin.create_topics([new])[topic], KafkaError.TOPIC_ALREADY_EXISTS):
-            return existed
-        # The broker has agreed to delete it but is not done yet.
-        sleep(_RECREATE_PAUSE_S)
-    raise ReplayError(f"topic {topic} was deleted but its name did not become free")
-
-
-def _answer(future: Any, expected: int) -> bool:
-    """True for success, False for the error code `expected`."""
-    try:
-        future.result(timeout=ADMIN_ANSWER_WITHIN_S)
-    except KafkaException as error:
-        if error.args[0].code() == expected:
-            return False
-        raise ReplayError(f"the broker refused: {error.args[0].str()}") from error
-    except TimeoutError as error:
-        raise _NoAnswerError(f"no broker answered within {_ADMIN_ATTEMPTS_MAX * ADMIN_ANSWER_WITHIN_S:.0f} s") from error
-    return True
 
 
 class _Deliveries:
@@ -186,7 +126,7 @@ def send(
             "compression.type": "lz4",
             "statistics.interval.ms": _STATISTICS_EVERY_MS if mishap else 0,
             "stats_cb": routes,
-            **_QUIET,
+            **QUIET,
         }
     )
     stage = _Stage(mishap, producer, deliveries, routes, clock) if mishap else None
@@ -290,7 +230,7 @@ def read_back(bootstrap: str, topic: str, counts: list[int], *, advance: Advance
             "fetch.wait.max.ms": 100,
             "statistics.interval.ms": _STATISTICS_EVERY_MS if routes else 0,
             "stats_cb": routes or Routes(topic),
-            **_QUIET,
+            **QUIET,
         }
     )
     try:

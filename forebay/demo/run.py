@@ -14,13 +14,15 @@ from typing import Final
 from rich.console import Console
 
 from broker.settings.errors import EXIT_FAILED, StartError
+from forebay.demo.administration import Deletion, create_topic, delete_topic
 from forebay.demo.broker_process import HOST, Place
 from forebay.demo.cluster import Brokers, places
 from forebay.demo.flights import archive_path, flights
 from forebay.demo.killing import Killing
 from forebay.demo.ledger import Ledger, differences
+from forebay.demo.own_topic import OwnTopic, new_name, note, noted
 from forebay.demo.progress import progress
-from forebay.demo.replay import ReplayError, Routes, delete_topic, read_back, recreate_topic, send
+from forebay.demo.replay import ReplayError, Routes, read_back, send
 from forebay.demo.store_use import PRICES_OF, StoreUse, store_use
 from forebay.demo.stores import DemoStores, own, shared
 from forebay.stopping import EXIT_INTERRUPTED
@@ -28,7 +30,6 @@ from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.version import forebay_version
 
-TOPIC: Final = "flights"
 PARTITION_COUNT: Final = 6
 _ALWAYS_SHOWN: Final = ("put", "get")
 _MIB: Final = 1024 * 1024
@@ -60,9 +61,10 @@ def run(options: DemoOptions, *, environ: Mapping[str, str] = os.environ) -> int
                 brokers = _choose_brokers(options, environ, stack, console, clock)
                 stores = brokers.places[0].stores
                 _introduce(brokers, stores, console)
-                topic = TOPIC if stores.is_own else f"{TOPIC}-{IdSource(clock=clock).next_ulid().lower()}"
+                topic = new_name(IdSource(clock=clock))
                 if not stores.is_own:
                     stack.callback(_delete_topic, brokers, topic, console)
+                _make_topic(brokers.places[0].address, topic, stores.data, console)
                 replay = _replay if options.brokers == 1 else _replay_with_a_kill
                 replay(options.records, topic, brokers, console, clock)
                 is_verified = True
@@ -127,7 +129,6 @@ def _introduce(brokers: Brokers, stores: DemoStores, console: Console) -> None:
 
 def _replay(count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> None:
     bootstrap = brokers.places[0].address
-    _fresh_topic(bootstrap, topic, console)
     began_s = clock.monotonic_s()
     with progress(console, f"producing to {topic}", total=count, clock=clock) as advance:
         sent = send(bootstrap, topic, flights(count), partition_count=PARTITION_COUNT, advance=advance, clock=clock)
@@ -142,7 +143,6 @@ def _replay(count: int, topic: str, brokers: Brokers, console: Console, clock: C
 def _replay_with_a_kill(count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> None:
     """Through one broker until it is killed, on through another, and back through the last one."""
     bootstrap = brokers.places[0].address
-    _fresh_topic(bootstrap, topic, console)
     routes = Routes(topic)
     killing = Killing(brokers, record_count=count, console=console, clock=clock)
     began_s = clock.monotonic_s()
@@ -163,9 +163,19 @@ def _replay_with_a_kill(count: int, topic: str, brokers: Brokers, console: Conso
     console.print(f"the broker on {killing.victim} was killed: nothing is lost, nothing is there twice, everything is in its order")
 
 
-def _fresh_topic(bootstrap: str, topic: str, console: Console) -> None:
-    if recreate_topic(bootstrap, topic, partition_count=PARTITION_COUNT, sleep=time.sleep):
-        console.print(f"the topic {topic} of an earlier run was deleted")
+def _make_topic(bootstrap: str, topic: str, data: Path | None, console: Console) -> None:
+    """In a data folder it takes the place of the one an earlier run made there."""
+    if data is not None:
+        if earlier := noted(data):
+            match delete_topic(bootstrap, earlier.name, own_id=earlier.id):
+                case Deletion.DONE:
+                    console.print(f"the topic {earlier.name} of an earlier run was deleted")
+                case Deletion.NOT_OWN:
+                    console.print(f"the topic {earlier.name} is not the one an earlier run made: it is left alone")
+        note(data, OwnTopic(topic, ""))
+    topic_id = create_topic(bootstrap, topic, partition_count=PARTITION_COUNT, sleep=time.sleep)
+    if data is not None:
+        note(data, OwnTopic(topic, topic_id))
 
 
 def _another(brokers: Brokers, *, than: list[str]) -> Place:

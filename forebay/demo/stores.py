@@ -18,7 +18,7 @@ URLS: Final = ("metadata.url", "storage.url")
 class DemoStores:
     """`assignments` are the settings of every broker of the demo, those of the stores included. `data` None: not in a folder of the demo's.
 
-    `is_own` False: others use these stores, too, so the topic gets a name of its own and is deleted in the end.
+    `is_own` False: others use these stores, too, so the topic is deleted in the end.
     """
 
     metadata_url: str

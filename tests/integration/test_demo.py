@@ -1,9 +1,13 @@
 import http.client
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.integration.command_line import answered, forebay
+from tests.integration.serving import serving
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
 
@@ -25,8 +29,45 @@ def test_every_flight_comes_back_also_the_second_time(tmp_path: Path) -> None:
 
     assert "5000 of 5000 records read back, order and checksums match" in first
     assert "5000 of 5000 records read back, order and checksums match" in second
-    assert "the topic flights of an earlier run was deleted" in second
+    names = [re.fullmatch(r"produced .* to (forebay-demo-flights-[0-9a-z]{26}), 6 partitions", line) for line in (*first, *second)]
+    earlier, later = (found[1] for found in names if found)
+    assert f"the topic {earlier} of an earlier run was deleted" in second
+    with serving(tmp_path / "forebay-data") as served:
+        assert [topic["name"] for topic in answered(served.bootstrap, "topic", "list")] == [later]
     assert (tmp_path / "forebay-data" / "broker.log").stat().st_size > 0
+
+
+def test_what_a_user_has_in_the_data_folder_is_there_after_it(tmp_path: Path) -> None:
+    users = ("flights", "forebay-demo-flights", "orders")
+    with serving(tmp_path / "forebay-data") as served:
+        for name in users:
+            answered(served.bootstrap, "topic", "create", name)
+            answered(served.bootstrap, "topic", "produce", name, given=f"mine in {name}".encode())
+        before = {name: answered(served.bootstrap, "topic", "describe", name) for name in users}
+
+    demo(tmp_path)
+    demo(tmp_path)
+
+    with serving(tmp_path / "forebay-data") as served:
+        assert {name: answered(served.bootstrap, "topic", "describe", name) for name in users} == before
+        for name in users:
+            assert forebay(served.bootstrap, "topic", "consume", name, "--exit", "-q") == (0, f"mine in {name}\n", "")
+
+
+def test_a_topic_that_somebody_made_under_the_name_of_the_demos_is_left_alone(tmp_path: Path) -> None:
+    demo(tmp_path)
+    with serving(tmp_path / "forebay-data") as served:
+        (name,) = (topic["name"] for topic in answered(served.bootstrap, "topic", "list"))
+        forebay(served.bootstrap, "topic", "delete", name, "--yes")
+        answered(served.bootstrap, "topic", "create", name)
+        answered(served.bootstrap, "topic", "produce", name, given=b"mine")
+
+    lines = demo(tmp_path)
+
+    assert f"the topic {name} is not the one an earlier run made: it is left alone" in lines
+    assert "5000 of 5000 records read back, order and checksums match" in lines
+    with serving(tmp_path / "forebay-data") as served:
+        assert forebay(served.bootstrap, "topic", "consume", name, "--exit", "-q") == (0, "mine\n", "")
 
 
 def test_in_memory_leaves_no_data_behind(tmp_path: Path) -> None:

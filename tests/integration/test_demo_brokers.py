@@ -72,7 +72,7 @@ def test_on_stores_of_the_settings_the_topic_has_a_name_of_its_own_and_is_delete
     assert VERDICT in first
     assert VERDICT in second
     assert len(set(names)) == 2
-    assert all(re.fullmatch("flights-[0-9a-z]{26}", name) for name in names)
+    assert all(re.fullmatch("forebay-demo-flights-[0-9a-z]{26}", name) for name in names)
     assert not (tmp_path / "forebay-data" / "meta.db").exists()
 
 
@@ -110,7 +110,7 @@ def test_an_impatient_second_interrupt_leaves_no_topic_behind(tmp_path: Path) ->
             time.sleep(0.05)
         rest = process.stdout.read().splitlines()
 
-    assert re.fullmatch(r"the topic flights-\w+ was deleted", rest[0])
+    assert re.fullmatch(r"the topic forebay-demo-flights-[0-9a-z]{26} was deleted", rest[0])
     assert rest[1:] == ["stopped"]
     assert process.returncode == 0
 

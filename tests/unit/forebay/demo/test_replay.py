@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from forebay.demo import replay
 from forebay.demo.flights import FlightRecord, flights
 from forebay.demo.ledger import differences
-from forebay.demo.replay import ReplayError, Routes, delete_topic, read_back, send
+from forebay.demo.replay import ReplayError, Routes, read_back, send
 from runtime.clock import SystemClock
 
 TOPIC = "flights"
@@ -71,7 +71,7 @@ def test_records_that_never_come_are_given_up(bootstrap: str, monkeypatch: pytes
 
 
 def test_a_full_queue_waits_for_the_broker(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "_QUIET", {"log_level": 2, "queue.buffering.max.messages": 100})
+    monkeypatch.setattr(replay, "QUIET", {"log_level": 2, "queue.buffering.max.messages": 100})
 
     sent = send(bootstrap, TOPIC, flights(1_000), partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock())
 
@@ -79,7 +79,7 @@ def test_a_full_queue_waits_for_the_broker(bootstrap: str, monkeypatch: pytest.M
 
 
 def test_a_record_the_broker_does_not_take_ends_the_sending(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "_QUIET", {"log_level": 2, "message.timeout.ms": 200})
+    monkeypatch.setattr(replay, "QUIET", {"log_level": 2, "message.timeout.ms": 200})
     endless = (FlightRecord(b"UA", b"{}", number) for number in itertools.count())
 
     with pytest.raises(ReplayError, match="a record was not delivered"):
@@ -140,13 +140,6 @@ def test_records_nobody_acknowledges_are_given_up(bootstrap: str, monkeypatch: p
 
     with pytest.raises(ReplayError, match="10 of 10 records were not acknowledged, and for 0 s none was"):
         send("127.0.0.1:1", TOPIC, flights(10), partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock())
-
-
-def test_an_administrative_answer_that_never_comes_is_asked_for_by_new_clients_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "ADMIN_ANSWER_WITHIN_S", 0.5)
-
-    with pytest.raises(ReplayError, match="no broker answered within 3 s"):
-        delete_topic("127.0.0.1:1", TOPIC)
 
 
 def test_routes_are_the_leaders_in_the_order_in_which_they_came() -> None:
