@@ -1,21 +1,29 @@
 """Settings that are each allowed but not together."""
 
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 from broker.settings.listeners import is_loopback
 from broker.settings.sections import GroupsSettings, HttpSettings, KafkaSettings, MetadataSettings, ShutdownSettings, StorageSettings
 from broker.settings.urls import is_memory
 
 
+class Conflict(NamedTuple):
+    """What is wrong with the value of `key`, given those of `others`."""
+
+    key: str
+    phrase: str
+    others: tuple[str, ...] = ()
+
+
 class ConflictError(ValueError):
-    """`found`: (key, what is wrong with its value) pairs."""
-
-    def __init__(self, found: list[tuple[str, str]]) -> None:
-        super().__init__("; ".join(f"{key} {phrase}" for key, phrase in found))
-        self.found = found
+    def __init__(self, found: Sequence[Conflict]) -> None:
+        super().__init__("; ".join(f"{one.key} {one.phrase}" for one in found))
+        self.found = tuple(found)
 
 
-def of_listeners(kafka: KafkaSettings) -> list[tuple[str, str]]:
+def of_listeners(kafka: KafkaSettings) -> list[Conflict]:
     bound = {listener.name: listener for listener in kafka.listeners}
     advertised = {listener.name: listener for listener in kafka.advertised_listeners}
     phrases = [f"names {name}, which is not in kafka.listeners. Use {', '.join(bound)}" for name in advertised if name not in bound]
@@ -27,38 +35,44 @@ def of_listeners(kafka: KafkaSettings) -> list[tuple[str, str]]:
         for name, listener in advertised.items()
         if name in bound and listener.port == 0 != bound[name].port
     ]
-    return [("kafka.advertised_listeners", phrase) for phrase in phrases]
+    return [Conflict("kafka.advertised_listeners", phrase, ("kafka.listeners",)) for phrase in phrases]
 
 
-def of_http(http: HttpSettings) -> list[tuple[str, str]]:
+def of_http(http: HttpSettings) -> list[Conflict]:
     if http.insecure or is_loopback(http.listen.host):
         return []
     exposed = "would show metrics and health to everybody who can reach it, without a login"
-    return [("http.listen", f"{exposed}. Listen on 127.0.0.1, or set http.insecure: true")]
+    return [Conflict("http.listen", f"{exposed}. Listen on 127.0.0.1, or set http.insecure: true", ("http.insecure",))]
 
 
-def of_stores(storage: StorageSettings, metadata: MetadataSettings) -> list[tuple[str, str]]:
+def of_stores(storage: StorageSettings, metadata: MetadataSettings) -> list[Conflict]:
     if is_memory(storage.url) == is_memory(metadata.url):
         return []
     ours, theirs = ("is forgotten at the end", "is kept") if is_memory(storage.url) else ("is kept", "is forgotten at the end")
-    return [("storage.url", f"{ours} while metadata.url {metadata.url} {theirs}. Use memory:// for both or for neither")]
+    phrase = f"{ours} while metadata.url {metadata.url} {theirs}. Use memory:// for both or for neither"
+    return [Conflict("storage.url", phrase, ("metadata.url",))]
 
 
-def of_groups(groups: GroupsSettings) -> list[tuple[str, str]]:
+def of_groups(groups: GroupsSettings) -> list[Conflict]:
     found = []
     if groups.session_timeout_min > groups.session_timeout_max:
-        found.append(("groups.session_timeout_max", "is shorter than groups.session_timeout_min: no member could ever join"))
+        phrase = "is shorter than groups.session_timeout_min: no member could ever join"
+        found.append(Conflict("groups.session_timeout_max", phrase, ("groups.session_timeout_min",)))
     if groups.offsets_retention % timedelta(minutes=1):
-        found.append(("groups.offsets_retention", "is not a whole number of minutes, which is how Kafka's tools are told of it"))
+        phrase = "is not a whole number of minutes, which is how Kafka's tools are told of it"
+        found.append(Conflict("groups.offsets_retention", phrase))
     return found
 
 
-def of_bounds(kafka: KafkaSettings, storage: StorageSettings, shutdown: ShutdownSettings) -> list[tuple[str, str]]:
+def of_bounds(kafka: KafkaSettings, storage: StorageSettings, shutdown: ShutdownSettings) -> list[Conflict]:
     found = []
     if kafka.max_request_bytes > storage.max_buffer_bytes:
-        found.append(("storage.max_buffer_bytes", "is less than kafka.max_request_bytes: such a request could never be served"))
+        phrase = "is less than kafka.max_request_bytes: such a request could never be served"
+        found.append(Conflict("storage.max_buffer_bytes", phrase, ("kafka.max_request_bytes",)))
     if storage.flush_bytes > storage.max_buffer_bytes:
-        found.append(("storage.max_buffer_bytes", "is less than storage.flush_bytes: no object could ever be full"))
+        phrase = "is less than storage.flush_bytes: no object could ever be full"
+        found.append(Conflict("storage.max_buffer_bytes", phrase, ("storage.flush_bytes",)))
     if shutdown.drain > shutdown.deadline:
-        found.append(("shutdown.deadline", "is shorter than shutdown.drain: the drain could never end"))
+        phrase = "is shorter than shutdown.drain: the drain could never end"
+        found.append(Conflict("shutdown.deadline", phrase, ("shutdown.drain",)))
     return found

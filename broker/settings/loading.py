@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from broker.settings.conflicts import ConflictError
+from broker.settings.conflicts import Conflict, ConflictError
 from broker.settings.errors import SettingsError
 from broker.settings.keys import ENVIRONMENT_PREFIX, SECTIONS, SETTINGS, nearest, variable_of
 from broker.settings.model import DERIVED_FROM, InvalidSettings, Settings, derived_defaults
@@ -77,9 +77,10 @@ def _compose(layers: Sequence[Layer], *, advice: tuple[str, ...]) -> Loaded:
     try:
         settings = Settings(**_by_section(given))
     except InvalidSettings as error:
-        raise SettingsError([*problems, *(_wrong(key, cause, given) for key, cause in error.found)]) from error
+        problems += [_wrong(key, cause, given) for key, cause in error.found]
+        raise SettingsError([*problems, *_contradictions(error.conflicts, given)]) from error
     except ConflictError as error:
-        raise SettingsError([*problems, *(f"{_quoted(key, given)}: {phrase}." for key, phrase in error.found)]) from error
+        raise SettingsError([*problems, *_contradictions(error.found, given)]) from error
     if problems:
         raise SettingsError(problems)
     return Loaded(settings, _origins(settings, given), frozenset(given), advice)
@@ -109,6 +110,10 @@ def _wrong(key: str, cause: ValueError, given: Mapping[str, Given]) -> str:
     hint = f" (default {default})" if default and isinstance(cause, OutOfRangeError) else ""
     phrase = f"{cause}{hint}"
     return f"{_quoted(key, given)}: {phrase}{'' if phrase.endswith('?') else '.'}"
+
+
+def _contradictions(conflicts: Sequence[Conflict], given: Mapping[str, Given]) -> list[str]:
+    return [f"{_quoted(one.key, given)}: {one.phrase}." for one in conflicts]
 
 
 def _quoted(key: str, given: Mapping[str, Given]) -> str:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, Final, get_type_hints
 
-from broker.settings.conflicts import ConflictError, of_bounds, of_groups, of_http, of_listeners, of_stores
+from broker.settings.conflicts import Conflict, ConflictError, of_bounds, of_groups, of_http, of_listeners, of_stores
 from broker.settings.listeners import advertised_for, parse_listeners
 from broker.settings.notation import Notation
 from broker.settings.sections import (
@@ -47,11 +47,15 @@ def derived_defaults(*, storage_url: str, listeners: object) -> dict[str, Any]:
 
 
 class InvalidSettings(ValueError):
-    """`found`: (key, what is wrong with its value) pairs; the cause says more to who tells its kinds apart."""
+    """`found`: (key, what is wrong with its value) pairs; the cause says more to who tells its kinds apart.
 
-    def __init__(self, found: Sequence[tuple[str, ValueError]]) -> None:
-        super().__init__("; ".join(f"{key} {cause}" for key, cause in found))
+    `conflicts` are among the other values.
+    """
+
+    def __init__(self, found: Sequence[tuple[str, ValueError]], conflicts: Sequence[Conflict]) -> None:
+        super().__init__("; ".join([*(f"{key} {cause}" for key, cause in found), *(f"{one.key} {one.phrase}" for one in conflicts)]))
         self.found = tuple(found)
+        self.conflicts = tuple(conflicts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
@@ -70,14 +74,12 @@ class Settings:
     def __init__(self, **given: Any) -> None:
         """Sections by name, as values or as mappings of what is set in them, written or not.
 
-        Raise `InvalidSettings` for values that are wrong by themselves, `ConflictError` for those that are wrong together.
+        Raise `InvalidSettings` if values are wrong by themselves, `ConflictError` if they are only wrong together.
         """
-        values = _with_derived({name: _as_mapping(section) for name, section in given.items()})
+        values, derived = _with_derived({name: _as_mapping(section) for name, section in given.items()})
         found: list[tuple[str, ValueError]] = [(name, ValueError("is not a section")) for name in values if name not in SECTIONS]
         for name, section in SECTIONS.items():
             object.__setattr__(self, name, _parsed(section, name, values.get(name, {}), found))
-        if found:
-            raise InvalidSettings(found)
         conflicts = [
             *of_listeners(self.kafka),
             *of_http(self.http),
@@ -85,6 +87,11 @@ class Settings:
             *of_groups(self.groups),
             *of_bounds(self.kafka, self.storage, self.shutdown),
         ]
+        if found:
+            # What is wrong has its default for now, and what is derived from it may be derived from that: neither contradicts anything.
+            wrong = {key for key, _ in found}
+            wrong |= {key for key in derived if DERIVED_FROM[key] in wrong}
+            raise InvalidSettings(found, [one for one in conflicts if wrong.isdisjoint({one.key, *one.others})])
         if conflicts:
             raise ConflictError(conflicts)
 
@@ -109,7 +116,9 @@ def _as_mapping(section: Any) -> dict[str, Any]:
     return dict(section) if isinstance(section, Mapping) else asdict(section)
 
 
-def _with_derived(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _with_derived(sections: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], set[str]]:
+    """All values, and the keys of those that nobody gave and others imply."""
+    filled = set()
     derived = derived_defaults(
         storage_url=str(sections.get("storage", {}).get("url", "file://")),
         listeners=sections.get("kafka", {}).get("listeners", KafkaSettings().listeners),
@@ -119,7 +128,8 @@ def _with_derived(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, An
         values = sections.setdefault(section, {})
         if values.get(name) in _NOT_GIVEN:
             values[name] = value
-    return sections
+            filled.add(key)
+    return sections, filled
 
 
 def _parsed(section: Any, name: str, values: Mapping[str, Any], found: list[tuple[str, ValueError]]) -> Any:

@@ -24,6 +24,8 @@ _OF_DEVELOPMENT: Final = re.compile(r"FOREBAY_(CACHE|(TEST|SERVICES)_[A-Z0-9_]+)
 _OF_CLIENTS: Final = "FOREBAY_BOOTSTRAP"
 """What commands that are Kafka clients read: see forebay/kafka_client/options.py."""
 
+_YAML_TAG: Final = "tag:yaml.org,2002:"
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -59,7 +61,7 @@ def from_file(path: Path) -> Layer:
     import yaml  # most starts read no file
 
     try:
-        given = tuple(_parsed(text, name))
+        parsed = tuple(_parsed(text, name))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         return Layer(problems=(f"{name}:{line}: is not YAML ({error.problem}).",))
@@ -67,7 +69,9 @@ def from_file(path: Path) -> Layer:
         return Layer(problems=(f"{name}: is not YAML ({str(error).splitlines()[0]}).",))
     except TypeError as error:
         return Layer(problems=(f"{name}:1: {error}.",))
-    return Layer(given=given, problems=tuple(_repeated(given)))
+    given = tuple(one for one in parsed if isinstance(one, Given))
+    unread = tuple(one for one in parsed if isinstance(one, str))
+    return Layer(given=given, problems=(*unread, *_repeated(given)))
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
@@ -106,7 +110,8 @@ def from_options(options: Mapping[str, tuple[str, str]]) -> Layer:
     )
 
 
-def _parsed(text: str, file: str) -> Iterator[Given]:
+def _parsed(text: str, file: str) -> Iterator[Given | str]:
+    """Values, and problems with those that cannot be read."""
     import yaml
 
     loader = yaml.SafeLoader(text)
@@ -121,7 +126,7 @@ def _parsed(text: str, file: str) -> Iterator[Given]:
         loader.dispose()
 
 
-def _leaves(loader: "yaml.SafeLoader", node: "yaml.MappingNode", file: str, *, prefix: str) -> Iterator[Given]:
+def _leaves(loader: "yaml.SafeLoader", node: "yaml.MappingNode", file: str, *, prefix: str) -> Iterator[Given | str]:
     import yaml
 
     for key_node, value_node in node.value:
@@ -129,10 +134,18 @@ def _leaves(loader: "yaml.SafeLoader", node: "yaml.MappingNode", file: str, *, p
         if isinstance(value_node, yaml.MappingNode):
             yield from _leaves(loader, value_node, file, prefix=f"{key}.")
             continue
-        value: Any = loader.construct_object(value_node, deep=True)
+        origin = f"{file}:{key_node.start_mark.line + 1}"
+        try:
+            value: Any = loader.construct_object(value_node, deep=True)
+        except (yaml.YAMLError, ValueError, LookupError, AttributeError):
+            # A tag nobody knows, or what looks like a date and is none; PyYAML lets out whatever its conversions raise.
+            if not isinstance(value_node, yaml.ScalarNode) or not value_node.tag.startswith(_YAML_TAG):
+                yield f"{origin}: {key} cannot be read. Write it without YAML tags, and text in quotes."
+            if not isinstance(value_node, yaml.ScalarNode):
+                continue
+            value = value_node.value
         if value is None:
             continue
-        origin = f"{file}:{key_node.start_mark.line + 1}"
         text = value_node.value if isinstance(value_node, yaml.ScalarNode) else ",".join(map(str, value))
         yield Given(key=key, value=value, origin=origin, named=f"{origin}: {key}", quoted=f'{origin}: {key} "{text}"')
 

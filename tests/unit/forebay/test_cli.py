@@ -98,6 +98,38 @@ def test_a_file_is_validated_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_everything_that_is_wrong_in_a_file_is_told_at_once() -> None:
+    Path("bad.yaml").write_text(
+        "log: {level: loud, format: !json x}\n"
+        "kafka:\n"
+        "  default_partitions: 2001-99-99\n"
+        "  leeder: self\n"
+        "http.listen: 0.0.0.0:8070\n"
+        "shutdown: {drain: 2m, deadline: 1m}\n"
+        "metadata.url: memory://\n"
+    )
+
+    code, data, talk = run("config", "validate", "bad.yaml")
+
+    assert (code, data) == (2, "")
+    assert talk.splitlines() == [
+        "bad.yaml:1: log.format cannot be read. Write it without YAML tags, and text in quotes.",
+        "bad.yaml:4: kafka.leeder is not a setting. Did you mean kafka.leader?",
+        'bad.yaml:3: kafka.default_partitions "2001-99-99": must be a whole number.',
+        'bad.yaml:1: log.level "loud": must be one of debug, info, warning, error (default info).',
+        'bad.yaml:1: log.format "x": must be one of auto, console, json (default auto).',
+        (
+            'bad.yaml:5: http.listen "0.0.0.0:8070": would show metrics and health to everybody who can reach it, without a login. '
+            "Listen on 127.0.0.1, or set http.insecure: true."
+        ),
+        (
+            'storage.url "file://./forebay-data/objects": is kept while metadata.url memory:// is forgotten at the end. '
+            "Use memory:// for both or for neither."
+        ),
+        'bad.yaml:6: shutdown.deadline "1m": is shorter than shutdown.drain: the drain could never end.',
+    ]
+
+
 def test_the_template_changes_nothing_until_a_line_is_uncommented() -> None:
     _, template, _ = run("config", "init")
     uncommented = "\n".join(

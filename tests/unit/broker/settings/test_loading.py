@@ -115,6 +115,14 @@ def test_lists_and_numbers_may_be_written_as_yaml_has_them() -> None:
         ("log: [a\n", "forebay.yaml:2: is not YAML (expected ',' or ']', but got '<stream end>')."),
         ("- a\n", "forebay.yaml:1: expected `section:` and settings below it."),
         ("log:\n  level: info\nlog.level: debug\n", "forebay.yaml:3: log.level was set before, in forebay.yaml:2. Keep one of the two."),
+        ("log:\n  level: !loud info\n", "forebay.yaml:2: log.level cannot be read. Write it without YAML tags, and text in quotes."),
+        (
+            "kafka:\n  listeners: [2001-99-99]\n",
+            "forebay.yaml:2: kafka.listeners cannot be read. Write it without YAML tags, and text in quotes.",
+        ),
+        ("broker:\n  id: 2001-99-99\n", 'forebay.yaml:2: broker.id "2001-99-99": must be a whole number.'),
+        ("broker:\n  id: !!bool maybe\n", 'forebay.yaml:2: broker.id "maybe": must be a whole number.'),
+        ("broker:\n  id: !!timestamp soon\n", 'forebay.yaml:2: broker.id "soon": must be a whole number.'),
         ("? [a]\n: 1\n", "forebay.yaml:1: ? is not a setting. `forebay config init` shows them all."),
     ],
 )
@@ -187,6 +195,13 @@ def test_all_problems_are_told_at_once() -> None:
     )
 
     assert len(problems) == 5
+
+
+def test_what_contradicts_each_other_is_told_beside_what_is_wrong_by_itself() -> None:
+    assert problems_of("log: {level: loud}\nshutdown: {drain: 10s, deadline: 5s}\n") == [
+        'forebay.yaml:1: log.level "loud": must be one of debug, info, warning, error (default info).',
+        'forebay.yaml:2: shutdown.deadline "5s": is shorter than shutdown.drain: the drain could never end.',
+    ]
 
 
 def test_a_contradiction_between_defaults_and_what_was_given_quotes_the_one_at_fault() -> None:

@@ -95,13 +95,40 @@ def test_settings_that_contradict_each_other_are_refused(given: dict[str, object
     assert complaint in str(refused.value)
 
 
-def test_what_is_wrong_by_itself_is_found_all_at_once_and_before_what_is_wrong_together() -> None:
+def test_what_is_wrong_by_itself_is_found_all_at_once_and_so_is_what_is_wrong_together() -> None:
     with pytest.raises(InvalidSettings) as refused:
         Settings.model_validate(
             {"kafka": {"leader": "me", "default_partitions": "0"}, "log": {"lvl": "x"}, "logs": {}, "shutdown": {"drain": "2m"}}
         )
 
     assert [key for key, _ in refused.value.found] == ["logs", "kafka.leader", "kafka.default_partitions", "log.lvl"]
+    assert [conflict.key for conflict in refused.value.conflicts] == ["shutdown.deadline"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"storage": {"flush_bytes": "much", "max_buffer_bytes": "100MiB"}, "kafka": {"max_request_bytes": "big"}},
+        {"storage": {"url": "memorie://"}, "metadata": {"url": "memory://"}},
+        {"storage": {"url": "s4://bucket"}, "shutdown": {"deadline": "5s"}},
+        {"kafka": {"listeners": "nonsense", "advertised_listeners": "INTERNAL://h:1"}},
+        {"http": {"listen": "0.0.0.0:8070", "insecure": "maybe"}},
+        {"groups": {"session_timeout_min": "soon", "session_timeout_max": "1s"}},
+    ],
+    ids=lambda given: " and ".join(f"{section}.{name}" for section, values in given.items() for name in values),
+)
+def test_nothing_is_said_to_contradict_a_value_that_is_wrong_by_itself_or_its_default(given: dict[str, object]) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.model_validate(given)
+
+    assert refused.value.conflicts == ()
+
+
+def test_what_was_set_contradicts_although_its_default_would_depend_on_what_is_wrong() -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.model_validate({"storage": {"url": "s4://bucket"}, "shutdown": {"drain": "10s", "deadline": "5s"}})
+
+    assert [conflict.key for conflict in refused.value.conflicts] == ["shutdown.deadline"]
 
 
 def test_http_beyond_this_machine_is_allowed_when_asked_for() -> None:
