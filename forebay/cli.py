@@ -31,6 +31,7 @@ application = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at settings, check them, write them down.")
 application.add_typer(config, name="config")
@@ -58,9 +59,7 @@ LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or erro
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from runtime.version import forebay_version
-
-        typer.echo(f"forebay {forebay_version()}")
+        version()
         raise typer.Exit
 
 
@@ -128,6 +127,14 @@ def demo(
     from forebay.demo.run import DemoOptions, run
 
     raise typer.Exit(run(DemoOptions(records=records, port=port, data=None if in_memory else data, leave=leave, brokers=brokers)))
+
+
+@application.command()
+def version() -> None:
+    """Show the version."""
+    from runtime.version import forebay_version
+
+    typer.echo(f"forebay {forebay_version()}")
 
 
 @config.command()

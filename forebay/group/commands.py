@@ -1,7 +1,9 @@
 """`forebay group …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
+import contextlib
 import enum
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +16,7 @@ from forebay.kafka_client.failures import EXIT_FAILED, EXIT_USAGE, ClientFailed,
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
+    OTHER_NAMES,
     Bootstrap,
     Output,
     OutputFormat,
@@ -27,7 +30,9 @@ from forebay.kafka_client.text import checked_names, printable
 if TYPE_CHECKING:
     from forebay.group.administration import GroupFacts
 
-group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Consumer groups, what they have read and what they have not.")
+group = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Consumer groups, what they have read and what they have not.", epilog=OTHER_NAMES
+)
 
 
 class State(enum.StrEnum):
@@ -46,6 +51,7 @@ class Type(enum.StrEnum):
     CONSUMER = "Consumer"
 
 
+@group.command("ls", hidden=True)
 @group.command("list")
 def list_groups(
     state: Annotated[State | None, typer.Option("--state", case_sensitive=False, help="Only those in this state.")] = None,
@@ -101,7 +107,8 @@ group.command("lag")(lag)
 group.command("reset-offsets")(reset_offsets)
 
 
-@group.command()
+@group.command("rm", hidden=True)
+@group.command("delete")
 def delete(
     names: Annotated[
         list[str],
@@ -118,30 +125,52 @@ def delete(
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Delete groups without members, and what they have committed, after asking."""
+    """Delete groups without members, and what they have committed, after asking. Those that cannot be deleted are named."""
     with failures_reported():
         from forebay.group import administration
 
+        terminal = Terminal(output, quiet)
         names = list(dict.fromkeys(names))
         connection, admin = connected(bootstrap, timeout)
-        found = administration.described(connection, admin, names)
+        failed: dict[str, ClientFailed] = {}
         for name in names:
-            if name not in found:
-                raise administration.unknown_group(connection, admin, name)
-            _refuse_members(found[name])
-        quoted = ", ".join(f'"{name}"' for name in names)
-        what = f"group{'' if len(names) == 1 else 's'} {quoted}"
-        if not yes:
-            if sys.stdin is None or not sys.stdin.isatty():
-                raise ClientFailed(f"Deleting {what} has to be confirmed: at a terminal, or with --yes.", exit_code=EXIT_USAGE)
-            typer.echo(f"Delete {printable(what)} and all committed offsets? [y/N]: ", nl=False, err=True)
-            if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-                raise ClientFailed("Nothing was deleted.", exit_code=EXIT_FAILED)
-        terminal = Terminal(output, quiet)
-        for name in names:
-            administration.delete(connection, admin, name)
-            terminal.say(f'Deleted group "{name}".')
-        terminal.show_json({"deleted": names})
+            with _noted(failed, name):
+                _refuse_members(administration.looked_up(connection, admin, name))
+        left = [name for name in names if name not in failed]
+        if left and not yes:
+            _confirm(left)
+        deleted = []
+        for name in left:
+            with _noted(failed, name):
+                administration.delete(connection, admin, name)
+                deleted.append(name)
+                terminal.say(f'Deleted group "{name}".')
+        if len(names) > 1 and failed:
+            terminal.say(f"Deleted {len(deleted)} of {len(names)} groups.")
+        failures = [{"name": name, "error": str(failed[name])} for name in names if name in failed]
+        terminal.show_json({"deleted": deleted, "failed": failures})
+        if failed:
+            raise typer.Exit(EXIT_FAILED if len(names) > 1 else failed[names[0]].exit_code)
+
+
+@contextlib.contextmanager
+def _noted(failed: dict[str, ClientFailed], name: str) -> Iterator[None]:
+    """One of several that fails is told of, and does not keep the others from their turn."""
+    try:
+        yield
+    except ClientFailed as failure:
+        failed[name] = failure
+        typer.echo(printable(str(failure)), err=True)
+
+
+def _confirm(names: list[str]) -> None:
+    quoted = ", ".join(f'"{name}"' for name in names)
+    what = f"group{'' if len(names) == 1 else 's'} {quoted}"
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise ClientFailed(f"Deleting {what} has to be confirmed: at a terminal, or with --yes.", exit_code=EXIT_USAGE)
+    typer.echo(f"Delete {printable(what)} and all committed offsets? [y/N]: ", nl=False, err=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise ClientFailed("Nothing was deleted.", exit_code=EXIT_FAILED)
 
 
 def _refuse_members(found: "GroupFacts") -> None:

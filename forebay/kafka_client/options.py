@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
 DEFAULT_TIMEOUT: Final = "10s"
+OTHER_NAMES: Final = "ls is another name of list, rm of delete."
 DURATION_MAX_S: Final = 10 * 365 * 86_400
 
 

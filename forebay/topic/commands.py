@@ -4,7 +4,7 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Final
 
 import typer
 
@@ -12,6 +12,7 @@ from forebay.kafka_client.failures import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TI
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
+    OTHER_NAMES,
     Bootstrap,
     Output,
     OutputFormat,
@@ -25,11 +26,23 @@ from forebay.kafka_client.text import checked_text
 from forebay.topic.arguments import Name
 from forebay.topic.consume_command import consume, tail
 
-topic = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Topics and their records, through any broker of a Kafka cluster.")
+topic = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Topics and their records, through any broker of a Kafka cluster.", epilog=OTHER_NAMES
+)
+
+PARTITIONS_MAX: Final = 10_000
+"""What brokers create at once, Forebay's (storage/catalog/topics.py) and Apache Kafka's."""
 
 Configs = Annotated[list[str] | None, typer.Option("--config", "-c", help="A config of the topic; repeatable.", metavar="KEY=VALUE")]
 
 
+def _partition_count(given: int | None) -> int | None:
+    if given is not None and given > PARTITIONS_MAX:
+        raise typer.BadParameter(f"{given:,} partitions are too many: brokers create {PARTITIONS_MAX:,} at most")
+    return given
+
+
+@topic.command("ls", hidden=True)
 @topic.command("list")
 def list_topics(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -72,7 +85,13 @@ def create(
     name: Name,
     partitions: Annotated[
         int | None,
-        typer.Option("--partitions", "-p", min=1, max=100_000, help="How many; without it as many as the cluster makes of itself."),
+        typer.Option(
+            "--partitions",
+            "-p",
+            min=1,
+            callback=_partition_count,
+            help=f"How many, {PARTITIONS_MAX:,} at most; without it as many as the cluster makes of itself.",
+        ),
     ] = None,
     replication_factor: Annotated[
         int | None,
@@ -143,7 +162,8 @@ def alter(
         terminal.show_json({"name": name, "set": given, "unset": unset or []})
 
 
-@topic.command()
+@topic.command("rm", hidden=True)
+@topic.command("delete")
 def delete(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,

@@ -20,7 +20,16 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 
 def test_the_version_is_the_packages() -> None:
-    assert run("--version") == (0, f"forebay {forebay_version()}\n", "")
+    assert run("--version") == run("version") == (0, f"forebay {forebay_version()}\n", "")
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("topic",), ("topic", "consume"), ("group", "reset-offsets"), ("config", "show")])
+def test_help_is_also_h(command: tuple[str, ...]) -> None:
+    code, words, talk = run(*command, "-h")
+
+    assert (code, words, talk) == run(*command, "--help")
+    assert code == 0
+    assert words.lstrip().startswith("Usage: ")
 
 
 def test_help_names_the_variable_of_each_option_of_serve() -> None:

@@ -44,13 +44,19 @@ def answer(value: Any) -> "Future[Any]":
 
 
 class FakeAdmin:
-    """Each answer is what the library would give, or a KafkaError."""
+    """Each answer is what the library would give, or a KafkaError; `refused` has those to deletions that fail, by group.
 
-    def __init__(self, *, groups: Mapping[str, Any] | None = None, listing: Any = None, altered: Any = None, deleted: Any = None) -> None:
+    `deletions` are the names that were to be deleted, in order.
+    """
+
+    def __init__(
+        self, *, groups: Mapping[str, Any] | None = None, listing: Any = None, altered: Any = None, refused: Mapping[str, Any] | None = None
+    ) -> None:
         self._groups = groups or {}
         self._listing = listing if listing is not None else SimpleNamespace(valid=[], errors=[])
         self._altered = altered
-        self._deleted = deleted
+        self._refused = refused or {}
+        self.deletions: list[str] = []
 
     def list_consumer_groups(self, *, request_timeout: float) -> "Future[Any]":
         return answer(self._listing)
@@ -63,7 +69,8 @@ class FakeAdmin:
         return {requests[0].group_id: answer(self._altered)}
 
     def delete_consumer_groups(self, names: list[str], *, request_timeout: float) -> "dict[str, Future[Any]]":
-        return {name: answer(self._deleted) for name in names}
+        self.deletions += names
+        return {name: answer(self._refused.get(name)) for name in names}
 
 
 def listing(*names: str, errors: list[Exception] | None = None) -> SimpleNamespace:

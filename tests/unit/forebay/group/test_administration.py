@@ -93,7 +93,7 @@ def test_offsets_of_which_some_were_refused_are_counted() -> None:
 )
 def test_why_a_group_is_not_deleted_is_told_with_its_exit_code(code: int, exit_code: int, phrase: str) -> None:
     with pytest.raises(ClientFailed) as failed:
-        administration.delete(CONNECTION, FakeAdmin(deleted=refused(code)), "g")
+        administration.delete(CONNECTION, FakeAdmin(refused={"g": refused(code)}), "g")
 
     assert failed.value.exit_code == exit_code
     assert str(failed.value).startswith(phrase)

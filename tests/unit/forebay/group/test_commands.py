@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -110,17 +111,78 @@ def test_what_a_broker_does_not_authorize_is_5(monkeypatch: pytest.MonkeyPatch) 
     assert talk == 'Group "g": Group authorization failed.\n'
 
 
-def test_of_several_groups_none_is_deleted_if_one_has_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    deleted = KafkaError(KafkaError.UNKNOWN)
-    answering(monkeypatch, FakeAdmin(groups={"a": described("a"), "b": described("b", member("app"))}, deleted=deleted))
-
-    code, _, talk = run("group", "delete", "a", "b", "--yes")
-
-    assert code == 1
-    assert talk == (
-        'Group "b" cannot be deleted: it has 1 member (state Stable). Stop its consumers first; '
-        "they are shown by: forebay group describe b\n"
+def test_of_several_groups_those_that_can_be_are_deleted_and_of_each_it_is_told_what_became_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"a": described("a"), "b": described("b", member("app")), "c": described("c"), "d": described("d")}
+    admin = FakeAdmin(
+        groups={**there, "secret": KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)}, refused={"c": KafkaError(KafkaError.NON_EMPTY_GROUP)}
     )
+    answering(monkeypatch, admin)
+
+    code, data, talk = run("group", "delete", "a", "b", "nowhere", "secret", "c", "d", "a", "--yes", "-o", "json")
+
+    assert (code, admin.deletions) == (1, ["a", "c", "d"])
+    assert talk.splitlines() == [
+        (
+            'Group "b" cannot be deleted: it has 1 member (state Stable). Stop its consumers first; '
+            "they are shown by: forebay group describe b"
+        ),
+        'Group "nowhere" does not exist. List them: forebay group list',
+        'Group "secret": Group authorization failed.',
+        'Deleted group "a".',
+        'Group "c" was not deleted: it has members. Stop its consumers first.',
+        'Deleted group "d".',
+        "Deleted 2 of 6 groups.",
+    ]
+    document = json.loads(data)
+    assert document["deleted"] == ["a", "d"]
+    assert [one["name"] for one in document["failed"]] == ["b", "nowhere", "secret", "c"]
+    assert document["failed"][1]["error"] == 'Group "nowhere" does not exist. List them: forebay group list'
+
+
+def test_quiet_deletions_say_only_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, FakeAdmin(groups={"a": described("a")}))
+
+    code, data, talk = run("group", "delete", "a", "nowhere", "--yes", "-q")
+
+    assert (code, data) == (1, "")
+    assert talk == 'Group "nowhere" does not exist. List them: forebay group list\n'
+
+
+@pytest.mark.parametrize(
+    ("groups", "names", "code", "talk"),
+    [
+        ({}, ("g",), 4, 'Group "g" does not exist. List them: forebay group list\n'),
+        ({"g": KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)}, ("g",), 5, 'Group "g": Group authorization failed.\n'),
+        (
+            {"a": described("a"), "b": described("b", member("app"))},
+            ("a", "b"),
+            2,
+            (
+                'Group "b" cannot be deleted: it has 1 member (state Stable). Stop its consumers first; '
+                "they are shown by: forebay group describe b\n"
+                'Deleting group "a" has to be confirmed: at a terminal, or with --yes.\n'
+            ),
+        ),
+    ],
+    ids=["one that does not exist", "one that may not be seen", "the other one is not confirmed"],
+)
+def test_without_a_yes_nothing_is_deleted_and_a_single_group_has_the_exit_code_of_its_failure(
+    monkeypatch: pytest.MonkeyPatch, groups: dict[str, Any], names: tuple[str, ...], code: int, talk: str
+) -> None:
+    answering(monkeypatch, admin := FakeAdmin(groups=groups))
+
+    assert run("group", "delete", *names) == (code, "", talk)
+    assert admin.deletions == []
+
+
+@pytest.mark.parametrize(("other", "own"), [(("group", "ls"), ("group", "list")), (("group", "rm", "g"), ("group", "delete", "g"))])
+def test_ls_and_rm_are_other_names_of_list_and_delete(
+    monkeypatch: pytest.MonkeyPatch, other: tuple[str, ...], own: tuple[str, ...]
+) -> None:
+    answering(monkeypatch, FakeAdmin())
+
+    assert run(*other) == run(*own)
+    assert run(*other)[0] in {0, 4}
 
 
 def test_members_alone_are_shown_with_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli import application
+from forebay.topic.commands import PARTITIONS_MAX
+from storage.catalog import topics
 
 
 @pytest.mark.parametrize(
@@ -15,7 +17,7 @@ from forebay.cli import application
         (("topic", "alter", "t", "--unset", ""), "--unset needs a name"),
         (("topic", "alter", "t", "-c", "retention.ms=1", "--unset", "retention.ms"), "retention.ms is both set and unset"),
         (("topic", "create", "t", "-c", "retention.ms=\udcff"), r'"retention.ms=\xff" is not UTF-8 text'),
-        (("topic", "create", "t", "-p", "100001"), "less than or equal to 100000"),
+        (("topic", "create", "t", "-p", "10001"), "'-p': 10,001 partitions are too many: brokers create 10,000 at most"),
         (("topic", "create", "t", "-r", "10001"), "less than or equal to 10000"),
         (("topic", "describe", ""), "a name is not empty"),
         (("topic", "describe", "t\udcff"), r'"t\xff" is not UTF-8 text'),
@@ -31,6 +33,21 @@ def test_wrong_use_is_told_before_a_broker_is_asked(arguments: tuple[str, ...], 
 
     assert (ended.exit_code, ended.stdout) == (2, "")
     assert phrase in ended.stderr
+
+
+def test_as_many_partitions_as_brokers_create_may_be_asked_for() -> None:
+    ended = CliRunner().invoke(application, ["topic", "create", "t", "-p", "10000"], env={"FOREBAY_BOOTSTRAP": "127.0.0.1:1"})
+
+    assert PARTITIONS_MAX == topics.PARTITIONS_MAX == 10_000
+    assert ended.exit_code == 3
+
+
+@pytest.mark.parametrize(("other", "own"), [(("topic", "ls"), ("topic", "list")), (("topic", "rm", "t"), ("topic", "delete", "t"))])
+def test_ls_and_rm_are_other_names_of_list_and_delete(other: tuple[str, ...], own: tuple[str, ...]) -> None:
+    asked = [CliRunner().invoke(application, [*words], env={"FOREBAY_BOOTSTRAP": "127.0.0.1:1"}) for words in (other, own)]
+
+    assert asked[0].exit_code == asked[1].exit_code == 3
+    assert asked[0].stderr == asked[1].stderr
 
 
 def test_bootstrap_is_read_from_the_environment_unless_it_is_given() -> None:
