@@ -142,9 +142,10 @@ async def open_broker(
     telemetry = Telemetry()
     ids = IdSource(clock=clock)
     readiness = Readiness(clock=clock)
+    lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with contextlib.AsyncExitStack() as closing:
         opened = await closing.enter_async_context(
-            _opened(settings, clock, ids, telemetry, readiness) if stores is None else stores(telemetry)
+            _opened(settings, clock, ids, telemetry, readiness, lost) if stores is None else stores(telemetry)
         )
         announce("stores opened", {"metadata": settings.metadata.url, "storage": settings.storage.url})
         cluster = await _probed(opened, readiness, ids, clock)
@@ -191,6 +192,7 @@ async def open_broker(
             walking=walking,
         )
         closing.callback(parts.appender.stop)
+        lost.add_done_callback(lambda told: parts.appender.refuse(told.result()))
         topics = Topics(opened.metadata, clock=clock, ids=ids, telemetry=telemetry)
         closing.callback(topics.close)
         nursery.spawn(topics.watch(), name="topics-watch")
@@ -291,7 +293,13 @@ async def open_broker(
 
 
 @contextlib.asynccontextmanager
-async def _opened(settings: Settings, clock: Clock, ids: IdSource, telemetry: Telemetry, readiness: Readiness) -> AsyncIterator[Stores]:
+async def _opened(
+    settings: Settings, clock: Clock, ids: IdSource, telemetry: Telemetry, readiness: Readiness, lost: "asyncio.Future[str]"
+) -> AsyncIterator[Stores]:
+    def on_metadata_lost(cause: str) -> None:
+        readiness.note_lost(METADATA, cause)
+        lost.set_result(cause)
+
     async with contextlib.AsyncExitStack() as closing:
         opening = open_stores(
             storage_url=settings.storage.url,
@@ -302,6 +310,7 @@ async def _opened(settings: Settings, clock: Clock, ids: IdSource, telemetry: Te
             telemetry=telemetry,
             on_metadata_ok=lambda: readiness.note_ok(METADATA),
             on_objects_ok=lambda: readiness.note_ok(OBJECT_STORE),
+            on_metadata_lost=on_metadata_lost,
         )
         try:
             stores = await closing.enter_async_context(opening)

@@ -23,6 +23,7 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.metered import MeteredMetadataStore
 from storage.metadata.port import MetadataStore
 from storage.metadata.sqlite import SqliteMetadataStore
+from storage.metadata.sqlite_files import FILE_LOST
 from storage.objects.disk import DiskObjectStore
 from storage.objects.hedged import HedgedObjectStore
 from storage.objects.memory import MemoryObjectStore
@@ -40,6 +41,10 @@ class Stores:
     objects: ObjectStore
 
 
+def _ignore(_cause: str) -> None:
+    pass
+
+
 @contextlib.asynccontextmanager
 async def open_stores(
     *,
@@ -51,14 +56,18 @@ async def open_stores(
     telemetry: Telemetry,
     on_metadata_ok: Callable[[], None],
     on_objects_ok: Callable[[], None],
+    on_metadata_lost: Callable[[str], None] = _ignore,
 ) -> AsyncIterator[Stores]:
     """Open both and close them in the end. The URLs are validated. Raises `Unavailable` and `IncompatibleFormat` with cause and fix.
 
-    `on_metadata_ok`, `on_objects_ok`: called after each request of the store that succeeded.
+    `on_metadata_ok`, `on_objects_ok`: called after each request of the store that succeeded. `on_metadata_lost`: called once, with the
+    cause, when the metadata store is of no use any more for as long as this process lives.
     """
     chance = random.Random(os.urandom(16))  # noqa: S311 - for pauses
     async with contextlib.AsyncExitStack() as closing:
-        metadata = await _open_metadata(metadata_url, clock=clock, ids=ids, chance=chance, closing=closing)
+        metadata = await _open_metadata(
+            metadata_url, clock=clock, ids=ids, chance=chance, telemetry=telemetry, closing=closing, on_lost=on_metadata_lost
+        )
         closing.push_async_callback(metadata.close)
         objects = await _open_objects(
             storage_url, s3_client=s3_client, clock=clock, chance=chance, telemetry=telemetry, closing=closing, on_ok=on_objects_ok
@@ -67,15 +76,28 @@ async def open_stores(
 
 
 async def _open_metadata(
-    url: str, *, clock: Clock, ids: IdSource, chance: random.Random, closing: contextlib.AsyncExitStack
+    url: str,
+    *,
+    clock: Clock,
+    ids: IdSource,
+    chance: random.Random,
+    telemetry: Telemetry,
+    closing: contextlib.AsyncExitStack,
+    on_lost: Callable[[str], None],
 ) -> MetadataStore:
     scheme, _, rest = url.partition("://")
     match scheme:
         case "memory":
             return MemoryMetadataStore(clock=clock)
         case "sqlite":
+            file_lost = telemetry.gauge(FILE_LOST)
+
+            def tell(cause: str) -> None:
+                file_lost.set(1)
+                on_lost(cause)
+
             blocking = ThreadBlocking(threads=1, name="sqlite")
-            return await SqliteMetadataStore.open(Path(rest.removeprefix("/")), blocking=blocking, clock=clock, ids=ids)
+            return await SqliteMetadataStore.open(Path(rest.removeprefix("/")), blocking=blocking, clock=clock, ids=ids, on_lost=tell)
         case "oxia":
             # Its C library writes lines of its own to standard error, of what is told here as well: a handshake that failed.
             os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -2,6 +2,7 @@
 
 A check of a store is good while its last success is young enough. Real traffic counts as success (`note_ok`); a probe
 is made only when there was none for a while, so health costs an idle object store little and a busy one nothing.
+A store that is lost, and says so itself, is bad at once and for good.
 """
 
 import asyncio
@@ -54,6 +55,7 @@ class _Freshness:
         self._age_max_s = age_max_s
         self._clock = clock
         self._error: str | None = None
+        self._lost: Check | None = None
         self._last_ok_s: float | None = None
         self._last_ok_ms = self._ok_since_ms = self._began_ms = clock.now_ms()
 
@@ -66,14 +68,20 @@ class _Freshness:
     def note_error(self, message: str) -> None:
         self._error = message
 
+    def note_lost(self, message: str) -> None:
+        if self._lost is None:
+            self._lost = Check(False, message, self._clock.now_ms())
+
     def age_s(self) -> float | None:
         return None if self._last_ok_s is None else self._clock.monotonic_s() - self._last_ok_s
 
     def is_ok(self) -> bool:
         age_s = self.age_s()
-        return age_s is not None and age_s < self._age_max_s
+        return self._lost is None and age_s is not None and age_s < self._age_max_s
 
     def check(self) -> Check:
+        if self._lost is not None:
+            return self._lost
         age_s = self.age_s()
         if age_s is None:
             return Check(False, self._error or "not tried yet", self._began_ms)
@@ -103,6 +111,10 @@ class Readiness:
     def note_error(self, name: str, message: str) -> None:
         """It failed. What succeeded a moment ago is not bad yet: only the age of the last success decides."""
         self._stores[name].note_error(message)
+
+    def note_lost(self, name: str, message: str) -> None:
+        """It is of no use any more for as long as this process lives, whatever else is noted of it."""
+        self._stores[name].note_lost(message)
 
     def note_listening(self) -> None:
         """All listeners are bound."""

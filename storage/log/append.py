@@ -80,6 +80,7 @@ class Appender:
         self._timer: asyncio.TimerHandle | None = None
         self._is_overdue = False
         self._is_stopped = False
+        self._refused: str | None = None
         self._in_flight = sealer.in_flight
         self._overdue_check: asyncio.TimerHandle | None = None
         self._waiting: dict[Flush, None] = {}
@@ -93,12 +94,26 @@ class Appender:
 
     def submit(self, log: PartitionLog, batch: Batch) -> None:
         """Take a checked batch. Its result comes through `batch.append`: always, and within COMMIT_TIMEOUT_S of being sealed."""
+        if self._refused is not None:
+            batch.settle(Unavailable(self._refused))
+            return
         log.gathered = self._open.add(log, batch, now_s=self._clock.monotonic_s())
         trigger = self._open.is_full(self._settings)
         if trigger is not None:
             self._seal(trigger)
         elif self._timer is None and not self._is_overdue:
             self._arm()
+
+    def refuse(self, cause: str) -> None:
+        """Nothing will ever be committed any more: answer all that waits, each as what is known of it says, and refuse what comes."""
+        self._refused = cause
+        if self._is_stopped:
+            return
+        if self._open.batches:
+            self._seal(Trigger.DRAIN)
+        for commit in self._in_flight.overdue(float("inf")):
+            commit.cause = cause
+            self._committer.give_up(commit)
 
     @property
     def buffered_bytes(self) -> int:

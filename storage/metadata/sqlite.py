@@ -7,17 +7,23 @@ Sessions (sqlite_owners.py says when one is dead, sqlite_sessions.py how it is k
 never read, counts as absent in every condition, and is removed, with its session, by whoever meets it: at opening, at every
 keep-alive, by a write that touches it, and before a read that would have returned it. No process is needed to look after it.
 
+The files are looked after (sqlite_files.py): once one of them was removed or replaced, nothing is written, read or acknowledged any more.
+A commit and a read are told only if the files were there after them; an idle store looks twice a second.
+
 Hints: own changes as soon as they are committed, those of other processes by asking every 50 ms whether the file changed,
 while somebody is subscribed.
 """
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
+
+import structlog
 
 from runtime.blocking import Blocking
 from runtime.clock import Clock
@@ -27,6 +33,7 @@ from storage.errors import Unavailable
 from storage.metadata import key_order, sqlite_schema
 from storage.metadata.hints import Hints
 from storage.metadata.port import Applied, Key, NotApplied, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
+from storage.metadata.sqlite_files import DatabaseFiles
 from storage.metadata.sqlite_group_commit import GroupCommit
 from storage.metadata.sqlite_owners import Liveness, Owners, owners_folder, read_boot_id
 from storage.metadata.sqlite_reader import DeadSessionFound, Reader
@@ -39,8 +46,22 @@ SESSION_TIMEOUT_MS_MIN: Final = 2_000
 POLL_INTERVAL_S: Final = 0.05
 PAGE_RECORDS: Final = 128
 READ_ATTEMPTS_MAX: Final = 3
+LOOK_EVERY_S: Final = 0.5
+"""At the files, when there is no traffic; and the longest time until the log and /readyz tell what traffic has found."""
+
+LOST_EFFECT: Final = "no write is taken or acknowledged any more, and nothing is read"
+LOST_FIX: Final = (
+    "before you stop this process copy the file from /proc/PID/fd (docs/operations.md, 'When the metadata file is lost'); "
+    "put it, or a copy of your own, back under its name, and start again"
+)
 
 T = TypeVar("T")
+
+log = structlog.get_logger("metadata")
+
+
+def _ignore(_cause: str) -> None:
+    pass
 
 
 class SqliteMetadataStore:
@@ -55,14 +76,18 @@ class SqliteMetadataStore:
         liveness: Liveness,
         blocking: Blocking,
         busy_timeout_s: float,
+        on_lost: Callable[[str], None],
     ) -> None:
         self._path = path
-        self._inode = path.stat().st_ino
+        self._files = DatabaseFiles(path)
+        self._on_lost = on_lost
         self._writer = writer
         self._liveness = liveness
         self._blocking = blocking
         self._reader = Reader(reader, liveness)
-        self._commits = GroupCommit(writer, liveness=liveness, blocking=blocking, busy_timeout_s=busy_timeout_s, committed=self._on_commit)
+        self._commits = GroupCommit(
+            writer, files=self._files, liveness=liveness, blocking=blocking, busy_timeout_s=busy_timeout_s, committed=self._on_commit
+        )
         self._nursery = Nursery()
         self._hints = Hints()
         self._is_polling = False
@@ -79,15 +104,19 @@ class SqliteMetadataStore:
         ids: IdSource,
         boot_id: str | None = None,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
+        on_lost: Callable[[str], None] = _ignore,
     ) -> "SqliteMetadataStore":
         """Open the file, made with its folders if there is none.
 
         `blocking` (one thread) belongs to the store from now on. `clock`: its monotonic time must be the machine's.
-        `boot_id` None: ask the system. Raise `Unavailable` with cause and fix, or `IncompatibleFormat`.
+        `boot_id` None: ask the system. `on_lost` is told once, on the loop, that the store is of no use any more, and why.
+        Raise `Unavailable` with cause and fix, or `IncompatibleFormat`.
         """
         try:
             store = await blocking.run(
-                lambda: cls._open(path, blocking=blocking, clock=clock, ids=ids, boot_id=boot_id, busy_timeout_s=busy_timeout_s)
+                lambda: cls._open(
+                    path, blocking=blocking, clock=clock, ids=ids, boot_id=boot_id, busy_timeout_s=busy_timeout_s, on_lost=on_lost
+                )
             )
         except BaseException:
             blocking.close()
@@ -97,7 +126,15 @@ class SqliteMetadataStore:
 
     @classmethod
     def _open(
-        cls, path: Path, *, blocking: Blocking, clock: Clock, ids: IdSource, boot_id: str | None, busy_timeout_s: float
+        cls,
+        path: Path,
+        *,
+        blocking: Blocking,
+        clock: Clock,
+        ids: IdSource,
+        boot_id: str | None,
+        busy_timeout_s: float,
+        on_lost: Callable[[str], None],
     ) -> "SqliteMetadataStore":
         sqlite_schema.ensure_file(path, unique_name=ids.next_ulid())
         sqlite_schema.check_format(path)
@@ -109,7 +146,15 @@ class SqliteMetadataStore:
                 reader = undo.enter_context(contextlib.closing(sqlite_schema.open_reader(path)))
                 owners.remove_dead_files()
                 liveness = Liveness(owners=owners, clock=clock, boot_id=read_boot_id() if boot_id is None else boot_id)
-                store = cls(path, writer=writer, reader=reader, liveness=liveness, blocking=blocking, busy_timeout_s=busy_timeout_s)
+                store = cls(
+                    path,
+                    writer=writer,
+                    reader=reader,
+                    liveness=liveness,
+                    blocking=blocking,
+                    busy_timeout_s=busy_timeout_s,
+                    on_lost=on_lost,
+                )
             except (OSError, sqlite3.Error) as error:
                 raise Unavailable(f"cannot open the metadata file: {sqlite_schema.reason_of(error)}: path={str(path)!r}") from error
             undo.pop_all()
@@ -119,6 +164,7 @@ class SqliteMetadataStore:
         """The last part of opening."""
         await self._nursery.__aenter__()
         self._nursery.spawn(self._commits.run(), name="metadata commits")
+        self._nursery.spawn(self._watch_files(), name="metadata files")
         try:
             await self._end_dead_sessions()
         except BaseException:
@@ -200,12 +246,6 @@ class SqliteMetadataStore:
 
     async def probe(self) -> None:
         await self._read(self._reader.last_version)
-        try:
-            is_same = self._path.stat().st_ino == self._inode
-        except OSError as error:
-            raise Unavailable(f"the metadata file cannot be seen: {error.strerror}: path={str(self._path)!r}") from error
-        if not is_same:
-            raise Unavailable(f"the metadata file was replaced while it was open, start again: path={str(self._path)!r}")
 
     async def close(self) -> None:
         """Ends its sessions. Requests that have not begun are not applied."""
@@ -233,17 +273,31 @@ class SqliteMetadataStore:
             if self._is_closed:
                 raise Unavailable("the metadata store is closed")
             try:
-                return read()
+                found = read()
             except DeadSessionFound:
                 await self._end_dead_sessions()
             except sqlite3.Error as error:
                 raise Unavailable(f"cannot read the metadata file: {error}: path={str(self._path)!r}") from error
+            else:
+                # It may have read a commit that nobody will find again, and whose outcome is therefore told to nobody.
+                if (lost := self._files.look()) is not None:
+                    raise Unavailable(lost)
+                return found
         raise Unavailable(f"sessions died faster than they could be ended: attempts={READ_ATTEMPTS_MAX}")
 
     async def _end_dead_sessions(self) -> None:
         outcome = await self._commits.submit(Transaction.end_dead_sessions)
         if isinstance(outcome, NotApplied | Unknown):
             raise Unavailable(f"{outcome.reason}: path={str(self._path)!r}")
+
+    async def _watch_files(self) -> None:
+        while True:
+            self._files.look()
+            if self._files.lost is not None:
+                log.error("metadata_file_lost", cause=self._files.lost, effect=LOST_EFFECT, fix=LOST_FIX, pid=os.getpid())
+                self._on_lost(self._files.lost)
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def _keep_alive(self, session: SqliteSession) -> None:
         try:

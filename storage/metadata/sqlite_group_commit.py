@@ -1,7 +1,8 @@
 """Group commit: what arrives while a transaction is under way goes into the next one together, with one fsync for all.
 
 A request that cannot be queued, or whose transaction failed before COMMIT, certainly did not happen (`NotApplied`).
-When COMMIT itself fails the outcome is `Unknown`: the disk may have taken it.
+When COMMIT itself fails the outcome is `Unknown`: the disk may have taken it. So it is when the file turns out not to be there any more
+(sqlite_files.py): the commit may have been before that, or into a file that nobody will find again.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from typing import Any, Final, TypeVar
 from runtime.blocking import Blocking
 from storage.limits import MIB, WRITE_REQUEST_BYTES_MAX
 from storage.metadata.port import NotApplied, Unknown
+from storage.metadata.sqlite_files import DatabaseFiles
 from storage.metadata.sqlite_owners import Liveness
 from storage.metadata.sqlite_schema import reason_of
 from storage.metadata.sqlite_transaction import Transaction
@@ -58,12 +60,14 @@ class GroupCommit:
         self,
         connection: sqlite3.Connection,
         *,
+        files: DatabaseFiles,
         liveness: Liveness,
         blocking: Blocking,
         busy_timeout_s: float,
         committed: Callable[[list[str], list[int]], None],
     ) -> None:
         self._connection = connection
+        self._files = files
         self._liveness = liveness
         self._blocking = blocking
         self._begin_attempts = int(busy_timeout_s / BUSY_PAUSE_S) + 1
@@ -141,6 +145,8 @@ class GroupCommit:
     def _transact(self, works: list[Callable[[Transaction], Any]]) -> _Committed | NotApplied | Unknown:
         """Runs on the pool."""
         connection = self._connection
+        if (lost := self._files.look()) is not None:
+            return NotApplied(lost)
         try:
             self._begin()
         except sqlite3.Error as error:
@@ -160,6 +166,8 @@ class GroupCommit:
         except sqlite3.Error as error:
             self._roll_back()
             return Unknown(f"the metadata commit failed: {reason_of(error)}")
+        if (lost := self._files.look()) is not None:
+            return Unknown(lost)
         return _Committed(values, transaction.changed, transaction.ended_sessions)
 
     def _begin(self) -> None:

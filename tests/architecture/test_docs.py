@@ -7,7 +7,14 @@ from forebay.reference import PAGE, metrics, metrics_table, renewed, settings_ta
 
 page = PAGE.read_text()
 
-COUNTS_OF_THINGS = {"forebay_connections", "forebay_coordinator_slots", "forebay_group_members", "forebay_groups", "forebay_ready"}
+COUNTS_OF_THINGS = {
+    "forebay_connections",
+    "forebay_coordinator_slots",
+    "forebay_group_members",
+    "forebay_groups",
+    "forebay_metadata_file_lost",
+    "forebay_ready",
+}
 
 
 def test_the_page_has_the_tables_of_the_code() -> None:

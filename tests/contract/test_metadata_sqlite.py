@@ -1,22 +1,26 @@
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
+import re
+import shutil
 import signal
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 
 from runtime.blocking import InlineBlocking, ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from storage.errors import IncompatibleFormat, Unavailable
 from storage.limits import METADATA_VALUE_BYTES_MAX
-from storage.metadata import sqlite_group_commit, sqlite_schema
+from storage.metadata import sqlite_files, sqlite_group_commit, sqlite_schema
 from storage.metadata.port import ABSENT, Applied, MetadataStore, NotApplied, Put, Session, Status, Unknown
 from storage.metadata.sqlite import SqliteMetadataStore
 from tests.contract import sqlite_process
@@ -26,7 +30,13 @@ from tests.contract.stepping_clock import SteppingClock
 
 @asynccontextmanager
 async def opened(
-    path: Path, *, clock: Clock | None = None, boot_id: str | None = None, busy_timeout_s: float = 5.0, inline: bool = False
+    path: Path,
+    *,
+    clock: Clock | None = None,
+    boot_id: str | None = None,
+    busy_timeout_s: float = 5.0,
+    inline: bool = False,
+    on_lost: Callable[[str], None] = lambda cause: None,
 ) -> AsyncIterator[SqliteMetadataStore]:
     clock = clock or SystemClock()
     store = await SqliteMetadataStore.open(
@@ -36,6 +46,7 @@ async def opened(
         ids=IdSource(clock=clock),
         boot_id=boot_id,
         busy_timeout_s=busy_timeout_s,
+        on_lost=on_lost,
     )
     try:
         yield store
@@ -87,6 +98,23 @@ class FailingOnce:
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR
             raise error
+        return self._connection.execute(sql, parameters)
+
+
+class BeforeCommit:
+    """A connection before whose COMMIT something happens."""
+
+    def __init__(self, connection: sqlite3.Connection, happens: Callable[[], None]) -> None:
+        self._connection = connection
+        self._happens = happens
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> sqlite3.Cursor:
+        if sql == "COMMIT":
+            self._happens()
         return self._connection.execute(sql, parameters)
 
 
@@ -590,19 +618,149 @@ async def test_a_folder_that_cannot_be_written_is_named_with_its_reason(tmp_path
     assert "\n" not in str(refusal.value)
 
 
-async def test_a_probe_finds_that_the_file_was_removed_or_replaced(tmp_path: Path) -> None:
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+def replace(file: Path) -> None:
+    """By a copy, as whoever restores a backup does."""
+    copy = file.with_name("copy")
+    shutil.copy(file, copy)
+    copy.replace(file)
+
+
+LOSSES = pytest.mark.parametrize(
+    ("name", "lose", "cause"),
+    [
+        ("meta.db", remove, "the metadata file was removed while it was open: path={path!r}"),
+        ("meta.db", replace, "the metadata file was replaced while it was open: path={path!r}"),
+        ("meta.db-wal", remove, "the metadata file was removed while it was open: path={path!r}"),
+        ("meta.db-wal", replace, "the metadata file was replaced while it was open: path={path!r}"),
+        ("meta.db-shm", remove, "the metadata file was removed while it was open: path={path!r}"),
+    ],
+)
+Lose = Callable[[Path], None]
+
+
+@LOSSES
+async def test_once_a_file_is_removed_or_replaced_nothing_is_written_read_or_probed(
+    tmp_path: Path, name: str, lose: Lose, cause: str
+) -> None:
+    cause = cause.format(path=str(tmp_path / name))
+    async with opened(tmp_path / "meta.db") as store:
+        client = Client(store, "root")
+        await client.put_ok("a", b"before")
+        before = store.transactions
+        lose(tmp_path / name)
+
+        assert await store.write([Put(client.key("a"), b"after", None)]) == NotApplied(cause)
+        assert store.transactions == before
+        for ask in (client.get("a"), client.children(""), client.scan(""), store.probe()):
+            with pytest.raises(Unavailable, match=re.escape(cause)):
+                await ask
+
+
+@LOSSES
+async def test_a_commit_whose_file_was_lost_meanwhile_is_unknown_and_is_not_read_back(
+    tmp_path: Path, name: str, lose: Lose, cause: str
+) -> None:
+    cause = cause.format(path=str(tmp_path / name))
+    async with opened(tmp_path / "meta.db") as store:
+        client = Client(store, "root")
+        heard: list[str] = []
+        store.subscribe(heard.append)
+        store._commits._connection = BeforeCommit(store._writer, lambda: lose(tmp_path / name))  # type: ignore[assignment]
+
+        assert await store.write([Put(client.key("a"), b"", None)]) == Unknown(cause)
+        assert store._reader.get_many([client.key("a")]) != [None], "the lost file has it"
+        with pytest.raises(Unavailable, match=re.escape(cause)):
+            await client.get("a")
+        assert heard == []
+
+
+async def test_who_reads_what_a_commit_wrote_into_a_lost_file_is_refused(tmp_path: Path) -> None:
+    """Before anybody has looked at the file: the reader does."""
+    async with opened(tmp_path / "meta.db") as store:
+        client = Client(store, "root")
+        store._writer.execute("UPDATE counters SET version = version + 1")
+        remove(tmp_path / "meta.db")
+
+        with pytest.raises(Unavailable, match="was removed while it was open"):
+            await client.get("a")
+
+
+@LOSSES
+async def test_an_idle_store_tells_once_that_its_file_is_lost(tmp_path: Path, name: str, lose: Lose, cause: str) -> None:
+    cause = cause.format(path=str(tmp_path / name))
+    told: asyncio.Queue[str] = asyncio.Queue(maxsize=10)
+    with structlog.testing.capture_logs() as logged:
+        async with opened(tmp_path / "meta.db", on_lost=told.put_nowait) as store:
+            lose(tmp_path / name)
+            async with asyncio.timeout(PATIENCE_S):
+                heard = await told.get()
+            await store.write([Put(Client(store, "root").key("a"), b"", None)])
+
+    assert heard == cause
+    assert told.empty()
+    errors = [line for line in logged if line["log_level"] == "error"]
+    assert [(line["event"], line["cause"]) for line in errors] == [("metadata_file_lost", cause)]
+    assert "/proc/PID/fd" in errors[0]["fix"]
+
+
+async def test_a_lost_file_stays_lost_though_it_comes_back(tmp_path: Path) -> None:
+    """Somebody else may have written into it meanwhile."""
     path = tmp_path / "meta.db"
     async with opened(path) as store:
-        await store.probe()
         path.rename(tmp_path / "moved.db")
-
-        with pytest.raises(Unavailable, match="the metadata file cannot be seen: No such file or directory"):
+        with pytest.raises(Unavailable, match="was removed while it was open"):
             await store.probe()
-        path.write_bytes(b"")
-        with pytest.raises(Unavailable, match="was replaced while it was open"):
-            await store.probe()
-        path.unlink()
         (tmp_path / "moved.db").rename(path)
+
+        with pytest.raises(Unavailable, match="was removed while it was open"):
+            await store.probe()
+    async with opened(path) as store:
+        await store.probe()
+
+
+async def test_while_the_file_cannot_be_seen_nothing_is_committed_and_then_the_store_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path / "meta.db") as store:
+        client = Client(store, "root")
+        with monkeypatch.context() as blinded:
+
+            def refuse(name: str) -> os.stat_result:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+            blinded.setattr(sqlite_files.os, "stat", refuse)
+            outcome = await store.write([Put(client.key("a"), b"", None)])
+
+        assert outcome == NotApplied(f"the metadata file cannot be seen: Permission denied: path={str(tmp_path / 'meta.db')!r}")
+        await client.put_ok("a", b"")
+
+
+async def test_the_files_beside_the_database_are_found_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    async with opened(tmp_path / "disk" / "real.db"):
+        pass
+    (tmp_path / "meta.db").symlink_to(tmp_path / "disk" / "real.db")
+    async with opened(tmp_path / "meta.db") as store:
+        await store.probe()
+        remove(tmp_path / "disk" / "real.db-wal")
+
+        with pytest.raises(Unavailable, match=r"real\.db-wal"):
+            await store.probe()
+
+
+async def test_other_stores_that_open_and_close_the_file_are_no_loss(tmp_path: Path) -> None:
+    async with opened(tmp_path / "meta.db") as store:
+        for number in range(3):
+            async with opened(tmp_path / "meta.db") as other:
+                await Client(other, "root").put_ok(f"d/{number}", b"")
+        store._writer.execute("VACUUM")
+        store._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+        await Client(store, "root").put_ok("a", b"")
 
 
 async def test_a_defect_in_a_transaction_takes_the_store_down_and_nobody_waits_for_ever(tmp_path: Path) -> None:

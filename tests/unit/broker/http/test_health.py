@@ -94,6 +94,22 @@ def test_a_recovery_is_dated_and_clears_the_error() -> None:
     assert readiness.verdict().checks[OBJECT_STORE] == Check(True, None, BEGAN_MS + 40_000)
 
 
+def test_a_store_that_is_lost_is_bad_at_once_and_for_good() -> None:
+    clock = ManualClock()
+    readiness = ready(clock)
+    clock.advance(1.0)
+
+    readiness.note_lost(METADATA, "the metadata file was removed")
+    clock.advance(1.0)
+    readiness.note_ok(METADATA)
+    readiness.note_error(METADATA, "something else")
+    readiness.note_lost(METADATA, "told twice")
+
+    assert readiness.verdict().status == "degraded"
+    assert readiness.verdict().checks[METADATA] == Check(False, "the metadata file was removed", BEGAN_MS + 1000)
+    assert not readiness.is_ok(METADATA)
+
+
 def test_a_draining_broker_is_not_ready_however_well_it_is() -> None:
     clock = ManualClock()
     readiness = ready(clock)
