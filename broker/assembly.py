@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import structlog
 
+from broker.accepting import bind
 from broker.admission import Admission
 from broker.dispatch import Dispatch
 from broker.fetching.preferred_replicas import PreferredReplicas
@@ -29,7 +30,7 @@ from broker.leadership import Leadership, leadership_of
 from broker.leaving import Leaving
 from broker.registration import RegisteredLife
 from broker.responses import Responses
-from broker.server import ConnectionLimits, Server, bind
+from broker.server import ConnectionLimits, Server
 from broker.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from broker.settings.listeners import Listener
 from broker.settings.model import Settings
@@ -270,8 +271,9 @@ async def open_broker(
             nursery=nursery,
             telemetry=telemetry,
         )
+        closing.callback(server.stop_listening)
         for listener, sock in sockets:
-            await server.serve(listener.name, sock)
+            server.serve(listener.name, sock)
         nursery.spawn(server.close_idle(), name="close-idle")
         nursery.spawn(server.collect_garbage(), name="collect-garbage")
         nursery.spawn(Probes(metadata=opened.metadata, objects=ReadProbe(opened.objects), readiness=readiness).run(), name="probes")

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import gc
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
+from broker.accepting import Acceptor
 from broker.admission import Admission
 from broker.connection import Connection, Requests
 from broker.leaving import Leaving
@@ -20,12 +20,11 @@ from runtime.telemetry import Metric, Telemetry
 from storage.limits import FRAME_BYTES_MAX
 
 CONNECTIONS: Final = Metric("forebay_connections", "Open client connections", ("listener",))
-CONNECTIONS_REFUSED: Final = Metric(
-    "forebay_connections_refused_total", "Connections closed at once because kafka.max_connections was reached"
+CONNECTIONS_MAX: Final = Metric(
+    "forebay_connections_max", "Client connections there may be: kafka.max_connections, or fewer if the limit of open files is too low"
 )
 VIOLATIONS: Final = Metric("forebay_protocol_violations_total", "Connections closed because of what the client sent")
 
-BACKLOG: Final = 1_024
 LOOK_EVERY_S: Final = 0.05
 FINISH_S: Final = 5.0
 """In the end connections are closed where nothing is under way; one that is never found so is read no further after this."""
@@ -40,6 +39,11 @@ STALLED_S: Final = 15.0
 STUCK_CHECK_S: Final = 5.0
 """While the budget of requests is used up and not a byte of it was given back for this long, memory is looked for in garbage."""
 
+MORE_CONNECTIONS: Final = (
+    "raise kafka.max_connections, and the limit of open files (ulimit -n, LimitNOFILE) if the start warned that it is too low; "
+    "or find out who opens so many"
+)
+
 log = structlog.get_logger("server")
 
 
@@ -48,12 +52,6 @@ class ConnectionLimits:
     connections_max: int = 2_000
     idle_timeout_s: float = 600.0
     frame_bytes_max: int = FRAME_BYTES_MAX
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that is bound and whose backlog fills from now on: who connects early waits. Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
 class Server:
@@ -77,19 +75,33 @@ class Server:
         self._clock = clock
         self._nursery = nursery
         self._connections: dict[Connection, asyncio.Task[None]] = {}
-        self._servers: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor[Connection]] = []
         self._all_closed = asyncio.Event()
         self._all_closed.set()
+        self._telemetry = telemetry
         self._gauge = telemetry.gauge(CONNECTIONS)
-        self._refused = telemetry.counter(CONNECTIONS_REFUSED)
+        telemetry.gauge(CONNECTIONS_MAX).set(limits.connections_max)
         self._violations = telemetry.counter(VIOLATIONS)
         self._is_draining = False
         self._held_before_bytes = -1
 
-    async def serve(self, listener_name: str, bound: socket.socket) -> None:
-        """Accept connections on a socket that `bind` made."""
-        server = await asyncio.get_running_loop().create_server(self._factory(listener_name), sock=bound, backlog=BACKLOG)
-        self._servers.append(server)
+    def serve(self, listener_name: str, bound: socket.socket) -> None:
+        """Accept connections on a socket that `bind` made, until `stop_listening` or `drain`."""
+        acceptor = Acceptor(
+            listener_name,
+            bound,
+            make=lambda: self._make(listener_name),
+            has_room=self._has_room,
+            fix=MORE_CONNECTIONS,
+            nursery=self._nursery,
+            telemetry=self._telemetry,
+        )
+        self._acceptors.append(acceptor)
+        acceptor.start()
+
+    def stop_listening(self) -> None:
+        for acceptor in self._acceptors:
+            acceptor.stop()
 
     async def see_off(self, *, drain_s: float) -> None:
         """Serve on, also who connects now, and get clients to leave; until all have, at most for `drain_s`.
@@ -110,8 +122,7 @@ class Server:
     async def drain(self, *, drain_s: float) -> None:
         """Stop accepting, close connections between requests, answer what was received for at most `drain_s`, then cut them off."""
         self._is_draining = True
-        for server in self._servers:
-            server.close()
+        self.stop_listening()
         self._leaving.refuse()
         began_s = now_s = self._clock.monotonic_s()
         while (unanswered := [one for one in self._connections if not one.has_parted]) and now_s < began_s + drain_s:
@@ -133,45 +144,42 @@ class Server:
             async with asyncio.timeout(timeout_s):
                 await self._all_closed.wait()
 
-    def _factory(self, name: str) -> Callable[[], Connection]:
-        gauge = self._gauge.labels(name)
+    def _has_room(self) -> bool:
+        arriving = sum(len(acceptor.arriving) for acceptor in self._acceptors)
+        return len(self._connections) + arriving < self._limits.connections_max
 
-        def on_made(connection: Connection) -> None:
-            if self._is_draining:
-                connection.abort()  # it was accepted a moment before
-                return
-            if len(self._connections) >= self._limits.connections_max:
-                self._refused.inc()
-                connection.abort()
-                return
-            gauge.inc()
-            self._connections[connection] = self._nursery.spawn(connection.run(), name="connection")
-            self._all_closed.clear()
+    def _make(self, listener_name: str) -> Connection:
+        return Connection(
+            requests=self._requests,
+            admission=self._admission,
+            responses=self._responses,
+            frame_bytes_max=self._limits.frame_bytes_max,
+            listener=listener_name,
+            on_made=self._on_made,
+            on_lost=self._on_lost,
+            on_violation=self._violations.inc,
+            now_s=self._clock.monotonic_s,
+            soon=asyncio.get_running_loop().call_soon,
+        )
 
-        def on_lost(connection: Connection) -> None:
-            task = self._connections.pop(connection, None)
-            if task is not None:
-                task.cancel()
-                gauge.dec()
-            self._leaving.forget(connection)
-            if not self._connections:
-                self._all_closed.set()
+    def _on_made(self, connection: Connection) -> None:
+        for acceptor in self._acceptors:
+            acceptor.arriving.discard(connection)
+        if self._is_draining:
+            connection.abort()  # it was accepted a moment before
+            return
+        self._gauge.labels(connection.listener).inc()
+        self._connections[connection] = self._nursery.spawn(connection.run(), name="connection")
+        self._all_closed.clear()
 
-        def make() -> Connection:
-            return Connection(
-                requests=self._requests,
-                admission=self._admission,
-                responses=self._responses,
-                frame_bytes_max=self._limits.frame_bytes_max,
-                listener=name,
-                on_made=on_made,
-                on_lost=on_lost,
-                on_violation=self._violations.inc,
-                now_s=self._clock.monotonic_s,
-                soon=asyncio.get_running_loop().call_soon,
-            )
-
-        return make
+    def _on_lost(self, connection: Connection) -> None:
+        task = self._connections.pop(connection, None)
+        if task is not None:
+            task.cancel()
+            self._gauge.labels(connection.listener).dec()
+        self._leaving.forget(connection)
+        if not self._connections:
+            self._all_closed.set()
 
     async def close_idle(self) -> None:
         """Close connections that were silent for too long; until cancelled."""

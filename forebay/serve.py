@@ -21,7 +21,7 @@ from broker.settings.keys import SETTINGS
 from broker.settings.listeners import Listener
 from broker.settings.loading import Loaded
 from broker.settings.model import Settings
-from forebay import malloc, preflight
+from forebay import descriptors, malloc, preflight
 from forebay.explain import explain
 from forebay.stopping import EXIT_INTERRUPTED, Deadline, ExitNow, StopRequest
 from forebay.workers.link import SupervisorLink
@@ -90,8 +90,9 @@ def serve(loaded: Loaded, *, open_broker: OpenBroker, link: SupervisorLink | Non
         link.watch(lambda: _stop_orphaned(orphaned, loaded.settings.shutdown.deadline.total_seconds()))
     try:
         preflight.check(loaded.settings)
+        settings = descriptors.fitted(loaded.settings)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            stopped = _until_stopped(loaded.settings, open_broker, stages, deadline, link, exit_now)
+            stopped = _until_stopped(settings, open_broker, stages, deadline, link, exit_now)
             return runner.run(stopped)
     except Exception as error:  # noqa: BLE001 - the last line of defence of a process says why it ends
         explanation = explain(error)

@@ -5,13 +5,16 @@ The standard library's loggers (asyncio, aiohttp) end in the same stream and for
 
 import logging
 import sys
-from typing import Final, TextIO
+from collections.abc import Callable
+from typing import Final, Protocol, TextIO
 
 import structlog
 from structlog.typing import Processor
 
 QUIET: Final = ("aioboto3", "aiobotocore", "boto3", "botocore")
 """Libraries whose `info` is nobody's business: where they found credentials, which retry mode they are in."""
+
+SAID_EVERY_S: Final = 10.0
 
 _STAMPS: Final[tuple[Processor, ...]] = (
     structlog.contextvars.merge_contextvars,
@@ -60,3 +63,42 @@ def _rendering(*, console: bool, colors: bool) -> list[Processor]:
         plain = structlog.dev.plain_traceback
         return [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=18, exception_formatter=plain)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> object: ...
+
+
+class Rarely:
+    """Says that something happened: the first time at once, then at most every `every_s`, with how often it happened since."""
+
+    def __init__(
+        self, say: Callable[[int], None], *, later: Callable[[float, Callable[[], None]], Cancellable], every_s: float = SAID_EVERY_S
+    ) -> None:
+        """`later` calls back after so many seconds, as `call_later` of the loop does."""
+        self._say = say
+        self._later = later
+        self._every_s = every_s
+        self._unsaid = 0
+        self._timer: Cancellable | None = None
+
+    def happened(self) -> None:
+        self._unsaid += 1
+        if self._timer is None:
+            self._tell()
+
+    def stop(self) -> None:
+        """Say what is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._unsaid:
+            self._say(self._unsaid)
+            self._unsaid = 0
+
+    def _tell(self) -> None:
+        self._timer = None
+        if self._unsaid:
+            count, self._unsaid = self._unsaid, 0
+            self._say(count)
+            self._timer = self._later(self._every_s, self._tell)

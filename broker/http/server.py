@@ -7,6 +7,7 @@ GET /metrics.json       the same series as JSON
 GET /api/v1/broker      id, cluster, listeners, version, uptime
 """
 
+import asyncio
 import platform
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
+from broker.accepting import HTTP_CONNECTIONS_MAX, Acceptor, bind
 from broker.http.health import Readiness
 from broker.http.loop_lag import LoopLag
 from broker.http.scrape import JSON, TEXT, Page, render_json, render_text
@@ -24,6 +26,7 @@ from broker.settings.listeners import Address, Listener
 from broker.settings.ports import cannot_listen
 from runtime.blocking import Blocking
 from runtime.clock import Clock
+from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 
 BUILD_INFO: Final = Metric("forebay_build_info", "Always 1; the labels say what runs", ("version", "python"))
@@ -56,6 +59,9 @@ class HttpServer:
         self._lag = LoopLag(telemetry=telemetry, clock=clock)
         self._text = Page(render_text, telemetry.registry, blocking=blocking, clock=clock)
         self._json = Page(render_json, telemetry.registry, blocking=blocking, clock=clock)
+        self._telemetry = telemetry
+        self._nursery = Nursery()
+        self._acceptor: Acceptor[asyncio.BaseProtocol] | None = None
         self._runner = web.AppRunner(self._application(), handle_signals=False, access_log=None, shutdown_timeout=_STOP_WITHIN_S)
         telemetry.gauge(BUILD_INFO).labels(facts.version, platform.python_version()).set(1)
         telemetry.gauge(READY).set_function(lambda: float(readiness.verdict().is_ready))
@@ -65,18 +71,35 @@ class HttpServer:
 
     async def start(self, address: Address) -> Address:
         """Listen; the address that was bound. Raise `StartError` if it cannot be had."""
-        await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, address.host, address.port).start()
+            bound = bind(address.host, address.port)
         except OSError as error:
             fix = f"--set http.listen={address._replace(port=address.port + 1)}"
             raise cannot_listen(error, host=address.host, port=address.port, fix=fix) from error
+        port = bound.getsockname()[1]
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None, "set up"
+        await self._nursery.__aenter__()
+        acceptor = self._acceptor = Acceptor(
+            "HTTP",
+            bound,
+            make=server,
+            has_room=lambda: len(server.connections) + len(acceptor.arriving) < HTTP_CONNECTIONS_MAX,
+            fix=f"find out who opens more than {HTTP_CONNECTIONS_MAX} connections to http.listen",
+            nursery=self._nursery,
+            telemetry=self._telemetry,
+        )
+        acceptor.start()
         self._lag.start()
-        return address._replace(port=self._runner.addresses[0][1])
+        return address._replace(port=port)
 
     async def stop(self) -> None:
         """Close the listener, answer what is under way for at most a second."""
         self._lag.stop()
+        if self._acceptor is not None:
+            self._acceptor.stop()
+            await self._nursery.__aexit__(None, None, None)
         await self._runner.cleanup()
 
     def _application(self) -> web.Application:

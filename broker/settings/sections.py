@@ -56,7 +56,11 @@ class KafkaSettings:
     max_request_bytes: Annotated[
         int, size(minimum="1MiB", maximum="100MiB"), "a larger request closes its connection before it is read"
     ] = 100 * MIB
-    max_connections: Annotated[int, count(minimum=1, maximum=1_000_000), "a connection above this number is closed at once"] = 2000
+    max_connections: Annotated[
+        int,
+        count(minimum=1, maximum=1_000_000),
+        "a connection above this number is closed at once; fewer where the limit of open files is too low",
+    ] = 2000
     idle_timeout: Annotated[timedelta, duration(minimum="1s", maximum="1d"), "a connection without requests is closed after this"] = (
         timedelta(minutes=10)
     )

@@ -9,6 +9,7 @@ page = PAGE.read_text()
 
 COUNTS_OF_THINGS = {
     "forebay_connections",
+    "forebay_connections_max",
     "forebay_coordinator_slots",
     "forebay_group_members",
     "forebay_groups",

@@ -102,10 +102,11 @@ def serving(
     kafka_port: int | None = None,
     settings: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
+    open_files_max: int | None = None,
 ) -> Iterator[Served]:
     """A broker over `data_dir` (None: over memory) that is ready. Leaving stops it: in order if all went well, at once otherwise.
 
-    `environ` is added to the environment of this process, without what that says of settings.
+    `environ` is added to the environment of this process, without what that says of settings. `open_files_max`: the broker's hard limit.
     The ports are read off its log, which is why `log.level` has to stay `info` or below.
     """
     with contextlib.ExitStack() as closing:
@@ -114,7 +115,7 @@ def serving(
         descriptor, log_name = tempfile.mkstemp(prefix="broker-", suffix=".log", dir=folder)
         os.close(descriptor)
         log_path = Path(log_name)
-        process = _spawn(_assignments(data_dir, kafka_port, settings or {}), log_path, environ or {})
+        process = _spawn(_assignments(data_dir, kafka_port, settings or {}), log_path, environ or {}, open_files_max)
         try:
             served = _wait_ready(process, log_path)
             yield served
@@ -169,8 +170,10 @@ def _assignments(data_dir: Path | None, kafka_port: int | None, settings: Mappin
     return [f"{key}={value}" for key, value in given.items()]
 
 
-def _spawn(assignments: list[str], log_path: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(assignments: list[str], log_path: Path, environ: Mapping[str, str], open_files_max: int | None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "forebay", "serve", "--config", os.devnull, "--log-format", "json"]
+    if open_files_max is not None:
+        command = ["/bin/sh", "-c", f'ulimit -n {open_files_max} && exec "$@"', "sh", *command]
     for assignment in assignments:
         command += ["--set", assignment]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY_", "KAFKA_"))}

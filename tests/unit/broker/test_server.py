@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import pytest
 
 from broker import server as server_module
+from broker.accepting import BACKLOG, REFUSED, bind
 from broker.admission import Admission
 from broker.leaving import QUIET_S, Leaving
 from broker.responses import Responses
-from broker.server import CONNECTIONS, CONNECTIONS_REFUSED, STALLED_S, VIOLATIONS, ConnectionLimits, Server, bind
+from broker.server import CONNECTIONS, STALLED_S, VIOLATIONS, ConnectionLimits, Server
+from broker.server import CONNECTIONS_MAX as CONNECTIONS_MAX_METRIC
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.limits import MIB
@@ -111,7 +113,7 @@ async def listening() -> AsyncIterator[Listening]:
         )
         bound = closing.enter_context(bind("127.0.0.1", 0))
         served = Listening(server, requests, admission, leaving, clock, telemetry, bound.getsockname()[1], closing)
-        await server.serve(LISTENER, bound)
+        server.serve(LISTENER, bound)
         yield served
         await server.drain(drain_s=0.0)
         await served.has_open(0)
@@ -143,7 +145,21 @@ async def test_a_connection_above_the_number_allowed_is_closed_and_the_others_go
 
         assert is_closed
         assert await callers[0].receive(len(OK)) == OK
-        assert served.count(CONNECTIONS_REFUSED.name) == 1
+        assert served.count(REFUSED.name) == 1
+        assert served.count(CONNECTIONS_MAX_METRIC.name) == CONNECTIONS_MAX
+
+
+async def test_of_many_that_come_at_once_as_many_are_served_as_there_may_be() -> None:
+    async with listening() as served:
+        served.requests.instant = b"ok"
+        callers = await asyncio.gather(*(served.connect() for _ in range(4 * CONNECTIONS_MAX)))
+        await until(lambda: served.count(REFUSED.name) == 3 * CONNECTIONS_MAX)
+        await served.has_open(CONNECTIONS_MAX)
+        kept = [caller for caller in callers if not caller.reader.at_eof()]
+        for caller in kept:
+            caller.send(b"P1")
+
+        assert [await caller.receive(len(OK)) for caller in kept] == [OK] * CONNECTIONS_MAX
 
 
 async def test_the_place_of_a_connection_that_ended_is_free_again() -> None:
@@ -474,4 +490,4 @@ def test_a_socket_is_of_the_family_of_its_host(host: str, family: int, monkeypat
     monkeypatch.setattr(socket, "create_server", lambda address, **options: asked.append((address, options)))
     bind(host, 9092)
 
-    assert asked == [((host, 9092), {"family": family, "backlog": server_module.BACKLOG})]
+    assert asked == [((host, 9092), {"family": family, "backlog": BACKLOG})]

@@ -1,12 +1,13 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import structlog
 
 from runtime import logs
+from runtime.logs import Rarely
 
 
 class Terminal(io.StringIO):
@@ -93,3 +94,55 @@ def test_what_libraries_find_worth_telling_at_every_start_is_not_told() -> None:
     logging.getLogger("aiobotocore.credentials").warning("Refreshing credentials failed.")
 
     assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == ["Refreshing credentials failed."]
+
+
+class Later:
+    """Timers that a test lets pass."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+        self.delays_s: list[float] = []
+
+    def __call__(self, delay_s: float, call: Callable[[], None]) -> "Later":
+        self.delays_s.append(delay_s)
+        self.due.append(call)
+        return self
+
+    def cancel(self) -> None:
+        self.due.clear()
+
+    def pass_by(self) -> None:
+        self.due.pop()()
+
+
+def test_what_happens_often_is_said_at_once_and_then_rarely_with_a_count() -> None:
+    said: list[int] = []
+    later = Later()
+    rarely = Rarely(said.append, later=later, every_s=10.0)
+
+    rarely.happened()
+    at_once = list(said)
+    for _ in range(500):
+        rarely.happened()
+    within = list(said)
+    later.pass_by()
+    after = list(said)
+    later.pass_by()
+    assert not later.due, "nothing happens, nothing waits"
+    rarely.happened()
+
+    assert (at_once, within, after, said) == ([1], [1], [1, 500], [1, 500, 1])
+    assert set(later.delays_s) == {10.0}
+
+
+def test_what_was_not_said_yet_is_said_in_the_end() -> None:
+    said: list[int] = []
+    later = Later()
+    rarely = Rarely(said.append, later=later)
+    for _ in range(3):
+        rarely.happened()
+    rarely.stop()
+    rarely.stop()
+
+    assert said == [1, 2]
+    assert not later.due

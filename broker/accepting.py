@@ -1,0 +1,147 @@
+"""Accepts connections of one listening socket, as many as there may be, and outlives a process that has no descriptors left.
+
+The loop's own servers do not do for a broker: they know no bound, and where `accept` fails for want of descriptors uvloop closes the
+listener, while asyncio logs a thousand tracebacks a second.
+"""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+import structlog
+
+from runtime.logs import Rarely
+from runtime.supervision import Nursery
+from runtime.telemetry import Metric, Telemetry
+
+REFUSED: Final = Metric(
+    "forebay_connections_refused_total",
+    "Connections closed at once because there were as many as there may be (forebay_connections_max; 32 of HTTP)",
+)
+ACCEPT_FAILURES: Final = Metric(
+    "forebay_accept_failures_total", "Times that no connection could be accepted, by error: EMFILE is a limit of open files", ("error",)
+)
+
+BACKLOG: Final = 1_024
+ACCEPTED_AT_ONCE: Final = 64
+"""Then others have their turn on the loop."""
+RETRY_S: Final = 0.2
+"""Without descriptors; who connects meanwhile waits in the backlog."""
+HTTP_CONNECTIONS_MAX: Final = 32
+"""Probes, scrapers and people: far more than there are, and few enough to be part of the descriptors held in reserve."""
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+log = structlog.get_logger("accepting")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that is bound and whose backlog fills from now on: who connects early waits. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+class Acceptor(Generic[P]):
+    """Between `start` and `stop`. A protocol is in `arriving` from `accept` on, until its owner takes it out in `connection_made`."""
+
+    def __init__(
+        self,
+        name: str,
+        bound: socket.socket,
+        *,
+        make: Callable[[], P],
+        has_room: Callable[[], bool],
+        fix: str,
+        nursery: Nursery,
+        telemetry: Telemetry,
+    ) -> None:
+        """`has_room`: whether there may be another connection beside those that there are and those that arrive; who comes when there is
+        none is closed at once. The log then names the listener and the `fix`.
+        """
+        later = asyncio.get_running_loop().call_later
+        self._bound = bound
+        self._make = make
+        self._has_room = has_room
+        self._nursery = nursery
+        self._failures = telemetry.counter(ACCEPT_FAILURES)
+        self._refused = telemetry.counter(REFUSED)
+        self._say_refused = Rarely(lambda count: _say_refused(name, count, fix), later=later)
+        self._say_failed = Rarely(lambda count: _say_failed(name, count, self._error), later=later)
+        self._error = ""
+        self._retry: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+        self.arriving: set[P] = set()
+
+    def start(self) -> None:
+        self._bound.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._bound, self._accept)
+
+    def stop(self) -> None:
+        """Accept no more and close the socket."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self._retry is not None:
+            self._retry.cancel()
+        asyncio.get_running_loop().remove_reader(self._bound)
+        self._bound.close()
+        self._say_refused.stop()
+        self._say_failed.stop()
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = self._bound.accept()
+            except BlockingIOError:
+                return
+            except (ConnectionAbortedError, InterruptedError):
+                continue
+            except OSError as error:
+                self._pause(error)
+                return
+            if not self._has_room():
+                accepted.close()
+                self._refused.inc()
+                self._say_refused.happened()
+                continue
+            accepted.setblocking(False)
+            protocol = self._make()
+            self.arriving.add(protocol)
+            self._nursery.spawn(self._adopt(protocol, accepted), name="accept")
+
+    async def _adopt(self, protocol: P, accepted: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, accepted)
+        except OSError:
+            accepted.close()  # its client has left meanwhile
+        finally:
+            self.arriving.discard(protocol)
+
+    def _pause(self, error: OSError) -> None:
+        """The socket stays readable as long as somebody waits in the backlog: without a pause the loop would do nothing else."""
+        self._error = error.strerror or str(error)
+        self._failures.labels(errno.errorcode.get(error.errno or 0, "other")).inc()
+        self._say_failed.happened()
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._bound)
+        self._retry = loop.call_later(RETRY_S, self._resume)
+
+    def _resume(self) -> None:
+        self._retry = None
+        asyncio.get_running_loop().add_reader(self._bound, self._accept)
+
+
+def _say_refused(listener: str, count: int, fix: str) -> None:
+    log.warning("connections_refused", listener=listener, count=count, cause="there are as many connections as there may be", fix=fix)
+
+
+def _say_failed(listener: str, count: int, error: str) -> None:
+    log.error(
+        "accept_failed",
+        listener=listener,
+        count=count,
+        cause=error,
+        fix="raise the limit of open files (ulimit -n, LimitNOFILE); who connects now waits until there is a descriptor",
+    )
