@@ -70,11 +70,18 @@ class Trimming:
 
     async def run(self) -> None:
         while self._trim is not None:
-            if self._rss_bytes() > self._bytes_max:
+            if self._is_above():
                 await self._blocking.run(self._trim)
                 await asyncio.sleep(TRIM_PAUSE_S)
             else:
                 await asyncio.sleep(CHECK_S)
+
+    def _is_above(self) -> bool:
+        try:
+            return self._rss_bytes() > self._bytes_max
+        except OSError:
+            # To look takes a descriptor: without one the memory waits until the next look, and the broker goes on.
+            return False
 
 
 def _resident_bytes() -> int:

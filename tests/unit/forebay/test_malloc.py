@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import errno
 import platform
 from collections.abc import Iterator
 
@@ -54,6 +55,24 @@ async def test_memory_is_given_back_when_more_is_resident_than_should_be_and_onl
         task.cancel()
 
     assert seen == [99, 100, 101, "trim", 100, 102, "trim"]
+
+
+async def test_who_cannot_look_for_want_of_descriptors_looks_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(malloc, "CHECK_S", 0.0)
+    trimmed = asyncio.Event()
+    looks = iter([OSError(errno.EMFILE, "Too many open files"), 101])
+
+    def rss_bytes() -> int:
+        seen = next(looks, 0)
+        if isinstance(seen, OSError):
+            raise seen
+        return seen
+
+    trimming = malloc.Trimming(bytes_max=100, blocking=InlineBlocking(), rss_bytes=rss_bytes, trim=trimmed.set)
+    async with asyncio.TaskGroup() as group, asyncio.timeout(10):
+        task = group.create_task(trimming.run())
+        await trimmed.wait()
+        task.cancel()
 
 
 async def test_what_was_freed_between_what_lives_leaves_the_process() -> None:
