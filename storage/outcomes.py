@@ -1,0 +1,198 @@
+"""Whether what is asked of the stores succeeds, by kind of request: what readiness is judged by, what the log says, what alerts.
+
+A kind that fails is told in one line when it begins, in one line every ten seconds while it goes on, and in one line when it is over.
+Nothing is said per request, however failure and success take turns.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from runtime.clock import Clock
+from runtime.telemetry import Metric, Telemetry
+
+SAY_EVERY_S: Final = 10.0
+BAD_AFTER_S: Final = 5.0
+"""A kind is bad when one failed and none succeeded for so long: a request that is repeated, or one shard of many, does not make it so."""
+GIVEN_UP_AFTER_S: Final = 10.0
+"""Who cancels a request earlier had a reason of its own; later, the store did not answer."""
+
+FAILING: Final = Metric(
+    "forebay_store_failing",
+    "1 while no request of this kind has succeeded since one failed: put and get of the object_store, write of the metadata store.",
+    ("store", "op"),
+)
+
+_log = structlog.get_logger("stores")
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """To be told: it fails. `failed` counts since this was told last."""
+
+    is_first: bool
+    failed: int
+    lasted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """To be told: what was told to fail succeeds. `failed` counts from the first failure on."""
+
+    failed: int
+    lasted_s: float
+
+
+class Streak:
+    """Failures without a success between them, and what is to be told of them. Plain state, without a clock of its own.
+
+    A streak that begins within SAY_EVERY_S of the last line is not told before that time is over, and not at all if it ends by then.
+    """
+
+    __slots__ = ("_failed", "_is_told", "_told_s", "_untold", "since_s")
+
+    def __init__(self) -> None:
+        self.since_s: float | None = None
+        """When it began: no success was seen since. None while all is well."""
+        self._failed = self._untold = 0
+        self._is_told = False
+        self._told_s: float | None = None
+
+    def failed(self, *, since_s: float, now_s: float) -> Failing | None:
+        """One more. `since_s` counts if it is the first of a streak."""
+        if self.since_s is None:
+            self.since_s, self._failed = since_s, 0
+        self._failed += 1
+        self._untold += 1
+        if self._told_s is not None and now_s < self._told_s + SAY_EVERY_S:
+            return None
+        told = Failing(not self._is_told, self._untold, now_s - self.since_s)
+        self._is_told, self._told_s, self._untold = True, now_s, 0
+        return told
+
+    def ended(self, *, now_s: float) -> Recovered | None:
+        """A success."""
+        if self.since_s is None:
+            return None
+        recovered = Recovered(self._failed, now_s - self.since_s) if self._is_told else None
+        self.since_s, self._is_told = None, False
+        return recovered
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is asked of which store, and what it means to clients when it fails."""
+
+    store: str
+    op: str
+    meaning: str
+    fix: str
+
+
+PUT: Final = Kind(
+    "object_store",
+    "put",
+    "Produce is answered with errors that clients retry; what was acknowledged is safe",
+    "mend what error names: room and permissions of storage.url, or the way to it",
+)
+GET: Final = Kind(
+    "object_store",
+    "get",
+    "Fetch waits for records that are not in memory, or is answered with errors that clients retry",
+    "mend what error names: the permissions of storage.url, or the way to it",
+)
+WRITE: Final = Kind(
+    "metadata",
+    "write",
+    "Produce, commits of offsets and changes of topics are answered with errors that clients retry; what was acknowledged is safe",
+    "mend what error names: room and permissions of metadata.url, or the way to it",
+)
+
+
+class Outcomes:
+    """Of one kind of request. On the loop."""
+
+    def __init__(self, kind: Kind, *, clock: Clock, telemetry: Telemetry) -> None:
+        self._kind = kind
+        self._clock = clock
+        self._gauge = telemetry.gauge(FAILING).labels(kind.store, kind.op)
+        self._streak = Streak()
+        self.began_s = clock.monotonic_s()
+        self.last_ok_s: float | None = None
+        """When the last success was; None if there was none."""
+        self.good_since_s: float | None = None
+        """The first success, or the end of the last streak that was bad."""
+        self.error: str | None = None
+        """Of the last failure, while none has succeeded since."""
+        self.failures = 0
+        self.failed_bytes = 0
+        """The largest request of this streak."""
+
+    @property
+    def failing_since_s(self) -> float | None:
+        """None unless one failed and none has succeeded since."""
+        return self._streak.since_s
+
+    @property
+    def bad_since_s(self) -> float | None:
+        """The same, once it has lasted for BAD_AFTER_S."""
+        since_s = self._streak.since_s
+        return since_s if since_s is not None and self._clock.monotonic_s() - since_s >= BAD_AFTER_S else None
+
+    def ok(self, now_s: float) -> None:
+        """One succeeded. Also one whose condition failed: the store did what it was asked."""
+        if self.last_ok_s is None:
+            self.good_since_s = now_s
+        self.last_ok_s = now_s
+        if self._streak.since_s is not None:
+            self._end(now_s)
+
+    def raised(self, error: BaseException, *, began_s: float, now_s: float, size_bytes: int = 0) -> None:
+        """One ended in `error`, of which nothing is kept but its words."""
+        if not isinstance(error, asyncio.CancelledError):
+            self.failed(str(error) or repr(error), began_s=began_s, now_s=now_s, size_bytes=size_bytes)
+        elif now_s - began_s >= GIVEN_UP_AFTER_S and (self.last_ok_s is None or self.last_ok_s < began_s):
+            # A store that tried more than once notes what it met.
+            cause = "; ".join([f"no answer within {now_s - began_s:.0f} s", *getattr(error, "__notes__", ())])
+            self.failed(cause, began_s=began_s, now_s=now_s, size_bytes=size_bytes)
+
+    def failed(self, cause: str, *, began_s: float, now_s: float, size_bytes: int = 0) -> None:
+        """One that was asked at `began_s` did not succeed."""
+        since_s = began_s if self.last_ok_s is None else max(began_s, self.last_ok_s)
+        if self._streak.since_s is None:
+            self._gauge.set(1)
+        self.error = cause
+        self.failures += 1
+        self.failed_bytes = max(self.failed_bytes, size_bytes)
+        told = self._streak.failed(since_s=since_s, now_s=now_s)
+        if told is None:
+            return
+        kind = self._kind
+        if told.is_first:
+            _log.warning("store_failing", store=kind.store, op=kind.op, error=cause, failed=told.failed, meaning=kind.meaning, fix=kind.fix)
+        else:
+            _log.error(
+                "store_still_failing", store=kind.store, op=kind.op, error=cause, failed=told.failed, lasted_s=round(told.lasted_s, 1)
+            )
+
+    def _end(self, now_s: float) -> None:
+        if self.bad_since_s is not None:
+            self.good_since_s = now_s
+        self.error, self.failed_bytes = None, 0
+        self._gauge.set(0)
+        told = self._streak.ended(now_s=now_s)
+        if told is not None:
+            _log.info("store_recovered", store=self._kind.store, op=self._kind.op, failed=told.failed, lasted_s=round(told.lasted_s, 1))
+
+
+class StoreOutcomes:
+    """Of the kinds that clients notice: what both stores are watched by."""
+
+    __slots__ = ("gets", "puts", "writes")
+
+    def __init__(self, *, clock: Clock, telemetry: Telemetry) -> None:
+        self.puts = Outcomes(PUT, clock=clock, telemetry=telemetry)
+        self.gets = Outcomes(GET, clock=clock, telemetry=telemetry)
+        self.writes = Outcomes(WRITE, clock=clock, telemetry=telemetry)
