@@ -19,6 +19,8 @@ class Backoff:
         self._deadline_s = clock.monotonic_s() + patience_s
         self._tries_max = tries_max
         self.tries = 1
+        self.cause: Exception | None = None
+        """What the last try failed with, without frames."""
 
     async def pause(self) -> bool:
         """Whether to try again; the time to do so has come when this returns."""

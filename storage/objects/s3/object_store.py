@@ -7,7 +7,8 @@ What a lost reply leaves open is settled by reading the object back: a name that
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, TypeVar
 
@@ -168,8 +169,12 @@ class S3ObjectStore:
     # Putting
 
     async def _put(self, key: str, parts: Sequence[Buffer], *, patience_s: float) -> None:
-        size_bytes = sum(map(len, parts))
         backoff = self._backoff(patience_s, TRIES_MAX)
+        with self._noting("object not stored", key, backoff):
+            await self._put_patiently(key, parts, backoff)
+
+    async def _put_patiently(self, key: str, parts: Sequence[Buffer], backoff: Backoff) -> None:
+        size_bytes = sum(map(len, parts))
         may_be_ours = in_flight = False
         while True:
             try:
@@ -257,16 +262,17 @@ class S3ObjectStore:
     async def _read(self, op: str, key: str, request: Callable[[], Awaitable[T]], attempt_s: float) -> T:
         """The result of a request that changes nothing, after as many tries as it takes within bounds."""
         backoff = self._backoff(READ_PATIENCE_S, READ_TRIES_MAX)
-        while True:
-            try:
-                async with asyncio.timeout(attempt_s):
-                    return await request()
-            except (RequestFault, TimeoutError) as error:
-                cause = _without_frames(error)
-            if isinstance(cause, Refused) and (cause.is_missing or (op == "stat" and cause.is_bare_404)):
-                raise NotFound(f"no such object: key={key!r}") from cause
-            if not _is_transient(cause) or not await self._pause(op, backoff, cause):
-                raise Unavailable(self._failure(f"{op} failed", key, cause, tries=backoff.tries)) from cause
+        with self._noting(f"{op} failed", key, backoff):
+            while True:
+                try:
+                    async with asyncio.timeout(attempt_s):
+                        return await request()
+                except (RequestFault, TimeoutError) as error:
+                    cause = _without_frames(error)
+                if isinstance(cause, Refused) and (cause.is_missing or (op == "stat" and cause.is_bare_404)):
+                    raise NotFound(f"no such object: key={key!r}") from cause
+                if not _is_transient(cause) or not await self._pause(op, backoff, cause):
+                    raise Unavailable(self._failure(f"{op} failed", key, cause, tries=backoff.tries)) from cause
 
     # Deleting
 
@@ -298,7 +304,18 @@ class S3ObjectStore:
     def _backoff(self, patience_s: float, tries_max: int) -> Backoff:
         return Backoff(clock=self._clock, chance=self._chance, patience_s=patience_s, tries_max=tries_max)
 
+    @contextmanager
+    def _noting(self, what: str, key: str, backoff: Backoff) -> Iterator[None]:
+        """Who gives up waiting is told, in a note of the cancellation, what the last try failed with."""
+        try:
+            yield
+        except asyncio.CancelledError as cancelled:
+            if backoff.cause is not None:
+                cancelled.add_note(self._failure(what, key, backoff.cause, tries=backoff.tries))
+            raise
+
     async def _pause(self, op: str, backoff: Backoff, cause: RequestFault | TimeoutError) -> bool:
+        backoff.cause = cause
         again = await backoff.pause()
         if again:
             self._retries.labels(op, _cause_name(cause)).inc()

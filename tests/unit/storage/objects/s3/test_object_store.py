@@ -97,6 +97,31 @@ async def test_a_store_that_stays_busy_is_unavailable_after_a_bounded_number_of_
     assert server.count("PUT") == object_store.TRIES_MAX
 
 
+@pytest.mark.parametrize("op", ["PUT", "GET"])
+async def test_who_gives_up_a_request_that_is_tried_again_finds_noted_what_it_failed_with(
+    store: S3ObjectStore, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    monkeypatch.setattr(object_store, "TRIES_MAX", 100_000)
+    monkeypatch.setattr(object_store, "READ_TRIES_MAX", 100_000)
+    server.answer(op, error(503, "SlowDown"), times=100_000)
+
+    async def given_up() -> list[str]:
+        try:
+            await (store.put_if_absent(KEY, [BODY]) if op == "PUT" else store.get_range(KEY, 0, 1))
+        except asyncio.CancelledError as cancelled:
+            return cancelled.__notes__
+        raise AssertionError("it is tried for longer than the test takes")
+
+    async with asyncio.TaskGroup() as group, asyncio.timeout(SOON_S):
+        asking = group.create_task(given_up())
+        while server.count(op) < 3:  # noqa: ASYNC110 - the server is told what to answer, not asked to tell when it did
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        [note] = await asking
+
+    assert "SlowDown" in note
+
+
 @pytest.mark.parametrize("busy", [1, 1_000], ids=["once", "always"])
 @pytest.mark.parametrize("reply", [error(503, "SlowDown"), error(502), LOST], ids=["busy", "gateway", "lost"])
 async def test_what_was_put_is_let_go_with_the_result_though_tries_failed(
