@@ -39,8 +39,6 @@ async def _with_stores(place: Place, work: Callable[[Stores], Awaitable[T]]) -> 
         clock=_clock,
         ids=_ids,
         telemetry=Telemetry(),
-        on_metadata_ok=lambda: None,
-        on_objects_ok=lambda: None,
     ) as stores:
         return await work(stores)
 

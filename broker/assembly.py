@@ -8,12 +8,14 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import structlog
 
 from broker.accepting import bind
 from broker.admission import Admission
+from broker.disk_space import DiskSpace, folders_of, measured
 from broker.dispatch import Dispatch
 from broker.fetching.preferred_replicas import PreferredReplicas
 from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
@@ -25,7 +27,8 @@ from broker.handlers.context import Parts, TopicDefaults
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
 from broker.handlers.recompression import THREADS, Recompression
-from broker.http.health import METADATA, OBJECT_STORE, Probes, Readiness
+from broker.http.health import METADATA, Readiness
+from broker.http.probes import MetadataProbe, ObjectProbe, Probes
 from broker.leadership import Leadership, leadership_of
 from broker.leaving import Leaving
 from broker.registration import RegisteredLife
@@ -47,13 +50,13 @@ from storage.catalog.cluster import open_cluster
 from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
-from storage.errors import AlreadyExists, IncompatibleFormat, NotFound, StorageError, Unavailable
+from storage.errors import AlreadyExists, IncompatibleFormat, StorageError, Unavailable
 from storage.log.append import Appender
 from storage.log.batcher import FlushSettings
 from storage.log.broker_epoch import BrokerEpoch
 from storage.log.parts import open_log
-from storage.objects.port import ObjectStore
 from storage.opening import Stores, open_stores
+from storage.outcomes import StoreOutcomes
 
 TAIL_SHARE: Final = 3 / 8
 BLOCKS_SHARE: Final = 3 / 8
@@ -142,14 +145,15 @@ async def open_broker(
     clock = SystemClock()
     telemetry = Telemetry()
     ids = IdSource(clock=clock)
-    readiness = Readiness(clock=clock)
+    outcomes = StoreOutcomes(clock=clock, telemetry=telemetry)
+    readiness = Readiness(outcomes=outcomes, clock=clock)
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with contextlib.AsyncExitStack() as closing:
         opened = await closing.enter_async_context(
-            _opened(settings, clock, ids, telemetry, readiness, lost) if stores is None else stores(telemetry)
+            _opened(settings, clock, ids, telemetry, outcomes, readiness, lost) if stores is None else stores(telemetry)
         )
         announce("stores opened", {"metadata": settings.metadata.url, "storage": settings.storage.url})
-        cluster = await _probed(opened, readiness, ids, clock)
+        cluster = await _probed(opened, outcomes, ids, clock)
         sockets = [(listener, _bind(closing, listener)) for listener in settings.kafka.listeners]
         bound = tuple(listener._replace(port=sock.getsockname()[1]) for listener, sock in sockets)
 
@@ -276,7 +280,17 @@ async def open_broker(
             server.serve(listener.name, sock)
         nursery.spawn(server.close_idle(), name="close-idle")
         nursery.spawn(server.collect_garbage(), name="collect-garbage")
-        nursery.spawn(Probes(metadata=opened.metadata, objects=ReadProbe(opened.objects), readiness=readiness).run(), name="probes")
+        probes = Probes(
+            metadata=MetadataProbe(opened.metadata, broker_id=lambda: life.broker_id),
+            objects=ObjectProbe(opened.objects, outcomes=outcomes, broker_id=lambda: life.broker_id),
+            outcomes=outcomes,
+            clock=clock,
+        )
+        nursery.spawn(probes.run(), name="probes")
+        if folders := folders_of(settings):
+            looking = ThreadBlocking(threads=1, name="disk-space")
+            closing.callback(looking.close)
+            nursery.spawn(DiskSpace(partial(measured, folders), blocking=looking, clock=clock).run(), name="disk-space")
         readiness.note_listening()
         announce("kafka listening", {"listeners": ", ".join(map(str, bound)), "advertised": ", ".join(map(str, endpoints))})
         broker = Broker(
@@ -296,7 +310,13 @@ async def open_broker(
 
 @contextlib.asynccontextmanager
 async def _opened(
-    settings: Settings, clock: Clock, ids: IdSource, telemetry: Telemetry, readiness: Readiness, lost: "asyncio.Future[str]"
+    settings: Settings,
+    clock: Clock,
+    ids: IdSource,
+    telemetry: Telemetry,
+    outcomes: StoreOutcomes,
+    readiness: Readiness,
+    lost: "asyncio.Future[str]",
 ) -> AsyncIterator[Stores]:
     def on_metadata_lost(cause: str) -> None:
         readiness.note_lost(METADATA, cause)
@@ -310,8 +330,7 @@ async def _opened(
             clock=clock,
             ids=ids,
             telemetry=telemetry,
-            on_metadata_ok=lambda: readiness.note_ok(METADATA),
-            on_objects_ok=lambda: readiness.note_ok(OBJECT_STORE),
+            outcomes=outcomes,
             on_metadata_lost=on_metadata_lost,
         )
         try:
@@ -323,24 +342,13 @@ async def _opened(
         yield stores
 
 
-class ReadProbe:
-    """Asks an object store for an object that is not there: an idle broker makes no PUT, so that it costs nothing to have one."""
-
-    def __init__(self, objects: ObjectStore) -> None:
-        self._objects = objects
-
-    async def probe(self) -> None:
-        with contextlib.suppress(NotFound):
-            await self._objects.stat(".probe/absent")
-
-
-async def _probed(stores: Stores, readiness: Readiness, ids: IdSource, clock: Clock) -> str:
+async def _probed(stores: Stores, outcomes: StoreOutcomes, ids: IdSource, clock: Clock) -> str:
     """The cluster id, after both stores have answered."""
     try:
         cluster = await open_cluster(stores.metadata, ids, clock)
-        readiness.note_ok(METADATA)
+        outcomes.writes.ok(clock.monotonic_s())
         await stores.objects.probe()
-        readiness.note_ok(OBJECT_STORE)
+        outcomes.puts.ok(clock.monotonic_s())
     except IncompatibleFormat as error:
         raise StartError(str(error), exit_code=EXIT_USAGE) from error
     except StorageError as error:

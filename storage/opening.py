@@ -29,6 +29,7 @@ from storage.objects.hedged import HedgedObjectStore
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.metered import MeteredObjectStore
 from storage.objects.port import ObjectStore
+from storage.outcomes import StoreOutcomes
 
 DISK_THREADS: Final = 8
 
@@ -54,14 +55,13 @@ async def open_stores(
     clock: Clock,
     ids: IdSource,
     telemetry: Telemetry,
-    on_metadata_ok: Callable[[], None],
-    on_objects_ok: Callable[[], None],
+    outcomes: StoreOutcomes | None = None,
     on_metadata_lost: Callable[[str], None] = _ignore,
 ) -> AsyncIterator[Stores]:
     """Open both and close them in the end. The URLs are validated. Raises `Unavailable` and `IncompatibleFormat` with cause and fix.
 
-    `on_metadata_ok`, `on_objects_ok`: called after each request of the store that succeeded. `on_metadata_lost`: called once, with the
-    cause, when the metadata store is of no use any more for as long as this process lives.
+    `outcomes` hears what becomes of the requests, and says in the log that they fail. `on_metadata_lost`: called once, with the cause, when
+    the metadata store is of no use any more for as long as this process lives.
     """
     chance = random.Random(os.urandom(16))  # noqa: S311 - for pauses
     async with contextlib.AsyncExitStack() as closing:
@@ -70,9 +70,9 @@ async def open_stores(
         )
         closing.push_async_callback(metadata.close)
         objects = await _open_objects(
-            storage_url, s3_client=s3_client, clock=clock, chance=chance, telemetry=telemetry, closing=closing, on_ok=on_objects_ok
+            storage_url, s3_client=s3_client, clock=clock, chance=chance, telemetry=telemetry, closing=closing, outcomes=outcomes
         )
-        yield Stores(MeteredMetadataStore(metadata, telemetry, clock, on_ok=on_metadata_ok), objects)
+        yield Stores(MeteredMetadataStore(metadata, telemetry, clock, outcomes=outcomes), objects)
 
 
 async def _open_metadata(
@@ -118,7 +118,7 @@ async def _open_objects(
     chance: random.Random,
     telemetry: Telemetry,
     closing: contextlib.AsyncExitStack,
-    on_ok: Callable[[], None],
+    outcomes: StoreOutcomes | None,
 ) -> ObjectStore:
     scheme, _, rest = url.partition("://")
     store: ObjectStore
@@ -137,5 +137,5 @@ async def _open_objects(
         case _:
             raise AssertionError(f"not validated: storage.url={url!r}")
     closing.push_async_callback(store.close)
-    metered = MeteredObjectStore(store, telemetry, clock, on_ok=on_ok)
+    metered = MeteredObjectStore(store, telemetry, clock, outcomes=outcomes)
     return HedgedObjectStore(metered, clock=clock, telemetry=telemetry) if scheme == "s3" else metered

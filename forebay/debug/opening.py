@@ -33,8 +33,6 @@ async def open_for_reading(settings: Settings) -> AsyncIterator[Stores]:
         clock=clock,
         ids=IdSource(clock=clock),
         telemetry=Telemetry(),
-        on_metadata_ok=lambda: None,
-        on_objects_ok=lambda: None,
     )
     async with contextlib.AsyncExitStack() as closing:
         try:

@@ -9,6 +9,7 @@
     llog/{topic_id}/partitions/{p:05}/producers/{page}      a page of producer states         put-if-absent
     llog/brokers/{id:010}                                   a live broker                     ephemeral
     llog/brokers/w{session}-{n}                             proves that a list is fresh       ephemeral, put once
+    llog/probes/{id:010}                                    shows that writes succeed         put and removed in one write
     llog/producer-ids                                       the next block of producer ids    CAS
     llog/coordinators/{slot:02}                             who coordinates that slot         ephemeral
     llog/groups/{group}                                     a consumer group                  CAS
@@ -73,6 +74,11 @@ def beside_brokers(path: str) -> Key:
 def is_broker(path: str) -> bool:
     """Whether `path` is the key of a broker's record."""
     return path.startswith(BROKERS_PREFIX) and path[len(BROKERS_PREFIX) :].isdecimal()
+
+
+def probe(broker_id: int) -> Key:
+    """What a broker puts and removes in one write, to see that the store takes writes."""
+    return Key(f"{ROOT}/probes/{broker_id:010}", ROOT)
 
 
 def coordinator(slot: int) -> Key:

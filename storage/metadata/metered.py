@@ -9,6 +9,7 @@ from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError
 from storage.metadata.port import Applied, Key, MetadataStore, NotApplied, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
+from storage.outcomes import StoreOutcomes
 
 REQUESTS: Final = Metric(
     "forebay_metadata_requests_total",
@@ -42,10 +43,10 @@ class _Op:
 class MeteredMetadataStore:
     """Adds counting to `inner` and changes nothing else. A cancelled write counts as unknown, a cancelled read not at all."""
 
-    def __init__(self, inner: MetadataStore, telemetry: Telemetry, clock: Clock, *, on_ok: Callable[[], None] | None = None) -> None:
-        """`on_ok` is called after every request that was answered: what health is told by real traffic."""
+    def __init__(self, inner: MetadataStore, telemetry: Telemetry, clock: Clock, *, outcomes: StoreOutcomes | None = None) -> None:
+        """`outcomes` hears what became of every write."""
         self._inner = inner
-        self._on_ok = on_ok
+        self._writes = None if outcomes is None else outcomes.writes
         self._clock = clock
         requests, duration = telemetry.counter(REQUESTS), telemetry.histogram(REQUEST_DURATION)
         self._write = _Op(requests, duration, "write")
@@ -60,22 +61,30 @@ class MeteredMetadataStore:
         return self._inner.shard_of(partition_key)
 
     async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
-        started_s = self._clock.monotonic_s()
-        counted = self._write.unknown
+        began_s = self._clock.monotonic_s()
         try:
             outcome = await self._inner.write(ops)
-            match outcome:
-                case Applied():
-                    counted = self._write.ok
-                case NotApplied():
-                    counted = self._write.not_applied
-                case Unknown():
-                    pass
-            return outcome
-        finally:
-            self._write.count(counted, self._clock.monotonic_s() - started_s)
-            if counted is self._write.ok and self._on_ok is not None:
-                self._on_ok()
+        except BaseException as error:
+            now_s = self._clock.monotonic_s()
+            self._write.count(self._write.unknown, now_s - began_s)
+            if self._writes is not None:
+                self._writes.raised(error, began_s=began_s, now_s=now_s)
+            raise
+        now_s = self._clock.monotonic_s()
+        match outcome:
+            case Applied():
+                self._write.count(self._write.ok, now_s - began_s)
+                if self._writes is not None:
+                    self._writes.ok(now_s)
+            case NotApplied(reason):
+                self._write.count(self._write.not_applied, now_s - began_s)
+                if self._writes is not None:
+                    self._writes.failed(reason, began_s=began_s, now_s=now_s)
+            case Unknown(reason):
+                self._write.count(self._write.unknown, now_s - began_s)
+                if self._writes is not None:
+                    self._writes.failed(reason, began_s=began_s, now_s=now_s)
+        return outcome
 
     async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:
         return await self._count(self._get_many, self._inner.get_many(keys))

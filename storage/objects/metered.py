@@ -1,13 +1,14 @@
 """Counts what goes through an object store. Put it right around the store itself, so that every attempt counts."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
-from storage.errors import AlreadyExists, NotFound, Unavailable
+from storage.errors import AlreadyExists, EndsEarly, NotFound, Unavailable
 from storage.objects.port import ObjectStat, ObjectStore
+from storage.outcomes import Outcomes, StoreOutcomes
 from storage.vocabulary import Buffer
 
 REQUESTS: Final = Metric(
@@ -28,14 +29,18 @@ Outcome = Literal["ok", "not_found", "exists", "unavailable", "unknown"]
 OPS: Final[tuple[Op, ...]] = ("put", "get", "stat", "list", "delete")
 OUTCOMES: Final[tuple[Outcome, ...]] = ("ok", "not_found", "exists", "unavailable", "unknown")
 
+_ANSWERS: Final = (NotFound, AlreadyExists, EndsEarly)
+"""Errors by which a store that is well says how things are."""
+
 
 class MeteredObjectStore:
     """An `ObjectStore` that adds nothing but figures."""
 
-    def __init__(self, inner: ObjectStore, telemetry: Telemetry, clock: Clock, *, on_ok: Callable[[], None] | None = None) -> None:
-        """`on_ok` is called after every call that succeeded: what health is told by real traffic."""
+    def __init__(self, inner: ObjectStore, telemetry: Telemetry, clock: Clock, *, outcomes: StoreOutcomes | None = None) -> None:
+        """`outcomes` hears what became of every put and get."""
         self._inner = inner
-        self._on_ok = on_ok
+        self._puts = None if outcomes is None else outcomes.puts
+        self._gets = None if outcomes is None else outcomes.gets
         self._clock = clock
         requests, durations = telemetry.counter(REQUESTS), telemetry.histogram(DURATION)
         self._requests = {(op, outcome): requests.labels(op, outcome) for op in OPS for outcome in OUTCOMES}
@@ -44,12 +49,12 @@ class MeteredObjectStore:
         self._bytes_got = telemetry.counter(BYTES).labels("get")
 
     async def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> None:
-        with self._measured("put"):
+        with self._measured("put", self._puts, parts):
             await self._inner.put_if_absent(key, parts)
         self._bytes_put.inc(sum(map(len, parts)))
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
-        with self._measured("get"):
+        with self._measured("get", self._gets):
             body = await self._inner.get_range(key, start, end)
         self._bytes_got.inc(len(body))
         return body
@@ -94,23 +99,36 @@ class MeteredObjectStore:
             self._durations["list"].observe(spent_s)
 
     @contextmanager
-    def _measured(self, op: Op) -> Iterator[None]:
+    def _measured(self, op: Op, outcomes: Outcomes | None = None, parts: Sequence[Buffer] = ()) -> Iterator[None]:
         began_s = self._clock.monotonic_s()
-        outcome: Outcome = "unknown"
         try:
             yield
-            outcome = "ok"
-        except NotFound:
-            outcome = "not_found"
+        except BaseException as error:
+            now_s = self._clock.monotonic_s()
+            self._count(op, _outcome_of(error), now_s - began_s)
+            if outcomes is not None:
+                if isinstance(error, _ANSWERS):
+                    outcomes.ok(now_s)
+                else:
+                    outcomes.raised(error, began_s=began_s, now_s=now_s, size_bytes=sum(map(len, parts)))
             raise
-        except AlreadyExists:
-            outcome = "exists"
-            raise
-        except Unavailable:
-            outcome = "unavailable"
-            raise
-        finally:
-            self._requests[op, outcome].inc()
-            self._durations[op].observe(self._clock.monotonic_s() - began_s)
-            if outcome == "ok" and self._on_ok is not None:
-                self._on_ok()
+        now_s = self._clock.monotonic_s()
+        self._count(op, "ok", now_s - began_s)
+        if outcomes is not None:
+            outcomes.ok(now_s)
+
+    def _count(self, op: Op, outcome: Outcome, seconds: float) -> None:
+        self._requests[op, outcome].inc()
+        self._durations[op].observe(seconds)
+
+
+def _outcome_of(error: BaseException) -> Outcome:
+    match error:
+        case NotFound():
+            return "not_found"
+        case AlreadyExists():
+            return "exists"
+        case Unavailable():
+            return "unavailable"
+        case _:
+            return "unknown"

@@ -12,10 +12,11 @@ from tests.chaos.streams import create_topics
 BROKERS = 3
 SETTLED_AFTER_S = 3.0
 WATCHED_S = 10.0
+"""Both together are less than broker/http/probes.py `OBJECT_STORE_IDLE_S`, after which an object is put to see whether that works."""
 
 
 @pytest.mark.timeout(120)
-def test_idle_brokers_put_nothing_and_ask_oxia_at_most_once_a_second(tmp_path: Path) -> None:
+def test_idle_brokers_put_nothing_before_they_are_probed_and_ask_oxia_at_most_once_a_second(tmp_path: Path) -> None:
     with native_services(tmp_path) as native, contextlib.ExitStack() as running:
         brokers = [running.enter_context(native.broker()) for _ in range(BROKERS)]
         create_topics(brokers[0].bootstrap, "a", "b")

@@ -8,6 +8,7 @@ from tests.integration.test_membership import create, settled
 from tests.unit.broker.handlers.record_batches import record_batch
 
 IDLE_S = 3.0
+"""Less than broker/http/probes.py `OBJECT_STORE_IDLE_S`, after which an object is put to see whether that works."""
 METADATA_REQUESTS = "forebay_metadata_requests_total"
 OBJECT_REQUESTS = "forebay_object_store_requests_total"
 PARTITIONS = 50
@@ -29,7 +30,7 @@ def requests_of(members: list[Member]) -> list[tuple[float, float]]:
     return [(member.requests(METADATA_REQUESTS), member.requests(OBJECT_REQUESTS)) for member in members]
 
 
-async def test_a_broker_without_clients_asks_metadata_less_than_once_a_second_and_puts_nothing() -> None:
+async def test_a_broker_without_clients_asks_metadata_less_than_once_a_second_and_puts_nothing_before_it_is_probed() -> None:
     async with running_cluster() as cluster:
         members = await cluster_of_three(cluster)
         assert all(metadata and objects for metadata, objects in requests_of(members)), "the counters count"

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from broker.http.health import METADATA, OBJECT_STORE, Readiness
+from broker.http.health import Readiness
 from broker.settings.errors import StartError
 from broker.settings.listeners import Listener
 from broker.settings.loading import load
@@ -19,6 +19,7 @@ from forebay.workers.link import SupervisorLink
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from storage.errors import IncompatibleFormat, Unavailable
+from storage.outcomes import StoreOutcomes
 
 
 class FakeBroker:
@@ -28,11 +29,13 @@ class FakeBroker:
 
     def __init__(self, act: str) -> None:
         self._act = act
-        self.readiness = Readiness(clock=SystemClock())
+        clock = SystemClock()
         self.telemetry = Telemetry()
+        outcomes = StoreOutcomes(clock=clock, telemetry=self.telemetry)
+        self.readiness = Readiness(outcomes=outcomes, clock=clock)
         self.readiness.note_listening()
-        self.readiness.note_ok(METADATA)
-        self.readiness.note_ok(OBJECT_STORE)
+        for written in (outcomes.writes, outcomes.puts):
+            written.ok(clock.monotonic_s())
 
     async def drain(self, *, drain_s: float) -> None:
         assert self.readiness.verdict().status == "draining"

@@ -1,204 +1,153 @@
-import asyncio
-
 import pytest
-import structlog
 
-from broker.http.health import METADATA, OBJECT_STORE, PROBE_RETRY_S, REGISTRATION, Check, Probes, Readiness
-from storage.errors import Unavailable
+from broker.http.health import METADATA, METADATA_AGE_MAX_S, OBJECT_STORE, OBJECT_STORE_AGE_MAX_S, REGISTRATION, Check, Readiness
+from broker.http.probes import METADATA_DEADLINE_S, METADATA_IDLE_S, OBJECT_STORE_DEADLINE_S, OBJECT_STORE_IDLE_S
+from runtime.telemetry import Telemetry
+from storage.outcomes import Outcomes, StoreOutcomes
 from tests.unit.broker.http.manual_clock import ManualClock
 
 BEGAN_MS = 1_700_000_000_000
 
 
-class Store:
-    """A store that answers, refuses or hangs."""
+class Judged:
+    """A readiness, and the outcomes that it judges by."""
 
     def __init__(self) -> None:
-        self.probes = 0
-        self.error: Exception | None = None
-        self.hangs = False
+        self.clock = ManualClock()
+        outcomes = StoreOutcomes(clock=self.clock, telemetry=Telemetry())
+        self.gets = outcomes.gets
+        self.written = {METADATA: outcomes.writes, OBJECT_STORE: outcomes.puts}
+        self.readiness = Readiness(outcomes=outcomes, clock=self.clock)
 
-    async def probe(self) -> None:
-        self.probes += 1
-        if self.hangs:
-            await asyncio.Event().wait()
-        if self.error is not None:
-            raise self.error
+    def ok(self, name: str) -> None:
+        self.written[name].ok(self.clock.monotonic_s())
 
+    def failed(self, written: Outcomes, cause: str) -> None:
+        now_s = self.clock.monotonic_s()
+        written.failed(cause, began_s=now_s, now_s=now_s)
 
-def ready(clock: ManualClock) -> Readiness:
-    readiness = Readiness(clock=clock)
-    readiness.note_listening()
-    readiness.note_ok(METADATA)
-    readiness.note_ok(OBJECT_STORE)
-    return readiness
+    def check(self, name: str) -> Check:
+        return self.readiness.verdict().checks[name]
 
 
-def test_a_broker_is_ready_once_it_listens_and_both_stores_have_answered() -> None:
-    clock = ManualClock()
-    readiness = Readiness(clock=clock)
+@pytest.fixture
+def ready() -> Judged:
+    judged = Judged()
+    judged.readiness.note_listening()
+    judged.ok(METADATA)
+    judged.ok(OBJECT_STORE)
+    return judged
 
-    first = readiness.verdict()
-    readiness.note_listening()
-    readiness.note_ok(METADATA)
-    second = readiness.verdict()
-    readiness.note_ok(OBJECT_STORE)
 
-    assert (first.status, second.status, readiness.verdict().status) == ("degraded", "degraded", "ready")
+def test_a_broker_is_ready_once_it_listens_and_both_stores_were_written_to() -> None:
+    judged = Judged()
+
+    first = judged.readiness.verdict()
+    judged.readiness.note_listening()
+    judged.ok(METADATA)
+    second = judged.readiness.verdict()
+    judged.ok(OBJECT_STORE)
+
+    assert (first.status, second.status, judged.readiness.verdict().status) == ("degraded", "degraded", "ready")
     assert first.checks["listeners"] == Check(False, "not listening yet", BEGAN_MS)
     assert second.checks["object_store"] == Check(False, "not tried yet", BEGAN_MS)
 
 
-@pytest.mark.parametrize(("name", "age_max_s"), [(METADATA, 10.0), (OBJECT_STORE, 30.0)])
-def test_a_success_is_good_for_so_long_and_no_longer(name: str, age_max_s: float) -> None:
-    clock = ManualClock()
-    readiness = ready(clock)
-
-    clock.advance(age_max_s - 0.1)
-    before = readiness.verdict().checks[name]
-    clock.advance(0.1)
-    after = readiness.verdict().checks[name]
-
-    assert before == Check(True, None, BEGAN_MS)
-    assert after == Check(False, f"no success for {age_max_s:.0f} s", BEGAN_MS + int(age_max_s * 1000))
-    assert readiness.verdict().status == "degraded"
-
-
-def test_an_error_is_told_at_once_but_counts_only_when_the_last_success_is_old() -> None:
-    clock = ManualClock()
-    readiness = ready(clock)
-
-    readiness.note_error(METADATA, "connection refused")
-    young = readiness.verdict()
-    clock.advance(10.0)
-    old = readiness.verdict()
+@pytest.mark.parametrize("name", [METADATA, OBJECT_STORE])
+def test_writes_that_fail_for_five_seconds_are_named_with_cause_and_time_until_one_succeeds(ready: Judged, name: str) -> None:
+    ready.clock.advance(1.0)
+    ready.failed(ready.written[name], "no space left on device")
+    ready.clock.advance(4.9)
+    young = ready.readiness.verdict()
+    ready.clock.advance(0.1)
+    old = ready.readiness.verdict()
+    ready.ok(name)
 
     assert young.is_ready
-    assert young.checks[METADATA] == Check(True, "connection refused", BEGAN_MS)
-    assert not old.is_ready
-    assert old.checks[METADATA] == Check(False, "connection refused", BEGAN_MS + 10_000)
+    assert young.checks[name] == Check(True, "no space left on device", BEGAN_MS)
+    assert old.status == "degraded"
+    assert old.checks[name] == Check(False, "no space left on device", BEGAN_MS + 1_000)
+    assert ready.readiness.verdict().is_ready
+    assert ready.check(name) == Check(True, None, BEGAN_MS + 6_000)
 
 
-def test_a_recovery_is_dated_and_clears_the_error() -> None:
-    clock = ManualClock()
-    readiness = ready(clock)
-    readiness.note_error(OBJECT_STORE, "403 AccessDenied")
-    clock.advance(40.0)
+def test_a_failure_among_successes_does_not_turn_a_check(ready: Judged) -> None:
+    verdicts = []
+    for _ in range(10):
+        ready.clock.advance(3.0)
+        ready.failed(ready.written[OBJECT_STORE], "500 InternalError")
+        verdicts.append(ready.readiness.verdict().is_ready)
+        ready.clock.advance(3.0)
+        verdicts.append(ready.readiness.verdict().is_ready)
+        ready.ok(METADATA)
+        ready.ok(OBJECT_STORE)
 
-    readiness.note_ok(METADATA)
-    readiness.note_ok(OBJECT_STORE)
-    clock.advance(5.0)
-    readiness.note_ok(OBJECT_STORE)
-
-    assert readiness.verdict().is_ready
-    assert readiness.verdict().checks[OBJECT_STORE] == Check(True, None, BEGAN_MS + 40_000)
-
-
-def test_a_store_that_is_lost_is_bad_at_once_and_for_good() -> None:
-    clock = ManualClock()
-    readiness = ready(clock)
-    clock.advance(1.0)
-
-    readiness.note_lost(METADATA, "the metadata file was removed")
-    clock.advance(1.0)
-    readiness.note_ok(METADATA)
-    readiness.note_error(METADATA, "something else")
-    readiness.note_lost(METADATA, "told twice")
-
-    assert readiness.verdict().status == "degraded"
-    assert readiness.verdict().checks[METADATA] == Check(False, "the metadata file was removed", BEGAN_MS + 1000)
-    assert not readiness.is_ok(METADATA)
+    assert verdicts == [True] * 20
+    assert ready.check(OBJECT_STORE) == Check(True, None, BEGAN_MS)
 
 
-def test_a_draining_broker_is_not_ready_however_well_it_is() -> None:
-    clock = ManualClock()
-    readiness = ready(clock)
-    clock.advance(1.0)
+def test_a_store_that_is_lost_is_bad_at_once_and_for_good(ready: Judged) -> None:
+    ready.clock.advance(1.0)
 
-    readiness.note_draining()
+    ready.readiness.note_lost(METADATA, "the metadata file was removed")
+    ready.clock.advance(1.0)
+    ready.ok(METADATA)
+    ready.readiness.note_lost(METADATA, "told twice")
 
-    assert readiness.verdict().status == "draining"
-    assert readiness.verdict().checks["draining"] == Check(False, "shutting down", BEGAN_MS + 1000)
-
-
-async def test_an_idle_store_is_probed_and_a_busy_one_is_not() -> None:
-    clock, metadata, objects = ManualClock(), Store(), Store()
-    readiness = Readiness(clock=clock)
-    probes = Probes(metadata=metadata, objects=objects, readiness=readiness)
-
-    first_wait_s = await probes.step(METADATA)
-    clock.advance(4.0)
-    readiness.note_ok(METADATA)
-    clock.advance(2.0)
-    busy_wait_s = await probes.step(METADATA)
-    clock.advance(busy_wait_s)
-    await probes.step(METADATA)
-
-    assert (first_wait_s, busy_wait_s) == (5.0, 3.0)
-    assert metadata.probes == 2
-    assert objects.probes == 0
+    assert ready.readiness.verdict().status == "degraded"
+    assert ready.check(METADATA) == Check(False, "the metadata file was removed", BEGAN_MS + 1000)
 
 
-async def test_a_probe_that_fails_is_repeated_soon_and_told_once() -> None:
-    clock, objects = ManualClock(), Store()
-    readiness = ready(clock)
-    probes = Probes(metadata=Store(), objects=objects, readiness=readiness)
-    objects.error = Unavailable("403 AccessDenied")
-    clock.advance(30.0)
+def test_reads_make_nobody_ready_or_unready(ready: Judged) -> None:
+    ready.failed(ready.written[OBJECT_STORE], "no space left on device")
+    ready.gets.ok(ready.clock.monotonic_s())
+    ready.clock.advance(5.0)
+    ready.gets.ok(ready.clock.monotonic_s())
+    full = ready.check(OBJECT_STORE)
+    ready.ok(OBJECT_STORE)
+    ready.failed(ready.gets, "403 AccessDenied")
+    ready.clock.advance(10.0)
 
-    with structlog.testing.capture_logs() as logs:
-        waits = [await probes.step(OBJECT_STORE), await probes.step(OBJECT_STORE)]
-        degraded = readiness.verdict().checks[OBJECT_STORE]
-        objects.error = None
-        waits.append(await probes.step(OBJECT_STORE))
-
-    assert waits == [PROBE_RETRY_S, PROBE_RETRY_S, 15.0]
-    assert (degraded.ok, degraded.error) == (False, "403 AccessDenied")
-    assert readiness.is_ok(OBJECT_STORE)
-    assert [log["event"] for log in logs] == ["probe_failed", "probe_recovered"]
+    assert not full.ok
+    assert ready.check(OBJECT_STORE).ok
 
 
-async def test_a_store_that_does_not_answer_fails_its_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, metadata = ManualClock(), Store()
-    readiness = Readiness(clock=clock)
-    metadata.hangs = True
-    monkeypatch.setattr("broker.http.health.METADATA_AGE_MAX_S", 0.02)
-    probes = Probes(metadata=metadata, objects=Store(), readiness=readiness)
+@pytest.mark.parametrize(("name", "age_max_s"), [(METADATA, METADATA_AGE_MAX_S), (OBJECT_STORE, OBJECT_STORE_AGE_MAX_S)])
+def test_a_success_is_good_for_so_long_and_no_longer(ready: Judged, name: str, age_max_s: float) -> None:
+    ready.clock.advance(age_max_s - 0.1)
+    before = ready.check(name)
+    ready.clock.advance(0.1)
 
-    wait_s = await probes.step(METADATA)
-
-    assert wait_s == PROBE_RETRY_S
-    assert readiness.verdict().checks[METADATA].error == "no answer within 0 s"
+    assert before == Check(True, None, BEGAN_MS)
+    assert ready.check(name) == Check(False, f"no write succeeded for {age_max_s:.0f} s", BEGAN_MS + int(age_max_s * 1000))
+    assert ready.readiness.verdict().status == "degraded"
 
 
-async def test_both_stores_are_probed_until_cancelled() -> None:
-    clock, metadata, objects = ManualClock(), Store(), Store()
-    readiness = Readiness(clock=clock)
-    readiness.note_listening()
-    probes = Probes(metadata=metadata, objects=objects, readiness=readiness)
-
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(probes.run())
-        while not readiness.verdict().is_ready:  # noqa: ASYNC110 - the loop runs until both probes had their turn
-            await asyncio.sleep(0)
-        running.cancel()
-
-    assert (metadata.probes, objects.probes) == (1, 1)
+def test_a_store_that_is_idle_and_well_never_looks_old() -> None:
+    assert METADATA_IDLE_S + METADATA_DEADLINE_S < METADATA_AGE_MAX_S
+    assert OBJECT_STORE_IDLE_S + OBJECT_STORE_DEADLINE_S < OBJECT_STORE_AGE_MAX_S
 
 
-def test_a_broker_that_lost_its_registration_is_degraded_until_it_has_one_again() -> None:
-    clock = ManualClock()
-    readiness = ready(clock)
-    readiness.note_registration(None)
-    before = readiness.verdict()
-    clock.advance(1)
-    readiness.note_registration("the session was lost")
-    lost_ms = clock.now_ms()
-    clock.advance(1)
-    readiness.note_registration("the session was lost")
-    lost = readiness.verdict()
-    readiness.note_registration(None)
+def test_a_draining_broker_is_not_ready_however_well_it_is(ready: Judged) -> None:
+    ready.clock.advance(1.0)
+
+    ready.readiness.note_draining()
+
+    assert ready.readiness.verdict().status == "draining"
+    assert ready.check("draining") == Check(False, "shutting down", BEGAN_MS + 1000)
+
+
+def test_a_broker_that_lost_its_registration_is_degraded_until_it_has_one_again(ready: Judged) -> None:
+    ready.readiness.note_registration(None)
+    before = ready.readiness.verdict()
+    ready.clock.advance(1)
+    ready.readiness.note_registration("the session was lost")
+    lost_ms = ready.clock.now_ms()
+    ready.clock.advance(1)
+    ready.readiness.note_registration("the session was lost")
+    lost = ready.readiness.verdict()
+    ready.readiness.note_registration(None)
 
     assert before.status == "ready"
     assert (lost.status, lost.checks[REGISTRATION]) == ("degraded", Check(False, "the session was lost", lost_ms))
-    assert readiness.verdict().status == "ready"
+    assert ready.readiness.verdict().status == "ready"

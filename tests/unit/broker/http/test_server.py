@@ -4,12 +4,13 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from broker.http.health import METADATA, OBJECT_STORE, Readiness
+from broker.http.health import Readiness
 from broker.http.server import BrokerFacts, HttpServer
 from broker.settings.errors import StartError
 from broker.settings.listeners import Address, Listener
 from runtime.blocking import ThreadBlocking
 from runtime.telemetry import Telemetry
+from storage.outcomes import StoreOutcomes
 from tests.unit.broker.http.manual_clock import ManualClock
 
 FACTS = BrokerFacts(broker_id=3, cluster_id="c-1", version="0.1.0", listeners=(Listener("PLAINTEXT", "127.0.0.1", 9092),))
@@ -19,10 +20,11 @@ LOCAL = Address("127.0.0.1", 0)
 class Running:
     """A server on a free port, and a client of it."""
 
-    def __init__(self, client: aiohttp.ClientSession, clock: ManualClock, readiness: Readiness) -> None:
+    def __init__(self, client: aiohttp.ClientSession, clock: ManualClock, readiness: Readiness, outcomes: StoreOutcomes) -> None:
         self.client = client
         self.clock = clock
         self.readiness = readiness
+        self.outcomes = outcomes
 
     async def get(self, path: str) -> tuple[int, object]:
         async with self.client.get(path) as response:
@@ -32,11 +34,13 @@ class Running:
 @pytest.fixture
 async def running() -> AsyncIterator[Running]:
     clock, blocking = ManualClock(), ThreadBlocking(threads=1, name="metrics")
-    readiness = Readiness(clock=clock)
-    server = HttpServer(FACTS, readiness=readiness, telemetry=Telemetry(), blocking=blocking, clock=clock)
+    telemetry = Telemetry()
+    outcomes = StoreOutcomes(clock=clock, telemetry=telemetry)
+    readiness = Readiness(outcomes=outcomes, clock=clock)
+    server = HttpServer(FACTS, readiness=readiness, telemetry=telemetry, blocking=blocking, clock=clock)
     address = await server.start(LOCAL)
     async with aiohttp.ClientSession(f"http://{address}") as client:
-        yield Running(client, clock, readiness)
+        yield Running(client, clock, readiness, outcomes)
     await server.stop()
     blocking.close()
 
@@ -50,14 +54,17 @@ async def test_liveness_asks_the_loop_and_nothing_else(running: Running) -> None
     assert stalled == (503, {"status": "stalled", "error": "the event loop stood still for 6.0 s"})
 
 
-async def test_readiness_names_the_check_that_fails(running: Running) -> None:
+async def test_readiness_names_the_check_that_fails_with_cause_and_time(running: Running) -> None:
     running.readiness.note_listening()
-    running.readiness.note_ok(METADATA)
-    running.readiness.note_error(OBJECT_STORE, "403 AccessDenied")
+    now_s = running.clock.monotonic_s()
+    running.outcomes.writes.ok(now_s)
+    running.outcomes.puts.ok(now_s)
+    running.outcomes.puts.failed("no space left on device", began_s=now_s, now_s=now_s)
     since = "2023-11-14T22:13:20.000Z"
 
+    running.clock.advance(5.0)
     degraded = await running.get("/readyz")
-    running.readiness.note_ok(OBJECT_STORE)
+    running.outcomes.puts.ok(running.clock.monotonic_s())
     good = await running.get("/readyz")
     running.readiness.note_draining()
     draining = await running.get("/readyz")
@@ -69,7 +76,7 @@ async def test_readiness_names_the_check_that_fails(running: Running) -> None:
             "checks": {
                 "listeners": {"ok": True, "error": None, "since": since},
                 "metadata": {"ok": True, "error": None, "since": since},
-                "object_store": {"ok": False, "error": "403 AccessDenied", "since": since},
+                "object_store": {"ok": False, "error": "no space left on device", "since": since},
                 "draining": {"ok": True, "error": None, "since": since},
             },
         },
@@ -120,7 +127,9 @@ async def test_an_unknown_path_and_a_wrong_method_are_answered_as_json(running: 
 
 async def test_an_address_that_is_taken_is_said_so_with_the_setting_to_change() -> None:
     blocking = ThreadBlocking(threads=1, name="metrics")
-    server = HttpServer(FACTS, readiness=Readiness(clock=ManualClock()), telemetry=Telemetry(), blocking=blocking, clock=ManualClock())
+    clock, telemetry = ManualClock(), Telemetry()
+    readiness = Readiness(outcomes=StoreOutcomes(clock=clock, telemetry=telemetry), clock=clock)
+    server = HttpServer(FACTS, readiness=readiness, telemetry=telemetry, blocking=blocking, clock=clock)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 

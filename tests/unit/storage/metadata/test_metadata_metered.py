@@ -10,6 +10,7 @@ from storage.errors import Unavailable
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.metered import MeteredMetadataStore
 from storage.metadata.port import ABSENT, Key, Put, Unknown, WriteOp, WriteOutcome, children_of
+from storage.outcomes import Outcomes, StoreOutcomes
 
 KEY = Key("root/a", "root")
 
@@ -94,3 +95,44 @@ async def test_a_scan_that_is_left_early_was_answered() -> None:
             break
 
     assert requests(telemetry, "range_scan", "ok") == timed(telemetry, "range_scan") == 1
+
+
+def told_of(inner: MemoryMetadataStore) -> tuple[MeteredMetadataStore, Outcomes]:
+    telemetry = Telemetry()
+    outcomes = StoreOutcomes(clock=SystemClock(), telemetry=telemetry)
+    return MeteredMetadataStore(inner, telemetry, SystemClock(), outcomes=outcomes), outcomes.writes
+
+
+async def test_a_write_whose_conditions_failed_is_a_success_of_the_store() -> None:
+    store, writes = told_of(MemoryMetadataStore(clock=SystemClock()))
+    await store.write([Put(KEY, b"", 7)])
+
+    assert (writes.failures, writes.last_ok_s is not None) == (0, True)
+
+
+async def test_writes_that_were_not_applied_or_may_not_have_been_are_told_with_their_reasons() -> None:
+    closed, refused = told_of(MemoryMetadataStore(clock=SystemClock()))
+    await closed.close()
+    await closed.write([Put(KEY, b"", None)])
+    unsure, unknown = told_of(NeverSure(clock=SystemClock()))
+    await unsure.write([Put(KEY, b"", None)])
+
+    assert (refused.failures, refused.error) == (1, "the metadata store is closed")
+    assert (unknown.failures, unknown.error) == (1, "no reply")
+
+
+async def test_a_write_that_is_cancelled_at_once_says_nothing_of_the_store() -> None:
+    store, writes = told_of(NeverDone(clock=SystemClock()))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await store.write([Put(KEY, b"", None)])
+
+    assert (writes.failures, writes.last_ok_s) == (0, None)
+
+
+async def test_reads_say_nothing_of_writes() -> None:
+    store, writes = told_of(MemoryMetadataStore(clock=SystemClock()))
+    await store.get_many([KEY])
+    await store.probe()
+
+    assert writes.last_ok_s is None

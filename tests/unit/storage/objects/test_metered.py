@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from runtime.telemetry import Telemetry
-from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, StorageError, Unavailable
+from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.metered import OPS, OUTCOMES, MeteredObjectStore
 from storage.objects.port import ObjectStat, ObjectStore
+from storage.outcomes import StoreOutcomes
 from storage.vocabulary import Buffer
 
 
@@ -57,7 +58,8 @@ class FailingObjectStore:
 class Figures:
     def __init__(self, inner: ObjectStore) -> None:
         self._telemetry = Telemetry()
-        self.store = MeteredObjectStore(inner, self._telemetry, StepClock())
+        self.outcomes = StoreOutcomes(clock=StepClock(), telemetry=self._telemetry)
+        self.store = MeteredObjectStore(inner, self._telemetry, StepClock(), outcomes=self.outcomes)
 
     def _sample(self, name: str, **labels: str) -> float:
         value = self._telemetry.registry.get_sample_value(f"forebay_object_store_{name}", labels)
@@ -144,3 +146,43 @@ async def test_a_listing_whose_reader_has_seen_enough_counts_as_ok() -> None:
     await listing.aclose()
 
     assert figures.requests() == {("list", "ok"): 1.0}
+
+
+async def test_puts_and_gets_that_succeed_are_told_with_their_time() -> None:
+    figures = Figures(MemoryObjectStore(clock=StepClock()))
+    await call_each(figures.store)
+
+    assert (figures.outcomes.puts.last_ok_s, figures.outcomes.gets.last_ok_s) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize("error", [Unavailable("no space left on device"), OutcomeUnknown("no reply"), RuntimeError("a bug of a client")])
+async def test_puts_and_gets_that_fail_are_told_with_their_cause_and_size(error: Exception) -> None:
+    figures = Figures(FailingObjectStore(error))
+    puts, gets = figures.outcomes.puts, figures.outcomes.gets
+    with pytest.raises(type(error)):
+        await figures.store.put_if_absent("a", [b"123", b"45"])
+    with pytest.raises(type(error)):
+        await figures.store.get_range("a", 0, 3)
+
+    assert (puts.failures, puts.error, puts.failed_bytes) == (1, str(error), 5)
+    assert (gets.failures, gets.error) == (1, str(error))
+
+
+@pytest.mark.parametrize("error", [NotFound("x"), AlreadyExists("x"), EndsEarly("x")])
+async def test_an_answer_that_says_no_is_a_success_of_the_store(error: StorageError) -> None:
+    figures = Figures(FailingObjectStore(error))
+    with pytest.raises(type(error)):
+        await figures.store.put_if_absent("a", [b"123"])
+    with pytest.raises(type(error)):
+        await figures.store.get_range("a", 0, 3)
+
+    for outcomes in (figures.outcomes.puts, figures.outcomes.gets):
+        assert (outcomes.failures, outcomes.last_ok_s is not None) == (0, True)
+
+
+async def test_a_put_that_is_cancelled_at_once_says_nothing_of_the_store() -> None:
+    figures = Figures(FailingObjectStore(asyncio.CancelledError()))
+    with pytest.raises(asyncio.CancelledError):
+        await figures.store.put_if_absent("a", [b"123"])
+
+    assert (figures.outcomes.puts.failures, figures.outcomes.puts.last_ok_s) == (0, None)
