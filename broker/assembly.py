@@ -23,6 +23,7 @@ from broker.groups.coordinator import Coordinator
 from broker.groups.neighbours import Neighbours
 from broker.groups.settings import group_settings
 from broker.groups.slots import Slots
+from broker.handlers.administration import Administration
 from broker.handlers.context import Parts, TopicDefaults
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
@@ -174,6 +175,7 @@ async def open_broker(
         nursery = await closing.enter_async_context(Nursery())
         nursery.spawn(life.stay(), name="stay-registered")
         nursery.spawn(directory.follow_level(), name="follow-format-level")
+        nursery.spawn(directory.watch(), name="brokers-watch")
         walking = ThreadBlocking(threads=1, name="time-search")
         closing.callback(walking.close)
         soon = asyncio.get_running_loop().call_soon_threadsafe
@@ -239,6 +241,7 @@ async def open_broker(
             active_producers=parts.producer_reads,
             topic_defaults=TopicDefaults(settings.kafka.auto_create_topics, settings.kafka.default_partitions),
             groups=groups,
+            administration=Administration(),
         )
         leaving = Leaving(clock=clock)
         compressing = ThreadBlocking(threads=THREADS, name="recompress")

@@ -22,6 +22,7 @@ from broker.protocol.first_error import first_error_of
 from broker.protocol.produce import PartitionResult, ProduceRequest, ProduceResponse
 from broker.protocol.request import Request
 from broker.responses import LARGE_REPLY_BYTES, Responses, Room
+from broker.slow_requests import SLOW_S, Slow, SlowRequests
 from runtime.clock import Clock
 from runtime.deadlines import within
 from runtime.telemetry import Metric, Telemetry
@@ -135,6 +136,7 @@ class Dispatch:
         self._met: set[tuple[int, int]] = set()
         self._large_answers = asyncio.Semaphore(LARGE_ANSWERS_MAX)
         self._unexpected = telemetry.counter(UNEXPECTED)
+        self._slow = SlowRequests(later=asyncio.get_running_loop().call_later)
 
     def is_overlapping(self, frame: memoryview) -> bool:
         """Produce requests (key 0) may run beside others of their connection."""
@@ -184,7 +186,10 @@ class Dispatch:
                 connection.close()
                 reply = None
             first_error = next((result.error_code for result in results if result.error_code), 0)
-            meter.answered(first_error, self._clock.monotonic_s() - began_s, len(frame), sum(map(len, reply or ())))
+            seconds = self._clock.monotonic_s() - began_s
+            meter.answered(first_error, seconds, len(frame), sum(map(len, reply or ())))
+            if seconds >= SLOW_S:
+                self._note_slow(meter, seconds, first_error, connection)
             done(reply)
 
         try:
@@ -208,7 +213,11 @@ class Dispatch:
             raise
         except Exception as error:
             raise self._unanswerable(error, connection) from error
-        self._meters[header.api_key].answered(error_code, self._clock.monotonic_s() - began_s, len(frame), sum(map(len, reply)))
+        seconds, meter = self._clock.monotonic_s() - began_s, self._meters[header.api_key]
+        meter.answered(error_code, seconds, len(frame), sum(map(len, reply)))
+        # Fetch knows how long it may wait, and JoinGroup and SyncGroup wait for others.
+        if seconds >= SLOW_S and header.api_key != codec.FETCH and header.api_key not in WAITING_TIMEOUTS_S:
+            self._note_slow(meter, seconds, error_code, connection)
         return reply
 
     async def _handle(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
@@ -267,7 +276,7 @@ class Dispatch:
     async def _handle_fetch(
         self, header: codec.RequestHeader, frame: memoryview, connection: Client
     ) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
-        request = fetch.read_request(header.api_version, frame, header.body_position)
+        request, began_s = fetch.read_request(header.api_version, frame, header.body_position), self._clock.monotonic_s()
         room = Room(self._responses)
         try:
             handled = self._fetch.handle(request, version=header.api_version, client=connection, room=room)
@@ -278,6 +287,9 @@ class Dispatch:
             raise
         connection.until_written(room.give_back, sum([sum(map(len, partition.records)) for partition in fetched.partitions]))
         first_error = fetched.error_code or next((partition.error_code for partition in fetched.partitions if partition.error_code), 0)
+        seconds = self._clock.monotonic_s() - began_s
+        if seconds >= SLOW_S + max(request.max_wait_ms, 0) / 1_000:
+            self._note_slow(self._meters[codec.FETCH], seconds, first_error, connection)
         return header, reply, first_error
 
     async def _take_room(self, reply_bytes: int, connection: Client) -> None:
@@ -297,6 +309,10 @@ class Dispatch:
     def _note_unexpected(self, connection: Client) -> None:
         self._unexpected.inc()
         log.exception("request_failed", client_host=connection.client_host, client_id=connection.client_id)
+
+    def _note_slow(self, meter: ApiMeter, seconds: float, error_code: int, connection: Client) -> None:
+        error = ErrorCode(error_code).name.upper()
+        self._slow.note(Slow(seconds, meter.name, error, connection.client_host, connection.client_id))
 
     def _read_header(self, frame: memoryview, connection: Client) -> codec.RequestHeader:
         header = codec.decode_header(frame)

@@ -6,6 +6,7 @@ Without a registration a broker goes on serving: every commit is a CAS, and what
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -16,6 +17,7 @@ from storage.errors import AlreadyExists, IncompatibleFormat, StorageError
 from storage.log.broker_epoch import BrokerEpoch
 
 REGISTER_PAUSE_S: Final = 1.0
+SAID_EVERY_ATTEMPTS: Final = 10
 
 log = structlog.get_logger("registration")
 
@@ -90,18 +92,18 @@ class RegisteredLife:
     async def _register_again(self) -> Registration | None:
         """None if the life has ended meanwhile."""
         wanted: int | None = self.broker_id
-        while not self._over.is_set():
+        for attempt in itertools.count():
+            if self._over.is_set():
+                break
             try:
                 registration = await self._register(wanted)
             except AlreadyExists as error:
-                log.warning("register_failed", cause=str(error))
-                self._on_change(str(error))
+                self._failed(error, attempt)
                 wanted = self._fixed_id
             except IncompatibleFormat:
                 raise
             except StorageError as error:
-                log.warning("register_failed", cause=str(error))
-                self._on_change(str(error))
+                self._failed(error, attempt)
             else:
                 if not self._over.is_set():
                     return registration
@@ -110,6 +112,11 @@ class RegisteredLife:
                 async with asyncio.timeout(REGISTER_PAUSE_S):
                     await self._over.wait()
         return None
+
+    def _failed(self, error: StorageError, attempt: int) -> None:
+        self._on_change(str(error))
+        if attempt % SAID_EVERY_ATTEMPTS == 0:
+            log.warning("register_failed", cause=str(error), attempts=attempt + 1)
 
     async def _register(self, broker_id: int | None) -> Registration:
         return await self._directory.register(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from broker.fetching.waiters import POLL_S, TRUSTED_POLL_S, Waiters
+from broker.handlers.administration import Administration
 from broker.handlers.context import Context, Parts, TopicDefaults
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
@@ -267,6 +268,7 @@ class SimBroker:
             active_producers=log.producer_reads,
             topic_defaults=TopicDefaults(auto_create=False),
             groups=cast("Coordinator", None),  # groups have a world of their own
+            administration=Administration(),
         )
         produce = Produce(
             topics=topics,

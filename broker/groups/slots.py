@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+import structlog
+
 from broker.leadership import COORDINATOR_SLOTS, Candidate, slot_of, winner_of
 from storage.catalog.brokers import BrokerDirectory, BrokerRecord
 from storage.catalog.groups import ClaimRecord, decode_claim
@@ -16,6 +18,8 @@ from storage.catalog.records import encode
 from storage.catalog.writes import write_one
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Delete, MetadataStore, OpResult, Put, Record, Session
+
+log = structlog.get_logger("groups")
 
 CLAIMS_PREFIX: Final = keys.coordinator(0).path.removesuffix("00")
 
@@ -162,6 +166,7 @@ class Slots:
             version = await self._own_version(slot, session, take=False)
         if dead is not None and version is not None:
             self._replaced[slot] = _Replaced(dead, version)
+            log.info("slot_taken_over", slot=slot, from_broker_id=held.broker_id, meaning="its groups are coordinated here from now on")
         return version
 
     async def _is_held(self, slot: int, record: Record) -> bool:

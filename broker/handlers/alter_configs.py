@@ -22,7 +22,7 @@ from storage.catalog.topic_configs import validate
 async def handle(context: Context, request: Request[AlterConfigsRequest]) -> AlterConfigsResponse:
     body = request.body
     changes = [_accept(resource) for resource in body.resources]
-    refusals = await alter_all(context.parts, changes, validate_only=body.validate_only)
+    refusals = await alter_all(context.parts, changes, context.by(request.client_id), validate_only=body.validate_only)
     return AlterConfigsResponse(
         throttle_time=as_field(0),
         responses=tuple(

@@ -5,6 +5,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from broker.handlers.administration import By
 from broker.handlers.context import Parts
 from broker.handlers.errors import error_code_of
 from storage.catalog.topic_names import collision_key
@@ -15,7 +16,7 @@ TOPICS_MAX: Final = 1_000
 """Of one request. For the rest the client asks again, as it does for any topic that is not there yet."""
 
 
-async def create_missing(parts: Parts, names: Sequence[str]) -> dict[str, Topic | ErrorCode]:
+async def create_missing(parts: Parts, names: Sequence[str], by: By) -> dict[str, Topic | ErrorCode]:
     """The topics, created here or by whoever was first; or why not. The names are valid."""
     answers: dict[str, Topic | ErrorCode] = dict.fromkeys(names, ErrorCode.unknown_topic_or_partition)
     names = names[:TOPICS_MAX]
@@ -28,18 +29,22 @@ async def create_missing(parts: Parts, names: Sequence[str]) -> dict[str, Topic 
         if name in colliding or created.get(collision_key(name), name) != name:
             answers[name] = ErrorCode.invalid_topic_exception
         else:
-            answers[name] = await _create(parts, name)
+            answers[name] = await _create(parts, name, by)
             created[collision_key(name)] = name
     return answers
 
 
-async def _create(parts: Parts, name: str) -> Topic | ErrorCode:
+async def _create(parts: Parts, name: str, by: By) -> Topic | ErrorCode:
     try:
-        return await parts.topics.create(name, partition_count=parts.topic_defaults.partition_count, replication_factor=1, configs={})
+        topic = await parts.topics.create(name, partition_count=parts.topic_defaults.partition_count, replication_factor=1, configs={})
     except AlreadyExists:
         return await _created_by_another(parts, name)
     except StorageError as error:
         return error_code_of(error)
+    parts.administration.changed(
+        "topic_created", by, topic=name, topic_id=topic.topic_id, partitions=topic.partition_count, why="a client named it"
+    )
+    return topic
 
 
 async def _created_by_another(parts: Parts, name: str) -> Topic | ErrorCode:

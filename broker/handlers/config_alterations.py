@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kio.schema.errors import ErrorCode
 
+from broker.handlers.administration import By
 from broker.handlers.config_resources import BROKER, TOPIC, Refusal, refuse_broker_name, refuse_topic_name, refuse_type
 from broker.handlers.context import Parts
 from broker.handlers.errors import error_code_of
@@ -25,7 +26,7 @@ class ResourceChange(NamedTuple):
     change: Change | Refusal
 
 
-async def alter_all(parts: Parts, changes: Sequence[ResourceChange], *, validate_only: bool) -> list[Refusal | None]:
+async def alter_all(parts: Parts, changes: Sequence[ResourceChange], by: By, *, validate_only: bool) -> list[Refusal | None]:
     """In the order of `changes`, each for itself: None for what was altered, or with `validate_only` would have been."""
     occurrences = Counter((one.resource_type, one.resource_name) for one in changes)
     names = {one.resource_name for one in changes if one.resource_type == TOPIC}
@@ -41,17 +42,20 @@ async def alter_all(parts: Parts, changes: Sequence[ResourceChange], *, validate
         elif isinstance(one.change, Refusal):
             answer = one.change
         elif one.resource_type == TOPIC:
-            answer = await _alter_topic(parts, one.resource_name, one.change, found, validate_only=validate_only)
+            answer = await _alter_topic(parts, one.resource_name, one.change, found, by, validate_only=validate_only)
         elif one.resource_type == BROKER:
             answer = _refuse_broker(one, own_id=parts.broker_id)
         else:
             answer = refuse_type(one.resource_type)
+        if answer is not None and not validate_only:
+            facts = {"resource_type": one.resource_type, "name": one.resource_name, "keys": sorted(one.keys)}
+            parts.administration.failed("configs_altered", by, error=answer.error, message=answer.message, **facts)
         answers.append(answer)
     return answers
 
 
 async def _alter_topic(
-    parts: Parts, name: str, change: Change, found: dict[str, Topic] | StorageError, *, validate_only: bool
+    parts: Parts, name: str, change: Change, found: dict[str, Topic] | StorageError, by: By, *, validate_only: bool
 ) -> Refusal | None:
     if not name:
         return Refusal(ErrorCode.invalid_request, "default topic resources are not allowed")
@@ -67,12 +71,30 @@ async def _alter_topic(
         if validate_only:
             change(topic.configs)
         else:
-            await parts.topics.alter_configs(topic, change)
+            await _alter(parts, topic, change, by)
     except InvalidTopicConfig as error:
         return Refusal(ErrorCode.invalid_config, str(error))
     except StorageError as error:
         return Refusal(error_code_of(error), str(error))
     return None
+
+
+async def _alter(parts: Parts, topic: Topic, change: Change, by: By) -> None:
+    """Its configs are altered from the newest there are, which are not known before."""
+    before: dict[str, str] = {}
+    after: dict[str, str] = {}
+
+    def noted(current: Mapping[str, str]) -> dict[str, str]:
+        nonlocal before, after
+        if current != after:  # else a write of ours whose reply was lost
+            before = dict(current)
+        after = change(current)
+        return after
+
+    await parts.topics.alter_configs(topic, noted)
+    given = {key: value for key, value in after.items() if before.get(key) != value}
+    removed = sorted(before.keys() - after.keys())
+    parts.administration.changed("configs_altered", by, resource_type=TOPIC, name=topic.name, configs=given, removed=removed)
 
 
 def _refuse_broker(one: ResourceChange, *, own_id: int) -> Refusal | None:

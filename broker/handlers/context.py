@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from broker.groups.coordinator import Coordinator
+from broker.handlers.administration import Administration, By
 from broker.handlers.large_answers import LargeAnswer, only_one
 from broker.leadership import Leadership
 from runtime.clock import Clock
@@ -43,6 +44,7 @@ class Parts:
     active_producers: ActiveProducers
     topic_defaults: TopicDefaults
     groups: Coordinator
+    administration: Administration
 
     @property
     def broker_id(self) -> int:
@@ -57,3 +59,7 @@ class Context(msgspec.Struct, frozen=True):
     listener: str
     client_host: str
     large_answer: LargeAnswer = msgspec.field(default_factory=only_one)
+
+    def by(self, client_id: str | None) -> By:
+        """Who asked, for the log."""
+        return By(self.client_host, client_id, self.listener)

@@ -17,6 +17,7 @@ from kio.schema.create_partitions.v3.request import CreatePartitionsTopic
 from kio.schema.create_partitions.v3.response import CreatePartitionsTopicResult
 from kio.schema.errors import ErrorCode
 
+from broker.handlers.administration import By
 from broker.handlers.context import Context, Parts
 from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_topic_name
@@ -35,14 +36,17 @@ class Refusal(NamedTuple):
 
 
 async def handle(context: Context, request: Request[CreatePartitionsRequest]) -> CreatePartitionsResponse:
-    body = request.body
+    body, by = request.body, context.by(request.client_id)
     timed_out = Refusal(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
     answers: dict[str, Refusal | None] = {topic.name: timed_out for topic in body.topics}
     try:
         async with asyncio.timeout(min(max(milliseconds(body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
-            await _create_all(context.parts, body, answers)
+            await _create_all(context.parts, body, answers, by)
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above
+    for name, refusal in answers.items() if not body.validate_only else ():
+        if refusal is not None:
+            context.parts.administration.failed("partitions_added", by, error=refusal.error, message=refusal.message, topic=name)
     return CreatePartitionsResponse(
         throttle_time=as_field(0),
         results=tuple(
@@ -56,7 +60,7 @@ async def handle(context: Context, request: Request[CreatePartitionsRequest]) ->
     )
 
 
-async def _create_all(parts: Parts, body: CreatePartitionsRequest, answers: dict[str, Refusal | None]) -> None:
+async def _create_all(parts: Parts, body: CreatePartitionsRequest, answers: dict[str, Refusal | None], by: By) -> None:
     occurrences = Counter(topic.name for topic in body.topics)
     try:
         existing = await parts.topics.lookup_now(list(occurrences))
@@ -73,7 +77,7 @@ async def _create_all(parts: Parts, body: CreatePartitionsRequest, answers: dict
         else:
             refusal = check(wanted, topic, added_max=allowed)
             allowed -= 0 if refusal else wanted.count - topic.partition_count
-            answers[wanted.name] = refusal if refusal or body.validate_only else await _create(parts, wanted, topic)
+            answers[wanted.name] = refusal if refusal or body.validate_only else await _create(parts, wanted, topic, by)
 
 
 def check(wanted: CreatePartitionsTopic, topic: Topic, *, added_max: int) -> Refusal | None:
@@ -101,12 +105,16 @@ def check(wanted: CreatePartitionsTopic, topic: Topic, *, added_max: int) -> Ref
     return None
 
 
-async def _create(parts: Parts, wanted: CreatePartitionsTopic, topic: Topic) -> Refusal | None:
+async def _create(parts: Parts, wanted: CreatePartitionsTopic, topic: Topic, by: By) -> Refusal | None:
     try:
         before = await parts.topics.add_partitions(topic, wanted.count)
     except StorageError as error:
         return _failed(error)
-    return None if before < wanted.count else _no_increase(before, wanted.count)
+    if before >= wanted.count:
+        return _no_increase(before, wanted.count)
+    facts = {"topic": topic.name, "topic_id": topic.topic_id, "partitions_before": before, "partitions": wanted.count}
+    parts.administration.changed("partitions_added", by, **facts)
+    return None
 
 
 def _no_increase(current: int, wanted: int) -> Refusal:

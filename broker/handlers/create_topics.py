@@ -20,6 +20,7 @@ from kio.schema.create_topics.v7.request import CreatableReplicaAssignment, Crea
 from kio.schema.create_topics.v7.response import CreatableTopicConfigs, CreatableTopicResult
 from kio.schema.errors import ErrorCode
 
+from broker.handlers.administration import By
 from broker.handlers.config_sources import source_of
 from broker.handlers.context import Context, Parts
 from broker.handlers.errors import error_code_of
@@ -53,21 +54,24 @@ class Refusal(NamedTuple):
 
 
 async def handle(context: Context, request: Request[CreateTopicsRequest]) -> CreateTopicsResponse:
-    body = request.body
+    body, by = request.body, context.by(request.client_id)
     timed_out = Refusal(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
     answers: dict[str, Plan | Refusal] = {topic.name: timed_out for topic in body.topics}
     try:
         async with asyncio.timeout(min(max(milliseconds(body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
-            await _create_all(context.parts, body, answers)
+            await _create_all(context.parts, body, answers, by)
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above
+    for name, answer in answers.items() if not body.validate_only else ():
+        if isinstance(answer, Refusal):
+            context.parts.administration.failed("topic_created", by, error=answer.error, message=answer.message, topic=name)
     return CreateTopicsResponse(
         throttle_time=as_field(0),
         topics=tuple(_respond(name, answer) for name, answer in answers.items()),
     )
 
 
-async def _create_all(parts: Parts, body: CreateTopicsRequest, answers: dict[str, Plan | Refusal]) -> None:
+async def _create_all(parts: Parts, body: CreateTopicsRequest, answers: dict[str, Plan | Refusal], by: By) -> None:
     occurrences = Counter(topic.name for topic in body.topics)
     try:
         existing = await parts.topics.lookup_now(list(occurrences))
@@ -86,7 +90,7 @@ async def _create_all(parts: Parts, body: CreateTopicsRequest, answers: dict[str
             answers[topic.name] = Refusal(ErrorCode.topic_already_exists, f"topic {topic.name!r} already exists")
             if isinstance(planned, Plan) and not body.validate_only:
                 # A read may be older than a deletion that its client has the answer of. Only a write that finds the name taken is proof.
-                answers[topic.name] = created = await _create(parts, topic.name, planned)
+                answers[topic.name] = created = await _create(parts, topic.name, planned, by)
                 allowed -= created.partition_count if isinstance(created, Plan) else 0
             continue
         other = colliding.get(topic.name, planned_names.get(collision_key(topic.name)))
@@ -98,12 +102,12 @@ async def _create_all(parts: Parts, body: CreateTopicsRequest, answers: dict[str
         if isinstance(planned, Plan):
             allowed -= planned.partition_count
             planned_names[collision_key(topic.name)] = topic.name
-            answers[topic.name] = planned if body.validate_only else await _create(parts, topic.name, planned)
+            answers[topic.name] = planned if body.validate_only else await _create(parts, topic.name, planned, by)
         else:
             answers[topic.name] = planned
 
 
-async def _create(parts: Parts, name: str, planned: Plan) -> Plan | Refusal:
+async def _create(parts: Parts, name: str, planned: Plan, by: By) -> Plan | Refusal:
     try:
         topic = await parts.topics.create(
             name,
@@ -113,6 +117,15 @@ async def _create(parts: Parts, name: str, planned: Plan) -> Plan | Refusal:
         )
     except StorageError as error:
         return _refusal_of(error)
+    parts.administration.changed(
+        "topic_created",
+        by,
+        topic=name,
+        topic_id=topic.topic_id,
+        partitions=planned.partition_count,
+        replication_factor=planned.replication_factor,
+        configs=planned.configs,
+    )
     return planned._replace(topic_id=topic.topic_id)
 
 

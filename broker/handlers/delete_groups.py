@@ -6,18 +6,22 @@ from kio.schema.errors import ErrorCode
 
 from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed
+from broker.handlers.administration import By
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 
 
 async def handle(context: Context, request: Request[DeleteGroupsRequest]) -> DeleteGroupsResponse:
-    named = request.body.groups_names
+    named, by = request.body.groups_names, context.by(request.client_id)
 
     async def delete(place: int) -> GroupError:
-        return await _delete(context, named[place])
+        return await _delete(context, named[place], by)
 
     errors = await context.parts.groups.each(named, delete, late=GroupError.REQUEST_TIMED_OUT)
+    for group_id, error in zip(named, errors, strict=True):
+        if error is not GroupError.NONE:
+            context.parts.administration.failed("group_deleted", by, error=ErrorCode(error), group=group_id)
     return DeleteGroupsResponse(
         throttle_time=as_field(0),
         results=tuple(
@@ -26,10 +30,13 @@ async def handle(context: Context, request: Request[DeleteGroupsRequest]) -> Del
     )
 
 
-async def _delete(context: Context, group_id: str) -> GroupError:
+async def _delete(context: Context, group_id: str, by: By) -> GroupError:
     try:
-        return await context.parts.groups.delete(group_id)
+        error = await context.parts.groups.delete(group_id)
     except Closed as closed:
         return closed.error
     except TimeoutError:
         return GroupError.REQUEST_TIMED_OUT
+    if error is GroupError.NONE:
+        context.parts.administration.changed("group_deleted", by, group=group_id)
+    return error

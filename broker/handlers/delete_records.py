@@ -10,13 +10,14 @@ not done in time is REQUEST_TIMED_OUT, and may still happen.
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kio.schema.delete_records.v2 import DeleteRecordsRequest, DeleteRecordsResponse
 from kio.schema.delete_records.v2.response import DeleteRecordsPartitionResult, DeleteRecordsTopicResult
 from kio.schema.errors import ErrorCode
 
+from broker.handlers.administration import LISTED_MAX, By, listed
 from broker.handlers.context import Context, Parts
 from broker.handlers.errors import error_code_of
 from broker.handlers.existing_partitions import find_existing
@@ -53,6 +54,9 @@ async def handle(context: Context, request: Request[DeleteRecordsRequest]) -> De
             await _delete_all(context.parts, asked, answers)
     except TimeoutError:
         pass  # the partitions that were not reached keep the answer they were given above
+    finally:
+        # Also when the client has left: what was deleted until then is deleted.
+        _note(context.parts, context.by(request.client_id), answers)
     return DeleteRecordsResponse(
         throttle_time=as_field(0),
         topics=tuple(
@@ -97,6 +101,23 @@ async def _delete_all(parts: Parts, asked: Sequence[tuple[TopicPartition, int]],
     async with asyncio.TaskGroup() as group:
         for _ in range(min(TRIMS_MAX, len(trims))):
             group.create_task(trim())
+
+
+def _note(parts: Parts, by: By, answers: Mapping[TopicPartition, Answer]) -> None:
+    """One line per topic for what was deleted, and one for each way it was not."""
+    starts: dict[str, dict[int, int]] = {}
+    refused: dict[tuple[str, ErrorCode], list[int]] = {}
+    for (topic, partition), answer in answers.items():
+        if isinstance(answer, ErrorCode):
+            refused.setdefault((topic, answer), []).append(partition)
+        else:
+            starts.setdefault(topic, {})[partition] = answer
+    for topic, moved in starts.items():
+        parts.administration.changed("records_deleted", by, topic=topic, partitions=len(moved), log_start_offsets=listed(moved))
+    for (topic, error), partitions in refused.items():
+        parts.administration.failed(
+            "records_deleted", by, error=error, topic=topic, partitions=len(partitions), numbers=sorted(partitions)[:LISTED_MAX]
+        )
 
 
 def _refusal(topic: Topic, offset: int) -> ErrorCode | None:

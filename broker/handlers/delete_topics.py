@@ -14,6 +14,7 @@ from kio.schema.delete_topics import v5, v6
 from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTopicsResponse
 from kio.schema.errors import ErrorCode
 
+from broker.handlers.administration import By
 from broker.handlers.context import Context, Parts
 from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_topic_id, as_topic_name, as_uuid
@@ -44,14 +45,19 @@ class Answer(NamedTuple):
 
 
 async def handle(context: Context, request: Request[DeleteTopicsRequest]) -> DeleteTopicsResponse:
-    asked = _asked(request.body)
+    asked, by = _asked(request.body), context.by(request.client_id)
     timed_out = Answer(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
     answers = dict.fromkeys(asked, timed_out)
     try:
         async with asyncio.timeout(min(max(milliseconds(request.body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
-            await _delete_all(context.parts, asked, answers)
+            await _delete_all(context.parts, asked, answers, by)
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above
+    for named, answer in answers.items():
+        if answer.error is not ErrorCode.none:
+            name, topic_id = _as_known(named, answer)
+            facts = {"topic": name, "topic_id": topic_id}
+            context.parts.administration.failed("topic_deleted", by, error=answer.error, message=answer.message, **facts)
     return DeleteTopicsResponse(throttle_time=as_field(0), responses=tuple(_respond(named, answer) for named, answer in answers.items()))
 
 
@@ -61,7 +67,7 @@ def _asked(body: DeleteTopicsRequest) -> list[Asked]:
     return [Asked(topic.name, None if topic.topic_id is None else as_topic_id(topic.topic_id)) for topic in body.topics]
 
 
-async def _delete_all(parts: Parts, asked: list[Asked], answers: dict[Asked, Answer]) -> None:
+async def _delete_all(parts: Parts, asked: list[Asked], answers: dict[Asked, Answer], by: By) -> None:
     served = []
     for named, occurrences in Counter(asked).items():
         if (named.name is None) == (named.topic_id is None):
@@ -79,11 +85,11 @@ async def _delete_all(parts: Parts, asked: list[Asked], answers: dict[Asked, Ans
     for named in served:
         topic = found.get(named)
         if topic is None:
-            answers[named] = await _delete_if_there(parts, named)
+            answers[named] = await _delete_if_there(parts, named, by)
         elif incarnations[topic.topic_id] > 1:
             answers[named] = Answer(ErrorCode.invalid_request, "the request names this topic by its name and by its id", topic)
         else:
-            answers[named] = await _delete(parts, named, topic)
+            answers[named] = await _delete(parts, named, topic, by)
 
 
 async def _find(parts: Parts, served: list[Asked]) -> dict[Asked, Topic]:
@@ -93,7 +99,7 @@ async def _find(parts: Parts, served: list[Asked]) -> dict[Asked, Topic]:
     return found | {Asked(None, topic_id): topic for topic_id, topic in by_id.items()}
 
 
-async def _delete_if_there(parts: Parts, named: Asked) -> Answer:
+async def _delete_if_there(parts: Parts, named: Asked, by: By) -> Answer:
     """What a read did not find. Who is told that there is no such topic takes it for deleted."""
     if named.name is None or validate_name(named.name) is not None:
         return _unknown(named)
@@ -101,16 +107,17 @@ async def _delete_if_there(parts: Parts, named: Asked) -> Answer:
         topic = await parts.topics.lookup_certainly(named.name)
     except StorageError as error:
         return _failed(error)
-    return _unknown(named) if topic is None else await _delete(parts, named, topic)
+    return _unknown(named) if topic is None else await _delete(parts, named, topic, by)
 
 
-async def _delete(parts: Parts, named: Asked, topic: Topic) -> Answer:
+async def _delete(parts: Parts, named: Asked, topic: Topic, by: By) -> Answer:
     try:
         await parts.topics.delete(topic)
     except NotFound:
         return _unknown(named)
     except StorageError as error:
         return _failed(error)
+    parts.administration.changed("topic_deleted", by, topic=topic.name, topic_id=topic.topic_id)
     return Answer(ErrorCode.none, None, topic)
 
 
@@ -122,9 +129,12 @@ def _failed(error: StorageError) -> Answer:
     return Answer(error_code_of(error), str(error))
 
 
+def _as_known(named: Asked, answer: Answer) -> Asked:
+    return named if answer.topic is None else Asked(answer.topic.name, answer.topic.topic_id)
+
+
 def _respond(named: Asked, answer: Answer) -> DeletableTopicResult:
-    name = answer.topic.name if answer.topic is not None else named.name
-    topic_id = answer.topic.topic_id if answer.topic is not None else named.topic_id
+    name, topic_id = _as_known(named, answer)
     return DeletableTopicResult(
         name=None if name is None else as_topic_name(name),
         topic_id=None if topic_id is None else as_uuid(topic_id),

@@ -29,7 +29,7 @@ _OPERATIONS: Final = {operation.value: operation for operation in Operation}
 async def handle(context: Context, request: Request[IncrementalAlterConfigsRequest]) -> IncrementalAlterConfigsResponse:
     body = request.body
     changes = [_accept(resource) for resource in body.resources]
-    refusals = await alter_all(context.parts, changes, validate_only=body.validate_only)
+    refusals = await alter_all(context.parts, changes, context.by(request.client_id), validate_only=body.validate_only)
     return IncrementalAlterConfigsResponse(
         throttle_time=as_field(0),
         responses=tuple(

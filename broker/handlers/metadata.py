@@ -25,6 +25,7 @@ from kio.schema.metadata.v13.response import (
 )
 from kio.static.primitive import i32
 
+from broker.handlers.administration import By
 from broker.handlers.auto_creation import create_missing
 from broker.handlers.context import Context, Parts
 from broker.handlers.errors import error_code_of
@@ -73,7 +74,8 @@ async def handle(context: Context, request: Request[MetadataRequest]) -> Metadat
     elif request.api_version < _IDS_MINIMUM and any(wanted.name is None or wanted.topic_id is not None for wanted in body.topics):
         topics = tuple(answer.refused(wanted.name or "", None, ErrorCode.invalid_request) for wanted in body.topics)
     else:
-        topics = tuple(await _named(context, answer, body.topics, allow_creation=body.allow_auto_topic_creation))
+        creator = context.by(request.client_id) if body.allow_auto_topic_creation else None
+        topics = tuple(await _named(context, answer, body.topics, creator))
     found = MetadataResponse(
         throttle_time=as_field(0),
         brokers=tuple(_broker(node) for node in nodes),
@@ -95,12 +97,12 @@ async def handle(context: Context, request: Request[MetadataRequest]) -> Metadat
     )
 
 
-async def _named(context: Context, answer: "_Answer", wanted: _Wanted, *, allow_creation: bool) -> Iterable[MetadataResponseTopic]:
-    """One answer per id and per name, in the order of the request; repeats are answered once."""
+async def _named(context: Context, answer: "_Answer", wanted: _Wanted, creator: By | None) -> Iterable[MetadataResponseTopic]:
+    """One answer per id and per name, in the order of the request; repeats are answered once. `creator` None: missing topics stay so."""
     ids = dict.fromkeys(as_topic_id(topic.topic_id) for topic in wanted if topic.topic_id is not None)
     names = dict.fromkeys(topic.name for topic in wanted if topic.topic_id is None and topic.name is not None)
     by_id = await _find_ids(context.parts, list(ids))
-    by_name = await _find_names(context.parts, list(names), allow_creation=allow_creation)
+    by_name = await _find_names(context.parts, list(names), creator)
     if _is_large([found for found in (*by_id.values(), *by_name.values()) if isinstance(found, Topic)]):
         await context.large_answer.take()
     answers: dict[tuple[TopicId | None, str | None], MetadataResponseTopic] = {}
@@ -140,7 +142,7 @@ async def _find_ids(parts: Parts, topic_ids: list[TopicId]) -> dict[TopicId, Top
     return {topic_id: found.get(topic_id, missing) for topic_id in topic_ids}
 
 
-async def _find_names(parts: Parts, names: list[str], *, allow_creation: bool) -> dict[str, Topic | ErrorCode]:
+async def _find_names(parts: Parts, names: list[str], creator: By | None) -> dict[str, Topic | ErrorCode]:
     try:
         found, unread = await parts.topics.look_up(names)
     except StorageError as error:
@@ -151,8 +153,8 @@ async def _find_names(parts: Parts, names: list[str], *, allow_creation: bool) -
     for name in missing:
         if validate_name(name) is not None:
             answers[name] = ErrorCode.invalid_topic_exception
-    if unread is None and allow_creation and parts.topic_defaults.auto_create:
-        answers |= await create_missing(parts, [name for name in missing if validate_name(name) is None])
+    if unread is None and creator is not None and parts.topic_defaults.auto_create:
+        answers |= await create_missing(parts, [name for name in missing if validate_name(name) is None], creator)
     return answers
 
 

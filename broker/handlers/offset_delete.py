@@ -12,6 +12,7 @@ from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed, DeleteOffsets
 from broker.groups.members import GroupState
 from broker.groups.subscriptions import CONSUMER, subscribed_topics
+from broker.handlers.administration import LISTED_MAX
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
@@ -45,6 +46,7 @@ async def handle(context: Context, request: Request[OffsetDeleteRequest]) -> Off
             unwanted = tuple(partition for partition, name in existing.items() if name not in subscribed)
             if unwanted:
                 error = await groups.delete_offsets(body.group_id, DeleteOffsets(unwanted))
+                _note(context, request, error, sorted({existing[partition] for partition in unwanted}), len(unwanted))
     except Closed as closed:
         return _refuse(closed.error)
     except (StorageError, TimeoutError):
@@ -66,6 +68,15 @@ async def handle(context: Context, request: Request[OffsetDeleteRequest]) -> Off
             for topic in body.topics
         ),
     )
+
+
+def _note(context: Context, request: Request[OffsetDeleteRequest], error: GroupError, topics: list[str], partitions: int) -> None:
+    administration, by = context.parts.administration, context.by(request.client_id)
+    group, named = request.body.group_id, topics[:LISTED_MAX]
+    if error is GroupError.NONE:
+        administration.changed("offsets_deleted", by, group=group, topics=named, partitions=partitions)
+    else:
+        administration.failed("offsets_deleted", by, error=ErrorCode(error), group=group, topics=named, partitions=partitions)
 
 
 def _error_of(topic: Topic | None, name: str, partition: int, subscribed: frozenset[str]) -> GroupError:

@@ -14,6 +14,7 @@ from runtime.clock import Clock
 from storage.catalog.cluster import decode_cluster
 from storage.catalog.gathering import Gathering
 from storage.catalog.live_brokers import read_live
+from storage.catalog.membership import MembershipLog
 from storage.catalog.records import decode, encode
 from storage.catalog.writes import ATTEMPTS_MAX, pause, write_one
 from storage.errors import AlreadyExists, Corrupt, StorageError, Unavailable
@@ -100,6 +101,8 @@ class BrokerDirectory:
         self._scanned_at_s = float("-inf")
         self._live_until_s = 0.0
         self._changes = 0
+        self._hinted = asyncio.Event()
+        self._membership = MembershipLog()
         self._scans = Gathering(self._scan)
         self._witnesses = 0
         self._epoch_reads = Gathering(self._read_epochs)
@@ -219,6 +222,15 @@ class BrokerDirectory:
                 if record is not None:
                     self._level = max(self._level, decode_cluster(record, level_max=self._level_max).level)
 
+    async def watch(self) -> None:
+        """Read who is registered whenever that may have changed, so that the log tells of it, until cancelled."""
+        while True:
+            await self._hinted.wait()
+            self._hinted.clear()
+            with contextlib.suppress(StorageError):
+                await self.live()
+            await asyncio.sleep(CACHE_AGE_S)
+
     async def wait_lost(self) -> None:
         """Return when the registration is lost: others may take this broker for dead, and its id."""
         assert self._session is not None, "not registered"
@@ -293,6 +305,7 @@ class BrokerDirectory:
         start, end = keys.brokers()
         live = [decode_broker(stored) async for stored in self._metadata.range_scan(start, end)]
         self._live, self._scanned_at_s = live, self._clock.monotonic_s()
+        self._membership.note(live, own_id=self._own_id)
         if changes == self._changes:
             self._live_until_s = self._scanned_at_s + CACHE_AGE_S
         return {None: live}
@@ -319,6 +332,7 @@ class BrokerDirectory:
         if keys.is_broker(path):
             self._changes += 1
             self._live_until_s = 0.0
+            self._hinted.set()
 
 
 async def _close(session: Session | None) -> None:

@@ -36,7 +36,7 @@ from broker.protocol.encoder import STEP_ELEMENTS
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.request import Request
 from broker.responses import Responses
-from runtime.clock import SystemClock
+from runtime.clock import Clock, SystemClock
 from runtime.telemetry import Telemetry
 from storage.catalog.topics import Topics
 from storage.errors import Unavailable
@@ -98,7 +98,7 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def desk() -> AsyncIterator[Desk]:
+async def desk(*, clock: Clock | None = None) -> AsyncIterator[Desk]:
     telemetry = Telemetry()
     responses = Responses(bytes_max=64 * MIB, telemetry=telemetry, soon=asyncio.get_running_loop().call_soon_threadsafe)
     async with cluster() as made, node() as log:
@@ -109,7 +109,7 @@ async def desk() -> AsyncIterator[Desk]:
             fetch_handler=log.fetch,
             leaving=leaving,
             responses=responses,
-            clock=SystemClock(),
+            clock=clock or SystemClock(),
             telemetry=telemetry,
         )
         yield Desk(dispatch, log, telemetry, FakeClient(), made.topics, leaving)

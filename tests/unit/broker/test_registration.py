@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker import registration
 from broker.registration import RegisteredLife
@@ -379,3 +380,23 @@ async def test_witnesses_are_no_brokers() -> None:
                 listeners=ELSEWHERE, rack=None, version="0", broker_id=None
             )
         ).broker_id == 3
+
+
+async def test_a_store_that_refuses_for_long_is_in_the_log_for_the_first_time_and_for_every_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "REGISTER_PAUSE_S", 0.0)
+    async with living() as broker, staying(broker):
+
+        async def refuse(**_: object) -> Registration:
+            raise Unavailable("the store is away")
+
+        register = broker.directory.register
+        monkeypatch.setattr(broker.directory, "register", refuse)
+        with capture_logs() as logged:
+            await broker.lose_session()
+            heard = [await broker.hear() for _ in range(1 + 21)]
+        monkeypatch.setattr(broker.directory, "register", register)
+        while await broker.hear() is not None:
+            pass
+
+    assert set(heard) == {"the session was lost", "the store is away"}
+    assert [line["attempts"] for line in logged if line["event"] == "register_failed"] == [1, 11, 21]

@@ -3,7 +3,7 @@
 import asyncio
 import io
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,6 +15,7 @@ from kio.serial import entity_reader, entity_writer
 from broker.groups.coordinator import Coordinator
 from broker.groups.slots import Slots
 from broker.groups.state import GroupSettings
+from broker.handlers.administration import Administration
 from broker.handlers.context import Context, Parts, TopicDefaults
 from broker.leadership import Leadership, SelfLeadership
 from broker.protocol import codec
@@ -125,6 +126,8 @@ class Cluster:
     timestamps: FakeTimestamps
     trimmer: FakeTrimmer
     producers: FakeProducers
+    audited: list[Mapping[str, object]]
+    """The lines of the audit log."""
 
     @property
     def topics(self) -> Topics:
@@ -175,6 +178,7 @@ async def cluster(
     await brokers.register(listeners=listeners, rack="zone-a", version="0", broker_id=broker_id)
     bounds, timestamps = FakeBounds(metadata), FakeTimestamps()
     trimmer, producers = FakeTrimmer(), FakeProducers()
+    audited: list[Mapping[str, object]] = []
     group_settings = GroupSettings(initial_delay_s=0)
     async with Nursery() as nursery:
         groups = Coordinator(
@@ -201,8 +205,9 @@ async def cluster(
             active_producers=producers,
             topic_defaults=TopicDefaults(auto_create=auto_create, partition_count=partition_count),
             groups=groups,
+            administration=Administration(audited.append),
         )
-        yield Cluster(metadata, clock, Context(parts, LISTENER, "127.0.0.1"), bounds, timestamps, trimmer, producers)
+        yield Cluster(metadata, clock, Context(parts, LISTENER, "127.0.0.1"), bounds, timestamps, trimmer, producers, audited)
     await metadata.close()
 
 
