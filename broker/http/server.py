@@ -22,6 +22,7 @@ from broker.accepting import HTTP_CONNECTIONS_MAX, Acceptor, bind
 from broker.http.health import Readiness
 from broker.http.loop_lag import LoopLag
 from broker.http.scrape import JSON, TEXT, Page, render_json, render_text
+from broker.http.unreadable import Unreadable
 from broker.settings.listeners import Address, Listener
 from broker.settings.ports import cannot_listen
 from runtime.blocking import Blocking
@@ -62,7 +63,14 @@ class HttpServer:
         self._telemetry = telemetry
         self._nursery = Nursery()
         self._acceptor: Acceptor[asyncio.BaseProtocol] | None = None
-        self._runner = web.AppRunner(self._application(), handle_signals=False, access_log=None, shutdown_timeout=_STOP_WITHIN_S)
+        self._unreadable = Unreadable(telemetry)
+        self._runner = web.AppRunner(
+            self._application(),
+            handle_signals=False,
+            access_log=None,
+            logger=self._unreadable.logger(),
+            shutdown_timeout=_STOP_WITHIN_S,
+        )
         telemetry.gauge(BUILD_INFO).labels(facts.version, platform.python_version()).set(1)
         telemetry.gauge(READY).set_function(lambda: float(readiness.verdict().is_ready))
         ProcessCollector(registry=telemetry.registry)
@@ -101,6 +109,7 @@ class HttpServer:
             self._acceptor.stop()
             await self._nursery.__aexit__(None, None, None)
         await self._runner.cleanup()
+        self._unreadable.stop()
 
     def _application(self) -> web.Application:
         application = web.Application(middlewares=[_errors_as_json])

@@ -11,7 +11,7 @@ from broker.protocol import codec, fetch, shapes, support
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.wire import uvarint
 from tests.integration.raw_client import header
-from tests.property.kafka_values import kio_encoded, random_entity
+from tests.property.kafka_values import Pool, kio_encoded, random_entity
 from tests.unit.broker.handlers.record_batches import NOW_MS, record_batch
 
 FRAME_BYTES_MAX: Final = 200_000
@@ -43,6 +43,46 @@ def valid_frames(chance: random.Random, topic: str, *, rounds: int) -> list[Fram
             elif api.key == codec.FETCH and version < fetch.TOPIC_IDS_MINIMUM:
                 frames += [Frame(header(api.key, version), _fetch_body(version, topic)) for _ in range(2 * rounds)]
     return [frame for frame in frames if len(frame.body) <= FRAME_BYTES_MAX]
+
+
+def sensible_frames(chance: random.Random, pool: Pool, *, rounds: int) -> list[Frame]:
+    """`rounds` requests of each version that name what there is, so that they reach what lies behind the first check."""
+    frames = []
+    for api in support.APIS:
+        for version in range(api.served_minimum, api.maximum + 1):
+            structure = shapes.request_structure(api.key, version)
+            frames += [Frame(header(api.key, version), kio_encoded(random_entity(structure, chance, pool))) for _ in range(rounds)]
+    return [frame for frame in frames if len(frame.body) <= FRAME_BYTES_MAX]
+
+
+def mutated_http(chance: random.Random) -> bytes:
+    """What may come by the HTTP port: a request, some of them spoilt, one in four cut off."""
+    method = chance.choice(("GET", "GET", "GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PRI", "get", "\x00"))
+    path = chance.choice(("/healthz", "/readyz", "/metrics", "/metrics.json", "/api/v1/broker", "/", "*", "//", "/%00", "/" + "a" * 9_000))
+    head = [f"{method} {path}{chance.choice(('', '?a=b', '#x'))} HTTP/{chance.choice(('1.1', '1.1', '1.0', '2', '9.9', ''))}", "Host: a"]
+    head += chance.choices(
+        (
+            "Content-Length: 5",
+            "Content-Length: -1",
+            "Content-Length: 99999999999999999999",
+            "Transfer-Encoding: chunked",
+            "Expect: 100-continue",
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x",
+            "X: " + "y" * 9_000,
+            "Accept-Encoding: gzip, deflate, br, zstd",
+            "Range: bytes=0-",
+            ": no name",
+            "no colon",
+            "\x7f: \xff",
+        ),
+        k=chance.randrange(4),
+    )
+    data = ("\r\n".join(head) + "\r\n\r\n").encode("latin-1") + chance.choice(
+        (b"", b"hello", b"5\r\nhello\r\n0\r\n\r\n", b"ffffffffffff\r\n")
+    )
+    if chance.random() < 0.4:
+        data = chance.choice(_MUTATIONS)(chance, data)
+    return data[: chance.randrange(len(data) + 1)] if chance.random() < 0.25 else data
 
 
 def mutated(chance: random.Random, frames: list[Frame]) -> bytes:

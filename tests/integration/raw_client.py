@@ -1,5 +1,6 @@
 """A Kafka client that is one socket: frames as bytes, and kio's requests and responses of any version. Every wait has a deadline."""
 
+import contextlib
 import io
 import socket
 import struct
@@ -76,7 +77,9 @@ class RawClient:
         self._socket.close()
 
     def finish_sending(self) -> None:
-        self._socket.shutdown(socket.SHUT_WR)
+        # The broker may have closed the connection: then nothing is sent any more either way.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
 
     def send_bytes(self, data: bytes) -> bool:
         """False if the broker has closed the connection."""

@@ -6,6 +6,8 @@ import io
 import random
 import types
 import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from kio.schema.errors import ErrorCode
@@ -26,9 +28,36 @@ def kio_encoded(entity: object) -> bytes:
         return buffer.getvalue()
 
 
-def random_entity(structure: Structure, chance: random.Random) -> object:
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Values that mean something to the broker that is asked; nine of ten are taken from here, where there is one of the kind."""
+
+    texts: Sequence[str] = ()
+    numbers: Sequence[int] = ()
+    blobs: Sequence[bytes] = ()
+    uuids: Sequence[uuid.UUID] = ()
+
+    def take(self, kafka_type: object, chance: random.Random) -> object:
+        """One that fits the type, or None."""
+        values: Sequence[object] = ()
+        if kafka_type == "string":
+            values = self.texts
+        elif kafka_type in ("bytes", "records"):
+            values = self.blobs
+        elif kafka_type == "uuid":
+            values = self.uuids
+        elif isinstance(kafka_type, str) and kafka_type in _BITS and kafka_type != "timedelta_i32":
+            low = 0 if kafka_type.startswith("u") else -1
+            values = [number for number in self.numbers if low <= number < 2 ** (_BITS[kafka_type] - 1)]
+        return chance.choice(values) if values and chance.random() < 0.9 else None
+
+
+NOTHING = Pool()
+
+
+def random_entity(structure: Structure, chance: random.Random, pool: Pool = NOTHING) -> object:
     """An instance that kio's encoder accepts: times are timedelta and datetime."""
-    return structure.cls(**{field.name: _random_field(field, chance) for field in structure.fields})
+    return structure.cls(**{field.name: _random_field(field, chance, pool) for field in structure.fields})
 
 
 def in_milliseconds(entity: object) -> object:
@@ -76,21 +105,23 @@ def as_namespace(value: object, *, unknown: str) -> object:
     return types.SimpleNamespace(**attributes, unknown=unknown)
 
 
-def _random_field(field: Field, chance: random.Random) -> object:
+def _random_field(field: Field, chance: random.Random, pool: Pool) -> object:
     if field.nullable and chance.random() < 0.25 and (field.tag is None or field.default is None):
         return None
     if field.array:
         length = 130 if chance.random() < 0.03 and not isinstance(field.kafka_type, Structure) else chance.randrange(4)
-        return tuple(_random_value(field, chance) for _ in range(length))
+        return tuple(_random_value(field, chance, pool) for _ in range(length))
     if field.tag is not None and chance.random() < 0.5:
         return _kio_value(field.absent, field)
-    return _random_value(field, chance)
+    return _random_value(field, chance, pool)
 
 
-def _random_value(field: Field, chance: random.Random) -> object:
+def _random_value(field: Field, chance: random.Random, pool: Pool) -> object:
+    if (known := pool.take(field.kafka_type, chance)) is not None:
+        return known
     match field.kafka_type:
         case Structure() as structure:
-            return random_entity(structure, chance)
+            return random_entity(structure, chance, pool)
         case "bool":
             return chance.random() < 0.5
         case "float64":

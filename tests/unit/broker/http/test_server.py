@@ -1,11 +1,15 @@
+import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from broker.http.health import Readiness
 from broker.http.server import BrokerFacts, HttpServer
+from broker.http.unreadable import UNREADABLE
 from broker.settings.errors import StartError
 from broker.settings.listeners import Address, Listener
 from runtime.blocking import ThreadBlocking
@@ -20,7 +24,19 @@ LOCAL = Address("127.0.0.1", 0)
 class Running:
     """A server on a free port, and a client of it."""
 
-    def __init__(self, client: aiohttp.ClientSession, clock: ManualClock, readiness: Readiness, outcomes: StoreOutcomes) -> None:
+    def __init__(
+        self,
+        client: aiohttp.ClientSession,
+        clock: ManualClock,
+        readiness: Readiness,
+        outcomes: StoreOutcomes,
+        server: HttpServer,
+        address: Address,
+        telemetry: Telemetry,
+    ) -> None:
+        self.server = server
+        self.address = address
+        self.telemetry = telemetry
         self.client = client
         self.clock = clock
         self.readiness = readiness
@@ -40,9 +56,25 @@ async def running() -> AsyncIterator[Running]:
     server = HttpServer(FACTS, readiness=readiness, telemetry=telemetry, blocking=blocking, clock=clock)
     address = await server.start(LOCAL)
     async with aiohttp.ClientSession(f"http://{address}") as client:
-        yield Running(client, clock, readiness, outcomes)
+        yield Running(client, clock, readiness, outcomes, server, address, telemetry)
     await server.stop()
     blocking.close()
+
+
+async def test_what_is_no_http_is_one_line_of_the_log_without_a_traceback_however_often_it_comes(running: Running) -> None:
+    with capture_logs() as logged:
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(running.address.host, running.address.port)
+            writer.write(b"GET / HTTP/1.1\r\n: no name\r\n\r\n")
+            assert b"400" in await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+        running.server._unreadable.stop()
+
+    assert [(line["event"], line["count"]) for line in logged] == [("http_unreadable", 1), ("http_unreadable", 2)]
+    assert logged[0]["client_host"] == "127.0.0.1"
+    assert "Invalid header token" in str(logged[0]["cause"])
+    assert running.telemetry.registry.get_sample_value(UNREADABLE.name) == 3
 
 
 async def test_liveness_asks_the_loop_and_nothing_else(running: Running) -> None:
@@ -137,3 +169,14 @@ async def test_an_address_that_is_taken_is_said_so_with_the_setting_to_change() 
             await server.start(Address("127.0.0.1", port))
     await server.stop()
     blocking.close()
+
+
+async def test_a_client_that_left_before_its_answer_is_no_error(running: Running) -> None:
+    logger = running.server._unreadable.logger()
+    gone = logging.LogRecord("aiohttp.server", logging.ERROR, "", 0, "Error handling request from %s", ("::1",), None)
+    bug = logging.LogRecord("aiohttp.server", logging.ERROR, "", 0, "Error handling request from %s", ("::1",), None)
+    gone.exc_info = (ConnectionResetError, ConnectionResetError("Cannot write to closing transport"), None)
+    bug.exc_info = (ZeroDivisionError, ZeroDivisionError("a bug"), None)
+
+    assert not logger.filter(gone)
+    assert logger.filter(bug)

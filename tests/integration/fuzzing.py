@@ -1,0 +1,182 @@
+"""What chance does to a broker, stroke by stroke: spoilt frames, conversations, HTTP, and frames that are begun and not ended.
+
+Each stroke ends in a reply or in the end of a connection; which of them it was is counted. All of it follows from a seed.
+"""
+
+import random
+import socket
+import struct
+import uuid
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from tests.integration.mutations import Frame, may_wait, mutated, mutated_http, sensible_frames, valid_frames
+from tests.integration.raw_client import API_VERSIONS, RawClient, header, prefixed
+from tests.integration.serving import HOST, Served
+from tests.property.kafka_values import Pool
+from tests.unit.broker.handlers.record_batches import record_batch
+
+CONNECTIONS = 8
+PROBE_ID = 0x5EED0000
+CONVERSATION_MAX = 12
+HALVES_MAX = 24
+HALF_BYTES_MAX = 4_000_000
+HTTP_WITHIN_S = 20.0
+
+WORDS = (
+    *("consumer", "range", "sticky", "connect", "member-1", "instance-1", "raw", "0", "1", "", "PLAINTEXT"),
+    *("cleanup.policy", "compact", "delete", "retention.ms", "compression.type", "zstd", "num.partitions", "no.such.config"),
+    *("fuzz-a", "fuzz-b", "fuzz.c", "fuzz_c", "group-a", "group-b", "broker.id", "__consumer_offsets"),
+)
+NUMBERS = (-1, 0, 1, 2, 3, 5, 10, 100, 1_000, 30_000)
+
+
+class Stuck(AssertionError):
+    """Neither reply nor end: which bytes, so that it can be played again."""
+
+
+class Line:
+    """One of the connections that carry spoilt frames; opened again whenever the broker has closed it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._client = RawClient(port)
+        self._probe = PROBE_ID
+        self._waits = False
+
+    def send(self, data: bytes, *, waits: bool) -> None:
+        """The bytes, and a request behind them whose reply proves that they are done with."""
+        self._probe += 1
+        self._waits = waits
+        probe = prefixed(header(API_VERSIONS, 0, correlation_id=self._probe))
+        if not self._client.send_bytes(data + (b"" if waits else probe)):
+            return
+        if waits:
+            # It may be in the middle of a frame, or in a long poll: what ends it is the end of the connection.
+            self._client.finish_sending()
+
+    def settle(self) -> str:
+        """Wait for the reply, or for the connection to be closed. Raise TimeoutError if neither comes."""
+        wanted = struct.pack(">i", self._probe)
+        while (reply := self._client.receive()) is not None:
+            if not self._waits and reply[:4] == wanted:
+                return "answered"
+        self._client.close()
+        self._client = RawClient(self._port)
+        return "closed after its end" if self._waits else "closed"
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Fuzz:
+    """`close` it. `topic` exists and is nobody else's."""
+
+    def __init__(self, served: Served, *, seed: int, topic: str, topic_ids: Sequence[uuid.UUID] = ()) -> None:
+        self.seed = seed
+        self.outcomes: Counter[str] = Counter()
+        self._chance = random.Random(seed)
+        self._served = served
+        blobs = [
+            b"",
+            bytes(record_batch(b"a", b"b")),
+            bytes(record_batch(b"z" * 500, codec=2)),
+            b"\x00\x01\x00\x00\x00\x01\x00\x01t\xff\xff\xff\xff",
+        ]
+        pool = Pool(texts=(*WORDS, topic, topic), numbers=NUMBERS, blobs=blobs, uuids=topic_ids)
+        self._valid = valid_frames(self._chance, topic, rounds=2)
+        self._sensible = sensible_frames(self._chance, pool, rounds=3)
+        self._lines = [Line(served.kafka_port) for _ in range(CONNECTIONS)]
+        self._halves: deque[RawClient] = deque()
+
+    def close(self) -> None:
+        for line in (*self._lines, *self._halves):
+            line.close()
+
+    def stroke(self) -> None:
+        """A spoilt frame on every line, one conversation, and now and then one of the others. Raises `Stuck`."""
+        self._frames()
+        self._conversation()
+        if self._chance.random() < 0.3:
+            self._http()
+        if self._chance.random() < 0.1:
+            self._half()
+
+    def _frames(self) -> None:
+        sent = []
+        for line in self._lines:
+            data, waits = self._spoilt()
+            line.send(data, waits=waits)
+            sent.append(data)
+        for line, data in zip(self._lines, sent, strict=True):
+            try:
+                self.outcomes[f"frame {line.settle()}"] += 1
+            except TimeoutError:
+                raise self._stuck("frame", data) from None
+
+    def _spoilt(self) -> tuple[bytes, bool]:
+        """Bytes to send, and whether the broker may rightly wait for more of them, or for records."""
+        chance = self._chance
+        frame = mutated(chance, self._valid)
+        if chance.random() < 0.05:
+            claimed = chance.choice((len(frame) + chance.choice((-1, 1, 1000)), chance.choice((0, 1, -1, 2**20, 2**26, 2**31 - 1))))
+            return struct.pack(">i", claimed) + frame, True
+        return prefixed(frame), may_wait(frame)
+
+    def _conversation(self) -> None:
+        """Requests of one connection, not waiting for each other, the last one cut off at times; the client sends its end and listens."""
+        chance = self._chance
+        parts = []
+        for number in range(chance.randint(1, CONVERSATION_MAX)):
+            frame: Frame = chance.choice(self._sensible)
+            body = mutated(chance, [Frame(b"", frame.body)]) if chance.random() < 0.2 else frame.body
+            # Answers are told apart by their number, which stands behind api key and version.
+            parts.append(prefixed(frame.head[:4] + struct.pack(">i", number) + frame.head[8:] + body))
+        data = b"".join(parts)
+        if chance.random() < 0.2:
+            data = data[: chance.randrange(len(data))]
+        with RawClient(self._served.kafka_port) as client:
+            cut = chance.randrange(len(data) + 1)
+            if client.send_bytes(data[:cut]) and client.send_bytes(data[cut:]):
+                client.finish_sending()
+            try:
+                replies = self._replies(client)
+            except TimeoutError:
+                raise self._stuck("conversation", data) from None
+        assert replies == sorted(replies), f"replies out of order: {replies} seed={self.seed} data={data[:2000].hex()}"
+        self.outcomes["conversation answered" if replies else "conversation closed"] += 1
+
+    def _replies(self, client: RawClient) -> list[int]:
+        replies = []
+        while (reply := client.receive()) is not None:
+            replies.append(int.from_bytes(reply[:4], "big", signed=True))
+        return replies
+
+    def _http(self) -> None:
+        data = mutated_http(self._chance)
+        with socket.create_connection((HOST, self._served.http_port), timeout=HTTP_WITHIN_S) as client:
+            received = b""
+            try:
+                client.sendall(data)
+                client.shutdown(socket.SHUT_WR)
+                while piece := client.recv(65_536):
+                    received += piece
+            except TimeoutError:
+                raise self._stuck("HTTP", data) from None
+            except OSError:
+                pass  # closed before it had read everything
+        self.outcomes["HTTP answered" if received else "HTTP closed"] += 1
+
+    def _half(self) -> None:
+        """A frame that is begun and not ended; so many stay open that the oldest is closed for each new one."""
+        chance = self._chance
+        if len(self._halves) == HALVES_MAX:
+            self._halves.popleft().close()
+        client = RawClient(self._served.kafka_port)
+        self._halves.append(client)
+        claimed = chance.choice((10, 1_000, 100_000, HALF_BYTES_MAX))
+        client.send_what_fits(struct.pack(">i", claimed) + header(0, 9) + bytes(chance.randrange(max(1, min(claimed, 60_000) - 40))))
+        self.outcomes["half"] += 1
+
+    def _stuck(self, kind: str, data: bytes) -> Stuck:
+        return Stuck(f"neither reply nor end: {kind} seed={self.seed} strokes={self.outcomes.total()} data={data[:4000].hex()}")
