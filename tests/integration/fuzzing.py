@@ -11,8 +11,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from tests.integration.mutations import Frame, may_wait, mutated, mutated_http, sensible_frames, valid_frames
-from tests.integration.raw_client import API_VERSIONS, RawClient, header, prefixed
+from tests.integration.raw_client import ANSWER_WITHIN_S, API_VERSIONS, RawClient, header, prefixed
 from tests.integration.serving import HOST, Served
+from tests.integration.test_bad_input import create_topic
 from tests.property.kafka_values import Pool
 from tests.unit.broker.handlers.record_batches import record_batch
 
@@ -20,14 +21,17 @@ CONNECTIONS = 8
 PROBE_ID = 0x5EED0000
 CONVERSATION_MAX = 12
 HALVES_MAX = 24
+CREATE_EVERY = 25
 HALF_BYTES_MAX = 4_000_000
-HTTP_WITHIN_S = 20.0
+PATIENCE_S = 0.1
+"""With requests that may rightly wait."""
 
 WORDS = (
     *("consumer", "range", "sticky", "connect", "member-1", "instance-1", "raw", "0", "1", "", "PLAINTEXT"),
     *("cleanup.policy", "compact", "delete", "retention.ms", "compression.type", "zstd", "num.partitions", "no.such.config"),
     *("fuzz-a", "fuzz-b", "fuzz.c", "fuzz_c", "group-a", "group-b", "broker.id", "__consumer_offsets"),
 )
+TIMES_MS = (0, 1, 100, 1_000, 6_000, 10_000, 30_000)
 NUMBERS = (-1, 0, 1, 2, 3, 5, 10, 100, 1_000, 30_000)
 
 
@@ -77,13 +81,15 @@ class Fuzz:
         self.outcomes: Counter[str] = Counter()
         self._chance = random.Random(seed)
         self._served = served
+        self._topic = topic
+        self._strokes = 0
         blobs = [
             b"",
             bytes(record_batch(b"a", b"b")),
             bytes(record_batch(b"z" * 500, codec=2)),
             b"\x00\x01\x00\x00\x00\x01\x00\x01t\xff\xff\xff\xff",
         ]
-        pool = Pool(texts=(*WORDS, topic, topic), numbers=NUMBERS, blobs=blobs, uuids=topic_ids)
+        pool = Pool(texts=(*WORDS, topic, topic), numbers=NUMBERS, milliseconds=TIMES_MS, blobs=blobs, uuids=topic_ids)
         self._valid = valid_frames(self._chance, topic, rounds=2)
         self._sensible = sensible_frames(self._chance, pool, rounds=3)
         self._lines = [Line(served.kafka_port) for _ in range(CONNECTIONS)]
@@ -95,12 +101,20 @@ class Fuzz:
 
     def stroke(self) -> None:
         """A spoilt frame on every line, one conversation, and now and then one of the others. Raises `Stuck`."""
+        if self._strokes % CREATE_EVERY == 0:
+            self._create()
+        self._strokes += 1
         self._frames()
         self._conversation()
         if self._chance.random() < 0.3:
             self._http()
         if self._chance.random() < 0.1:
             self._half()
+
+    def _create(self) -> None:
+        """Again, should a stroke have deleted it."""
+        with RawClient(self._served.kafka_port) as client:
+            client.ask(create_topic(self._topic))
 
     def _frames(self) -> None:
         sent = []
@@ -124,7 +138,9 @@ class Fuzz:
         return prefixed(frame), may_wait(frame)
 
     def _conversation(self) -> None:
-        """Requests of one connection, not waiting for each other, the last one cut off at times; the client sends its end and listens."""
+        """Requests of one connection, not waiting for each other, the last one cut off at times. Some wait for others:
+        the end of the connection ends that.
+        """
         chance = self._chance
         parts = []
         for number in range(chance.randint(1, CONVERSATION_MAX)):
@@ -135,34 +151,47 @@ class Fuzz:
         data = b"".join(parts)
         if chance.random() < 0.2:
             data = data[: chance.randrange(len(data))]
+        else:
+            data += prefixed(header(API_VERSIONS, 0, correlation_id=PROBE_ID))
         with RawClient(self._served.kafka_port) as client:
             cut = chance.randrange(len(data) + 1)
-            if client.send_bytes(data[:cut]) and client.send_bytes(data[cut:]):
-                client.finish_sending()
+            if client.send_bytes(data[:cut]):
+                client.send_bytes(data[cut:])
+            client.wait_at_most(PATIENCE_S)
+            replies: list[int] = []
             try:
-                replies = self._replies(client)
+                self._listen(client, replies)
             except TimeoutError:
-                raise self._stuck("conversation", data) from None
+                client.finish_sending()
+                client.wait_at_most(ANSWER_WITHIN_S)
+                try:
+                    self._listen(client, replies)
+                except TimeoutError:
+                    raise self._stuck("conversation", data) from None
         assert replies == sorted(replies), f"replies out of order: {replies} seed={self.seed} data={data[:2000].hex()}"
         self.outcomes["conversation answered" if replies else "conversation closed"] += 1
 
-    def _replies(self, client: RawClient) -> list[int]:
-        replies = []
+    def _listen(self, client: RawClient, replies: list[int]) -> None:
+        """Until the end, or the answer of the probe."""
         while (reply := client.receive()) is not None:
-            replies.append(int.from_bytes(reply[:4], "big", signed=True))
-        return replies
+            number = int.from_bytes(reply[:4], "big", signed=True)
+            if number == PROBE_ID:
+                return
+            replies.append(number)
 
     def _http(self) -> None:
         data = mutated_http(self._chance)
-        with socket.create_connection((HOST, self._served.http_port), timeout=HTTP_WITHIN_S) as client:
+        with socket.create_connection((HOST, self._served.http_port), timeout=ANSWER_WITHIN_S) as client:
             received = b""
             try:
                 client.sendall(data)
-                client.shutdown(socket.SHUT_WR)
+                if self._chance.random() < 0.5:
+                    client.shutdown(socket.SHUT_WR)
+                client.settimeout(PATIENCE_S)
                 while piece := client.recv(65_536):
                     received += piece
             except TimeoutError:
-                raise self._stuck("HTTP", data) from None
+                pass  # it may wait for the rest of a request
             except OSError:
                 pass  # closed before it had read everything
         self.outcomes["HTTP answered" if received else "HTTP closed"] += 1

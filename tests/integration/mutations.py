@@ -59,7 +59,11 @@ def mutated_http(chance: random.Random) -> bytes:
     """What may come by the HTTP port: a request, some of them spoilt, one in four cut off."""
     method = chance.choice(("GET", "GET", "GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PRI", "get", "\x00"))
     path = chance.choice(("/healthz", "/readyz", "/metrics", "/metrics.json", "/api/v1/broker", "/", "*", "//", "/%00", "/" + "a" * 9_000))
-    head = [f"{method} {path}{chance.choice(('', '?a=b', '#x'))} HTTP/{chance.choice(('1.1', '1.1', '1.0', '2', '9.9', ''))}", "Host: a"]
+    head = [
+        f"{method} {path}{chance.choice(('', '?a=b', '#x'))} HTTP/{chance.choice(('1.1', '1.1', '1.0', '2', '9.9', ''))}",
+        "Host: a",
+        chance.choice(("Connection: close", "Connection: keep-alive")),
+    ]
     head += chance.choices(
         (
             "Content-Length: 5",

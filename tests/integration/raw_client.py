@@ -76,6 +76,10 @@ class RawClient:
     def close(self) -> None:
         self._socket.close()
 
+    def wait_at_most(self, seconds: float) -> None:
+        """For each piece of what comes."""
+        self._socket.settimeout(seconds)
+
     def finish_sending(self) -> None:
         # The broker may have closed the connection: then nothing is sent any more either way.
         with contextlib.suppress(OSError):

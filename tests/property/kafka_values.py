@@ -34,6 +34,7 @@ class Pool:
 
     texts: Sequence[str] = ()
     numbers: Sequence[int] = ()
+    milliseconds: Sequence[int] = ()
     blobs: Sequence[bytes] = ()
     uuids: Sequence[uuid.UUID] = ()
 
@@ -46,7 +47,9 @@ class Pool:
             values = self.blobs
         elif kafka_type == "uuid":
             values = self.uuids
-        elif isinstance(kafka_type, str) and kafka_type in _BITS and kafka_type != "timedelta_i32":
+        elif kafka_type in ("timedelta_i32", "timedelta_i64"):
+            values = [datetime.timedelta(milliseconds=number) for number in self.milliseconds]
+        elif isinstance(kafka_type, str) and kafka_type in _BITS:
             low = 0 if kafka_type.startswith("u") else -1
             values = [number for number in self.numbers if low <= number < 2 ** (_BITS[kafka_type] - 1)]
         return chance.choice(values) if values and chance.random() < 0.9 else None
