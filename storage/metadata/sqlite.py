@@ -71,6 +71,7 @@ class SqliteMetadataStore:
         self,
         path: Path,
         *,
+        files: DatabaseFiles,
         writer: sqlite3.Connection,
         reader: sqlite3.Connection,
         liveness: Liveness,
@@ -79,7 +80,7 @@ class SqliteMetadataStore:
         on_lost: Callable[[str], None],
     ) -> None:
         self._path = path
-        self._files = DatabaseFiles(path)
+        self._files = files
         self._on_lost = on_lost
         self._writer = writer
         self._liveness = liveness
@@ -142,12 +143,15 @@ class SqliteMetadataStore:
             try:
                 owners = Owners(owners_folder(path), ids=ids)
                 undo.callback(owners.leave)
+                files = DatabaseFiles(path)
                 writer = undo.enter_context(contextlib.closing(sqlite_schema.open_writer(path)))
+                files.add_beside()
                 reader = undo.enter_context(contextlib.closing(sqlite_schema.open_reader(path)))
                 owners.remove_dead_files()
                 liveness = Liveness(owners=owners, clock=clock, boot_id=read_boot_id() if boot_id is None else boot_id)
                 store = cls(
                     path,
+                    files=files,
                     writer=writer,
                     reader=reader,
                     liveness=liveness,
@@ -157,6 +161,8 @@ class SqliteMetadataStore:
                 )
             except (OSError, sqlite3.Error) as error:
                 raise Unavailable(f"cannot open the metadata file: {sqlite_schema.reason_of(error)}: path={str(path)!r}") from error
+            if (lost := files.look()) is not None:
+                raise Unavailable(lost)
             undo.pop_all()
         return store
 
@@ -276,8 +282,9 @@ class SqliteMetadataStore:
                 found = read()
             except DeadSessionFound:
                 await self._end_dead_sessions()
-            except sqlite3.Error as error:
-                raise Unavailable(f"cannot read the metadata file: {error}: path={str(self._path)!r}") from error
+            except (OSError, sqlite3.Error) as error:
+                # An OSError: whether the owner of a session lives could not be seen, which takes a descriptor.
+                raise Unavailable(f"cannot read the metadata file: {sqlite_schema.reason_of(error)}: path={str(self._path)!r}") from error
             else:
                 # It may have read a commit that nobody will find again, and whose outcome is therefore told to nobody.
                 if (lost := self._files.look()) is not None:

@@ -20,15 +20,20 @@ _BESIDE: Final = ("-wal", "-shm")
 
 
 class DatabaseFiles:
-    """Made when the database has been opened. May be asked from any thread."""
+    """Made before the database is opened: what lies there afterwards may be another file than was opened. May be asked from any thread."""
 
     def __init__(self, path: Path) -> None:
-        """Raise OSError if one of the files is not there."""
-        # SQLite follows links before it names the files beside the database.
-        names = (str(path), *(f"{os.path.realpath(path)}{suffix}" for suffix in _BESIDE))
-        self._opened = tuple((name, _identity(name)) for name in names)
+        """Raise OSError if there is no database."""
+        self._path = path
+        self._opened = ((str(path), _identity(str(path))),)
         self.lost: str | None = None
         """Which file is gone, once that was seen: for good, since whatever is put there later may have been written by others."""
+
+    def add_beside(self) -> None:
+        """When the first connection has read. Raise OSError if one of the files beside the database is not there."""
+        # SQLite follows links before it names them.
+        names = [f"{os.path.realpath(self._path)}{suffix}" for suffix in _BESIDE]
+        self._opened += tuple((name, _identity(name)) for name in names)
 
     def look(self) -> str | None:
         """Why nothing that is committed or read now can be relied on; None while all is well. Some microseconds."""

@@ -155,7 +155,8 @@ class GroupCommit:
             transaction = Transaction(connection, self._liveness)
             values = [work(transaction) for work in works]
             transaction.finish()
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
+            # An OSError: whether the owner of a session lives could not be seen, which takes a descriptor.
             self._roll_back()
             return NotApplied(f"the metadata transaction was rolled back: {reason_of(error)}")
         except BaseException:

@@ -113,6 +113,10 @@ def reason_of(error: OSError | sqlite3.Error) -> str:
 def _open(path: Path, settings: str) -> sqlite3.Connection:
     connection = _connect(path, mode="rw", busy_timeout_s=OPENING_TIMEOUT_S)
     try:
+        # The file says so itself, but for a copy that VACUUM INTO made: without a log readers would wait for writers.
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise sqlite3.OperationalError(f"its journal mode is {mode!r} and cannot be made 'wal'")
         # The first read takes the lock that says "in use"; until then the last one who closes may lock everybody out for a moment.
         connection.execute("SELECT version FROM counters").fetchall()
         connection.executescript(f"PRAGMA cache_size = -{CACHE_KIB}; {settings}")

@@ -20,8 +20,8 @@ from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from storage.errors import IncompatibleFormat, Unavailable
 from storage.limits import METADATA_VALUE_BYTES_MAX
-from storage.metadata import sqlite_files, sqlite_group_commit, sqlite_schema
-from storage.metadata.port import ABSENT, Applied, MetadataStore, NotApplied, Put, Session, Status, Unknown
+from storage.metadata import sqlite_files, sqlite_group_commit, sqlite_owners, sqlite_schema
+from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApplied, Put, Session, Status, Unknown
 from storage.metadata.sqlite import SqliteMetadataStore
 from tests.contract import sqlite_process
 from tests.contract.metadata_contract import PATIENCE_S, SESSION_TIMEOUT_MS, Client, MetadataStoreContract, eventually
@@ -761,6 +761,62 @@ async def test_other_stores_that_open_and_close_the_file_are_no_loss(tmp_path: P
         store._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
         await Client(store, "root").put_ok("a", b"")
+
+
+async def test_a_copy_that_vacuum_made_is_opened_like_any_other(tmp_path: Path) -> None:
+    """It does not say that it is to be written with a log."""
+    async with opened(tmp_path / "meta.db") as store:
+        await Client(store, "root").put_ok("a", b"kept")
+        with contextlib.closing(sqlite3.connect(tmp_path / "meta.db")) as operator:
+            operator.execute("VACUUM INTO ?", (str(tmp_path / "copy.db"),))
+
+    async with opened(tmp_path / "copy.db") as store, opened(tmp_path / "copy.db") as other:
+        assert await Client(store, "root").value("a") == b"kept"
+        with foreign_transaction(tmp_path / "copy.db"):
+            assert await Client(other, "root").value("a") == b"kept"
+        await Client(other, "root").put_ok("a", b"new")
+        assert await Client(store, "root").value("a") == b"new"
+
+
+@pytest.mark.parametrize("name", ["meta.db", "meta.db-wal"])
+async def test_a_file_that_is_replaced_while_it_is_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Or else every commit would go into the file that is gone, compared with the one that is there."""
+    async with opened(tmp_path / "meta.db"):
+        pass
+    open_reader = sqlite_schema.open_reader
+
+    def slowly(path: Path) -> sqlite3.Connection:
+        replace(tmp_path / name)
+        return open_reader(path)
+
+    monkeypatch.setattr(sqlite_schema, "open_reader", slowly)
+    with pytest.raises(Unavailable, match="was replaced while it was open"):
+        async with opened(tmp_path / "meta.db"):
+            pass
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+async def test_without_descriptors_nothing_is_said_of_the_sessions_of_others_and_the_store_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """To see whether their process lives takes one; the table of the whole system may be full."""
+    async with opened(tmp_path / "meta.db") as theirs, opened(tmp_path / "meta.db") as store:
+        client = Client(store, "root")
+        session = await theirs.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+        await Client(theirs, "root").put_ok("brokers/1", b"", session=session)
+        with monkeypatch.context() as short:
+
+            def refuse(path: object, flags: int) -> int:
+                raise OSError(code, os.strerror(code))
+
+            short.setattr(sqlite_owners.os, "open", refuse)
+            reason = os.strerror(code)
+            assert await store.write([Delete(client.key("brokers/1"))]) == NotApplied(f"the metadata transaction was rolled back: {reason}")
+            with pytest.raises(Unavailable, match=reason):
+                await client.get("brokers/1")
+
+        assert await client.get("brokers/1") is not None
+        await client.put_ok("a", b"")
 
 
 async def test_a_defect_in_a_transaction_takes_the_store_down_and_nobody_waits_for_ever(tmp_path: Path) -> None:
