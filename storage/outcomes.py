@@ -19,6 +19,9 @@ BAD_AFTER_S: Final = 5.0
 GIVEN_UP_AFTER_S: Final = 10.0
 """Who cancels a request earlier had a reason of its own; later, the store did not answer."""
 
+BELIEVED_AGAIN_AFTER_S: Final = 30.0
+"""A probe that a real request has contradicted is believed again when no other has failed for so long."""
+
 FAILING: Final = Metric(
     "forebay_store_failing",
     "1 while no request of this kind has succeeded since one failed: put and get of the object_store, write of the metadata store.",
@@ -129,6 +132,10 @@ class Outcomes:
         self.failures = 0
         self.failed_bytes = 0
         """The largest request of this streak."""
+        self._shown_s: float | None = None
+        """When a probe ended a streak that no real request has succeeded since."""
+        self._last_failed_s = 0.0
+        self._is_contradicted = False
 
     @property
     def failing_since_s(self) -> float | None:
@@ -143,23 +150,42 @@ class Outcomes:
 
     def ok(self, now_s: float) -> None:
         """One succeeded. Also one whose condition failed: the store did what it was asked."""
+        self._shown_s, self._is_contradicted = None, False
+        self._succeeded(now_s)
+
+    def probed(self, now_s: float) -> None:
+        """One succeeded that was made to see whether they do.
+
+        It is believed unless real ones have failed again after the last that was: the store may refuse what is larger, of another name, or
+        of another shard.
+        """
+        if self._streak.since_s is not None:
+            if self._is_contradicted and now_s < self._last_failed_s + BELIEVED_AGAIN_AFTER_S:
+                return
+            self._shown_s, self._is_contradicted = now_s, False
+        self._succeeded(now_s)
+
+    def _succeeded(self, now_s: float) -> None:
         if self.last_ok_s is None:
             self.good_since_s = now_s
         self.last_ok_s = now_s
         if self._streak.since_s is not None:
             self._end(now_s)
 
-    def raised(self, error: BaseException, *, began_s: float, now_s: float, size_bytes: int = 0) -> None:
+    def raised(self, error: BaseException, *, began_s: float, now_s: float, size_bytes: int = 0, is_probe: bool = False) -> None:
         """One ended in `error`, of which nothing is kept but its words."""
         if not isinstance(error, asyncio.CancelledError):
-            self.failed(str(error) or repr(error), began_s=began_s, now_s=now_s, size_bytes=size_bytes)
+            self.failed(str(error) or repr(error), began_s=began_s, now_s=now_s, size_bytes=size_bytes, is_probe=is_probe)
         elif now_s - began_s >= GIVEN_UP_AFTER_S and (self.last_ok_s is None or self.last_ok_s < began_s):
             # A store that tried more than once notes what it met.
             cause = "; ".join([f"no answer within {now_s - began_s:.0f} s", *getattr(error, "__notes__", ())])
-            self.failed(cause, began_s=began_s, now_s=now_s, size_bytes=size_bytes)
+            self.failed(cause, began_s=began_s, now_s=now_s, size_bytes=size_bytes, is_probe=is_probe)
 
-    def failed(self, cause: str, *, began_s: float, now_s: float, size_bytes: int = 0) -> None:
+    def failed(self, cause: str, *, began_s: float, now_s: float, size_bytes: int = 0, is_probe: bool = False) -> None:
         """One that was asked at `began_s` did not succeed."""
+        if not is_probe:
+            self._last_failed_s = now_s
+            self._is_contradicted |= self._shown_s is not None and began_s >= self._shown_s
         since_s = began_s if self.last_ok_s is None else max(began_s, self.last_ok_s)
         if self._streak.since_s is None:
             self._gauge.set(1)

@@ -15,6 +15,7 @@ from storage.errors import AlreadyExists, StorageError, Unavailable
 from storage.limits import KIB, MIB
 from storage.metadata import keys
 from storage.metadata.port import Applied, Delete, MetadataStore, Put
+from storage.objects.naming import PROBES
 from storage.objects.port import ObjectStore
 from storage.outcomes import Outcomes, StoreOutcomes
 
@@ -66,7 +67,7 @@ class ObjectProbe:
         self._broker_id = broker_id
 
     async def probe(self) -> None:
-        key = f".probe/broker-{self._broker_id():010}"
+        key = f"{PROBES}broker-{self._broker_id():010}"
         size_bytes = min(max(self._outcomes.puts.failed_bytes, 1), PROBE_BYTES_MAX)
         whole, rest = divmod(size_bytes, len(_BLOCK))
         parts = [_BLOCK] * whole + ([_BLOCK[:rest]] if rest else [])
@@ -148,8 +149,8 @@ class Probes:
         except StorageError as error:
             cause = str(error)
         else:
-            outcomes.ok(self._clock.monotonic_s())
+            outcomes.probed(self._clock.monotonic_s())
             return
         # Where the write itself failed, whoever counts requests has told of it; and one that succeeded meanwhile says more.
         if outcomes.failures == told and (outcomes.last_ok_s is None or outcomes.last_ok_s < began_s):
-            outcomes.failed(cause, began_s=began_s, now_s=self._clock.monotonic_s())
+            outcomes.failed(cause, began_s=began_s, now_s=self._clock.monotonic_s(), is_probe=True)

@@ -30,6 +30,7 @@ ROOT = "llog"
 CLUSTER = Key(f"{ROOT}/cluster", ROOT)
 PRODUCER_IDS = Key(f"{ROOT}/producer-ids", ROOT)
 BROKERS_PREFIX = f"{ROOT}/brokers/"
+PROBES_PREFIX = f"{ROOT}/probes/"
 TOPICS_PREFIX = f"{ROOT}/topics/"
 CONTROL_SUFFIX = "/meta/control"
 
@@ -78,7 +79,7 @@ def is_broker(path: str) -> bool:
 
 def probe(broker_id: int) -> Key:
     """What a broker puts and removes in one write, to see that the store takes writes."""
-    return Key(f"{ROOT}/probes/{broker_id:010}", ROOT)
+    return Key(f"{PROBES_PREFIX}{broker_id:010}", ROOT)
 
 
 def coordinator(slot: int) -> Key:

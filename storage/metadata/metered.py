@@ -8,7 +8,8 @@ from prometheus_client import Counter, Histogram
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError
-from storage.metadata.port import Applied, Key, MetadataStore, NotApplied, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
+from storage.metadata.keys import PROBES_PREFIX
+from storage.metadata.port import Applied, Key, MetadataStore, NotApplied, Put, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
 from storage.outcomes import StoreOutcomes
 
 REQUESTS: Final = Metric(
@@ -61,6 +62,7 @@ class MeteredMetadataStore:
         return self._inner.shard_of(partition_key)
 
     async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        is_probe = len(ops) > 0 and isinstance(ops[0], Put) and ops[0].key.path.startswith(PROBES_PREFIX)
         began_s = self._clock.monotonic_s()
         try:
             outcome = await self._inner.write(ops)
@@ -68,22 +70,22 @@ class MeteredMetadataStore:
             now_s = self._clock.monotonic_s()
             self._write.count(self._write.unknown, now_s - began_s)
             if self._writes is not None:
-                self._writes.raised(error, began_s=began_s, now_s=now_s)
+                self._writes.raised(error, began_s=began_s, now_s=now_s, is_probe=is_probe)
             raise
         now_s = self._clock.monotonic_s()
         match outcome:
             case Applied():
                 self._write.count(self._write.ok, now_s - began_s)
                 if self._writes is not None:
-                    self._writes.ok(now_s)
+                    (self._writes.probed if is_probe else self._writes.ok)(now_s)
             case NotApplied(reason):
                 self._write.count(self._write.not_applied, now_s - began_s)
                 if self._writes is not None:
-                    self._writes.failed(reason, began_s=began_s, now_s=now_s)
+                    self._writes.failed(reason, began_s=began_s, now_s=now_s, is_probe=is_probe)
             case Unknown(reason):
                 self._write.count(self._write.unknown, now_s - began_s)
                 if self._writes is not None:
-                    self._writes.failed(reason, began_s=began_s, now_s=now_s)
+                    self._writes.failed(reason, began_s=began_s, now_s=now_s, is_probe=is_probe)
         return outcome
 
     async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:

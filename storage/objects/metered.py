@@ -7,6 +7,7 @@ from typing import Final, Literal
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import AlreadyExists, EndsEarly, NotFound, Unavailable
+from storage.objects.naming import PROBES
 from storage.objects.port import ObjectStat, ObjectStore
 from storage.outcomes import Outcomes, StoreOutcomes
 from storage.vocabulary import Buffer
@@ -49,12 +50,12 @@ class MeteredObjectStore:
         self._bytes_got = telemetry.counter(BYTES).labels("get")
 
     async def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> None:
-        with self._measured("put", self._puts, parts):
+        with self._measured("put", self._puts, parts, is_probe=key.startswith(PROBES)):
             await self._inner.put_if_absent(key, parts)
         self._bytes_put.inc(sum(map(len, parts)))
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
-        with self._measured("get", self._gets):
+        with self._measured("get", self._gets, is_probe=key.startswith(PROBES)):
             body = await self._inner.get_range(key, start, end)
         self._bytes_got.inc(len(body))
         return body
@@ -99,7 +100,9 @@ class MeteredObjectStore:
             self._durations["list"].observe(spent_s)
 
     @contextmanager
-    def _measured(self, op: Op, outcomes: Outcomes | None = None, parts: Sequence[Buffer] = ()) -> Iterator[None]:
+    def _measured(
+        self, op: Op, outcomes: Outcomes | None = None, parts: Sequence[Buffer] = (), *, is_probe: bool = False
+    ) -> Iterator[None]:
         began_s = self._clock.monotonic_s()
         try:
             yield
@@ -108,14 +111,14 @@ class MeteredObjectStore:
             self._count(op, _outcome_of(error), now_s - began_s)
             if outcomes is not None:
                 if isinstance(error, _ANSWERS):
-                    outcomes.ok(now_s)
+                    (outcomes.probed if is_probe else outcomes.ok)(now_s)
                 else:
-                    outcomes.raised(error, began_s=began_s, now_s=now_s, size_bytes=sum(map(len, parts)))
+                    outcomes.raised(error, began_s=began_s, now_s=now_s, size_bytes=sum(map(len, parts)), is_probe=is_probe)
             raise
         now_s = self._clock.monotonic_s()
         self._count(op, "ok", now_s - began_s)
         if outcomes is not None:
-            outcomes.ok(now_s)
+            (outcomes.probed if is_probe else outcomes.ok)(now_s)
 
     def _count(self, op: Op, outcome: Outcome, seconds: float) -> None:
         self._requests[op, outcome].inc()

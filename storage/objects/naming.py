@@ -8,6 +8,9 @@ KEY_LENGTH_MAX: Final = 512
 TEMPORARY_FOLDER: Final = ".tmp"
 """First segment that no key has: room for a store's own files beside the objects."""
 
+PROBES: Final = ".probe/"
+"""What is put to see whether puts succeed begins so, and no other object."""
+
 # A segment is a file name on a disk: at most 255 bytes, and not "." or "..".
 _SEGMENT: Final = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9._-]{1,255}"
 _KEY: Final = re.compile(rf"(?!\.tmp(?:/|\Z)){_SEGMENT}(?:/{_SEGMENT})*\Z")

@@ -21,7 +21,7 @@ from storage.metadata.metered import MeteredMetadataStore
 from storage.metadata.port import Delete, Key, NotApplied, Put, WriteOp, WriteOutcome, children_of
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.metered import MeteredObjectStore
-from storage.outcomes import StoreOutcomes
+from storage.outcomes import BELIEVED_AGAIN_AFTER_S, StoreOutcomes
 from storage.vocabulary import Buffer
 from tests.unit.broker.http.manual_clock import ManualClock
 
@@ -63,6 +63,7 @@ class Disk(MemoryObjectStore):
     def __init__(self) -> None:
         super().__init__(clock=ManualClock())
         self.room_bytes = 1 << 40
+        self.forbidden: str | None = None
         self.is_readable = self.is_erasable = True
         self.put: list[tuple[str, int]] = []
 
@@ -70,6 +71,8 @@ class Disk(MemoryObjectStore):
         size_bytes = sum(map(len, parts))
         if size_bytes > self.room_bytes:
             raise Unavailable("no space left on device")
+        if self.forbidden is not None and key.startswith(self.forbidden):
+            raise Unavailable("403 AccessDenied")
         await super().put_if_absent(key, parts)
         self.put.append((key, size_bytes))
 
@@ -91,9 +94,12 @@ class Metadata(MemoryMetadataStore):
         super().__init__(clock=ManualClock())
         self.written: list[Sequence[WriteOp]] = []
         self.refuses = False
+        self.silent: str | None = None
 
     async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
         self.written.append(ops)
+        if self.silent is not None and any(isinstance(op, Put) and op.key.path.startswith(self.silent) for op in ops):
+            return NotApplied("the shard has no leader")
         return NotApplied("disk I/O error") if self.refuses else await super().write(ops)
 
 
@@ -102,12 +108,13 @@ class Written:
 
     def __init__(self) -> None:
         clock, telemetry = ManualClock(), Telemetry()
+        self.clock = clock
         self.outcomes = StoreOutcomes(clock=clock, telemetry=telemetry)
         self.disk, self.metadata = Disk(), Metadata()
         self.objects = MeteredObjectStore(self.disk, telemetry, clock, outcomes=self.outcomes)
-        metered = MeteredMetadataStore(self.metadata, telemetry, clock, outcomes=self.outcomes)
+        self.store = MeteredMetadataStore(self.metadata, telemetry, clock, outcomes=self.outcomes)
         self.probes = Probes(
-            metadata=MetadataProbe(metered, broker_id=lambda: BROKER_ID),
+            metadata=MetadataProbe(self.store, broker_id=lambda: BROKER_ID),
             objects=ObjectProbe(self.objects, outcomes=self.outcomes, broker_id=lambda: BROKER_ID),
             outcomes=self.outcomes,
             clock=clock,
@@ -289,3 +296,54 @@ async def test_a_probe_that_cannot_be_removed_says_nothing_of_puts() -> None:
 
     assert (written.outcomes.puts.failures, written.outcomes.puts.error) == (1, None)
     assert written.disk.put == [(PROBE_KEY, 1)]
+
+
+async def test_a_store_that_takes_probes_but_no_wal_object_is_not_taken_for_well() -> None:
+    """For one that may not write below wal/, or takes nothing that is larger than any probe."""
+    written = Written()
+    written.disk.forbidden = "wal/"
+    bad = []
+    for number in range(20):
+        with pytest.raises(Unavailable):
+            await written.objects.put_if_absent(f"wal/{number}", [b"123"])
+        written.clock.advance(1.0)
+        await written.probes.look_at_objects()
+        bad.append(written.outcomes.puts.bad_since_s is not None)
+    written.disk.forbidden = None
+    await written.objects.put_if_absent("wal/a", [b"123"])
+
+    # The first probe is believed: until then nothing contradicts it.
+    assert bad == [False] * 5 + [True] * 15
+    assert written.outcomes.puts.bad_since_s is None
+
+
+async def test_a_metadata_store_that_takes_probes_but_no_commit_is_not_taken_for_well() -> None:
+    written = Written()
+    written.metadata.silent = "llog/topics"
+    key = Key("llog/topics/a", "a")
+    for _ in range(8):
+        assert isinstance(await written.store.write([Put(key, b"", None)]), NotApplied)
+        written.clock.advance(1.0)
+        await written.probes.look_at_metadata()
+
+    assert written.outcomes.writes.bad_since_s is not None
+    assert written.outcomes.writes.error == "the shard has no leader"
+
+
+async def test_probes_that_were_contradicted_are_believed_again_when_no_client_has_tried_for_a_while() -> None:
+    """Nobody sends anything to a broker that is not ready: a real write may never show that the store is well again."""
+    written = Written()
+    written.disk.forbidden = "wal/"
+    for number in range(3):
+        with pytest.raises(Unavailable):
+            await written.objects.put_if_absent(f"wal/{number}", [b"123"])
+        await written.probes.look_at_objects()
+    written.disk.forbidden = None
+    written.clock.advance(BELIEVED_AGAIN_AFTER_S - 1.0)
+    await written.probes.look_at_objects()
+    early = written.outcomes.puts.bad_since_s is not None
+    written.clock.advance(1.0)
+    await written.probes.look_at_objects()
+
+    assert early
+    assert written.outcomes.puts.bad_since_s is None
