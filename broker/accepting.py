@@ -18,10 +18,10 @@ from runtime.telemetry import Metric, Telemetry
 
 REFUSED: Final = Metric(
     "forebay_connections_refused_total",
-    "Connections closed at once because there were as many as there may be (forebay_connections_max; 32 of HTTP)",
+    "Connections closed at once because there were as many as there may be (forebay_connections_max); of HTTP the oldest of 32",
 )
 ACCEPT_FAILURES: Final = Metric(
-    "forebay_accept_failures_total", "Times that no connection could be accepted, by error: EMFILE is a limit of open files", ("error",)
+    "forebay_accept_failures_total", "Times that no connection could be accepted, by error: EMFILE is this process's limit of open files, ENFILE that of the machine", ("error",)
 )
 
 BACKLOG: Final = 1_024
@@ -31,6 +31,12 @@ RETRY_S: Final = 0.2
 """Without descriptors; who connects meanwhile waits in the backlog."""
 HTTP_CONNECTIONS_MAX: Final = 32
 """Probes, scrapers and people: far more than there are, and few enough to be part of the descriptors held in reserve."""
+
+_FIXES: Final = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n, LimitNOFILE); who connects now waits until there is a descriptor",
+    errno.ENFILE: "raise the limit of the whole machine (sysctl fs.file-max), or find who has so many files open; who connects now waits",
+}
+_NO_FIX: Final = "mend the cause; who connects now waits, and it is tried again five times a second"
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -53,23 +59,25 @@ class Acceptor(Generic[P]):
         *,
         make: Callable[[], P],
         has_room: Callable[[], bool],
+        make_room: Callable[[], bool] = lambda: False,
         fix: str,
         nursery: Nursery,
         telemetry: Telemetry,
     ) -> None:
         """`has_room`: whether there may be another connection beside those that there are and those that arrive; who comes when there is
-        none is closed at once. The log then names the listener and the `fix`.
+        none is closed at once, unless `make_room` closes another and says so. The log then names the listener and the `fix`.
         """
         later = asyncio.get_running_loop().call_later
         self._bound = bound
         self._make = make
         self._has_room = has_room
+        self._make_room = make_room
         self._nursery = nursery
         self._failures = telemetry.counter(ACCEPT_FAILURES)
         self._refused = telemetry.counter(REFUSED)
         self._say_refused = Rarely(lambda count: _say_refused(name, count, fix), later=later)
-        self._say_failed = Rarely(lambda count: _say_failed(name, count, self._error), later=later)
-        self._error = ""
+        self._say_failed = Rarely(lambda count: _say_failed(name, count, self._error, self._fix), later=later)
+        self._error = self._fix = ""
         self._retry: asyncio.TimerHandle | None = None
         self._is_stopped = False
         self.arriving: set[P] = set()
@@ -102,10 +110,11 @@ class Acceptor(Generic[P]):
                 self._pause(error)
                 return
             if not self._has_room():
-                accepted.close()
                 self._refused.inc()
                 self._say_refused.happened()
-                continue
+                if not self._make_room():
+                    accepted.close()
+                    continue
             accepted.setblocking(False)
             protocol = self._make()
             self.arriving.add(protocol)
@@ -122,6 +131,7 @@ class Acceptor(Generic[P]):
     def _pause(self, error: OSError) -> None:
         """The socket stays readable as long as somebody waits in the backlog: without a pause the loop would do nothing else."""
         self._error = error.strerror or str(error)
+        self._fix = _FIXES.get(error.errno or 0, _NO_FIX)
         self._failures.labels(errno.errorcode.get(error.errno or 0, "other")).inc()
         self._say_failed.happened()
         loop = asyncio.get_running_loop()
@@ -137,11 +147,5 @@ def _say_refused(listener: str, count: int, fix: str) -> None:
     log.warning("connections_refused", listener=listener, count=count, cause="there are as many connections as there may be", fix=fix)
 
 
-def _say_failed(listener: str, count: int, error: str) -> None:
-    log.error(
-        "accept_failed",
-        listener=listener,
-        count=count,
-        cause=error,
-        fix="raise the limit of open files (ulimit -n, LimitNOFILE); who connects now waits until there is a descriptor",
-    )
+def _say_failed(listener: str, count: int, error: str, fix: str) -> None:
+    log.error("accept_failed", listener=listener, count=count, cause=error, fix=fix)

@@ -93,7 +93,8 @@ class HttpServer:
             "HTTP",
             bound,
             make=server,
-            has_room=lambda: len(server.connections) + len(acceptor.arriving) < HTTP_CONNECTIONS_MAX,
+            has_room=lambda: len(_open(server)) + len(acceptor.arriving) < HTTP_CONNECTIONS_MAX,
+            make_room=lambda: _close_oldest(server),
             fix=f"find out who opens more than {HTTP_CONNECTIONS_MAX} connections to http.listen",
             nursery=self._nursery,
             telemetry=self._telemetry,
@@ -164,6 +165,19 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return _json(404, {"error": f"no such path: {request.path}"})
     except web.HTTPMethodNotAllowed as error:
         return _json(405, {"error": f"{request.method} is not allowed here"}, allow=", ".join(sorted(error.allowed_methods)))
+
+
+def _open(server: web.Server) -> list[web.RequestHandler]:
+    """Oldest first, without those that are being closed."""
+    return [one for one in server.connections if one.transport is not None]
+
+
+def _close_oldest(server: web.Server) -> bool:
+    """aiohttp waits for ever for the first request of a connection: as many as there may be would keep probes out for good."""
+    if not (found := _open(server)):
+        return False
+    found[0].force_close()
+    return True
 
 
 def _json(status: int, body: object, *, allow: str = "") -> web.Response:

@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -67,7 +67,7 @@ class Telling(asyncio.Protocol):
 
 
 @contextlib.asynccontextmanager
-async def accepting_one(*failures: OSError) -> AsyncIterator[Accepting]:
+async def accepting_one(*failures: OSError, make_room: Callable[[], bool] = lambda: False) -> AsyncIterator[Accepting]:
     with FailingSocket(fileno=accepting.bind("127.0.0.1", 0).detach()) as bound:
         bound.failures, bound.attempts = deque(failures), []
         rig = Accepting(bound)
@@ -77,6 +77,7 @@ async def accepting_one(*failures: OSError) -> AsyncIterator[Accepting]:
                 bound,
                 make=lambda: Telling(rig.made),
                 has_room=lambda: rig.has_room,
+                make_room=make_room,
                 fix="let fewer come",
                 nursery=nursery,
                 telemetry=rig.telemetry,
@@ -144,3 +145,35 @@ async def test_who_finds_no_room_is_closed_at_once_counted_and_told_once() -> No
         ("PLAINTEXT", 1, "let fewer come"),
         ("PLAINTEXT", 2, "let fewer come"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "fix"), [(errno.EMFILE, "ulimit -n"), (errno.ENFILE, "fs.file-max"), (errno.ENOBUFS, "tried again"), (errno.EPERM, "tried again")]
+)
+async def test_who_cannot_be_accepted_is_told_with_what_helps(monkeypatch: pytest.MonkeyPatch, code: int, fix: str) -> None:
+    """A limit of this process is not that of the machine, and neither helps where memory or a firewall is the cause."""
+    monkeypatch.setattr(accepting, "RETRY_S", RETRY_S)
+    with structlog.testing.capture_logs() as logged:
+        async with accepting_one(OSError(code, os.strerror(code))) as rig:
+            with rig.connecting():
+                (await rig.next_made()).close()
+
+    (failed,) = [line for line in logged if line["event"] == "accept_failed"]
+    assert fix in failed["fix"]
+    assert ("ulimit" in failed["fix"]) == (code == errno.EMFILE)
+
+
+async def test_where_room_can_be_made_a_newcomer_takes_the_place_of_another() -> None:
+    made_room = []
+
+    def make_room() -> bool:
+        made_room.append(True)
+        return True
+
+    async with accepting_one(make_room=make_room) as rig:
+        rig.has_room = False
+        with rig.connecting():
+            (await rig.next_made()).close()
+
+    assert made_room == [True]
+    assert rig.count(REFUSED.name) == 1

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -7,6 +8,7 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
+from broker.accepting import HTTP_CONNECTIONS_MAX
 from broker.http.health import Readiness
 from broker.http.server import BrokerFacts, HttpServer
 from broker.http.unreadable import UNREADABLE
@@ -180,3 +182,18 @@ async def test_a_client_that_left_before_its_answer_is_no_error(running: Running
 
     assert not logger.filter(gone)
     assert logger.filter(bug)
+
+
+async def test_connections_that_say_nothing_do_not_keep_probes_out(running: Running) -> None:
+    """Those of scrapers that vanished, say: aiohttp waits for their first request for ever."""
+    address = ("127.0.0.1", int(str(running.client._base_url).rsplit(":", 1)[1].strip("/")))
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as silent:
+        callers = [silent.enter_context(socket.create_connection(address)) for _ in range(HTTP_CONNECTIONS_MAX + 8)]
+        async with asyncio.timeout(10.0):
+            alive = await running.get("/healthz")
+            callers[0].setblocking(False)
+            first = await loop.sock_recv(callers[0], 1)
+
+    assert alive == (200, {"status": "alive"})
+    assert first == b"", "the oldest made room"
