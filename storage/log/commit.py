@@ -228,8 +228,8 @@ class Committer:
                 commit.batches = [batch for batch in commit.batches if not batch.is_settled]
             if commit.is_given_up or not commit.batches:
                 return Step.FINISHED
-            if log.broken is not None:
-                self._lose(commit, log.broken, _after_lost())
+            if (broken := log.broken or commit.unreadable) is not None:
+                self._lose(commit, broken, _after_lost())
                 return Step.FINISHED
         # A hint saves a CAS that could only fail; what is not hinted is found out by the CAS (I10).
         if not is_fresh and (log.control is None or log.unexplained_hints > 0):

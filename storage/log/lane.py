@@ -90,6 +90,8 @@ class Commit:
     cause: str = ""
     """What kept the last attempt from its outcome, in words."""
     pages: Pages = field(default_factory=dict)
+    unreadable: StorageError | None = None
+    """Of a page that it needs and that was there, when it was last read."""
 
     @property
     def has_begun(self) -> bool:

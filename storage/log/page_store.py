@@ -58,7 +58,9 @@ class PageStore:
 
     async def load(self, commits: Sequence[Commit]) -> None:
         """Read what is `missing`, in one read. A page that is not there stays missing. Raises `Unavailable`; a page that cannot be decoded
-        makes its log `broken`."""
+        makes those `unreadable` that need it: it is no concern of other producers, and of nobody who reads."""
+        for commit in commits:
+            commit.unreadable = None
         wanted = [(commit, name) for commit in commits for name in self.missing(commit)]
         if not wanted:
             return
@@ -74,7 +76,7 @@ class PageStore:
             try:
                 page = decode_page(record.value, path=record.path)
             except StorageError as error:
-                commit.log.broken = error
+                commit.unreadable = error
                 continue
             commit.pages = {**commit.pages, name: page}
             self._keep(record.path, page)

@@ -13,9 +13,9 @@ import msgspec
 
 from runtime.ids import Entropy
 from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause
-from storage.errors import Fenced, NotFound, OutcomeUnknown, Unavailable
+from storage.errors import Fenced, NotFound, OffsetOutOfRange, OutcomeUnknown, Unavailable
 from storage.formats.control import Control, LogState, encode
-from storage.log.control_reads import ControlReads
+from storage.log.control_reads import ControlReads, failure_of
 from storage.log.index import out_of_range, readable
 from storage.log.partition import PartitionLog, Partitions
 from storage.metadata.port import Applied, MetadataStore, NotApplied, Put, Status, Unknown, WriteOutcome
@@ -65,6 +65,14 @@ def existing(log: PartitionLog) -> Control:
     return readable(log)
 
 
+def _open(log: PartitionLog) -> Control:
+    """As `existing`. Raise `Fenced` if nothing may change."""
+    control = existing(log)
+    if control.log_state is LogState.FENCED:
+        raise Fenced(f"the partition is fenced: {log.partition}")
+    return control
+
+
 class Trimmer:
     """As the port `Trims` says."""
 
@@ -87,10 +95,14 @@ class Trimmer:
                 if unknown is None:
                     raise
                 raise OutcomeUnknown(f"trim: partition={partition} before={before} cause={error}") from error
-            control = existing(log)
-            if control.log_state is LogState.FENCED:
-                raise Fenced(f"the partition is fenced: {partition}")
-            decision = decide_trim(control, before)
+            try:
+                decision = decide_trim(_open(log), before)
+            except OffsetOutOfRange:
+                # A deposed leader may not have heard of it, and no retry heals the answer: a write shows that the record is the newest.
+                await asyncio.wait({proof := self._control_reads.prove(log)})
+                if (failure := failure_of(proof, log)) is not None:
+                    raise failure from None
+                decision = decide_trim(_open(log), before)
             if decision.control is None:
                 return decision.log_start
             before = decision.log_start  # of HIGH_WATERMARK: what is appended while this is tried again was not meant

@@ -8,14 +8,15 @@ import pytest
 
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
-from storage.errors import OutOfOrderSequence, StorageError
+from storage.errors import Corrupt, OutOfOrderSequence, StorageError
 from storage.log import page_store, producer_pages
 from storage.log.batch import Appended
+from storage.log.bounds import LogBounds
 from storage.log.page_store import PageStore
 from storage.log.producer_pages import page_name, prepared_for
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Key, Put
+from storage.metadata.port import Key, Put, Record
 from storage.objects.memory import MemoryObjectStore
 from tests.unit.storage.log.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
@@ -192,3 +193,31 @@ async def test_any_mix_of_lost_requests_and_replies_through_two_brokers_appends_
 
 def test_the_name_of_a_page_begins_with_the_version_it_was_prepared_for() -> None:
     assert prepared_for(page_name(version=812, epoch=7, commit_seq=3, attempt=2) + "-0") == 812
+
+
+async def test_a_page_that_cannot_be_decoded_refuses_who_needs_it_and_nobody_else() -> None:
+    """Whoever reads, and other producers, go on; and so does everybody when it can be read again."""
+    shared, objects = stores()
+    async with rig(shared=shared, objects=objects, epoch=7) as one:
+        await fill(one, range(10))
+    async with rig(shared=shared, objects=objects, epoch=8) as other:
+        inner = other.metadata.get_many
+        is_bad = True
+
+        async def get_many(wanted: Sequence[Key]) -> list[Record | None]:
+            found = await inner(wanted)
+            if not is_bad:
+                return found
+            return [
+                record._replace(value=b"\xff" + record.value) if record is not None and "/producers/" in key.path else record
+                for key, record in zip(wanted, found, strict=True)
+            ]
+
+        other.metadata.get_many = get_many  # type: ignore[method-assign]
+        (refused,) = await other.send(idempotent(0, 1))
+        (bounds,) = await other.parts.control_reads.read([PARTITION])
+        assert isinstance(refused, Corrupt)
+        assert isinstance(bounds, LogBounds)
+        assert [type(result) for result in await other.send(batch_bytes(1))] == [Appended]
+        is_bad = False
+        assert [type(result) for result in await other.send(idempotent(0, 1))] == [Appended]

@@ -19,6 +19,7 @@ from storage.metadata.port import Put
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import PartitionId
 from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig
+from tests.unit.storage.log.test_deposed_leaders import Deposed, record_of
 from tests.unit.storage.log.test_time_search import timed
 
 
@@ -195,3 +196,27 @@ async def test_a_partition_that_does_not_exist_is_not_found() -> None:
     async with rig() as broker:
         with pytest.raises(NotFound):
             await broker.parts.trimmer.trim(PartitionId(TOPIC, 5), 0)
+
+
+async def test_an_offset_is_not_out_of_range_because_a_deposed_leader_has_not_heard_of_it() -> None:
+    shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
+    async with rig(shared=shared, objects=objects) as one, rig(shared=shared, objects=objects, epoch=8) as other:
+        await filled(one, 1)
+        old = await record_of(shared)
+        await filled(one, 2)
+        deposed = Deposed(other, old, times=2)
+
+        assert await other.parts.trimmer.trim(PARTITION, 3) == 3
+        assert deposed.left == 0
+
+
+async def test_an_offset_of_which_nobody_can_tell_is_asked_for_again() -> None:
+    shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
+    async with rig(shared=shared, objects=objects) as one, rig(shared=shared, objects=objects, epoch=8) as other:
+        await filled(one, 1)
+        old = await record_of(shared)
+        await filled(one, 2)
+        Deposed(other, old, times=1_000)
+
+        with pytest.raises(Unavailable):
+            await other.parts.trimmer.trim(PARTITION, 3)
