@@ -137,11 +137,14 @@ class Topics:
         return await self._look_up(found, wanted, self._by_name, self.find, self._reads, patience_s)
 
     async def lookup_now(self, names: Collection[str]) -> dict[str, Topic]:
-        """As `lookup`, without the cache: for answers that say that a topic exists as much as that it does not.
+        """As `lookup`, and within as long, without the cache: for answers that say that a topic exists as much as that it does not.
 
         What contradicts the cache is dropped from it; the rest stays, so that a store that does not answer costs nobody else their topics.
         """
-        read = await self._reads.ask([name for name in names if validate_name(name) is None])
+        wanted = [name for name in names if validate_name(name) is None]
+        read, unread = await self._read_patiently(self._reads, wanted, PATIENCE_S, is_known=False)
+        if unread is not None:
+            raise unread
         for name, topic in read.items():
             cached = self.find(name)
             if cached is not None and cached != topic:

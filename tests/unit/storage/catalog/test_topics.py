@@ -709,3 +709,19 @@ async def test_a_store_that_does_not_answer_is_reported_to_every_asker() -> None
     outcomes = await asyncio.gather(*(topics.lookup(["orders"]) for _ in range(3)), return_exceptions=True)
 
     assert [type(outcome) for outcome in outcomes] == [Unavailable] * 3
+
+
+async def test_whoever_asks_past_the_cache_is_refused_in_time_when_the_store_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that waits keeps those behind it on its connection waiting, and clients give it up."""
+    monkeypatch.setattr("storage.catalog.topics.PATIENCE_S", 0.05)
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+    await create(topics)
+    metadata.muted.add(metadata.shard_of(keys.ROOT))
+
+    async with asyncio.timeout(10.0):
+        with pytest.raises(Unavailable, match="topics were not read in time"):
+            await topics.lookup_now(["orders"])
+    assert topics.is_silent
+    metadata.speak()
+    assert set(await topics.lookup_now(["orders"])) == {"orders"}
