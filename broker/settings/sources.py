@@ -121,20 +121,25 @@ def _parsed(text: str, file: str) -> Iterator[Given | str]:
             return
         if not isinstance(root, yaml.MappingNode):
             raise TypeError("expected `section:` and settings below it")
-        yield from _leaves(loader, root, file, prefix="")
+        yield from _leaves(loader, root, file, prefix="", above=(root,))
     finally:
         loader.dispose()
 
 
-def _leaves(loader: "yaml.SafeLoader", node: "yaml.MappingNode", file: str, *, prefix: str) -> Iterator[Given | str]:
+def _leaves(
+    loader: "yaml.SafeLoader", node: "yaml.MappingNode", file: str, *, prefix: str, above: tuple["yaml.MappingNode", ...]
+) -> Iterator[Given | str]:
     import yaml
 
     for key_node, value_node in node.value:
         key = f"{prefix}{key_node.value}" if isinstance(key_node, yaml.ScalarNode) else f"{prefix}?"
-        if isinstance(value_node, yaml.MappingNode):
-            yield from _leaves(loader, value_node, file, prefix=f"{key}.")
-            continue
         origin = f"{file}:{key_node.start_mark.line + 1}"
+        if value_node in above:
+            yield f"{origin}: {key} refers to itself. Write its settings out."
+            continue
+        if isinstance(value_node, yaml.MappingNode):
+            yield from _leaves(loader, value_node, file, prefix=f"{key}.", above=(*above, value_node))
+            continue
         try:
             value: Any = loader.construct_object(value_node, deep=True)
         except (yaml.YAMLError, ValueError, LookupError, AttributeError):

@@ -259,3 +259,21 @@ def test_variables_of_the_kafka_image_are_answered_with_ours() -> None:
 
     assert len(advice) == 1
     assert advice[0].startswith("KAFKA_ADVERTISED_LISTENERS is set but not read by forebay. Set FOREBAY_KAFKA__ADVERTISED_LISTENERS ")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("kafka: &all\n  groups: *all\n", "forebay.yaml:2: kafka.groups refers to itself. Write its settings out."),
+        ("&all\nkafka: *all\n", "forebay.yaml:2: kafka refers to itself. Write its settings out."),
+    ],
+)
+def test_a_section_that_refers_to_itself_is_told(text: str, problem: str) -> None:
+    assert problems_of(text) == [problem]
+
+
+def test_a_secret_in_a_url_is_not_told_by_what_contradicts_it() -> None:
+    told = "\n".join(problems_of("storage: {url: 'memory://'}\nmetadata: {url: 'oxia://user:pass@host/n?token=abc'}\n"))
+
+    assert "pass" not in told
+    assert "abc" not in told
