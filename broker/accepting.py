@@ -21,7 +21,9 @@ REFUSED: Final = Metric(
     "Connections closed at once because there were as many as there may be (forebay_connections_max); of HTTP the oldest of 32",
 )
 ACCEPT_FAILURES: Final = Metric(
-    "forebay_accept_failures_total", "Times that no connection could be accepted, by error: EMFILE is this process's limit of open files, ENFILE that of the machine", ("error",)
+    "forebay_accept_failures_total",
+    "Times that no connection could be accepted, by error: EMFILE is this process's limit of open files, ENFILE that of the machine",
+    ("error",),
 )
 
 BACKLOG: Final = 1_024

@@ -9,7 +9,19 @@ from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError
 from storage.metadata.keys import PROBES_PREFIX
-from storage.metadata.port import Applied, Key, MetadataStore, NotApplied, Put, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
+from storage.metadata.port import (
+    Applied,
+    Key,
+    MetadataStore,
+    NotApplied,
+    Put,
+    Record,
+    Session,
+    Subscription,
+    Unknown,
+    WriteOp,
+    WriteOutcome,
+)
 from storage.outcomes import StoreOutcomes
 
 REQUESTS: Final = Metric(

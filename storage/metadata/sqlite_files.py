@@ -25,7 +25,7 @@ class DatabaseFiles:
     def __init__(self, path: Path) -> None:
         """Raise OSError if there is no database."""
         self._path = path
-        self._opened = ((str(path), _identity(str(path))),)
+        self._opened: tuple[tuple[str, tuple[int, int]], ...] = ((str(path), _identity(str(path))),)
         self.lost: str | None = None
         """Which file is gone, once that was seen: for good, since whatever is put there later may have been written by others."""
 

@@ -148,7 +148,8 @@ async def test_who_finds_no_room_is_closed_at_once_counted_and_told_once() -> No
 
 
 @pytest.mark.parametrize(
-    ("code", "fix"), [(errno.EMFILE, "ulimit -n"), (errno.ENFILE, "fs.file-max"), (errno.ENOBUFS, "tried again"), (errno.EPERM, "tried again")]
+    ("code", "fix"),
+    [(errno.EMFILE, "ulimit -n"), (errno.ENFILE, "fs.file-max"), (errno.ENOBUFS, "tried again"), (errno.EPERM, "tried again")],
 )
 async def test_who_cannot_be_accepted_is_told_with_what_helps(monkeypatch: pytest.MonkeyPatch, code: int, fix: str) -> None:
     """A limit of this process is not that of the machine, and neither helps where memory or a firewall is the cause."""
