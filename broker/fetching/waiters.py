@@ -136,7 +136,8 @@ class Waiters:
                     for log, shard in self._waited.shards.items():
                         if shard in self._asked or log in hinted.get(shard, ()) or not (is_full or shard not in self._trusted):
                             continue
-                        polled.setdefault(shard, {})[log] = log.version
+                        # The version of one that was forgotten is remembered, but nobody listened to its hints since.
+                        polled.setdefault(shard, {})[log] = -1 if log.control is None else log.version
                     if is_full:
                         poll_all_at_s = now_s + self._trusted_poll_s
                 for shard in {**hinted, **polled}:

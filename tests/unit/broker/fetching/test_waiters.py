@@ -264,6 +264,24 @@ async def test_a_shard_is_polled_often_again_when_a_poll_finds_what_no_hint_had_
         assert took_s < 0.3 * 18, "a trusted shard would have been polled 18 times in so long"
 
 
+async def test_what_is_read_anew_after_it_was_forgotten_says_nothing_of_hints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its version is remembered, and nobody listened to hints of it meanwhile."""
+    monkeypatch.setattr(waiters_module, "POLL_S", 0.001)
+    async with waiting(trusted_poll_s=0.01) as broker, asyncio.timeout(SOON_S):
+        log = broker.log(0)
+        log.version = 7
+        broker.store.moves.add(log)
+        broker.waiters._trusted.add(0)
+        with broker.waiters.wait([log]):
+            while log.version == 7:  # noqa: ASYNC110 - the timer of the code under test
+                await asyncio.sleep(0)
+            broker.store.moves.clear()
+            await rounds(broker.store, len(broker.store.refreshed) + 1)
+
+            assert log.version == 8
+            assert broker.waiters._trusted == {0}
+
+
 async def test_a_deletion_ends_a_wait() -> None:
     async with waiting() as broker, asyncio.timeout(SOON_S):
         log = broker.log(0)
