@@ -250,7 +250,12 @@ async def open_broker(
         dispatch = Dispatch(
             parts=handled,
             produce_handler=Produce(
-                topics=topics, partitions=parts.partitions, appender=parts.appender, recompression=recompression, clock=clock
+                topics=topics,
+                partitions=parts.partitions,
+                appender=parts.appender,
+                recompression=recompression,
+                clock=clock,
+                reads_records=settings.kafka.validate_records == "full",
             ),
             fetch_handler=Fetch(
                 topics=topics,

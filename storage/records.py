@@ -165,10 +165,12 @@ def _bounded(decompress_into: Callable[[Buffer, bytearray], int], body: Buffer, 
             continue
         output = bytearray(size_bytes)
         try:
-            return memoryview(output)[: decompress_into(body, output)]
+            del output[decompress_into(body, output) :]
         except cramjam.DecompressionError as error:
             if _TOO_SMALL not in str(error):
                 raise  # a larger buffer would not help
+            continue
+        return output
     raise _Beyond
 
 

@@ -1,7 +1,8 @@
 """Produce (API key 0), v3-v11.
 
 Checks each batch as Kafka does and submits it; acks 1 and -1 both mean durable and committed. Errors are per partition. A batch of another
-codec than its topic's `compression.type` is compressed anew first (broker/handlers/recompression.py).
+codec than its topic's `compression.type` is compressed anew first, and one whose records are to be read waits until they are
+(broker/handlers/recompression.py); only what is short and uncompressed is read at once.
 
 Differs from Apache Kafka: acks=0 is as durable as the rest, only unanswered; NOT_LEADER_OR_FOLLOWER says "try again", never "elsewhere",
 as every broker serves every partition; transactional batches are refused with INVALID_TXN_STATE until transactions are served.
@@ -15,7 +16,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.errors import error_code_of
-from broker.handlers.recompression import Recompression, Share, Work
+from broker.handlers.recompression import READ_AT_ONCE_RECORDS_MAX, Recompression, Share, Work
 from broker.handlers.record_checks import Refused, TopicRules, check, rules_of
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.clock import Clock
@@ -37,12 +38,23 @@ Done = Callable[[list[PartitionResult]], None]
 class Produce:
     """Requests of one connection overlap, so this is no coroutine: `start` returns at once and calls back."""
 
-    def __init__(self, *, topics: Topics, partitions: Partitions, appender: Appender, recompression: Recompression, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        topics: Topics,
+        partitions: Partitions,
+        appender: Appender,
+        recompression: Recompression,
+        clock: Clock,
+        reads_records: bool = False,
+    ) -> None:
+        """`reads_records`: those of every batch, whatever its topic asks for."""
         self._topics = topics
         self._partitions = partitions
         self._appender = appender
         self._recompression = recompression
         self._clock = clock
+        self._reads_records = reads_records
         self._rules: dict[str, tuple[Topic, TopicRules]] = {}
 
     def find_topics(self, request: ProduceRequest) -> dict[str, Topic] | None:
@@ -115,6 +127,7 @@ class Produce:
         append_ms: list[int] = []
         share: Share | None = None
         lines = self._recompression.lines
+        read_at_once_left = READ_AT_ONCE_RECORDS_MAX
 
         def finish(append: Append) -> None:
             if share is not None:
@@ -140,17 +153,28 @@ class Produce:
                 results.append(_refused(named, header))
                 continue
             assert named.records is not None, "checked"
+            reads = self._reads_records or rules.reads_records
+            work: Work | None = None
+            if reads or rules.codec is not None:
+                is_other = rules.codec is not None and rules.codec != header.attributes & CODEC_MASK
+                work = Work(named.records, header, rules, now_ms, reads, is_other) if reads or is_other else None
+                if work is not None and header.record_count <= read_at_once_left and work.is_small:
+                    read_at_once_left -= header.record_count
+                    refused = self._recompression.read_at_once(work)
+                    if refused is not None:
+                        self._note_lost(topic.partition(named.partition), header)
+                        results.append(_refused(named, refused))
+                        continue
+                    work = None
             index = len(append.results)
             append_ms.append(now_ms if rules.is_log_append else -1)
             append.results.append(None)
             results.append(index)
-            if rules.codec is not None or lines:
+            if work is not None or lines:
                 partition = topic.partition(named.partition)
-                is_other = rules.codec is not None and rules.codec != header.attributes & CODEC_MASK
-                if is_other or self._recompression.holds(source, partition):
+                if work is not None or self._recompression.holds(source, partition):
                     share = share or self._recompression.share()
                     waiting = partial(self._leave_line, named, partition, header, rules, append, results, place, now_ms)
-                    work = Work(named.records, header, rules, now_ms if rules.is_log_append else None) if is_other else None
                     self._recompression.add(source, partition, work, share, waiting)
                     continue
             batch = batch_of(named.records, header, append, index)
@@ -182,8 +206,7 @@ class Produce:
         assert isinstance(index, int), "a batch leaves once"
         if isinstance(made, Refused):
             results[place] = _refused(named, made)
-            if header.producer_id != NO_PRODUCER:
-                self._partitions.get(partition).lose(header.producer_id, header.base_sequence, self._clock.monotonic_s())
+            self._note_lost(partition, header)
             append.settle(index, Corrupt(made.message))
             return
         if made is None:
@@ -196,6 +219,11 @@ class Produce:
         if rules.is_log_append:
             batch.max_timestamp = now_ms
         self._appender.submit(self._partitions.get(partition), batch)
+
+    def _note_lost(self, partition: PartitionId, header: BatchHeader) -> None:
+        """A batch is refused for its records: what its producer sent behind it is not to wait for it."""
+        if header.producer_id != NO_PRODUCER:
+            self._partitions.get(partition).lose(header.producer_id, header.base_sequence, self._clock.monotonic_s())
 
     def _rules_of(self, topic: Topic) -> TopicRules:
         known = self._rules.get(topic.name)

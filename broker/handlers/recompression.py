@@ -1,13 +1,16 @@
-"""Batches of topics with a `compression.type` of their own, compressed anew: off the event loop, in the order in which they came.
+"""Batches whose records are read, or compressed anew for a topic with a `compression.type` of its own: off the event loop, in the order in
+which they came.
 
 A line is what one connection sends to one partition. Its batches leave in the order of their coming, those that need no work among them,
 and one is worked on at a time; lines take turns, so that no connection has the threads to itself.
 What is made here is not in the budget of requests, and may be many times larger than what was sent. So a request begins only while the
 results of all that are not answered yet are few, and has no more of them than a bound; one that has begun goes on, or all might wait for
 one another. What cannot be decompressed, or holds fewer bytes than its records must have, is INVALID_RECORD.
+Reading makes nothing that is kept: a thread has at most one batch decompressed, of DECOMPRESSED_BYTES_MAX.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +19,14 @@ from typing import Final
 import structlog
 from kio.schema.errors import ErrorCode
 
-from broker.handlers.record_checks import CODEC_NUMBERS, Refused, TopicRules
+from broker.handlers.record_checks import CODEC_NUMBERS, Refused, TopicRules, check_records
 from runtime.blocking import Blocking
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import Corrupt
-from storage.limits import MIB
-from storage.recordbatch import BatchHeader
+from storage.limits import KIB, MIB
+from storage.recordbatch import CODEC_MASK, BatchHeader
 from storage.records import TooLarge, recompressed
 from storage.vocabulary import PartitionId
 
@@ -31,7 +34,10 @@ RECOMPRESSED: Final = Metric(
     "forebay_recompressed_batches_total", "Batches compressed anew for topics with a compression.type of their own, by codec", ("codec",)
 )
 RECOMPRESSED_BYTES: Final = Metric("forebay_recompressed_bytes_total", "Bytes of such batches, as they came and as they left", ("side",))
-WAITING: Final = Metric("forebay_recompression_waiting_bytes", "Bytes of batches that wait to be compressed anew")
+WAITING: Final = Metric("forebay_recompression_waiting_bytes", "Bytes of batches that wait to be read or compressed anew")
+READ: Final = Metric(
+    "forebay_batches_read_total", "Batches whose records were read one by one before they were taken, by what came of it", ("verdict",)
+)
 
 THREADS: Final = 2
 RESULTS_BYTES_MAX: Final = 64 * MIB
@@ -39,6 +45,9 @@ RESULTS_BYTES_MAX: Final = 64 * MIB
 RESULTS_OF_REQUEST_BYTES_MAX: Final = 64 * MIB
 WAIT_S_MAX: Final = 30.0
 """Then the client has given up: the default request.timeout.ms of Java producers."""
+READ_AT_ONCE_RECORDS_MAX: Final = 64
+"""Of one request on the loop: so many are read in the time in which a thread is woken."""
+READ_AT_ONCE_BYTES_MAX: Final = 64 * KIB
 _CODECS: Final = tuple(CODEC_NUMBERS)
 
 log = structlog.get_logger("recompression")
@@ -49,12 +58,19 @@ Done = Callable[[memoryview | Refused | None], None]
 
 @dataclass(slots=True)
 class Work:
-    """`append_ms`: the batch is marked as LogAppendTime."""
+    """`reads`: every record; `compresses`: anew; and then, if the topic says so, the batch is marked as LogAppendTime."""
 
     batch: memoryview
     header: BatchHeader
     rules: TopicRules
-    append_ms: int | None
+    now_ms: int
+    reads: bool
+    compresses: bool
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the loop itself may do it, if there are few records."""
+        return not self.compresses and not self.header.attributes & CODEC_MASK and len(self.batch) <= READ_AT_ONCE_BYTES_MAX
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +111,8 @@ class Recompression:
         self._batches = [batches.labels(codec) for codec in _CODECS]
         size = telemetry.counter(RECOMPRESSED_BYTES)
         self._bytes_in, self._bytes_out = size.labels("in"), size.labels("out")
+        read = telemetry.counter(READ)
+        self._accepted, self._refused = read.labels("accepted"), read.labels("refused")
         telemetry.gauge(WAITING).set_function(
             lambda: sum(len(job.work.batch) for jobs in self.lines.values() for job in jobs if job.work is not None)
         )
@@ -125,6 +143,12 @@ class Recompression:
                 self._working += 1
                 self._nursery.spawn(self._work(), name="recompress")
         jobs.append(_Job(work, share, done, self._clock.monotonic_s()))
+
+    def read_at_once(self, work: Work) -> Refused | None:
+        """For work that is small, and nothing else."""
+        refused = check_records(work.batch, work.header, work.rules, work.now_ms)
+        (self._refused if refused else self._accepted).inc()
+        return refused
 
     def give_back(self, size_bytes: int) -> None:
         self._results_bytes -= size_bytes
@@ -161,7 +185,7 @@ class Recompression:
         work, share = job.work, job.share
         if work is None:
             return None
-        while not share.results_bytes and self._results_bytes >= RESULTS_BYTES_MAX and not self._is_late(job):
+        while work.compresses and not share.results_bytes and self._results_bytes >= RESULTS_BYTES_MAX and not self._is_late(job):
             self._room.clear()
             try:
                 async with asyncio.timeout(WAIT_S_MAX):
@@ -169,15 +193,20 @@ class Recompression:
             except TimeoutError:
                 break
         if self._is_late(job):
-            return Refused(ErrorCode.request_timed_out, f"not compressed anew within {WAIT_S_MAX:.0f} s; nothing was appended")
-        if share.results_bytes >= RESULTS_OF_REQUEST_BYTES_MAX:
+            return Refused(ErrorCode.request_timed_out, f"not read or compressed anew within {WAIT_S_MAX:.0f} s; nothing was appended")
+        if work.compresses and share.results_bytes >= RESULTS_OF_REQUEST_BYTES_MAX:
             text = f"the batches of the request decompress to more than {RESULTS_OF_REQUEST_BYTES_MAX} bytes; send this one again"
             return Refused(ErrorCode.kafka_storage_error, text)
         try:
+            refused = await self._blocking.run(lambda: _read(work)) if work.reads else None
+            if work.reads:
+                (self._refused if refused else self._accepted).inc()
+            if refused is not None or not work.compresses:
+                return refused
             result = await self._blocking.run(lambda: _recompress(work))
         except Exception:
-            log.exception("batch_not_recompressed", codec=work.rules.codec)
-            return Refused(ErrorCode.unknown_server_error, "the batch could not be compressed anew")
+            log.exception("batch_not_worked_on", codec=work.rules.codec)
+            return Refused(ErrorCode.unknown_server_error, "the batch could not be read or compressed anew")
         if isinstance(result, memoryview):
             share.results_bytes += len(result)
             self._results_bytes += len(result)
@@ -191,13 +220,27 @@ class Recompression:
         return self._clock.monotonic_s() - job.added_s > WAIT_S_MAX
 
 
+def _read(work: Work) -> Refused | None:
+    """Runs in a thread, and lets others have the interpreter now and then."""
+    return check_records(work.batch, work.header, work.rules, work.now_ms, breathe=_breathe)
+
+
+def _breathe() -> None:
+    time.sleep(0)
+
+
 def _recompress(work: Work) -> memoryview | Refused:
     """Runs in a thread: nobody else touches the batch meanwhile."""
     rules = work.rules
     assert rules.codec is not None
     try:
         made = recompressed(
-            work.batch, work.header, rules.codec, level=rules.level, append_ms=work.append_ms, bytes_max=rules.batch_bytes_max
+            work.batch,
+            work.header,
+            rules.codec,
+            level=rules.level,
+            append_ms=work.now_ms if rules.is_log_append else None,
+            bytes_max=rules.batch_bytes_max,
         )
     except TooLarge as error:
         return Refused(ErrorCode.message_too_large, f"{error}, max.message.bytes is {rules.batch_bytes_max}")

@@ -1,11 +1,14 @@
 """What Kafka checks of a batch before it appends it (LogValidator, UnifiedLog.analyzeAndValidateRecords): header, size, CRC, times.
 
-Record by record only where a topic asks for it: keys of compacted topics, and `message.timestamp.before.max.ms` when it is set.
+`check` looks at the header, `check_records` at every record. The latter is for brokers with `kafka.validate_records: full`, and for topics
+that ask for it: keys of compacted ones, and `message.timestamp.before.max.ms` when it is set.
 
-Differs from Apache Kafka: what is inside the records is otherwise not looked at. Where it is, a batch has at most RECORDS_CHECKED_MAX
-records, and the answer names at most RECORD_ERRORS_MAX of them. A producer id below -1 is refused.
+Differs from Apache Kafka: else what is inside the records is not looked at. Where it is, a batch has at most RECORDS_CHECKED_MAX records,
+offset deltas must count from 0 (Kafka numbers them anew, or takes them as they are), what does not decompress is INVALID_RECORD, and the
+answer names at most RECORD_ERRORS_MAX records. A producer id below -1 is refused.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +18,7 @@ from storage import recordbatch
 from storage.catalog.topics import Topic
 from storage.errors import Corrupt
 from storage.limits import BATCH_BYTES_DEFAULT_MAX
+from storage.record_reading import NAMED_MAX, Unreadable, read_records
 from storage.recordbatch import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_LOG_APPEND_TIME,
@@ -25,18 +29,19 @@ from storage.recordbatch import (
     NO_PRODUCER,
     BatchHeader,
 )
-from storage.records import RECORD_BYTES_MIN, ZSTD, walk
+from storage.records import RECORD_BYTES_MIN, ZSTD
 
 CODEC_NUMBERS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 """Values of compression.type, without `producer`."""
 ZSTD_VERSION_MINIMUM: Final = 7
 TIMESTAMP_AFTER_DEFAULT_MAX_MS: Final = 3_600_000
 UNLIMITED_MS: Final = 2**63 - 1
-RECORDS_CHECKED_MAX: Final = 200_000
-"""Walking that many takes a third of a second of the event loop; a batch of 1 MiB can claim thousands of millions."""
-RECORD_ERRORS_MAX: Final = 1_000
-NO_TIMESTAMP: Final = -1
+RECORDS_CHECKED_MAX: Final = 1_000_000
+"""Reading that many takes a second of a thread; a batch of 1 MiB can claim thousands of millions."""
+RECORD_ERRORS_MAX: Final = NAMED_MAX
 _MAGIC_AT: Final = 16
+_MIN_MS: Final = -(2**63)
+_MAX_MS: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,11 @@ class TopicRules:
     codec: int | None = None
     """The one that the topic keeps its batches in; None for the producer's."""
     level: int | None = None
+
+    @property
+    def reads_records(self) -> bool:
+        """Whether the topic asks for something that the header of a batch does not say."""
+        return self.needs_keys or (self.before_max_ms != UNLIMITED_MS and not self.is_log_append)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,7 @@ def check(view: memoryview | None, rules: TopicRules, *, version: int, now_ms: i
         return Refused(ErrorCode.message_too_large, f"the batch has {size_bytes} bytes, max.message.bytes is {rules.batch_bytes_max}")
     if recordbatch.checksum(view) != header.crc:
         return Refused(ErrorCode.corrupt_message, "the batch does not match its CRC-32C")
-    return _check_header(header, version) or _check_times(header, rules, now_ms) or _check_records(view, header, rules, now_ms) or header
+    return _check_header(header, version) or _check_times(header, rules, now_ms) or header
 
 
 def _check_header(header: BatchHeader, version: int) -> Refused | None:
@@ -138,30 +148,32 @@ def _check_times(header: BatchHeader, rules: TopicRules, now_ms: int) -> Refused
     return None
 
 
-def _check_records(view: memoryview, header: BatchHeader, rules: TopicRules, now_ms: int) -> Refused | None:
-    checks_before = rules.before_max_ms != UNLIMITED_MS and not rules.is_log_append
-    if not rules.needs_keys and not checks_before:
-        return None
+def check_records(
+    view: memoryview, header: BatchHeader, rules: TopicRules, now_ms: int, breathe: Callable[[], None] = lambda: None
+) -> Refused | None:
+    """Why a batch that `check` has passed is refused for what is in its records. Blocks; `breathe`: see `read_records`."""
     if header.record_count > RECORDS_CHECKED_MAX:
         text = f"{header.record_count} records in a batch whose records are checked, at most {RECORDS_CHECKED_MAX} are allowed"
         return Refused(ErrorCode.invalid_record, text)
-    without_key: list[int] = []
-    early: list[int] = []
+    earliest_ms = _MIN_MS if rules.is_log_append else max(_MIN_MS, now_ms - rules.before_max_ms)
+    latest_ms = _MAX_MS if rules.is_log_append else min(_MAX_MS, now_ms + rules.after_max_ms)
     try:
-        for index, record in enumerate(walk(view, header)):
-            if rules.needs_keys and not record.has_key:
-                without_key.append(index)
-            if checks_before and record.timestamp_ms != NO_TIMESTAMP and now_ms - record.timestamp_ms > rules.before_max_ms:
-                early.append(index)
+        found = read_records(view, header, earliest_ms=earliest_ms, latest_ms=latest_ms, breathe=breathe)
     except Corrupt as error:
-        return Refused(ErrorCode.invalid_record, str(error))
-    if without_key:
-        return _refused_records(ErrorCode.invalid_record, without_key, "compacted topics take no record without a key")
-    if early:
-        text = f"older than message.timestamp.before.max.ms={rules.before_max_ms}"
-        return _refused_records(ErrorCode.invalid_timestamp, early, text)
+        # Not CORRUPT_MESSAGE, which clients take for damage on the way and send again: Kafka's UNKNOWN_SERVER_ERROR is as final.
+        text = str(error)
+        index = error.index if isinstance(error, Unreadable) else None
+        return Refused(ErrorCode.invalid_record, text, () if index is None else ((index, text),))
+    if found.out_of_time:
+        text = (
+            f"the timestamp is not between {earliest_ms} and {latest_ms}: "
+            f"message.timestamp.before.max.ms={rules.before_max_ms} message.timestamp.after.max.ms={rules.after_max_ms}"
+        )
+        return _refused_records(ErrorCode.invalid_timestamp, found.out_of_time, text)
+    if rules.needs_keys and found.without_key:
+        return _refused_records(ErrorCode.invalid_record, found.without_key, "compacted topics take no record without a key")
     return None
 
 
 def _refused_records(code: ErrorCode, indexes: list[int], text: str) -> Refused:
-    return Refused(code, text, tuple((index, text) for index in indexes[:RECORD_ERRORS_MAX]))
+    return Refused(code, text, tuple((index, text) for index in indexes))

@@ -53,6 +53,12 @@ class KafkaSettings:
         duration(minimum="10m", maximum="365d"),
         "an idempotent producer that appends nothing to a partition for this long is forgotten there (producer.id.expiration.ms)",
     ] = timedelta(days=1)
+    validate_records: Annotated[
+        Literal["crc", "full"],
+        one_of("crc", "full"),
+        "what is looked at before a batch is taken: its header and checksum; or every record too, as Apache Kafka does, which costs CPU "
+        "for each (docs/performance.md)",
+    ] = "crc"
     max_request_bytes: Annotated[
         int, size(minimum="1MiB", maximum="100MiB"), "a larger request closes its connection before it is read"
     ] = 100 * MIB

@@ -143,6 +143,7 @@ async def node(
     flush: FlushSettings | None = None,
     replicas: Any = None,
     blocking: Blocking | None = None,
+    reads_records: bool = False,
 ) -> AsyncIterator[Node]:
     """`is_deaf`: no hint about other brokers' commits arrives."""
     stores = stores or Stores()
@@ -164,6 +165,7 @@ async def node(
                 appender=parts.appender,
                 recompression=recompression,
                 clock=clock,
+                reads_records=reads_records,
             ),
             fetch=Fetch(
                 topics=topics,

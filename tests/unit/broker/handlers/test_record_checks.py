@@ -15,6 +15,7 @@ from broker.handlers.record_checks import (
     Refused,
     TopicRules,
     check,
+    check_records,
     rules_of,
 )
 from storage.catalog.topics import Topic
@@ -31,7 +32,11 @@ STAMPED = replace(PLAIN, is_log_append=True)
 
 
 def judged(batch: bytes | bytearray | None, rules: TopicRules = PLAIN, *, version: int = 9) -> BatchHeader | Refused:
-    return check(None if batch is None else memoryview(batch), rules, version=version, now_ms=NOW_MS)
+    header = check(None if batch is None else memoryview(batch), rules, version=version, now_ms=NOW_MS)
+    if isinstance(header, Refused) or not rules.reads_records:
+        return header
+    assert batch is not None
+    return check_records(memoryview(batch), header, rules, NOW_MS) or header
 
 
 def code_of(batch: bytes | bytearray | None, rules: TopicRules = PLAIN, *, version: int = 9) -> ErrorCode | None:

@@ -1,0 +1,198 @@
+"""Every record of a batch read to its end, as strictly as Apache Kafka's brokers and the strictest of its consumers read it.
+
+    record   length varint | attributes 1 | timestamp delta varlong | offset delta varint | key length varint | key | value length varint
+             | value | header count varint | (key length varint | key | value length varint | value) per header
+
+Costs half a microsecond per record, a fifth of what `records.walk` takes, which hands each record out: so varints of one and two bytes are
+read where they stand. Attributes and the text of header keys mean nothing to Kafka and are not looked at.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from storage.errors import Corrupt
+from storage.recordbatch import CODEC_MASK, HEADER_BYTES, BatchHeader
+from storage.records import LZ4, decompressed
+from storage.vocabulary import Buffer
+
+SLICE_RECORDS: Final = 500
+"""Read between two calls of `breathe`: a quarter of a millisecond."""
+HEADERS_MAX: Final = 1_000_000
+"""Of all records of a batch: so many take a second of a thread, and two bytes make one."""
+NAMED_MAX: Final = 1_000
+"""Indexes that are kept of records that break one rule."""
+NO_TIMESTAMP: Final = -1
+_INT32_BYTES_MAX: Final = 5
+_INT64_BYTES_MAX: Final = 10
+_LZ4_FLAGS_AT: Final = 4
+_LZ4_INDEPENDENT: Final = 0x20
+
+
+class Unreadable(Corrupt):
+    """A consumer could not read this. `index` is the record's in its batch, None where it is not about one."""
+
+    def __init__(self, message: str, *, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readable:
+    """What a topic may object to in a batch that can be read: indexes of records, at most NAMED_MAX of each kind."""
+
+    without_key: list[int] = field(default_factory=list)
+    out_of_time: list[int] = field(default_factory=list)
+
+
+def read_records(
+    batch: Buffer, header: BatchHeader, *, earliest_ms: int, latest_ms: int, breathe: Callable[[], None] = lambda: None
+) -> Readable:
+    """Read one batch whose header has been checked; what has no timestamp is never out of time.
+
+    Blocks for as long as it takes, and calls `breathe` every SLICE_RECORDS records, so that a thread can let others run. Raises
+    `Unreadable`, and `Corrupt` as `records.decompressed` does.
+    """
+    body = memoryview(batch)[HEADER_BYTES:]
+    codec = header.attributes & CODEC_MASK
+    if codec == LZ4 and len(body) > _LZ4_FLAGS_AT and not body[_LZ4_FLAGS_AT] & _LZ4_INDEPENDENT:
+        raise Unreadable("lz4 blocks depend on each other, which Java's consumers do not read")
+    records = decompressed(body, codec)
+    if isinstance(records, memoryview):
+        records = bytes(records)  # of which single bytes are had much faster
+    found = Readable()
+    at, headers = 0, 0
+    for begin in range(0, header.record_count, SLICE_RECORDS):
+        if begin:
+            breathe()
+        indexes = range(begin, min(begin + SLICE_RECORDS, header.record_count))
+        at, headers = _read_slice(records, at, indexes, headers, header.base_timestamp, earliest_ms, latest_ms, found)
+    if at != len(records):
+        raise Unreadable(f"bytes are left after the last record: record_count={header.record_count} left={len(records) - at}")
+    return found
+
+
+def _read_slice(
+    data: Buffer, at: int, indexes: range, headers: int, base_ms: int, earliest_ms: int, latest_ms: int, found: Readable
+) -> tuple[int, int]:
+    """The position behind these records, and the headers so far."""
+    size = len(data)
+    index = indexes.start
+    earliest, latest = earliest_ms - base_ms, latest_ms - base_ms
+    try:
+        for index in indexes:
+            byte = data[at]
+            if byte < 0x80:
+                at += 1
+            elif (second := data[at + 1]) < 0x80:
+                byte += (second << 7) - 0x80
+                at += 2
+            else:
+                byte, at = _varint(data, at, _INT32_BYTES_MAX)
+            end = at + (byte >> 1)
+            if byte & 1 or end > size:
+                raise Unreadable(f"a record ends outside its batch: length={_signed(byte)} remaining={size - at}")
+
+            at += 1  # attributes
+            byte = data[at]
+            if byte < 0x80:
+                at += 1
+            elif (second := data[at + 1]) < 0x80:
+                byte += (second << 7) - 0x80
+                at += 2
+            else:
+                byte, at = _varint(data, at, _INT64_BYTES_MAX)
+            delta_ms = (byte >> 1) ^ -(byte & 1)
+            if not earliest <= delta_ms <= latest and base_ms + delta_ms != NO_TIMESTAMP and len(found.out_of_time) < NAMED_MAX:
+                found.out_of_time.append(index)
+
+            byte = data[at]
+            if byte < 0x80:
+                at += 1
+            elif (second := data[at + 1]) < 0x80:
+                byte += (second << 7) - 0x80
+                at += 2
+            else:
+                byte, at = _varint(data, at, _INT32_BYTES_MAX)
+            if byte != index << 1:
+                raise Unreadable(f"offset deltas count from 0: expected={index} found={_signed(byte)}")
+
+            byte = data[at]
+            if byte < 0x80:
+                at += 1
+            elif (second := data[at + 1]) < 0x80:
+                byte += (second << 7) - 0x80
+                at += 2
+            else:
+                byte, at = _varint(data, at, _INT32_BYTES_MAX)
+            if not byte & 1:
+                at += byte >> 1
+            elif byte != 1:
+                raise Unreadable(f"a key has no such length: {_signed(byte)}")
+            elif len(found.without_key) < NAMED_MAX:
+                found.without_key.append(index)
+
+            byte = data[at]
+            if byte < 0x80:
+                at += 1
+            elif (second := data[at + 1]) < 0x80:
+                byte += (second << 7) - 0x80
+                at += 2
+            else:
+                byte, at = _varint(data, at, _INT32_BYTES_MAX)
+            if not byte & 1:
+                at += byte >> 1
+            elif byte != 1:
+                raise Unreadable(f"a value has no such length: {_signed(byte)}")
+
+            if data[at]:
+                count, at = _headers(data, at, HEADERS_MAX - headers)
+                headers += count
+            else:
+                at += 1
+            if at != end:
+                raise Unreadable(f"a record is not as long as it says: length={end - at} bytes from where its fields end")
+    except Unreadable as error:
+        raise Unreadable(f"record {index}: {error}", index=index) from None
+    except IndexError:
+        raise Unreadable(f"record {index}: it goes on where the batch ends: bytes={size}", index=index) from None
+    return at, headers
+
+
+def _headers(data: Buffer, at: int, count_max: int) -> tuple[int, int]:
+    """How many headers begin at `at`, and the position behind them."""
+    written, at = _varint(data, at, _INT32_BYTES_MAX)
+    count = _signed(written)
+    if not 0 <= count <= len(data) - at:
+        raise Unreadable(f"a record cannot have so many headers: {count}")
+    if count > count_max:
+        raise Unreadable(f"the records of a batch have at most {HEADERS_MAX} headers")
+    for _ in range(count):
+        written, at = _varint(data, at, _INT32_BYTES_MAX)
+        if written & 1:
+            raise Unreadable(f"a header key has no such length: {_signed(written)}")
+        at += written >> 1
+        written, at = _varint(data, at, _INT32_BYTES_MAX)
+        if not written & 1:
+            at += written >> 1
+        elif written != 1:
+            raise Unreadable(f"a header value has no such length: {_signed(written)}")
+    return count, at
+
+
+def _varint(data: Buffer, at: int, bytes_max: int) -> tuple[int, int]:
+    """As it is written, with the sign in bit 0, and the position behind it."""
+    value = shift = 0
+    for place in range(at, at + bytes_max):
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >> (32 if bytes_max == _INT32_BYTES_MAX else 64):
+                break
+            return value, place + 1
+        shift += 7
+    raise Unreadable(f"a varint does not fit in {'4' if bytes_max == _INT32_BYTES_MAX else '8'} bytes")
+
+
+def _signed(written: int) -> int:
+    return (written >> 1) ^ -(written & 1)
