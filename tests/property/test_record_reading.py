@@ -4,11 +4,9 @@ Valid batches with bytes changed, cut, doubled or added where it hurts, under a 
 """
 
 import random
-import struct
 
 import pytest
 from aiokafka.record.default_records import _DefaultRecordBatchPy as AiokafkaBatch
-from crc32c import crc32c
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -16,7 +14,7 @@ from storage.errors import Corrupt
 from storage.record_reading import read_records
 from storage.recordbatch import CODEC_MASK, HEADER_BYTES, BatchHeader, parse_header
 from storage.records import decompressed, walk
-from tests.unit.broker.handlers.record_batches import NOW_MS, compressed, record_batch, varint
+from tests.unit.broker.handlers.record_batches import NOW_MS, batch_of_records, compressed, varint
 
 Record = tuple[int, int, int, bytes | None, bytes | None, list[tuple[bytes, bytes | None]]]
 
@@ -53,13 +51,6 @@ def changed(data: bytearray, kind: str, place: int, byte: int) -> None:
             data[at:at] = data[at : at + 1 + byte % 16]
         case "end":
             del data[at:]
-
-
-def batch_of(body: bytes, count: int, codec: int) -> bytearray:
-    made = record_batch(codec=codec, record_count=count, last_offset_delta=count - 1)[:HEADER_BYTES] + body
-    struct.pack_into(">i", made, 8, len(made) - 12)
-    struct.pack_into(">I", made, 17, crc32c(made[21:]))
-    return made
 
 
 def plainly(data: bytes, count: int) -> list[Record]:
@@ -138,7 +129,7 @@ def test_what_is_taken_is_read_by_everybody(codec: int, content: list[tuple], be
     packed = bytearray(compressed(bytes(made), codec))
     for change in after if codec else ():
         changed(packed, *change)
-    batch = batch_of(bytes(packed), len(content), codec)
+    batch = batch_of_records(bytes(packed), len(content), codec=codec, is_packed=True)
     header = parse_header(batch)
     try:
         read_records(batch, header, earliest_ms=-(2**63), latest_ms=2**63 - 1)

@@ -1,31 +1,20 @@
 """Every record is read to its end: what is wrong with each part of one, in every codec, and which record it is."""
 
-import struct
 from collections.abc import Callable
 
 import cramjam
 import pytest
-from crc32c import crc32c
 
 from storage import record_reading
 from storage.errors import Corrupt
 from storage.limits import MIB
 from storage.record_reading import NAMED_MAX, SLICE_RECORDS, Readable, Unreadable, read_records
-from storage.recordbatch import HEADER_BYTES, parse_header
+from storage.recordbatch import parse_header
 from storage.records import DECOMPRESSED_BYTES_MAX, walk
-from tests.unit.broker.handlers.record_batches import NOW_MS, compressed, record, record_batch, varint
+from tests.unit.broker.handlers.record_batches import NOW_MS, batch_of_records, compressed, record, record_batch, varint
 
 CODECS = range(5)
 ALWAYS = {"earliest_ms": -(2**63), "latest_ms": 2**63 - 1}
-
-
-def batch_of(records: bytes, count: int, *, codec: int = 0, base_timestamp: int = NOW_MS, packed: bool = False) -> bytearray:
-    """A batch with these bytes as its records, and a header that fits them; `packed`: they are compressed already."""
-    made = record_batch(codec=codec, record_count=count, last_offset_delta=count - 1, base_timestamp=base_timestamp)[:HEADER_BYTES]
-    made += records if packed else compressed(records, codec)
-    struct.pack_into(">i", made, 8, len(made) - 12)
-    struct.pack_into(">I", made, 17, crc32c(made[21:]))
-    return made
 
 
 def sized(body: bytes, length: int | None = None) -> bytes:
@@ -81,7 +70,7 @@ BAD: dict[str, tuple[bytes, str]] = {
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("body", GOOD.values(), ids=GOOD)
 def test_what_consumers_read_is_read(body: bytes, codec: int) -> None:
-    batch = batch_of(sized(body), 1, codec=codec)
+    batch = batch_of_records(sized(body), 1, codec=codec)
 
     has_key = [facts.has_key for facts in walk(batch, parse_header(batch))]
     assert read(batch).without_key == ([] if has_key == [True] else [0])
@@ -91,13 +80,13 @@ def test_what_consumers_read_is_read(body: bytes, codec: int) -> None:
 @pytest.mark.parametrize(("bad", "words"), BAD.values(), ids=BAD)
 def test_a_defect_is_found_and_its_record_named(bad: bytes, words: str, codec: int) -> None:
     with pytest.raises(Unreadable, match=words) as alone:
-        read(batch_of(bad, 1, codec=codec))
+        read(batch_of_records(bad, 1, codec=codec))
     assert alone.value.index == 0
     if "offset delta" in words:
         return  # what is wrong there is another thing in another place
     behind = b"".join(record(b"good", offset_delta=delta) for delta in range(3)) + bad.replace(fields()[:3], b"\x00\x00\x06", 1)
     with pytest.raises(Unreadable, match="record 3") as later:
-        read(batch_of(behind, 4, codec=codec))
+        read(batch_of_records(behind, 4, codec=codec))
     assert later.value.index == 3
 
 
@@ -105,12 +94,12 @@ def test_a_defect_is_found_and_its_record_named(bad: bytes, words: str, codec: i
 def test_fewer_and_more_records_than_the_header_says(codec: int) -> None:
     records = b"".join(record(b"x" * 100, offset_delta=delta) for delta in range(5))
 
-    assert read(batch_of(records, 5, codec=codec)).without_key == [0, 1, 2, 3, 4]
+    assert read(batch_of_records(records, 5, codec=codec)).without_key == [0, 1, 2, 3, 4]
     with pytest.raises(Unreadable, match="goes on where the batch ends") as fewer:
-        read(batch_of(records, 6, codec=codec))
+        read(batch_of_records(records, 6, codec=codec))
     assert fewer.value.index == 5
     with pytest.raises(Unreadable, match="bytes are left") as more:
-        read(batch_of(records, 4, codec=codec))
+        read(batch_of_records(records, 4, codec=codec))
     assert more.value.index is None
 
 
@@ -124,7 +113,7 @@ def test_what_does_not_decompress_to_its_end_is_corrupt(codec: int, spoilt: Call
     records = b"".join(record(b"%d" % delta * 50, offset_delta=delta) for delta in range(20))
 
     with pytest.raises(Corrupt):
-        read(batch_of(spoilt(compressed(records, codec)), 20, codec=codec, packed=True))
+        read(batch_of_records(spoilt(compressed(records, codec)), 20, codec=codec, is_packed=True))
 
 
 @pytest.mark.parametrize("codec", [1, 3, 4])
@@ -132,12 +121,12 @@ def test_a_bomb_is_refused_at_the_bound(codec: int) -> None:
     records = record(bytes(DECOMPRESSED_BYTES_MAX), offset_delta=0)
 
     with pytest.raises(Corrupt, match=f"more than {DECOMPRESSED_BYTES_MAX} bytes"):
-        read(batch_of(records, 1, codec=codec))
+        read(batch_of_records(records, 1, codec=codec))
 
 
 def test_snappy_that_claims_too_much_is_refused_before_it_is_decompressed() -> None:
     with pytest.raises(Corrupt, match="more than"):
-        read(batch_of(b"\xff\xff\xff\xff\x0f" + b"x" * 100, 1, codec=2, packed=True))
+        read(batch_of_records(b"\xff\xff\xff\xff\x0f" + b"x" * 100, 1, codec=2, is_packed=True))
 
 
 def test_lz4_blocks_that_depend_on_each_other_are_not_read_as_by_java() -> None:
@@ -146,7 +135,7 @@ def test_lz4_blocks_that_depend_on_each_other_are_not_read_as_by_java() -> None:
     linked.compress(records)
 
     with pytest.raises(Unreadable, match="depend on each other"):
-        read(batch_of(bytes(linked.finish()), 1, codec=3, packed=True))
+        read(batch_of_records(bytes(linked.finish()), 1, codec=3, is_packed=True))
 
 
 def test_headers_are_bounded_over_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,15 +143,15 @@ def test_headers_are_bounded_over_all_records(monkeypatch: pytest.MonkeyPatch) -
     five = varint(5) + (varint(0) + varint(0)) * 5
     two, three = (b"".join(sized(fields(offset=varint(delta), headers=five)) for delta in range(count)) for count in (2, 3))
 
-    read(batch_of(two, 2))
+    read(batch_of_records(two, 2))
     with pytest.raises(Unreadable, match="at most 10 headers") as found:
-        read(batch_of(three, 3))
+        read(batch_of_records(three, 3))
     assert found.value.index == 2
 
 
 def test_offset_deltas_are_right_where_their_varints_grow() -> None:
     count = 70_000
-    batch = batch_of(b"".join(record(b"", offset_delta=delta, key=b"k") for delta in range(count)), count)
+    batch = batch_of_records(b"".join(record(b"", offset_delta=delta, key=b"k") for delta in range(count)), count)
 
     assert read(batch) == Readable()
 
@@ -178,7 +167,7 @@ def test_records_without_a_key_and_out_of_time_are_named_up_to_a_bound() -> None
 
 def test_no_timestamp_is_never_out_of_time_and_one_beyond_64_bits_always() -> None:
     assert read(record_batch(b"a", base_timestamp=-1), earliest_ms=NOW_MS).out_of_time == []
-    beyond = batch_of(sized(fields(time=varint(2**62))), 1, base_timestamp=2**63 - 1)
+    beyond = batch_of_records(sized(fields(time=varint(2**62))), 1, base_timestamp=2**63 - 1)
     assert read(beyond).out_of_time == [0]
 
 

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import cramjam
 from crc32c import crc32c
@@ -81,3 +82,12 @@ def record_batch(
     covered += body
     length = 9 + len(covered) if batch_length is None else batch_length
     return bytearray(struct.pack(">qiibI", base_offset, length, -1, magic, crc32c(covered) if crc is None else crc) + covered)
+
+
+def batch_of_records(records: bytes, count: int, *, codec: int = 0, is_packed: bool = False, **header: Any) -> bytearray:
+    """A batch of these bytes, whatever they are, with a header that fits them; `is_packed`: they are compressed already."""
+    made = record_batch(codec=codec, record_count=count, last_offset_delta=count - 1, **header)[:61]
+    made += records if is_packed else compressed(records, codec)
+    struct.pack_into(">i", made, 8, len(made) - 12)
+    struct.pack_into(">I", made, 17, crc32c(made[21:]))
+    return made

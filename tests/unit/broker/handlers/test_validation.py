@@ -1,0 +1,202 @@
+"""A broker that reads every record: what it refuses and names, what goes on beside it, and in which order."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from broker.handlers import recompression
+from broker.handlers.recompression import READ_AT_ONCE_BYTES_MAX, READ_AT_ONCE_RECORDS_MAX
+from runtime.blocking import ThreadBlocking
+from storage.recordbatch import checksum, parse_header
+from tests.unit.broker.handlers.logged import node
+from tests.unit.broker.handlers.record_batches import NOW_MS, batch_of_records, record, record_batch
+from tests.unit.broker.handlers.test_recompression import Gate, Source, broken, codes, send, stored, values_of
+
+T = TypeVar("T")
+
+
+def misnumbered(codec: int = 0, **header: int) -> bytearray:
+    """Three records, of which the second says that it is the eighth."""
+    return batch_of_records(b"".join(record(b"a", offset_delta=delta) for delta in (0, 7, 2)), 3, codec=codec, **header)
+
+
+def numbered(sequence: int, value: bytes = b"x", codec: int = 3) -> bytearray:
+    return record_batch(value, codec=codec, producer_id=7, producer_epoch=0, base_sequence=sequence)
+
+
+@pytest.mark.parametrize("codec", range(5))
+async def test_a_record_that_consumers_could_not_read_is_refused_and_named_and_its_neighbours_are_not(codec: int) -> None:
+    async with node(is_deaf=True, reads_records=True) as broker:
+        await broker.create("t", partition_count=3)
+        results = await broker.send(("t", 0, record_batch(b"a")), ("t", 1, misnumbered(codec)), ("t", 2, record_batch(b"c", codec=codec)))
+
+        assert codes(results) == [ErrorCode.none, ErrorCode.invalid_record, ErrorCode.none]
+        assert results[1].record_errors == ((1, "record 1: offset deltas count from 0: expected=1 found=7"),)
+        assert results[1].error_message == results[1].record_errors[0][1]
+        assert codes(await broker.send(("t", 1, record_batch(b"d", codec=codec)))) == [ErrorCode.none]
+
+
+@pytest.mark.parametrize("codec", range(1, 5))
+async def test_what_does_not_decompress_is_refused_and_is_taken_by_a_broker_that_trusts_checksums(codec: int) -> None:
+    async with node(is_deaf=True, reads_records=True) as broker:
+        await broker.create("t", partition_count=2)
+        results = await broker.send(("t", 0, broken(codec)), ("t", 1, record_batch(b"b")))
+        assert codes(results) == [ErrorCode.invalid_record, ErrorCode.none]
+        assert "do not decompress" in (results[0].error_message or "")
+        assert results[0].record_errors == ()
+    async with node(is_deaf=True) as broker:
+        await broker.create("t")
+        assert codes(await broker.send(("t", 0, broken(codec)))) == [ErrorCode.none]
+
+
+@pytest.mark.parametrize("codec", range(5))
+@pytest.mark.parametrize("topic", [{}, {"message_timestamp_type": "LogAppendTime"}], ids=["create time", "append time"])
+async def test_what_is_taken_is_stored_as_it_was_sent(codec: int, topic: dict[str, str]) -> None:
+    async with node(is_deaf=True, reads_records=True) as broker:
+        await broker.create("t", **topic)
+        batch = record_batch(*[b"x" * 50] * 100, codec=codec, timestamps=[NOW_MS - 5] * 100)
+        sent = bytes(batch)
+        (result,) = await broker.send(("t", 0, batch))
+        (made,) = await stored(broker)
+
+        assert (result.error_code, result.base_offset) == (0, 0)
+        assert made[61:] == sent[61:]
+        assert parse_header(made).crc == checksum(made)
+        assert parse_header(made).max_timestamp == (NOW_MS if topic else NOW_MS - 5)
+
+
+async def test_a_batch_is_read_and_then_compressed_anew_where_a_topic_wants_both() -> None:
+    async with node(is_deaf=True, reads_records=True) as broker:
+        await broker.create("t", compression_type="zstd")
+        bad, good = await broker.send(("t", 0, misnumbered(3))), await broker.send(("t", 0, record_batch(b"a", codec=3)))
+
+        assert codes(bad) == [ErrorCode.invalid_record]
+        assert codes(good) == [ErrorCode.none]
+        assert parse_header((await stored(broker))[0]).attributes == 4
+
+
+async def test_each_record_s_timestamp_is_judged_and_not_only_what_the_header_says() -> None:
+    batch = record_batch(b"a", b"b", timestamps=(NOW_MS, NOW_MS + 7_200_000), base_timestamp=NOW_MS, max_timestamp=NOW_MS)
+    async with node(is_deaf=True, reads_records=True) as broker:
+        await broker.create("t")
+        (result,) = await broker.send(("t", 0, batch))
+
+        assert ErrorCode(result.error_code) is ErrorCode.invalid_timestamp
+        assert [index for index, _ in result.record_errors] == [1]
+
+
+async def test_little_that_is_not_compressed_is_read_on_the_loop_and_the_rest_in_a_thread() -> None:
+    gate = Gate(is_open=True)
+    few = READ_AT_ONCE_RECORDS_MAX
+    async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
+        await broker.create("t", partition_count=2)
+        await broker.send(("t", 0, record_batch(*[b"x"] * few)))
+        await broker.send(("t", 0, record_batch(*[b"x"] * (few // 2))), ("t", 1, record_batch(*[b"x"] * (few // 2))))
+        assert gate.begun == 0
+        await broker.send(("t", 0, record_batch(*[b"x"] * few)), ("t", 1, record_batch(b"x")))
+        assert gate.begun == 1
+        for large in (record_batch(*[b"x"] * (few + 1)), record_batch(b"x" * READ_AT_ONCE_BYTES_MAX), record_batch(b"x", codec=2)):
+            begun = gate.begun
+            assert codes(await broker.send(("t", 0, large))) == [ErrorCode.none]
+            assert gate.begun == begun + 1
+
+
+async def test_compacted_topics_are_read_off_the_loop_whatever_the_broker_trusts() -> None:
+    loop_thread = threading.get_ident()
+    seen: list[int] = []
+
+    class Watched(ThreadBlocking):
+        async def run(self, call: Callable[[], T]) -> T:
+            def noted() -> T:
+                seen.append(threading.get_ident())
+                return call()
+
+            return await super().run(noted)
+
+    async with node(is_deaf=True, blocking=Watched(threads=1, name="test")) as broker:
+        await broker.create("t", cleanup_policy="compact")
+        (result,) = await broker.send(("t", 0, record_batch(b"a", b"b", keys=(b"k", None), codec=4)))
+
+        assert ErrorCode(result.error_code) is ErrorCode.invalid_record
+        assert [index for index, _ in result.record_errors] == [1]
+    assert len(seen) == 1
+    assert loop_thread not in seen
+
+
+async def test_five_in_flight_keep_their_order_whichever_of_them_must_wait_for_a_thread() -> None:
+    gate = Gate()
+    async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
+        await broker.create("t")
+        one = Source()
+        sent = [send(broker, ("t", 0, numbered(n, b"%d" % n, codec=3 if n % 2 == 0 else 0)), source=one) for n in range(5)]
+        await gate.has_begun(1)
+        other = await send(broker, ("t", 0, record_batch(b"x")), source=Source())
+        assert codes(other) == [ErrorCode.none], "another connection's short batch waits for nothing"
+        assert not any(result.done() for result in sent)
+
+        gate.let(3)
+        results = await asyncio.gather(*sent)
+        assert [codes(result) for result in results] == [[ErrorCode.none]] * 5
+        assert [result[0].base_offset for result in results] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("codec", [0, 3])
+async def test_an_idempotent_producer_goes_on_behind_a_refused_batch_with_its_sequence(codec: int) -> None:
+    async with node(is_deaf=True, reads_records=True, blocking=ThreadBlocking(threads=2, name="test")) as broker:
+        await broker.create("t")
+        one = Source()
+        first = await send(broker, ("t", 0, numbered(0, b"0")), source=one)
+        refused = send(broker, ("t", 0, misnumbered(codec, producer_id=7, producer_epoch=0, base_sequence=1)), source=one)
+        behind = send(broker, ("t", 0, numbered(4, b"9")), source=one)
+        assert codes(first) == [ErrorCode.none]
+        assert codes(await refused) == [ErrorCode.invalid_record]
+        assert codes(await behind) == [ErrorCode.out_of_order_sequence_number], "as in Kafka: its predecessor is missing"
+
+        again = [await send(broker, ("t", 0, numbered(n, b"%d" % n, codec)), source=one) for n in (1, 2)]
+        assert [codes(result) for result in again] == [[ErrorCode.none]] * 2
+        assert [result[0].base_offset for result in again] == [1, 2]
+
+
+@pytest.mark.parametrize("codec", [0, 3])
+async def test_what_follows_the_refused_first_batch_of_a_producer_is_told_so_at_once(codec: int) -> None:
+    async with node(is_deaf=True, reads_records=True) as broker:
+        await broker.create("t")
+        one = Source()
+        sent = [
+            send(broker, ("t", 0, misnumbered(codec, producer_id=7, producer_epoch=0, base_sequence=0)), source=one),
+            send(broker, ("t", 0, numbered(3)), source=one),
+        ]
+        async with asyncio.timeout(15):  # a stranger that begins elsewhere would wait for 35 s
+            results = await asyncio.gather(*sent)
+        assert [codes(result) for result in results] == [[ErrorCode.invalid_record], [ErrorCode.kafka_storage_error]], "it may come again"
+
+
+async def test_reading_needs_no_room_among_the_results_of_compressing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recompression, "RESULTS_BYTES_MAX", 0)
+    async with node(is_deaf=True, reads_records=True) as broker:
+        await broker.create("t")
+        assert codes(await broker.send(("t", 0, record_batch(b"a", codec=4)))) == [ErrorCode.none]
+        assert await values_of(broker) == [b"a"]
+        assert not broker.produce._recompression.lines
+
+
+async def test_what_waits_too_long_to_be_read_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(is_open=True)
+    async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
+        await broker.create("t")
+        monkeypatch.setattr(recompression, "WAIT_S_MAX", -1.0)
+        assert codes(await broker.send(("t", 0, record_batch(b"a", codec=4)))) == [ErrorCode.request_timed_out]
+        assert gate.begun == 0
+
+
+async def test_a_failure_that_nobody_foresaw_refuses_one_batch_and_nothing_else() -> None:
+    gate = Gate(is_open=True)
+    gate.fails = 1
+    async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
+        await broker.create("t")
+        assert codes(await broker.send(("t", 0, record_batch(b"0", codec=4)))) == [ErrorCode.unknown_server_error]
+        assert codes(await broker.send(("t", 0, record_batch(b"1", codec=4)))) == [ErrorCode.none]
