@@ -46,18 +46,24 @@ class Readable:
 
 
 def read_records(
-    batch: Buffer, header: BatchHeader, *, earliest_ms: int, latest_ms: int, breathe: Callable[[], None] = lambda: None
+    batch: Buffer,
+    header: BatchHeader,
+    *,
+    earliest_ms: int,
+    latest_ms: int,
+    bytes_max: int | None = None,
+    breathe: Callable[[], None] = lambda: None,
 ) -> Readable:
     """Read one batch whose header has been checked; what has no timestamp is never out of time.
 
     Blocks for as long as it takes, and calls `breathe` every SLICE_RECORDS records, so that a thread can let others run. Raises
-    `Unreadable`, and `Corrupt` as `records.decompressed` does.
+    `Unreadable`, and `Corrupt` as `records.decompressed` does, and `TooLarge` for what decompresses to more than `bytes_max`.
     """
     body = memoryview(batch)[HEADER_BYTES:]
     codec = header.attributes & CODEC_MASK
     if codec == LZ4 and len(body) > _LZ4_FLAGS_AT and not body[_LZ4_FLAGS_AT] & _LZ4_INDEPENDENT:
         raise Unreadable("lz4 blocks depend on each other, which Java's consumers do not read")
-    records = decompressed(body, codec)
+    records = decompressed(body, codec, bytes_max=bytes_max)
     if isinstance(records, memoryview):
         records = bytes(records)  # of which single bytes are had much faster
     found = Readable()

@@ -2,7 +2,7 @@
 
 Checks each batch as Kafka does and submits it; acks 1 and -1 both mean durable and committed. Errors are per partition. A batch of another
 codec than its topic's `compression.type` is compressed anew first, and one whose records are to be read waits until they are
-(broker/handlers/recompression.py); only what is short and uncompressed is read at once.
+(broker/handlers/recompression.py); only what is short is read at once.
 
 Differs from Apache Kafka: acks=0 is as durable as the rest, only unanswered; NOT_LEADER_OR_FOLLOWER says "try again", never "elsewhere",
 as every broker serves every partition; transactional batches are refused with INVALID_TXN_STATE until transactions are served.
@@ -16,7 +16,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.errors import error_code_of
-from broker.handlers.recompression import READ_AT_ONCE_RECORDS_MAX, Recompression, Share, Work
+from broker.handlers.recompression import AtOnce, Recompression, Share, Work
 from broker.handlers.record_checks import Refused, TopicRules, check, rules_of
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.clock import Clock
@@ -127,7 +127,7 @@ class Produce:
         append_ms: list[int] = []
         share: Share | None = None
         lines = self._recompression.lines
-        read_at_once_left = READ_AT_ONCE_RECORDS_MAX
+        at_once = AtOnce()
 
         def finish(append: Append) -> None:
             if share is not None:
@@ -158,14 +158,13 @@ class Produce:
             if reads or rules.codec is not None:
                 is_other = rules.codec is not None and rules.codec != header.attributes & CODEC_MASK
                 work = Work(named.records, header, rules, now_ms, reads, is_other) if reads or is_other else None
-                if work is not None and header.record_count <= read_at_once_left and work.is_small:
-                    read_at_once_left -= header.record_count
-                    refused = self._recompression.read_at_once(work)
+                if work is not None:
+                    is_read, refused = self._recompression.read_at_once(work, at_once)
                     if refused is not None:
                         self._note_lost(topic.partition(named.partition), header)
                         results.append(_refused(named, refused))
                         continue
-                    work = None
+                    work = None if is_read else work
             index = len(append.results)
             append_ms.append(now_ms if rules.is_log_append else -1)
             append.results.append(None)

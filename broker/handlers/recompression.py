@@ -45,9 +45,11 @@ RESULTS_BYTES_MAX: Final = 64 * MIB
 RESULTS_OF_REQUEST_BYTES_MAX: Final = 64 * MIB
 WAIT_S_MAX: Final = 30.0
 """Then the client has given up: the default request.timeout.ms of Java producers."""
-READ_AT_ONCE_RECORDS_MAX: Final = 64
-"""Of one request on the loop: so many are read in the time in which a thread is woken."""
-READ_AT_ONCE_BYTES_MAX: Final = 64 * KIB
+READ_AT_ONCE_RECORDS_MAX: Final = 256
+READ_AT_ONCE_BYTES_MAX: Final = 128 * KIB
+"""Of one request on the loop, decompressed: a fraction of a millisecond, about what waking a thread takes."""
+_EXPANSION: Final = 8
+"""What decompresses to more than so many times its size is not read at once."""
 _CODECS: Final = tuple(CODEC_NUMBERS)
 
 log = structlog.get_logger("recompression")
@@ -67,10 +69,22 @@ class Work:
     reads: bool
     compresses: bool
 
-    @property
-    def is_small(self) -> bool:
-        """Whether the loop itself may do it, if there are few records."""
-        return not self.compresses and not self.header.attributes & CODEC_MASK and len(self.batch) <= READ_AT_ONCE_BYTES_MAX
+
+@dataclass(slots=True)
+class AtOnce:
+    """What the loop itself may still read of one request."""
+
+    records: int = READ_AT_ONCE_RECORDS_MAX
+    size_bytes: int = READ_AT_ONCE_BYTES_MAX
+
+    def room_for(self, work: Work) -> int | None:
+        """Bytes that the batch may decompress to, taken; None if a thread is to read it."""
+        room_bytes = len(work.batch) * (_EXPANSION if work.header.attributes & CODEC_MASK else 1)
+        if work.compresses or work.header.record_count > self.records or room_bytes > self.size_bytes:
+            return None
+        self.records -= work.header.record_count
+        self.size_bytes -= room_bytes
+        return room_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -144,11 +158,17 @@ class Recompression:
                 self._nursery.spawn(self._work(), name="recompress")
         jobs.append(_Job(work, share, done, self._clock.monotonic_s()))
 
-    def read_at_once(self, work: Work) -> Refused | None:
-        """For work that is small, and nothing else."""
-        refused = check_records(work.batch, work.header, work.rules, work.now_ms)
+    def read_at_once(self, work: Work, at_once: AtOnce) -> tuple[bool, Refused | None]:
+        """Whether the batch is short enough to be read on the loop, and was; and then what came of it."""
+        room_bytes = at_once.room_for(work)
+        if room_bytes is None:
+            return False, None
+        try:
+            refused = check_records(work.batch, work.header, work.rules, work.now_ms, bytes_max=room_bytes)
+        except TooLarge:
+            return False, None
         (self._refused if refused else self._accepted).inc()
-        return refused
+        return True, refused
 
     def give_back(self, size_bytes: int) -> None:
         self._results_bytes -= size_bytes

@@ -149,16 +149,22 @@ def _check_times(header: BatchHeader, rules: TopicRules, now_ms: int) -> Refused
 
 
 def check_records(
-    view: memoryview, header: BatchHeader, rules: TopicRules, now_ms: int, breathe: Callable[[], None] = lambda: None
+    view: memoryview,
+    header: BatchHeader,
+    rules: TopicRules,
+    now_ms: int,
+    *,
+    bytes_max: int | None = None,
+    breathe: Callable[[], None] = lambda: None,
 ) -> Refused | None:
-    """Why a batch that `check` has passed is refused for what is in its records. Blocks; `breathe`: see `read_records`."""
+    """Why a batch that `check` has passed is refused for what is in its records. Blocks, raises `TooLarge`; see `read_records`."""
     if header.record_count > RECORDS_CHECKED_MAX:
         text = f"{header.record_count} records in a batch whose records are checked, at most {RECORDS_CHECKED_MAX} are allowed"
         return Refused(ErrorCode.invalid_record, text)
     earliest_ms = _MIN_MS if rules.is_log_append else max(_MIN_MS, now_ms - rules.before_max_ms)
     latest_ms = _MAX_MS if rules.is_log_append else min(_MAX_MS, now_ms + rules.after_max_ms)
     try:
-        found = read_records(view, header, earliest_ms=earliest_ms, latest_ms=latest_ms, breathe=breathe)
+        found = read_records(view, header, earliest_ms=earliest_ms, latest_ms=latest_ms, bytes_max=bytes_max, breathe=breathe)
     except Corrupt as error:
         # Not CORRUPT_MESSAGE, which clients take for damage on the way and send again: Kafka's UNKNOWN_SERVER_ERROR is as final.
         text = str(error)

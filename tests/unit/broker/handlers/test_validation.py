@@ -1,6 +1,7 @@
 """A broker that reads every record: what it refuses and names, what goes on beside it, and in which order."""
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -26,6 +27,11 @@ def misnumbered(codec: int = 0, **header: int) -> bytearray:
 
 def numbered(sequence: int, value: bytes = b"x", codec: int = 3) -> bytearray:
     return record_batch(value, codec=codec, producer_id=7, producer_epoch=0, base_sequence=sequence)
+
+
+def large(value: bytes = b"x", **header: int) -> bytearray:
+    """One record that only a thread reads; it begins with `value`."""
+    return record_batch(value * READ_AT_ONCE_BYTES_MAX, codec=3, **header)
 
 
 @pytest.mark.parametrize("codec", range(5))
@@ -89,20 +95,41 @@ async def test_each_record_s_timestamp_is_judged_and_not_only_what_the_header_sa
         assert [index for index, _ in result.record_errors] == [1]
 
 
-async def test_little_that_is_not_compressed_is_read_on_the_loop_and_the_rest_in_a_thread() -> None:
+LONG = READ_AT_ONCE_RECORDS_MAX + 1
+"""Records of a batch that the loop does not read."""
+
+
+@pytest.mark.parametrize("codec", range(5))
+async def test_little_is_read_on_the_loop_and_the_rest_in_a_thread(codec: int) -> None:
     gate = Gate(is_open=True)
     few = READ_AT_ONCE_RECORDS_MAX
+    noise = random.Random(1).randbytes(READ_AT_ONCE_BYTES_MAX)
     async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
         await broker.create("t", partition_count=2)
-        await broker.send(("t", 0, record_batch(*[b"x"] * few)))
-        await broker.send(("t", 0, record_batch(*[b"x"] * (few // 2))), ("t", 1, record_batch(*[b"x"] * (few // 2))))
+
+        def few_records(count: int) -> bytearray:
+            return record_batch(*[noise[n * 8 : n * 8 + 8] for n in range(count)], codec=codec)
+
+        await broker.send(("t", 0, few_records(few)))
+        await broker.send(("t", 0, few_records(few // 2)), ("t", 1, few_records(few // 2)))
         assert gate.begun == 0
-        await broker.send(("t", 0, record_batch(*[b"x"] * few)), ("t", 1, record_batch(b"x")))
+        await broker.send(("t", 0, few_records(few)), ("t", 1, few_records(1)))
         assert gate.begun == 1
-        for large in (record_batch(*[b"x"] * (few + 1)), record_batch(b"x" * READ_AT_ONCE_BYTES_MAX), record_batch(b"x", codec=2)):
+        for large in (few_records(few + 1), record_batch(noise, codec=codec), record_batch(b"x" * READ_AT_ONCE_BYTES_MAX, codec=codec)):
             begun = gate.begun
             assert codes(await broker.send(("t", 0, large))) == [ErrorCode.none]
             assert gate.begun == begun + 1
+
+
+async def test_the_loop_decompresses_no_more_of_a_request_than_its_share() -> None:
+    gate = Gate(is_open=True)
+    async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
+        await broker.create("t", partition_count=40)
+        batch = record_batch(random.Random(1).randbytes(4_000), codec=4)
+        results = await broker.send(*(("t", partition, bytearray(batch)) for partition in range(40)))
+
+        assert codes(results) == [ErrorCode.none] * 40
+        assert gate.begun >= 40 - READ_AT_ONCE_BYTES_MAX // (8 * 4_000)
 
 
 async def test_compacted_topics_are_read_off_the_loop_whatever_the_broker_trusts() -> None:
@@ -119,7 +146,7 @@ async def test_compacted_topics_are_read_off_the_loop_whatever_the_broker_trusts
 
     async with node(is_deaf=True, blocking=Watched(threads=1, name="test")) as broker:
         await broker.create("t", cleanup_policy="compact")
-        (result,) = await broker.send(("t", 0, record_batch(b"a", b"b", keys=(b"k", None), codec=4)))
+        (result,) = await broker.send(("t", 0, record_batch(*[b"a"] * LONG, keys=[b"k", None, *[b"k"] * (LONG - 2)], codec=4)))
 
         assert ErrorCode(result.error_code) is ErrorCode.invalid_record
         assert [index for index, _ in result.record_errors] == [1]
@@ -132,7 +159,14 @@ async def test_five_in_flight_keep_their_order_whichever_of_them_must_wait_for_a
     async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
         await broker.create("t")
         one = Source()
-        sent = [send(broker, ("t", 0, numbered(n, b"%d" % n, codec=3 if n % 2 == 0 else 0)), source=one) for n in range(5)]
+        sent = [
+            send(
+                broker,
+                ("t", 0, large(b"%d" % n, producer_id=7, producer_epoch=0, base_sequence=n) if n % 2 == 0 else numbered(n)),
+                source=one,
+            )
+            for n in range(5)
+        ]
         await gate.has_begun(1)
         other = await send(broker, ("t", 0, record_batch(b"x")), source=Source())
         assert codes(other) == [ErrorCode.none], "another connection's short batch waits for nothing"
@@ -179,7 +213,7 @@ async def test_reading_needs_no_room_among_the_results_of_compressing(monkeypatc
     monkeypatch.setattr(recompression, "RESULTS_BYTES_MAX", 0)
     async with node(is_deaf=True, reads_records=True) as broker:
         await broker.create("t")
-        assert codes(await broker.send(("t", 0, record_batch(b"a", codec=4)))) == [ErrorCode.none]
+        assert codes(await broker.send(("t", 0, large(b"a")))) == [ErrorCode.none]
         assert await values_of(broker) == [b"a"]
         assert not broker.produce._recompression.lines
 
@@ -189,7 +223,7 @@ async def test_what_waits_too_long_to_be_read_may_be_sent_again(monkeypatch: pyt
     async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
         await broker.create("t")
         monkeypatch.setattr(recompression, "WAIT_S_MAX", -1.0)
-        assert codes(await broker.send(("t", 0, record_batch(b"a", codec=4)))) == [ErrorCode.request_timed_out]
+        assert codes(await broker.send(("t", 0, large(b"a")))) == [ErrorCode.request_timed_out]
         assert gate.begun == 0
 
 
@@ -198,5 +232,5 @@ async def test_a_failure_that_nobody_foresaw_refuses_one_batch_and_nothing_else(
     gate.fails = 1
     async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
         await broker.create("t")
-        assert codes(await broker.send(("t", 0, record_batch(b"0", codec=4)))) == [ErrorCode.unknown_server_error]
-        assert codes(await broker.send(("t", 0, record_batch(b"1", codec=4)))) == [ErrorCode.none]
+        assert codes(await broker.send(("t", 0, large(b"0")))) == [ErrorCode.unknown_server_error]
+        assert codes(await broker.send(("t", 0, large(b"1")))) == [ErrorCode.none]
