@@ -127,7 +127,7 @@ class Produce:
         append_ms: list[int] = []
         share: Share | None = None
         lines = self._recompression.lines
-        at_once = AtOnce()
+        at_once: AtOnce | None = None
 
         def finish(append: Append) -> None:
             if share is not None:
@@ -159,6 +159,7 @@ class Produce:
                 is_other = rules.codec is not None and rules.codec != header.attributes & CODEC_MASK
                 work = Work(named.records, header, rules, now_ms, reads, is_other) if reads or is_other else None
                 if work is not None:
+                    at_once = at_once or AtOnce()
                     is_read, refused = self._recompression.read_at_once(work, at_once)
                     if refused is not None:
                         self._note_lost(topic.partition(named.partition), header)

@@ -9,7 +9,7 @@ answer names at most RECORD_ERRORS_MAX records. A producer id below -1 is refuse
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -56,11 +56,12 @@ class TopicRules:
     codec: int | None = None
     """The one that the topic keeps its batches in; None for the producer's."""
     level: int | None = None
+    reads_records: bool = field(init=False)
+    """Whether the topic asks for something that the header of a batch does not say."""
 
-    @property
-    def reads_records(self) -> bool:
-        """Whether the topic asks for something that the header of a batch does not say."""
-        return self.needs_keys or (self.before_max_ms != UNLIMITED_MS and not self.is_log_append)
+    def __post_init__(self) -> None:
+        checks_before = self.before_max_ms != UNLIMITED_MS and not self.is_log_append
+        object.__setattr__(self, "reads_records", self.needs_keys or checks_before)
 
 
 @dataclass(frozen=True, slots=True)
