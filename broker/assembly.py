@@ -30,6 +30,7 @@ from broker.handlers.produce import Produce
 from broker.handlers.recompression import THREADS, Recompression
 from broker.http.health import METADATA, Readiness
 from broker.http.probes import MetadataProbe, ObjectProbe, Probes
+from broker.identity import identified
 from broker.leadership import Leadership, leadership_of
 from broker.leaving import Leaving
 from broker.registration import RegisteredLife
@@ -47,7 +48,6 @@ from runtime.telemetry import Telemetry
 from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import BrokerDirectory, Endpoint
-from storage.catalog.cluster import open_cluster
 from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
@@ -137,9 +137,11 @@ async def open_broker(
     announce: Announce,
     stores: OpenStores | None = None,
     leadership: Leadership | None = None,
+    accept_new_store: bool = False,
 ) -> AsyncIterator[Broker]:
     """A listening broker for as long as the context is open. Raises `StartError` for what the operator must fix.
 
+    `accept_new_store`: go on though the object store lacks what the metadata name, or holds what they do not know.
     `stores` opens other stores than those the settings name, given the broker's telemetry; `leadership` is another strategy than theirs:
     how several brokers of one process share stores, and a test says who leads.
     """
@@ -154,7 +156,7 @@ async def open_broker(
             _opened(settings, clock, ids, telemetry, outcomes, readiness, lost) if stores is None else stores(telemetry)
         )
         announce("stores opened", {"metadata": settings.metadata.url, "storage": settings.storage.url})
-        cluster = await _probed(opened, outcomes, ids, clock)
+        cluster = await _probed(opened, settings, outcomes, ids, clock, accept_new_store=accept_new_store)
         sockets = [(listener, _bind(closing, listener)) for listener in settings.kafka.listeners]
         bound = tuple(listener._replace(port=sock.getsockname()[1]) for listener, sock in sockets)
 
@@ -350,13 +352,16 @@ async def _opened(
         yield stores
 
 
-async def _probed(stores: Stores, outcomes: StoreOutcomes, ids: IdSource, clock: Clock) -> str:
+async def _probed(
+    stores: Stores, settings: Settings, outcomes: StoreOutcomes, ids: IdSource, clock: Clock, *, accept_new_store: bool
+) -> str:
     """The cluster id, after both stores have answered."""
     try:
-        cluster = await open_cluster(stores.metadata, ids, clock)
-        outcomes.writes.ok(clock.monotonic_s())
+        await stores.metadata.probe()
         await stores.objects.probe()
         outcomes.puts.ok(clock.monotonic_s())
+        cluster = await identified(stores, settings, ids, clock, accept_new_store=accept_new_store)
+        outcomes.writes.ok(clock.monotonic_s())
     except IncompatibleFormat as error:
         raise StartError(str(error), exit_code=EXIT_USAGE) from error
     except StorageError as error:

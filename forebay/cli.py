@@ -1,6 +1,7 @@
 """The command line. What a command needs is imported when it runs, so that `--help` and completion stay quick."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,6 +87,14 @@ def serve(
             "shareable: not memory://.",
         ),
     ] = 1,
+    accept_new_store: Annotated[
+        bool,
+        typer.Option(
+            "--accept-new-store",
+            help="Start although the object store has no object that the metadata name, or has objects that they do not know. A store that "
+            "bears the id of another cluster is refused all the same.",
+        ),
+    ] = False,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True, help="Standard input is the supervisor.")] = False,
 ) -> None:
     """Run a broker, or several, until SIGTERM or Ctrl-C."""
@@ -93,7 +102,7 @@ def serve(
     if workers > 1:
         from forebay.workers.serving import serve_workers
 
-        raise typer.Exit(serve_workers(loaded, workers=workers))
+        raise typer.Exit(serve_workers(loaded, workers=workers, accept_new_store=accept_new_store))
     from forebay.absent import import_without_extras
 
     import_without_extras()
@@ -101,7 +110,8 @@ def serve(
     from forebay.serve import serve as serve_until_stopped
     from forebay.workers.link import SupervisorLink
 
-    raise typer.Exit(serve_until_stopped(loaded, open_broker=open_broker, link=SupervisorLink() if supervised else None))
+    opening = partial(open_broker, accept_new_store=accept_new_store)
+    raise typer.Exit(serve_until_stopped(loaded, open_broker=opening, link=SupervisorLink() if supervised else None))
 
 
 @application.command()

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
+from broker.identity import check_same
 from broker.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from broker.settings.model import Settings
 from broker.settings.urls import has_path, is_memory, path_of
@@ -23,7 +24,9 @@ OPENING_TIMEOUT_S: Final = 30.0
 
 @contextlib.asynccontextmanager
 async def open_for_reading(settings: Settings) -> AsyncIterator[Stores]:
-    """Raise `StartError` for stores that cannot be looked at from here; `Unavailable` and `IncompatibleFormat` as `open_stores` does."""
+    """Raise `StartError` for stores that cannot be looked at from here, or are not one cluster's; `Unavailable` and `IncompatibleFormat` as
+    `open_stores` does.
+    """
     check_there(settings)
     clock = SystemClock()
     opening = open_stores(
@@ -38,6 +41,7 @@ async def open_for_reading(settings: Settings) -> AsyncIterator[Stores]:
         try:
             async with asyncio.timeout(OPENING_TIMEOUT_S):
                 stores = await closing.enter_async_context(opening)
+                await check_same(stores, settings)
         except TimeoutError as error:
             raise StartError(
                 f"The stores did not open within {OPENING_TIMEOUT_S:g} s: {settings.metadata.url}, {settings.storage.url}.",

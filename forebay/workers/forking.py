@@ -3,7 +3,7 @@
 It has one thread and no event loop, opens no store and imports neither gRPC nor obstore, whose threads do not survive a fork. Standard
 input is a socket to the supervisor; its end of file ends this process, and no worker: each of them watches a link of its own.
 
-supervisor → parent   {"assignments": [key=value, …]} with two descriptors: the worker's link and its output
+supervisor → parent   {"assignments": [key=value, …], "accept_new_store": bool} with two descriptors: the worker's link and its output
 parent → supervisor   one JSON object per line: {"started": pid}, and of each worker that ended {"ended": pid, "code": exit code or -signal}
 """
 
@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ class Job:
     """What a process that was just forked is to do."""
 
     assignments: list[str]
+    accept_new_store: bool
 
 
 def jobs(control: socket.socket, *, after_first: Callable[[], None]) -> Job | None:
@@ -69,7 +71,7 @@ def jobs(control: socket.socket, *, after_first: Callable[[], None]) -> Job | No
                 for descriptor in (woken, wake, control.detach()):
                     os.close(descriptor)
                 _become(link, output)
-                return Job(json.loads(request)["assignments"])
+                return Job(**json.loads(request))
 
 
 def _become(link: int, output: int) -> None:
@@ -125,7 +127,7 @@ def main() -> int:
     if job is None:
         return 0
     loaded = load(file=Path(os.devnull), environ=os.environ, assignments=job.assignments)
-    return serve(loaded, open_broker=open_broker, link=SupervisorLink())
+    return serve(loaded, open_broker=partial(open_broker, accept_new_store=job.accept_new_store), link=SupervisorLink())
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class WorkerParent:
         if self._process is not None:
             await self._process.wait()
 
-    async def start(self, assignments: Sequence[str]) -> WorkerProcess:
+    async def start(self, assignments: Sequence[str], *, accept_new_store: bool = False) -> WorkerProcess:
         """A worker with these settings. Raise OSError if there can be none."""
         async with self._one_at_a_time:
             if self._control is None:
@@ -48,7 +48,8 @@ class WorkerParent:
             output, words = os.pipe()
             self._started = asyncio.get_running_loop().create_future()
             try:
-                socket.send_fds(self._control, [json.dumps({"assignments": list(assignments)}).encode()], [theirs.fileno(), words])
+                job = {"assignments": list(assignments), "accept_new_store": accept_new_store}
+                socket.send_fds(self._control, [json.dumps(job).encode()], [theirs.fileno(), words])
                 async with asyncio.timeout(STARTED_WITHIN_S):
                     pid = await self._started
             except BaseException:

@@ -5,6 +5,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 import structlog
 
@@ -27,15 +28,24 @@ Command = Callable[[Sequence[str]], Sequence[str]]
 """The assignments of a worker → its command line."""
 
 
-def broker_command(assignments: Sequence[str]) -> list[str]:
+def broker_command(assignments: Sequence[str], *, accept_new_store: bool = False) -> list[str]:
     """`forebay serve` with these settings and no others, under whoever holds the other end of its standard input."""
     command = [sys.executable, "-m", "forebay", "serve", "--supervised", "--config", os.devnull]
+    if accept_new_store:
+        command.append("--accept-new-store")
     for assignment in assignments:
         command += ["--set", assignment]
     return command
 
 
-def serve_workers(loaded: Loaded, *, workers: int, command: Command | None = None, environ: Mapping[str, str] = os.environ) -> int:
+def serve_workers(
+    loaded: Loaded,
+    *,
+    workers: int,
+    command: Command | None = None,
+    environ: Mapping[str, str] = os.environ,
+    accept_new_store: bool = False,
+) -> int:
     """Until SIGTERM or SIGINT. The worst exit code of the workers, or why they could not start.
 
     Workers are forked from a parent that has imported what they need. With a `command` each is a program of its own: in tests; and where a
@@ -62,7 +72,7 @@ def serve_workers(loaded: Loaded, *, workers: int, command: Command | None = Non
             sys.stderr.write(attributed(line, worker=worker, log_format=log_format) + "\n")
             sys.stderr.flush()
 
-    own_command = command if command is not None or sys.platform == "linux" else broker_command
+    own_command = command if command is not None or sys.platform == "linux" else partial(broker_command, accept_new_store=accept_new_store)
 
     async def supervise() -> int:
         async with WorkerParent(environment=plan.environment(environ)) as parent:
@@ -70,7 +80,7 @@ def serve_workers(loaded: Loaded, *, workers: int, command: Command | None = Non
             def start(number: int) -> Awaitable[WorkerProcess]:
                 assignments = plan.of_worker(loaded, number, log_format=log_format)
                 if own_command is None:
-                    return parent.start(assignments)
+                    return parent.start(assignments, accept_new_store=accept_new_store)
                 return WorkerProcess.start(own_command(assignments), environment=plan.environment(environ))
 
             supervisor = Supervisor(

@@ -61,6 +61,12 @@ def decode_cluster(record: Record, *, level_max: int = LEVEL_MAX) -> ClusterReco
         ) from error
 
 
+async def read_cluster(metadata: MetadataStore) -> ClusterRecord | None:
+    """The cluster's record, or None if there is none. Raises as `decode_cluster` does, and `Unavailable`."""
+    (record,) = await metadata.get_many([CLUSTER])
+    return None if record is None else decode_cluster(record)
+
+
 async def open_cluster(
     metadata: MetadataStore, ids: IdSource, clock: Clock, *, entropy: Entropy = os.urandom, level_max: int = LEVEL_MAX
 ) -> ClusterRecord:

@@ -14,6 +14,7 @@ FORMATS: Final[Mapping[int, Mapping[str, int]]] = {
         "topic, its name by id": 1,
         "broker": 1,
         "cluster": 1,
+        "store marker": 1,
         "producer ids": 1,
         "group, its topics, offset, coordinator": 1,
     },

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,10 +103,12 @@ def serving(
     settings: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
     open_files_max: int | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[Served]:
     """A broker over `data_dir` (None: over memory) that is ready. Leaving stops it: in order if all went well, at once otherwise.
 
     `environ` is added to the environment of this process, without what that says of settings. `open_files_max`: the broker's hard limit.
+    `options`: of the command line, beside the settings.
     The ports are read off its log, which is why `log.level` has to stay `info` or below.
     """
     with contextlib.ExitStack() as closing:
@@ -115,7 +117,7 @@ def serving(
         descriptor, log_name = tempfile.mkstemp(prefix="broker-", suffix=".log", dir=folder)
         os.close(descriptor)
         log_path = Path(log_name)
-        process = _spawn(_assignments(data_dir, kafka_port, settings or {}), log_path, environ or {}, open_files_max)
+        process = _spawn(_assignments(data_dir, kafka_port, settings or {}), log_path, environ or {}, open_files_max, options)
         try:
             served = _wait_ready(process, log_path)
             yield served
@@ -170,8 +172,10 @@ def _assignments(data_dir: Path | None, kafka_port: int | None, settings: Mappin
     return [f"{key}={value}" for key, value in given.items()]
 
 
-def _spawn(assignments: list[str], log_path: Path, environ: Mapping[str, str], open_files_max: int | None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "forebay", "serve", "--config", os.devnull, "--log-format", "json"]
+def _spawn(
+    assignments: list[str], log_path: Path, environ: Mapping[str, str], open_files_max: int | None, options: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "forebay", "serve", "--config", os.devnull, "--log-format", "json", *options]
     if open_files_max is not None:
         command = ["/bin/sh", "-c", f'ulimit -n {open_files_max} && exec "$@"', "sh", *command]
     for assignment in assignments:

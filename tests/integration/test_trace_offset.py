@@ -186,7 +186,7 @@ def test_damage_and_loss_of_an_object_are_told_after_the_broker_was_killed(tmp_p
 def test_a_record_on_oxia_and_s3_is_traced_with_the_settings_of_the_environment(
     tmp_path: Path, oxia_server: OxiaServer, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    urls = {"FOREBAY_METADATA__URL": oxia_server.url, "FOREBAY_STORAGE__URL": s3_server.url("traced")}
+    urls = {"FOREBAY_METADATA__URL": oxia_server.url, "FOREBAY_STORAGE__URL": s3_server.url()}
     for name, value in (s3_server.environ | urls).items():
         monkeypatch.setenv(name, value)
     settings = {

@@ -31,6 +31,8 @@ from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import BrokerDirectory, Endpoint
 from storage.catalog.cluster import open_cluster
 from storage.catalog.producer_ids import ProducerIds
+from storage.catalog.store_marker import KEY as MARKER
+from storage.catalog.store_marker import write_marker
 from storage.catalog.topics import Topics
 from storage.errors import StorageError
 from storage.formats.control import ProducerPage, decode_control, encode
@@ -84,7 +86,7 @@ async def make() -> Example:
     clock, chance, telemetry = SteadyClock(), random.Random(2025), Telemetry()
     ids = IdSource(clock=clock, entropy=chance.randbytes)
     metadata, objects = MemoryMetadataStore(clock=clock, shards=1), MemoryObjectStore(clock=clock)
-    await open_cluster(metadata, ids, clock, entropy=chance.randbytes)
+    cluster = await open_cluster(metadata, ids, clock, entropy=chance.randbytes)
     directory = BrokerDirectory(metadata, clock=clock)
     registration = await directory.register(
         listeners=(Endpoint("PLAINTEXT", "broker-1", 9092),), rack="zone-a", version="0.1.0", broker_id=None
@@ -144,6 +146,8 @@ async def make() -> Example:
         "group-offset": group_keys.offset(first),
     }
     found = {name: (key.path, await value_of(metadata, key)) for name, key in examples.items()}
+    await write_marker(objects, cluster)
+    found["marker"] = MARKER, await objects.get_range(MARKER, 0, (await objects.stat(MARKER)).size_bytes)
     body = await objects.get_range(shared, 0, (await objects.stat(shared)).size_bytes)
     topics.close()
     directory.close()

@@ -11,6 +11,7 @@ from storage.catalog.brokers import decode_broker
 from storage.catalog.cluster import decode_cluster
 from storage.catalog.groups import decode_claim, decode_group, decode_head, decode_offset, decode_topics
 from storage.catalog.producer_ids import decode_next_block
+from storage.catalog.store_marker import decode_marker
 from storage.catalog.topic_records import decode_topic, decode_topic_id
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.formats import levels, refusal, wal
@@ -54,6 +55,7 @@ RECORDS: dict[str, tuple[Decode, dict[str, Any]]] = {
         {"fmt": 1, "broker_id": 1, "listeners": [["P", "h", 1]], "rack": None, "version": "0", "started_at_ms": 1, "session_id": 1},
     ),
     "cluster": (decode_cluster, {"fmt": 1, "cluster_id": "c", "created_at_ms": 1}),
+    "store marker": (_by_path(decode_marker), {"fmt": 1, "cluster_id": "c", "created_at_ms": 1}),
     "producer ids": (decode_next_block, {"fmt": 1, "next_producer_id": 1}),
     "claim": (decode_claim, {"fmt": 1, "broker_id": 1, "session_id": 1}),
     "group": (decode_group, {**GROUP, "topics": ["a"], "members": [MEMBER]}),
@@ -181,13 +183,13 @@ async def test_a_commit_writes_nothing_over_a_control_record_of_a_newer_release(
 
 
 def test_every_struct_of_a_record_refuses_what_it_does_not_know() -> None:
-    from storage.catalog import brokers, cluster, groups, producer_ids, topic_records
+    from storage.catalog import brokers, cluster, groups, producer_ids, store_marker, topic_records
     from storage.formats import control
 
     lenient = {cluster._Level}
     structs = [
         struct
-        for module in (brokers, cluster, groups, producer_ids, topic_records, control)
+        for module in (brokers, cluster, groups, producer_ids, store_marker, topic_records, control)
         for struct in vars(module).values()
         if isinstance(struct, type) and issubclass(struct, msgspec.Struct) and struct.__module__ == module.__name__
     ]
@@ -197,7 +199,7 @@ def test_every_struct_of_a_record_refuses_what_it_does_not_know() -> None:
 
 
 def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
-    from storage.catalog import brokers, cluster, groups, producer_ids, topic_records
+    from storage.catalog import brokers, cluster, groups, producer_ids, store_marker, topic_records
     from storage.formats import control
 
     assert levels.FORMATS[levels.LEVEL_MAX] == {
@@ -206,6 +208,7 @@ def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
         "topic, its name by id": topic_records.FMT,
         "broker": brokers.FMT,
         "cluster": cluster.FMT,
+        "store marker": store_marker.FMT,
         "producer ids": producer_ids.FMT,
         "group, its topics, offset, coordinator": groups.FMT,
     }

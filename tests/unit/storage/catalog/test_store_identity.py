@@ -1,0 +1,321 @@
+import asyncio
+import itertools
+import random
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from runtime.ids import IdSource
+from storage.catalog.cluster import ClusterRecord, open_cluster
+from storage.catalog.store_identity import LISTED_MAX, NAMED_MAX, Found, Identity, Objects, Verdict, identify, judge
+from storage.catalog.store_marker import KEY, StoreMarker, read_marker, write_marker
+from storage.catalog.topic_records import read_topic
+from storage.catalog.topics import Topics
+from storage.errors import Corrupt, IncompatibleFormat, OutcomeUnknown, Unavailable
+from storage.formats.control import Control, Entry, decode_control, encode
+from storage.formats.wal import Slice, encode_header, header_bytes, object_key
+from storage.metadata.keys import CLUSTER, PartitionKeys
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import MetadataStore, Put
+from storage.objects.memory import MemoryObjectStore
+from storage.objects.port import ObjectStore
+from storage.vocabulary import Buffer, ObjectId, PartitionId, TopicId
+from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata, ManualClock, no_jitter
+
+STRANGER = PartitionId(TopicId("8e66447a-4af2-46f2-9663-5c2cb2777f87"), 0)
+A = ClusterRecord(cluster_id="A", created_at_ms=1)
+MARK_A, MARK_B = StoreMarker(cluster_id="A", created_at_ms=1), StoreMarker(cluster_id="B", created_at_ms=2)
+NOTHING, OURS, STRANGE = Objects.NOTHING, Objects.OURS, Objects.STRANGE
+
+
+class Place:
+    """Two stores, and a broker's start on them."""
+
+    def __init__(self, metadata: MetadataStore | None = None, objects: MemoryObjectStore | None = None) -> None:
+        self.clock = ManualClock()
+        self.metadata = metadata or MemoryMetadataStore(clock=self.clock)
+        self.objects: ObjectStore = objects or MemoryObjectStore(clock=self.clock)
+
+    async def start(self, seed: int = 0, *, accept: bool = False) -> Identity:
+        ids = IdSource(clock=self.clock, entropy=random.Random(seed).randbytes)
+        return await identify(self.metadata, self.objects, ids, self.clock, accept_new_store=accept, entropy=no_jitter)
+
+    async def begin_without_marker(self, seed: int = 0) -> ClusterRecord:
+        """As a release did that knew of no marker."""
+        ids = IdSource(clock=self.clock, entropy=random.Random(seed).randbytes)
+        return await open_cluster(self.metadata, ids, self.clock, entropy=no_jitter)
+
+    async def create_topic(self, name: str = "t", *, partitions: int = 1) -> Sequence[PartitionId]:
+        topics = Topics(self.metadata, clock=self.clock, ids=IdSource(clock=self.clock))
+        topic = await topics.create(name, partition_count=partitions, replication_factor=1, configs={})
+        topics.close()
+        return [topic.partition(number) for number in range(partitions)]
+
+    async def put_object(self, number: int, partition: PartitionId) -> ObjectId:
+        object_id = ObjectId(f"{number:026}")
+        header = encode_header(object_id, 1, [Slice(partition, header_bytes(1), 1)])
+        await self.objects.put_if_absent(object_key(object_id), [header, b"x"])
+        return object_id
+
+    async def name_object(self, partition: PartitionId, object_id: ObjectId) -> None:
+        entry = Entry(0, 0, object_id, ((header_bytes(1), 1),), 0, 0)
+        await self.metadata.write([Put(PartitionKeys(partition).control, encode(Control(sequence_counter=1, pending=(entry,))), None)])
+
+    async def append(self, number: int, partition: PartitionId) -> str:
+        object_id = await self.put_object(number, partition)
+        await self.name_object(partition, object_id)
+        return object_key(object_id)
+
+    async def marked(self) -> str | None:
+        marker = await read_marker(self.objects)
+        return marker and marker.cluster_id
+
+    async def cluster_id(self) -> str | None:
+        (record,) = await self.metadata.get_many([CLUSTER])
+        return None if record is None else (await self.begin_without_marker()).cluster_id
+
+
+EXPECTED = {
+    # metadata, marker, what the metadata name, what the store holds: the verdict, and with --accept-new-store
+    (None, None, None, NOTHING): (Verdict.MARK, Verdict.MARK),
+    (None, None, None, OURS): (Verdict.MARK, Verdict.MARK),
+    (None, None, None, STRANGE): (Verdict.STRANGE, Verdict.ACCEPTED),
+    (None, None, "wal/x", NOTHING): (Verdict.GONE, Verdict.ACCEPTED),
+    (None, None, "wal/x", OURS): (Verdict.MARK, Verdict.MARK),
+    (None, None, "wal/x", STRANGE): (Verdict.STRANGE, Verdict.ACCEPTED),
+    ("A", None, None, NOTHING): (Verdict.MARK, Verdict.MARK),
+    ("A", None, None, OURS): (Verdict.MARK, Verdict.MARK),
+    ("A", None, None, STRANGE): (Verdict.STRANGE, Verdict.ACCEPTED),
+    ("A", None, "wal/x", NOTHING): (Verdict.GONE, Verdict.ACCEPTED),
+    ("A", None, "wal/x", OURS): (Verdict.MARK, Verdict.MARK),
+    ("A", None, "wal/x", STRANGE): (Verdict.STRANGE, Verdict.ACCEPTED),
+}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "marker", "named", "objects"),
+    list(itertools.product([None, A], [None, MARK_A, MARK_B], [None, "wal/x"], list(Objects))),
+)
+@pytest.mark.parametrize("accept", [False, True])
+def test_every_cell_of_the_decision(
+    cluster: ClusterRecord | None, marker: StoreMarker | None, named: str | None, objects: Objects, accept: bool
+) -> None:
+    verdict = judge(Found(cluster, marker, named=named, objects=objects), accept_new_store=accept)
+
+    if marker is None:
+        assert verdict is EXPECTED[cluster and cluster.cluster_id, None, named, objects][accept]
+    elif cluster is None:
+        assert verdict is Verdict.LOST_METADATA
+    else:
+        assert verdict is (Verdict.SAME if marker is MARK_A else Verdict.ANOTHERS)
+
+
+async def test_new_stores_get_one_id_and_are_the_same_cluster_from_then_on() -> None:
+    place = Place()
+
+    first, second = await place.start(1), await place.start(2)
+
+    assert (first.verdict, second.verdict) == (Verdict.MARK, Verdict.SAME)
+    assert first.cluster == second.cluster
+    assert await place.marked() == await place.cluster_id()
+
+
+async def test_brokers_that_start_together_on_new_stores_agree() -> None:
+    place = Place(FaultyMetadata(chaos=random.Random(1)))
+
+    started = await asyncio.gather(*(place.start(seed) for seed in range(5)))
+
+    assert len({identity.cluster for identity in started}) == 1
+    assert started[0].cluster is not None
+    assert await place.marked() == started[0].cluster.cluster_id
+
+
+async def test_of_two_clusters_that_begin_in_one_store_one_gets_it() -> None:
+    one = Place(FaultyMetadata(chaos=random.Random(1)))
+    other = Place(FaultyMetadata(chaos=random.Random(2)), cast("MemoryObjectStore", one.objects))
+
+    started = await asyncio.gather(one.start(1), other.start(2))
+    (refused,) = [identity for identity in started if identity.cluster is None]
+
+    assert refused.verdict is Verdict.ANOTHERS
+    assert [(await place.start()).cluster is None for place in (one, other)] == [identity.cluster is None for identity in started]
+
+
+async def test_who_is_killed_between_the_two_ids_is_followed_by_who_writes_the_second() -> None:
+    place = Place()
+    began = await place.begin_without_marker()
+
+    identity = await place.start(7)
+
+    assert (identity.cluster, identity.verdict) == (began, Verdict.MARK)
+    assert await place.marked() == began.cluster_id
+
+
+async def test_an_older_release_has_put_no_marker_and_its_store_is_known_by_an_object_that_the_metadata_name() -> None:
+    place = Place()
+    began = await place.begin_without_marker()
+    (partition,) = await place.create_topic()
+    for number in range(LISTED_MAX):
+        await place.put_object(number, STRANGER)
+    await place.append(LISTED_MAX, partition)
+
+    identity = await place.start()
+
+    assert (identity.cluster, identity.verdict) == (began, Verdict.MARK)
+    assert await place.marked() == began.cluster_id
+
+
+async def test_one_lost_object_does_not_make_the_store_a_strange_one() -> None:
+    place = Place()
+    await place.begin_without_marker()
+    partitions = await place.create_topic(partitions=NAMED_MAX)
+    for number, partition in enumerate(partitions):
+        key = await place.append(number, partition)
+        if number < NAMED_MAX - 1:
+            await place.objects.delete_many([key])
+
+    assert (await place.start()).verdict is Verdict.MARK
+
+
+async def test_topics_without_a_record_and_an_empty_store_are_an_upgrade() -> None:
+    place = Place()
+    await place.begin_without_marker()
+    await place.create_topic(partitions=300)
+
+    assert (await place.start()).verdict is Verdict.MARK
+
+
+async def test_garbage_of_topics_that_were_deleted_is_known_by_their_partitions() -> None:
+    place = Place()
+    await place.begin_without_marker()
+    (partition,) = await place.create_topic()
+    await place.append(0, partition)
+    topics = Topics(place.metadata, clock=place.clock, ids=IdSource(clock=place.clock))
+    topic, _ = await read_topic(place.metadata, "t")
+    assert topic is not None
+    await topics.delete(topic)
+    topics.close()
+
+    assert (await place.start()).verdict is Verdict.MARK
+
+
+async def test_a_store_without_what_the_metadata_name_is_refused_until_that_is_accepted() -> None:
+    place = Place()
+    began = await place.begin_without_marker()
+    (partition,) = await place.create_topic()
+    key = await place.append(0, partition)
+    await place.objects.delete_many([key])
+
+    refused = await place.start()
+    marked_then = await place.marked()
+    accepted = await place.start(accept=True)
+    after = await place.start()
+
+    assert (refused.cluster, refused.verdict, refused.found.named, marked_then) == (None, Verdict.GONE, key, None)
+    assert (accepted.cluster, accepted.verdict) == (began, Verdict.ACCEPTED)
+    assert (after.cluster, after.verdict) == (began, Verdict.SAME)
+    control = (await place.metadata.get_many([PartitionKeys(partition).control]))[0]
+    assert control is not None
+    assert decode_control(control.value, path="").pending, "what was named stays named"
+
+
+@pytest.mark.parametrize("has_cluster", [False, True])
+async def test_a_store_with_objects_that_nobody_knows_is_refused_until_that_is_accepted(has_cluster: bool) -> None:
+    place = Place()
+    strange = object_key(await place.put_object(0, STRANGER))
+    if has_cluster:
+        await place.begin_without_marker()
+
+    refused = await place.start()
+    id_then = await place.cluster_id() if has_cluster else None
+    accepted = await place.start(accept=True)
+
+    assert (refused.verdict, refused.found.strange) == (Verdict.STRANGE, strange)
+    assert await place.marked() == accepted.cluster.cluster_id if accepted.cluster else None
+    assert accepted.verdict is Verdict.ACCEPTED
+    assert id_then in (None, await place.cluster_id())
+    assert [stat.key async for stat in place.objects.list("wal/")] == [strange], "what is strange is left alone"
+
+
+async def test_an_object_that_is_none_of_ours_at_all_makes_the_store_strange() -> None:
+    place = Place()
+    await place.objects.put_if_absent("wal/photo", [b"jpeg"])
+
+    assert (await place.start()).verdict is Verdict.STRANGE
+
+
+@pytest.mark.parametrize("accept", [False, True])
+async def test_a_store_of_another_cluster_is_refused_and_nothing_is_written(accept: bool) -> None:
+    other = Place()
+    await other.start(1)
+    objects = cast("MemoryObjectStore", other.objects)
+    empty, full = Place(objects=objects), Place(objects=objects)
+    await full.begin_without_marker(2)
+
+    lost, anothers = await empty.start(3, accept=accept), await full.start(3, accept=accept)
+
+    assert (lost.cluster, lost.verdict) == (None, Verdict.LOST_METADATA)
+    assert (anothers.cluster, anothers.verdict) == (None, Verdict.ANOTHERS)
+    assert await empty.metadata.get_many([CLUSTER]) == [None]
+    assert await other.marked() == await other.cluster_id()
+
+
+@pytest.mark.parametrize("body", [b"{}", b"", b"not json", b'{"fmt":1}', b"x" * 5000])
+async def test_an_object_of_that_name_that_is_no_marker_is_told(body: bytes) -> None:
+    place = Place()
+    await place.objects.put_if_absent(KEY, [body])
+
+    with pytest.raises(Corrupt, match=KEY):
+        await place.start()
+
+
+async def test_a_marker_of_a_newer_release_is_refused() -> None:
+    place = Place()
+    await place.objects.put_if_absent(KEY, [b'{"fmt":2,"cluster_id":"x"}'])
+
+    with pytest.raises(IncompatibleFormat):
+        await place.start()
+    assert await place.metadata.get_many([CLUSTER]) == [None]
+
+
+class LosesReplies(MemoryObjectStore):
+    """`arrives`: whether a put is done before its reply is lost."""
+
+    arrives = True
+
+    async def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> None:
+        if self.arrives:
+            await super().put_if_absent(key, parts)
+        raise OutcomeUnknown("no reply")
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_put_of_the_marker_without_a_reply_is_read_back(arrives: bool) -> None:
+    objects = LosesReplies(clock=ManualClock())
+    objects.arrives = arrives
+
+    if arrives:
+        assert (await write_marker(objects, A)).cluster_id == "A"
+    else:
+        with pytest.raises(OutcomeUnknown, match="no reply"):
+            await write_marker(objects, A)
+
+
+async def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one() -> None:
+    metadata = FaultyMetadata()
+    metadata.reads_fail = True
+
+    with pytest.raises(Unavailable):
+        await Place(metadata).start()
+
+
+async def test_a_marker_is_not_put_before_the_cluster_has_its_id() -> None:
+    metadata = FaultyMetadata()
+    metadata.all_faults = Fault.REFUSED
+    place = Place(metadata)
+
+    with pytest.raises(Unavailable):
+        await place.start()
+
+    assert await place.marked() is None
