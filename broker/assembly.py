@@ -40,6 +40,8 @@ from broker.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, St
 from broker.settings.listeners import Listener
 from broker.settings.model import Settings
 from broker.settings.ports import cannot_listen
+from broker.settings.urls import is_memory
+from broker.store_clocks import MetadataClock, ObjectClock, StoreClocks, Timed
 from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
@@ -297,6 +299,8 @@ async def open_broker(
             clock=clock,
         )
         nursery.spawn(probes.run(), name="probes")
+        if timed := _timed(opened, settings, clock, broker_id=lambda: life.broker_id):
+            nursery.spawn(StoreClocks(timed, telemetry=telemetry).run(), name="store-clocks")
         if folders := folders_of(settings):
             looking = ThreadBlocking(threads=1, name="disk-space")
             closing.callback(looking.close)
@@ -367,6 +371,16 @@ async def _probed(
     except StorageError as error:
         raise StartError(str(error), exit_code=EXIT_UNREACHABLE) from error
     return cluster.cluster_id
+
+
+def _timed(stores: Stores, settings: Settings, clock: Clock, *, broker_id: Callable[[], int]) -> dict[str, Timed]:
+    """The stores that have a clock of their own: files may lie on another machine, too."""
+    found: dict[str, Timed] = {}
+    if not is_memory(settings.storage.url):
+        found["object_store"] = ObjectClock(stores.objects, broker_id, clock)
+    if stores.times is not None:
+        found["metadata"] = MetadataClock(stores.metadata, stores.times, broker_id, clock)
+    return found
 
 
 def _bind(closing: contextlib.AsyncExitStack, listener: Listener) -> socket.socket:

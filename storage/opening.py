@@ -21,7 +21,7 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.metered import MeteredMetadataStore
-from storage.metadata.port import MetadataStore
+from storage.metadata.port import MetadataStore, TellsTime
 from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.sqlite_files import FILE_LOST
 from storage.objects.disk import DiskObjectStore
@@ -40,6 +40,8 @@ S3Client = Literal["obstore", "aioboto3"]
 class Stores:
     metadata: MetadataStore
     objects: ObjectStore
+    times: TellsTime | None = None
+    """The metadata store, if it has a clock of its own."""
 
 
 def _ignore(_cause: str) -> None:
@@ -72,7 +74,8 @@ async def open_stores(
         objects = await _open_objects(
             storage_url, s3_client=s3_client, clock=clock, chance=chance, telemetry=telemetry, closing=closing, outcomes=outcomes
         )
-        yield Stores(MeteredMetadataStore(metadata, telemetry, clock, outcomes=outcomes), objects)
+        times = metadata if isinstance(metadata, TellsTime) else None
+        yield Stores(MeteredMetadataStore(metadata, telemetry, clock, outcomes=outcomes), objects, times)
 
 
 async def _open_metadata(

@@ -10,7 +10,7 @@ Version ids are per shard, grow with every successful put, and are never used tw
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 ABSENT: Final = -1
 """As `expected_version`: the key must not exist."""
@@ -164,6 +164,15 @@ class MetadataStore(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class TellsTime(Protocol):
+    """What a metadata store can do beside, if it has a clock of its own, on another machine."""
+
+    async def put_ms(self, key: Key) -> int | None:
+        """When the record was put last, by the clock of the server that put it; None if there is none. Raise `Unavailable`."""
+        ...
 
 
 def sort_key(path: str) -> tuple[int, bytes]:

@@ -117,6 +117,14 @@ class Reading:
         request.gets.add(key=key.path)
         await self._read(shard, request)
 
+    async def put_ms(self, key: Key) -> int | None:
+        self._calls.ensure_open()
+        shard = self._calls.assignments.shard_of(key.partition_key)
+        request = wire.ReadRequest(shard=shard)
+        request.gets.add(key=key.path)
+        (found,) = await self._read(shard, request)
+        return found.version.modified_timestamp if found.status == wire.OK else None
+
     async def _get(self, shard: int, keys: Sequence[Key], places: Sequence[int], records: list[Record | None]) -> None:
         for first in range(0, len(places), GETS_MAX):
             page = places[first : first + GETS_MAX]

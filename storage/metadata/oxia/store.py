@@ -96,6 +96,10 @@ class OxiaMetadataStore:
             self._notifications.start()
         return subscription
 
+    async def put_ms(self, key: Key) -> int | None:
+        """As `TellsTime` says."""
+        return await self._reading.put_ms(key)
+
     async def probe(self) -> None:
         await self._reading.probe(HOME)
         if (reason := self._writing.stuck_reason) is not None:

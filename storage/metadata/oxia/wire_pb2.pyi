@@ -152,10 +152,12 @@ class DeleteRangeResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("version_id",)
+    __slots__ = ("version_id", "modified_timestamp")
     VERSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODIFIED_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     version_id: int
-    def __init__(self, version_id: _Optional[int] = ...) -> None: ...
+    modified_timestamp: int
+    def __init__(self, version_id: _Optional[int] = ..., modified_timestamp: _Optional[int] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("shard", "gets")

@@ -26,7 +26,6 @@ _TOKEN_CODES: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "Inval
 _REGION_CODES: Final = frozenset(
     {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 )
-_CLOCK_CODES: Final = frozenset({"RequestTimeTooSkewed", "RequestExpired"})
 
 
 class Step(enum.Enum):
@@ -164,7 +163,7 @@ def _explain_refusal(step: Step, fault: Refused, facts: Facts, place: str, who: 
         return f"{place} did not accept the signature{who}: the secret key is not that of the access key. Check AWS_SECRET_ACCESS_KEY."
     if fault.code in _TOKEN_CODES:
         return f"{place} did not accept the session token{who}: {fault.code}. Renew the credentials (AWS_SESSION_TOKEN)."
-    if fault.code in _CLOCK_CODES:
+    if fault.is_about_the_clock:
         return f"{place} says that this machine's clock is wrong: {fault}. Set the clock, e.g. by NTP."
     if fault.is_not_implemented:
         return f"{_no_conditions(location, endpoint)} It answered {fault}."

@@ -22,6 +22,7 @@ _CODES_NOT_DONE: Final = frozenset(
         "XMinioServerNotInitialized",
     }
 )
+_CODES_OF_CLOCKS: Final = frozenset({"RequestTimeTooSkewed", "RequestExpired"})
 _CODES_OF_LATE_REQUESTS: Final = frozenset(
     {"RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentChecksumMismatch", "InvalidDigest"}
 )
@@ -55,6 +56,11 @@ class Refused(RequestFault):
         self.code = code
         self.message = message
         self.region = region
+
+    @property
+    def is_about_the_clock(self) -> bool:
+        """Ours is too far from the server's, which takes no request then."""
+        return self.code in _CODES_OF_CLOCKS
 
     @property
     def is_missing(self) -> bool:

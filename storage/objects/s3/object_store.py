@@ -323,6 +323,8 @@ class S3ObjectStore:
 
     def _failure(self, what: str, key: str, cause: Exception, *, tries: int) -> str:
         reason = "no reply in time" if isinstance(cause, TimeoutError) else str(cause)
+        if isinstance(cause, Refused) and cause.is_about_the_clock:
+            reason += " - this machine's clock is too far from the server's: set it, e.g. by NTP"
         return f"{what}: bucket={self._location.bucket!r} key={key!r} tries={tries} cause={reason}"
 
 

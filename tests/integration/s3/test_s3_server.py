@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.store_clocks import ObjectClock
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from services.versitygw import S3Server, running_s3
@@ -108,6 +109,16 @@ async def test_a_server_that_stands_still_delays_calls_and_changes_nothing(
             assert get.result() == body
             assert put.result() is None
             assert await store.get_range("wal/1", 0, len(body)) == body
+
+
+async def test_the_server_s_clock_is_read_off_an_object(s3_server: S3Server, client: S3ClientName) -> None:
+    async with opened(location(s3_server, "clock"), client) as store:
+        ahead_ms = await ObjectClock(store, lambda: 7, SystemClock()).ahead_ms()
+        left = [stat.key async for stat in store.list("")]
+
+    assert ahead_ms is not None
+    assert abs(ahead_ms) < 60_000
+    assert left == []
 
 
 async def test_of_a_put_that_is_cancelled_under_way_nothing_or_all_is_stored(s3_server: S3Server, client: S3ClientName) -> None:

@@ -572,3 +572,17 @@ asyncio.run(main())
 assert not {"boto3", "botocore", "aiobotocore", "aioboto3"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+# The clock
+
+
+async def test_a_clock_that_is_too_far_from_the_server_s_is_named(store: S3ObjectStore, server: ScriptedS3) -> None:
+    named = r"RequestTimeTooSkewed.*this machine's clock is too far from the server's: set it"
+    for method in ("PUT", "GET"):
+        server.answer(method, error(403, "RequestTimeTooSkewed"))
+
+    with pytest.raises(Unavailable, match=named):
+        await store.put_if_absent(KEY, [BODY])
+    with pytest.raises(Unavailable, match=named):
+        await store.get_range(KEY, 0, 1)
