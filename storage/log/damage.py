@@ -19,6 +19,9 @@ LOOK_AGAIN_S: Final = 10.0
 """How long a reader is refused from memory what was found damaged twice."""
 TELL_AGAIN_S: Final = 300.0
 """How long nothing more is logged of the same partition in the same object."""
+LINES_MAX: Final = 10
+"""Lines in LINES_PER_S: a store that lost everything is told, and not once per partition."""
+LINES_PER_S: Final = 60.0
 
 CORRUPT_READS: Final = Metric(
     "forebay_corrupt_reads_total",
@@ -42,6 +45,8 @@ class Damage:
         self._clock = clock
         self._confirmed: OrderedDict[tuple[PartitionId, int], tuple[float, str]] = OrderedDict()
         self._told_s: OrderedDict[tuple[str, PartitionId], float] = OrderedDict()
+        self._lines_since_s = -LINES_PER_S
+        self._lines = self._untold = 0
         reads = telemetry.counter(CORRUPT_READS)
         self._reads = {cause: reads.labels(cause) for cause in CAUSES}
         self._healed = telemetry.counter(HEALED_READS)
@@ -63,9 +68,10 @@ class Damage:
         self._healed.inc()
         self._confirmed.pop((partition, offset), None)
         if self._is_news(key, partition):
-            _log.warning("a damaged read was healed", object=key, partition=str(partition), offset=offset, cause=str(first))
+            untold = self._take_untold()
+            _log.warning("data_healed", object=key, partition=str(partition), offset=offset, cause=str(first), **untold)
 
-    def confirm(self, partition: PartitionId, offset: int, *, key: str, what: str) -> None:
+    def confirm(self, partition: PartitionId, offset: int, *, key: str, cause: Cause, what: str) -> None:
         """So did the second read: an operator has to look."""
         self._confirmed[partition, offset] = self._clock.monotonic_s() + LOOK_AGAIN_S, what
         self._confirmed.move_to_end((partition, offset))
@@ -73,18 +79,32 @@ class Damage:
             self._confirmed.popitem(last=False)
         if self._is_news(key, partition):
             _log.error(
-                "committed records cannot be read: the object is damaged or missing",
+                "data_missing" if cause == "missing" else "data_damaged",
                 object=key,
                 partition=str(partition),
                 offset=offset,
                 cause=what,
+                meaning="committed records cannot be read: Fetch of them is answered with KAFKA_STORAGE_ERROR",
+                fix="bring the object back, or correct storage.url; if it is lost, delete the records up to there",
+                **self._take_untold(),
             )
+
+    def _take_untold(self) -> dict[str, int]:
+        """How often there was no line for what would have been news, since the line before."""
+        untold, self._untold = self._untold, 0
+        return {"untold": untold} if untold else {}
 
     def _is_news(self, key: str, partition: PartitionId) -> bool:
         now_s = self._clock.monotonic_s()
         told_s = self._told_s.get((key, partition))
         if told_s is not None and now_s < told_s + TELL_AGAIN_S:
             return False
+        if now_s >= self._lines_since_s + LINES_PER_S:
+            self._lines_since_s, self._lines = now_s, 0
+        if self._lines == LINES_MAX:
+            self._untold += 1
+            return False
+        self._lines += 1
         self._told_s[key, partition] = now_s
         self._told_s.move_to_end((key, partition))
         while len(self._told_s) > DAMAGE_KEPT_MAX:

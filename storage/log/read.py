@@ -88,7 +88,7 @@ class Reader:
         except (NotFound, EndsEarly, Corrupt) as second:
             self._damage.note(_cause(without_frames(second)))
             confirmed = _confirmed(second, log, offset)
-            self._damage.confirm(log.partition, offset, key=key, what=confirmed)
+            self._damage.confirm(log.partition, offset, key=key, cause=_cause(second), what=confirmed)
             raise Corrupt(confirmed) from None
         self._damage.heal(log.partition, offset, key=key, first=first)
         return run

@@ -69,6 +69,22 @@ def consumed(served: Served, count: int) -> list[bytes | None]:
         consumer.close()
 
 
+def missed(served: Served) -> dict[str, object]:
+    """The first line about records that cannot be read, while a consumer asks for them."""
+    consumer = Consumer({"bootstrap.servers": served.bootstrap, "group.id": "g", "log_level": 0})
+    consumer.assign([TopicPartition(TOPIC, 0, 0)])
+    give_up_s = clock.monotonic_s() + WITHIN_S
+    try:
+        while clock.monotonic_s() < give_up_s:
+            consumer.poll(0.2)
+            for event in served.events():
+                if event.get("event") == "data_missing":
+                    return event
+    finally:
+        consumer.close()
+    raise AssertionError("not told")
+
+
 def cluster_id(served: Served) -> object:
     return next(event["cluster_id"] for event in served.events() if event["event"] == "ready")
 
@@ -101,6 +117,8 @@ def test_an_objects_folder_that_was_moved_away_is_missed_until_the_operator_mean
     again = refused(urls(tmp_path))
     with serving(tmp_path, options=[ACCEPT]) as accepting:
         (warning,) = [event for event in accepting.events() if event["event"] == "new_store_accepted"]
+        missing = missed(accepting)
+        metrics = accepting.metrics()
     with serving(tmp_path) as after:
         append(after)
 
@@ -110,6 +128,9 @@ def test_an_objects_folder_that_was_moved_away_is_missed_until_the_operator_mean
     assert ACCEPT in said
     assert (warning["level"], warning["cluster_id"]) == ("warning", ours)
     assert str(warning["named_by_metadata"]).startswith("wal/")
+    assert (missing["level"], missing["object"], missing["offset"]) == ("error", warning["named_by_metadata"], 0)
+    assert metrics['forebay_corrupt_reads_total{cause="missing"}'] >= 2
+    assert metrics['forebay_clock_difference_seconds{store="object_store"}'] == 0
     assert (cluster_id(after), marked(objects)) == (ours, ours)
 
 
