@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from hypothesis import settings
 
 from services.build import OXIA, PROGRAMS, VERSITYGW, BuildError, Program, built
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import S3Server, running_s3
 from tests.compat.clients import Client
+
+# An example takes as long as the machine lets it: how long says nothing.
+settings.register_profile("busy machine", deadline=None)
+settings.load_profile("busy machine")
 
 _NEEDS: Final[dict[str, Program]] = {"oxia_server": OXIA, "s3_server": VERSITYGW, "running_oxia": OXIA, "running_s3": VERSITYGW}
 
