@@ -83,7 +83,8 @@ def serve(loaded: Loaded, *, open_broker: OpenBroker, link: SupervisorLink | Non
     stages = Stages(SystemClock())
     given = {key: SETTINGS[key].show(loaded.settings) for key in SETTINGS if key in loaded.given}
     stages.announce("config", {"version": forebay_version(), "malloc_tuned": malloc.tune(), **given})
-    for line in loaded.advice:
+    # A supervisor has said it for all its workers.
+    for line in loaded.advice if link is None else ():
         _log.warning("advice", message=line)
     deadline, orphaned = Deadline(lambda: _give_up(exit_now)), Deadline(lambda: _give_up(exit_now))
     if link is not None:

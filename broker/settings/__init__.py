@@ -7,6 +7,7 @@ listeners   Kafka's listener syntax
 urls        where the stores are
 sections    one frozen value per part of the broker
 conflicts   what is allowed alone but not together
+exposure    what others than this machine can reach without a login
 model       `Settings`: all sections composed
 keys        every setting with its notation, default and description, for messages and documents
 sources     YAML file, environment, command line → what was given, and where

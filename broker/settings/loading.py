@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from broker.settings.conflicts import Conflict, ConflictError
 from broker.settings.errors import SettingsError
+from broker.settings.exposure import warning_of_listeners
 from broker.settings.keys import ENVIRONMENT_PREFIX, SECTIONS, SETTINGS, nearest, variable_of
 from broker.settings.model import DERIVED_FROM, InvalidSettings, Settings, derived_defaults
 from broker.settings.notation import OutOfRangeError
@@ -83,7 +84,8 @@ def _compose(layers: Sequence[Layer], *, advice: tuple[str, ...]) -> Loaded:
         raise SettingsError([*problems, *_contradictions(error.found, given)]) from error
     if problems:
         raise SettingsError(problems)
-    return Loaded(settings, _origins(settings, given), frozenset(given), advice)
+    exposure = warning_of_listeners(settings.kafka.listeners)
+    return Loaded(settings, _origins(settings, given), frozenset(given), advice if exposure is None else (*advice, exposure))
 
 
 def _by_section(given: Mapping[str, Given]) -> dict[str, Any]:

@@ -178,6 +178,14 @@ def test_advice_is_logged(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert "FOREBAY_KAFKA__LISTENERS" in served.read_until("advice")["message"]
 
 
+def test_a_listener_for_others_is_warned_of_once(serving: Any) -> None:
+    served = serving("behave", "kafka.listeners=PLAINTEXT://0.0.0.0:0")
+
+    assert "no authentication" in served.read_until("advice")["message"]
+    served.read_until("ready")
+    assert [one["event"] for one in served.events].count("advice") == 1
+
+
 @pytest.fixture
 def supervisor() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Its end of the link, with a deadline, and the worker's."""
@@ -192,6 +200,14 @@ def test_a_supervisor_is_told_when_the_broker_is_ready(serving: Any, supervisor:
     serving("behave", supervisor=theirs)
 
     assert json.loads(ours.recv(1000)) == {"ready": {"broker_id": 1, "cluster_id": "c-1"}}
+
+
+def test_a_worker_leaves_advice_to_its_supervisor(serving: Any, supervisor: tuple[socket.socket, socket.socket]) -> None:
+    served = serving("behave", "kafka.listeners=PLAINTEXT://0.0.0.0:0", supervisor=supervisor[1])
+
+    served.read_until("ready")
+
+    assert "advice" not in {one["event"] for one in served.events}
 
 
 def test_a_supervisor_is_told_why_the_broker_cannot_start_and_nobody_else(
