@@ -11,6 +11,8 @@ from forebay.cluster.commands import cluster
 from forebay.debug.commands import debug
 from forebay.generate.commands import generate
 from forebay.group.commands import group
+from forebay.kafka_client.failures import failures_reported
+from forebay.kafka_client.options import Output, OutputFormat, Quiet, Terminal
 from forebay.topic.commands import topic
 
 COMPLETION_VARIABLE = "_FOREBAY_COMPLETE"
@@ -140,6 +142,23 @@ def demo(
 
 
 @application.command()
+def doctor(
+    config_file: ConfigFile = None,
+    assignments: Assignments = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Check all that a broker on these settings needs, beside one that runs or before it starts; exit code 1 if something fails."""
+    with failures_reported():
+        from forebay.doctor.command import doctor as check_all
+
+        options = _options(log_format=log_format, log_level=log_level)
+        raise typer.Exit(check_all(config_file, assignments or (), options, Terminal(output, quiet)))
+
+
+@application.command()
 def version() -> None:
     """Show the version."""
     from runtime.version import forebay_version
@@ -192,10 +211,15 @@ def _load(file: Path | None, assignments: list[str] | None, *, log_format: str |
     from broker.settings.errors import SettingsError
     from broker.settings.loading import load
 
-    options = {"log.format": ("--log-format", log_format), "log.level": ("--log-level", log_level)}
-    given = {key: (option, value) for key, (option, value) in options.items() if value is not None}
     try:
-        return load(file=file, environ=os.environ, assignments=assignments or (), options=given)
+        return load(
+            file=file, environ=os.environ, assignments=assignments or (), options=_options(log_format=log_format, log_level=log_level)
+        )
     except SettingsError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(error.exit_code) from error
+
+
+def _options(*, log_format: str | None, log_level: str | None) -> dict[str, tuple[str, str]]:
+    options = {"log.format": ("--log-format", log_format), "log.level": ("--log-level", log_level)}
+    return {key: (option, value) for key, (option, value) in options.items() if value is not None}

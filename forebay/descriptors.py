@@ -5,6 +5,7 @@ reserve, and there are no more connections than the rest.
 import dataclasses
 import resource
 import sys
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -30,32 +31,63 @@ _HOW: Final = "ulimit -n, LimitNOFILE of a systemd unit, --ulimit nofile= of a c
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What this process may open (`limit`), what a broker keeps from clients, and how many connections the settings allow."""
+
+    limit: int
+    reserved: int
+    wanted: int
+
+    @property
+    def connections(self) -> int:
+        """How many there may be."""
+        return min(self.wanted, self.limit - self.reserved)
+
+    @property
+    def needed(self) -> int:
+        return self.wanted + self.reserved
+
+    @property
+    def effect(self) -> str:
+        return f"connections above {self.connections} are closed at once, though kafka.max_connections allows {self.wanted}"
+
+    @property
+    def fix(self) -> str:
+        return f"raise the limit of open files to {self.needed} ({_HOW}), or set kafka.max_connections={self.connections}"
+
+
 def fitted(settings: Settings) -> Settings:
     """Raise the limit of open files as far as this process may, and lower `kafka.max_connections` to what it leaves.
 
     Raise `StartError` if it leaves none.
     """
-    wanted, reserved = settings.kafka.max_connections, reserve_of(settings)
-    limit = raised_limit(wanted + reserved)
-    left = limit - reserved
-    if left >= wanted:
+    room = room_for(settings)
+    if room.connections == room.wanted:
         return settings
-    if left < 1:
-        raise StartError(
-            f"This process may open {limit} files, and a broker holds {reserved} in reserve beside its connections. "
-            f"Raise the limit to {wanted + reserved} ({_HOW}).",
-            exit_code=EXIT_USAGE,
-        )
     _log.warning(
         "open_files_limited",
-        limit=limit,
-        reserved=reserved,
-        max_connections=wanted,
-        connections=left,
-        effect=f"connections above {left} are closed at once, though kafka.max_connections allows {wanted}",
-        fix=f"raise the limit of open files to {wanted + reserved} ({_HOW}), or set kafka.max_connections={left}",
+        limit=room.limit,
+        reserved=room.reserved,
+        max_connections=room.wanted,
+        connections=room.connections,
+        effect=room.effect,
+        fix=room.fix,
     )
-    return dataclasses.replace(settings, kafka=dataclasses.replace(settings.kafka, max_connections=left))
+    return dataclasses.replace(settings, kafka=dataclasses.replace(settings.kafka, max_connections=room.connections))
+
+
+def room_for(settings: Settings) -> Room:
+    """As it is once the limit of this process was raised. Raise `StartError` if there is none for a connection."""
+    wanted, reserved = settings.kafka.max_connections, reserve_of(settings)
+    room = Room(raised_limit(wanted + reserved), reserved, wanted)
+    if room.connections < 1:
+        raise StartError(
+            f"This process may open {room.limit} files, and a broker holds {reserved} in reserve beside its connections. "
+            f"Raise the limit to {room.needed} ({_HOW}).",
+            exit_code=EXIT_USAGE,
+        )
+    return room
 
 
 def reserve_of(settings: Settings) -> int:

@@ -1,5 +1,6 @@
 """What this machine must offer before a broker opens anything: folders it can write and memory it may use."""
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -22,11 +23,12 @@ def check(settings: Settings) -> None:
         check_folder(path_of(settings.metadata.url).parent, key="metadata.url", url=settings.metadata.url)
 
 
-def check_folder(folder: Path, *, key: str, url: str) -> None:
-    """Make it, write a file into it, remove the file."""
+def check_folder(folder: Path, *, key: str, url: str, is_made: bool = True) -> None:
+    """Make it, write a file into it, remove the file. Unless `is_made`, a folder that is not there is judged by where it would be made."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        if is_made or os.path.lexists(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder if is_made else nearest_there(folder)):
             pass
     except OSError as error:
         raise StartError(
@@ -34,6 +36,15 @@ def check_folder(folder: Path, *, key: str, url: str) -> None:
             f"Make it writable, or choose another with --set {key}=…",
             exit_code=EXIT_UNREACHABLE,
         ) from error
+
+
+def nearest_there(path: Path) -> Path:
+    """The path itself, or what is there of the way to it. Raise OSError if that cannot be seen."""
+    for candidate in (absolute := path.absolute(), *absolute.parents):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            candidate.stat()
+            return candidate
+    raise AssertionError("the root folder is there")
 
 
 def check_memory(settings: Settings, *, limit_bytes: int) -> None:

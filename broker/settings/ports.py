@@ -25,8 +25,10 @@ def cannot_listen(error: OSError, *, host: str, port: int, fix: str) -> StartErr
         )
     if error.errno == errno.EADDRNOTAVAIL:
         return StartError(f"{host} is not an address of this machine. Choose another with {fix}.", exit_code=EXIT_USAGE)
-    if isinstance(error, socket.gaierror):
-        return StartError(f"{host} does not resolve ({error.strerror}). Choose another with {fix}.", exit_code=EXIT_USAGE)
+    if isinstance(error, socket.gaierror) or (error.errno is not None and error.errno < 0):
+        # `socket.create_server` makes an OSError of it, and says more than is wanted: only a resolver's numbers are negative.
+        cause = str(error.strerror).partition(" (while ")[0]
+        return StartError(f"{host} does not resolve ({cause}). Choose another with {fix}.", exit_code=EXIT_USAGE)
     reason = error.strerror or str(error)
     return StartError(f"Cannot listen on {host}:{port} ({reason}). Choose another with {fix}.", exit_code=EXIT_FAILED)
 

@@ -170,7 +170,7 @@ class BrokerDirectory:
                 continue
             if holder is not None and broker_id is not None:
                 if held.listeners != listeners or self._clock.monotonic_s() >= deadline_s:
-                    raise _taken(held)
+                    raise id_taken(held)
                 await asyncio.sleep(_POLL_S)
                 continue
             attempts += 1
@@ -345,7 +345,8 @@ def decode_broker(record: Record) -> BrokerRecord:
     return decode(_decoder, record.value, known=FMT, path=record.path)
 
 
-def _taken(holder: BrokerRecord) -> AlreadyExists:
+def id_taken(holder: BrokerRecord) -> AlreadyExists:
+    """What to tell another broker that was given the id of `holder`."""
     listeners = ",".join(str(endpoint) for endpoint in holder.listeners)
     return AlreadyExists(
         f"broker.id {holder.broker_id} is taken by the live broker at {listeners}. "

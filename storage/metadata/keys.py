@@ -10,6 +10,7 @@
     llog/brokers/{id:010}                                   a live broker                     ephemeral
     llog/brokers/w{session}-{n}                             proves that a list is fresh       ephemeral, put once
     llog/probes/{id:010}                                    shows that writes succeed         put and removed in one write
+    llog/probes/doctor-{ulid}                               the same, of `forebay doctor`     ephemeral, CAS
     llog/producer-ids                                       the next block of producer ids    CAS
     llog/coordinators/{slot:02}                             who coordinates that slot         ephemeral
     llog/groups/{group}                                     a consumer group                  CAS
@@ -80,6 +81,11 @@ def is_broker(path: str) -> bool:
 def probe(broker_id: int) -> Key:
     """What a broker puts and removes in one write, to see that the store takes writes."""
     return Key(f"{PROBES_PREFIX}{broker_id:010}", ROOT)
+
+
+def doctor_probe(name: str) -> Key:
+    """What `forebay doctor` writes, reads and removes to see whether conditions and sessions hold."""
+    return Key(f"{ROOT}/probes/doctor-{name}", ROOT)
 
 
 def coordinator(slot: int) -> Key:

@@ -29,11 +29,12 @@ _REGION_CODES: Final = frozenset(
 
 
 class Step(enum.Enum):
-    """A request of the probe: what is told of it, and the permission it needs."""
+    """A request of the probe, or of who looks closer: what is told of it, and the permission it needs."""
 
     PUT = ("write", "s3:PutObject on {bucket}/{root}*")
     PUT_AGAIN = ("second write", "s3:PutObject on {bucket}/{root}*")
     GET = ("read", "s3:GetObject on {bucket}/{root}*")
+    LIST = ("listing", "s3:ListBucket on {bucket}")
     DELETE = ("delete", "s3:DeleteObject on {bucket}/{root}*")
     GET_ABSENT = ("read of an absent object", "s3:ListBucket on {bucket} (without it S3 does not tell missing objects from forbidden ones)")
 

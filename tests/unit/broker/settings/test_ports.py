@@ -31,6 +31,11 @@ def test_a_port_in_use_names_who_has_it() -> None:
         (OSError(errno.EACCES, "Permission denied"), "Port 80 on h needs rights this process does not have. Choose one above 1023 with", 2),
         (OSError(errno.EADDRNOTAVAIL, "Cannot assign"), "h is not an address of this machine. Choose another with", 2),
         (socket.gaierror(-2, "Name or service not known"), "h does not resolve (Name or service not known). Choose another with", 2),
+        (
+            OSError(-2, "Name unknown (while attempting to bind on address ('h', 80))"),
+            "h does not resolve (Name unknown). Choose another with",
+            2,
+        ),
         (OSError(errno.EMFILE, "Too many open files"), "Cannot listen on h:80 (Too many open files). Choose another with", 1),
     ],
 )

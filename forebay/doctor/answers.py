@@ -1,0 +1,62 @@
+"""Who answers at a port. These calls block, for as long as they are given."""
+
+import http.client
+from typing import NamedTuple
+
+import msgspec
+
+from forebay.kafka_client.connection import Address, cannot_reach
+from forebay.kafka_client.who_answers import ask
+
+
+class Answer(NamedTuple):
+    """Of a broker. `broker_id`: which of the cluster's, where that is known."""
+
+    what: str
+    cluster_id: str
+    broker_id: int | None
+
+    def __str__(self) -> str:
+        which = "" if self.broker_id is None else f" {self.broker_id}"
+        return f"{self.what}{which} of cluster {self.cluster_id}"
+
+
+class NoAnswer(NamedTuple):
+    """`is_closed`: nothing accepts connections there, as far as one can see from here."""
+
+    cause: str
+    is_closed: bool
+
+
+class _BrokerFacts(msgspec.Struct):
+    broker_id: int
+    cluster_id: str
+    version: str
+
+
+def at_kafka(host: str, port: int, *, within_s: float) -> Answer | NoAnswer:
+    """Asked as clients ask first: with Metadata."""
+    address = Address(host, port)
+    if (cause := cannot_reach(address, within_s=within_s)) is not None:
+        return NoAnswer(cause, is_closed=True)
+    try:
+        found = ask(address, within_s=within_s)
+    except (OSError, ValueError):
+        return NoAnswer(f"what listens at {address} does not answer as a Kafka broker without TLS and SASL", is_closed=False)
+    ids = [node.broker_id for node in found.nodes if (node.host, node.port) == (host, port)]
+    return Answer("broker" if ids else "a Kafka broker", found.cluster_id, ids[0] if ids else None)
+
+
+def at_http(host: str, port: int, *, within_s: float) -> Answer | NoAnswer:
+    """Asked as people do."""
+    if (cause := cannot_reach(Address(host, port), within_s=within_s)) is not None:
+        return NoAnswer(cause, is_closed=True)
+    connection = http.client.HTTPConnection(host, port, timeout=within_s)
+    try:
+        connection.request("GET", "/api/v1/broker")
+        facts = msgspec.json.decode(connection.getresponse().read(), type=_BrokerFacts)
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError):
+        return NoAnswer("what listens there is not the HTTP side of a Forebay broker", is_closed=False)
+    finally:
+        connection.close()
+    return Answer(f"forebay {facts.version}, broker", facts.cluster_id, facts.broker_id)
