@@ -16,7 +16,7 @@ from forebay import preflight
 from forebay.descriptors import room_for
 from forebay.doctor import advertised, machine, metadata, objects, ports, together
 from forebay.doctor.answers import Answer, at_kafka
-from forebay.doctor.finding import Checks, Finding, failed, ok, skipped, warning
+from forebay.doctor.finding import Checks, Finding, Verdict, failed, ok, skipped, warning
 from forebay.doctor.metadata import Cluster, MetadataChecks
 from forebay.doctor.objects import ObjectChecks
 from forebay.doctor.place import folder_of, is_there, looked_at
@@ -107,6 +107,7 @@ async def _look_at_stores(settings: Settings, checks: Checks, clock: Clock) -> C
         return Cluster()
     ids = IdSource(clock=clock)
     cluster = Cluster()
+    first = len(checks.findings)
     closing = contextlib.AsyncExitStack()
     try:
         ordering = await _opened(settings, metadata.STORE, "metadata.url", checks, closing, clock)
@@ -123,8 +124,8 @@ async def _look_at_stores(settings: Settings, checks: Checks, clock: Clock) -> C
             await ObjectChecks(
                 opened.objects, checks, url=url, known=_known(url, "takes writes, and what was written is read back"), clock=clock, ids=ids
             ).run()
-        if ordering is None or opened is None:
-            checks.add(skipped(together.BELONG, "one of them cannot be opened"))
+        if ordering is None or opened is None or any(one.verdict is Verdict.FAILED for one in checks.findings[first:]):
+            checks.add(skipped(together.BELONG, "one of them is not well"))
         else:
             both = Stores(ordering.metadata, opened.objects, ordering.times)
             await together.look_at_both(both, settings, checks, clock=clock)

@@ -1,7 +1,9 @@
 """`forebay doctor` on embedded stores: what `serve` refuses it explains, what is well it says, and nothing is left behind."""
 
 import contextlib
+import json
 import os
+import shutil
 import socket
 import sqlite3
 import stat
@@ -33,6 +35,8 @@ OF_STORES = {
     "objects: list",
     "objects: latency",
     "objects: delete",
+    "both stores",
+    "clock of the object store",
 }
 
 
@@ -198,7 +202,7 @@ def newer_cluster(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cluster_being_raised(folder: Path) -> Iterator[None]:
-    write_cluster(folder, b'{"fmt":1,"cluster_id":"one","created_at_ms":0,"level":1,"raising_to":99}')
+    write_cluster(folder, b'{"fmt":1,"cluster_id":"ITS OWN","created_at_ms":0,"level":1,"raising_to":99}')
     yield
 
 
@@ -206,6 +210,8 @@ def write_cluster(folder: Path, record: bytes) -> None:
     """In place of what a broker wrote there."""
     with serving(folder):
         pass
+    own = json.loads((folder / "objects" / "forebay-cluster.json").read_bytes())["cluster_id"]
+    record = record.replace(b"ITS OWN", own.encode())
     with contextlib.closing(sqlite3.connect(folder / "meta.db", isolation_level=None)) as connection:
         changed = connection.execute("UPDATE records SET value = ? WHERE k = ?", (record, encode(CLUSTER.path)))
         assert changed.rowcount == 1
@@ -214,6 +220,19 @@ def write_cluster(folder: Path, record: bytes) -> None:
 @contextlib.contextmanager
 def file_in_the_way(folder: Path) -> Iterator[None]:
     (folder / "objects").write_text("")
+    yield
+
+
+@contextlib.contextmanager
+def objects_of_another(folder: Path) -> Iterator[None]:
+    """Both clusters have begun, and their folders changed places."""
+    another = folder.with_name("another")
+    for one in (folder, another):
+        with serving(one):
+            pass
+    shutil.rmtree(folder / "objects")
+    (another / "objects").rename(folder / "objects")
+    shutil.rmtree(another)
     yield
 
 
@@ -254,6 +273,7 @@ TAKEN = _free_ports()
         pytest.param(newer_file, {}, "metadata store", id="a metadata file of a newer release"),
         pytest.param(newer_cluster, {}, "metadata: cluster", id="a cluster of a newer release"),
         pytest.param(cluster_being_raised, {}, "metadata: cluster", id="a cluster that is being raised"),
+        pytest.param(objects_of_another, {}, "both stores", id="the object store of another cluster"),
         pytest.param(broker_of_that_id, {"broker.id": "3"}, "broker.id", id="an id that another broker has"),
         pytest.param(taken_ports, {"kafka.listeners": f"PLAINTEXT://127.0.0.1:{TAKEN[0]}"}, "port: PLAINTEXT", id="a Kafka port in use"),
         pytest.param(taken_ports, {"http.listen": f"127.0.0.1:{TAKEN[1]}"}, "port: HTTP", id="an HTTP port in use"),
