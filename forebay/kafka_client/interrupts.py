@@ -47,6 +47,13 @@ def interrupted_between_calls() -> Iterator[None]:
 
 
 class PatientConsumer(Consumer):
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        _calls.within += 1
+        try:
+            return super().consume(num_messages, timeout)
+        finally:
+            _calls.left()
+
     def poll(self, timeout: float = -1) -> Message | None:
         _calls.within += 1
         try:

@@ -20,8 +20,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from forebay.kafka_client.codes import UNKNOWN_TOPIC, exit_code_of
 from forebay.kafka_client.connection import Connection, said
-from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, ClientFailed, unknown_partition, unknown_topic
-from forebay.topic.starting import AtTime, Bounds, Start, offsets
+from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, ClientFailed, unknown_topic
+from forebay.topic.starting import Bounds
 from runtime.clock import Clock
 
 _ASK_EVERY_S: Final = 0.1
@@ -117,20 +117,6 @@ def bounds(connection: Connection, admin: AdminClient, name: str, partitions: It
     starts = offsets_at(connection, admin, name, dict.fromkeys(chosen, _EARLIEST))
     ends = offsets_at(connection, admin, name, dict.fromkeys(chosen, _LATEST))
     return {partition: Bounds(starts[partition], ends[partition]) for partition in chosen}
-
-
-def first_offsets(connection: Connection, admin: AdminClient, name: str, start: Start, *, partition: int | None) -> dict[int, int]:
-    """Where reading begins, by partition: in one, or in all."""
-    count = len(looked_up(connection, admin, name).partitions)
-    if partition is not None and partition >= count:
-        raise unknown_partition(name, partition, count)
-    chosen = range(count) if partition is None else (partition,)
-    at_time = (
-        offsets_at(connection, admin, name, dict.fromkeys(chosen, OffsetSpec.for_timestamp(start.timestamp_ms)))
-        if isinstance(start, AtTime)
-        else {}
-    )
-    return offsets(start, name, bounds(connection, admin, name, chosen), at_time=at_time)
 
 
 def create(

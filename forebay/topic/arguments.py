@@ -5,11 +5,21 @@ from typing import Annotated
 import typer
 
 from forebay.kafka_client.completion import topic_names
-from forebay.kafka_client.text import checked_name
+from forebay.kafka_client.text import checked_name, checked_names
 
 Name = Annotated[
     str,
     typer.Argument(
         help="The topic's name; behind -- if it begins with a dash.", metavar="TOPIC", autocompletion=topic_names, callback=checked_name
+    ),
+]
+
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        help="The topics' names; behind -- if one begins with a dash.",
+        metavar="TOPIC…",
+        autocompletion=topic_names,
+        callback=checked_names,
     ),
 ]

@@ -3,9 +3,11 @@
 import contextlib
 import errno
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, TypeVar
 
 import typer
 
@@ -13,22 +15,28 @@ from forebay.kafka_client.completion import group_names
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, ClientFailed, failures_reported
 from forebay.kafka_client.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT, Bootstrap, Quiet, Terminal, connected, seconds
 from forebay.kafka_client.text import checked_name, printable_record
-from forebay.topic.arguments import Name
+from forebay.topic.arguments import Names
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError
+    from confluent_kafka import KafkaError, Message
+    from confluent_kafka.admin import AdminClient
 
-    from forebay.topic.consuming import Consumed, Until
-    from forebay.topic.record_format import Part
-    from forebay.topic.starting import Start
+    from forebay.kafka_client.connection import Connection
+    from forebay.topic.batch_format import BatchFormat
+    from forebay.topic.consuming import Consumed, Write
+    from forebay.topic.starting import Start, Stop
     from runtime.clock import Clock
 
 TAIL_RECORDS: Final = 10
 
+P = TypeVar("P")
+
+Regex = Annotated[bool, typer.Option("--regex", "-r", help="TOPIC is a pattern: all topics that are like it now.")]
 Partition = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="One partition; without it all.")]
 Format = Annotated[
-    str, typer.Option("--format", "-f", help=r"Percent format (%t %p %o %d %k %v %h, \n; %v{hex}), json or raw.", metavar="FORMAT")
+    str | None, typer.Option("--format", "-f", "-F", help=r"As '%t %p %o %d %k %v %h\n', json or raw.  [default: %v\n]", metavar="FORMAT")
 ]
+KeyDelimiter = Annotated[str | None, typer.Option("--key-delimiter", "-K", help="Write keys, too, and this behind them.", metavar="TEXT")]
 Silence = Annotated[
     str | None,
     typer.Option("--timeout", help="Give up when no record comes for so long; without it wait for ever.", metavar="DURATION"),
@@ -36,16 +44,22 @@ Silence = Annotated[
 
 
 def consume(
-    name: Name,
+    names: Names,
+    regex: Regex = False,
     start: Annotated[
         str | None,
         typer.Option(
             "--offset",
+            "--from",
             "-o",
             help="start, end, an offset, -N (the last N), @TIME (as ISO 8601, in ms, or -10m). With -g: start or end, where nothing is "
             "committed.  [default: start]",
             metavar="WHERE",
         ),
+    ] = None,
+    stop: Annotated[
+        str | None,
+        typer.Option("--until", help="End before: end (as it is now), an offset, -N (N before the end), @TIME.", metavar="WHERE"),
     ] = None,
     number: Annotated[int | None, typer.Option("--number", "-n", min=1, help="End after so many records; without it follow.")] = None,
     partition: Partition = None,
@@ -60,78 +74,108 @@ def consume(
             callback=checked_name,
         ),
     ] = None,
-    record_format: Format = r"%v\n",
+    record_format: Format = None,
+    key_delimiter: KeyDelimiter = None,
     at_end: Annotated[bool, typer.Option("--exit", "-e", help="End when all partitions were read to their ends.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     quiet: Quiet = False,
     timeout: Silence = None,
 ) -> None:
-    """Write the records of a topic, and wait for more until Ctrl-C. Without -g no group is joined and nothing is committed."""
+    """Write the records of topics, and wait for more until Ctrl-C. Without -g no group is joined and nothing is committed."""
     with failures_reported():
-        from forebay.topic import consuming, starting
+        from forebay.topic import starting
         from runtime.clock import SystemClock
 
         clock = SystemClock()
-        write = _format(record_format)
-        try:
-            begin = starting.parse_start(start or "start", now_ms=clock.now_ms())
-        except ValueError as error:
-            raise typer.BadParameter(f'-o "{start}" {error}') from error
-        until = consuming.Until(count=number, at_end=at_end, silence_s=None if timeout is None else seconds(timeout))
-        terminal = Terminal(quiet=quiet)
-        wait = timeout or DEFAULT_TIMEOUT
+        begin = _place(starting.parse_start, "-o", start or "start", clock)
+        reading = Reading(
+            topics=_topics(names, regex=regex),
+            count=number,
+            at_end=at_end,
+            silence_s=None if timeout is None else seconds(timeout),
+            form=_format(record_format, key_delimiter),
+            terminal=Terminal(quiet=quiet),
+            bootstrap=bootstrap,
+            timeout=timeout or DEFAULT_TIMEOUT,
+            clock=clock,
+        )
         if group is None:
-            _read(name, begin, until, write, terminal, partition=partition, bootstrap=bootstrap, timeout=wait, clock=clock)
+            before = None if stop is None else _place(starting.parse_stop, "--until", stop, clock)
+            if isinstance(begin, starting.AtOffset) and isinstance(before, starting.AtOffset) and before.offset < begin.offset:
+                raise typer.BadParameter(f"--until {stop} is before -o {start}: nothing is between them")
+            reading.by_assignment(begin, before, partition=partition)
             return
         if partition is not None:
             raise typer.BadParameter("-g and -p exclude each other: a group gives its members their partitions")
+        if stop is not None:
+            raise typer.BadParameter("-g and --until exclude each other: to end where the partitions do, give --exit")
         if not isinstance(begin, starting.AtStart | starting.AtEnd):
             raise typer.BadParameter(
                 f'-o "{start}" is not for a group, which goes on where it is: start or end, where nothing is committed. '
                 f"To move it: forebay group reset-offsets {group}"
             )
-        from_start = isinstance(begin, starting.AtStart)
-        _read_as_member(name, group, until, write, terminal, from_start=from_start, bootstrap=bootstrap, timeout=wait, clock=clock)
+        reading.as_member(group, from_start=isinstance(begin, starting.AtStart))
 
 
 def tail(
-    name: Name,
+    names: Names,
+    regex: Regex = False,
     number: Annotated[int, typer.Option("--number", "-n", min=0, help="So many of each partition.")] = TAIL_RECORDS,
     partition: Partition = None,
-    record_format: Format = r"%v\n",
+    record_format: Format = None,
+    key_delimiter: KeyDelimiter = None,
     at_end: Annotated[bool, typer.Option("--exit", "-e", help="Do not wait for more.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     quiet: Quiet = False,
     timeout: Silence = None,
 ) -> None:
-    """Write the last records of a topic, and those that come, until Ctrl-C."""
+    """Write the last records of topics, and those that come, until Ctrl-C."""
     with failures_reported():
-        from forebay.topic.consuming import Until
         from forebay.topic.starting import BeforeEnd
         from runtime.clock import SystemClock
 
-        until = Until(at_end=at_end, silence_s=None if timeout is None else seconds(timeout))
-        _read(
-            name,
-            BeforeEnd(number),
-            until,
-            _format(record_format),
-            Terminal(quiet=quiet),
-            partition=partition,
+        reading = Reading(
+            topics=_topics(names, regex=regex),
+            count=None,
+            at_end=at_end,
+            silence_s=None if timeout is None else seconds(timeout),
+            form=_format(record_format, key_delimiter),
+            terminal=Terminal(quiet=quiet),
             bootstrap=bootstrap,
             timeout=timeout or DEFAULT_TIMEOUT,
             clock=SystemClock(),
         )
+        reading.by_assignment(BeforeEnd(number), None, partition=partition)
 
 
-def _format(text: str) -> "Part":
-    from forebay.topic.record_format import record_format
+def _place(parse: "Callable[..., P]", option: str, text: str, clock: "Clock") -> "P":
+    try:
+        return parse(text, now_ms=clock.now_ms())
+    except ValueError as error:
+        raise typer.BadParameter(f'{option} "{text}" {error}') from error
 
+
+def _topics(names: Sequence[str], *, regex: bool) -> "list[str] | list[re.Pattern[str]]":
+    if not regex:
+        return list(dict.fromkeys(names))
+    try:
+        return [re.compile(name) for name in names]
+    except re.error as error:
+        raise typer.BadParameter(f'--regex "{error.pattern!s}" is no pattern: {error}') from error
+
+
+def _format(text: str | None, key_delimiter: str | None) -> "BatchFormat":
+    from forebay.topic.batch_format import batch_format
+    from forebay.topic.record_format import DEFAULT_FORMAT, as_it_is, keyed
+
+    if text is not None and key_delimiter is not None:
+        raise typer.BadParameter("-f and -K exclude each other: write the key in the format, as %k")
+    given = text if text is not None else DEFAULT_FORMAT if key_delimiter is None else keyed(key_delimiter)
     for_terminal = sys.stdout is not None and sys.stdout.isatty()
     try:
-        return record_format(text, shown=printable_record) if for_terminal else record_format(text)
+        return batch_format(given, shown=printable_record if for_terminal else as_it_is)
     except ValueError as error:
-        raise typer.BadParameter(f'-f "{text}" {error}') from error
+        raise typer.BadParameter(f'-f "{given}" {error}') from error
 
 
 class WholeWrites:
@@ -185,80 +229,101 @@ def _losses_said(terminal: Terminal) -> "dict[str, Callable[[KafkaError], None]]
     return {"error_cb": lost}
 
 
-def _read(
-    name: str,
-    begin: "Start",
-    until: "Until",
-    write: "Part",
-    terminal: Terminal,
-    *,
-    partition: int | None,
-    bootstrap: str,
-    timeout: str,
-    clock: "Clock",
-) -> None:
-    from forebay.kafka_client.interrupts import interrupted_between_calls
-    from forebay.topic import administration, consuming
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What was asked for, however it is read."""
 
-    connection, admin = connected(bootstrap, timeout)
-    offsets = administration.first_offsets(connection, admin, name, begin, partition=partition)
-    data = _stdout()
-    consumer = connection.consumer({**consuming.CONFIG, **_losses_said(terminal)})
-    consumed = consuming.Consumed()
-    with interrupted_between_calls():
-        try:
-            with _silence_explained(bootstrap):
-                consuming.consume(
-                    consumer, name, offsets, until, consumed, write=lambda record: data.write(write(record)), flush=data.flush, clock=clock
-                )
-        except KeyboardInterrupt:
-            data.flush()
-            if not until.follows:
-                raise
-        finally:
-            consumer.close()
-    terminal.say(f'{_counted(consumed)} of "{name}".')
+    topics: "list[str] | list[re.Pattern[str]]"
+    count: int | None
+    at_end: bool
+    silence_s: float | None
+    form: "BatchFormat"
+    terminal: Terminal
+    bootstrap: str
+    timeout: str
+    clock: "Clock"
 
+    def by_assignment(self, begin: "Start", stop: "Stop | None", *, partition: int | None) -> None:
+        from forebay.kafka_client.interrupts import interrupted_between_calls
+        from forebay.topic import consuming
+        from forebay.topic.extents import extent
 
-def _read_as_member(
-    name: str,
-    group: str,
-    until: "Until",
-    write: "Part",
-    terminal: Terminal,
-    *,
-    from_start: bool,
-    bootstrap: str,
-    timeout: str,
-    clock: "Clock",
-) -> None:
-    from forebay.kafka_client.interrupts import interrupted_between_calls
-    from forebay.topic.administration import looked_up
-    from forebay.topic.consuming import Consumed
-    from forebay.topic.group_consuming import GroupReader, group_config
-
-    connection, admin = connected(bootstrap, timeout)
-    looked_up(connection, admin, name)
-    data = _stdout()
-    consumer = connection.consumer({**group_config(group, from_start=from_start), **_losses_said(terminal)})
-    consumed = Consumed()
-    reader = GroupReader(consumer, name, flush=data.flush, clock=clock)
-    with interrupted_between_calls():
-        try:
+        connection, admin = connected(self.bootstrap, self.timeout)
+        topics = self._named(connection, admin)
+        found = extent(connection, admin, topics, begin, stop, partition=partition)
+        until = consuming.Until(count=self.count, at_end=self.at_end, stops=found.stops, silence_s=self.silence_s)
+        data = _stdout()
+        consumer = connection.consumer({**consuming.CONFIG, **_losses_said(self.terminal)})
+        consumed = consuming.Consumed()
+        whole = found.records if self.count is None else min(self.count, found.records)
+        with interrupted_between_calls():
             try:
-                with _silence_explained(bootstrap):
-                    reader.read(until, consumed, lambda record: data.write(write(record)))
+                with _silence_explained(self.bootstrap), self._written(data, None if until.follows else whole) as write:
+                    consuming.consume(consumer, found.offsets, until, consumed, write=write, flush=data.flush, clock=self.clock)
             except KeyboardInterrupt:
+                data.flush()
+                self.terminal.say(f"{_counted(consumed, topics)}.")
                 if not until.follows:
                     raise
+                return
             finally:
-                reader.settle()
-        finally:
-            consumer.close()
-    terminal.say(f'{_counted(consumed)} of "{name}", committed for group "{group}".')
+                consumer.close()
+        self.terminal.say(f"{_counted(consumed, topics)}.")
+
+    def as_member(self, group: str, *, from_start: bool) -> None:
+        from forebay.kafka_client.interrupts import interrupted_between_calls
+        from forebay.topic.administration import looked_up
+        from forebay.topic.consuming import Consumed, Until
+        from forebay.topic.group_consuming import GroupReader, group_config
+
+        connection, admin = connected(self.bootstrap, self.timeout)
+        topics = self._named(connection, admin)
+        for topic in topics:
+            looked_up(connection, admin, topic)
+        until = Until(count=self.count, at_end=self.at_end, silence_s=self.silence_s)
+        data = _stdout()
+        consumer = connection.consumer({**group_config(group, from_start=from_start), **_losses_said(self.terminal)})
+        consumed = Consumed()
+        reader = GroupReader(consumer, topics, flush=data.flush, clock=self.clock)
+        interrupted = False
+        with interrupted_between_calls():
+            try:
+                try:
+                    with _silence_explained(self.bootstrap), self._written(data, self.count) as write:
+                        reader.read(until, consumed, write)
+                except KeyboardInterrupt:
+                    interrupted = True
+                finally:
+                    reader.settle()
+            finally:
+                consumer.close()
+        self.terminal.say(f'{_counted(consumed, topics)}, committed for group "{group}".')
+        if interrupted and not until.follows:
+            raise KeyboardInterrupt
+
+    def _named(self, connection: "Connection", admin: "AdminClient") -> list[str]:
+        from forebay.topic.extents import topics_like
+
+        patterns = [topic for topic in self.topics if isinstance(topic, re.Pattern)]
+        return topics_like(connection, admin, patterns) if patterns else [topic for topic in self.topics if isinstance(topic, str)]
+
+    @contextlib.contextmanager
+    def _written(self, data: WholeWrites, whole: int | None) -> "Iterator[Write]":
+        """A bar is no good among records: there is one if they go elsewhere than to a terminal."""
+        from forebay.kafka_client.progress import progress
+
+        def write(messages: "Sequence[Message]") -> None:
+            written = self.form(messages)
+            data.write(written)
+            shown.moved(len(messages), len(written))
+
+        among_records = sys.stdout is not None and sys.stdout.isatty()
+        with progress(quiet=self.terminal.quiet or among_records, whole=whole, clock=self.clock) as shown:
+            yield write
 
 
-def _counted(consumed: "Consumed") -> str:
+def _counted(consumed: "Consumed", topics: Sequence[str]) -> str:
     from forebay.topic.views import counted
 
-    return counted(consumed.records, "record")
+    which = f'"{topics[0]}"' if len(topics) == 1 else f"{len(topics)} topics"
+    return f"{counted(consumed.records, 'record')} of {which}"

@@ -1,7 +1,7 @@
 """Records of chosen partitions, from given offsets on, by assignment: no group is joined and no offset committed."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
@@ -9,35 +9,48 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from forebay.kafka_client.codes import NO_ANSWER, UNKNOWN_TOPIC, exit_code_of
 from forebay.kafka_client.connection import said
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_TIMED_OUT, ClientFailed
-from forebay.topic.record_format import Record
 from runtime.clock import Clock
 
-_POLL_S: Final = 0.2
+BATCH_RECORDS: Final = 1_000
+POLL_S: Final = 0.2
 
-CONFIG: Final[Mapping[str, Any]] = {
-    "group.id": "forebay-consume",  # the library wants one; by assignment it is never joined
+READING: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
-    "auto.offset.reset": "error",
     "enable.partition.eof": True,
     "allow.auto.create.topics": False,
+    # When the library has read far enough ahead, it looks whether there is room again after a second, which we need a tenth of to make it.
+    "fetch.queue.backoff.ms": 10,
 }
+CONFIG: Final[Mapping[str, Any]] = {
+    **READING,
+    "group.id": "forebay-consume",  # the library wants one; by assignment it is never joined
+    "auto.offset.reset": "error",
+}
+
+Partition = tuple[str, int]
+Write = Callable[[Sequence[Message]], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """When to end: after `count` records, when every partition was once read to its end, or not at all.
+    """When to end: after `count` records, when every partition was once read to its end or to its stop, or not at all.
 
-    `silence_s` is how long to wait for the next record before that is an error.
+    A stop is the first offset that is not read any more. `silence_s` is how long to wait for the next record before that is an error.
     """
 
     count: int | None = None
     at_end: bool = False
+    stops: Mapping[Partition, int] = field(default_factory=dict)
     silence_s: float | None = None
 
     @property
     def follows(self) -> bool:
-        return self.count is None and not self.at_end
+        return self.count is None and not self.at_end and not self.stops
+
+    def wanted(self, so_far: int) -> int:
+        """So many records at most may be asked for next."""
+        return BATCH_RECORDS if self.count is None else min(BATCH_RECORDS, self.count - so_far)
 
 
 @dataclass(slots=True)
@@ -47,43 +60,86 @@ class Consumed:
 
 def consume(
     consumer: Consumer,
-    topic: str,
-    offsets: Mapping[int, int],
+    offsets: Mapping[Partition, int],
     until: Until,
     consumed: Consumed,
     *,
-    write: Callable[[Record], object],
+    write: Write,
     flush: Callable[[], object],
     clock: Clock,
 ) -> None:
-    """Raise `ClientFailed`; `consumed` counts what was written, also then."""
-    consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in offsets.items()])
-    unread = set(offsets)
+    """Raise `ClientFailed`; `consumed` counts what was written, also then. An interruption may leave the last batch half written."""
+    unread = {at: offset for at, offset in offsets.items() if at not in until.stops or offset < until.stops[at]}
+    consumer.assign([TopicPartition(topic, partition, offset) for (topic, partition), offset in unread.items()])
+    ends = until.at_end or bool(until.stops)
     heard_s = clock.monotonic_s()
-    while consumed.records != until.count and not (until.at_end and not unread):
-        message = consumer.poll(0)
-        if message is None:
-            # Before waiting, whoever reads us gets what there is.
-            flush()
-            message = consumer.poll(_POLL_S)
-        if message is None:
-            if until.silence_s is not None and clock.monotonic_s() - heard_s >= until.silence_s:
-                raise ClientFailed(silence(topic, until), exit_code=EXIT_TIMED_OUT)
-            continue
-        error = message.error()
-        if error is None:
-            write(record_of(message))
-            consumed.records += 1
+    while consumed.records != until.count and (unread or not ends):
+        batch = next_batch(consumer, until.wanted(consumed.records), flush)
+        records = [message for message in batch if message.error() is None]
+        wanted = _before_stops(consumer, records, until.stops, unread) if until.stops else records
+        if wanted:
+            # Before they are written: Ctrl-C comes as soon as somebody has seen them.
+            consumed.records += len(wanted)
+            write(wanted)
+        if records:
             heard_s = clock.monotonic_s()
-        elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-            unread.discard(message.partition())
-        else:
-            judge(error, topic, message.partition())
+        elif not batch and until.silence_s is not None and clock.monotonic_s() - heard_s >= until.silence_s:
+            raise ClientFailed(silence((topic for topic, _ in offsets), until), exit_code=EXIT_TIMED_OUT)
+        if len(records) < len(batch):
+            for message in batch:
+                _noted(message, until, unread)
     flush()
 
 
-def silence(topic: str, until: Until) -> str:
-    return f'No record of "{topic}" came within {until.silence_s:g} s. Wait longer with --timeout, or leave it out.'
+def next_batch(consumer: Consumer, records: int, flush: Callable[[], object]) -> list[Message]:
+    """What has come, or comes within a poll's time."""
+    batch = consumer.consume(records, 0)
+    if batch:
+        return batch
+    # Before waiting, whoever reads us gets what there is.
+    flush()
+    message = consumer.poll(POLL_S)
+    return [] if message is None else [message]
+
+
+def at(message: Message) -> Partition:
+    topic, partition = message.topic(), message.partition()
+    assert topic is not None, "a record has a topic"
+    assert partition is not None, "a record has a partition"
+    return topic, partition
+
+
+def _before_stops(
+    consumer: Consumer, records: Sequence[Message], stops: Mapping[Partition, int], unread: dict[Partition, int]
+) -> list[Message]:
+    wanted = []
+    for message in records:
+        where, offset = at(message), message.offset()
+        assert offset is not None, "a record has an offset"
+        if offset < stops[where]:
+            wanted.append(message)
+        if offset + 1 >= stops[where] and unread.pop(where, None) is not None:
+            consumer.pause([TopicPartition(*where)])
+    return wanted
+
+
+def _noted(message: Message, until: Until, unread: dict[Partition, int]) -> None:
+    error = message.error()
+    if error is None:
+        return
+    if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+        judge(error, message.topic() or "", message.partition())
+        return
+    where, end = at(message), message.offset()
+    # The last records before a stop may be gone: then the end is behind it, and no record says so.
+    if until.at_end or (end is not None and where in until.stops and end >= until.stops[where]):
+        unread.pop(where, None)
+
+
+def silence(topics: Iterable[str], until: Until) -> str:
+    names = sorted(set(topics))
+    which = f'"{names[0]}"' if len(names) == 1 else f"{len(names)} topics"
+    return f"No record of {which} came within {until.silence_s:g} s. Wait longer with --timeout, or leave it out."
 
 
 def judge(error: KafkaError, topic: str, partition: int | None) -> None:
@@ -98,24 +154,3 @@ def judge(error: KafkaError, topic: str, partition: int | None) -> None:
         # The library connects again by itself; and it asks for the group, which is never joined.
         return
     raise ClientFailed(f"Reading {topic}/{partition}: {said(error)}", exit_code=exit_code_of(error))
-
-
-def record_of(message: Message) -> Record:
-    topic, partition, offset = message.topic(), message.partition(), message.offset()
-    assert topic is not None, "a record has a topic"
-    assert partition is not None, "a record has a partition"
-    assert offset is not None, "a record has an offset"
-    headers: Sequence[tuple[str, str | bytes | None]] = message.headers() or ()  # type: ignore[assignment]
-    return Record(
-        topic=topic,
-        partition=partition,
-        offset=offset,
-        timestamp_ms=message.timestamp()[1],
-        key=_bytes(message.key()),
-        value=_bytes(message.value()),
-        headers=tuple((name, _bytes(held)) for name, held in headers),
-    )
-
-
-def _bytes(held: str | bytes | None) -> bytes | None:
-    return held.encode() if isinstance(held, str) else held

@@ -2,6 +2,7 @@
 
     %t topic   %p partition   %o offset   %d timestamp in ms   %k key   %v value   %h headers, as a=b,c=d
     %K bytes in the key       %V bytes in the value            %H headers, counted        %% a percent sign
+    %s %S %T as %v %V %d, for those who know kcat
     %k{hex} %k{base64} %v{hex} %v{base64} %d{utc}              a backslash before n, t, r, 0, x1f or another backslash
 
 A null is written as nothing, its length as -1. Keys and values are written as the bytes they are; to a terminal, control characters in
@@ -20,6 +21,9 @@ from forebay.kafka_client.text import printable_json
 
 DEFAULT_FORMAT: Final = r"%v\n"
 
+KCAT: Final = {"s": "v", "S": "V", "T": "d"}
+"""Letters of kcat that mean what another one means here and in rpk."""
+
 _TOKEN: Final = re.compile(r"%(?P<field>.|$)(?:\{(?P<as>[^}]*)\})?|\\(?P<escape>x[0-9a-fA-F]{2}|.|$)|(?P<text>[^%\\]+)", re.DOTALL)
 _ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
@@ -37,11 +41,11 @@ class Record(NamedTuple):
 Part = Callable[[Record], bytes]
 
 
-def _as_it_is(held: bytes) -> bytes:
+def as_it_is(held: bytes) -> bytes:
     return held
 
 
-def record_format(text: str, *, shown: Callable[[bytes], bytes] = _as_it_is) -> Part:
+def record_format(text: str, *, shown: Callable[[bytes], bytes] = as_it_is) -> Part:
     """`shown` is asked about what others wrote: keys, values and headers, in a percent format.
 
     Raise ValueError with a phrase for a format that says nothing or something unknown.
@@ -56,29 +60,50 @@ def record_format(text: str, *, shown: Callable[[bytes], bytes] = _as_it_is) -> 
     return lambda record: b"".join(part(record) for part in parts)
 
 
+def keyed(delimiter: str) -> str:
+    """The format of lines with a key, the delimiter (escapes in it are understood) and a value."""
+    return rf"%k{delimiter.replace('%', '%%')}%v\n"
+
+
+def after_values(text: str) -> bytes | None:
+    """What ends each value, of a format that writes values and nothing else; None of any other."""
+    if text == "raw":
+        return b""
+    first, *rest = _TOKEN.finditer(text) if text else (None,)
+    if first is None or first["field"] not in {"v", "s"} or first["as"] is not None:
+        return None
+    ends = [_literal(token) for token in rest]
+    return None if None in ends else b"".join(filter(None, ends))
+
+
 def _part(token: re.Match[str], shown: Callable[[bytes], bytes]) -> Part:
+    literal = _literal(token)
+    if literal is not None:
+        return lambda _: literal
+    written = _field(token["field"], token["as"])
+    return written if shown is as_it_is else lambda record: shown(written(record))
+
+
+def _literal(token: re.Match[str]) -> bytes | None:
+    """None for a field."""
     field, escape, text = token["field"], token["escape"], token["text"]
     if text is not None:
-        literal = text.encode(errors="surrogateescape")
-    elif escape is not None:
+        return str(text).encode(errors="surrogateescape")
+    if escape is not None:
         if escape.startswith("x") and len(escape) > 1:
-            literal = bytes.fromhex(escape[1:])
-        elif escape in _ESCAPES:
-            literal = _ESCAPES[escape]
-        else:
-            raise ValueError(rf"has \{escape}, which means nothing: \n \t \r \0 \\ and \x1f do")
-    elif field == "%":
-        literal = b"%" + (f"{{{token['as']}}}".encode() if token["as"] is not None else b"")
-    else:
-        written = _field(field, token["as"])
-        return lambda record: shown(written(record))
-    return lambda _: literal
+            return bytes.fromhex(escape[1:])
+        if escape in _ESCAPES:
+            return _ESCAPES[escape]
+        raise ValueError(rf"has \{escape}, which means nothing: \n \t \r \0 \\ and \x1f do")
+    if field == "%":
+        return b"%" + (f"{{{token['as']}}}".encode() if token["as"] is not None else b"")
+    return None
 
 
 def _field(field: str, written_as: str | None) -> Part:
     parts = _FIELDS.get(field)
     if parts is None:
-        raise ValueError(f"has %{field}, which is no field: {' '.join(f'%{name}' for name in _FIELDS)} and %% are")
+        raise ValueError(f"has %{field}, which is no field: {' '.join(f'%{name}' for name in _OWN_FIELDS)} and %% are")
     if written_as not in parts:
         known = " ".join(f"%{field}{{{name}}}" for name in parts if name is not None)
         raise ValueError(f"has %{field}{{{written_as}}}: {f'there is {known}' if known else f'%{field} is written in one way only'}")
@@ -109,7 +134,7 @@ def _utc(record: Record) -> bytes:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
 
 
-_FIELDS: Final[dict[str, dict[str | None, Part]]] = {
+_OWN_FIELDS: Final[dict[str, dict[str | None, Part]]] = {
     "t": {None: lambda record: record.topic.encode()},
     "p": _number(lambda record: record.partition),
     "o": _number(lambda record: record.offset),
@@ -121,6 +146,7 @@ _FIELDS: Final[dict[str, dict[str | None, Part]]] = {
     "V": _number(lambda record: _length(record.value)),
     "H": _number(lambda record: len(record.headers)),
 }
+_FIELDS: Final = _OWN_FIELDS | {kcat: _OWN_FIELDS[ours] for kcat, ours in KCAT.items()}
 
 
 def _as_json(record: Record) -> bytes:

@@ -1,4 +1,4 @@
-"""Where `forebay topic consume -o` begins. Nothing here asks a broker."""
+"""Where `forebay topic consume` begins, and where it ends with --until. Nothing here asks a broker."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,8 @@ from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_EXPECTED: Final = "2026-11-21T08:00Z, milliseconds, or -10m for ten minutes ago"
-_EXPECTED: Final = f"expected start, end, an offset, -N (the last N), or @TIME ({_TIME_EXPECTED})"
+_EXPECTED: Final = f"start, end, an offset, -N (the last N), or @TIME ({_TIME_EXPECTED})"
+_EXPECTED_STOP: Final = f"end, an offset, -N (N before the end), or @TIME ({_TIME_EXPECTED})"
 _OFFSET_MAX: Final = 2**63 - 1
 
 
@@ -44,7 +45,8 @@ class AtTime:
     timestamp_ms: int
 
 
-Start = AtStart | AtEnd | AtOffset | BeforeEnd | AtTime
+Stop = AtEnd | AtOffset | BeforeEnd | AtTime
+Start = AtStart | Stop
 
 
 class Bounds(NamedTuple):
@@ -56,14 +58,27 @@ class Bounds(NamedTuple):
 
 def parse_start(text: str, *, now_ms: int) -> Start:
     """Raise ValueError with a phrase."""
-    if text == "start":
-        return AtStart()
+    found = AtStart() if text == "start" else _place(text, now_ms=now_ms)
+    if found is None:
+        raise ValueError(f"is no place to start: expected {_EXPECTED}")
+    return found
+
+
+def parse_stop(text: str, *, now_ms: int) -> Stop:
+    """Raise ValueError with a phrase."""
+    found = _place(text, now_ms=now_ms)
+    if found is None:
+        raise ValueError(f"is no place to end: expected {_EXPECTED_STOP}")
+    return found
+
+
+def _place(text: str, *, now_ms: int) -> Stop | None:
     if text == "end":
         return AtEnd()
     if text.startswith("@"):
         return AtTime(parse_time_ms(text[1:], now_ms=now_ms))
     if not re.fullmatch(r"-?\d{1,19}", text, re.ASCII) or abs(int(text)) > _OFFSET_MAX:
-        raise ValueError(f"is no place to start: {_EXPECTED}")
+        return None
     return BeforeEnd(-int(text)) if text.startswith("-") else AtOffset(int(text))
 
 
@@ -90,6 +105,19 @@ def offsets(start: Start, topic: str, bounds: Mapping[int, Bounds], *, at_time: 
                         f"{only} From the first record there is: -o start",
                         exit_code=EXIT_NOT_FOUND,
                     )
+            return dict.fromkeys(bounds, offset)
+
+
+def stops(stop: Stop, bounds: Mapping[int, Bounds], *, at_time: Mapping[int, int]) -> dict[int, int]:
+    """The first offset that is not read any more, by partition: of what there is now, except for an offset that is still to come."""
+    match stop:
+        case AtEnd():
+            return {partition: found.end for partition, found in bounds.items()}
+        case BeforeEnd(count):
+            return {partition: max(found.start, found.end - count) for partition, found in bounds.items()}
+        case AtTime():
+            return {partition: found.end if at_time[partition] < 0 else at_time[partition] for partition, found in bounds.items()}
+        case AtOffset(offset):
             return dict.fromkeys(bounds, offset)
 
 

@@ -107,7 +107,7 @@ def test_ctrl_c_before_all_wanted_records_came_is_an_interruption(served: Served
     assert process.stdout is not None
     assert process.stdout.readline() == b"one\n"
 
-    assert interrupted(process)[0] == 130
+    assert interrupted(process) == (130, '1 record of "short".\n')
 
 
 def test_a_reader_that_goes_away_ends_consuming_without_a_word(served: Served) -> None:
@@ -122,6 +122,63 @@ def test_a_reader_that_goes_away_ends_consuming_without_a_word(served: Served) -
     assert process.wait(ANSWER_WITHIN_S) == 0
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+def test_several_topics_are_read_at_once_and_a_pattern_finds_them(served: Served) -> None:
+    for name in ("many-a", "many-b", "many-c", "other"):
+        answered(served.bootstrap, "topic", "create", name)
+        answered(served.bootstrap, "topic", "produce", name, given=name.encode())
+
+    named = forebay(served.bootstrap, "topic", "consume", "many-a", "other", "many-a", "--exit", "-f", r"%t=%v\n")
+    found = forebay(served.bootstrap, "topic", "consume", "--regex", "^many-[bc]$", "oth.r", "--exit")
+    none = forebay(served.bootstrap, "topic", "consume", "--regex", "^any-")
+
+    assert (named[0], sorted(named[1].splitlines()), named[2]) == (0, ["many-a=many-a", "other=other"], "2 records of 2 topics.\n")
+    assert (found[0], sorted(found[1].splitlines())) == (0, ["many-b", "many-c", "other"])
+    assert none[0] == 4
+    assert none[2].endswith(" topics is like that. List them: forebay topic list\n")
+
+
+def test_members_of_a_group_read_several_topics_and_commit_each(served: Served) -> None:
+    for name in ("left", "right"):
+        answered(served.bootstrap, "topic", "create", name)
+        answered(served.bootstrap, "topic", "produce", name, given=b"1\n2")
+
+    code, data, talk = forebay(served.bootstrap, "topic", "consume", "left", "right", "-g", "both", "--exit")
+
+    assert (code, sorted(data.split()), talk) == (0, ["1", "1", "2", "2"], '4 records of 2 topics, committed for group "both".\n')
+    lag = answered(served.bootstrap, "group", "lag", "both")
+    assert [(one["topic"], one["committed"]) for one in lag["partitions"]] == [("left", 2), ("right", 2)]
+
+
+def test_reading_ends_before_an_offset_a_time_or_the_end(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "ending", "-p", "2")
+    for partition in ("0", "1"):
+        answered(served.bootstrap, "topic", "produce", "ending", "-p", partition, given=b"a\nb\nc\nd")
+    times = forebay(served.bootstrap, "topic", "consume", "ending", "-p", "0", "--exit", "-f", r"%d\n")[1].split()
+
+    def between(*arguments: str) -> tuple[int, list[str]]:
+        code, data, _ = forebay(served.bootstrap, "topic", "consume", "ending", *arguments)
+        return code, sorted(data.split())
+
+    assert between("--until", "2") == (0, ["a", "a", "b", "b"])
+    assert between("--from", "1", "--until", "3", "-p", "1") == (0, ["b", "c"])
+    assert between("--until", "end") == (0, sorted("abcd" * 2))
+    assert between("--until", "-3") == (0, ["a", "a"])
+    assert between("--until", f"@{times[0]}", "-p", "0") == (0, [])
+    assert between("--until", "@2100-01-01") == (0, sorted("abcd" * 2))
+    assert between("-o", "end", "--until", "end") == (0, [])
+
+
+def test_an_offset_to_end_before_may_be_still_to_come(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "coming")
+    process = following(served.bootstrap, "topic", "consume", "coming", "--until", "2")
+    for line in (b"1\n", b"2\n3\n"):
+        answered(served.bootstrap, "topic", "produce", "coming", given=line)
+
+    data, talk = process.communicate(timeout=ANSWER_WITHIN_S)
+
+    assert (process.returncode, data, talk) == (0, b"1\n2\n", b'2 records of "coming".\n')
 
 
 def test_altering_says_what_was_set(served: Served) -> None:

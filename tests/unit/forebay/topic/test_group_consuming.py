@@ -1,7 +1,7 @@
 """A member of a group against a consumer that the test drives: what is committed, and when."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -9,7 +9,6 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from forebay.kafka_client.failures import ClientFailed
 from forebay.topic.consuming import Consumed, Until
 from forebay.topic.group_consuming import COMMIT_EVERY_S, GroupReader
-from forebay.topic.record_format import Record
 
 
 class Message:
@@ -41,6 +40,12 @@ class Message:
         return self._error
 
 
+class Meanwhile(NamedTuple):
+    """While messages are gathered."""
+
+    happens: Callable[[], object]
+
+
 class FakeConsumer:
     """`steps` are messages, silences (None) or things to do, in order; behind them there is an interruption."""
 
@@ -52,6 +57,16 @@ class FakeConsumer:
 
     def subscribe(self, topics: list[str], **callbacks: Callable[..., object]) -> None:
         self.callbacks = callbacks
+
+    def consume(self, count: int, _: float) -> list[Message]:
+        batch: list[Message] = []
+        while len(batch) < count and self._steps and isinstance(self._steps[0], Message | Meanwhile):
+            step = self._steps.pop(0)
+            if isinstance(step, Meanwhile):
+                step.happens()
+            else:
+                batch.append(step)
+        return batch
 
     def poll(self, _: float) -> Message | None:
         if not self._steps:
@@ -85,7 +100,7 @@ class Member:
     def __init__(self, steps: list[Any], *, refusals: list[Any] | None = None, flush: Callable[[], object] = lambda: None) -> None:
         self.consumer = FakeConsumer(steps, refusals=refusals)
         self.clock = StillClock()
-        self.reader = GroupReader(self.consumer, "t", flush=flush, clock=self.clock)
+        self.reader = GroupReader(self.consumer, ["t"], flush=flush, clock=self.clock)
         self.written: list[int] = []
         self.consumed = Consumed()
 
@@ -98,8 +113,8 @@ class Member:
         finally:
             self.reader.settle()
 
-    def _write(self, record: Record) -> None:
-        self.written.append(record.offset)
+    def _write(self, messages: Sequence[Message]) -> None:
+        self.written += [message.offset() for message in messages]
 
     def told(self, callback: str, *partitions: int) -> Callable[[], object]:
         return lambda: self.consumer.callbacks[callback](self.consumer, [TopicPartition("t", at) for at in partitions])
@@ -140,6 +155,25 @@ def test_partitions_that_go_to_another_member_are_committed_first() -> None:
     member.read()
 
     assert member.consumer.commits == [{0: 1, 1: 1}, {1: 2}]
+
+
+def test_records_of_a_partition_that_went_while_they_were_gathered_are_left_to_its_next_reader() -> None:
+    member = Member([])
+    member.consumer._steps = [Message(0, 0), Message(1, 5), Meanwhile(member.told("on_revoke", 0)), None]
+
+    member.read()
+
+    assert (member.written, member.consumer.commits) == ([5], [{1: 6}])
+
+
+def test_records_of_a_partition_that_came_back_while_they_were_gathered_are_written() -> None:
+    member = Member([])
+    back = [Meanwhile(member.told("on_revoke", 0)), Meanwhile(member.told("on_assign", 0)), Message(0, 3)]
+    member.consumer._steps = [*back, None]
+
+    member.read()
+
+    assert (member.written, member.consumer.commits) == ([3], [{0: 4}])
 
 
 def test_partitions_that_were_lost_are_not_committed_any_more() -> None:
@@ -203,7 +237,15 @@ def test_a_reader_that_paused_for_too_long_joins_again() -> None:
 def test_reading_to_the_end_ends_when_every_partition_that_was_given_is_read() -> None:
     member = Member([])
     end = KafkaError(KafkaError._PARTITION_EOF)
-    member.consumer._steps = [member.told("on_assign", 0, 1), None, Message(0, 0), Message(0, 1, end), Message(1, 0, end), Message(0, 9)]
+    member.consumer._steps = [
+        member.told("on_assign", 0, 1),
+        None,
+        Message(0, 0),
+        Message(0, 1, end),
+        Message(1, 0, end),
+        None,
+        Message(0, 9),
+    ]
 
     member.read(Until(at_end=True))
 

@@ -21,6 +21,8 @@ NOTHING = Record("orders", 0, 0, -1, None, None)
         ("%%{hex}", b"%{hex}"),
         ("{é}", "{é}".encode()),
         ("raw", b"\xff\x00v"),
+        (r"%t [%p] at offset %o: key %k: %s (%S) %T\n", b"orders [3] at offset 42: key k: \xff\x00v (3) 1795250358763\n"),
+        ("%s{hex}", b"ff0076"),
     ],
 )
 def test_a_record_is_written_as_the_format_says(text: str, expected: bytes) -> None:

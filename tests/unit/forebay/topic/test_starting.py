@@ -1,7 +1,7 @@
 import pytest
 
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed
-from forebay.topic.starting import AtEnd, AtOffset, AtStart, AtTime, BeforeEnd, Bounds, Start, offsets, parse_start
+from forebay.topic.starting import AtEnd, AtOffset, AtStart, AtTime, BeforeEnd, Bounds, Start, Stop, offsets, parse_start, parse_stop, stops
 
 NOW_MS = 1_795_250_400_000
 BOUNDS = {0: Bounds(0, 10), 1: Bounds(5, 100)}
@@ -58,3 +58,29 @@ def test_an_offset_that_a_partition_does_not_have_is_an_error_that_names_it(offs
     assert failed.value.exit_code == EXIT_NOT_FOUND
     assert where in str(failed.value)
     assert "Choose one partition with -p." in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("end", AtEnd()), ("7", AtOffset(7)), ("-5", BeforeEnd(5)), ("@-10m", AtTime(NOW_MS - 600_000))]
+)
+def test_a_place_to_end_is_understood(text: str, expected: Stop) -> None:
+    assert parse_stop(text, now_ms=NOW_MS) == expected
+
+
+@pytest.mark.parametrize("text", ["", "start", "now", "1.5", "@noon"])
+def test_what_is_no_place_to_end_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^is no (place to end: expected end|time: )"):
+        parse_stop(text, now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        (AtEnd(), {0: 10, 1: 100}),
+        (BeforeEnd(20), {0: 0, 1: 80}),
+        (AtOffset(50), {0: 50, 1: 50}),
+        (AtTime(1), {0: 10, 1: 77}),
+    ],
+)
+def test_each_partition_is_read_to_where_it_says(stop: Stop, expected: dict[int, int]) -> None:
+    assert stops(stop, BOUNDS, at_time={0: -1, 1: 77}) == expected

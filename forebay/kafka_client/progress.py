@@ -1,0 +1,85 @@
+"""How far records have come, on one line of a terminal: so many, how large, how fast, and a bar where the whole is known."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Final, Protocol, TextIO
+
+from runtime.clock import Clock
+
+SHOWN_AFTER_S: Final = 0.5
+DRAWN_EVERY_S: Final = 0.1
+BAR_CELLS: Final = 20
+_WIDTH: Final = 80
+_ERASED: Final = "\r\x1b[K"
+
+
+class Progress(Protocol):
+    def moved(self, records: int, size_bytes: int) -> None:
+        """So many more, and so large they are."""
+
+
+class Silent:
+    """Where nobody looks."""
+
+    def moved(self, records: int, size_bytes: int) -> None:
+        pass
+
+
+class Line:
+    """`whole` is what there will be, counted as `of` says: records, or bytes. What is done within half a second is not talked about."""
+
+    def __init__(self, stream: TextIO, *, whole: int | None, in_bytes: bool, clock: Clock) -> None:
+        self._stream = stream
+        self._whole = whole
+        self._in_bytes = in_bytes
+        self._clock = clock
+        self._began_s = clock.monotonic_s()
+        self._drawn_s = self._began_s + SHOWN_AFTER_S - DRAWN_EVERY_S
+        self._records = 0
+        self._size_bytes = 0
+        self._is_shown = False
+
+    def moved(self, records: int, size_bytes: int) -> None:
+        self._records += records
+        self._size_bytes += size_bytes
+        now_s = self._clock.monotonic_s()
+        if now_s - self._drawn_s >= DRAWN_EVERY_S:
+            self._drawn_s = now_s
+            self._is_shown = True
+            self._stream.write(f"{_ERASED}{self._drawn(now_s - self._began_s)[: _columns(self._stream) - 1]}")
+            self._stream.flush()
+
+    def erased(self) -> None:
+        if self._is_shown:
+            self._stream.write(_ERASED)
+            self._stream.flush()
+
+    def _drawn(self, elapsed_s: float) -> str:
+        parts = [f"{self._records:,} records", f"{self._size_bytes / 1e6:,.1f} MB", f"{self._records / elapsed_s:,.0f}/s"]
+        if self._whole:
+            share = min(1.0, (self._size_bytes if self._in_bytes else self._records) / self._whole)
+            full = int(share * BAR_CELLS)
+            parts.insert(0, f"[{'#' * full}{'-' * (BAR_CELLS - full)}] {int(share * 100):3d}%")
+        return "  ".join(parts)
+
+
+@contextlib.contextmanager
+def progress(*, quiet: bool, whole: int | None = None, in_bytes: bool = False, clock: Clock) -> Iterator[Progress]:
+    """On stderr, if that is a terminal and may be talked to."""
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
+        yield Silent()
+        return
+    line = Line(sys.stderr, whole=whole, in_bytes=in_bytes, clock=clock)
+    try:
+        yield line
+    finally:
+        line.erased()
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _WIDTH
+    except (OSError, ValueError):
+        return _WIDTH
