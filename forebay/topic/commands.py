@@ -1,14 +1,11 @@
 """`forebay topic …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
-import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import IO, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from forebay.kafka_client.failures import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TIMED_OUT, EXIT_USAGE, ClientFailed, failures_reported
+from forebay.kafka_client.failures import EXIT_FAILED, EXIT_USAGE, ClientFailed, failures_reported
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
@@ -25,6 +22,7 @@ from forebay.kafka_client.options import (
 from forebay.kafka_client.text import checked_text
 from forebay.topic.arguments import Name
 from forebay.topic.consume_command import consume, tail
+from forebay.topic.produce_command import produce
 
 topic = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Topics and their records, through any broker of a Kafka cluster.", epilog=OTHER_NAMES
@@ -193,91 +191,6 @@ def delete(
         terminal.show_json({"name": found.name, "id": administration.id_of(found), "deleted": True})
 
 
-@topic.command()
-def produce(
-    name: Name,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="The key of every record.", metavar="KEY")] = None,
-    headers: Annotated[
-        list[str] | None, typer.Option("--header", "-H", help="A header of every record; repeatable.", metavar="NAME=VALUE")
-    ] = None,
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="The partition; without it by key.")] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", exists=True, dir_okay=False, readable=True, help="Lines of a file instead of stdin.")
-    ] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    output: OutputFormat = Output.TABLE,
-    quiet: Quiet = False,
-    timeout: Timeout = DEFAULT_TIMEOUT,
-) -> None:
-    """Append the lines of stdin, or of a file, as records. It is done when all are stored."""
-    with failures_reported():
-        chosen = tuple(_header(one) for one in headers or ())
-        from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
-        from forebay.kafka_client.connection import said
-        from forebay.kafka_client.failures import unknown_partition
-        from forebay.kafka_client.interrupts import interrupted_between_calls
-        from forebay.topic import producing
-        from forebay.topic.administration import looked_up
-        from forebay.topic.views import counted
-        from runtime.clock import SystemClock
-
-        terminal = Terminal(output, quiet)
-        connection, admin = connected(bootstrap, timeout)
-        count = len(looked_up(connection, admin, name).partitions)
-        if partition is not None and partition >= count:
-            raise unknown_partition(name, partition, count)
-        producer = connection.producer({**producing.CONFIG, "message.timeout.ms": int(connection.timeout_s * 1_000)})
-        produced = producing.Produced()
-        interrupted = False
-        opened = file.open("rb") if file is not None else _standard_input(terminal)
-        with interrupted_between_calls(), opened as stream:
-            try:
-                producing.produce(
-                    producer,
-                    name,
-                    producing.lines(stream),
-                    produced,
-                    key=None if key is None else os.fsencode(key),
-                    headers=chosen,
-                    partition=-1 if partition is None else partition,
-                )
-            except KeyboardInterrupt:
-                interrupted = True
-            finally:
-                left = producing.settle(producer, within_s=connection.timeout_s, clock=SystemClock())
-        terminal.say(f'{counted(produced.stored, "record")} stored in "{name}".')
-        by_partition = [{"partition": at, "records": produced.by_partition[at]} for at in sorted(produced.by_partition)]
-        terminal.show_json({"topic": name, "records": produced.stored, "partitions": by_partition})
-        if produced.refused is not None:
-            line, error = produced.refused
-            if error.code() in NO_ANSWER:
-                raise ClientFailed(
-                    f"Line {line} may or may not be stored: no answer within {connection.timeout_s:g} s.", exit_code=EXIT_TIMED_OUT
-                )
-            raise ClientFailed(f"Line {line} was not stored: {said(error)}", exit_code=exit_code_of(error))
-        if left:
-            raise ClientFailed(
-                f"{counted(left, 'record')} may or may not be stored: no answer within {connection.timeout_s:g} s.",
-                exit_code=EXIT_TIMED_OUT,
-            )
-        if interrupted:
-            raise typer.Exit(EXIT_INTERRUPTED)
-
-
+topic.command("produce")(produce)
 topic.command("consume")(consume)
 topic.command("tail")(tail)
-
-
-def _header(text: str) -> tuple[str, bytes]:
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise typer.BadParameter(f'-H "{text}": write NAME=VALUE, for example -H source=web')
-    return checked_text(name, option="-H"), os.fsencode(value)
-
-
-def _standard_input(terminal: Terminal) -> AbstractContextManager[IO[bytes]]:
-    if sys.stdin is None:
-        raise ClientFailed("Standard input is closed: there are no lines to read. Give --file FILE.", exit_code=EXIT_USAGE)
-    if sys.stdin.isatty():
-        terminal.say("One record a line; Ctrl-D ends.")
-    return nullcontext(sys.stdin.buffer)

@@ -1,17 +1,19 @@
 """Lines of a stream as records of a topic, in order, each stored before it counts."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
+from forebay.topic.line_format import Line, Parse
 from runtime.clock import Clock
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 _POLL_S: Final = 0.1
+_SERVED_EVERY_S: Final = 0.05
 
 CONFIG: Final = {
     "enable.idempotence": True,
@@ -19,8 +21,6 @@ CONFIG: Final = {
     "allow.auto.create.topics": False,
     "message.max.bytes": LINE_BYTES_MAX,
 }
-
-Headers = Sequence[tuple[str, bytes]]
 
 
 @dataclass(slots=True)
@@ -53,31 +53,55 @@ def lines(stream: IO[bytes]) -> Iterator[bytes]:
         yield line.removesuffix(b"\n")
 
 
+def records(stream: IO[bytes], parse: Parse) -> Iterator[Line]:
+    """As `lines`; also for a line that `parse` refuses."""
+    for number, line in enumerate(lines(stream), start=1):
+        try:
+            yield parse(line)
+        except ValueError as error:
+            raise ClientFailed(f"Line {number} {error}. It was not stored, nor was any behind it.", exit_code=EXIT_USAGE) from error
+
+
 def produce(
-    producer: Producer,
-    topic: str,
-    values: Iterator[bytes],
-    produced: Produced,
-    *,
-    key: bytes | None,
-    headers: Headers,
-    partition: int,
+    producer: Producer, topic: str, given: Iterator[Line], produced: Produced, *, moved: Callable[[int, int], object], clock: Clock
 ) -> None:
-    """Hand over every value, or stop at the first that is known to be refused; a full queue is waited for."""
-    for number, value in enumerate(values, start=1):
+    """Hand over every record, or stop at the first that is known to be refused; a full queue is waited for.
+
+    `moved` hears now and then how many more were handed over, and how many bytes of lines they were.
+    """
+    served_s = clock.monotonic_s()
+    count = size_bytes = 0
+    for number, line in enumerate(given, start=1):
         delivered = functools.partial(produced.delivered, number)
         while produced.refused is None:
             try:
-                producer.produce(topic, value, key=key, headers=list(headers), partition=partition, on_delivery=delivered)
+                producer.produce(
+                    topic,
+                    line.value,
+                    key=line.key,
+                    headers=list(line.headers) if line.headers else None,
+                    partition=line.partition,
+                    timestamp=line.timestamp_ms,
+                    on_delivery=delivered,
+                )
             except BufferError:
                 producer.poll(_POLL_S)
                 continue
             except KafkaException as error:
                 produced.refused = number, error.args[0]
             break
-        producer.poll(0)
+        count += 1
+        size_bytes += 1 + len(line.value or b"") + len(line.key or b"")
+        now_s = clock.monotonic_s()
+        if now_s - served_s >= _SERVED_EVERY_S:
+            # Not for every record: that costs more than handing it over.
+            served_s = now_s
+            producer.poll(0)
+            moved(count, size_bytes)
+            count = size_bytes = 0
         if produced.refused is not None:
             return
+    moved(count, size_bytes)
 
 
 def settle(producer: Producer, *, within_s: float, clock: Clock) -> int:

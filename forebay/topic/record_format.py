@@ -11,7 +11,7 @@ them as `\\x1b`.
 
 import base64
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -56,7 +56,7 @@ def record_format(text: str, *, shown: Callable[[bytes], bytes] = as_it_is) -> P
         return _as_json
     if not text:
         raise ValueError("is empty")
-    parts = [_part(token, shown) for token in _TOKEN.finditer(text)]
+    parts = [_part(token, shown) for token in tokens(text)]
     return lambda record: b"".join(part(record) for part in parts)
 
 
@@ -69,23 +69,28 @@ def after_values(text: str) -> bytes | None:
     """What ends each value, of a format that writes values and nothing else; None of any other."""
     if text == "raw":
         return b""
-    first, *rest = _TOKEN.finditer(text) if text else (None,)
+    first, *rest = tokens(text) if text else (None,)
     if first is None or first["field"] not in {"v", "s"} or first["as"] is not None:
         return None
-    ends = [_literal(token) for token in rest]
+    ends = [literal(token) for token in rest]
     return None if None in ends else b"".join(filter(None, ends))
 
 
 def _part(token: re.Match[str], shown: Callable[[bytes], bytes]) -> Part:
-    literal = _literal(token)
-    if literal is not None:
-        return lambda _: literal
+    between = literal(token)
+    if between is not None:
+        return lambda _: between
     written = _field(token["field"], token["as"])
     return written if shown is as_it_is else lambda record: shown(written(record))
 
 
-def _literal(token: re.Match[str]) -> bytes | None:
-    """None for a field."""
+def tokens(text: str) -> Iterator[re.Match[str]]:
+    """Fields and what is between them."""
+    return _TOKEN.finditer(text)
+
+
+def literal(token: re.Match[str]) -> bytes | None:
+    """None for a field. Raise ValueError with a phrase for an escape that means nothing."""
     field, escape, text = token["field"], token["escape"], token["text"]
     if text is not None:
         return str(text).encode(errors="surrogateescape")

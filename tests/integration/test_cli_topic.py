@@ -202,6 +202,54 @@ def test_a_line_that_the_topic_does_not_take_is_named(served: Served) -> None:
     assert talk.splitlines()[1].startswith("Line 1 was not stored: ")
 
 
+def test_keys_headers_and_nulls_come_from_lines(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "lines")
+    answered(served.bootstrap, "topic", "produce", "lines", "-K:", "-Z", "-H", "of=all", given=b"a:1:2\nb:\n")
+    answered(served.bootstrap, "topic", "produce", "lines", "-f", r"%d %h %k{hex} %v\n", given=b"77 x=y 00ff v w\n")
+
+    _, data, _ = forebay(served.bootstrap, "topic", "consume", "lines", "--exit", "-f", r"%k{hex}|%v|%V|%h|%d\n")
+    keyed = forebay(served.bootstrap, "topic", "consume", "lines", "-n", "1", "-K", " = ")[1]
+
+    rows = [row.split("|") for row in data.splitlines()]
+    assert [row[:4] for row in rows] == [["61", "1:2", "3", "of=all"], ["62", "", "-1", "of=all"], ["00ff", "v w", "3", "x=y"]]
+    assert rows[2][4] == "77"
+    assert keyed == "a = 1:2\n"
+
+
+def test_a_line_that_cannot_be_read_is_named_and_those_before_it_are_stored(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "unkeyed")
+
+    code, data, talk = forebay(served.bootstrap, "topic", "produce", "unkeyed", "-K:", "-o", "json", given=b"a:1\nb:2\nc\nd:4\n")
+
+    assert (code, json.loads(data)["records"]) == (2, 2)
+    assert talk == '2 records stored in "unkeyed".\nLine 3 has no ":" behind %k. It was not stored, nor was any behind it.\n'
+
+
+def test_a_terminal_shows_how_far_a_file_is_and_a_pipe_hears_nothing_of_it(served: Served, tmp_path: Path) -> None:
+    answered(served.bootstrap, "topic", "create", "long")
+    (tmp_path / "lines").write_bytes(b"x" * 99 + b"\n")
+    with open(tmp_path / "lines", "ab") as file:
+        file.writelines([b"y" * 99 + b"\n"] * 300_000)
+    command = [sys.executable, "-m", "forebay", "topic"]
+    produce = [*command, "produce", "long", "--file", str(tmp_path / "lines")]
+
+    shown = on_a_terminal(served.bootstrap, "topic", "produce", "long", "--file", str(tmp_path / "lines"), stderr=True)
+    piped = subprocess.run(produce, capture_output=True, env=environment(served.bootstrap), timeout=ANSWER_WITHIN_S, check=True)
+    consumed = subprocess.run(
+        [*command, "consume", "long", "--until", "end"],
+        capture_output=True,
+        env=environment(served.bootstrap),
+        timeout=ANSWER_WITHIN_S,
+        check=True,
+    )
+
+    assert b"%  " in shown
+    assert shown.endswith(b'\r\x1b[K300,001 records stored in "long".\n')
+    assert piped.stderr == b'300,001 records stored in "long".\n'
+    assert consumed.stderr == b'600,002 records of "long".\n'
+    assert len(consumed.stdout) == 2 * 100 * 300_001
+
+
 def test_a_broker_that_dies_while_lines_come_leaves_no_doubt_about_which_were_stored(tmp_path: Path) -> None:
     with serving(tmp_path) as broker:
         answered(broker.bootstrap, "topic", "create", "cut")
@@ -315,12 +363,12 @@ def test_help_does_not_wait_for_the_client_library() -> None:
     assert loaded.stdout.split() == [b"False", b"False"]
 
 
-def on_a_terminal(bootstrap: str, *arguments: str) -> bytes:
+def on_a_terminal(bootstrap: str, *arguments: str, stderr: bool = False) -> bytes:
+    """What a terminal behind stdout gets, or behind stderr."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "forebay", *arguments]
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.DEVNULL, env=environment(bootstrap)
-    ) as process:
+    out, err = (subprocess.DEVNULL, theirs) if stderr else (theirs, subprocess.DEVNULL)
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment(bootstrap)) as process:
         os.close(theirs)
         seen = b""
         # A terminal whose programs have ended says EIO, not the end.
