@@ -1,18 +1,16 @@
 """`forebay group …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
-import contextlib
 import enum
-import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forebay.group.arguments import Name
 from forebay.group.lag_command import lag
+from forebay.group.offset_deletion_command import delete_offsets
 from forebay.group.reset_command import reset_offsets
 from forebay.kafka_client.completion import group_names
-from forebay.kafka_client.failures import EXIT_FAILED, EXIT_USAGE, ClientFailed, failures_reported
+from forebay.kafka_client.failures import EXIT_FAILED, ClientFailed, confirmed, exit_if_any, failures_reported, noted
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
@@ -25,7 +23,7 @@ from forebay.kafka_client.options import (
     Timeout,
     connected,
 )
-from forebay.kafka_client.text import checked_names, printable
+from forebay.kafka_client.text import checked_names
 
 if TYPE_CHECKING:
     from forebay.group.administration import GroupFacts
@@ -105,6 +103,7 @@ def describe(
 
 group.command("lag")(lag)
 group.command("reset-offsets")(reset_offsets)
+group.command("delete-offsets")(delete_offsets)
 
 
 @group.command("rm", hidden=True)
@@ -114,7 +113,7 @@ def delete(
         list[str],
         typer.Argument(
             help="The groups' names; behind -- if one begins with a dash.",
-            metavar="GROUP…",
+            metavar="GROUP",
             autocompletion=group_names,
             callback=checked_names,
         ),
@@ -134,14 +133,15 @@ def delete(
         connection, admin = connected(bootstrap, timeout)
         failed: dict[str, ClientFailed] = {}
         for name in names:
-            with _noted(failed, name):
+            with noted(failed, name):
                 _refuse_members(administration.looked_up(connection, admin, name))
         left = [name for name in names if name not in failed]
         if left and not yes:
-            _confirm(left)
+            what = f"group{'' if len(left) == 1 else 's'} " + ", ".join(f'"{name}"' for name in left)
+            confirmed(f"Deleting {what}", f"Delete {what} and all committed offsets?")
         deleted = []
         for name in left:
-            with _noted(failed, name):
+            with noted(failed, name):
                 administration.delete(connection, admin, name)
                 deleted.append(name)
                 terminal.say(f'Deleted group "{name}".')
@@ -149,28 +149,7 @@ def delete(
             terminal.say(f"Deleted {len(deleted)} of {len(names)} groups.")
         failures = [{"name": name, "error": str(failed[name])} for name in names if name in failed]
         terminal.show_json({"deleted": deleted, "failed": failures})
-        if failed:
-            raise typer.Exit(EXIT_FAILED if len(names) > 1 else failed[names[0]].exit_code)
-
-
-@contextlib.contextmanager
-def _noted(failed: dict[str, ClientFailed], name: str) -> Iterator[None]:
-    """One of several that fails is told of, and does not keep the others from their turn."""
-    try:
-        yield
-    except ClientFailed as failure:
-        failed[name] = failure
-        typer.echo(printable(str(failure)), err=True)
-
-
-def _confirm(names: list[str]) -> None:
-    quoted = ", ".join(f'"{name}"' for name in names)
-    what = f"group{'' if len(names) == 1 else 's'} {quoted}"
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise ClientFailed(f"Deleting {what} has to be confirmed: at a terminal, or with --yes.", exit_code=EXIT_USAGE)
-    typer.echo(f"Delete {printable(what)} and all committed offsets? [y/N]: ", nl=False, err=True)
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise ClientFailed("Nothing was deleted.", exit_code=EXIT_FAILED)
+        exit_if_any(failed, of=len(names))
 
 
 def _refuse_members(found: "GroupFacts") -> None:

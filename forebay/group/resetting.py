@@ -58,6 +58,14 @@ class OffsetReset(msgspec.Struct, frozen=True, kw_only=True):
     new: int
 
 
+class DeletedOffset(msgspec.Struct, frozen=True, kw_only=True):
+    """It was committed, and is no more."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
 def parse_scope(text: str) -> Scope:
     """`orders` or `orders:0,2`. Raise ValueError with a phrase."""
     topic, separator, numbers = text.partition(":")

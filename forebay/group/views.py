@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from forebay.group.administration import Assigned, GroupFacts, GroupLine, MemberFacts
 from forebay.group.lag import GroupLag
-from forebay.group.resetting import OffsetReset
+from forebay.group.resetting import DeletedOffset, OffsetReset
 from forebay.kafka_client.tables import NOTHING, aligned, facts
 
 
@@ -73,6 +73,10 @@ def resets_table(resets: Sequence[OffsetReset]) -> str:
 def resets_rows(resets: Sequence[OffsetReset]) -> str:
     """For `--from-file`."""
     return "\n".join(f"{one.topic},{one.partition},{one.new}" for one in resets)
+
+
+def offsets_table(offsets: Sequence[DeletedOffset]) -> str:
+    return aligned(("TOPIC", "PARTITION", "OFFSET"), [(one.topic, one.partition, one.offset) for one in offsets])
 
 
 def _assignment(assignment: Sequence[Assigned]) -> str:

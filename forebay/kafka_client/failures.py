@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import typer
@@ -53,6 +53,31 @@ def failures_reported() -> Iterator[None]:
                 sys.stdout.close()
         typer.echo(printable(f"{where}: {(error.strerror or str(error)).lower()}."), err=True)
         raise typer.Exit(EXIT_FAILED) from error
+
+
+@contextlib.contextmanager
+def noted(failed: dict[str, ClientFailed], name: str) -> Iterator[None]:
+    """One of several that fails is told of, and does not keep the others from their turn."""
+    try:
+        yield
+    except ClientFailed as failure:
+        failed[name] = failure
+        typer.echo(printable(str(failure)), err=True)
+
+
+def exit_if_any(failed: Mapping[str, ClientFailed], *, of: int) -> None:
+    """With what the one failure says, if there was one target; with 1 if there were several."""
+    if failed:
+        raise typer.Exit(EXIT_FAILED if of > 1 else next(iter(failed.values())).exit_code)
+
+
+def confirmed(what: str, question: str) -> None:
+    """Asks at a terminal. Raise `ClientFailed` unless the answer is yes; `what` is named where nobody can be asked."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise ClientFailed(f"{what} has to be confirmed: at a terminal, or with --yes.", exit_code=EXIT_USAGE)
+    typer.echo(f"{printable(question)} [y/N]: ", nl=False, err=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise ClientFailed("Nothing was deleted.", exit_code=EXIT_FAILED)
 
 
 def unknown_topic(name: str, known: Iterable[str]) -> ClientFailed:

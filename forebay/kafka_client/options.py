@@ -45,6 +45,10 @@ class Terminal:
         if not self.quiet:
             typer.echo(printable(line), err=True)
 
+    def warn(self, line: str) -> None:
+        """What `quiet` does not silence."""
+        typer.echo(printable(line), err=True)
+
     def show(self, data: object, table: str) -> None:
         """Data as JSON, or as the table given."""
         if self.output is Output.TABLE:

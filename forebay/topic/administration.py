@@ -12,6 +12,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigEntry,
     ConfigResource,
     ConfigSource,
+    NewPartitions,
     NewTopic,
     OffsetSpec,
     ResourceType,
@@ -20,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from forebay.kafka_client.codes import UNKNOWN_TOPIC, exit_code_of
 from forebay.kafka_client.connection import Connection, said
-from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, ClientFailed, unknown_topic
+from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, ClientFailed, unknown_topic
 from forebay.topic.starting import Bounds
 from runtime.clock import Clock
 
@@ -153,6 +154,31 @@ def create(
                     f'Topic "{name}" was created, but {connection.named} does not tell of it: {error}', exit_code=error.exit_code
                 ) from error
         time.sleep(_ASK_EVERY_S)
+
+
+def add_partitions(
+    connection: Connection, admin: AdminClient, name: str, *, more: int | None, total: int | None, partitions_max: int
+) -> tuple[int, int]:
+    """So many `more`, or so many that there are `total`; how many there were, and are."""
+    before = len(looked_up(connection, admin, name).partitions)
+    after = before + more if total is None and more is not None else total or 0
+    if after <= before:
+        raise ClientFailed(
+            f'Topic "{name}" has {before:,} partitions already, and none can be taken away.'
+            if after < before
+            else f'Topic "{name}" has {before:,} partition{"" if before == 1 else "s"} already.',
+            exit_code=EXIT_USAGE if after < before else EXIT_FAILED,
+        )
+    if after > partitions_max:
+        raise ClientFailed(
+            f'Topic "{name}" would have {after:,} partitions: brokers take {partitions_max:,} at most, and it has {before:,}.',
+            exit_code=EXIT_USAGE,
+        )
+    try:
+        connection.result(admin.create_partitions([NewPartitions(name, after)], request_timeout=connection.timeout_s)[name])
+    except KafkaException as error:
+        raise refused(f'Topic "{name}" got no partitions', error.args[0]) from error
+    return before, after
 
 
 def alter(connection: Connection, admin: AdminClient, name: str, *, set_to: Mapping[str, str], unset: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ Names = Annotated[
     list[str],
     typer.Argument(
         help="The topics' names; behind -- if one begins with a dash.",
-        metavar="TOPIC…",
+        metavar="TOPIC",
         autocompletion=topic_names,
         callback=checked_names,
     ),

@@ -1,11 +1,11 @@
 """`forebay topic …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
-import sys
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
 
-from forebay.kafka_client.failures import EXIT_FAILED, EXIT_USAGE, ClientFailed, failures_reported
+from forebay.kafka_client.failures import ClientFailed, confirmed, exit_if_any, failures_reported, noted
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
@@ -20,7 +20,7 @@ from forebay.kafka_client.options import (
     pairs,
 )
 from forebay.kafka_client.text import checked_text
-from forebay.topic.arguments import Name
+from forebay.topic.arguments import Name, Names
 from forebay.topic.consume_command import consume, tail
 from forebay.topic.produce_command import produce
 
@@ -80,7 +80,7 @@ def describe(
 
 @topic.command()
 def create(
-    name: Name,
+    names: Names,
     partitions: Annotated[
         int | None,
         typer.Option(
@@ -101,31 +101,39 @@ def create(
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Create a topic."""
+    """Create topics. Those that cannot be created are named."""
     with failures_reported():
         given = pairs(configs, option="-c", example="retention.ms=3600000")
         from forebay.topic import administration
         from forebay.topic.views import counted
         from runtime.clock import SystemClock
 
-        made = administration.create(
-            *connected(bootstrap, timeout),
-            name,
-            partitions=partitions,
-            replication_factor=replication_factor,
-            configs=given,
-            clock=SystemClock(),
-        )
         terminal = Terminal(output, quiet)
-        terminal.say(f'Created topic "{name}" with {counted(len(made.partitions), "partition")}.')
-        reported = max((len(partition.replicas) for partition in made.partitions), default=0)
-        if replication_factor is not None and reported < replication_factor:
+        names = list(dict.fromkeys(names))
+        connection, admin = connected(bootstrap, timeout)
+        made: list[administration.TopicFacts] = []
+        failed: dict[str, ClientFailed] = {}
+        for name in names:
+            with noted(failed, name):
+                created = administration.create(
+                    connection,
+                    admin,
+                    name,
+                    partitions=partitions,
+                    replication_factor=replication_factor,
+                    configs=given,
+                    clock=SystemClock(),
+                )
+                made.append(created)
+                terminal.say(f'Created topic "{name}" with {counted(len(created.partitions), "partition")}.')
+        reported = max((len(partition.replicas) for one in made for partition in one.partitions), default=0)
+        if replication_factor is not None and made and reported < replication_factor:
             # Apache Kafka refuses what it has no brokers for; whoever accepts it keeps records elsewhere.
             terminal.say(
                 f"Replication factor {replication_factor} was accepted and ignored: "
                 f"durability comes from the object store (reported as {reported})."
             )
-        terminal.show_json(made)
+        _told(terminal, "Created", "created", names, failed, made, alone=made[0] if made else None)
 
 
 @topic.command()
@@ -160,35 +168,93 @@ def alter(
         terminal.show_json({"name": name, "set": given, "unset": unset or []})
 
 
+@topic.command("add-partitions")
+def add_partitions(
+    names: Names,
+    more: Annotated[int | None, typer.Option("--num", "-n", min=1, max=PARTITIONS_MAX, help="So many more.")] = None,
+    total: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, callback=_partition_count, help="So many that there are this many.")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Add partitions to topics. Keys may go to other partitions than before."""
+    with failures_reported():
+        if (more is None) == (total is None):
+            raise typer.BadParameter("say how many: either --num N more, or --partitions N in all")
+        from forebay.topic import administration
+
+        terminal = Terminal(output, quiet)
+        names = list(dict.fromkeys(names))
+        connection, admin = connected(bootstrap, timeout)
+        grown = []
+        failed: dict[str, ClientFailed] = {}
+        for name in names:
+            with noted(failed, name):
+                before, after = administration.add_partitions(
+                    connection, admin, name, more=more, total=total, partitions_max=PARTITIONS_MAX
+                )
+                grown.append({"name": name, "before": before, "partitions": after})
+                terminal.say(f'Topic "{name}" has {after:,} partitions, {after - before:,} more than before.')
+        _told(terminal, "Added partitions to", "grown", names, failed, grown, alone=grown[0] if grown else None)
+
+
 @topic.command("rm", hidden=True)
 @topic.command("delete")
 def delete(
-    name: Name,
+    names: Names,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Delete a topic and its records, after asking."""
+    """Delete topics and their records, after asking. Those that cannot be deleted are named."""
     with failures_reported():
         from forebay.topic import administration
         from forebay.topic.views import counted
 
-        connection, admin = connected(bootstrap, timeout)
-        found = administration.looked_up(connection, admin, name)
-        if not yes:
-            if sys.stdin is None or not sys.stdin.isatty():
-                raise ClientFailed(f'Deleting topic "{name}" has to be confirmed: at a terminal, or with --yes.', exit_code=EXIT_USAGE)
-            there = administration.bounds(connection, admin, name, range(len(found.partitions))).values()
-            held = counted(sum(partition.end - partition.start for partition in there), "record")
-            typer.echo(f'Delete topic "{name}" with {counted(len(found.partitions), "partition")} and {held}? [y/N]: ', nl=False, err=True)
-            if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-                raise ClientFailed("Nothing was deleted.", exit_code=EXIT_FAILED)
-        administration.delete(connection, admin, name)
         terminal = Terminal(output, quiet)
-        terminal.say(f'Deleted topic "{name}".')
-        terminal.show_json({"name": found.name, "id": administration.id_of(found), "deleted": True})
+        names = list(dict.fromkeys(names))
+        connection, admin = connected(bootstrap, timeout)
+        there = {}
+        failed: dict[str, ClientFailed] = {}
+        for name in names:
+            with noted(failed, name):
+                there[name] = administration.looked_up(connection, admin, name)
+        if there and not yes:
+            what = f"topic{'' if len(there) == 1 else 's'} " + ", ".join(f'"{name}"' for name in there)
+            held = sum(
+                partition.end - partition.start
+                for name, found in there.items()
+                for partition in administration.bounds(connection, admin, name, range(len(found.partitions))).values()
+            )
+            partitions = counted(sum(len(found.partitions) for found in there.values()), "partition")
+            confirmed(f"Deleting {what}", f"Delete {what} with {partitions} and {counted(held, 'record')}?")
+        deleted = []
+        for name, found in there.items():
+            with noted(failed, name):
+                administration.delete(connection, admin, name)
+                deleted.append({"name": found.name, "id": administration.id_of(found)})
+                terminal.say(f'Deleted topic "{name}".')
+        _told(terminal, "Deleted", "deleted", names, failed, deleted, alone={**deleted[0], "deleted": True} if deleted else None)
+
+
+def _told(
+    terminal: Terminal, verb: str, key: str, names: list[str], failed: dict[str, ClientFailed], done: Sequence[object], *, alone: object
+) -> None:
+    """What became of the topics that were named: of one as what it is, of several as what was done and what was not."""
+    if len(names) == 1:
+        if done:
+            terminal.show_json(alone)
+    else:
+        if failed:
+            terminal.say(f"{verb} {len(done)} of {len(names)} topics.")
+        failures = [{"name": name, "error": str(failed[name])} for name in names if name in failed]
+        terminal.show_json({key: done, "failed": failures})
+    exit_if_any(failed, of=len(names))
 
 
 topic.command("produce")(produce)

@@ -288,3 +288,59 @@ def test_sigint_while_joining_is_no_error(served: Served) -> None:
     assert process.returncode == 0
     assert talk.decode().endswith('records of "joining", committed for group "j".\n')
     assert data in {b"", b"0.0\n0.1\n0.2\n"}
+
+
+def test_offsets_are_deleted_by_topic_or_partition_and_what_could_not_be_is_named(served: Served) -> None:
+    for topic, partitions in (("del-a", "2"), ("del-b", "1")):
+        answered(served.bootstrap, "topic", "create", topic, "-p", partitions)
+        for partition in range(int(partitions)):
+            answered(served.bootstrap, "topic", "produce", topic, "-p", str(partition), given=b"1\n2\n")
+    assert forebay(served.bootstrap, "topic", "consume", "del-a", "del-b", "-g", "del", "--exit")[0] == 0
+
+    code, data, talk = forebay(
+        served.bootstrap, "group", "delete-offsets", "del", "del-a:1", "del-b", "del-a:7", "nowhere", "--yes", "-o", "json"
+    )
+    again = forebay(served.bootstrap, "group", "delete-offsets", "del", "del-b", "--yes")
+
+    found = json.loads(data)
+    assert code == 1
+    assert found["deleted"] == [{"topic": "del-a", "partition": 1, "offset": 2}, {"topic": "del-b", "partition": 0, "offset": 2}]
+    assert [one["name"] for one in found["failed"]] == ["del-a/7", "nowhere"]
+    assert 'Group "del" has committed nothing in del-a/7. Look at it: forebay group lag del' in talk.splitlines()
+    committed = {
+        (one["topic"], one["partition"]): one["committed"] for one in answered(served.bootstrap, "group", "lag", "del")["partitions"]
+    }
+    assert committed == {("del-a", 0): 2}
+    assert again == (4, "", 'Group "del" has committed nothing in topic "del-b". Look at it: forebay group lag del\n')
+
+
+def test_offsets_that_a_consumer_goes_on_from_are_kept(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "kept")
+    answered(served.bootstrap, "topic", "produce", "kept", given=b"1\n")
+    forebay(served.bootstrap, "topic", "consume", "kept", "-g", "keeper", "--exit")
+    process = following(served.bootstrap, "topic", "consume", "kept", "-g", "keeper")
+    try:
+        soon(lambda: bool(answered(served.bootstrap, "group", "lag", "keeper")["state"] == "Stable"))
+        code, data, talk = forebay(served.bootstrap, "group", "delete-offsets", "keeper", "kept", "--yes")
+    finally:
+        assert interrupted(process)[0] == 0
+
+    assert (code, data) == (1, "")
+    assert talk == (
+        'The offset of group "keeper" in kept/0 was not deleted: a consumer reads there. Stop it first; '
+        "it is shown by: forebay group describe keeper\n"
+    )
+
+
+def test_deleting_offsets_of_a_group_that_nobody_knows_or_without_being_sure_is_refused(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "sure")
+    answered(served.bootstrap, "topic", "produce", "sure", given=b"1\n")
+    forebay(served.bootstrap, "topic", "consume", "sure", "-g", "sure", "--exit")
+
+    assert forebay(served.bootstrap, "group", "delete-offsets", "unsure", "sure", "--yes")[0] == 4
+    assert forebay(served.bootstrap, "group", "delete-offsets", "sure", "sure:x")[0] == 2
+    assert forebay(served.bootstrap, "group", "delete-offsets", "sure", "sure") == (
+        2,
+        "",
+        'Deleting offsets of group "sure" has to be confirmed: at a terminal, or with --yes.\n',
+    )

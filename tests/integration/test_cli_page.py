@@ -87,9 +87,9 @@ def aligned(text: str) -> str:
 def test_every_command_is_in_the_page() -> None:
     shown = " ".join(command for block in blocks() for command, _ in block.commands)
 
-    for command in ("list", "describe", "create", "alter", "delete", "produce", "consume", "tail"):
+    for command in ("list", "describe", "create", "alter", "add-partitions", "delete", "produce", "consume", "tail"):
         assert f"forebay topic {command}" in shown
-    for command in ("list", "describe", "lag", "reset-offsets", "delete"):
+    for command in ("list", "describe", "lag", "reset-offsets", "delete-offsets", "delete"):
         assert f"forebay group {command}" in shown
     for command in ("info", "brokers", "health"):
         assert f"forebay cluster {command}" in shown

@@ -192,6 +192,44 @@ def test_altering_says_what_was_set(served: Served) -> None:
     assert configs["retention.ms"]["source"] == "DEFAULT_CONFIG"
 
 
+def test_of_several_topics_those_that_can_be_are_created_and_deleted_and_the_others_are_named(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "there")
+
+    created = forebay(served.bootstrap, "topic", "create", "new-a", "there", "new-b", "-o", "json")
+    deleted = forebay(served.bootstrap, "topic", "delete", "new-a", "gone", "new-b", "--yes", "-o", "json")
+
+    exists = 'Topic "there" exists already. Look at it: forebay topic describe there'
+    assert created[0] == deleted[0] == 1
+    assert [one["name"] for one in json.loads(created[1])["created"]] == ["new-a", "new-b"]
+    assert json.loads(created[1])["failed"] == [{"name": "there", "error": exists}]
+    assert created[2].splitlines() == [
+        'Created topic "new-a" with 1 partition.',
+        exists,
+        'Created topic "new-b" with 1 partition.',
+        "Created 2 of 3 topics.",
+    ]
+    assert [one["name"] for one in json.loads(deleted[1])["deleted"]] == ["new-a", "new-b"]
+    assert deleted[2].startswith('Topic "gone" does not exist.')
+    assert deleted[2].endswith("Deleted 2 of 3 topics.\n")
+
+
+def test_partitions_are_added_by_so_many_or_up_to_so_many(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "grow", "-p", "2")
+
+    more = answered(served.bootstrap, "topic", "add-partitions", "grow", "--num", "3")
+    total = answered(served.bootstrap, "topic", "add-partitions", "grow", "-p", "7")
+    code, data, talk = forebay(served.bootstrap, "topic", "add-partitions", "grow", "gorw", "-p", "7", "-o", "json")
+    fewer = forebay(served.bootstrap, "topic", "add-partitions", "grow", "-p", "6")
+    many = forebay(served.bootstrap, "topic", "add-partitions", "grow", "-n", "10000")
+
+    assert (more, total) == ({"name": "grow", "before": 2, "partitions": 5}, {"name": "grow", "before": 5, "partitions": 7})
+    assert len(answered(served.bootstrap, "topic", "describe", "grow")["partitions"]) == 7
+    assert (code, json.loads(data)["grown"], len(json.loads(data)["failed"])) == (1, [], 2)
+    assert 'Topic "grow" has 7 partitions already.' in talk.splitlines()
+    assert (fewer[0], fewer[2]) == (2, 'Topic "grow" has 7 partitions already, and none can be taken away.\n')
+    assert (many[0], many[2]) == (2, 'Topic "grow" would have 10,007 partitions: brokers take 10,000 at most, and it has 7.\n')
+
+
 def test_a_line_that_the_topic_does_not_take_is_named(served: Served) -> None:
     answered(served.bootstrap, "topic", "create", "small", "-c", "max.message.bytes=1000")
 
