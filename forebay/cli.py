@@ -135,7 +135,7 @@ def demo(
         ),
     ] = 1,
 ) -> None:
-    """Replay the flights of New York 2013 through an embedded broker, or several, and check that every record comes back."""
+    """Replay a year of flights, and check that all come back. They go through an embedded broker, or several."""
     from forebay.demo.run import DemoOptions, run
 
     raise typer.Exit(run(DemoOptions(records=records, port=port, data=None if in_memory else data, leave=leave, brokers=brokers)))
@@ -173,7 +173,7 @@ def show(
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
     output: Annotated[str, typer.Option("--output", "-o", help="table or json", metavar="FORMAT")] = "table",
 ) -> None:
-    """Show every setting as a broker started here and now would have it."""
+    """Show every setting as a broker would have it here and now."""
     from forebay.settings_views import as_json, as_table
 
     views = {"table": as_table, "json": as_json}
@@ -201,7 +201,7 @@ def validate(file: Annotated[Path, typer.Argument(help="A settings file.")]) -> 
 
 @config.command()
 def init() -> None:
-    """Print a forebay.yaml with every setting, its default and what it means."""
+    """Print a forebay.yaml with every setting and its meaning."""
     from forebay.settings_views import as_template
 
     typer.echo(as_template())

@@ -75,7 +75,10 @@ def health(
         str | None, typer.Option("--timeout", help="How long to wait for an answer, or until all is well.", metavar="DURATION")
     ] = None,
 ) -> None:
-    """Say whether every broker answers and every partition has a leader and its replicas; exit code 6 if not, 3 if nobody answers."""
+    """Say whether all brokers answer and all partitions are whole. Whole is what has a leader and its replicas.
+
+    Exit code 6 if not, 3 if nobody answers.
+    """
     with failures_reported():
         from forebay.cluster.views import health_table
         from runtime.clock import SystemClock
@@ -132,7 +135,7 @@ def upgrade(
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
-    """Let brokers write the formats of a newer release, once all of them know these: after that no older release starts any more."""
+    """Let brokers write the formats of a newer release. All of them have to know these; no older release starts after it."""
     with failures_reported():
         import asyncio
 

@@ -35,7 +35,7 @@ def trace_offset(
     ] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="table or json", metavar="FORMAT")] = "table",
 ) -> None:
-    """Show where the record at an offset lies: control record, entry, object, bytes, and the header of its batch."""
+    """Show where the record at an offset lies. That is: control record, entry, object, bytes, and the header of its batch."""
     import asyncio
 
     from broker.settings.errors import SettingsError

@@ -86,7 +86,7 @@ def describe(
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Show a group's state, coordinator and members with the partitions they read."""
+    """Show a group's state, coordinator and members. Of each member, the partitions that it reads."""
     with failures_reported():
         from forebay.group.administration import looked_up
         from forebay.group.views import group_table, members_table
@@ -124,7 +124,7 @@ def delete(
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Delete groups without members, and what they have committed, after asking. Those that cannot be deleted are named."""
+    """Delete groups without members, after asking. What they have committed goes, too; groups that cannot be deleted are named."""
     with failures_reported():
         from forebay.group import administration
 

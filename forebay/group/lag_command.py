@@ -48,7 +48,7 @@ def lag(
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Show how many records of each partition a group has not committed yet, and who reads them."""
+    """Show how far a group is behind. By partition: what is committed, where it ends, the difference, and who reads it."""
     with failures_reported():
         pause_s = seconds(interval, option="--interval")
         terminal = Terminal(output, quiet)

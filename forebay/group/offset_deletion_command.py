@@ -38,7 +38,7 @@ def delete_offsets(
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Forget what a group has committed in topics that none of its members reads, after asking."""
+    """Forget what a group has committed, after asking. None of its members may read the topics."""
     with failures_reported():
         scopes = [_scope(text) for text in topics]
         from forebay.group import offset_deletion

@@ -69,7 +69,7 @@ def describe(
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Show a topic's partitions with their offsets, and its configs: in a table those that were set, in JSON all of them."""
+    """Show a topic's partitions, offsets and configs. Of the configs, a table has those that were set, JSON has all."""
     with failures_reported():
         from forebay.topic.administration import described
         from forebay.topic.views import topic_table

@@ -81,7 +81,7 @@ def consume(
     quiet: Quiet = False,
     timeout: Silence = None,
 ) -> None:
-    """Write the records of topics, and wait for more until Ctrl-C. Without -g no group is joined and nothing is committed."""
+    """Write the records of topics, and wait for more. Ctrl-C ends it. Without -g no group is joined and nothing is committed."""
     with failures_reported():
         from forebay.topic import starting
         from runtime.clock import SystemClock
@@ -129,7 +129,7 @@ def tail(
     quiet: Quiet = False,
     timeout: Silence = None,
 ) -> None:
-    """Write the last records of topics, and those that come, until Ctrl-C."""
+    """Write the last records of topics, and those to come. Ctrl-C ends it."""
     with failures_reported():
         from forebay.topic.starting import BeforeEnd
         from runtime.clock import SystemClock

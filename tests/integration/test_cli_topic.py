@@ -7,6 +7,7 @@ import pty
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -401,9 +402,10 @@ def test_help_does_not_wait_for_the_client_library() -> None:
     assert loaded.stdout.split() == [b"False", b"False"]
 
 
-def on_a_terminal(bootstrap: str, *arguments: str, stderr: bool = False) -> bytes:
+def on_a_terminal(bootstrap: str, *arguments: str, stderr: bool = False, columns: int = 0) -> bytes:
     """What a terminal behind stdout gets, or behind stderr."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
     command = [sys.executable, "-m", "forebay", *arguments]
     out, err = (subprocess.DEVNULL, theirs) if stderr else (theirs, subprocess.DEVNULL)
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment(bootstrap)) as process:
@@ -427,6 +429,19 @@ def test_a_terminal_does_not_obey_the_values_of_a_topic(served: Served) -> None:
 
     assert shown == b"\\x1b]0;owned\\x07 \\xff\n"
     assert asked_for == b"\x1b]0;owned\x07 \xff"
+
+
+def test_a_long_name_is_cut_on_a_terminal_and_nowhere_else(served: Served) -> None:
+    name = f"long-{'x' * 200}"
+    answered(served.bootstrap, "topic", "create", name)
+
+    shown = on_a_terminal(served.bootstrap, "topic", "list", columns=80).decode().splitlines()
+    piped = forebay(served.bootstrap, "topic", "list")[1]
+
+    assert max(map(len, shown)) == 80
+    assert any(line.startswith("long-xxx") and "…  " in line for line in shown)
+    assert name in piped
+    assert name in [topic["name"] for topic in answered(served.bootstrap, "topic", "list")]
 
 
 def test_a_full_disk_ends_with_one_line(served: Served) -> None:

@@ -1,7 +1,10 @@
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from broker.settings.keys import SETTINGS
@@ -30,6 +33,32 @@ def test_help_is_also_h(command: tuple[str, ...]) -> None:
     assert (code, words, talk) == run(*command, "--help")
     assert code == 0
     assert words.lstrip().startswith("Usage: ")
+
+
+def commands(path: tuple[str, ...] = (), command: Any = None) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command and group of them, by the words that call it."""
+    command = typer.main.get_command(application) if command is None else command
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands((*path, name), below)
+
+
+def test_no_summary_of_a_command_is_cut_short_on_80_columns() -> None:
+    for path, command in commands():
+        if not hasattr(command, "commands"):
+            continue
+        words = CliRunner().invoke(application, [*path, "--help"], env={"COLUMNS": "80"}).stdout
+        summaries = words.partition("Commands:\n")[2].splitlines()
+
+        assert summaries, path
+        assert [line for line in summaries if line.rstrip().endswith(("...", "…"))] == [], path
+
+
+def test_help_fits_80_columns() -> None:
+    for path, _ in commands():
+        words = CliRunner().invoke(application, [*path, "--help"], env={"COLUMNS": "80"}).stdout
+
+        assert [line for line in words.splitlines() if len(line) > 80] == [], path
 
 
 def test_help_names_the_variable_of_each_option_of_serve() -> None:

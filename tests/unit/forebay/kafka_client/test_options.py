@@ -46,6 +46,26 @@ def test_a_number_that_is_missing_leaves_its_column_one_of_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (24, "NAME            N  HOST\nabcdefghijklmn  1  h\no               2  h"),
+        (19, "NAME        N  HOST\nabcdefghi…  1  h\no           2  h"),
+        (17, "NAME      N  HOST\nabcdefg…  1  h\no         2  h"),
+        (5, "NAME      N  HOST\nabcdefg…  1  h\no         2  h"),
+    ],
+)
+def test_a_terminal_that_is_too_narrow_has_the_longest_name_cut_and_no_number(columns: int, expected: str) -> None:
+    assert aligned(("NAME", "N", "HOST"), [("abcdefghijklmn", 1, "h"), ("o", 2, "h")], columns=columns) == expected
+    assert aligned(("NUMBER",), [(12_345_678_901,)], columns=5) == "     NUMBER\n12345678901"
+
+
+def test_several_long_names_give_way_together() -> None:
+    table = aligned(("A", "B"), [("a" * 30, "b" * 20)], columns=30)
+
+    assert table.splitlines()[1] == f"{'a' * 13}…  {'b' * 13}…"
+
+
 def test_a_name_that_would_steer_a_terminal_is_shown_instead_and_keeps_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     Terminal().say('Deleted group "a\x1b[2J\nb".')
 
