@@ -150,7 +150,10 @@ def doctor(
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
-    """Check all that a broker on these settings needs, beside one that runs or before it starts; exit code 1 if something fails."""
+    """Check all that a broker on these settings needs.
+
+    Beside one that runs, or before it starts. Exit code 1 if something fails.
+    """
     with failures_reported():
         from forebay.doctor.command import doctor as check_all
 
