@@ -278,7 +278,9 @@ async def open_broker(
         server = Server(
             requests=dispatch,
             leaving=leaving,
-            admission=Admission(bytes_max=settings.storage.max_buffer_bytes, telemetry=telemetry, soon=soon),
+            admission=Admission(
+                bytes_max=settings.storage.max_buffer_bytes, telemetry=telemetry, soon=soon, later=asyncio.get_running_loop().call_later
+            ),
             responses=responses,
             limits=ConnectionLimits(
                 settings.kafka.max_connections, settings.kafka.idle_timeout.total_seconds(), settings.kafka.max_request_bytes
@@ -286,6 +288,7 @@ async def open_broker(
             clock=clock,
             nursery=nursery,
             telemetry=telemetry,
+            http_address=f"http://{settings.http.listen}",
         )
         closing.callback(server.stop_listening)
         for listener, sock in sockets:

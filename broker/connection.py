@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
-import structlog
-
 from broker.admission import Admission
 from broker.dispatch import Client, Done, Start, Unanswerable
 from broker.protocol.errors import ProtocolViolation
@@ -35,8 +33,6 @@ UNANSWERED_REQUESTS_MAX: Final = 512
 GATHERED_BYTES_MAX: Final = 64 * KIB
 
 assert OWN_BUFFER_FROM_BYTES + PREFIX_BYTES < ARENA_BYTES, "what stays in the arena leaves room for more"
-
-log = structlog.get_logger("connection")
 
 
 class Requests(Protocol):
@@ -75,17 +71,21 @@ class Connection(asyncio.BufferedProtocol):
         listener: str,
         on_made: Callable[["Connection"], None],
         on_lost: Callable[["Connection"], None],
-        on_violation: Callable[[], None],
+        on_refused: Callable[["Connection", ProtocolViolation], bytes],
+        on_evicted: Callable[["Connection", str], None],
         now_s: Callable[[], float],
         soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """`soon` calls back after what is ready now, as `call_soon` of the loop does."""
+        """`soon` calls back after what is ready now, as `call_soon` of the loop does. `on_refused`: the client sent what it may not; it is
+        sent what is returned. `on_evicted`: it may, but others need the memory.
+        """
         self._requests = requests
         self._admission = admission
         self._responses = responses
         self._on_made = on_made
         self._on_lost = on_lost
-        self._on_violation = on_violation
+        self._on_refused = on_refused
+        self._on_evicted = on_evicted
         self._now_s = now_s
         self._soon = soon
         self._frame_bytes_max = frame_bytes_max
@@ -143,13 +143,12 @@ class Connection(asyncio.BufferedProtocol):
         while not self._handed_over.empty():
             self._handed_over.get_nowait()
         self._end_frame()
-        self._admission.forget(self._update_reading, self._on_room)
+        self._admission.forget(self._update_reading, self)
 
-    def _end_frame(self) -> Frame | None:
-        frame, self._frame = self._frame, None
-        if frame is not None:
-            self._admission.end(frame)
-        return frame
+    def _end_frame(self) -> None:
+        if self._frame is not None:
+            self._admission.end(self)
+            self._frame = None
 
     def close(self) -> None:
         """Close after what is buffered for the client has been sent."""
@@ -160,6 +159,25 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         if self._transport is not None and not self._is_lost:
             self._transport.abort()
+
+    def evict(self, reason: str) -> None:
+        """Let go of what was received, and close without waiting for the client to take its replies."""
+        if self._transport is not None and not self._is_lost and not self._transport.is_closing():
+            self._on_evicted(self, reason)
+        self._let_go()
+        self.abort()
+
+    @property
+    def arrived_bytes(self) -> int:
+        return self._frame_filled
+
+    @property
+    def whole_bytes(self) -> int:
+        return self._frame_length
+
+    @property
+    def is_starved(self) -> bool:
+        return self._is_starved
 
     @property
     def is_idle(self) -> bool:
@@ -174,10 +192,14 @@ class Connection(asyncio.BufferedProtocol):
         self._unwritten_seen_bytes = left_bytes
 
     @property
+    def is_half_sent(self) -> bool:
+        """A large request of it has not arrived whole, through no fault of ours."""
+        return self._frame is not None and not self._is_starved
+
+    @property
     def is_hoarding(self) -> bool:
         """It is up to the client how long memory is held: until it sends the rest of a frame, takes its replies, or its long poll ends."""
-        is_sending = self._frame is not None and not self._is_starved
-        return is_sending or self._is_writing_paused or (self._is_busy and bool(self._queue))
+        return self.is_half_sent or self._is_writing_paused or (self._is_busy and bool(self._queue))
 
     @property
     def is_between_requests(self) -> bool:
@@ -225,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         self._send()
         self.has_parted = True
-        self._frame = None
+        self._end_frame()
         self._arena_filled = 0
         self._transport.write_eof()
         self._update_reading()
@@ -276,7 +298,7 @@ class Connection(asyncio.BufferedProtocol):
                 break
             frame = self._admission.admit(view[begin : begin + length])
             if frame is None:
-                self._starve(length)
+                self._starve(length, 0)
                 break
             self._unanswered_bytes += length
             self._queue.append(frame)
@@ -290,23 +312,20 @@ class Connection(asyncio.BufferedProtocol):
     def _give_room(self, received: Frame | memoryview, counted_bytes: int) -> bool:
         """Move the begun frame to a buffer with room for more of it. False: it waits until there is memory for one."""
         room_bytes = min(self._frame_length, len(received) * FRAME_GROWTH)
-        frame = self._admission.begin(received, room_bytes)
+        frame = self._admission.begin(received, room_bytes, self)
         if frame is None:
-            self._starve(room_bytes - counted_bytes)
+            self._starve(room_bytes - counted_bytes, room_bytes)
             return False
         self._frame = frame
         return True
 
-    def _starve(self, wanted_bytes: int) -> None:
+    def _starve(self, wanted_bytes: int, room_bytes: int) -> None:
         self._is_starved = True
-        self._admission.when_room(wanted_bytes, self._on_room)
+        self._admission.when_room(wanted_bytes, self, self._on_room, room_bytes=room_bytes)
 
-    def _on_room(self, refusal: ProtocolViolation | None) -> None:
+    def _on_room(self) -> None:
         self._is_starved = False
         self.last_active_s = self._now_s()
-        if refusal is not None:
-            self._refuse(refusal)
-            return
         try:
             if self._frame is not None:
                 self._give_room(self._frame, len(self._frame))
@@ -448,8 +467,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _refuse(self, reason: ProtocolViolation | Unanswerable) -> None:
         if isinstance(reason, ProtocolViolation):
-            self._on_violation()
-            log.warning("protocol_violation", client_host=self.client_host, client_id=self.client_id, cause=str(reason))
+            parting = self._on_refused(self, reason)
+            if parting and self._transport is not None and not self._is_lost and not self._transport.is_closing():
+                self._let_go()
+                self._transport.write(parting)
+                self._transport.close()
+                return
         self._let_go()
         self.abort()
 

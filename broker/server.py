@@ -10,11 +10,14 @@ from typing import Final
 import structlog
 
 from broker.accepting import Acceptor
-from broker.admission import Admission
+from broker.admission import CROWDED, STALLED, Admission
 from broker.connection import Connection, Requests
 from broker.leaving import Leaving
+from broker.protocol.errors import OtherProtocol, ProtocolViolation
+from broker.protocol.framing import HTTP, TLS
 from broker.responses import Responses
 from runtime.clock import Clock
+from runtime.logs import Rarely
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 from storage.limits import FRAME_BYTES_MAX
@@ -22,6 +25,9 @@ from storage.limits import FRAME_BYTES_MAX
 CONNECTIONS: Final = Metric("forebay_connections", "Open client connections", ("listener",))
 CONNECTIONS_MAX: Final = Metric(
     "forebay_connections_max", "Client connections there may be: kafka.max_connections, or fewer if the limit of open files is too low"
+)
+EVICTED: Final = Metric(
+    "forebay_connections_evicted_total", "Connections closed because others waited for the memory they held", ("reason",)
 )
 VIOLATIONS: Final = Metric("forebay_protocol_violations_total", "Connections closed because of what the client sent")
 
@@ -43,6 +49,14 @@ MORE_CONNECTIONS: Final = (
     "raise kafka.max_connections, and the limit of open files (ulimit -n, LimitNOFILE) if the start warned that it is too low; "
     "or find out who opens so many"
 )
+
+UNREAD: Final = "it takes no replies, or its long poll is in the way of what it sent after it, while others wait for the memory"
+FIX_TLS: Final = (
+    "listeners are plaintext: use security.protocol=PLAINTEXT in the client, or let it connect to a proxy before the broker that ends TLS"
+)
+CLIENT_ID_CHARS_MAX: Final = 256
+"""Of a client id in the log."""
+_REASONS: Final = {STALLED: "half_sent", CROWDED: "crowded", UNREAD: "unread"}
 
 log = structlog.get_logger("server")
 
@@ -66,7 +80,9 @@ class Server:
         clock: Clock,
         nursery: Nursery,
         telemetry: Telemetry,
+        http_address: str = "",
     ) -> None:
+        """`http_address`: where HTTP is served, for those who speak it here."""
         self._requests = requests
         self._admission = admission
         self._leaving = leaving
@@ -82,6 +98,10 @@ class Server:
         self._gauge = telemetry.gauge(CONNECTIONS)
         telemetry.gauge(CONNECTIONS_MAX).set(limits.connections_max)
         self._violations = telemetry.counter(VIOLATIONS)
+        self._evicted = telemetry.counter(EVICTED)
+        self._http_address = http_address
+        self._last_said: dict[str, dict[str, object]] = {}
+        self._sayings: dict[str, Rarely] = {}
         self._is_draining = False
         self._held_before_bytes = -1
 
@@ -102,6 +122,8 @@ class Server:
     def stop_listening(self) -> None:
         for acceptor in self._acceptors:
             acceptor.stop()
+        for saying in self._sayings.values():
+            saying.stop()
 
     async def see_off(self, *, drain_s: float) -> None:
         """Serve on, also who connects now, and get clients to leave; until all have, at most for `drain_s`.
@@ -157,7 +179,8 @@ class Server:
             listener=listener_name,
             on_made=self._on_made,
             on_lost=self._on_lost,
-            on_violation=self._violations.inc,
+            on_refused=self._on_refused,
+            on_evicted=self._on_evicted,
             now_s=self._clock.monotonic_s,
             soon=asyncio.get_running_loop().call_soon,
         )
@@ -171,6 +194,30 @@ class Server:
         self._gauge.labels(connection.listener).inc()
         self._connections[connection] = self._nursery.spawn(connection.run(), name="connection")
         self._all_closed.clear()
+
+    def _on_refused(self, connection: Connection, reason: ProtocolViolation) -> bytes:
+        self._violations.inc()
+        if not isinstance(reason, OtherProtocol):
+            self._say("protocol_violation", connection, cause=str(reason))
+            return b""
+        fix = FIX_TLS if reason.protocol == TLS else f"HTTP is served at {self._http_address} (http.listen); this port is Kafka's"
+        self._say("other_protocol", connection, protocol=reason.protocol, cause=str(reason), fix=fix)
+        return _answer_to_http(fix) if reason.protocol == HTTP else b""
+
+    def _on_evicted(self, connection: Connection, reason: str) -> None:
+        self._evicted.labels(_REASONS[reason]).inc()
+        self._say("connection_evicted", connection, reason=_REASONS[reason], cause=reason, arrived_bytes=connection.arrived_bytes)
+
+    def _say(self, event: str, connection: Connection, **facts: object) -> None:
+        """Each kind the first time at once, then rarely, with the facts of the last one and how many there were."""
+        kind = f"{event} {facts.get('protocol', '')}"
+        client_id = connection.client_id
+        about = {"client_host": connection.client_host, "client_id": client_id and client_id[:CLIENT_ID_CHARS_MAX]}
+        self._last_said[kind] = about | {"listener": connection.listener} | facts
+        if kind not in self._sayings:
+            later = asyncio.get_running_loop().call_later
+            self._sayings[kind] = Rarely(lambda count: log.warning(event, count=count, **self._last_said[kind]), later=later)
+        self._sayings[kind].happened()
 
     def _on_lost(self, connection: Connection) -> None:
         task = self._connections.pop(connection, None)
@@ -209,6 +256,16 @@ class Server:
             silent_s = now_s - connection.last_active_s
             is_idle = connection.is_idle and silent_s > self._limits.idle_timeout_s
             is_stalled = is_short and connection.is_hoarding and silent_s > STALLED_S
-            if is_idle or is_stalled:
-                # Not `close`: that waits until the client has taken what is buffered for it, and this one may never do so.
+            # Not `close`: that waits until the client has taken what is buffered for it, and this one may never do so.
+            if is_stalled:
+                connection.evict(STALLED if connection.is_half_sent else UNREAD)
+            elif is_idle:
                 connection.abort()
+
+
+def _answer_to_http(text: str) -> bytes:
+    body = f"{text}\n".encode()
+    head = (
+        f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -38,6 +38,22 @@ def unframed(stream: bytes) -> list[bytes]:
     return found
 
 
+class Timers:
+    """Timers of a loop that go off when a test says so."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+    def later(self, after_s: float, call: Callable[[], None]) -> None:
+        self.calls.append(call)
+
+    def go_off(self, times: int = 1) -> None:
+        for _ in range(times):
+            calls, self.calls = self.calls, []
+            for call in calls:
+                call()
+
+
 class FakeTransport(asyncio.Transport):
     """Reads and writes nothing by itself. Asserts what asyncio's and uvloop's transports do not forgive."""
 
@@ -83,6 +99,9 @@ class FakeTransport(asyncio.Transport):
         assert self.is_paused
         assert not self._is_closing
         self.is_paused = False
+
+    def write(self, data: Any) -> None:
+        self.writelines([data])
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         assert not self._is_closing
@@ -170,14 +189,19 @@ class Play:
         nursery: Nursery | None = None,
         soon: Callable[[Callable[[], None]], object] = lambda call: call(),
         requests: Requests | None = None,
+        admission: Admission | None = None,
     ) -> None:
-        """`requests` in place of those that a test answers by hand."""
+        """`requests` in place of those that a test answers by hand; `admission` of other connections in place of its own."""
         self.clock = ManualClock()
         self.requests = FakeRequests()
-        self.admission = Admission(bytes_max=budget_bytes, telemetry=Telemetry(), soon=soon)
+        self.timers = Timers()
+        self.admission = admission or Admission(bytes_max=budget_bytes, telemetry=Telemetry(), soon=soon, later=self.timers.later)
         self.responses = Responses(bytes_max=budget_bytes, telemetry=Telemetry(), soon=soon)
         self.transport = FakeTransport()
         self.violations = 0
+        self.parting = b""
+        """What a client is sent that is refused."""
+        self.evicted_for: list[str] = []
         self.is_lost = False
         self.unread = bytearray()
         self._nursery = nursery
@@ -190,7 +214,8 @@ class Play:
             listener="PLAINTEXT",
             on_made=self._on_made,
             on_lost=self._on_lost,
-            on_violation=self._on_violation,
+            on_refused=self._on_refused,
+            on_evicted=self._on_evicted,
             now_s=self.clock.monotonic_s,
             soon=soon,
         )
@@ -230,8 +255,12 @@ class Play:
             self._task.cancel()
             self._task = None  # a cancelled task keeps where it was, and all that was there
 
-    def _on_violation(self) -> None:
+    def _on_refused(self, connection: Connection, reason: ProtocolViolation) -> bytes:
         self.violations += 1
+        return self.parting
+
+    def _on_evicted(self, connection: Connection, reason: str) -> None:
+        self.evicted_for.append(reason)
 
 
 @contextlib.asynccontextmanager

@@ -16,6 +16,7 @@ from broker.connection import (
     UNANSWERED_REQUESTS_MAX,
 )
 from broker.dispatch import Unanswerable
+from broker.half_sent import BEHIND_LOOKS_MIN
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.framing import PREFIX_BYTES
 from runtime.frames import FRAME_OVERHEAD_BYTES, counted
@@ -770,3 +771,62 @@ def test_a_begun_frame_that_finds_no_memory_to_grow_goes_on_where_it_was() -> No
 
     assert before == []
     assert play.requests.begun == [large]
+
+
+@pytest.mark.parametrize("parting", [b"", b"HTTP/1.1 400 Bad Request\r\n"], ids=["nothing to say", "an answer"])
+def test_who_speaks_another_protocol_is_sent_what_the_server_says_to_that_and_nothing_is_begun(parting: bytes) -> None:
+    play = Play()
+    play.parting = parting
+    play.receive_bytes(b"GET /metrics HTTP/1.1\r\nHost: broker\r\n\r\n")
+
+    assert play.requests.begun == []
+    assert play.violations == 1
+    assert bytes(play.transport.sent) == parting
+    assert play.transport.is_closing()
+    assert play.transport.is_aborted is not bool(parting), "an answer is sent before the end"
+
+
+def half_sent(play: Play, *, arrived_bytes: int, whole_bytes: int) -> None:
+    """As much of a request as the connection reads."""
+    play.receive_bytes(whole_bytes.to_bytes(4, "big") + b"P")
+    piece = bytes(ARENA_BYTES)
+    while arrived_bytes > 0 and not play.unread:
+        play.receive_bytes(piece[:arrived_bytes])
+        arrived_bytes -= ARENA_BYTES
+
+
+@pytest.mark.parametrize("attackers", [5, 50])
+def test_sockets_that_stop_near_the_end_of_large_requests_delay_a_bystander_no_longer_than_it_takes_to_see_that(attackers: int) -> None:
+    first = Play(budget_bytes=64 * MIB)
+    stopped = [first, *(Play(admission=first.admission) for _ in range(attackers - 1))]
+    for play in stopped:
+        half_sent(play, arrived_bytes=24 * MIB, whole_bytes=25 * MIB)
+    bystander = Play(admission=first.admission)
+    bystander.requests.instant = b"ok"
+    looks_waited = []
+    for _ in range(20):
+        bystander.receive(b"P" + bytes(MIB))
+        looks = 0
+        while bystander.unread:
+            first.timers.go_off()
+            bystander.read_on()
+            looks += 1
+        looks_waited.append(looks)
+    held_bytes = first.admission.held_bytes
+
+    assert bystander.replies == [b"ok"] * 20
+    assert max(looks_waited) <= BEHIND_LOOKS_MIN
+    assert held_bytes <= 64 * MIB * 3 // 4
+    assert not bystander.evicted_for
+
+
+def test_who_is_evicted_in_the_middle_of_a_request_holds_nothing_any_more() -> None:
+    play = Play()
+    half_sent(play, arrived_bytes=1 * MIB, whole_bytes=2 * MIB)
+    held_bytes = play.admission.held_bytes
+    play.connection.evict("others need the memory")
+
+    assert held_bytes >= 1 * MIB
+    assert play.admission.held_bytes == 0
+    assert play.evicted_for == ["others need the memory"]
+    assert play.transport.is_aborted

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import pytest
+import structlog.testing
 
 from broker import server as server_module
 from broker.accepting import BACKLOG, REFUSED, bind
 from broker.admission import Admission
 from broker.leaving import QUIET_S, Leaving
 from broker.responses import Responses
-from broker.server import CONNECTIONS, STALLED_S, VIOLATIONS, ConnectionLimits, Server
+from broker.server import CONNECTIONS, EVICTED, STALLED_S, VIOLATIONS, ConnectionLimits, Server
 from broker.server import CONNECTIONS_MAX as CONNECTIONS_MAX_METRIC
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
@@ -99,7 +100,10 @@ async def until(is_so: Callable[[], bool]) -> bool:
 async def listening() -> AsyncIterator[Listening]:
     requests, clock, telemetry = FakeRequests(), ManualClock(), Telemetry()
     soon = asyncio.get_running_loop().call_soon_threadsafe
-    admission, leaving = Admission(bytes_max=BUDGET_BYTES, telemetry=telemetry, soon=soon), Leaving(clock=clock)
+    admission, leaving = (
+        Admission(bytes_max=BUDGET_BYTES, telemetry=telemetry, soon=soon, later=asyncio.get_running_loop().call_later),
+        Leaving(clock=clock),
+    )
     async with Nursery() as nursery, contextlib.AsyncExitStack() as closing:
         server = Server(
             requests=requests,
@@ -274,6 +278,26 @@ async def test_a_violation_is_counted_and_closes_its_connection_only() -> None:
         assert is_closed
         assert await good.receive(len(OK)) == OK
         assert served.count(VIOLATIONS.name) == 1
+
+
+async def test_evicted_connections_are_counted_by_reason_and_logged_with_their_client() -> None:
+    with structlog.testing.capture_logs() as logged:
+        await evict_one()
+    (line,) = [line for line in logged if line["event"] == "connection_evicted"]
+
+    assert (line["count"], line["reason"], line["client_host"], line["client_id"]) == (1, "half_sent", "127.0.0.1", None)
+
+
+async def evict_one() -> None:
+    async with listening() as served:
+        stopped, waiting, large = await served.connect(), await served.connect(), BUDGET_BYTES * 5 // 8
+        stopped.writer.write(large.to_bytes(4, "big") + bytes(large - 1))
+        await until(lambda: served.admission.held_bytes == cost(large))
+        waiting.writer.write(large.to_bytes(4, "big") + b"P" + bytes(large - 1))
+
+        assert await served.has_begun(1)
+        assert await stopped.is_closed()
+        assert served.telemetry.registry.get_sample_value(EVICTED.name, {"reason": "half_sent"}) == 1
 
 
 async def test_draining_answers_what_is_under_way_and_closes_what_is_idle() -> None:

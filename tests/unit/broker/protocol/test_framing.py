@@ -1,7 +1,7 @@
 import pytest
 
-from broker.protocol.errors import ProtocolViolation
-from broker.protocol.framing import frame_length
+from broker.protocol.errors import OtherProtocol, ProtocolViolation
+from broker.protocol.framing import HTTP, TLS, frame_length
 from storage.limits import FRAME_BYTES_MAX
 
 
@@ -17,6 +17,16 @@ def test_a_length_out_of_bounds_is_a_violation(length: int) -> None:
         frame_length(length.to_bytes(4, "big", signed=True))
 
 
-def test_an_http_request_is_a_violation_not_a_frame() -> None:
-    with pytest.raises(ProtocolViolation):
-        frame_length(b"GET ")
+@pytest.mark.parametrize(
+    ("began", "protocol"),
+    [
+        (b"\x16\x03\x01\x02", TLS),
+        (b"\x16\x03\x03\x00", TLS),
+        *((began, HTTP) for began in (b"GET ", b"HEAD", b"POST", b"PUT ", b"OPTI", b"PRI ")),
+    ],
+)
+def test_the_beginning_of_another_protocol_is_named(began: bytes, protocol: str) -> None:
+    with pytest.raises(OtherProtocol, match=f"the client speaks {protocol}") as raised:
+        frame_length(began)
+
+    assert raised.value.protocol == protocol
