@@ -54,7 +54,7 @@ class Requests(Protocol):
         ...
 
     async def handle(self, frame: memoryview, connection: Client) -> Sequence[Buffer] | None:
-        """The reply to a request that does not overlap, from its header on."""
+        """The reply to a request that does not overlap, from its header on. The frame may be released before it is there."""
         ...
 
 
@@ -400,9 +400,10 @@ class Connection(asyncio.BufferedProtocol):
             self._advance()
             self._update_reading()
         else:
+            size_bytes = len(frame)
             payload = await self._requests.handle(frame, self)
             self._is_busy = False
-            self._finish(number, payload, len(frame))
+            self._finish(number, payload, size_bytes)
 
     def _finish(self, number: int, payload: Sequence[Buffer] | None, size_bytes: int) -> None:
         self._unanswered_bytes -= size_bytes

@@ -206,7 +206,7 @@ class Dispatch:
 
     async def handle(self, frame: memoryview, connection: Client) -> Sequence[Buffer] | None:
         """Raises `ProtocolViolation` and `Unanswerable`: the connection is to be closed."""
-        began_s = self._clock.monotonic_s()
+        began_s, size_bytes = self._clock.monotonic_s(), len(frame)
         try:
             header, reply, error_code = await self._handle(frame, connection)
         except ProtocolViolation:
@@ -214,7 +214,7 @@ class Dispatch:
         except Exception as error:
             raise self._unanswerable(error, connection) from error
         seconds, meter = self._clock.monotonic_s() - began_s, self._meters[header.api_key]
-        meter.answered(error_code, seconds, len(frame), sum(map(len, reply)))
+        meter.answered(error_code, seconds, size_bytes, sum(map(len, reply)))
         # Fetch knows how long it may wait, and JoinGroup and SyncGroup wait for others.
         if seconds >= SLOW_S and header.api_key != codec.FETCH and header.api_key not in WAITING_TIMEOUTS_S:
             self._note_slow(meter, seconds, error_code, connection)
@@ -250,6 +250,8 @@ class Dispatch:
             async with self._beginning:
                 await asyncio.sleep(0)
         body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
+        if header.api_key in WAITING_TIMEOUTS_S:
+            frame.release()  # it may wait for an hour, and who keeps what it says counts that
         request = Request(header.api_key, header.api_version, header.correlation_id, header.client_id, body)
         context = Context(self._parts, connection.listener, connection.client_host, place)
         answer = await HANDLERS[header.api_key](context, request)

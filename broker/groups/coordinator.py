@@ -11,6 +11,7 @@ from broker.groups.by_shard import ByShard
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, HeartbeatAnswer, Join, JoinAnswer, Leave, LeaveAnswer, Sync, SyncAnswer
 from broker.groups.loaded import Check, Closed, Commit, DeleteGroup, DeleteOffsets, LoadedGroup
+from broker.groups.memory import GroupMemory, brought_bytes
 from broker.groups.metrics import GroupMetrics
 from broker.groups.offsets import StoredGroup
 from broker.groups.settings import GroupSettings
@@ -20,6 +21,7 @@ from broker.groups.sweep import Sweep
 from broker.leadership import slot_of
 from runtime.clock import Clock
 from runtime.ids import IdSource
+from runtime.logs import Rarely
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.cache.singleflight import SingleFlight
@@ -35,8 +37,7 @@ SLOTS_CHECK_S: Final = 1.0
 CHECKS_PER_LOOK: Final = 4
 """Of these checks one looks whether the claims are still there, though nothing hints that they are not."""
 GROUPS_LOADED_MAX: Final = 10_000
-OFFSETS_LOADED_MAX: Final = 1_000_000
-"""Of all groups that are loaded; about 400 bytes each. Above it groups without members make room, as above the bound on groups."""
+"""Above it groups without members make room, as where their memory is used up."""
 GROUP_NAME_BYTES_MAX: Final = 1_024
 DEADLINE_S: Final = 30.0
 """Of what waits for a write at most."""
@@ -44,6 +45,19 @@ PATIENCE_S: Final = 3.0
 """How long a question about many groups waits for one of them, or for who coordinates what, before it is answered without."""
 JOIN_WAIT_S_MAX: Final = 3_600.0
 """Of what waits for other members: longer than any rebalance timeout that makes sense."""
+
+GROUP_CHARS_SAID_MAX: Final = 256
+REFUSALS: Final = {
+    "member": GroupError.MESSAGE_TOO_LARGE,
+    "group": GroupError.GROUP_MAX_SIZE_REACHED,
+    "memory": GroupError.COORDINATOR_LOAD_IN_PROGRESS,
+}
+"""Clients give up for the first two, which come again would be refused again, and come again for the third."""
+FIXES: Final = {
+    "member": "raise groups.member_max_size if it is an honest one",
+    "group": "raise groups.memory_bytes, of which the members of one group may hold a quarter",
+    "memory": "raise groups.memory_bytes, or find out who has so many groups, members or offsets",
+}
 
 E = TypeVar("E", Join, Sync, Heartbeat, Leave)
 T = TypeVar("T")
@@ -82,10 +96,14 @@ class Coordinator:
         self._groups: dict[str, tuple[LoadedGroup, Claim]] = {}
         self._by_shard = ByShard(metadata, nursery=nursery)
         self._loads: SingleFlight[str, LoadedGroup] = SingleFlight()
-        self._metrics = GroupMetrics(telemetry or Telemetry())
+        telemetry = telemetry or Telemetry()
+        self._metrics = GroupMetrics(telemetry)
+        self._memory = GroupMemory(bytes_max=self._settings.memory_bytes_max, telemetry=telemetry, make_room=self._let_go)
         self._metrics.watch(lambda: [loaded.group for loaded, _ in self._groups.values()], lambda: len(slots.claims))
         self._sweep = Sweep(metadata=metadata, slots=slots, clock=clock, settings=self._settings, find=self.find, loaded=self.loaded)
         self._checks = 0
+        self._refused: dict[str, object] = {}
+        self._say_refused: Rarely | None = None
         self._has_groups = asyncio.Event()
         self._is_stopped = False
 
@@ -121,22 +139,55 @@ class Coordinator:
         """Tell everybody who waits, and who asks from now on, to look for another coordinator."""
         self._is_stopped = True
         self._close_all(list(self._groups))
+        if self._say_refused is not None:
+            self._say_refused.stop()
 
     async def join(self, group_id: str, make: Join) -> JoinAnswer:
         """The answer may take as long as a rebalance does. `token` of the event is filled in."""
-        loaded = await self.find(group_id)
-        deadline_s = min(JOIN_WAIT_S_MAX, 2 * make.rebalance_timeout_s + make.session_timeout_s + DEADLINE_S)
-        try:
-            return await loaded.ask(_with_token(make), JoinAnswer, deadline_s=deadline_s)
-        except TimeoutError:
-            return JoinAnswer(error=GroupError.REBALANCE_IN_PROGRESS, member_id=make.member_id)
+        size_bytes = brought_bytes((make.member_id, make.new_member_id, make.instance_id, make.client_id, make.client_host), make.protocols)
+        if size_bytes > self._settings.member_bytes_max:
+            return JoinAnswer(error=self._refuse("member", group_id, size_bytes), member_id=make.member_id)
+        known = self.loaded(group_id)
+        more_bytes = size_bytes - (0 if known is None else known.member_bytes(make.member_id))
+        if not self._memory.has_room(more_bytes):
+            return JoinAnswer(error=self._refuse("memory", group_id, size_bytes), member_id=make.member_id)
+        with self._memory.taking(size_bytes):
+            loaded = await self.find(group_id)
+            more_bytes = size_bytes - loaded.member_bytes(make.member_id)
+            if more_bytes > 0 and loaded.members_bytes + more_bytes > self._memory.group_bytes_max:
+                return JoinAnswer(error=self._refuse("group", group_id, size_bytes), member_id=make.member_id)
+            deadline_s = min(JOIN_WAIT_S_MAX, 2 * make.rebalance_timeout_s + make.session_timeout_s + DEADLINE_S)
+            try:
+                return await loaded.ask(_with_token(make), JoinAnswer, deadline_s=deadline_s)
+            except TimeoutError:
+                return JoinAnswer(error=GroupError.REBALANCE_IN_PROGRESS, member_id=make.member_id)
 
     async def sync(self, group_id: str, make: Sync) -> SyncAnswer:
-        loaded = await self.find(group_id)
-        try:
-            return await loaded.ask(_with_token(make), SyncAnswer, deadline_s=JOIN_WAIT_S_MAX)
-        except TimeoutError:
-            return SyncAnswer(error=GroupError.REBALANCE_IN_PROGRESS)
+        sizes = [len(assignment) for _, assignment in make.assignments]
+        size_bytes = sum(sizes)
+        if max(sizes, default=0) > self._settings.member_bytes_max or size_bytes > self._memory.group_bytes_max:
+            return SyncAnswer(error=self._refuse("member", group_id, max(sizes)))
+        if not self._memory.has_room(size_bytes):
+            self._refuse("memory", group_id, size_bytes)
+            return SyncAnswer(
+                error=GroupError.COORDINATOR_NOT_AVAILABLE
+            )  # of the codes to come again for, Java's clients know this one here
+        with self._memory.taking(size_bytes):
+            loaded = await self.find(group_id)
+            try:
+                return await loaded.ask(_with_token(make), SyncAnswer, deadline_s=JOIN_WAIT_S_MAX)
+            except TimeoutError:
+                return SyncAnswer(error=GroupError.REBALANCE_IN_PROGRESS)
+
+    def _refuse(self, bound: str, group_id: str, size_bytes: int) -> GroupError:
+        self._memory.note_refusal(bound)
+        self._refused = {"group": group_id[:GROUP_CHARS_SAID_MAX], "bound": bound, "bytes": size_bytes, "fix": FIXES[bound]}
+        if self._say_refused is None:
+            self._say_refused = Rarely(
+                lambda count: log.warning("group_member_refused", count=count, **self._refused), later=asyncio.get_running_loop().call_later
+            )
+        self._say_refused.happened()
+        return REFUSALS[bound]
 
     async def heartbeat(self, group_id: str, make: Heartbeat) -> GroupError:
         loaded = await self.find(group_id)
@@ -270,6 +321,7 @@ class Coordinator:
             nursery=self._nursery,
             settings=self._settings,
             metrics=self._metrics,
+            memory=self._memory,
             on_close=self._forget,
         )
         self._groups[group_id] = loaded, claim
@@ -282,14 +334,17 @@ class Coordinator:
         return known[0] if known is not None and known[0].is_open and self._slots.stands(known[1]) else None
 
     def _make_room(self) -> None:
-        if (
-            len(self._groups) < GROUPS_LOADED_MAX
-            and sum(loaded.stored.offset_count for loaded, _ in self._groups.values()) < OFFSETS_LOADED_MAX
-        ):
+        if len(self._groups) < GROUPS_LOADED_MAX and not self._memory.is_full:
             return
-        idle = [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_idle]
-        if not idle and len(self._groups) >= GROUPS_LOADED_MAX:
+        self._let_go()
+        if len(self._groups) >= GROUPS_LOADED_MAX or self._memory.is_full:
+            self._refuse("memory", "", 0)
             raise Closed(GroupError.COORDINATOR_LOAD_IN_PROGRESS)
+
+    def _let_go(self) -> None:
+        """Of half of the groups that nobody is in; of those that nobody has joined yet, where there are no others."""
+        idle = [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_idle]
+        idle = idle or [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_only_pending]
         self._close_all(idle[: len(idle) // 2 + 1])
 
     def _drop_lost(self) -> None:

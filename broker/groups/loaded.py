@@ -18,6 +18,7 @@ from broker.groups.committed import Committed
 from broker.groups.errors import GroupError
 from broker.groups.events import Effect, Event, Heartbeat, Reply, Save, Tick
 from broker.groups.members import Group, GroupState
+from broker.groups.memory import GROUP_BYTES, GroupMemory, growth_bytes, member_bytes
 from broker.groups.metrics import GroupMetrics
 from broker.groups.offsets import OFFSETS_MAX, StoredGroup
 from broker.groups.retention import Names, Verdict, judge
@@ -90,6 +91,7 @@ class LoadedGroup:
         nursery: Nursery,
         settings: GroupSettings,
         metrics: GroupMetrics,
+        memory: GroupMemory,
         on_close: Callable[["LoadedGroup"], None],
     ) -> None:
         """`on_close` is called once, when the group is closed for whatever reason."""
@@ -99,10 +101,15 @@ class LoadedGroup:
         self._nursery = nursery
         self._settings = settings
         self._metrics = metrics
+        self._memory = memory
+        self.members_bytes = growth_bytes(Group(group_id=group.group_id), group)
+        """What its members hold, and the ids that were given out."""
+        self._counted_bytes = 0
         self._jobs: deque[tuple[Job, asyncio.Future[Any]]] = deque()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._last_token = 0
         self._is_writing = False
+        self._is_judging = False
         self._written_for: list[asyncio.Future[Any]] = []
         self._closed_with: GroupError | None = None
         self._on_close = on_close
@@ -111,6 +118,7 @@ class LoadedGroup:
         self._may_be_due_earlier = True
         """Than the timer says: since it was set, more has happened than signs of life."""
         self._set_timer()
+        self._count()
 
     @property
     def group(self) -> Group:
@@ -128,7 +136,16 @@ class LoadedGroup:
     @property
     def is_idle(self) -> bool:
         """Nothing is lost when it is closed: no members and nobody who waits."""
-        return self._group.state is GroupState.EMPTY and not (self._group.pending or self._jobs or self._waiting or self._is_writing)
+        return self._is_unused and not self._group.pending
+
+    @property
+    def is_only_pending(self) -> bool:
+        """There is nothing but member ids that were given out: who comes with one is given another."""
+        return self._is_unused and not self._stored.is_written
+
+    @property
+    def _is_unused(self) -> bool:
+        return self._group.state is GroupState.EMPTY and not (self._jobs or self._waiting or self._is_writing or self._is_judging)
 
     @property
     def exists(self) -> bool:
@@ -166,11 +183,17 @@ class LoadedGroup:
         async with asyncio.timeout(deadline_s):
             return await future
 
+    def member_bytes(self, member_id: str) -> int:
+        """What that member holds; 0 if it is none."""
+        member = self._group.members.get(member_id)
+        return 0 if member is None else member_bytes(member)
+
     def close(self, error: GroupError) -> None:
         """Answer everybody with `error`, and everybody who asks later."""
         if self._closed_with is not None:
             return
         self._closed_with = error
+        self._count()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -182,6 +205,12 @@ class LoadedGroup:
         for future in futures:
             _fail(future, error)
         self._on_close(self)
+
+    def _count(self) -> None:
+        """What it holds now, in the memory of all groups."""
+        held_bytes = GROUP_BYTES + self.members_bytes + self._stored.held_bytes if self._closed_with is None else 0
+        self._memory.held_bytes += held_bytes - self._counted_bytes
+        self._counted_bytes = held_bytes
 
     def _add(self, job: Job, future: asyncio.Future[Any]) -> None:
         if self._closed_with is not None:
@@ -243,6 +272,9 @@ class LoadedGroup:
             group = replace(group, empty_since_ms=None)
         elif before.state is not GroupState.EMPTY:
             group = replace(group, empty_since_ms=self._clock.now_ms())
+        if not isinstance(event, Heartbeat):
+            self.members_bytes += growth_bytes(before, group)
+            self._count()
         if Save() not in effects:
             self._metrics.note_step(before, event, group)
             may_be_due_earlier = self._may_be_due_earlier
@@ -286,6 +318,9 @@ class LoadedGroup:
             if not error and not self._stored.has_room(one.offsets, beside=offsets):
                 log.warning("group_has_too_many_offsets", group=self._group.group_id, offsets_max=OFFSETS_MAX)
                 error = GroupError.INVALID_COMMIT_OFFSET_SIZE
+            if not error and not self._has_memory(one):
+                self._memory.note_refusal("memory")
+                error = GroupError.COORDINATOR_LOAD_IN_PROGRESS
             if error:
                 _answer(its_future, error)
             else:
@@ -295,6 +330,13 @@ class LoadedGroup:
         if not accepted:
             return
         self._write(accepted, lambda: None, partial(self._stored.commit, self._group, offsets))
+
+    def _has_memory(self, commit: Commit) -> bool:
+        self._is_judging = True  # or it might make room of itself
+        try:
+            return self._memory.has_room(self._stored.growth_bytes(commit.offsets))
+        finally:
+            self._is_judging = False
 
     def _is_to_nobody(self, commit: Commit) -> bool:
         return commit.generation >= 0 and not self.exists
@@ -354,6 +396,7 @@ class LoadedGroup:
                 error = GroupError.NONE
             finally:
                 self._is_writing = False
+                self._count()
             if error or self._closed_with is not None:
                 for future in futures:
                     _fail(future, error or GroupError.NOT_COORDINATOR)

@@ -24,6 +24,7 @@ import msgspec
 
 from broker.groups.committed import NOTHING, Committed
 from broker.groups.members import Group
+from broker.groups.memory import offset_bytes
 from broker.groups.records import group_of, record_of
 from runtime.clock import Clock
 from storage.catalog.groups import (
@@ -80,6 +81,8 @@ class StoredGroup:
         """Of an offset's key at most: what a group is called is told with each of its offsets."""
         self._version = ABSENT
         self._offsets: dict[PartitionId, _Stored] = {}
+        self.held_bytes = 0
+        """Of its offsets, in memory."""
         self._per_topic: Counter[TopicId] = Counter()
         self._listed: list[TopicId] = []
         """Topics that are named as those that may have offsets, all that have some among them."""
@@ -132,6 +135,14 @@ class StoredGroup:
             return True
         return count + sum(partition not in self._offsets for partition in {*beside, *offsets}) <= OFFSETS_MAX
 
+    def growth_bytes(self, offsets: Mapping[PartitionId, Committed]) -> int:
+        """By how much more these would hold."""
+        return sum(self._growth_bytes(partition, committed) for partition, committed in offsets.items())
+
+    def _growth_bytes(self, partition: PartitionId, committed: Committed) -> int:
+        before = self._offsets.get(partition)
+        return offset_bytes(committed) - (0 if before is None else offset_bytes(before.committed))
+
     def give_up(self) -> None:
         """Begin no more writes: a call under way raises `Fenced` instead of its next one."""
         self._is_given_up = True
@@ -165,7 +176,7 @@ class StoredGroup:
             self._note_group(result)
             self._check_all(deleted)
             for partition in chunk:
-                del self._offsets[partition]
+                self.held_bytes -= offset_bytes(self._offsets.pop(partition).committed)
             self._per_topic = left
 
     async def delete(self, group: Group) -> None:
@@ -252,7 +263,7 @@ class StoredGroup:
     async def _take_over(self, group: Group, found: GroupRecord, record: Record) -> bool:
         """False: it was written meanwhile."""
         self._version, self._has_expiries = record.version, found.has_expiries
-        self._offsets, self._per_topic, self._pages = {}, Counter(), []
+        self._offsets, self._per_topic, self._pages, self.held_bytes = {}, Counter(), [], 0
         self._listed = [TopicId(topic_id) for topic_id in found.topics]
         try:
             (result,) = await self._write([self._put_group(group, topic_pages=found.topic_pages)])
@@ -347,6 +358,7 @@ class StoredGroup:
         for (partition, committed), result in zip(offsets.items(), results, strict=True):
             if result.version is None:
                 raise self._fenced()
+            self.held_bytes += self._growth_bytes(partition, committed)
             if partition not in self._offsets:
                 self._per_topic[partition.topic_id] += 1
             self._offsets[partition] = _Stored(committed, result.version)

@@ -127,6 +127,16 @@ class GroupsSettings:
         "how long the first members of an empty group wait for further ones (group.initial.rebalance.delay.ms)",
     ] = timedelta(0)
     max_size: Annotated[int, count(minimum=1, maximum=10_000), "members of a group; a further one is refused (group.max.size)"] = 5_000
+    member_max_size: Annotated[
+        int,
+        size(minimum="64KiB", maximum="64MiB"),
+        "what one member may say about itself when it joins, and what it may be assigned; more is refused with MESSAGE_TOO_LARGE",
+    ] = 2 * MIB
+    memory_bytes: Annotated[
+        int,
+        size(minimum="16MiB", maximum="64GiB"),
+        "memory for groups: members, assignments, committed offsets; a quarter of it for the members of one group. more is refused",
+    ] = 256 * MIB
     offset_metadata_max_size: Annotated[
         int,
         size(minimum="0B", maximum="8KiB"),

@@ -5,18 +5,24 @@ Errors are what keeps it: a traceback keeps the locals of its frames, and these 
 
 import asyncio
 import contextlib
+import datetime
 import gc
+import importlib
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 
 import pytest
 from structlog.testing import capture_logs
 
 from broker import dispatch as dispatch_module
+from broker.groups.events import Leave
+from broker.groups.members import Protocol
 from broker.protocol import produce as produce_wire
 from storage.catalog.topics import Topic
 from storage.errors import Unavailable
 from storage.limits import KIB
+from tests.integration.raw_client import frame_of
 from tests.unit.broker.connecting import Play, playing, settle
+from tests.unit.broker.groups.coordinating import join_of
 from tests.unit.broker.handlers.record_batches import record_batch
 from tests.unit.broker.test_dispatch import Desk, desk, metadata, produced
 
@@ -213,3 +219,38 @@ async def test_a_request_that_violates_the_protocol() -> None:
         play.lose()
         await settle()
         assert play.admission.held_bytes == 0
+
+
+async def test_a_member_that_waits_for_others_holds_no_request() -> None:
+    """It may wait for an hour, and nobody else would be read from."""
+    async with served() as (made, play):
+        groups = made.dispatch._parts.groups
+        first = join_of(protocols=(Protocol("range", b"first"),))
+        joined = await groups.join("g", first)
+        play.receive(joining("g", LARGE))
+        async with asyncio.timeout(SOON_S):
+            while len((await groups.find("g")).group.members) < 2:  # noqa: ASYNC110 - a group tells nobody who waits
+                await asyncio.sleep(0.001)
+        held_while_it_waits = play.admission.held_bytes
+        leaving = Leave(token=0, members=((joined.member_id, None),))
+        await groups.leave("g", leaving)
+        await replied(play)
+
+        assert held_while_it_waits == 0
+        assert len(play.replies) == 1
+
+
+def joining(group: str, metadata: bytes) -> bytes:
+    module = importlib.import_module("kio.schema.join_group.v3.request")
+    timeout = datetime.timedelta(seconds=10)
+    protocol = module.JoinGroupRequestProtocol(name="range", metadata=metadata)
+    return frame_of(
+        module.JoinGroupRequest(
+            group_id=group,
+            session_timeout=timeout,
+            rebalance_timeout=timeout,
+            member_id="",
+            protocol_type="consumer",
+            protocols=(protocol,),
+        )
+    )

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -12,6 +13,7 @@ from broker.groups.errors import GroupError
 from broker.groups.events import Leave
 from broker.groups.loaded import Closed, DeleteOffsets, LoadedGroup
 from broker.groups.members import GroupState, Protocol
+from broker.groups.memory import GROUP_BYTES, MEMBER_BYTES
 from broker.groups.settings import GroupSettings
 from broker.leadership import COORDINATOR_SLOTS, slot_of
 from storage.catalog.groups import topics_key
@@ -104,9 +106,8 @@ async def test_a_group_that_was_forgotten_is_not_kept_in_memory() -> None:
         assert (await node.coordinator.listed()).groups == []
 
 
-async def test_groups_without_members_make_room_for_the_offsets_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.groups.coordinator.OFFSETS_LOADED_MAX", 4)
-    async with world(settings=SETTINGS) as made:
+async def test_groups_without_members_make_room_for_the_offsets_of_others() -> None:
+    async with world(settings=replace(SETTINGS, memory_bytes_max=3 * GROUP_BYTES + MEMBER_BYTES)) as made:
         node = await made.node(1)
         topic = await topic_of(node, partition_count=2)
         joined = await stable(node, "live")

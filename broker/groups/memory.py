@@ -1,0 +1,104 @@
+"""What groups hold in memory: what members say about themselves, what they are assigned, and what was committed (I11).
+
+Clients name all of it: groups, members, protocols, metadata. So it is counted when it comes, and refused when there is no room. What is
+larger than SMALL_BYTES may use three quarters of the room, so that ordinary consumers find some when others have used that up.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from sys import getsizeof
+from typing import Final
+
+from broker.groups.committed import Committed
+from broker.groups.members import Group, Member, Protocol
+from runtime.telemetry import Metric, Telemetry
+from storage.limits import KIB
+
+HELD: Final = Metric(
+    "forebay_group_memory_bytes", "Bytes that groups hold: members, assignments, committed offsets, and requests that wait"
+)
+REFUSED: Final = Metric(
+    "forebay_group_refusals_total",
+    "Requests of members that were refused for their size: one member's (member), its group's (group), or of all groups (memory)",
+    ("bound",),
+)
+
+GROUP_BYTES: Final = 4 * KIB
+"""Of a loaded group without members and offsets."""
+MEMBER_BYTES: Final = 2 * KIB
+PENDING_BYTES: Final = 256
+PROTOCOL_BYTES: Final = 160
+OFFSET_BYTES: Final = 400
+SMALL_BYTES: Final = 64 * KIB
+GROUP_SHARE: Final = 4
+"""The members of one group hold at most a quarter of all."""
+
+
+def brought_bytes(names: Iterable[str | None], protocols: Iterable[Protocol]) -> int:
+    """By a member that joins."""
+    named = sum(getsizeof(name) for name in names if name is not None)
+    return MEMBER_BYTES + named + sum(PROTOCOL_BYTES + len(metadata) + len(name) for name, metadata in protocols)
+
+
+def member_bytes(member: Member) -> int:
+    names = (member.member_id, member.instance_id, member.client_id, member.client_host)
+    return brought_bytes(names, member.protocols) + len(member.assignment)
+
+
+def offset_bytes(committed: Committed) -> int:
+    return OFFSET_BYTES + getsizeof(committed.metadata)
+
+
+def growth_bytes(before: Group, after: Group) -> int:
+    """By how much more its members hold, and the ids that were given out."""
+    grown = 0
+    if before.members is not after.members:
+        grown += sum(member_bytes(member) for member_id, member in after.members.items() if before.members.get(member_id) is not member)
+        grown -= sum(member_bytes(member) for member_id, member in before.members.items() if after.members.get(member_id) is not member)
+    if before.pending is not after.pending:
+        grown += sum(PENDING_BYTES + getsizeof(member_id) for member_id in after.pending)
+        grown -= sum(PENDING_BYTES + getsizeof(member_id) for member_id in before.pending)
+    return grown
+
+
+class GroupMemory:
+    """Of all groups that one broker coordinates."""
+
+    def __init__(self, *, bytes_max: int, telemetry: Telemetry, make_room: Callable[[], None]) -> None:
+        """`make_room` lets go of groups that nobody is in."""
+        self._bytes_max = bytes_max
+        self._make_room = make_room
+        self._refused = telemetry.counter(REFUSED)
+        self.held_bytes = 0
+        telemetry.gauge(HELD).set_function(lambda: self.held_bytes)
+
+    @property
+    def group_bytes_max(self) -> int:
+        return self._bytes_max // GROUP_SHARE
+
+    @property
+    def is_full(self) -> bool:
+        return self.held_bytes >= self._bytes_max
+
+    def has_room(self, more_bytes: int) -> bool:
+        """Room is made if there is none."""
+        if more_bytes <= 0 or self._fits(more_bytes):
+            return True
+        self._make_room()
+        return self._fits(more_bytes)
+
+    @contextlib.contextmanager
+    def taking(self, size_bytes: int) -> Iterator[None]:
+        """While a request waits."""
+        self.held_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self.held_bytes -= size_bytes
+
+    def note_refusal(self, bound: str) -> None:
+        self._refused.labels(bound).inc()
+
+    def _fits(self, more_bytes: int) -> bool:
+        limit = self._bytes_max if more_bytes <= SMALL_BYTES else self._bytes_max * 3 // 4
+        return self.held_bytes + more_bytes <= limit
