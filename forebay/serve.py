@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from broker.http.health import Readiness
+from broker.loop_watch.watch import watching
 from broker.settings.errors import EXIT_FAILED
 from broker.settings.keys import SETTINGS
 from broker.settings.listeners import Listener
@@ -116,7 +117,12 @@ async def _until_stopped(
     stop = StopRequest(exit_now=exit_now)
     stop.install()
     try:
-        async with open_broker(settings, announce=stages.announce) as broker, _http(settings, broker, stages), _trimming(settings):
+        async with (
+            open_broker(settings, announce=stages.announce) as broker,
+            _http(settings, broker, stages),
+            _trimming(settings),
+            contextlib.AsyncExitStack() as watched,
+        ):
             # What lives now lives until the end: the collector need not look at it again.
             gc.collect()
             gc.freeze()
@@ -124,6 +130,7 @@ async def _until_stopped(
             # eighth of the CPU of producing to 500 partitions, and finds none.
             gc.set_threshold(*GC_THRESHOLDS)
             stop.started()
+            watched.enter_context(watching(telemetry=broker.telemetry, clock=SystemClock()))
             facts = {"broker_id": broker.broker_id, "cluster_id": broker.cluster_id}
             stages.announce("ready", facts)
             if link is not None:

@@ -18,6 +18,7 @@ from services.build import OXIA, PROGRAMS, VERSITYGW, BuildError, Program, built
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import S3Server, running_s3
 from tests.compat.clients import Client
+from tests.integration.serving import loop_may_be_held
 
 # An example takes as long as the machine lets it: how long says nothing.
 settings.register_profile("busy machine", deadline=None)
@@ -30,6 +31,14 @@ def _in_containers() -> bool:
     chosen = os.environ.get("FOREBAY_TEST_SERVICES", "native")
     assert chosen in {"native", "containers"}, f"FOREBAY_TEST_SERVICES={chosen}: expected native or containers"
     return chosen == "containers"
+
+
+@pytest.fixture(autouse=True)
+def _holding(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Brokers of tests marked `holds_loop` may hold their event loop."""
+    marker = request.node.get_closest_marker("holds_loop")
+    with contextlib.nullcontext() if marker is None else loop_may_be_held(*marker.args):
+        yield
 
 
 @pytest.fixture(scope="session")

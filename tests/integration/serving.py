@@ -30,8 +30,11 @@ STOP_WITHIN_S = 30.0
 ANSWER_WITHIN_S = 10.0
 ASK_EVERY_S = 0.02
 LAST_LINES = 20
+LOOP_HELD_S_MAX = 0.25
+"""What a broker does between two looks at its clients. Its own watch tells (broker/loop_watch), and takes off what a busy machine adds."""
 
 _clock = SystemClock()
+_reasons_to_hold: list[str] = []
 
 
 @dataclass
@@ -96,6 +99,22 @@ class Served:
 
 
 @contextlib.contextmanager
+def loop_may_be_held(reason: str) -> Iterator[None]:
+    """Brokers that end meanwhile may have held their event loop: what `pytest.mark.holds_loop(reason)` says of a test."""
+    _reasons_to_hold.append(reason)
+    try:
+        yield
+    finally:
+        _reasons_to_hold.remove(reason)
+
+
+def assert_loop_was_free(log_path: Path) -> None:
+    """No turn of the event loop took longer than LOOP_HELD_S_MAX, from when the broker was ready."""
+    held = [event for event in events(log_path) if event.get("event") == "event_loop_held" and _seconds(event) > LOOP_HELD_S_MAX]
+    assert not held or _reasons_to_hold, f"the broker held its event loop: {json.dumps(held, indent=1)}"
+
+
+@contextlib.contextmanager
 def serving(
     data_dir: Path | None,
     *,
@@ -123,6 +142,7 @@ def serving(
             yield served
             if served.is_alive:
                 assert served.terminate() == 0, "the broker did not stop in order"
+            assert_loop_was_free(log_path)
         except BaseException:
             sys.stderr.write(f"the end of {log_path.name}:\n{last_lines(log_path)}\n")
             raise
@@ -199,6 +219,10 @@ def _wait_ready(process: subprocess.Popen[bytes], log_path: Path) -> Served:
                 return Served(kafka_port, http_port, process, log_path)
         time.sleep(ASK_EVERY_S)
     raise AssertionError(f"the broker was not ready within {READY_WITHIN_S:.0f} s")
+
+
+def _seconds(event: Mapping[str, object]) -> float:
+    return float(str(event["seconds"]))
 
 
 def _port(addresses: object) -> int:

@@ -1,0 +1,1 @@
+"""What holds the event loop: noticed, timed, named."""
