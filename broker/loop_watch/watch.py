@@ -1,7 +1,7 @@
 """The watch of the event loop: every turn that takes long is counted with its API, and the longest are logged with what ran.
 
 A call-back beats on the loop every BEAT_S. A thread sleeps until the beat that is due is late by LATE_S; only then it looks, once, at what
-the loop's thread runs. While beats are in time that is 20 call-backs and about as many wake-ups of the thread per second, each of
+the loop's thread runs. While beats are in time that is ten call-backs and ten wake-ups of the thread per second, each of
 microseconds; a request costs nothing.
 
 A turn is timed from the beat that it delays, so up to BEAT_S of it go unseen, and all above BEAT_S + LATE_S are noticed. A call that keeps
@@ -26,7 +26,7 @@ from runtime.clock import Clock
 from runtime.logs import SAID_EVERY_S
 from runtime.telemetry import Metric, Telemetry
 
-BEAT_S: Final = 0.05
+BEAT_S: Final = 0.1
 LATE_S: Final = HELD_S_MIN
 WARN_ABOVE_S: Final = 0.1
 LOOK_AGAIN_S: Final = 0.1
@@ -37,7 +37,7 @@ END_WITHIN_S: Final = 5.0
 
 HELD: Final = Metric(
     "forebay_event_loop_held_seconds",
-    "Turns of the event loop that took long, by what they were for: all above 100 ms, some from 50 ms on, without waits for a processor",
+    "Turns of the event loop that took long, by what they were for: all above 150 ms, some from 50 ms on, without waits for a processor",
     ("api",),
     (0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
