@@ -43,7 +43,7 @@ WAITING_TIMEOUTS_S: Final = {11: 2 * JOIN_WAIT_S_MAX, 14: 2 * JOIN_WAIT_S_MAX}
 LARGE_REQUEST_BYTES: Final = 64 * KIB
 """Larger requests, but for Produce and Fetch, are handled one at a time: their values take many times the memory of their bytes."""
 LONG_REQUEST_BYTES: Final = 4 * KIB
-"""Of larger ones, but for Produce and Fetch, one is begun per turn of the event loop: to decode 1,000 names takes a millisecond."""
+"""Of larger ones, but for Produce and Fetch, one is decoded at a time, and no more than a step per turn of the event loop."""
 LARGE_ANSWERS_MAX: Final = 4
 """Made and written at a time: each holds the event loop for a step per turn, and 10,000 partitions take 3 MiB until they are written."""
 
@@ -249,7 +249,9 @@ class Dispatch:
         if len(frame) > LONG_REQUEST_BYTES:
             async with self._beginning:
                 await asyncio.sleep(0)
-        body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
+                body = await self._decode_in_turns(header, frame)
+        else:
+            body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
         if header.api_key in WAITING_TIMEOUTS_S:
             frame.release()  # it may wait for an hour, and who keeps what it says counts that
         request = Request(header.api_key, header.api_version, header.correlation_id, header.client_id, body)
@@ -266,6 +268,15 @@ class Dispatch:
         for _ in codec.compile_in_steps(api_key, version):
             await asyncio.sleep(0)
         self._met.add((api_key, version))
+
+    async def _decode_in_turns(self, header: codec.RequestHeader, frame: memoryview) -> object:
+        steps = codec.decode_in_steps(header.api_key, header.api_version, frame, header.body_position)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+            await asyncio.sleep(0)
 
     async def _encode(self, header: codec.RequestHeader, answer: object, place: LargeAnswer) -> bytearray:
         """What comes after the first step of a large answer is written by few requests at a time, with a turn for others in between."""

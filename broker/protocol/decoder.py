@@ -3,26 +3,49 @@
 What holds of every decoder made here:
   - a length is compared with the bytes that remain, an array's with its elements' least size, before anything is allocated;
   - a message has at most `ELEMENTS_MAX` array elements and tagged fields, so neither time nor memory runs away;
+  - a string has at most 32,767 bytes, also where its length could say more;
   - unknown tagged fields are skipped (KIP-482), a known one must fill exactly the size it declares;
   - bytes after the message are ignored, as Kafka does.
 Broken input raises `ProtocolViolation` or one of `wire.MALFORMED`; `codec` makes one of the two.
+
+A decoder stops after every STEP_ELEMENTS elements, so that whoever drives it can let others have their turn while it reads a long request.
 """
 
 import struct
 import uuid
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Generator
+from typing import Final, cast
 
 from broker.protocol import wire
 from broker.protocol.generated import Source
 from broker.protocol.schema import FIXED_FORMATS, Field, Structure
 
 Decoder = Callable[[bytes], object]
+StepwiseDecoder = Callable[[bytes], Generator[None, None, object]]
+"""Returns the message when it has been iterated over; a step is over wherever it yields."""
+
+STEP_ELEMENTS: Final = 500
+"""Elements of arrays between two steps, numbers not counted: half a millisecond."""
 
 _UUID_ZERO: Final = bytes(16)
 
 
 def compile_decoder(message: Structure, values: Structure) -> Decoder:
+    """As `compile_stepwise_decoder`, all in one step."""
+    decode = compile_stepwise_decoder(message, values)
+    return lambda data: at_once(decode(data))
+
+
+def at_once(steps: Generator[None, None, object]) -> object:
+    """What they return, without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def compile_stepwise_decoder(message: Structure, values: Structure) -> StepwiseDecoder:
     """A decoder of `message` that answers with `values`, field by name; what the message lacks takes its default.
 
     `values` may be the message's own description or one that `covers` it (`shapes`).
@@ -32,6 +55,7 @@ def compile_decoder(message: Structure, values: Structure) -> Decoder:
         read_uvarint=wire.read_uvarint,
         skip_tags=wire.skip_tags,
         refuse_length=wire.refuse_length,
+        refuse_string=wire.refuse_string,
         refuse_count=wire.refuse_count,
         refuse_tag=wire.refuse_tag,
         unpack_from=struct.unpack_from,
@@ -41,10 +65,14 @@ def compile_decoder(message: Structure, values: Structure) -> Decoder:
     )
     source.line("at = 0")
     source.line("end = len(data)")
+    source.line(f"left = {STEP_ELEMENTS}")
     source.line(f"budget = {wire.ELEMENTS_MAX}")
     result = _Reader(source, flexible=message.flexible).structure(message, values)
+    # A message without arrays yields nothing, and is a generator all the same.
+    with source.block("if 0"):
+        source.line("yield")
     source.line(f"return {result}")
-    return source.compile(f"decoder of {message.cls.__name__} {message.cls.__version__}")
+    return cast("StepwiseDecoder", source.compile(f"decoder of {message.cls.__name__} {message.cls.__version__}"))
 
 
 def to_uuid(raw: bytes) -> uuid.UUID | None:
@@ -134,6 +162,9 @@ class _Reader:
 
         def take() -> None:
             self._check(field, length, 1)
+            if field.kafka_type == "string" and self._flexible:
+                with source.block(f"if {length} > {wire.STRING_BYTES_MAX}"):
+                    source.line(f"refuse_string({field.name!r}, {length})")
             source.line(f"stop = at + {length}")
             source.line(f"{name} = data[at:stop].decode()" if field.kafka_type == "string" else f"{name} = data[at:stop]")
             source.line("at = stop")
@@ -160,6 +191,10 @@ class _Reader:
             source.line(f"{elements} = []")
             with source.block(f"for _ in range({length})"):
                 source.line(f"{elements}.append({self._element(field, target)})")
+                source.line("left -= 1")
+                with source.block("if not left"):
+                    source.line(f"left = {STEP_ELEMENTS}")
+                    source.line("yield")
             source.line(f"{name} = tuple({elements})")
 
         self._unless_null(name, length, take, nullable=field.nullable)
@@ -205,7 +240,7 @@ class _Reader:
             count, tag, size, start = (source.variable() for _ in range(4))
             source.line(f"{count}, at = read_uvarint(data, at)")
             source.line(f"budget -= {count}")
-            with source.block("if budget < 0"):
+            with source.block(f"if budget < 0 or {count} > {wire.TAGS_MAX}"):
                 source.line("refuse_count()")
             with source.block(f"for _ in range({count})"):
                 source.line(f"{tag}, at = read_uvarint(data, at)")

@@ -12,6 +12,11 @@ from broker.protocol.errors import ProtocolViolation
 ELEMENTS_MAX: Final = 100_000
 """Array elements and tagged fields in one request. A frame of 100 MiB could name a hundred million of them."""
 
+TAGS_MAX: Final = 1_000
+"""Tagged fields of one structure: no release of Kafka has ten."""
+STRING_BYTES_MAX: Final = 32_767
+"""As Kafka has it, whatever the encoding of the length."""
+
 MALFORMED: Final = (IndexError, struct.error, UnicodeDecodeError)
 """What reading past the end, or bytes that are not UTF-8, raise underneath."""
 
@@ -52,7 +57,7 @@ def skip_tags(data: bytes | memoryview, at: int, budget: int) -> tuple[int, int]
     """Step over a section of tagged fields (KIP-482); return the position after it and what is left of `budget`."""
     tags, at = read_uvarint(data, at)
     budget -= tags
-    if budget < 0:
+    if budget < 0 or tags > TAGS_MAX:
         refuse_count()
     for _ in range(tags):
         _, at = read_uvarint(data, at)
@@ -66,6 +71,10 @@ def skip_tags(data: bytes | memoryview, at: int, budget: int) -> tuple[int, int]
 def refuse_length(field: str, length: int, remaining: int) -> NoReturn:
     """`length` is -1 where null is not allowed, another negative number, or more than the bytes that remain can hold."""
     raise ProtocolViolation(f"length out of bounds: field={field} length={length} remaining={remaining}")
+
+
+def refuse_string(field: str, length: int) -> NoReturn:
+    raise ProtocolViolation(f"string too long: field={field} bytes={length} maximum={STRING_BYTES_MAX}")
 
 
 def refuse_count() -> NoReturn:
@@ -107,6 +116,8 @@ def read_nullable_string(data: bytes | memoryview, at: int, *, flexible: bool, f
         at += 2
     if length == -1:
         return None, at
+    if length > STRING_BYTES_MAX:
+        refuse_string(field, length)
     stop = at + length
     if not at <= stop <= len(data):
         refuse_length(field, length, len(data) - at)

@@ -530,7 +530,7 @@ async def test_a_large_answer_whose_client_left_gives_its_place_to_others() -> N
 
 async def test_of_long_requests_that_come_together_one_is_begun_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     begun_at: list[int] = []
-    decode = codec.decode_request
+    decode = codec.decode_in_steps
     turn = 0
 
     def noted(*arguments: Any) -> Any:
@@ -542,7 +542,7 @@ async def test_of_long_requests_that_come_together_one_is_begun_in_a_turn(monkey
         turn += 1
         following = asyncio.get_running_loop().call_soon(take_turn)
 
-    monkeypatch.setattr(codec, "decode_request", noted)
+    monkeypatch.setattr(codec, "decode_in_steps", noted)
     long = metadata(*(f"name-{number:05}" for number in range(500)))
     async with desk() as made:
         following = asyncio.get_running_loop().call_soon(take_turn)

@@ -12,9 +12,9 @@ from kio.schema.offset_commit.v3.request import OffsetCommitRequest
 from kio.static.primitive import i32, i32Timedelta
 
 from broker.protocol import wire
-from broker.protocol.decoder import bytes_min, compile_decoder, structure_bytes_min, to_uuid
+from broker.protocol.decoder import STEP_ELEMENTS, bytes_min, compile_decoder, compile_stepwise_decoder, structure_bytes_min, to_uuid
 from broker.protocol.errors import ProtocolViolation
-from broker.protocol.schema import describe
+from broker.protocol.schema import Structure, describe
 from tests.property.kafka_values import kio_encoded
 
 MALFORMED = (ProtocolViolation, *wire.MALFORMED)
@@ -95,6 +95,33 @@ def test_elements_of_nested_arrays_share_one_bound() -> None:
 
     with pytest.raises(ProtocolViolation, match="too many elements"):
         compile_decoder(structure, structure)(struct.pack(">i", 3) + topic * 3 + struct.pack(">i?", 0, False))
+
+
+def test_a_string_longer_than_kafka_has_is_a_violation_also_where_its_length_could_say_so() -> None:
+    length = wire.STRING_BYTES_MAX + 1
+    body = b"\x02" + TOPIC_ID + wire.uvarint(length + 1) + bytes(length) + bytes(3)
+
+    with pytest.raises(ProtocolViolation, match="string too long: field=name bytes=32768 maximum=32767"):
+        compile_decoder(METADATA, METADATA)(body)
+    assert compile_decoder(METADATA, METADATA)(b"\x02" + TOPIC_ID + wire.uvarint(length) + bytes(length - 1) + bytes(4))
+
+
+@pytest.mark.parametrize("known", [METADATA, describe(FetchRequest)], ids=["without tags", "with tags"])
+def test_more_tags_than_anybody_has_are_a_violation(known: Structure) -> None:
+    plain = kio_encoded(fetch_request())[:-1] if known is not METADATA else b"\x01\x00\x00"
+    tags = b"".join(wire.uvarint(1_000 + number) + b"\x00" for number in range(wire.TAGS_MAX + 1))
+
+    with pytest.raises(ProtocolViolation, match="too many elements"):
+        compile_decoder(known, known)(plain + wire.uvarint(wire.TAGS_MAX + 1) + tags)
+
+
+def test_a_long_request_is_read_in_steps() -> None:
+    names = 4 * STEP_ELEMENTS
+    body = wire.uvarint(names + 1) + (TOPIC_ID + b"\x02x\x00") * names + b"\x00\x00\x00"
+
+    steps = list(compile_stepwise_decoder(METADATA, METADATA)(body))
+
+    assert len(steps) == 4
 
 
 def test_known_tags_are_read_among_unknown_ones() -> None:
