@@ -6,6 +6,7 @@ Every wait ends at the timeout given. librdkafka keeps trying to connect without
 import contextlib
 import re
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[a
 
 from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, EXIT_UNREACHABLE, EXIT_USAGE, ClientFailed
-from forebay.kafka_client.interrupts import PatientConsumer, PatientProducer
+from forebay.kafka_client.interrupts import PatientConsumer, PatientProducer, interruptible
+from runtime.clock import SystemClock
 
 KAFKA_PORT: Final = 9092
 PORT_MAX: Final = 65_535
@@ -26,7 +28,12 @@ ANSWER_WITHIN_MAX_S: Final = 3_600.0
 """The library waits for no answer longer than this."""
 
 CLIENT_ID: Final = "forebay"
-_METADATA_SLICE_S: Final = 2.0
+REQUEST_WITHIN_DEFAULT_S: Final = 60.0
+REQUEST_WITHIN_MAX_S: Final = 300.0
+"""The library's own default, and the most it takes: an answer of more than that is asked for again."""
+ANSWER_BYTES_MAX: Final = 1_000_000_000
+PAUSE_S: Final = 0.2
+_LEAST_S: Final = 0.1
 
 T = TypeVar("T")
 
@@ -75,18 +82,22 @@ class Connection:
         return PatientProducer({**self._config(), **config})
 
     def metadata(self, admin: AdminClient) -> ClusterMetadata:
-        """All topics and brokers. Raise `ClientFailed`."""
-        left_s = self.timeout_s
+        """All topics and brokers: 100,000 topics take a broker seconds. Raise `ClientFailed`."""
         with self.answers_awaited():
-            while True:
-                # In slices: a call into the library cannot be interrupted.
-                slice_s = min(left_s, _METADATA_SLICE_S)
-                left_s -= slice_s
-                try:
-                    return admin.list_topics(timeout=slice_s)
-                except KafkaException as error:
-                    if left_s <= 0 or error.args[0].code() not in NO_ANSWER:
-                        raise
+            return interruptible(lambda: self._list_topics(admin))
+
+    def _list_topics(self, admin: AdminClient) -> ClusterMetadata:
+        clock = SystemClock()
+        give_up_s = clock.monotonic_s() + self.timeout_s
+        while True:
+            began_s = clock.monotonic_s()
+            try:
+                return admin.list_topics(timeout=max(give_up_s - began_s, _LEAST_S))
+            except KafkaException as error:
+                if error.args[0].code() not in NO_ANSWER or clock.monotonic_s() + PAUSE_S >= give_up_s:
+                    raise
+            # The library gave up before the time: the broker closed the connection, or is not there yet.
+            time.sleep(PAUSE_S)
 
     def result(self, future: "Future[T]") -> T:
         """Raise `KafkaException` for what a broker answered, `ClientFailed` if none did."""
@@ -115,8 +126,9 @@ class Connection:
     def _unanswered(self) -> ClientFailed:
         """Looks for the cause: an address that was advertised and cannot be reached from here is the usual one."""
         try:
-            metadata = self.admin().list_topics(timeout=DIAGNOSE_WITHIN_S)
-        except KafkaException:
+            # Without topics: of those there may be more than are answered in this time.
+            described = self.admin().describe_cluster(request_timeout=DIAGNOSE_WITHIN_S).result(2 * DIAGNOSE_WITHIN_S)
+        except (KafkaException, TimeoutError):
             causes = [cannot_reach(address, within_s=DIAGNOSE_WITHIN_S) for address in self.bootstrap]
             if all(causes):
                 # It was there when the command began.
@@ -126,7 +138,7 @@ class Connection:
                 "Is it a Kafka listener without TLS and SASL?",
                 exit_code=EXIT_TIMED_OUT,
             )
-        for broker in metadata.brokers.values():
+        for broker in described.nodes:
             cause = cannot_reach(Address(str(broker.host), broker.port), within_s=DIAGNOSE_WITHIN_S)
             if cause is not None:
                 return ClientFailed(
@@ -143,6 +155,8 @@ class Connection:
             "bootstrap.servers": self.named,
             "client.id": CLIENT_ID,
             "socket.connection.setup.timeout.ms": int(CONNECT_WITHIN_S * 1_000),
+            "socket.timeout.ms": int(1_000 * min(max(self.timeout_s, REQUEST_WITHIN_DEFAULT_S), REQUEST_WITHIN_MAX_S)),
+            "receive.message.max.bytes": ANSWER_BYTES_MAX,
             "broker.address.family": "any",
             "log_level": 0,
         }

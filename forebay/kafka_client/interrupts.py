@@ -5,11 +5,31 @@ Raised in a callback that the library makes, an interruption ends as `SystemErro
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, Message, Producer
+
+T = TypeVar("T")
+
+
+def interruptible(call: Callable[[], T]) -> T:
+    """What a long call into the library returns or raises. Ctrl-C ends the wait for it at once; the call goes on in a thread of its own,
+    for which the process does not wait when it ends.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="library-call", daemon=True).start()
+    return outcome.result()
 
 
 class _Calls:

@@ -1,8 +1,9 @@
 import socket
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
-from forebay.kafka_client.connection import Address, connect, parse_bootstrap
+from forebay.kafka_client.connection import Address, Connection, connect, parse_bootstrap
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, EXIT_UNREACHABLE, EXIT_USAGE, ClientFailed
 
 
@@ -71,3 +72,29 @@ def test_a_broker_that_goes_after_the_first_connection_cannot_be_reached() -> No
         connection.metadata(connection.admin())
 
     assert failed.value.exit_code == EXIT_UNREACHABLE
+
+
+class SlowAdmin:
+    """A cluster whose answer takes longer than any slice of the time there is."""
+
+    def __init__(self) -> None:
+        self.asked_s: list[float] = []
+
+    def list_topics(self, *, timeout: float) -> str:
+        self.asked_s.append(timeout)
+        if len(self.asked_s) == 1:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        return "answered"
+
+
+def test_topics_are_asked_for_with_all_the_time_there_is_and_again_where_the_library_gave_up_early() -> None:
+    admin = SlowAdmin()
+    connection = Connection(bootstrap=(Address("nowhere", 1),), timeout_s=44.0)
+
+    assert connection.metadata(admin) == "answered"  # type: ignore[comparison-overlap, arg-type]
+    assert [round(seconds, -1) for seconds in admin.asked_s] == [40.0, 40.0]
+
+
+@pytest.mark.parametrize(("timeout_s", "socket_ms"), [(1.0, 60_000), (120.0, 120_000), (3_600.0, 300_000)])
+def test_the_library_waits_for_one_answer_as_long_as_it_may(timeout_s: float, socket_ms: int) -> None:
+    assert Connection(bootstrap=(Address("nowhere", 1),), timeout_s=timeout_s)._config()["socket.timeout.ms"] == socket_ms

@@ -1,10 +1,11 @@
 import os
 import signal
+import threading
 
 import pytest
 from confluent_kafka import KafkaError
 
-from forebay.kafka_client.interrupts import PatientConsumer, PatientProducer, interrupted_between_calls
+from forebay.kafka_client.interrupts import PatientConsumer, PatientProducer, interrupted_between_calls, interruptible
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "reconnect.backoff.max.ms": 100}
 WITHIN_S = 30.0
@@ -67,3 +68,21 @@ def test_ctrl_c_between_calls_and_the_second_within_interrupt_at_once() -> None:
 
     assert signal.getsignal(signal.SIGINT) is before
     consumer.close()
+
+
+def test_a_long_call_gives_what_it_returns_and_raises_what_it_raises() -> None:
+    assert interruptible(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        interruptible(lambda: 1 // 0)
+
+
+def test_a_long_call_is_left_at_once_when_somebody_interrupts() -> None:
+    answered = threading.Event()
+
+    def call() -> bool:
+        signal.raise_signal(signal.SIGINT)  # arrives in the main thread, as Ctrl-C does
+        return answered.wait(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        interruptible(call)
+    answered.set()
