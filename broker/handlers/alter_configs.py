@@ -16,24 +16,28 @@ from broker.handlers.config_resources import Refusal
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.catalog.topic_configs import validate
 
 
 async def handle(context: Context, request: Request[AlterConfigsRequest]) -> AlterConfigsResponse:
     body = request.body
-    changes = [_accept(resource) for resource in body.resources]
+    turns = Turns()
+    changes = await turns.each(_accept, body.resources)
     refusals = await alter_all(context.parts, changes, context.by(request.client_id), validate_only=body.validate_only)
     return AlterConfigsResponse(
         throttle_time=as_field(0),
-        responses=tuple(
-            AlterConfigsResourceResponse(
-                error_code=refusal.error if refusal else ErrorCode.none,
-                error_message=refusal.message if refusal else None,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource, refusal in zip(body.resources, refusals, strict=True)
-        ),
+        responses=tuple(await turns.each(_respond, zip(body.resources, refusals, strict=True))),
+    )
+
+
+def _respond(answer: tuple[AlterConfigsResource, Refusal | None]) -> AlterConfigsResourceResponse:
+    resource, refusal = answer
+    return AlterConfigsResourceResponse(
+        error_code=refusal.error if refusal else ErrorCode.none,
+        error_message=refusal.message if refusal else None,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
     )
 
 

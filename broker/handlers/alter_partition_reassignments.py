@@ -20,6 +20,7 @@ from broker.handlers.kio_types import as_i32
 from broker.handlers.partition_bounds import TopicPartition
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 
@@ -35,12 +36,18 @@ async def handle(context: Context, request: Request[AlterPartitionReassignmentsR
         live = {record.broker_id for record in await context.parts.brokers.live()}
     except StorageError as error:
         return _answer(body, error_code_of(error), str(error), ())
-    asked = [TopicPartition(topic.name, partition.partition_index) for topic in body.topics for partition in topic.partitions]
+    turns = Turns()
+    asked: list[TopicPartition] = []
+    for topic in body.topics:
+        for partition in topic.partitions:
+            asked.append(TopicPartition(topic.name, partition.partition_index))
+            await turns.spent()
     topics = await find_existing(context.parts, asked)
     responses = []
     for topic in body.topics:
         partitions = []
         for partition in topic.partitions:
+            await turns.spent()
             found = topics[TopicPartition(topic.name, partition.partition_index)]
             refusal = (
                 Refusal(found, describe_absence(found))
@@ -54,6 +61,7 @@ async def handle(context: Context, request: Request[AlterPartitionReassignmentsR
                     error_message=refusal.message if refusal else None,
                 )
             )
+        await turns.spent()
         responses.append(ReassignableTopicResponse(name=topic.name, partitions=tuple(partitions)))
     return _answer(body, ErrorCode.none, None, responses)
 

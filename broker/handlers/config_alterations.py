@@ -10,6 +10,7 @@ from broker.handlers.administration import By
 from broker.handlers.config_resources import BROKER, TOPIC, Refusal, refuse_broker_name, refuse_topic_name, refuse_type
 from broker.handlers.context import Parts
 from broker.handlers.errors import error_code_of
+from runtime.turns import Turns
 from storage.catalog.topic_configs import InvalidTopicConfig
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
@@ -28,7 +29,8 @@ class ResourceChange(NamedTuple):
 
 async def alter_all(parts: Parts, changes: Sequence[ResourceChange], by: By, *, validate_only: bool) -> list[Refusal | None]:
     """In the order of `changes`, each for itself: None for what was altered, or with `validate_only` would have been."""
-    occurrences = Counter((one.resource_type, one.resource_name) for one in changes)
+    turns = Turns()
+    occurrences = Counter(await turns.each(lambda one: (one.resource_type, one.resource_name), changes))
     names = {one.resource_name for one in changes if one.resource_type == TOPIC}
     found: dict[str, Topic] | StorageError
     try:
@@ -37,6 +39,7 @@ async def alter_all(parts: Parts, changes: Sequence[ResourceChange], by: By, *, 
         found = error
     answers = []
     for one in changes:
+        await turns.spent()
         if occurrences[one.resource_type, one.resource_name] > 1:
             answer: Refusal | None = Refusal(ErrorCode.invalid_request, "each resource must appear at most once")
         elif isinstance(one.change, Refusal):

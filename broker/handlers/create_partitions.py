@@ -23,6 +23,7 @@ from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_topic_name
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.catalog.topics import PARTITIONS_MAX, Topic
 from storage.errors import StorageError
 
@@ -49,14 +50,16 @@ async def handle(context: Context, request: Request[CreatePartitionsRequest]) ->
             context.parts.administration.failed("partitions_added", by, error=refusal.error, message=refusal.message, topic=name)
     return CreatePartitionsResponse(
         throttle_time=as_field(0),
-        results=tuple(
-            CreatePartitionsTopicResult(
-                name=as_topic_name(name),
-                error_code=refusal.error if refusal else ErrorCode.none,
-                error_message=refusal.message if refusal else None,
-            )
-            for name, refusal in answers.items()
-        ),
+        results=tuple(await Turns().each(_respond, answers.items())),
+    )
+
+
+def _respond(answer: tuple[str, Refusal | None]) -> CreatePartitionsTopicResult:
+    name, refusal = answer
+    return CreatePartitionsTopicResult(
+        name=as_topic_name(name),
+        error_code=refusal.error if refusal else ErrorCode.none,
+        error_message=refusal.message if refusal else None,
     )
 
 
@@ -68,7 +71,9 @@ async def _create_all(parts: Parts, body: CreatePartitionsRequest, answers: dict
         answers |= dict.fromkeys(occurrences, _failed(error))
         return
     allowed = PARTITIONS_MAX
+    turns = Turns()
     for wanted in body.topics:
+        await turns.spent()
         topic = existing.get(wanted.name)
         if occurrences[wanted.name] > 1:
             answers[wanted.name] = Refusal(ErrorCode.invalid_request, "the request names this topic more than once")

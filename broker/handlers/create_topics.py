@@ -27,6 +27,7 @@ from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_i8, as_i16, as_i32, as_topic_name, as_uuid
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.catalog.topic_configs import InvalidTopicConfig, effective, validate
 from storage.catalog.topic_names import collision_key, validate_name
 from storage.catalog.topics import PARTITIONS_MAX
@@ -67,7 +68,7 @@ async def handle(context: Context, request: Request[CreateTopicsRequest]) -> Cre
             context.parts.administration.failed("topic_created", by, error=answer.error, message=answer.message, topic=name)
     return CreateTopicsResponse(
         throttle_time=as_field(0),
-        topics=tuple(_respond(name, answer) for name, answer in answers.items()),
+        topics=tuple(await Turns().each(_respond, answers.items())),
     )
 
 
@@ -81,7 +82,9 @@ async def _create_all(parts: Parts, body: CreateTopicsRequest, answers: dict[str
         return
     allowed = PARTITIONS_MAX
     planned_names: dict[str, str] = {}
+    turns = Turns()
     for topic in body.topics:
+        await turns.spent()
         if occurrences[topic.name] > 1:
             answers[topic.name] = Refusal(ErrorCode.invalid_request, "the request names this topic more than once")
             continue
@@ -188,7 +191,8 @@ def _refusal_of(error: StorageError) -> Refusal:
     return Refusal(error_code_of(error), str(error))
 
 
-def _respond(name: str, answer: Plan | Refusal) -> CreatableTopicResult:
+def _respond(answered: tuple[str, Plan | Refusal]) -> CreatableTopicResult:
+    name, answer = answered
     if isinstance(answer, Refusal):
         return CreatableTopicResult(
             name=as_topic_name(name), topic_id=None, error_code=answer.error, error_message=answer.message, configs=()

@@ -3,6 +3,7 @@
 from kio.schema.delete_groups.v2 import DeleteGroupsRequest, DeleteGroupsResponse
 from kio.schema.delete_groups.v2.response import DeletableGroupResult
 from kio.schema.errors import ErrorCode
+from kio.schema.types import GroupId
 
 from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed
@@ -10,6 +11,7 @@ from broker.handlers.administration import By
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 
 
 async def handle(context: Context, request: Request[DeleteGroupsRequest]) -> DeleteGroupsResponse:
@@ -24,10 +26,13 @@ async def handle(context: Context, request: Request[DeleteGroupsRequest]) -> Del
             context.parts.administration.failed("group_deleted", by, error=ErrorCode(error), group=group_id)
     return DeleteGroupsResponse(
         throttle_time=as_field(0),
-        results=tuple(
-            DeletableGroupResult(group_id=group_id, error_code=ErrorCode(error)) for group_id, error in zip(named, errors, strict=True)
-        ),
+        results=tuple(await Turns().each(_result, zip(named, errors, strict=True))),
     )
+
+
+def _result(answer: tuple[GroupId, GroupError]) -> DeletableGroupResult:
+    group_id, error = answer
+    return DeletableGroupResult(group_id=group_id, error_code=ErrorCode(error))
 
 
 async def _delete(context: Context, group_id: str, by: By) -> GroupError:

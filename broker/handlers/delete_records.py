@@ -10,10 +10,11 @@ not done in time is REQUEST_TIMED_OUT, and may still happen.
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kio.schema.delete_records.v2 import DeleteRecordsRequest, DeleteRecordsResponse
+from kio.schema.delete_records.v2.request import DeleteRecordsPartition, DeleteRecordsTopic
 from kio.schema.delete_records.v2.response import DeleteRecordsPartitionResult, DeleteRecordsTopicResult
 from kio.schema.errors import ErrorCode
 
@@ -25,6 +26,7 @@ from broker.handlers.kio_types import as_i32, as_i64
 from broker.handlers.partition_bounds import TopicPartition
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.catalog.topic_configs import value_of
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
@@ -45,9 +47,10 @@ Answer = int | ErrorCode
 
 async def handle(context: Context, request: Request[DeleteRecordsRequest]) -> DeleteRecordsResponse:
     body = request.body
-    asked = [
-        (TopicPartition(topic.name, partition.partition_index), partition.offset) for topic in body.topics for partition in topic.partitions
-    ]
+    turns = Turns()
+    asked: list[tuple[TopicPartition, int]] = []
+    for topic in body.topics:
+        asked += await turns.each(_asked_of(topic), topic.partitions)
     answers: dict[TopicPartition, Answer] = {partition: ErrorCode.request_timed_out for partition, _ in asked}
     try:
         async with asyncio.timeout(min(max(milliseconds(body.timeout), TIMEOUT_MS_MIN), TIMEOUT_MS_MAX) / 1_000):
@@ -59,24 +62,28 @@ async def handle(context: Context, request: Request[DeleteRecordsRequest]) -> De
         _note(context.parts, context.by(request.client_id), answers)
     return DeleteRecordsResponse(
         throttle_time=as_field(0),
-        topics=tuple(
-            DeleteRecordsTopicResult(
-                name=topic.name,
-                partitions=tuple(
-                    _respond(partition.partition_index, answers[TopicPartition(topic.name, partition.partition_index)])
-                    for partition in topic.partitions
-                ),
-            )
-            for topic in body.topics
-        ),
+        topics=tuple([await _answer(topic, answers, turns) for topic in body.topics]),
     )
+
+
+def _asked_of(topic: DeleteRecordsTopic) -> Callable[[DeleteRecordsPartition], tuple[TopicPartition, int]]:
+    return lambda partition: (TopicPartition(topic.name, partition.partition_index), partition.offset)
+
+
+async def _answer(topic: DeleteRecordsTopic, answers: dict[TopicPartition, Answer], turns: Turns) -> DeleteRecordsTopicResult:
+    def respond(partition: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+        return _respond(partition.partition_index, answers[TopicPartition(topic.name, partition.partition_index)])
+
+    return DeleteRecordsTopicResult(name=topic.name, partitions=tuple(await turns.each(respond, topic.partitions)))
 
 
 async def _delete_all(parts: Parts, asked: Sequence[tuple[TopicPartition, int]], answers: dict[TopicPartition, Answer]) -> None:
     occurrences = Counter(partition for partition, _ in asked)
     topics = await find_existing(parts, occurrences)
     trims: list[tuple[TopicPartition, PartitionId, int]] = []
+    turns = Turns()
     for partition, offset in asked:
+        await turns.spent()
         topic = topics[partition]
         if occurrences[partition] > 1:
             answers[partition] = ErrorCode.invalid_request

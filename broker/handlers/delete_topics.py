@@ -20,6 +20,7 @@ from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_topic_id, as_topic_name, as_uuid
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.catalog.topic_names import validate_name
 from storage.catalog.topics import Topic
 from storage.errors import NotFound, StorageError
@@ -45,7 +46,9 @@ class Answer(NamedTuple):
 
 
 async def handle(context: Context, request: Request[DeleteTopicsRequest]) -> DeleteTopicsResponse:
-    asked, by = _asked(request.body), context.by(request.client_id)
+    turns = Turns()
+    asked = await _asked(request.body, turns)
+    by = context.by(request.client_id)
     timed_out = Answer(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
     answers = dict.fromkeys(asked, timed_out)
     try:
@@ -54,22 +57,25 @@ async def handle(context: Context, request: Request[DeleteTopicsRequest]) -> Del
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above
     for named, answer in answers.items():
+        await turns.spent()
         if answer.error is not ErrorCode.none:
             name, topic_id = _as_known(named, answer)
             facts = {"topic": name, "topic_id": topic_id}
             context.parts.administration.failed("topic_deleted", by, error=answer.error, message=answer.message, **facts)
-    return DeleteTopicsResponse(throttle_time=as_field(0), responses=tuple(_respond(named, answer) for named, answer in answers.items()))
+    return DeleteTopicsResponse(throttle_time=as_field(0), responses=tuple(await turns.each(_respond, answers.items())))
 
 
-def _asked(body: DeleteTopicsRequest) -> list[Asked]:
+async def _asked(body: DeleteTopicsRequest, turns: Turns) -> list[Asked]:
     if isinstance(body, v5.DeleteTopicsRequest):
-        return [Asked(name, None) for name in body.topic_names]
-    return [Asked(topic.name, None if topic.topic_id is None else as_topic_id(topic.topic_id)) for topic in body.topics]
+        return await turns.each(lambda name: Asked(name, None), body.topic_names)
+    return await turns.each(lambda topic: Asked(topic.name, None if topic.topic_id is None else as_topic_id(topic.topic_id)), body.topics)
 
 
 async def _delete_all(parts: Parts, asked: list[Asked], answers: dict[Asked, Answer], by: By) -> None:
     served = []
+    turns = Turns()
     for named, occurrences in Counter(asked).items():
+        await turns.spent()
         if (named.name is None) == (named.topic_id is None):
             answers[named] = Answer(ErrorCode.invalid_request, "a topic is named either by its name or by its id")
         elif occurrences > 1:
@@ -83,6 +89,7 @@ async def _delete_all(parts: Parts, asked: list[Asked], answers: dict[Asked, Ans
         return
     incarnations = Counter(topic.topic_id for topic in found.values())
     for named in served:
+        await turns.spent()
         topic = found.get(named)
         if topic is None:
             answers[named] = await _delete_if_there(parts, named, by)
@@ -133,7 +140,8 @@ def _as_known(named: Asked, answer: Answer) -> Asked:
     return named if answer.topic is None else Asked(answer.topic.name, answer.topic.topic_id)
 
 
-def _respond(named: Asked, answer: Answer) -> DeletableTopicResult:
+def _respond(answered: tuple[Asked, Answer]) -> DeletableTopicResult:
+    named, answer = answered
     name, topic_id = _as_known(named, answer)
     return DeletableTopicResult(
         name=None if name is None else as_topic_name(name),

@@ -2,6 +2,8 @@
 
 An unknown group is GROUP_ID_NOT_FOUND from v6 on, before that a group in state Dead. What members say is shown while the group is stable,
 as in Kafka; what they were given, always.
+
+Differs from Apache Kafka: a group that is named more than once is answered once.
 """
 
 from kio.schema.describe_groups.v6 import DescribeGroupsRequest, DescribeGroupsResponse
@@ -17,6 +19,7 @@ from broker.handlers.kio_types import as_i32
 from broker.handlers.operations import GROUP_OPERATIONS, OPERATIONS_NOT_ASKED_FOR
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 
 DEAD = "Dead"
 _NOT_FOUND_ERROR_MINIMUM = 6
@@ -28,8 +31,9 @@ async def handle(context: Context, request: Request[DescribeGroupsRequest]) -> D
     groups = context.parts.groups
 
     # Those in memory wait for nobody.
-    found: dict[str, LoadedGroup | GroupError] = {group_id: known for group_id in body.groups if (known := groups.loaded(group_id))}
-    wanted = [group_id for group_id in dict.fromkeys(body.groups) if group_id not in found]
+    named = list(dict.fromkeys(body.groups))
+    found: dict[str, LoadedGroup | GroupError] = {group_id: known for group_id in named if (known := groups.loaded(group_id))}
+    wanted = [group_id for group_id in named if group_id not in found]
 
     async def find(place: int) -> LoadedGroup | GroupError:
         try:
@@ -41,7 +45,7 @@ async def handle(context: Context, request: Request[DescribeGroupsRequest]) -> D
     found |= zip(wanted, await groups.each(wanted, find, late=late), strict=True)
     return DescribeGroupsResponse(
         throttle_time=as_field(0),
-        groups=tuple([_describe(group_id, found[group_id], operations, request.api_version) for group_id in body.groups]),
+        groups=tuple(await Turns().each(lambda group_id: _describe(group_id, found[group_id], operations, request.api_version), named)),
     )
 
 

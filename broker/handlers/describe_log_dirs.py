@@ -6,7 +6,6 @@ records; where records were deleted, as much of them as of the offsets is left. 
 out, as in Kafka. Total and usable bytes (v4+) are -1: there is no volume that could be full.
 """
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -20,9 +19,11 @@ from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_i32, as_i64, as_topic_name
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError, Unavailable
 from storage.log.bounds import LogBounds
+from storage.vocabulary import PartitionId
 
 _NO_LAG: Final = 0
 
@@ -47,7 +48,10 @@ async def _wanted(parts: Parts, body: DescribeLogDirsRequest) -> list[tuple[Topi
 
 async def _sizes(parts: Parts, wanted: list[tuple[Topic, Sequence[int]]]) -> list[DescribeLogDirsTopic]:
     """Raises `Unavailable` if the metadata store does not answer; a partition that is gone, or broken, is left out."""
-    partitions = [topic.partition(number) for topic, numbers in wanted for number in numbers]
+    turns = Turns()
+    partitions: list[PartitionId] = []
+    for topic, numbers in wanted:
+        partitions += await turns.each(topic.partition, numbers)
     if not partitions:
         return []
     found = await parts.bounds.read(partitions)
@@ -57,12 +61,14 @@ async def _sizes(parts: Parts, wanted: list[tuple[Topic, Sequence[int]]]) -> lis
     read = iter(found)
     answers = []
     for topic, numbers in wanted:
-        described = tuple(
-            _partition(number, bounds) for number, bounds in zip(numbers, read, strict=False) if isinstance(bounds, LogBounds)
-        )
+        described = []
+        for number in numbers:
+            if isinstance(bounds := next(read), LogBounds):
+                described.append(_partition(number, bounds))
+            await turns.spent()
         if described:
-            answers.append(DescribeLogDirsTopic(name=as_topic_name(topic.name), partitions=described))
-        await asyncio.sleep(0)  # others have their turn between topics
+            answers.append(DescribeLogDirsTopic(name=as_topic_name(topic.name), partitions=tuple(described)))
+        await turns.spent()
     return answers
 
 

@@ -3,15 +3,19 @@
 The producers with sequences that a partition remembers: what its control record holds and the pages it names hold.
 Any broker can answer for any partition. Partitions that do not exist are UNKNOWN_TOPIC_OR_PARTITION.
 
-Differs from Apache Kafka: last_timestamp is when the last batch was appended, not the greatest timestamp in it.
+Differs from Apache Kafka: a partition that is named more than once is answered once;
+last_timestamp is when the last batch was appended, not the greatest timestamp in it.
 """
 
 import asyncio
+from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from kio.schema.describe_producers.v0 import DescribeProducersRequest, DescribeProducersResponse
 from kio.schema.describe_producers.v0.response import PartitionResponse, ProducerState, TopicResponse
 from kio.schema.errors import ErrorCode
+from kio.schema.types import TopicName
 
 from broker.handlers.context import Context, Parts
 from broker.handlers.errors import error_code_of
@@ -20,6 +24,7 @@ from broker.handlers.kio_types import as_i32, as_i64, as_producer_id
 from broker.handlers.partition_bounds import TopicPartition
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.errors import StorageError
 from storage.log.active_producers import ActiveProducer
 from storage.vocabulary import PartitionId
@@ -33,20 +38,28 @@ Answer = list[ActiveProducer] | ErrorCode
 
 async def handle(context: Context, request: Request[DescribeProducersRequest]) -> DescribeProducersResponse:
     body = request.body
-    asked = {TopicPartition(topic.name, partition): None for topic in body.topics for partition in topic.partition_indexes}
+    turns = Turns()
+    partitions: dict[TopicName, dict[int, None]] = {}
+    for topic in body.topics:
+        partitions.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+        await turns.spent()
+    asked: dict[TopicPartition, None] = {}
+    for name, named in partitions.items():
+        asked |= dict.fromkeys(await turns.each(partial(TopicPartition, name), named))
     answers = await _read_all(context.parts, asked)
     return DescribeProducersResponse(
         throttle_time=as_field(0),
-        topics=tuple(
-            TopicResponse(
-                name=topic.name,
-                partitions=tuple(
-                    _respond(partition, answers[TopicPartition(topic.name, partition)]) for partition in topic.partition_indexes
-                ),
-            )
-            for topic in body.topics
-        ),
+        topics=tuple([await _answer(name, named, answers, turns) for name, named in partitions.items()]),
     )
+
+
+async def _answer(name: TopicName, named: Iterable[int], answers: dict[TopicPartition, Answer], turns: Turns) -> TopicResponse:
+    partitions = []
+    for partition in named:
+        answer = answers[TopicPartition(name, partition)]
+        partitions.append(_respond(partition, answer))
+        await turns.spent(1 if isinstance(answer, ErrorCode) else 1 + len(answer))
+    return TopicResponse(name=name, partitions=tuple(partitions))
 
 
 async def _read_all(parts: Parts, asked: dict[TopicPartition, None]) -> dict[TopicPartition, Answer]:

@@ -18,6 +18,7 @@ from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_broker_id, as_i32, as_i64
 from broker.handlers.partition_bounds import LEADER_EPOCH
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.errors import StorageError
 
 METADATA_TOPIC: Final = "__cluster_metadata"
@@ -43,9 +44,12 @@ async def handle(context: Context, request: Request[DescribeQuorumRequest]) -> D
     )
     topics = []
     is_described = False
+    turns = Turns()
     for topic in request.body.topics:
+        await turns.spent()
         partitions = []
         for partition in topic.partitions:
+            await turns.spent()
             is_known = topic.topic_name == METADATA_TOPIC and partition.partition_index == METADATA_PARTITION
             is_described |= is_known
             partitions.append(

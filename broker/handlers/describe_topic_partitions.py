@@ -28,6 +28,7 @@ from broker.handlers.partition_bounds import LEADER_EPOCH
 from broker.leadership import Asker, Placement, Question
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.catalog.topic_names import validate_name
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
@@ -40,9 +41,11 @@ PLACED_AT_ONCE: Final = 200
 
 async def handle(context: Context, request: Request[DescribeTopicPartitionsRequest]) -> DescribeTopicPartitionsResponse:
     body = request.body
+    turns = Turns()
     names = sorted({topic.name for topic in body.topics})
+    await turns.spent(len(names))
     if body.cursor is not None and body.cursor.partition_index < 0:
-        return _answer([_refused(name, ErrorCode.invalid_request) for name in names], None)
+        return _answer(await turns.each(lambda name: _refused(name, ErrorCode.invalid_request), names), None)
     nodes = await live_nodes(context)
     asker = Asker(request.client_id, context.client_host)
     place = context.parts.leadership.placement(Question(asker, context.parts.broker_id, [node.candidate for node in nodes]))
@@ -52,6 +55,7 @@ async def handle(context: Context, request: Request[DescribeTopicPartitionsReque
         await context.large_answer.take()
     topics: list[DescribeTopicPartitionsResponseTopic] = []
     for name in sorted(found):
+        await turns.spent()
         if body.cursor is not None and name < body.cursor.topic_name:
             continue
         topic = found[name]
@@ -77,7 +81,9 @@ async def _find(parts: Parts, names: Sequence[str]) -> dict[str, Topic | ErrorCo
     except StorageError as error:
         return dict.fromkeys(names, error_code_of(error))
     answers: dict[str, Topic | ErrorCode] = {}
+    turns = Turns()
     for name in names:
+        await turns.spent()
         missing = ErrorCode.unknown_topic_or_partition if validate_name(name) is None else ErrorCode.invalid_topic_exception
         answers[name] = found.get(name, missing)
     return answers

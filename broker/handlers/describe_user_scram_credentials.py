@@ -13,6 +13,7 @@ from kio.schema.errors import ErrorCode
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 
 
 async def handle(_context: Context, request: Request[DescribeUserScramCredentialsRequest]) -> DescribeUserScramCredentialsResponse:
@@ -21,7 +22,7 @@ async def handle(_context: Context, request: Request[DescribeUserScramCredential
         throttle_time=as_field(0),
         error_code=ErrorCode.none,
         error_message=None,
-        results=tuple(_result(name, is_twice=count > 1) for name, count in named.items()),
+        results=tuple(await Turns().each(lambda one: _result(one[0], is_twice=one[1] > 1), named.items())),
     )
 
 

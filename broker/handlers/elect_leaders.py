@@ -5,9 +5,11 @@ ELECTION_NOT_NEEDED, or UNKNOWN_TOPIC_OR_PARTITION; null asks for all of them, o
 An election type (v1+) other than preferred (0) and unclean (1) is INVALID_REQUEST.
 """
 
+from functools import partial
 from typing import Final
 
 from kio.schema.elect_leaders.v2 import ElectLeadersRequest, ElectLeadersResponse
+from kio.schema.elect_leaders.v2.request import TopicPartitions
 from kio.schema.elect_leaders.v2.response import PartitionResult, ReplicaElectionResult
 from kio.schema.errors import ErrorCode
 
@@ -17,6 +19,7 @@ from broker.handlers.kio_types import as_i32
 from broker.handlers.partition_bounds import TopicPartition
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.catalog.topics import Topic
 
 _ELECTION_TYPES: Final = (0, 1)
@@ -27,18 +30,23 @@ async def handle(context: Context, request: Request[ElectLeadersRequest]) -> Ele
     if body.election_type not in _ELECTION_TYPES:
         return ElectLeadersResponse(throttle_time=as_field(0), error_code=ErrorCode.invalid_request, replica_election_results=())
     named = body.topic_partitions or ()
-    topics = await find_existing(context.parts, [TopicPartition(one.topic, partition) for one in named for partition in one.partitions])
+    turns = Turns()
+    asked: list[TopicPartition] = []
+    for one in named:
+        asked += await turns.each(partial(TopicPartition, one.topic), one.partitions)
+    topics = await find_existing(context.parts, asked)
     return ElectLeadersResponse(
         throttle_time=as_field(0),
         error_code=ErrorCode.none,
-        replica_election_results=tuple(
-            ReplicaElectionResult(
-                topic=one.topic,
-                partition_result=tuple(_result(partition, topics[TopicPartition(one.topic, partition)]) for partition in one.partitions),
-            )
-            for one in named
-        ),
+        replica_election_results=tuple([await _answer(one, topics, turns) for one in named]),
     )
+
+
+async def _answer(one: TopicPartitions, topics: dict[TopicPartition, Topic | ErrorCode], turns: Turns) -> ReplicaElectionResult:
+    def result(partition: int) -> PartitionResult:
+        return _result(partition, topics[TopicPartition(one.topic, partition)])
+
+    return ReplicaElectionResult(topic=one.topic, partition_result=tuple(await turns.each(result, one.partitions)))
 
 
 def _result(partition: int, found: Topic | ErrorCode) -> PartitionResult:

@@ -7,6 +7,7 @@ from kio.schema.errors import ErrorCode
 from broker.handlers.context import Parts
 from broker.handlers.errors import error_code_of
 from broker.handlers.partition_bounds import TopicPartition
+from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 
@@ -25,7 +26,9 @@ async def find_existing(parts: Parts, wanted: Collection[TopicPartition]) -> dic
     except StorageError as error:
         return dict.fromkeys(wanted, error_code_of(error))
     answers: dict[TopicPartition, Topic | ErrorCode] = {}
+    turns = Turns()
     for asked in wanted:
+        await turns.spent()
         topic = topics.get(asked.topic)
         answers[asked] = topic if topic is not None and topic.has_partition(asked.partition) else ErrorCode.unknown_topic_or_partition
     return answers

@@ -21,6 +21,7 @@ from broker.handlers.kio_types import as_broker_id, as_i32
 from broker.handlers.nodes import Node, live_nodes
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.errors import StorageError
 
 FindCoordinatorRequest = v3.FindCoordinatorRequest | v6.FindCoordinatorRequest
@@ -54,17 +55,19 @@ async def handle(context: Context, request: Request[FindCoordinatorRequest]) -> 
     answers = await _find(context, request.api_version, body.key_type, body.coordinator_keys)
     return v6.FindCoordinatorResponse(
         throttle_time=as_field(0),
-        coordinators=tuple(
-            Coordinator(
-                key=key,
-                node_id=as_broker_id(found.node.broker_id),
-                host=found.node.host,
-                port=as_i32(found.node.port),
-                error_code=found.error,
-                error_message=found.message,
-            )
-            for key, found in zip(body.coordinator_keys, answers, strict=True)
-        ),
+        coordinators=tuple(await Turns().each(_coordinator, zip(body.coordinator_keys, answers, strict=True))),
+    )
+
+
+def _coordinator(answer: tuple[str, _Answer]) -> Coordinator:
+    key, found = answer
+    return Coordinator(
+        key=key,
+        node_id=as_broker_id(found.node.broker_id),
+        host=found.node.host,
+        port=as_i32(found.node.port),
+        error_code=found.error,
+        error_message=found.message,
     )
 
 
@@ -82,7 +85,7 @@ async def _find(context: Context, version: int, key_type: int, sought: Sequence[
     except StorageError as error:
         code = error_code_of(error)
         return [_Answer(ErrorCode.coordinator_not_available if code.retriable else code, str(error), _NO_NODE)] * len(sought)
-    return [_answer(context, holders[key], nodes) for key in sought]
+    return await Turns().each(lambda key: _answer(context, holders[key], nodes), sought)
 
 
 def _answer(context: Context, coordinator: int | None, nodes: Mapping[int, Node]) -> _Answer:

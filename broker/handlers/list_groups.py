@@ -15,6 +15,7 @@ from broker.groups.loaded import LoadedGroup
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.catalog.groups import GroupHead
 
 CLASSIC = "classic"
@@ -24,7 +25,7 @@ async def handle(context: Context, request: Request[ListGroupsRequest]) -> ListG
     found = await context.parts.groups.listed()
     states = {state.lower() for state in request.body.states_filter}
     types = {kind.lower() for kind in request.body.types_filter}
-    groups = [_listed(group) for group in found.groups]
+    groups = await Turns().each(_listed, found.groups)
     return ListGroupsResponse(
         throttle_time=as_field(0),
         error_code=ErrorCode(found.error),

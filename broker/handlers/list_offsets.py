@@ -16,7 +16,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 from kio.schema.list_offsets.v10 import ListOffsetsRequest, ListOffsetsResponse
-from kio.schema.list_offsets.v10.request import ListOffsetsPartition
+from kio.schema.list_offsets.v10.request import ListOffsetsPartition, ListOffsetsTopic
 from kio.schema.list_offsets.v10.response import ListOffsetsPartitionResponse, ListOffsetsTopicResponse
 
 from broker.handlers.context import Context
@@ -25,6 +25,7 @@ from broker.handlers.kio_types import as_i32, as_i64
 from broker.handlers.partition_bounds import LEADER_EPOCH, Located, TopicPartition, check_leader_epoch, read_bounds
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.errors import StorageError, Unavailable
 from storage.log.timestamps import TimestampedOffset, Timestamps
 
@@ -46,10 +47,15 @@ Answer = TimestampedOffset | ErrorCode | None
 
 
 async def handle(context: Context, request: Request[ListOffsetsRequest]) -> ListOffsetsResponse:
-    occurrences = Counter(asked for asked, _ in _partitions(request.body))
+    turns = Turns()
+    occurrences: Counter[TopicPartition] = Counter()
+    for asked, _ in _partitions(request.body):
+        occurrences[asked] += 1
+        await turns.spent()
     answers: dict[TopicPartition, Answer] = {}
     served: dict[TopicPartition, ListOffsetsPartition] = {}
     for asked, partition in _partitions(request.body):
+        await turns.spent()
         refusal = ErrorCode.invalid_request if occurrences[asked] > 1 else _refusal(request.api_version, partition)
         if refusal is ErrorCode.none:
             served[asked] = partition
@@ -59,17 +65,15 @@ async def handle(context: Context, request: Request[ListOffsetsRequest]) -> List
     answers |= await _answers(context.parts.timestamps, served, located)
     return ListOffsetsResponse(
         throttle_time=as_field(0),
-        topics=tuple(
-            ListOffsetsTopicResponse(
-                name=topic.name,
-                partitions=tuple(
-                    _respond(partition.partition_index, answers[TopicPartition(topic.name, partition.partition_index)])
-                    for partition in topic.partitions
-                ),
-            )
-            for topic in request.body.topics
-        ),
+        topics=tuple([await _answer(topic, answers, turns) for topic in request.body.topics]),
     )
+
+
+async def _answer(topic: ListOffsetsTopic, answers: dict[TopicPartition, Answer], turns: Turns) -> ListOffsetsTopicResponse:
+    def respond(partition: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
+        return _respond(partition.partition_index, answers[TopicPartition(topic.name, partition.partition_index)])
+
+    return ListOffsetsTopicResponse(name=topic.name, partitions=tuple(await turns.each(respond, topic.partitions)))
 
 
 def _partitions(body: ListOffsetsRequest) -> Iterator[tuple[TopicPartition, ListOffsetsPartition]]:
@@ -91,7 +95,9 @@ async def _answers(
 ) -> dict[TopicPartition, Answer]:
     answers: dict[TopicPartition, Answer] = {}
     searched: list[tuple[TopicPartition, Located]] = []
+    turns = Turns()
     for asked, partition in served.items():
+        await turns.spent()
         found = located[asked]
         if isinstance(found, ErrorCode):
             answers[asked] = found

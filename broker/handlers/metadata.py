@@ -10,7 +10,6 @@ Differs from Apache Kafka: names beside ids in one request are answered, too.
 Raises `StorageError` if the brokers, or all topics, cannot be read: no version has a place to say so that clients heed.
 """
 
-import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -36,6 +35,7 @@ from broker.handlers.partition_bounds import LEADER_EPOCH
 from broker.leadership import Asker, Placement, Question
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.catalog.topic_names import validate_name
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
@@ -72,7 +72,8 @@ async def handle(context: Context, request: Request[MetadataRequest]) -> Metadat
             await context.large_answer.take()
         topics = tuple([await answer.found(topic) for topic in everything])
     elif request.api_version < _IDS_MINIMUM and any(wanted.name is None or wanted.topic_id is not None for wanted in body.topics):
-        topics = tuple(answer.refused(wanted.name or "", None, ErrorCode.invalid_request) for wanted in body.topics)
+        names = [wanted.name or "" for wanted in body.topics]
+        topics = tuple(await Turns().each(lambda name: answer.refused(name, None, ErrorCode.invalid_request), names))
     else:
         creator = context.by(request.client_id) if body.allow_auto_topic_creation else None
         topics = tuple(await _named(context, answer, body.topics, creator))
@@ -99,14 +100,22 @@ async def handle(context: Context, request: Request[MetadataRequest]) -> Metadat
 
 async def _named(context: Context, answer: "_Answer", wanted: _Wanted, creator: By | None) -> Iterable[MetadataResponseTopic]:
     """One answer per id and per name, in the order of the request; repeats are answered once. `creator` None: missing topics stay so."""
-    ids = dict.fromkeys(as_topic_id(topic.topic_id) for topic in wanted if topic.topic_id is not None)
-    names = dict.fromkeys(topic.name for topic in wanted if topic.topic_id is None and topic.name is not None)
+    ids: dict[TopicId, None] = {}
+    names: dict[str, None] = {}
+    turns = Turns()
+    for topic in wanted:
+        if topic.topic_id is not None:
+            ids[as_topic_id(topic.topic_id)] = None
+        elif topic.name is not None:
+            names[topic.name] = None
+        await turns.spent()
     by_id = await _find_ids(context.parts, list(ids))
     by_name = await _find_names(context.parts, list(names), creator)
     if _is_large([found for found in (*by_id.values(), *by_name.values()) if isinstance(found, Topic)]):
         await context.large_answer.take()
     answers: dict[tuple[TopicId | None, str | None], MetadataResponseTopic] = {}
     for topic in wanted:
+        await turns.spent()
         if topic.topic_id is not None:
             topic_id = as_topic_id(topic.topic_id)
             found = by_id[topic_id]
@@ -149,12 +158,17 @@ async def _find_names(parts: Parts, names: list[str], creator: By | None) -> dic
         return dict.fromkeys(names, error_code_of(error))
     unknown = ErrorCode.unknown_topic_or_partition if unread is None else error_code_of(unread)
     answers: dict[str, Topic | ErrorCode] = {name: found.get(name, unknown) for name in names}
-    missing = [name for name in names if name not in found]
-    for name in missing:
-        if validate_name(name) is not None:
-            answers[name] = ErrorCode.invalid_topic_exception
+    missing = []
+    turns = Turns()
+    for name in names:
+        if name not in found:
+            if validate_name(name) is None:
+                missing.append(name)
+            else:
+                answers[name] = ErrorCode.invalid_topic_exception
+        await turns.spent()
     if unread is None and creator is not None and parts.topic_defaults.auto_create:
-        answers |= await create_missing(parts, [name for name in missing if validate_name(name) is None], creator)
+        answers |= await create_missing(parts, missing, creator)
     return answers
 
 
@@ -164,19 +178,12 @@ class _Answer:
     def __init__(self, placement: Placement, operations: int) -> None:
         self._place = placement
         self._operations = operations
-        self._placed = 0
+        self._turns = Turns(PLACED_AT_ONCE)
         self._made: dict[tuple[int, tuple[int, ...]], MetadataResponsePartition] = {}
 
     async def found(self, topic: Topic) -> MetadataResponseTopic:
-        partitions: list[MetadataResponsePartition] = []
-        self._placed += TOPIC_AS_PARTITIONS
-        for begin in range(0, topic.partition_count, PLACED_AT_ONCE):
-            count = min(topic.partition_count - begin, PLACED_AT_ONCE)
-            partitions += [self._partition(topic, partition) for partition in range(begin, begin + count)]
-            self._placed += count
-            if self._placed >= PLACED_AT_ONCE:
-                self._placed = 0
-                await asyncio.sleep(0)
+        partitions = await self._turns.each(lambda partition: self._partition(topic, partition), range(topic.partition_count))
+        await self._turns.spent(TOPIC_AS_PARTITIONS - 1)
         return MetadataResponseTopic(
             error_code=ErrorCode.none,
             name=as_topic_name(topic.name),

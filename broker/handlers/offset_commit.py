@@ -24,6 +24,7 @@ from broker.handlers.partition_bounds import LEADER_EPOCH
 from broker.leadership import slot_of
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.metadata.keys import group_partition_key
@@ -40,12 +41,16 @@ async def handle(context: Context, request: Request[Body]) -> OffsetCommitRespon
     body = request.body
     groups = context.parts.groups
     highest: dict[str, int] = {}
+    turns = Turns()
     for named in body.topics:
+        await turns.spent(1 + len(named.partitions))
         highest[named.name] = max([highest.get(named.name, 0), *(partition.partition_index for partition in named.partitions)])
     topics = await context.parts.confirmed_topics.by_name(highest, beside=group_partition_key(slot_of(body.group_id)))
-    offsets, refused = _accept(body, topics, context.parts.clock.now_ms(), metadata_chars_max=groups.settings.offset_metadata_chars_max)
+    offsets, refused = await _accept(
+        body, topics, context.parts.clock.now_ms(), metadata_chars_max=groups.settings.offset_metadata_chars_max
+    )
     if not offsets and refused:
-        return _respond(body, refused, GroupError.NONE)
+        return await _respond(body, refused, GroupError.NONE)
     commit = Commit(
         member_id=body.member_id,
         instance_id=None if isinstance(body, OffsetCommitRequestUntilV4) else body.group_instance_id,
@@ -60,19 +65,21 @@ async def handle(context: Context, request: Request[Body]) -> OffsetCommitRespon
         error = GroupError.REQUEST_TIMED_OUT
     if error is GroupError.GROUP_ID_NOT_FOUND and request.api_version < _NOT_FOUND_ERROR_MINIMUM:
         error = GroupError.ILLEGAL_GENERATION
-    return _respond(body, refused, error)
+    return await _respond(body, refused, error)
 
 
-def _accept(
+async def _accept(
     body: Body, topics: dict[str, Topic | StorageError], now_ms: int, *, metadata_chars_max: int
 ) -> tuple[dict[PartitionId, Committed], dict[tuple[str, int], GroupError]]:
     retention_ms = milliseconds(body.retention_time) if isinstance(body, OffsetCommitRequestUntilV4) else -1
     expires_at_ms = now_ms + retention_ms if retention_ms >= 0 else None
     offsets: dict[PartitionId, Committed] = {}
     refused: dict[tuple[str, int], GroupError] = {}
+    turns = Turns()
     for asked in body.topics:
         topic = topics.get(asked.name)
         for partition in asked.partitions:
+            await turns.spent()
             number = partition.partition_index
             metadata = partition.committed_metadata or ""
             if isinstance(topic, StorageError):
@@ -92,23 +99,18 @@ def _java_length(text: str) -> int:
     return len(text) + sum(character > _TWO_UNITS for character in text)
 
 
-def _respond(body: Body, refused: dict[tuple[str, int], GroupError], error: GroupError) -> OffsetCommitResponse:
-    return OffsetCommitResponse(
-        throttle_time=as_field(0),
-        topics=tuple(
-            OffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=tuple(
-                    OffsetCommitResponsePartition(
-                        partition_index=partition.partition_index,
-                        error_code=ErrorCode(error or refused.get((topic.name, partition.partition_index), GroupError.NONE)),
-                    )
-                    for partition in topic.partitions
-                ),
-            )
-            for topic in body.topics
-        ),
-    )
+async def _respond(body: Body, refused: dict[tuple[str, int], GroupError], error: GroupError) -> OffsetCommitResponse:
+    turns = Turns()
+    topics = []
+    for topic in body.topics:
+        partitions = []
+        for partition in topic.partitions:
+            code = ErrorCode(error or refused.get((topic.name, partition.partition_index), GroupError.NONE))
+            partitions.append(OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=code))
+            await turns.spent()
+        topics.append(OffsetCommitResponseTopic(name=topic.name, partitions=tuple(partitions)))
+        await turns.spent()
+    return OffsetCommitResponse(throttle_time=as_field(0), topics=tuple(topics))
 
 
 def kept_epoch(leader_epoch: int) -> int:

@@ -6,6 +6,7 @@ everything; a group with members of another protocol type is NON_EMPTY_GROUP. If
 
 from kio.schema.errors import ErrorCode
 from kio.schema.offset_delete.v0 import OffsetDeleteRequest, OffsetDeleteResponse
+from kio.schema.offset_delete.v0.request import OffsetDeleteRequestPartition, OffsetDeleteRequestTopic
 from kio.schema.offset_delete.v0.response import OffsetDeleteResponsePartition, OffsetDeleteResponseTopic
 
 from broker.groups.errors import GroupError
@@ -16,21 +17,25 @@ from broker.handlers.administration import LISTED_MAX
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
+from storage.vocabulary import PartitionId
 
 
 async def handle(context: Context, request: Request[OffsetDeleteRequest]) -> OffsetDeleteResponse:
     body = request.body
     groups = context.parts.groups
+    turns = Turns()
     try:
         topics = await context.parts.topics.lookup_now([topic.name for topic in body.topics])
-        existing = {
-            topics[topic.name].partition(partition.partition_index): topic.name
-            for topic in body.topics
-            for partition in topic.partitions
-            if topic.name in topics and topics[topic.name].has_partition(partition.partition_index)
-        }
+        existing: dict[PartitionId, str] = {}
+        for asked in body.topics:
+            topic = topics.get(asked.name)
+            for partition in asked.partitions:
+                if topic is not None and topic.has_partition(partition.partition_index):
+                    existing[topic.partition(partition.partition_index)] = asked.name
+                await turns.spent()
         error, subscribed = GroupError.NONE, frozenset[str]()
         if existing:
             if not body.group_id:
@@ -54,19 +59,7 @@ async def handle(context: Context, request: Request[OffsetDeleteRequest]) -> Off
     return OffsetDeleteResponse(
         throttle_time=as_field(0),
         error_code=ErrorCode(error),
-        topics=tuple(
-            OffsetDeleteResponseTopic(
-                name=topic.name,
-                partitions=tuple(
-                    OffsetDeleteResponsePartition(
-                        partition_index=partition.partition_index,
-                        error_code=ErrorCode(_error_of(topics.get(topic.name), topic.name, partition.partition_index, subscribed)),
-                    )
-                    for partition in topic.partitions
-                ),
-            )
-            for topic in body.topics
-        ),
+        topics=tuple([await _answer(asked, topics.get(asked.name), subscribed, turns) for asked in body.topics]),
     )
 
 
@@ -77,6 +70,16 @@ def _note(context: Context, request: Request[OffsetDeleteRequest], error: GroupE
         administration.changed("offsets_deleted", by, group=group, topics=named, partitions=partitions)
     else:
         administration.failed("offsets_deleted", by, error=ErrorCode(error), group=group, topics=named, partitions=partitions)
+
+
+async def _answer(
+    asked: OffsetDeleteRequestTopic, topic: Topic | None, subscribed: frozenset[str], turns: Turns
+) -> OffsetDeleteResponseTopic:
+    def respond(partition: OffsetDeleteRequestPartition) -> OffsetDeleteResponsePartition:
+        number = partition.partition_index
+        return OffsetDeleteResponsePartition(partition_index=number, error_code=ErrorCode(_error_of(topic, asked.name, number, subscribed)))
+
+    return OffsetDeleteResponseTopic(name=asked.name, partitions=tuple(await turns.each(respond, asked.partitions)))
 
 
 def _error_of(topic: Topic | None, name: str, partition: int, subscribed: frozenset[str]) -> GroupError:

@@ -4,6 +4,8 @@ What nobody has committed is offset -1, without an error: an unknown group, topi
 Without topics (v2) all of the group are answered. There are no transactions yet, so every offset is stable.
 Answers are no older than the question: a coordinator that was replaced finds that out before it answers, and which incarnation of a topic
 has the name is read for it.
+
+Differs from Apache Kafka: a group of which the same is asked more than once (v8+) is answered once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +25,7 @@ from broker.handlers.kio_types import as_i32, as_i64, as_topic_name
 from broker.leadership import slot_of
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.errors import StorageError
 from storage.metadata.keys import group_partition_key
 from storage.vocabulary import PartitionId, TopicId
@@ -38,9 +41,10 @@ _TOP_LEVEL_ERROR_MINIMUM: Final = 2
 async def handle(context: Context, request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
     body = request.body
     if isinstance(body, v9.OffsetFetchRequest):
-        return v9.OffsetFetchResponse(throttle_time=as_field(0), groups=await _groups(context, body.groups))
+        return v9.OffsetFetchResponse(throttle_time=as_field(0), groups=await _groups(context, _without_repeats(body.groups)))
     asked = None if body.topics is None else [(topic.name, topic.partition_indexes) for topic in body.topics]
     error, found = await _read(context, body.group_id, asked)
+    turns = Turns()
     partition_error = GroupError.NONE
     if error and request.api_version < _TOP_LEVEL_ERROR_MINIMUM:
         partition_error = error
@@ -48,23 +52,29 @@ async def handle(context: Context, request: Request[OffsetFetchRequest]) -> Offs
     return v7.OffsetFetchResponse(
         throttle_time=as_field(0),
         error_code=ErrorCode(error),
-        topics=tuple(
-            OffsetFetchResponseTopic(
-                name=as_topic_name(name),
-                partitions=tuple(
-                    OffsetFetchResponsePartition(
-                        partition_index=as_i32(partition),
-                        committed_offset=as_i64(committed.offset),
-                        committed_leader_epoch=as_i32(committed.leader_epoch),
-                        metadata=committed.metadata,
-                        error_code=ErrorCode(partition_error),
-                    )
-                    for partition, committed in partitions.items()
-                ),
-            )
-            for name, partitions in found.items()
-        ),
+        topics=tuple([await _answer_of_one(name, partitions, partition_error, turns) for name, partitions in found.items()]),
     )
+
+
+async def _answer_of_one(name: str, partitions: Mapping[int, Committed], error: GroupError, turns: Turns) -> OffsetFetchResponseTopic:
+    """Until v7."""
+
+    def respond(one: tuple[int, Committed]) -> OffsetFetchResponsePartition:
+        partition, committed = one
+        return OffsetFetchResponsePartition(
+            partition_index=as_i32(partition),
+            committed_offset=as_i64(committed.offset),
+            committed_leader_epoch=as_i32(committed.leader_epoch),
+            metadata=committed.metadata,
+            error_code=ErrorCode(error),
+        )
+
+    return OffsetFetchResponseTopic(name=as_topic_name(name), partitions=tuple(await turns.each(respond, partitions.items())))
+
+
+def _without_repeats(groups: Sequence[v9.request.OffsetFetchRequestGroup]) -> Sequence[v9.request.OffsetFetchRequestGroup]:
+    """Who asks for the same again is not told again: all of a group may be a large answer."""
+    return list({(group.group_id, group.topics): group for group in groups}.values())
 
 
 async def _groups(context: Context, groups: Sequence[v9.request.OffsetFetchRequestGroup]) -> tuple[OffsetFetchResponseGroup, ...]:
@@ -76,30 +86,34 @@ async def _groups(context: Context, groups: Sequence[v9.request.OffsetFetchReque
 
     late: Read = GroupError.COORDINATOR_LOAD_IN_PROGRESS, {}
     found = await context.parts.groups.each([group.group_id for group in groups], read, late=late)
-    return tuple(_answer(group.group_id, *one) for group, one in zip(groups, found, strict=True))
+    turns = Turns()
+    return tuple([await _answer(group.group_id, *one, turns) for group, one in zip(groups, found, strict=True)])
 
 
-def _answer(group_id: GroupId, error: GroupError, found: Mapping[str, Mapping[int, Committed]]) -> OffsetFetchResponseGroup:
+async def _answer(
+    group_id: GroupId, error: GroupError, found: Mapping[str, Mapping[int, Committed]], turns: Turns
+) -> OffsetFetchResponseGroup:
     return OffsetFetchResponseGroup(
         group_id=group_id,
         error_code=ErrorCode(error),
-        topics=tuple(
-            OffsetFetchResponseTopics(
-                name=as_topic_name(name),
-                partitions=tuple(
-                    OffsetFetchResponsePartitions(
-                        partition_index=as_i32(partition),
-                        committed_offset=as_i64(committed.offset),
-                        committed_leader_epoch=as_i32(committed.leader_epoch),
-                        metadata=committed.metadata,
-                        error_code=ErrorCode.none,
-                    )
-                    for partition, committed in partitions.items()
-                ),
-            )
-            for name, partitions in found.items()
-        ),
+        topics=tuple([await _answer_of_several(name, partitions, turns) for name, partitions in found.items()]),
     )
+
+
+async def _answer_of_several(name: str, partitions: Mapping[int, Committed], turns: Turns) -> OffsetFetchResponseTopics:
+    """From v8 on."""
+
+    def respond(one: tuple[int, Committed]) -> OffsetFetchResponsePartitions:
+        partition, committed = one
+        return OffsetFetchResponsePartitions(
+            partition_index=as_i32(partition),
+            committed_offset=as_i64(committed.offset),
+            committed_leader_epoch=as_i32(committed.leader_epoch),
+            metadata=committed.metadata,
+            error_code=ErrorCode.none,
+        )
+
+    return OffsetFetchResponseTopics(name=as_topic_name(name), partitions=tuple(await turns.each(respond, partitions.items())))
 
 
 async def _read(context: Context, group_id: str, asked: Asked | None) -> Read:
@@ -114,20 +128,25 @@ async def _read(context: Context, group_id: str, asked: Asked | None) -> Read:
     except (StorageError, TimeoutError):
         return GroupError.COORDINATOR_LOAD_IN_PROGRESS, {}
     found: dict[str, dict[int, Committed]] = {}
+    turns = Turns()
     for name, partitions in wanted:
         topic = topics.get(name)
         if isinstance(topic, StorageError):
             return GroupError.COORDINATOR_LOAD_IN_PROGRESS, {}
-        found[name] = {
-            partition: NOTHING if topic is None else loaded.stored.offset(topic.partition(partition)) or NOTHING for partition in partitions
-        }
+        offsets = found[name] = {}
+        for partition in partitions:
+            offsets[partition] = NOTHING if topic is None else loaded.stored.offset(topic.partition(partition)) or NOTHING
+            await turns.spent()
+        await turns.spent()
     return GroupError.NONE, found
 
 
 async def _all(context: Context, group_id: str, offsets: Mapping[PartitionId, Committed]) -> Mapping[str, Mapping[int, Committed]]:
     """By the names of the topics that still exist."""
     by_topic: dict[TopicId, dict[int, Committed]] = {}
-    for (topic_id, partition), committed in offsets.items():
+    turns = Turns()
+    for (topic_id, partition), committed in list(offsets.items()):
+        await turns.spent()
         by_topic.setdefault(topic_id, {})[partition] = committed
     topics = await context.parts.confirmed_topics.by_id(by_topic, beside=_beside(group_id))
     return {topics[topic_id].name: partitions for topic_id, partitions in by_topic.items() if topic_id in topics}

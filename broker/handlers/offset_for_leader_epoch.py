@@ -8,7 +8,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 from kio.schema.offset_for_leader_epoch.v4 import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
-from kio.schema.offset_for_leader_epoch.v4.request import OffsetForLeaderPartition
+from kio.schema.offset_for_leader_epoch.v4.request import OffsetForLeaderPartition, OffsetForLeaderTopic
 from kio.schema.offset_for_leader_epoch.v4.response import EpochEndOffset, OffsetForLeaderTopicResult
 
 from broker.handlers.context import Context
@@ -16,27 +16,32 @@ from broker.handlers.kio_types import as_i32, as_i64
 from broker.handlers.partition_bounds import LEADER_EPOCH, Located, TopicPartition, check_leader_epoch, read_bounds
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 
 _NONE: Final = -1
 
 
 async def handle(context: Context, request: Request[OffsetForLeaderEpochRequest]) -> OffsetForLeaderEpochResponse:
-    wanted = dict.fromkeys(
-        TopicPartition(topic.topic, partition.partition) for topic in request.body.topics for partition in topic.partitions
-    )
+    turns = Turns()
+    wanted: dict[TopicPartition, None] = {}
+    for topic in request.body.topics:
+        for partition in topic.partitions:
+            wanted[TopicPartition(topic.topic, partition.partition)] = None
+            await turns.spent()
     located = await read_bounds(context.parts, list(wanted))
     return OffsetForLeaderEpochResponse(
         throttle_time=as_field(0),
-        topics=tuple(
-            OffsetForLeaderTopicResult(
-                topic=topic.topic,
-                partitions=tuple(
-                    _respond(partition, located[TopicPartition(topic.topic, partition.partition)]) for partition in topic.partitions
-                ),
-            )
-            for topic in request.body.topics
-        ),
+        topics=tuple([await _answer(topic, located, turns) for topic in request.body.topics]),
     )
+
+
+async def _answer(
+    topic: OffsetForLeaderTopic, located: dict[TopicPartition, Located | ErrorCode], turns: Turns
+) -> OffsetForLeaderTopicResult:
+    def respond(partition: OffsetForLeaderPartition) -> EpochEndOffset:
+        return _respond(partition, located[TopicPartition(topic.topic, partition.partition)])
+
+    return OffsetForLeaderTopicResult(topic=topic.topic, partitions=tuple(await turns.each(respond, topic.partitions)))
 
 
 def _respond(asked: OffsetForLeaderPartition, found: Located | ErrorCode) -> EpochEndOffset:

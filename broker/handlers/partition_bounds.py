@@ -7,6 +7,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.handlers.context import Parts
 from broker.handlers.errors import error_code_of
+from runtime.turns import Turns
 from storage.catalog.topics import Topic, Topics
 from storage.errors import StorageError
 from storage.log.bounds import LogBounds
@@ -72,7 +73,9 @@ async def _read(
         return dict.fromkeys(wanted, error_code_of(error))
     answers: dict[TopicPartition, Located | ErrorCode] = {}
     existing: dict[TopicPartition, PartitionId] = {}
+    turns = Turns()
     for asked in wanted:
+        await turns.spent()
         topic: Topic | None = topics.get(asked.topic)
         if topic is not None and topic.has_partition(asked.partition):
             existing[asked] = topic.partition(asked.partition)
@@ -83,6 +86,7 @@ async def _read(
         read = await parts.bounds.read(list(existing.values()))
         for (asked, partition), bounds in zip(existing.items(), read, strict=True):
             answers[asked] = error_code_of(bounds) if isinstance(bounds, StorageError) else Located(partition, bounds)
+            await turns.spent()
     return answers
 
 

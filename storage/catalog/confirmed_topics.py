@@ -14,6 +14,7 @@ import msgspec
 
 from runtime.clock import Clock
 from runtime.supervision import Nursery
+from runtime.turns import Turns
 from storage.catalog.topics import Topic, Topics
 from storage.errors import StorageError, Unavailable
 from storage.formats.control import LogState
@@ -53,9 +54,12 @@ class ConfirmedTopics:
         """Those topics of `highest` that exist, each no older than the call where it matters: the incarnation is the one that had the name,
         and if it has no partition of that number, it had none. An error says that nobody could tell.
         """
-        cached = {
-            name: topic for name, partition in highest.items() if (topic := self._topics.find(name)) and partition < topic.partition_count
-        }
+        cached: dict[str, Topic] = {}
+        turns = Turns()
+        for name, partition in highest.items():
+            if (topic := self._topics.find(name)) and partition < topic.partition_count:
+                cached[name] = topic
+            await turns.spent()
         return await self._settle(list(highest), cached, beside=beside)
 
     async def by_id(self, topic_ids: Iterable[TopicId], *, beside: str) -> dict[TopicId, Topic]:
@@ -76,7 +80,7 @@ class ConfirmedTopics:
 
     async def _settle(self, names: Collection[str], cached: Mapping[str, Topic], *, beside: str) -> dict[str, Topic | StorageError]:
         settled: dict[str, Topic | StorageError] = {}
-        asked, prompt = self._ask(cached, shard=self._metadata.shard_of(beside))
+        asked, prompt = await self._ask(cached, shard=self._metadata.shard_of(beside))
         if prompt:
             await asyncio.wait(prompt, timeout=LATE_S)
         _take(asked, cached, settled)
@@ -117,10 +121,12 @@ class ConfirmedTopics:
         for name in doubtful:
             settled.setdefault(name, outcome)
 
-    def _ask(self, cached: Mapping[str, Topic], *, shard: int) -> "tuple[list[_Round], list[asyncio.Future[None]]]":
+    async def _ask(self, cached: Mapping[str, Topic], *, shard: int) -> "tuple[list[_Round], list[asyncio.Future[None]]]":
         """The reads that will tell of these topics, and when those are done that are worth waiting for."""
         by_shard: dict[int, list[PartitionId]] = {}
+        turns = Turns()
         for topic in cached.values():
+            await turns.spent(PARTITIONS_LOOKED_AT_MAX if (topic.topic_id, shard) not in self._places else 1)
             partition, its_shard = self._place(topic, shard)
             by_shard.setdefault(its_shard, []).append(partition)
         asked, prompt = [], []

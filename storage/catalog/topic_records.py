@@ -4,6 +4,7 @@ llog/topics/{name}            the incarnation that has the name now: CREATING, A
 llog/topic-ids/{topic_id}     its name, from its activation on; after its deletion, that it is deleted and how many logs it had
 """
 
+import asyncio
 from collections.abc import Sequence
 from enum import Enum
 from typing import Final
@@ -87,5 +88,7 @@ async def read_topic_ids(metadata: MetadataStore, topic_ids: Sequence[TopicId]) 
     """Raises `Unavailable`."""
     records: list[Record | None] = []
     for start in range(0, len(topic_ids), _READ_KEYS_MAX):
+        if start:
+            await asyncio.sleep(0)
         records += await metadata.get_many([keys.topic_id(topic_id) for topic_id in topic_ids[start : start + _READ_KEYS_MAX]])
     return records

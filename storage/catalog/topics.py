@@ -10,6 +10,7 @@ on the same: a topic that was deleted takes no appends and has no records, whoev
 
 import asyncio
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import Final, TypeVar
 
@@ -18,6 +19,7 @@ import structlog
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
 from runtime.telemetry import Metric, Telemetry
+from runtime.turns import Turns
 from storage.catalog.gathering import Gathering
 from storage.catalog.silence import Silence
 from storage.catalog.topic_changes import TopicChanges, altered
@@ -75,7 +77,8 @@ class Topics:
         self._entropy = entropy
         self._written = TopicChanges(metadata, entropy=entropy)
         self._cache_topics_max = cache_topics_max
-        self._by_name: dict[str, tuple[Topic, float]] = {}
+        # The oldest goes first: of a dict it would be looked for behind all that went before.
+        self._by_name: OrderedDict[str, tuple[Topic, float]] = OrderedDict()
         self._by_id: dict[TopicId, str] = {}
         self._changes = 0
         self._reads = Gathering(self._read_names)
@@ -132,8 +135,8 @@ class Topics:
 
     async def look_up(self, names: Iterable[str], *, patience_s: float = PATIENCE_S) -> tuple[dict[str, Topic], StorageError | None]:
         """As `lookup`, within `patience_s`, but what is missing beside an error may exist: it says why nobody could tell."""
-        found, missing = _split(names, self.find)
-        wanted = [name for name in missing if validate_name(name) is None]
+        found, missing = await _split(names, self.find)
+        wanted = await _valid(missing)
         return await self._look_up(found, wanted, self._by_name, self.find, self._reads, patience_s)
 
     async def lookup_now(self, names: Collection[str]) -> dict[str, Topic]:
@@ -141,14 +144,15 @@ class Topics:
 
         What contradicts the cache is dropped from it; the rest stays, so that a store that does not answer costs nobody else their topics.
         """
-        wanted = [name for name in names if validate_name(name) is None]
-        read, unread = await self._read_patiently(self._reads, wanted, PATIENCE_S, is_known=False)
+        read, unread = await self._read_patiently(self._reads, await _valid(names), PATIENCE_S, is_known=False)
         if unread is not None:
             raise unread
+        turns = Turns()
         for name, topic in read.items():
             cached = self.find(name)
             if cached is not None and cached != topic:
                 self.forget(name)
+            await turns.spent()
         return await self._active(read)
 
     async def lookup_certainly(self, name: str) -> Topic | None:
@@ -181,7 +185,7 @@ class Topics:
         self, topic_ids: Iterable[TopicId], *, patience_s: float = PATIENCE_S
     ) -> tuple[dict[TopicId, Topic], StorageError | None]:
         """As `look_up`, by topic id."""
-        found, wanted = _split(topic_ids, self.find_id)
+        found, wanted = await _split(topic_ids, self.find_id)
         return await self._look_up(found, wanted, self._by_id, self.find_id, self._id_reads, patience_s)
 
     async def all(self) -> list[Topic]:
@@ -200,8 +204,14 @@ class Topics:
         if not by_key:
             return {}
         start, end = keys.topics()
-        existing = [path.removeprefix(keys.TOPICS_PREFIX) for path in await self._metadata.list(start, end)]
-        active = await self.lookup(other for other in existing if collision_key(other) in by_key)
+        existing = []
+        turns = Turns()
+        for path in await self._metadata.list(start, end):
+            other = path.removeprefix(keys.TOPICS_PREFIX)
+            if collision_key(other) in by_key:
+                existing.append(other)
+            await turns.spent()
+        active = await self.lookup(existing)
         return {name: other for other in active for name in by_key[collision_key(other)] if name != other}
 
     async def create(self, name: str, *, partition_count: int, replication_factor: int, configs: Mapping[str, str]) -> Topic:
@@ -227,7 +237,7 @@ class Topics:
         changes = self._changes
         topic = await self._written.create(name, propose)
         self.forget(name)  # whose end was not heard of yet
-        self._remember_all([topic], changes)
+        await self._remember_all([topic], changes)
         return topic
 
     async def delete(self, topic: Topic) -> None:
@@ -280,11 +290,11 @@ class Topics:
         """`found`, and what of `wanted` is read or, while the catalog is silent, served stale; an error unless that is all of them."""
         if not wanted:
             return found, None
-        is_known = all(key in known for key in wanted)
+        is_known = all(map(known.__contains__, wanted))
         read, unread = await self._read_patiently(reads, wanted, patience_s, is_known=is_known)
         if unread is None:
             return found | await self._active(read), None
-        stale, missing = _split(wanted, find)
+        stale, missing = await _split(wanted, find)
         return found | stale, unread if missing else None
 
     async def _read_patiently(
@@ -303,7 +313,13 @@ class Topics:
         return {}, unread
 
     async def _active(self, read: Mapping[K, Topic | None]) -> dict[K, Topic]:
-        return {key: topic for key, topic in read.items() if topic is not None and await self._is_active(topic)}
+        active = {}
+        turns = Turns()
+        for key, topic in read.items():
+            if topic is not None and await self._is_active(topic):
+                active[key] = topic
+            await turns.spent()
+        return active
 
     async def _is_active(self, topic: Topic) -> bool:
         """False for one that is being created, and for one in deletion, once an attempt to finish that was made."""
@@ -318,53 +334,68 @@ class Topics:
 
     async def _read_names(self, names: list[str]) -> dict[str, Topic | None]:
         changes = self._changes
-        records = await self._get([keys.topic(name) for name in names])
-        topics = {name: None if record is None else decode_topic(record) for name, record in zip(names, records, strict=True)}
+        turns = Turns()
+        records = await self._get(await turns.each(keys.topic, names))
+        read = await turns.each(lambda record: None if record is None else decode_topic(record), records)
+        topics = dict(zip(names, read, strict=True))
         for name, topic in topics.items():
             if topic is None or topic.state is not TopicState.ACTIVE:
                 self.forget(name)  # what is known to be gone is not served stale either
-        self._remember_all(topics.values(), changes)
+            await turns.spent()
+        await self._remember_all(read, changes)
         return topics
 
     async def _read_ids(self, topic_ids: list[TopicId]) -> dict[TopicId, Topic | None]:
         records = await read_topic_ids(self._metadata, topic_ids)
         self._silence.note_answer()
-        names = {topic_id: decode_topic_id(record).name for topic_id, record in zip(topic_ids, records, strict=True) if record is not None}
+        turns = Turns()
+        names: dict[TopicId, str] = {}
+        for topic_id, record in zip(topic_ids, records, strict=True):
+            if record is not None:
+                names[topic_id] = decode_topic_id(record).name
+            await turns.spent()
         topics = await self._read_names(list(dict.fromkeys(names.values())))
         answers = dict.fromkeys(topic_ids, None) | {topic_id: topics[name] for topic_id, name in names.items()}
         found = {topic_id: topic if topic is not None and topic.topic_id == topic_id else None for topic_id, topic in answers.items()}
         for topic_id, topic in found.items():
             if topic is None and (name := self._by_id.get(topic_id)) is not None:
                 self.forget(name)
+            await turns.spent()
         return found
 
     async def _scan(self, _: list[None]) -> dict[None, list[Topic]]:
         changes = self._changes
         start, end = keys.topics()
         topics = [decode_topic(record) async for record in self._metadata.range_scan(start, end)]
-        self._remember_all(topics, changes)
+        await self._remember_all(topics, changes)
         return {None: [topic for topic in topics if topic.state is TopicState.ACTIVE]}
 
     async def _get(self, wanted: list[Key]) -> list[Record | None]:
         records: list[Record | None] = []
         for start in range(0, len(wanted), _READ_KEYS_MAX):
+            if start:
+                await asyncio.sleep(0)
             records += await self._metadata.get_many(wanted[start : start + _READ_KEYS_MAX])
         self._silence.note_answer()
         return records
 
-    def _remember_all(self, topics: Iterable[Topic | None], changes: int) -> None:
-        """Cache what was read or made, unless a hint came meanwhile: then it may be what the hint was about. Of hints nobody can tell whose
+    async def _remember_all(self, topics: Iterable[Topic | None], changes: int) -> None:
+        """Cache what was read or made, unless a hint comes meanwhile: then it may be what the hint is about. Of hints nobody can tell whose
         they are, so a topic that was made here may have to be read once.
         """
-        if changes == self._changes:
-            for topic in topics:
-                if topic is not None and topic.state is TopicState.ACTIVE:
-                    self._remember(topic)
+        turns = Turns()
+        for topic in topics:
+            if changes != self._changes:
+                return
+            if topic is not None and topic.state is TopicState.ACTIVE:
+                self._remember(topic)
+            await turns.spent()
 
     def _remember(self, topic: Topic) -> None:
         self.forget(topic.name)
         while len(self._by_name) >= self._cache_topics_max:
-            self.forget(next(iter(self._by_name)))
+            _, (oldest, _) = self._by_name.popitem(last=False)
+            self._by_id.pop(oldest.topic_id, None)
         self._by_name[topic.name] = (topic, self._clock.monotonic_s() + CACHE_AGE_S)
         self._by_id[topic.topic_id] = topic.name
 
@@ -373,13 +404,20 @@ class Topics:
         self.forget(path.removeprefix(keys.TOPICS_PREFIX))
 
 
-def _split(keys_asked: Iterable[K], find: Callable[[K], Topic | None]) -> tuple[dict[K, Topic], list[K]]:
+async def _split(keys_asked: Iterable[K], find: Callable[[K], Topic | None]) -> tuple[dict[K, Topic], list[K]]:
     """What `find` has, and the keys of what it does not have."""
     found: dict[K, Topic] = {}
     missing = []
+    turns = Turns()
     for key in keys_asked:
         if (topic := find(key)) is not None:
             found[key] = topic
         else:
             missing.append(key)
+        await turns.spent()
     return found, missing
+
+
+async def _valid(names: Collection[str]) -> list[str]:
+    problems = await Turns().each(validate_name, names)
+    return [name for name, problem in zip(names, problems, strict=True) if problem is None]

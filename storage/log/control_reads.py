@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from runtime.supervision import Nursery
+from runtime.turns import Turns
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, StorageError, Unavailable
 from storage.formats.control import LogState, decode_control
 from storage.log.bounds import LogBounds
@@ -89,7 +90,9 @@ class ControlReads:
         asked: dict[PartitionLog, asyncio.Future[None]] = {}
         reads: dict[asyncio.Future[None], _Shard] = {}
         silent: dict[asyncio.Future[None], _Shard] = {}
+        turns = Turns()
         for log in logs:
+            await turns.spent()
             shard = self._shard_of(log)
             if not _is_silent(shard):
                 reads[self._ask(shard, log)] = shard
@@ -114,13 +117,15 @@ class ControlReads:
         for log, read in asked.items():
             if (error := failure_of(read, log)) is not None:
                 failed[log] = error
+            await turns.spent()
         return failed
 
     async def read(self, partitions: Sequence[PartitionId]) -> list[LogBounds | StorageError]:
         """As the port `Bounds` says."""
-        logs = [self._partitions.get(partition) for partition in partitions]
+        turns = Turns()
+        logs = await turns.each(self._partitions.get, partitions)
         failed = await self.refresh_each(logs, patience_s=BOUNDS_PATIENCE_S, silent_patience_s=SILENT_PATIENCE_S)
-        return [failed.get(log) or bounds_of(log) for log in logs]
+        return await turns.each(lambda log: failed.get(log) or bounds_of(log), logs)
 
     def _shard_of(self, log: PartitionLog) -> _Shard:
         number = self._metadata.shard_of(log.keys.partition_key)
@@ -165,6 +170,8 @@ class ControlReads:
 
     async def _read(self, logs: Sequence[PartitionLog]) -> None:
         for begin in range(0, len(logs), READ_KEYS_MAX):
+            if begin:
+                await asyncio.sleep(0)
             part = logs[begin : begin + READ_KEYS_MAX]
             try:
                 async with asyncio.timeout(READ_TIMEOUT_S):

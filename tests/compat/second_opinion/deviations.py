@@ -93,6 +93,12 @@ DEVIATIONS: Final = (
     ),
     Deviation(
         "DescribeConfigs",
+        ("one twice",),
+        _ALL,
+        "What is named again is not described again: 100,000 times one name would be an answer of 125 MB.",
+    ),
+    Deviation(
+        "DescribeConfigs",
         ("some of a broker",),
         _ALL,
         "Brokers are configured where they are started, so nothing of a broker is alterable. log.retention.ms has a value, and a group "
@@ -207,6 +213,12 @@ DEVIATIONS: Final = (
         ("one partition twice", "one partition twice, another", "one topic twice", "by a replica, one topic twice"),
         ("topics", "topics.*.partitions"),
         "Each is answered; Kafka merges them.",
+    ),
+    Deviation(
+        "DescribeGroups",
+        ("one twice",),
+        _ALL,
+        "What is named again is not described again: a group may be megabytes.",
     ),
     Deviation(
         "DescribeGroups",

@@ -444,7 +444,11 @@ async def test_large_requests_are_handled_one_at_a_time_and_small_ones_beside_th
         large = metadata(*(f"a-topic-with-a-name-{number:05}" for number in range(3000)))
         async with asyncio.TaskGroup() as group:
             replies = [group.create_task(broker.handle(frame)) for frame in (large, large, metadata("t"), metadata("t"))]
-            await asyncio.sleep(0.02)
+            async with asyncio.timeout(SOON_S):
+                while len(under_way) < 3:  # noqa: ASYNC110 - a list tells nobody that it grew
+                    await asyncio.sleep(0)
+            for _ in range(100):  # what the second one would take to be decoded, were it begun
+                await asyncio.sleep(0)
             beside_each_other = list(under_way)
             gate.set()
 

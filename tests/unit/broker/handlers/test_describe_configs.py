@@ -203,3 +203,37 @@ async def test_a_store_that_does_not_answer_is_retriable() -> None:
         results = await ask(broker, (TOPIC, "t"), (BROKER, "1"))
 
     assert [error_of(result) for result in results] == [ErrorCode.kafka_storage_error] * 2
+
+
+async def test_a_resource_that_is_named_again_is_described_once_with_all_keys_that_were_asked_for() -> None:
+    module = __import__(load_request_schema(32, 4).__module__, fromlist=["x"])
+
+    async def keys_of(*asked: tuple[str, ...] | None) -> set[str]:
+        named = tuple(module.DescribeConfigsResource(resource_type=TOPIC, resource_name="t", configuration_keys=keys) for keys in asked)
+        answer = await broker.ask(describe_configs.handle, load_request_schema(32, 4)(resources=named), listener=INTERNAL)
+        (result,) = answer.results
+        return set(by_name(result))
+
+    async with cluster() as broker:
+        await broker.create("t")
+        some = await keys_of(("retention.ms",), ("cleanup.policy",), ("retention.ms",))
+        everything = await keys_of(("retention.ms",), None, ("cleanup.policy",))
+
+    assert some == {"retention.ms", "cleanup.policy"}
+    assert everything == set(TOPIC_CONFIGS)
+
+
+async def test_what_is_beyond_the_bound_of_one_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(describe_configs, "DESCRIBED_MAX", 2)
+    async with cluster() as broker:
+        for name in ("a", "b", "c"):
+            await broker.create(name)
+        results = await ask(broker, (TOPIC, "a"), (TOPIC, "missing"), (TOPIC, "b"), (TOPIC, "c"))
+
+    assert [error_of(result) for result in results] == [
+        ErrorCode.none,
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.none,
+        ErrorCode.invalid_request,
+    ]
+    assert "at most 2 resources" in results[3].error_message

@@ -68,3 +68,10 @@ async def test_what_a_member_was_given_is_shown_while_it_is_to_join_again() -> N
     assert group.group_state == "PreparingRebalance"
     assert sorted(shown.member_assignment for shown in group.members) == [b"", b"all"]
     assert not any(shown.member_metadata for shown in group.members)
+
+
+async def test_a_group_that_is_named_again_is_described_once() -> None:
+    async with cluster() as broker:
+        answer = await broker.ask(describe_groups.handle, request_of(15, 6, groups=("g", "h", "g"), include_authorized_operations=False))
+
+    assert [group.group_id for group in answer.groups] == ["g", "h"]

@@ -1,0 +1,108 @@
+"""Requests that name thousands of things, of every API: none is dealt with in one turn of the event loop.
+
+Turns are measured in CPU of the loop's thread, and as a share of what the whole request takes: a slow machine makes both larger.
+"""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from bench.held_loop import Turns
+from broker.protocol import codec, shapes, support
+from broker.protocol.encoder import compile_encoder
+from broker.protocol.schema import Field, Structure
+from tests.integration.raw_client import header
+from tests.unit.broker.test_dispatch import Desk, desk
+
+NAMED = 8_000
+NAMED_OF_GROUPS = 300
+"""Each is looked for in the store by itself."""
+SHARE_MAX = 0.25
+SHORT_S = 0.015
+"""A turn that is so short needs no excuse, whatever its share."""
+SOON_S = 60.0
+TOPIC = 2
+WAIT_FOR_MEMBERS = {"JoinGroup", "SyncGroup"}
+OF_GROUPS = {"DescribeGroups", "DeleteGroups", "OffsetFetch"}
+APIS = [
+    api
+    for api in support.APIS
+    if api.key not in (codec.PRODUCE, codec.FETCH)
+    and api.name not in WAIT_FOR_MEMBERS
+    and any(field.array for field in shapes.request_structure(api.key, api.maximum).fields)
+]
+
+
+def value_of(field: Field, number: int, counts: tuple[int, ...]) -> object:
+    if field.array:
+        count, *deeper = counts or (1,)
+        return tuple(element_of(field, place, tuple(deeper)) for place in range(count))
+    return element_of(field, number, counts)
+
+
+def element_of(field: Field, number: int, counts: tuple[int, ...]) -> object:
+    if isinstance(field.kafka_type, Structure):
+        return filled(field.kafka_type, number, counts)
+    match field.kafka_type:
+        case "string":
+            return f"name-{number:06}"
+        case "bytes":
+            return b""
+        case "uuid":
+            return None
+        case "bool":
+            return False
+        case "int8":
+            return TOPIC if field.name == "resource_type" else 0
+        case _:
+            return 1_000 if "timeout" in field.name else number
+
+
+def filled(structure: Structure, number: int, counts: tuple[int, ...]) -> object:
+    """Its arrays have so many elements, by depth; every element has a name and a number of its own."""
+    fields = {field.name: value_of(field, number, counts) for field in structure.fields if field.tag is None}
+    return structure.cls(**fields)
+
+
+def frame_of(api: support.Api, counts: tuple[int, ...]) -> bytes:
+    structure = shapes.request_structure(api.key, api.maximum)
+    body = bytearray()
+    compile_encoder(structure, structure)(filled(structure, 0, counts), body)
+    return header(api.key, api.maximum) + body
+
+
+async def longest_turn_s(made: Desk, frame: bytes) -> tuple[float, float]:
+    """And CPU of the whole request."""
+    turns = Turns()
+    turns.start()
+    async with asyncio.timeout(SOON_S):
+        reply = await made.dispatch.handle(memoryview(frame), made.client)
+    assert reply is not None
+    return turns.stop(), turns.total_s
+
+
+@pytest.fixture
+def _no_collections() -> Iterator[None]:
+    """A whole collection of this process, with all its tests, takes longer than any turn."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collections")
+@pytest.mark.parametrize("counts", [(NAMED, 1), (1, NAMED)], ids=["wide", "deep"])
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
+async def test_a_request_that_names_thousands_is_dealt_with_in_turns(api: support.Api, counts: tuple[int, ...]) -> None:
+    if api.name in OF_GROUPS:
+        counts = tuple(min(count, NAMED_OF_GROUPS) for count in counts)
+    frame = frame_of(api, counts)
+    async with desk() as made:
+        await made.topics.create("name-000000", partition_count=10, replication_factor=1, configs={})
+        await longest_turn_s(made, frame_of(api, (1, 1)))
+        longest_s, total_s = await longest_turn_s(made, frame)
+    print(f"{api.name} {counts} longest {longest_s * 1e3:.1f} ms of {total_s * 1e3:.0f} ms")
+    assert longest_s < max(SHARE_MAX * total_s, SHORT_S)
