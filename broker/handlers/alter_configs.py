@@ -11,7 +11,7 @@ from kio.schema.alter_configs.v2.request import AlterableConfig, AlterConfigsRes
 from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse
 from kio.schema.errors import ErrorCode
 
-from broker.handlers.config_alterations import Change, ResourceChange, alter_all
+from broker.handlers.config_alterations import KEYS_MAX, Change, ResourceChange, alter_all
 from broker.handlers.config_resources import Refusal
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
@@ -47,6 +47,10 @@ def _accept(resource: AlterConfigsResource) -> ResourceChange:
 
 
 def _change_of(configs: tuple[AlterableConfig, ...]) -> Change | Refusal:
+    if len(configs) > KEYS_MAX:
+        return Refusal(
+            ErrorCode.invalid_request, f"a request alters at most {KEYS_MAX} configs of a resource, and this one names {len(configs)}"
+        )
     occurrences = Counter(config.name for config in configs)
     twice = sorted(name for name, count in occurrences.items() if count > 1)
     if twice:

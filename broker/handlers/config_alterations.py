@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -14,6 +14,9 @@ from runtime.turns import Turns
 from storage.catalog.topic_configs import InvalidTopicConfig
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
+
+KEYS_MAX: Final = 1_000
+"""Of one resource. A topic has some thirty."""
 
 Change = Callable[[Mapping[str, str]], dict[str, str]]
 """The configs of a topic → what they are to be. Raises `InvalidTopicConfig`."""

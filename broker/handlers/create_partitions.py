@@ -45,7 +45,9 @@ async def handle(context: Context, request: Request[CreatePartitionsRequest]) ->
             await _create_all(context.parts, body, answers, by)
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above
+    turns = Turns()
     for name, refusal in answers.items() if not body.validate_only else ():
+        await turns.spent()
         if refusal is not None:
             context.parts.administration.failed("partitions_added", by, error=refusal.error, message=refusal.message, topic=name)
     return CreatePartitionsResponse(

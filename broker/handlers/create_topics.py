@@ -38,6 +38,8 @@ TIMEOUT_MS_MAX: Final = 50_000
 """Below what the dispatcher gives any handler: the client is told what was done."""
 _DEFAULT: Final = -1
 _DEFAULT_REPLICATION_FACTOR: Final = 1
+LINE_AS_TOPICS: Final = 5
+"""What it costs to log a topic, beside answering it."""
 
 
 class Plan(NamedTuple):
@@ -63,12 +65,14 @@ async def handle(context: Context, request: Request[CreateTopicsRequest]) -> Cre
             await _create_all(context.parts, body, answers, by)
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above
+    turns = Turns()
     for name, answer in answers.items() if not body.validate_only else ():
+        await turns.spent(LINE_AS_TOPICS)
         if isinstance(answer, Refusal):
             context.parts.administration.failed("topic_created", by, error=answer.error, message=answer.message, topic=name)
     return CreateTopicsResponse(
         throttle_time=as_field(0),
-        topics=tuple(await Turns().each(_respond, answers.items())),
+        topics=tuple(await turns.each(_respond, answers.items())),
     )
 
 

@@ -21,12 +21,14 @@ async def handle(context: Context, request: Request[DeleteGroupsRequest]) -> Del
         return await _delete(context, named[place], by)
 
     errors = await context.parts.groups.each(named, delete, late=GroupError.REQUEST_TIMED_OUT)
+    turns = Turns()
     for group_id, error in zip(named, errors, strict=True):
+        await turns.spent()
         if error is not GroupError.NONE:
             context.parts.administration.failed("group_deleted", by, error=ErrorCode(error), group=group_id)
     return DeleteGroupsResponse(
         throttle_time=as_field(0),
-        results=tuple(await Turns().each(_result, zip(named, errors, strict=True))),
+        results=tuple(await turns.each(_result, zip(named, errors, strict=True))),
     )
 
 

@@ -16,7 +16,7 @@ from kio.schema.incremental_alter_configs.v1 import IncrementalAlterConfigsReque
 from kio.schema.incremental_alter_configs.v1.request import AlterableConfig, AlterConfigsResource
 from kio.schema.incremental_alter_configs.v1.response import AlterConfigsResourceResponse
 
-from broker.handlers.config_alterations import Change, ResourceChange, alter_all
+from broker.handlers.config_alterations import KEYS_MAX, Change, ResourceChange, alter_all
 from broker.handlers.config_resources import TOPIC, Refusal
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
@@ -56,6 +56,10 @@ def _accept(resource: AlterConfigsResource) -> ResourceChange:
 
 
 def _change_of(configs: tuple[AlterableConfig, ...]) -> Change | Refusal:
+    if len(configs) > KEYS_MAX:
+        return Refusal(
+            ErrorCode.invalid_request, f"a request alters at most {KEYS_MAX} configs of a resource, and this one names {len(configs)}"
+        )
     twice = sorted(name for name, count in Counter(config.name for config in configs).items() if count > 1)
     if twice:
         return Refusal(ErrorCode.invalid_request, f"error due to duplicate config keys: {', '.join(twice)}")

@@ -14,8 +14,9 @@ from broker.groups.loaded import Closed
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 
-LEAVING_AT_ONCE: Final = 250
+LEAVING_AT_ONCE: Final = 100
 """What a group decides in one turn of the event loop; the rest of a request follow one another."""
 
 
@@ -42,11 +43,13 @@ async def handle(context: Context, request: Request[LeaveGroupRequestOfOne | Lea
     left = zip(members, errors, strict=True)
     return _respond(
         GroupError.NONE,
-        tuple(
-            MemberResponse(member_id=member_id, group_instance_id=instance_id, error_code=ErrorCode(error))
-            for (member_id, instance_id), error in left
-        ),
+        tuple(await Turns().each(_left, left)),
     )
+
+
+def _left(one: tuple[tuple[str, str | None], GroupError]) -> MemberResponse:
+    (member_id, instance_id), error = one
+    return MemberResponse(member_id=member_id, group_instance_id=instance_id, error_code=ErrorCode(error))
 
 
 def _respond(error: GroupError, members: tuple[MemberResponse, ...] = ()) -> LeaveGroupResponse:
