@@ -250,7 +250,7 @@ class Topics:
         try:
             await self._written.delete(topic)
         finally:
-            self.forget(topic.name)
+            self._changed_here(topic.name)
 
     async def add_partitions(self, topic: Topic, count: int) -> int:
         """Raise the number of partitions of this incarnation to `count`. Returns how many it had before; if those were `count` or more,
@@ -263,7 +263,7 @@ class Topics:
         try:
             return await self._written.add_partitions(topic, count)
         finally:
-            self.forget(topic.name)
+            self._changed_here(topic.name)
 
     async def alter_configs(self, topic: Topic, change: Callable[[Mapping[str, str]], dict[str, str]]) -> None:
         """Give this incarnation the configs that `change` makes of those it has: applied to the newest each time, so it must be pure and
@@ -276,7 +276,12 @@ class Topics:
         try:
             await self._written.replace(topic, altered(change), f"alter the configs of topic {topic.name!r}")
         finally:
-            self.forget(topic.name)
+            self._changed_here(topic.name)
+
+    def _changed_here(self, name: str) -> None:
+        """As a hint of it: what was read before, and waits for its turn to be cached, may be from before the change."""
+        self._changes += 1
+        self.forget(name)
 
     async def _look_up(
         self,

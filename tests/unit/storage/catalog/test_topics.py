@@ -580,6 +580,23 @@ async def test_what_was_cached_of_a_name_is_not_found_once_it_was_created_anew_t
     assert await here.lookup(["orders"]) == {"orders": new}
 
 
+async def test_what_waits_for_its_turn_to_be_cached_is_not_once_this_broker_deleted_it_though_no_hint_came() -> None:
+    metadata = FaultyMetadata()
+    here = open_topics(metadata)
+    here.close()
+    made = [await create(here, f"t{number:03}", partition_count=1) for number in range(600)]
+    for topic in made:
+        here.forget(topic.name)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(here.lookup([topic.name for topic in made]))
+        while here.find(made[0].name) is None:  # noqa: ASYNC110 - until the first turn of what was read is cached
+            await asyncio.sleep(0)
+        assert here.find(made[-1].name) is None, "the last one still waits"
+        await here.delete(made[-1])
+
+    assert here.find(made[-1].name) is None
+
+
 async def test_the_cache_is_bounded() -> None:
     metadata = FaultyMetadata()
     topics = open_topics(metadata, cache_topics_max=2)
