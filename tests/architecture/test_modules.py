@@ -42,7 +42,21 @@ def test_the_usual_module_is_short() -> None:
 def test_runtime_stays_what_its_name_says() -> None:
     found = {path.stem for path in (ROOT / "runtime").glob("*.py")} - {"__init__"}
 
-    assert found == {"blocking", "clock", "deadlines", "frames", "ids", "logs", "supervision", "telemetry", "turns", "ulid", "version"}
+    assert found == {
+        "blocking",
+        "clock",
+        "deadlines",
+        "frames",
+        "ids",
+        "log_fields",
+        "log_lines",
+        "logs",
+        "supervision",
+        "telemetry",
+        "turns",
+        "ulid",
+        "version",
+    }
 
 
 def test_the_documents_show_no_merge_leftovers_and_no_broken_links() -> None:
