@@ -1,10 +1,12 @@
 """The `forebay` command. This module runs on any Python 3, to be able to say which one is needed."""
 
+import os
 import sys
 
 _OLDEST_PYTHON = (3, 11)
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
+_STANDARD_ERROR = 2
 
 
 def refusal(version: "tuple[int, ...]", *, assertions: bool) -> str:
@@ -16,7 +18,16 @@ def refusal(version: "tuple[int, ...]", *, assertions: bool) -> str:
     return ""
 
 
+def take_standard_descriptors() -> None:
+    """A process that was started without one gives it to the next file or socket it opens, where whoever writes to it would write."""
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= _STANDARD_ERROR:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+    os.close(descriptor)
+
+
 def main() -> None:
+    take_standard_descriptors()
     reason = refusal(sys.version_info[:2], assertions=__debug__)
     if reason:
         sys.stderr.write(reason + "\n")

@@ -19,6 +19,9 @@ COMPLETION_VARIABLE = "_FOREBAY_COMPLETE"
 """While a shell sets it, `forebay` answers the shell instead of running a command."""
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from broker.settings.errors import SettingsError
     from broker.settings.loading import Loaded
 
 if COMPLETION_VARIABLE in os.environ:
@@ -100,7 +103,7 @@ def serve(
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True, help="Standard input is the supervisor.")] = False,
 ) -> None:
     """Run a broker, or several, until SIGTERM or Ctrl-C."""
-    loaded = _load(config_file, assignments, log_format=log_format, log_level=log_level)
+    loaded = _load(config_file, assignments, log_format=log_format, log_level=log_level, complain=_complain_in_the_log)
     if workers > 1:
         from forebay.workers.serving import serve_workers
 
@@ -210,16 +213,36 @@ def init() -> None:
     typer.echo(as_template())
 
 
-def _load(file: Path | None, assignments: list[str] | None, *, log_format: str | None = None, log_level: str | None = None) -> "Loaded":
-    from broker.settings.errors import SettingsError
-    from broker.settings.loading import load
+def _complain(error: "SettingsError", _: str) -> None:
+    typer.echo(str(error), err=True)
 
+
+def _complain_in_the_log(error: "SettingsError", log_format: str) -> None:
+    from forebay.last_words import say_cannot_serve
+    from runtime import logs
+
+    log = logs.configure(format=log_format, level="info")
+    say_cannot_serve(log, str(error), exit_code=error.exit_code)
+    log.flush()
+
+
+def _load(
+    file: Path | None,
+    assignments: list[str] | None,
+    *,
+    log_format: str | None = None,
+    log_level: str | None = None,
+    complain: "Callable[[SettingsError, str], None]" = _complain,
+) -> "Loaded":
+    """`complain` gets what is wrong with the settings and, as far as it can be read, their `log.format`."""
+    from broker.settings.errors import SettingsError
+    from broker.settings.loading import load, readable_log_format
+
+    given = _options(log_format=log_format, log_level=log_level)
     try:
-        return load(
-            file=file, environ=os.environ, assignments=assignments or (), options=_options(log_format=log_format, log_level=log_level)
-        )
+        return load(file=file, environ=os.environ, assignments=assignments or (), options=given)
     except SettingsError as error:
-        typer.echo(str(error), err=True)
+        complain(error, readable_log_format(file=file, environ=os.environ, assignments=assignments or (), options=given))
         raise typer.Exit(error.exit_code) from error
 
 

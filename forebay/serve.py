@@ -8,7 +8,6 @@ import contextlib
 import gc
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol
@@ -24,11 +23,13 @@ from broker.settings.loading import Loaded
 from broker.settings.model import Settings
 from forebay import descriptors, malloc, preflight
 from forebay.explain import explain
+from forebay.last_words import flushed, say_cannot_serve
 from forebay.stopping import EXIT_INTERRUPTED, Deadline, ExitNow, StopRequest
 from forebay.workers.link import SupervisorLink
 from runtime import logs
 from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock, SystemClock
+from runtime.logs import Log
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from runtime.version import forebay_version
@@ -80,7 +81,9 @@ class Stages:
 
 def serve(loaded: Loaded, *, open_broker: OpenBroker, link: SupervisorLink | None = None, exit_now: ExitNow = os._exit) -> int:
     """Until SIGTERM or SIGINT. The exit code: 0 after a drain, 130 when interrupted before ready, else why it ended."""
-    logs.configure(format=loaded.settings.log.format, level=loaded.settings.log.level)
+    log = logs.configure(format=loaded.settings.log.format, level=loaded.settings.log.level)
+    logs.log_uncaught()
+    exit_now = flushed(exit_now, log)
     stages = Stages(SystemClock())
     given = {key: SETTINGS[key].show(loaded.settings) for key in SETTINGS if key in loaded.given}
     stages.announce("config", {"version": forebay_version(), "malloc_tuned": malloc.tune(), **given})
@@ -94,7 +97,7 @@ def serve(loaded: Loaded, *, open_broker: OpenBroker, link: SupervisorLink | Non
         preflight.check(loaded.settings)
         settings = descriptors.fitted(loaded.settings)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            stopped = _until_stopped(settings, open_broker, stages, deadline, link, exit_now)
+            stopped = _until_stopped(settings, open_broker, stages, deadline, link, exit_now, log)
             return runner.run(stopped)
     except Exception as error:  # noqa: BLE001 - the last line of defence of a process says why it ends
         explanation = explain(error)
@@ -104,7 +107,7 @@ def serve(loaded: Loaded, *, open_broker: OpenBroker, link: SupervisorLink | Non
         if link is not None:
             link.refused(explanation.message)
         else:
-            sys.stderr.write(f"{explanation.message}\n")
+            say_cannot_serve(log, explanation.message, exit_code=explanation.exit_code)
         return explanation.exit_code
     finally:
         deadline.cancel()
@@ -112,7 +115,13 @@ def serve(loaded: Loaded, *, open_broker: OpenBroker, link: SupervisorLink | Non
 
 
 async def _until_stopped(
-    settings: Settings, open_broker: OpenBroker, stages: Stages, deadline: Deadline, link: SupervisorLink | None, exit_now: ExitNow
+    settings: Settings,
+    open_broker: OpenBroker,
+    stages: Stages,
+    deadline: Deadline,
+    link: SupervisorLink | None,
+    exit_now: ExitNow,
+    log: Log,
 ) -> int:
     stop = StopRequest(exit_now=exit_now)
     stop.install()
@@ -123,6 +132,7 @@ async def _until_stopped(
             _trimming(settings),
             contextlib.AsyncExitStack() as watched,
         ):
+            log.count_with(broker.telemetry)
             # What lives now lives until the end: the collector need not look at it again.
             gc.collect()
             gc.freeze()

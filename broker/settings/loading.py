@@ -3,6 +3,7 @@
 Order, the last wins: defaults → ./forebay.yaml or the file named → `FOREBAY_*` → --set → single options.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,14 +55,37 @@ def load(
 
     Raise `SettingsError` with all problems.
     """
+    return _compose(_layers(file, environ, assignments, options), advice=tuple(_advice(environ)))
+
+
+def readable_log_format(
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str],
+    assignments: Sequence[str] = (),
+    options: Mapping[str, tuple[str, str]] | None = None,
+) -> str:
+    """The form in which to say that these settings cannot be read: the last `log.format` in them that can, else the default."""
+    notation = SETTINGS["log.format"].notation
+    readable = SETTINGS["log.format"].default
+    for layer in _layers(file, environ, assignments, options):
+        for one in layer.given:
+            if one.key == "log.format":
+                with contextlib.suppress(ValueError):
+                    readable = notation.parse(one.value)
+    return str(readable)
+
+
+def _layers(
+    file: Path | None, environ: Mapping[str, str], assignments: Sequence[str], options: Mapping[str, tuple[str, str]] | None
+) -> list[Layer]:
     path = file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
-    layers = [
+    return [
         from_file(path) if path else Layer(),
         from_environment(environ),
         from_assignments(assignments),
         from_options(options or {}),
     ]
-    return _compose(layers, advice=tuple(_advice(environ)))
 
 
 def load_file(file: Path) -> Loaded:

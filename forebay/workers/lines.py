@@ -34,6 +34,15 @@ def attributed(line: str, *, worker: int, log_format: str) -> str:
     """The line as the supervisor prints it."""
     if log_format != "json":
         return f"worker {worker}  {line}"
-    if line.startswith('{"') and line.endswith("}"):
+    if line.startswith('{"') and _is_json(line):
         return f'{{"worker": {worker}, {line[1:]}'
     return json.dumps({"worker": worker, "event": "worker_said", "line": line}, ensure_ascii=False)
+
+
+def _is_json(line: str) -> bool:
+    """It may be the end of a line, the beginning of which was lost with its worker."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,7 +1,6 @@
 """Settings → a supervisor that runs workers on them."""
 
 import asyncio
-import contextlib
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -9,10 +8,11 @@ from functools import partial
 
 import structlog
 
-from broker.settings.errors import StartError
+from broker.settings.errors import EXIT_FAILED, StartError
 from broker.settings.keys import SETTINGS
 from broker.settings.loading import Loaded
 from forebay import preflight
+from forebay.last_words import flushed, say_cannot_serve
 from forebay.workers import plan
 from forebay.workers.lines import attributed
 from forebay.workers.parent import WorkerParent
@@ -53,7 +53,7 @@ def serve_workers(
     """
     settings = loaded.settings
     log_format = settings.log.format if settings.log.format != "auto" else "console" if sys.stderr.isatty() else "json"
-    logs.configure(format=log_format, level=settings.log.level)
+    log = logs.configure(format=log_format, level=settings.log.level)
     given = {key: SETTINGS[key].show(settings) for key in SETTINGS if key in loaded.given}
     _log.info("supervisor_config", version=forebay_version(), workers=workers, pid=os.getpid(), **given)
     for line in loaded.advice:
@@ -63,14 +63,14 @@ def serve_workers(
         # Buffers and caches are those of each worker, the memory is that of all.
         preflight.check_memory(settings, limit_bytes=preflight.memory_limit_bytes() // workers)
     except StartError as error:
-        sys.stderr.write(f"{error}\n")
+        say_cannot_serve(log, str(error), exit_code=error.exit_code)
         return error.exit_code
 
     def said(worker: int, line: str) -> None:
-        # Who reads the log may have left, or its disk be full; that ends no broker.
-        with contextlib.suppress(OSError):
-            sys.stderr.write(attributed(line, worker=worker, log_format=log_format) + "\n")
-            sys.stderr.flush()
+        log.write_line(attributed(line, worker=worker, log_format=log_format))
+
+    def failed(worker: int, words: str, exit_code: int) -> None:
+        say_cannot_serve(log, words, exit_code=exit_code, worker=worker)
 
     own_command = command if command is not None or sys.platform == "linux" else partial(broker_command, accept_new_store=accept_new_store)
 
@@ -84,8 +84,19 @@ def serve_workers(
                 return WorkerProcess.start(own_command(assignments), environment=plan.environment(environ))
 
             supervisor = Supervisor(
-                workers=workers, start=start, deadline_s=settings.shutdown.deadline.total_seconds(), said=said, clock=SystemClock()
+                workers=workers,
+                start=start,
+                deadline_s=settings.shutdown.deadline.total_seconds(),
+                said=said,
+                failed=failed,
+                clock=SystemClock(),
+                exit_now=flushed(os._exit, log),
             )
             return await supervisor.run()
 
-    return asyncio.run(supervise())
+    logs.log_uncaught()
+    try:
+        return asyncio.run(supervise())
+    except Exception:  # noqa: BLE001 - the last line of defence of a process says why it ends
+        _log.exception("failed")
+        return EXIT_FAILED

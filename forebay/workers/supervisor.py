@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -32,7 +31,9 @@ _log = structlog.get_logger(__name__)
 
 
 class Supervisor:
-    """Made and run once, on the main thread. `start`: worker number → its process, or OSError; `said` gets every line a worker writes."""
+    """Made and run once, on the main thread. `start`: worker number → its process, or OSError; `said` gets every line a worker writes;
+    `failed`, with number, words and exit code, the one that stops all because it could not start.
+    """
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Supervisor:
         start: Callable[[int], Awaitable[WorkerProcess]],
         deadline_s: float,
         said: Callable[[int, str], None],
+        failed: Callable[[int, str, int], None],
         clock: Clock,
         make_backoff: Callable[[], Backoff] = Backoff,
         exit_now: ExitNow = os._exit,
@@ -50,6 +52,7 @@ class Supervisor:
         self._start = start
         self._deadline_s = deadline_s
         self._said = said
+        self._failed = failed
         self._clock = clock
         self._make_backoff = make_backoff
         self._exit_now = exit_now
@@ -70,8 +73,9 @@ class Supervisor:
         if self._failure is not None:
             number, ended = self._failure
             words = ended.refusal or f"It ended before it was ready ({ended.manner}); its lines above say more."
-            sys.stderr.write(f"worker {number}: {words}\n")
-            return ended.exit_code or EXIT_FAILED
+            exit_code = ended.exit_code or EXIT_FAILED
+            self._failed(number, words, exit_code)
+            return exit_code
         code = max(self._exit_codes, default=0)
         _log.info("supervisor_stopped", exit_code=code)
         return code

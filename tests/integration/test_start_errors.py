@@ -35,7 +35,7 @@ class Stores:
 
 
 def start(stores: Stores, *, environ: Mapping[str, str]) -> tuple[int, list[str]]:
-    """The exit code, and what was said beside the log of its stages."""
+    """The exit code, and what was said of why it cannot serve; the log is lines of JSON and nothing else."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY_", "KAFKA_", "AWS_"))}
     given = {
         "metadata.url": stores.metadata_url,
@@ -53,14 +53,8 @@ def start(stores: Stores, *, environ: Mapping[str, str]) -> tuple[int, list[str]
             timeout=ENDS_WITHIN_S,
             check=False,
         )
-    return ended.returncode, [line for line in ended.stderr.splitlines() if not _is_event(line)]
-
-
-def _is_event(line: str) -> bool:
-    try:
-        return "event" in json.loads(line)
-    except ValueError:
-        return False
+    events = [json.loads(line) for line in ended.stderr.splitlines()]
+    return ended.returncode, [event["message"] for event in events if event["event"] == "cannot_serve"]
 
 
 @pytest.fixture

@@ -255,5 +255,7 @@ def test_a_port_in_use_stops_both_with_one_message(tmp_path: Path) -> None:
         )
 
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith(f"worker 1: Port {port + 1} on {HOST} is in use")
+    last = json.loads(ended.stderr.splitlines()[-1])
+    assert (last["event"], last["worker"]) == ("cannot_serve", 1)
+    assert last["message"].startswith(f"Port {port + 1} on {HOST} is in use")
     assert ended.stderr.count("is in use") == 1

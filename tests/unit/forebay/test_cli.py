@@ -1,9 +1,11 @@
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import typer
 from typer.testing import CliRunner
 
@@ -15,6 +17,15 @@ from runtime.version import forebay_version
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_were() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -100,7 +111,37 @@ def test_advice_goes_beside_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert talk.startswith("KAFKA_LISTENERS is set but not read by forebay.")
 
 
-@pytest.mark.parametrize("command", [("config", "show"), ("serve",)])
+def test_wrong_settings_are_an_event_where_the_log_is_json() -> None:
+    Path("forebay.yaml").write_text("log:\n  format: json\n  level: loud\nkafka:\n  listenerz: 1\n")
+
+    code, data, talk = run("serve")
+
+    assert (code, data) == (2, "")
+    (line,) = talk.splitlines()
+    said = json.loads(line)
+    assert (said["event"], said["level"], said["exit_code"]) == ("cannot_serve", "error", 2)
+    assert said["message"].splitlines() == [
+        "forebay.yaml:5: kafka.listenerz is not a setting. Did you mean kafka.listeners?",
+        'forebay.yaml:3: log.level "loud": must be one of debug, info, warning, error (default info).',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "is_json"),
+    [
+        ((), True),
+        (("--set", "log.format=console"), False),
+        (("--set", "log.format=console", "--log-format", "json"), True),
+        (("--set", "log.format=console", "--log-format", "xml"), False),
+    ],
+)
+def test_the_log_format_is_the_last_that_can_be_read(given: tuple[str, ...], is_json: bool) -> None:
+    _, _, talk = run("serve", *given, "--set", "broker.id=-1")
+
+    assert talk.startswith("{") == is_json
+
+
+@pytest.mark.parametrize("command", [("config", "show"), ("serve", "--log-format", "console")])
 def test_wrong_settings_end_a_command_with_all_problems_and_2(command: tuple[str, ...]) -> None:
     Path("forebay.yaml").write_text("kafka:\n  listenerz: 1\n")
 
@@ -114,7 +155,7 @@ def test_wrong_settings_end_a_command_with_all_problems_and_2(command: tuple[str
 
 
 def test_single_options_are_settings_too() -> None:
-    code, _, talk = run("serve", "--log-format", "xml")
+    code, _, talk = run("serve", "--log-format", "xml", "--set", "log.format=console")
 
     assert (code, talk) == (2, "--log-format xml: must be one of auto, console, json (default auto).\n")
 
@@ -192,9 +233,7 @@ def test_there_is_at_least_one_worker_and_one_broker_of_the_demo() -> None:
     assert run("demo", "--brokers", "0")[0] == 2
 
 
-def test_workers_over_memory_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.logs.configure", lambda **_: None)
-
+def test_workers_over_memory_are_refused_with_what_to_do() -> None:
     code, _, talk = run("serve", "--workers", "2", "--set", "storage.url=memory://", "--set", "metadata.url=memory://")
 
     assert code == 2

@@ -132,19 +132,31 @@ def test_an_interrupted_start_leaves(serving: Any) -> None:
     assert served.exit_code() == 130
 
 
-@pytest.mark.parametrize(
-    ("act", "message", "exit_code"),
-    [
-        ("refuse", "Port 9092 on 127.0.0.1 is in use.", 1),
-        ("unreachable", "the folder is on fire", 3),
-        ("newer", "This data directory was written by format 3; nothing was changed.", 2),
-    ],
-)
-def test_what_the_operator_must_fix_is_one_line_and_an_exit_code(serving: Any, act: str, message: str, exit_code: int) -> None:
-    served = serving(act)
+REFUSALS = [
+    ("refuse", "Port 9092 on 127.0.0.1 is in use.", 1),
+    ("unreachable", "the folder is on fire", 3),
+    ("newer", "This data directory was written by format 3; nothing was changed.", 2),
+]
+
+
+@pytest.mark.parametrize("log_format", ["json", "auto"])
+@pytest.mark.parametrize(("act", "message", "exit_code"), REFUSALS)
+def test_what_the_operator_must_fix_is_one_event_and_an_exit_code(
+    serving: Any, act: str, message: str, exit_code: int, log_format: str
+) -> None:
+    served = serving(act, f"log.format={log_format}")
     served.read_until("stores opened")
 
-    assert served.read_to_the_end() == f"{message}\n"
+    (line,) = served.read_to_the_end().splitlines()
+    assert {"event": "cannot_serve", "level": "error", "message": message, "exit_code": exit_code}.items() <= json.loads(line).items()
+    assert served.exit_code() == exit_code
+
+
+@pytest.mark.parametrize(("act", "message", "exit_code"), REFUSALS)
+def test_on_a_console_what_the_operator_must_fix_is_a_line_of_plain_text(serving: Any, act: str, message: str, exit_code: int) -> None:
+    served = serving(act, "log.format=console")
+
+    assert served.read_to_the_end().splitlines()[-1] == message
     assert served.exit_code() == exit_code
 
 
@@ -161,12 +173,10 @@ def test_an_http_port_in_use_is_said_so(serving: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         served = serving("behave", f"http.listen=127.0.0.1:{port}")
-        served.read_until("stores opened")
-
-        words = served.read_to_the_end()
+        words = served.read_until("cannot_serve")["message"]
 
     assert words.startswith(f"Port {port} on 127.0.0.1 is in use")
-    assert words.endswith(f"--set http.listen=127.0.0.1:{port + 1}.\n")
+    assert words.endswith(f"--set http.listen=127.0.0.1:{port + 1}.")
     assert served.exit_code() == 1
 
 
