@@ -105,7 +105,7 @@ async def test_nothing_is_acknowledged_once_the_files_are_removed_and_what_was_b
         assert set(traffic.refused.values()) <= RETRIABLE
         cause = f"the metadata file was removed while it was open: path={str(tmp_path / 'meta.db')!r}"
         assert readiness(served) == (HTTPStatus.SERVICE_UNAVAILABLE, cause)
-        assert losses_in_log(served) == [cause]
+        await until(lambda: losses_in_log(served) == [cause])
         await until(lambda: served.metrics()["forebay_metadata_file_lost"] == 1)
         files = {name: saved(served, name, tmp_path) for name in ("meta.db", "meta.db-wal")}
         served.kill9()
@@ -128,5 +128,5 @@ async def test_an_idle_broker_says_that_its_file_was_replaced_and_stops_in_order
 
         cause = f"the metadata file was replaced while it was open: path={str(tmp_path / 'meta.db')!r}"
         assert readiness(served) == (HTTPStatus.SERVICE_UNAVAILABLE, cause)
-        assert losses_in_log(served) == [cause]
+        await until(lambda: losses_in_log(served) == [cause])
         assert served.terminate() == 0
