@@ -22,6 +22,7 @@ def take_standard_descriptors() -> None:
     """A process that was started without one gives it to the next file or socket it opens, where whoever writes to it would write."""
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= _STANDARD_ERROR:
+        os.set_inheritable(descriptor, True)
         descriptor = os.open(os.devnull, os.O_RDWR)
     os.close(descriptor)
 

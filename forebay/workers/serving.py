@@ -52,8 +52,8 @@ def serve_workers(
     process without exec is not safe, as on macOS.
     """
     settings = loaded.settings
-    log_format = settings.log.format if settings.log.format != "auto" else "console" if sys.stderr.isatty() else "json"
-    log = logs.configure(format=log_format, level=settings.log.level)
+    log = logs.configure(format=settings.log.format, level=settings.log.level)
+    log_format = "console" if log.is_console else "json"
     given = {key: SETTINGS[key].show(settings) for key in SETTINGS if key in loaded.given}
     _log.info("supervisor_config", version=forebay_version(), workers=workers, pid=os.getpid(), **given)
     for line in loaded.advice:
