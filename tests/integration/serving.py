@@ -213,7 +213,7 @@ def _wait_ready(process: subprocess.Popen[bytes], log_path: Path) -> Served:
     while _clock.monotonic_s() < give_up_s:
         assert process.poll() is None, f"the broker ended before it was ready: exit code {process.returncode}"
         said = {event.get("event"): event for event in events(log_path)}
-        if "http listening" in said:
+        if "ready" in said:  # before, it may answer, but a signal would interrupt its start
             kafka_port, http_port = _port(said["kafka listening"]["listeners"]), _port(said["http listening"]["address"])
             if get(http_port, "/readyz")[0] == http.client.OK:
                 return Served(kafka_port, http_port, process, log_path)

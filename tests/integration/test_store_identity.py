@@ -44,10 +44,11 @@ def forebay(*arguments: str, settings: Mapping[str, str], environ: Mapping[str, 
 
 
 def refused(settings: Mapping[str, str], *options: str, environ: Mapping[str, str] | None = None) -> str:
-    """The line that a start ends with."""
+    """The message that a start ends with."""
     given = {"kafka.listeners": f"PLAINTEXT://{HOST}:0", "http.listen": f"{HOST}:0", **settings}
     ended = forebay("serve", "--log-format", "json", *options, settings=given, environ=environ)
-    said = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    said = [str(line["message"]) for line in lines if line["event"] == "cannot_serve"]
     assert (ended.returncode, len(said)) == (EXIT_USAGE, 1), ended.stderr
     return said[0]
 
