@@ -56,12 +56,12 @@ def doctor_apart(settings: Mapping[str, str], *, cwd: Path, open_files_max: int)
 def refusal(
     settings: Mapping[str, str], *, environ: Mapping[str, str] | None = None, cwd: Path, open_files_max: int | None = None
 ) -> list[str]:
-    """What `serve` says beside the log of its stages, and then ends."""
+    """The lines of why `serve` ends."""
     ended = _run(["serve"], settings, environ or {}, cwd, open_files_max)
     assert ended.returncode in {1, 2, 3}, ended.stderr
-    said = [line for line in ended.stderr.splitlines() if not _is_event(line)]
-    assert said, ended.stderr
-    return said
+    events = [json.loads(line) for line in ended.stderr.splitlines()]
+    (message,) = [event["message"] for event in events if event["event"] == "cannot_serve"]
+    return str(message).splitlines()
 
 
 def on_this_machine(folder: Path) -> dict[str, str]:
@@ -101,10 +101,3 @@ def _run(
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY_", "KAFKA_", "AWS_"))} | dict(environ)
-
-
-def _is_event(line: str) -> bool:
-    try:
-        return "event" in json.loads(line)
-    except ValueError:
-        return False
