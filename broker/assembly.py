@@ -15,6 +15,7 @@ import structlog
 
 from broker.accepting import bind
 from broker.admission import Admission
+from broker.audit import open_audit_log
 from broker.disk_space import DiskSpace, folders_of, measured
 from broker.dispatch import Dispatch
 from broker.fetching.preferred_replicas import PreferredReplicas
@@ -231,6 +232,10 @@ async def open_broker(
             telemetry=telemetry,
         )
         nursery.spawn(groups.run(), name="groups")
+        audit = None
+        if settings.log.audit is not None:
+            opening = open_audit_log(settings.log.audit, broker_id=lambda: life.broker_id, telemetry=telemetry, clock=clock)
+            audit = closing.enter_context(opening)
         handled = Parts(
             cluster_id=cluster,
             clock=clock,
@@ -245,7 +250,7 @@ async def open_broker(
             active_producers=parts.producer_reads,
             topic_defaults=TopicDefaults(settings.kafka.auto_create_topics, settings.kafka.default_partitions),
             groups=groups,
-            administration=Administration(),
+            administration=Administration(audit.write if audit is not None else None),
         )
         leaving = Leaving(clock=clock)
         compressing = ThreadBlocking(threads=THREADS, name="recompress")

@@ -175,3 +175,6 @@ class ShutdownSettings:
 class LogSettings:
     format: Annotated[str, one_of("auto", "console", "json"), "auto is console on a terminal, JSON lines elsewhere"] = "auto"
     level: Annotated[str, one_of("debug", "info", "warning", "error"), "log this and above"] = "info"
+    audit: Annotated[
+        str | None, TEXT_OR_NONE, "a file that gets one JSON line for each change of topics, configs, records and groups, also refused ones"
+    ] = None

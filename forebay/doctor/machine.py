@@ -1,19 +1,23 @@
 """What this machine offers a broker: versions, open files, memory, disks. Pure, but for the measuring."""
 
+import errno
+import os
 import platform
 from typing import Final
 
+from broker.audit import refusal
 from broker.disk_space import FileSystem
 from broker.settings.model import Settings
 from forebay import preflight
 from forebay.descriptors import Room
-from forebay.doctor.finding import Finding, ok, warning
+from forebay.doctor.finding import Finding, failed, ok, warning
 from forebay.serve import TRIMMED_ABOVE_BYTES
 from runtime.version import forebay_version
 
 OPEN_FILES: Final = "open files"
 MEMORY: Final = "memory"
 DISK: Final = "disk"
+AUDIT_LOG: Final = "audit log"
 
 
 def versions() -> Finding:
@@ -39,6 +43,20 @@ def of_memory(settings: Settings, *, limit_bytes: int) -> Finding:
     if budgets_bytes + TRIMMED_ABOVE_BYTES > limit_bytes:
         return warning(MEMORY, f"{known}: it may be killed under load. Lower them, e.g. --set storage.cache_bytes=64MiB.")
     return ok(MEMORY, known)
+
+
+def of_audit_log(path: str) -> Finding:
+    """Blocks. Makes no file."""
+    try:
+        if os.path.exists(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
+        elif not os.path.isdir(folder := os.path.dirname(os.path.abspath(path))):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        elif not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    except OSError as error:
+        return failed(AUDIT_LOG, refusal(path, error))
+    return ok(AUDIT_LOG, f"{path} can be written to")
 
 
 def of_disk(found: FileSystem) -> Finding:

@@ -84,6 +84,12 @@ async def _look_at_machine(settings: Settings, checks: Checks, blocking: Blockin
     await checks.run(machine.OPEN_FILES, open_files, within_s=LOOK_S)
     await checks.run(machine.MEMORY, memory, within_s=LOOK_S)
     await checks.run(machine.DISK, partial(_look_at_disks, settings, checks, blocking), within_s=LOOK_S)
+    if (path := settings.log.audit) is not None:
+
+        async def audit_log() -> Finding:
+            return await blocking.run(partial(machine.of_audit_log, path))
+
+        await checks.run(machine.AUDIT_LOG, audit_log, within_s=LOOK_S)
 
 
 async def _look_at_disks(settings: Settings, checks: Checks, blocking: Blocking) -> None:

@@ -273,6 +273,7 @@ TAKEN = _free_ports()
         pytest.param(newer_file, {}, "metadata store", id="a metadata file of a newer release"),
         pytest.param(newer_cluster, {}, "metadata: cluster", id="a cluster of a newer release"),
         pytest.param(cluster_being_raised, {}, "metadata: cluster", id="a cluster that is being raised"),
+        pytest.param(nothing, {"log.audit": "/proc/forebay/audit.log"}, "audit log", id="an audit log that cannot be written"),
         pytest.param(objects_of_another, {}, "both stores", id="the object store of another cluster"),
         pytest.param(broker_of_that_id, {"broker.id": "3"}, "broker.id", id="an id that another broker has"),
         pytest.param(taken_ports, {"kafka.listeners": f"PLAINTEXT://127.0.0.1:{TAKEN[0]}"}, "port: PLAINTEXT", id="a Kafka port in use"),

@@ -1,0 +1,48 @@
+"""`log.audit` of real brokers: one JSON line for each change, and for each that was refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tests.integration.serving import ROOT, serving
+
+
+def forebay(bootstrap: str, *words: str) -> int:
+    command = [sys.executable, "-m", "forebay", *words, "-b", bootstrap, "--quiet"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False).returncode
+
+
+def test_what_two_brokers_changed_and_refused_is_in_one_file_in_whole_lines(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.log"
+    data = tmp_path / "data"
+    with (
+        serving(data, settings={"log.audit": str(audit), "broker.id": "1"}) as one,
+        serving(data, settings={"log.audit": str(audit), "broker.id": "2"}) as two,
+    ):
+        admins = [AdminClient({"bootstrap.servers": broker.bootstrap, "client.id": "auditor"}) for broker in (one, two)]
+        for number in range(40):
+            name = f"t{number:02}"
+            admins[number % 2].create_topics([NewTopic(name, 1, 1)])[name].result(30)
+        assert forebay(one.bootstrap, "topic", "alter", "t00", "-c", "retention.ms=60000") == 0
+        assert forebay(one.bootstrap, "topic", "add-partitions", "t00", "--num", "2") == 0
+        assert forebay(one.bootstrap, "topic", "delete", "t01", "--yes") == 0
+        assert forebay(one.bootstrap, "topic", "create", "t00") != 0
+        said = {event["event"] for event in one.events()}
+
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    created = [line for line in lines if (line["event"], line["outcome"]) == ("topic_created", "done")]
+    assert sorted(line["topic"] for line in created) == [f"t{number:02}" for number in range(40)]
+    assert {line["client_id"] for line in created} == {"auditor"}
+    assert {line["broker_id"] for line in lines} == {1, 2}
+    rest = [(line["event"], line["outcome"], line.get("error")) for line in lines if line not in created]
+    assert rest == [
+        ("configs_altered", "done", None),
+        ("partitions_added", "done", None),
+        ("topic_deleted", "done", None),
+        ("topic_created", "refused", "TOPIC_ALREADY_EXISTS"),
+    ]
+    assert {"topic_created", "configs_altered", "partitions_added", "topic_deleted"} <= said
