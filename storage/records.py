@@ -6,6 +6,7 @@ whole in another codec. Never on the path of ordinary produce or fetch.
 Varints are zigzag. Compressed records are decompressed as a whole, bounded: a batch that claims to be larger is told apart as `Corrupt`.
 """
 
+import mmap
 import struct
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
@@ -25,7 +26,8 @@ from storage.recordbatch import (
 from storage.vocabulary import Buffer
 
 DECOMPRESSED_BYTES_MAX: Final = 64 * MIB
-_DECOMPRESSED_TRIES_BYTES: Final = (MIB, 8 * MIB, DECOMPRESSED_BYTES_MAX)
+_FILLED_BYTES_MAX: Final = MIB
+"""Up to here a buffer is filled with zeros when it is made, which nobody else can do anything beside."""
 _TOO_SMALL: Final = "failed to write whole buffer"
 """What cramjam says when the output does not fit; a test holds it to that."""
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
@@ -124,7 +126,7 @@ def compressed(body: Buffer, codec: int, level: int | None = None) -> Buffer:
 
 
 class TooLarge(Exception):
-    """Decompressed, the records have more bytes than they may."""
+    """Decompressed, the records have more bytes, or headers, than they may."""
 
 
 def decompressed(body: Buffer, codec: int, *, bytes_max: int | None = None) -> Buffer:
@@ -139,7 +141,7 @@ def decompressed(body: Buffer, codec: int, *, bytes_max: int | None = None) -> B
             case 1:
                 found = _bounded(cramjam.gzip.decompress_into, body, limit)
             case 2:
-                found = _snappy(bytes(body), limit)
+                found = _snappy(memoryview(body), limit)
             case 3:
                 found = _bounded(cramjam.lz4.decompress_into, body, limit)
             case 4:
@@ -158,46 +160,62 @@ class _Beyond(Exception):
     """There are more bytes than may be."""
 
 
-def _bounded(decompress_into: Callable[[Buffer, bytearray], int], body: Buffer, limit: int) -> Buffer:
-    """Into buffers of growing but bounded size: the codec never allocates what a small body claims to hold."""
-    for size_bytes in (*(size_bytes for size_bytes in _DECOMPRESSED_TRIES_BYTES if size_bytes < limit), limit):
-        if size_bytes < min(len(body), limit):
-            continue
-        output = bytearray(size_bytes)
+def _bounded(decompress_into: Callable[[Buffer, Buffer], int], body: Buffer, limit: int) -> Buffer:
+    """Into buffers of bounded size: the codec never allocates what a small body claims to hold."""
+    for size_bytes in (limit,) if len(body) > _FILLED_BYTES_MAX or limit <= _FILLED_BYTES_MAX else (_FILLED_BYTES_MAX, limit):
+        output = _room(size_bytes)
         try:
-            del output[decompress_into(body, output) :]
+            return _cut(output, decompress_into(body, output))
         except cramjam.DecompressionError as error:
             if _TOO_SMALL not in str(error):
                 raise  # a larger buffer would not help
-            continue
-        return output
     raise _Beyond
 
 
-def _snappy(body: bytes, limit: int) -> bytes:
+def _room(size_bytes: int) -> bytearray | memoryview:
+    """To be decompressed into. Of a large one only what is written to takes memory and time."""
+    if size_bytes <= _FILLED_BYTES_MAX:
+        return bytearray(size_bytes)
+    try:
+        return memoryview(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    except OSError as error:
+        raise MemoryError(f"no room to decompress into: bytes={size_bytes}") from error
+
+
+def _cut(output: bytearray | memoryview, size_bytes: int) -> bytearray | memoryview:
+    if isinstance(output, memoryview):
+        return output[:size_bytes]
+    del output[size_bytes:]
+    return output
+
+
+def _snappy(body: memoryview, limit: int) -> Buffer:
     """Raw snappy (librdkafka) or snappy-java's framing: a header, then blocks of 4 bytes of length and raw snappy."""
-    if not body.startswith(_XERIAL_MAGIC):
-        return _raw_snappy(body, limit)
-    blocks: list[bytes] = []
-    position = _XERIAL_HEADER_BYTES
+    is_framed = bytes(body[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC
     size_bytes = 0
+    for block in _blocks(body) if is_framed else (body,):
+        # Each begins with its decompressed size, so a claim that is too large costs nothing.
+        claimed, _ = _unsigned_varint(block, 0)
+        size_bytes += claimed
+        if size_bytes > limit:
+            raise _Beyond
+    output = _room(size_bytes)
+    end = 0
+    with memoryview(output) as room:
+        for block in _blocks(body) if is_framed else (body,):
+            end += cramjam.snappy.decompress_raw_into(block, room[end:])
+    return _cut(output, end)
+
+
+def _blocks(body: memoryview) -> Iterator[memoryview]:
+    position = _XERIAL_HEADER_BYTES
     while position < len(body):
         length = int.from_bytes(body[position : position + 4], "big")
         position += 4
         if length <= 0 or position + length > len(body):
             raise Corrupt(f"a snappy block ends outside its batch: length={length} remaining={len(body) - position}")
-        blocks.append(_raw_snappy(body[position : position + length], limit - size_bytes))
-        size_bytes += len(blocks[-1])
+        yield body[position : position + length]
         position += length
-    return b"".join(blocks)
-
-
-def _raw_snappy(block: bytes, limit: int) -> bytes:
-    """The block begins with its decompressed size, so a claim that is too large costs nothing."""
-    claimed, _ = _unsigned_varint(block, 0)
-    if claimed > limit:
-        raise _Beyond
-    return bytes(cramjam.snappy.decompress_raw(block))
 
 
 def _framed_snappy(body: memoryview) -> bytes:
