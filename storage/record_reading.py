@@ -11,13 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from storage.compressed_frames import check_frames, check_size
 from storage.errors import Corrupt
+from storage.limits import MIB
 from storage.recordbatch import CODEC_MASK, HEADER_BYTES, BatchHeader
-from storage.records import LZ4, decompressed
+from storage.records import TooLarge, decompressed
 from storage.vocabulary import Buffer
 
 SLICE_RECORDS: Final = 500
-"""Read between two calls of `breathe`: a quarter of a millisecond."""
+"""Records, or headers, read between two calls of `breathe`: a quarter of a millisecond."""
 HEADERS_MAX: Final = 1_000_000
 """Of all records of a batch: so many take a second of a thread, and two bytes make one."""
 NAMED_MAX: Final = 1_000
@@ -25,8 +27,8 @@ NAMED_MAX: Final = 1_000
 NO_TIMESTAMP: Final = -1
 _INT32_BYTES_MAX: Final = 5
 _INT64_BYTES_MAX: Final = 10
-_LZ4_FLAGS_AT: Final = 4
-_LZ4_INDEPENDENT: Final = 0x20
+_COPIED_BYTES_MAX: Final = MIB
+"""Nobody else can do anything while bytes are copied."""
 
 
 class Unreadable(Corrupt):
@@ -52,34 +54,44 @@ def read_records(
     earliest_ms: int,
     latest_ms: int,
     bytes_max: int | None = None,
+    headers_max: int | None = None,
     breathe: Callable[[], None] = lambda: None,
 ) -> Readable:
     """Read one batch whose header has been checked; what has no timestamp is never out of time.
 
-    Blocks for as long as it takes, and calls `breathe` every SLICE_RECORDS records, so that a thread can let others run. Raises
-    `Unreadable`, and `Corrupt` as `records.decompressed` does, and `TooLarge` for what decompresses to more than `bytes_max`.
+    Blocks for as long as it takes, and calls `breathe` every SLICE_RECORDS records or headers, so that a thread can let others run.
+    Raises `Unreadable`, and `Corrupt` as `records.decompressed` and `check_frames` do, and `TooLarge` for what decompresses to more than
+    `bytes_max` or has more headers than `headers_max`.
     """
     body = memoryview(batch)[HEADER_BYTES:]
     codec = header.attributes & CODEC_MASK
-    if codec == LZ4 and len(body) > _LZ4_FLAGS_AT and not body[_LZ4_FLAGS_AT] & _LZ4_INDEPENDENT:
-        raise Unreadable("lz4 blocks depend on each other, which Java's consumers do not read")
+    check_frames(body, codec)
     records = decompressed(body, codec, bytes_max=bytes_max)
-    if isinstance(records, memoryview):
-        records = bytes(records)  # of which single bytes are had much faster
-    found = Readable()
+    check_size(body, codec, len(records))
+    if isinstance(records, memoryview) and len(records) <= _COPIED_BYTES_MAX:
+        records = bytes(records)  # of which single bytes are had faster
+    found, limits = Readable(), _Limits(headers_max, breathe)
     at, headers = 0, 0
     for begin in range(0, header.record_count, SLICE_RECORDS):
         if begin:
             breathe()
         indexes = range(begin, min(begin + SLICE_RECORDS, header.record_count))
-        at, headers = _read_slice(records, at, indexes, headers, header.base_timestamp, earliest_ms, latest_ms, found)
+        at, headers = _read_slice(records, at, indexes, headers, header.base_timestamp, earliest_ms, latest_ms, found, limits)
     if at != len(records):
         raise Unreadable(f"bytes are left after the last record: record_count={header.record_count} left={len(records) - at}")
     return found
 
 
 def _read_slice(
-    data: Buffer, at: int, indexes: range, headers: int, base_ms: int, earliest_ms: int, latest_ms: int, found: Readable
+    data: Buffer,
+    at: int,
+    indexes: range,
+    headers: int,
+    base_ms: int,
+    earliest_ms: int,
+    latest_ms: int,
+    found: Readable,
+    limits: "_Limits",
 ) -> tuple[int, int]:
     """The position behind these records, and the headers so far."""
     size = len(data)
@@ -152,7 +164,7 @@ def _read_slice(
                 raise Unreadable(f"a value has no such length: {_signed(byte)}")
 
             if data[at]:
-                count, at = _headers(data, at, HEADERS_MAX - headers)
+                count, at = _headers(data, at, headers, limits)
                 headers += count
             else:
                 at += 1
@@ -165,15 +177,25 @@ def _read_slice(
     return at, headers
 
 
-def _headers(data: Buffer, at: int, count_max: int) -> tuple[int, int]:
-    """How many headers begin at `at`, and the position behind them."""
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    headers_max: int | None
+    breathe: Callable[[], None]
+
+
+def _headers(data: Buffer, at: int, before: int, limits: _Limits) -> tuple[int, int]:
+    """How many headers begin at `at`, and the position behind them; there were `before` in records before."""
     written, at = _varint(data, at, _INT32_BYTES_MAX)
     count = _signed(written)
     if not 0 <= count <= len(data) - at:
         raise Unreadable(f"a record cannot have so many headers: {count}")
-    if count > count_max:
+    if before + count > HEADERS_MAX:
         raise Unreadable(f"the records of a batch have at most {HEADERS_MAX} headers")
-    for _ in range(count):
+    if limits.headers_max is not None and before + count > limits.headers_max:
+        raise TooLarge(f"the records have more than {limits.headers_max} headers")
+    for number in range(before, before + count):
+        if number and not number % SLICE_RECORDS:
+            limits.breathe()
         written, at = _varint(data, at, _INT32_BYTES_MAX)
         if written & 1:
             raise Unreadable(f"a header key has no such length: {_signed(written)}")

@@ -48,6 +48,8 @@ WAIT_S_MAX: Final = 30.0
 READ_AT_ONCE_RECORDS_MAX: Final = 256
 READ_AT_ONCE_BYTES_MAX: Final = 128 * KIB
 """Of one request on the loop, decompressed: a fraction of a millisecond, about what waking a thread takes."""
+READ_AT_ONCE_HEADERS_EACH_MAX: Final = 8
+"""Of a record, on average: two bytes make a header, and to read it takes as long as a record."""
 _EXPANSION: Final = 8
 """What decompresses to more than so many times its size is not read at once."""
 _CODECS: Final = tuple(CODEC_NUMBERS)
@@ -164,7 +166,8 @@ class Recompression:
         if room_bytes is None:
             return False, None
         try:
-            refused = check_records(work.batch, work.header, work.rules, work.now_ms, bytes_max=room_bytes)
+            headers_max = READ_AT_ONCE_HEADERS_EACH_MAX * work.header.record_count
+            refused = check_records(work.batch, work.header, work.rules, work.now_ms, bytes_max=room_bytes, headers_max=headers_max)
         except TooLarge:
             return False, None
         (self._refused if refused else self._accepted).inc()

@@ -156,6 +156,7 @@ def check_records(
     now_ms: int,
     *,
     bytes_max: int | None = None,
+    headers_max: int | None = None,
     breathe: Callable[[], None] = lambda: None,
 ) -> Refused | None:
     """Why a batch that `check` has passed is refused for what is in its records. Blocks, raises `TooLarge`; see `read_records`."""
@@ -165,7 +166,9 @@ def check_records(
     earliest_ms = _MIN_MS if rules.is_log_append else max(_MIN_MS, now_ms - rules.before_max_ms)
     latest_ms = _MAX_MS if rules.is_log_append else min(_MAX_MS, now_ms + rules.after_max_ms)
     try:
-        found = read_records(view, header, earliest_ms=earliest_ms, latest_ms=latest_ms, bytes_max=bytes_max, breathe=breathe)
+        found = read_records(
+            view, header, earliest_ms=earliest_ms, latest_ms=latest_ms, bytes_max=bytes_max, headers_max=headers_max, breathe=breathe
+        )
     except Corrupt as error:
         # Not CORRUPT_MESSAGE, which clients take for damage on the way and send again: Kafka's UNKNOWN_SERVER_ERROR is as final.
         text = str(error)

@@ -10,11 +10,11 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.handlers import recompression
-from broker.handlers.recompression import READ_AT_ONCE_BYTES_MAX, READ_AT_ONCE_RECORDS_MAX
+from broker.handlers.recompression import READ_AT_ONCE_BYTES_MAX, READ_AT_ONCE_HEADERS_EACH_MAX, READ_AT_ONCE_RECORDS_MAX
 from runtime.blocking import ThreadBlocking
 from storage.recordbatch import checksum, parse_header
 from tests.unit.broker.handlers.logged import node
-from tests.unit.broker.handlers.record_batches import NOW_MS, batch_of_records, record, record_batch
+from tests.unit.broker.handlers.record_batches import NOW_MS, batch_of_records, record, record_batch, varint
 from tests.unit.broker.handlers.test_recompression import Gate, Source, broken, codes, send, stored, values_of
 
 T = TypeVar("T")
@@ -130,6 +130,21 @@ async def test_the_loop_decompresses_no_more_of_a_request_than_its_share() -> No
 
         assert codes(results) == [ErrorCode.none] * 40
         assert gate.begun >= 40 - READ_AT_ONCE_BYTES_MAX // (8 * 4_000)
+
+
+async def test_records_of_many_headers_are_not_read_on_the_loop() -> None:
+    gate = Gate(is_open=True)
+    async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
+        await broker.create("t")
+
+        def of_headers(count: int) -> bytearray:
+            body = b"\x00" * 3 + varint(-1) * 2 + varint(count) + (varint(0) + varint(-1)) * count
+            return batch_of_records(varint(len(body)) + body, 1)
+
+        assert codes(await broker.send(("t", 0, of_headers(READ_AT_ONCE_HEADERS_EACH_MAX)))) == [ErrorCode.none]
+        assert gate.begun == 0
+        assert codes(await broker.send(("t", 0, of_headers(60_000)))) == [ErrorCode.none]
+        assert gate.begun == 1
 
 
 async def test_compacted_topics_are_read_off_the_loop_whatever_the_broker_trusts() -> None:
