@@ -2,7 +2,8 @@
 which they came.
 
 A line is what one connection sends to one partition. Its batches leave in the order of their coming, those that need no work among them,
-and one is worked on at a time; lines take turns, so that no connection has the threads to itself.
+and one is worked on at a time; connections take turns, and the lines of each, so that no connection has the threads to itself.
+A batch that is short is not worth a thread: it is read on the loop, as many of them in one turn of the loop as are read of one request.
 What is made here is not in the budget of requests, and may be many times larger than what was sent. So a request begins only while the
 results of all that are not answered yet are few, and has no more of them than a bound; one that has begun goes on, or all might wait for
 one another. What cannot be decompressed, or holds fewer bytes than its records must have, is INVALID_RECORD.
@@ -11,7 +12,7 @@ Reading makes nothing that is kept: a thread has at most one batch decompressed,
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -70,11 +71,13 @@ class Work:
     now_ms: int
     reads: bool
     compresses: bool
+    is_long: bool = False
+    """Known not to be short, whatever its header says."""
 
 
 @dataclass(slots=True)
 class AtOnce:
-    """What the loop itself may still read of one request."""
+    """What the loop itself may still read of one request, or in one turn."""
 
     records: int = READ_AT_ONCE_RECORDS_MAX
     size_bytes: int = READ_AT_ONCE_BYTES_MAX
@@ -82,7 +85,7 @@ class AtOnce:
     def room_for(self, work: Work) -> int | None:
         """Bytes that the batch may decompress to, taken; None if a thread is to read it."""
         room_bytes = len(work.batch) * (_EXPANSION if work.header.attributes & CODEC_MASK else 1)
-        if work.compresses or work.header.record_count > self.records or room_bytes > self.size_bytes:
+        if work.is_long or work.compresses or work.header.record_count > self.records or room_bytes > self.size_bytes:
             return None
         self.records -= work.header.record_count
         self.size_bytes -= room_bytes
@@ -119,7 +122,9 @@ class Recompression:
         self._clock = clock
         self.lines: dict[_Line, deque[_Job]] = {}
         """Those that have batches: while there are none, nothing can be overtaken. To be looked at only."""
-        self._ready: deque[_Line] = deque()
+        self._ready: OrderedDict[int, deque[_Line]] = OrderedDict()
+        """Lines that nobody works on, by connection, in the order of their turns."""
+        self._turn = AtOnce()
         self._working = 0
         self._results_bytes = 0
         self._room = asyncio.Event()
@@ -154,7 +159,7 @@ class Recompression:
         jobs = self.lines.get(line)
         if jobs is None:
             jobs = self.lines[line] = deque()
-            self._ready.append(line)
+            self._stand_by(line)
             if self._working < THREADS:
                 self._working += 1
                 self._nursery.spawn(self._work(), name="recompress")
@@ -169,6 +174,7 @@ class Recompression:
             headers_max = READ_AT_ONCE_HEADERS_EACH_MAX * work.header.record_count
             refused = check_records(work.batch, work.header, work.rules, work.now_ms, bytes_max=room_bytes, headers_max=headers_max)
         except TooLarge:
+            work.is_long = True
             return False, None
         (self._refused if refused else self._accepted).inc()
         return True, refused
@@ -178,14 +184,24 @@ class Recompression:
         if self._results_bytes < RESULTS_BYTES_MAX:
             self._room.set()
 
+    def _stand_by(self, line: _Line) -> None:
+        self._ready.setdefault(line[0], deque()).append(line)
+
+    def _next_line(self) -> _Line:
+        source, lines = self._ready.popitem(last=False)
+        line = lines.popleft()
+        if lines:
+            self._ready[source] = lines
+        return line
+
     async def _work(self) -> None:
         try:
             while self._ready:
-                line = self._ready.popleft()
+                line = self._next_line()
                 jobs = self.lines[line]
                 await self._work_on(jobs)
                 if jobs:
-                    self._ready.append(line)
+                    self._stand_by(line)
                 else:
                     del self.lines[line]
         finally:
@@ -221,9 +237,7 @@ class Recompression:
             text = f"the batches of the request decompress to more than {RESULTS_OF_REQUEST_BYTES_MAX} bytes; send this one again"
             return Refused(ErrorCode.kafka_storage_error, text)
         try:
-            refused = await self._blocking.run(lambda: _read(work)) if work.reads else None
-            if work.reads:
-                (self._refused if refused else self._accepted).inc()
+            refused = await self._read(work) if work.reads else None
             if refused is not None or not work.compresses:
                 return refused
             result = await self._blocking.run(lambda: _recompress(work))
@@ -238,6 +252,17 @@ class Recompression:
             self._bytes_in.inc(len(work.batch))
             self._bytes_out.inc(len(result))
         return result
+
+    async def _read(self, work: Work) -> Refused | None:
+        is_read, refused = self.read_at_once(work, self._turn)
+        if not is_read and AtOnce().room_for(work) is not None:
+            await asyncio.sleep(0)
+            self._turn = AtOnce()
+            is_read, refused = self.read_at_once(work, self._turn)
+        if not is_read:
+            refused = await self._blocking.run(lambda: _read(work))
+            (self._refused if refused else self._accepted).inc()
+        return refused
 
     def _is_late(self, job: _Job) -> bool:
         return self._clock.monotonic_s() - job.added_s > WAIT_S_MAX

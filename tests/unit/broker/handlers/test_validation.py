@@ -3,14 +3,15 @@
 import asyncio
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.handlers import recompression
-from broker.handlers.recompression import READ_AT_ONCE_BYTES_MAX, READ_AT_ONCE_HEADERS_EACH_MAX, READ_AT_ONCE_RECORDS_MAX
+from broker.handlers.recompression import READ_AT_ONCE_BYTES_MAX, READ_AT_ONCE_HEADERS_EACH_MAX, READ_AT_ONCE_RECORDS_MAX, THREADS
 from runtime.blocking import ThreadBlocking
 from storage.recordbatch import checksum, parse_header
 from tests.unit.broker.handlers.logged import node
@@ -112,24 +113,60 @@ async def test_little_is_read_on_the_loop_and_the_rest_in_a_thread(codec: int) -
 
         await broker.send(("t", 0, few_records(few)))
         await broker.send(("t", 0, few_records(few // 2)), ("t", 1, few_records(few // 2)))
-        assert gate.begun == 0
         await broker.send(("t", 0, few_records(few)), ("t", 1, few_records(1)))
-        assert gate.begun == 1
+        assert gate.begun == 0, "the last of them in the turn after"
         for large in (few_records(few + 1), record_batch(noise, codec=codec), record_batch(b"x" * READ_AT_ONCE_BYTES_MAX, codec=codec)):
             begun = gate.begun
             assert codes(await broker.send(("t", 0, large))) == [ErrorCode.none]
             assert gate.begun == begun + 1
 
 
-async def test_the_loop_decompresses_no_more_of_a_request_than_its_share() -> None:
+@pytest.mark.parametrize("shared", ["records", "bytes"])
+async def test_short_batches_are_read_in_turns_of_the_loop_however_many_there_are(shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(is_open=True)
-    async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
-        await broker.create("t", partition_count=40)
-        batch = record_batch(random.Random(1).randbytes(4_000), codec=4)
-        results = await broker.send(*(("t", partition, bytearray(batch)) for partition in range(40)))
+    turns, read_in = 0, list[int]()
+    check = recompression.check_records
 
-        assert codes(results) == [ErrorCode.none] * 40
-        assert gate.begun >= 40 - READ_AT_ONCE_BYTES_MAX // (8 * 4_000)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        read_in.append(turns)
+        return check(*args, **kwargs)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(recompression, "check_records", counted)
+    async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
+        await broker.create("t", partition_count=100)
+        noise = random.Random(1).randbytes(4_000)
+        batch = record_batch(noise, codec=4) if shared == "bytes" else record_batch(*[b"x"] * 64, codec=4)
+        async with asyncio.TaskGroup() as tasks:
+            counting = tasks.create_task(count())
+            results = await broker.send(*(("t", partition, bytearray(batch)) for partition in range(100)))
+            counting.cancel()
+
+        assert codes(results) == [ErrorCode.none] * 100
+        assert gate.begun == 0
+        assert len(read_in) == 100
+        assert max(Counter(read_in).values()) <= THREADS * 4
+        assert not broker.produce._recompression.lines
+
+
+async def test_a_connection_with_many_partitions_does_not_keep_the_threads_from_others() -> None:
+    gate = Gate()
+    async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
+        await broker.create("t", partition_count=50)
+        greedy = send(broker, *(("t", partition, large()) for partition in range(50)), source=Source())
+        await gate.has_begun(2)
+        modest = send(broker, ("t", 0, large()), source=Source())
+        gate.let(4)
+        async with asyncio.timeout(10):
+            assert codes(await modest) == [ErrorCode.none]
+        assert not greedy.done()
+        gate.let(50)
+        assert codes(await greedy) == [ErrorCode.none] * 50
 
 
 async def test_records_of_many_headers_are_not_read_on_the_loop() -> None:
