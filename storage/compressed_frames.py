@@ -16,6 +16,7 @@ _GZIP_WINDOW_BITS: Final = 31
 _GZIP_SIZE_BYTES: Final = 4
 _PROBE_BYTES: Final = 512
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
+_LZ4_SKIPPED_MAGIC: Final = 0x184D_2A50
 _LZ4_FLAGS_AT: Final = 4
 _LZ4_BLOCKS_AT: Final = 7
 _LZ4_INDEPENDENT: Final = 0x20
@@ -71,9 +72,11 @@ def _check_snappy(body: memoryview) -> None:
 
 
 def _check_lz4(body: memoryview) -> None:
-    if bytes(body[: len(_LZ4_MAGIC)]) != _LZ4_MAGIC:
-        raise Corrupt("the records do not begin with an lz4 frame")
     if len(body) < _LZ4_BLOCKS_AT:
+        return
+    if bytes(body[: len(_LZ4_MAGIC)]) != _LZ4_MAGIC:
+        if _UINT32.unpack_from(body)[0] & ~0xF == _LZ4_SKIPPED_MAGIC:
+            raise Corrupt("the records begin with an lz4 frame to be skipped, which Java's consumers do not do")
         return
     flags = body[_LZ4_FLAGS_AT]
     if not flags & _LZ4_INDEPENDENT:

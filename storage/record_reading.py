@@ -21,7 +21,7 @@ from storage.vocabulary import Buffer
 SLICE_RECORDS: Final = 500
 """Records, or headers, read between two calls of `breathe`: a quarter of a millisecond."""
 HEADERS_MAX: Final = 1_000_000
-"""Of all records of a batch: so many take a second of a thread, and two bytes make one."""
+"""Of all records of a batch: so many take a quarter of a second of a thread, and two bytes make one."""
 NAMED_MAX: Final = 1_000
 """Indexes that are kept of records that break one rule."""
 NO_TIMESTAMP: Final = -1
@@ -196,15 +196,23 @@ def _headers(data: Buffer, at: int, before: int, limits: _Limits) -> tuple[int, 
     for number in range(before, before + count):
         if number and not number % SLICE_RECORDS:
             limits.breathe()
-        written, at = _varint(data, at, _INT32_BYTES_MAX)
-        if written & 1:
-            raise Unreadable(f"a header key has no such length: {_signed(written)}")
-        at += written >> 1
-        written, at = _varint(data, at, _INT32_BYTES_MAX)
-        if not written & 1:
-            at += written >> 1
-        elif written != 1:
-            raise Unreadable(f"a header value has no such length: {_signed(written)}")
+        byte = data[at]
+        if byte < 0x80:
+            at += 1
+        else:
+            byte, at = _varint(data, at, _INT32_BYTES_MAX)
+        if byte & 1:
+            raise Unreadable(f"a header key has no such length: {_signed(byte)}")
+        at += byte >> 1
+        byte = data[at]
+        if byte < 0x80:
+            at += 1
+        else:
+            byte, at = _varint(data, at, _INT32_BYTES_MAX)
+        if not byte & 1:
+            at += byte >> 1
+        elif byte != 1:
+            raise Unreadable(f"a header value has no such length: {_signed(byte)}")
     return count, at
 
 

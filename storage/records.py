@@ -27,7 +27,11 @@ from storage.vocabulary import Buffer
 
 DECOMPRESSED_BYTES_MAX: Final = 64 * MIB
 _FILLED_BYTES_MAX: Final = MIB
-"""Up to here a buffer is filled with zeros when it is made, which nobody else can do anything beside."""
+"""Larger buffers are not filled with zeros when they are made, for which the interpreter is held."""
+_TRIES_BYTES: Final = (128 * KIB, _FILLED_BYTES_MAX)
+"""Buffers for what is short, since to fill one takes longer than to decompress a little."""
+_EXPANSION: Final = 2
+"""Records decompress to so many times their size or more: whether a buffer is worth a try."""
 _TOO_SMALL: Final = "failed to write whole buffer"
 """What cramjam says when the output does not fit; a test holds it to that."""
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
@@ -162,7 +166,8 @@ class _Beyond(Exception):
 
 def _bounded(decompress_into: Callable[[Buffer, Buffer], int], body: Buffer, limit: int) -> Buffer:
     """Into buffers of bounded size: the codec never allocates what a small body claims to hold."""
-    for size_bytes in (limit,) if len(body) > _FILLED_BYTES_MAX or limit <= _FILLED_BYTES_MAX else (_FILLED_BYTES_MAX, limit):
+    tries = [size_bytes for size_bytes in _TRIES_BYTES if len(body) * _EXPANSION <= size_bytes < limit]
+    for size_bytes in (*tries, limit):
         output = _room(size_bytes)
         try:
             return _cut(output, decompress_into(body, output))

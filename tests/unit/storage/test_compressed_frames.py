@@ -63,7 +63,7 @@ BAD: dict[str, tuple[int, bytes, str]] = {
     "two lz4 frames": (LZ4, frame(raw(ONE)) + frame(raw(TWO)), "behind the first lz4 frame"),
     "an empty lz4 frame before": (LZ4, frame() + frame(raw(ONE + TWO)), "behind the first lz4 frame"),
     "an empty lz4 frame behind": (LZ4, frame(raw(ONE + TWO)) + frame(), "behind the first lz4 frame"),
-    "a skipped frame before": (LZ4, SKIPPED + frame(raw(ONE + TWO)), "do not begin with an lz4 frame"),
+    "a skipped frame before": (LZ4, SKIPPED + frame(raw(ONE + TWO)), "begin with an lz4 frame to be skipped"),
     "a skipped frame behind": (LZ4, frame(raw(ONE + TWO)) + SKIPPED, "behind the first lz4 frame"),
     "an lz4 block of no bytes": (LZ4, frame(raw(ONE), raw(b""), raw(TWO)), "behind the first lz4 frame"),
     "an lz4 block of nothing": (LZ4, frame(raw(ONE), b"\x01\x00\x00\x00\x00", raw(TWO)), "block holds nothing"),

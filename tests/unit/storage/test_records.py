@@ -43,7 +43,8 @@ def test_snappy_in_blocks_as_java_writes_it() -> None:
 @pytest.mark.parametrize("codec", COMPRESS)
 def test_a_small_body_that_claims_to_be_huge_is_corrupt(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "DECOMPRESSED_BYTES_MAX", 50_000)
-    monkeypatch.setattr(records, "_FILLED_BYTES_MAX", 10_000)
+    monkeypatch.setattr(records, "_FILLED_BYTES_MAX", 20_000)
+    monkeypatch.setattr(records, "_TRIES_BYTES", (10_000, 20_000))
     bomb = bytes(COMPRESS[codec](bytes(10_000_000)))
 
     with pytest.raises(Corrupt, match=r"more than|claim"):
