@@ -49,6 +49,8 @@ WAIT_S_MAX: Final = 30.0
 READ_AT_ONCE_RECORDS_MAX: Final = 256
 READ_AT_ONCE_BYTES_MAX: Final = 128 * KIB
 """Of one request on the loop, decompressed: a fraction of a millisecond, about what waking a thread takes."""
+LEAVING_MAX: Final = 250
+"""Batches of a line that leave it in one turn of the loop."""
 READ_AT_ONCE_HEADERS_EACH_MAX: Final = 8
 """Of a record, on average: two bytes make a header, and to read it takes as long as a record."""
 _EXPANSION: Final = 8
@@ -211,14 +213,15 @@ class Recompression:
         """The first of a line, and what follows it without work; all of them, if the first is to be sent again."""
         job = jobs[0]
         result = await self._result_of(job)
-        if isinstance(result, Refused) and result.error_code.retriable:
-            # Those behind it must not overtake its retry.
-            while jobs:
-                jobs.popleft().done(result)
-            return
+        # Those behind a batch that is to be sent again must not overtake it.
+        is_retried = isinstance(result, Refused) and result.error_code.retriable
         jobs.popleft().done(result)
-        while jobs and jobs[0].work is None:
-            jobs.popleft().done(None)
+        left = 1
+        while jobs and (is_retried or jobs[0].work is None):
+            jobs.popleft().done(result if is_retried else None)
+            left += 1
+            if left % LEAVING_MAX == 0:
+                await asyncio.sleep(0)
 
     async def _result_of(self, job: _Job) -> memoryview | Refused | None:
         work, share = job.work, job.share

@@ -11,7 +11,13 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.handlers import recompression
-from broker.handlers.recompression import READ_AT_ONCE_BYTES_MAX, READ_AT_ONCE_HEADERS_EACH_MAX, READ_AT_ONCE_RECORDS_MAX, THREADS
+from broker.handlers.recompression import (
+    LEAVING_MAX,
+    READ_AT_ONCE_BYTES_MAX,
+    READ_AT_ONCE_HEADERS_EACH_MAX,
+    READ_AT_ONCE_RECORDS_MAX,
+    THREADS,
+)
 from runtime.blocking import ThreadBlocking
 from storage.recordbatch import checksum, parse_header
 from tests.unit.broker.handlers.logged import node
@@ -228,6 +234,37 @@ async def test_five_in_flight_keep_their_order_whichever_of_them_must_wait_for_a
         results = await asyncio.gather(*sent)
         assert [codes(result) for result in results] == [[ErrorCode.none]] * 5
         assert [result[0].base_offset for result in results] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("patience_s", [30.0, -1.0], ids=["taken", "late"])
+async def test_a_long_line_leaves_in_turns_of_the_loop_and_in_order(patience_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, turns, left_in = Gate(), 0, list[int]()
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(recompression, "WAIT_S_MAX", patience_s)
+    async with node(is_deaf=True, reads_records=True, blocking=gate) as broker, asyncio.TaskGroup() as tasks:
+        await broker.create("t")
+        leave = broker.produce._leave_line
+        monkeypatch.setattr(broker.produce, "_leave_line", lambda *args: (left_in.append(turns), leave(*args)))
+        counting = tasks.create_task(count())
+        one = Source()
+        answers = [send(broker, ("t", 0, large()), source=one)]
+        answers += [send(broker, ("t", 0, record_batch(b"x")), source=one) for _ in range(3 * LEAVING_MAX)]
+        gate.let()
+        results = await asyncio.gather(*answers)
+        counting.cancel()
+
+        assert max(Counter(left_in).values()) <= LEAVING_MAX
+        if patience_s > 0:
+            assert [result[0].base_offset for result in results] == list(range(len(answers)))
+        else:
+            assert {code for result in results for code in codes(result)} == {ErrorCode.request_timed_out}
+        assert not broker.produce._recompression.lines
 
 
 @pytest.mark.parametrize("codec", [0, 3])
