@@ -31,6 +31,8 @@ FRAME_GROWTH: Final = 4
 UNANSWERED_BYTES_MAX: Final = 8 * MIB
 UNANSWERED_REQUESTS_MAX: Final = 512
 GATHERED_BYTES_MAX: Final = 64 * KIB
+BEGUN_PER_TURN_BYTES: Final = 2 * ARENA_BYTES
+"""Of requests that waited: then others have their turn. More than one read brings, so that what comes together is begun together."""
 
 assert OWN_BUFFER_FROM_BYTES + PREFIX_BYTES < ARENA_BYTES, "what stays in the arena leaves room for more"
 
@@ -49,8 +51,10 @@ class Requests(Protocol):
         """
         ...
 
-    async def prepare(self, frame: memoryview, connection: Client) -> Start:
-        """Wait for what an overlapping request needs; the answer is a `start` that begins it. Cancelled: nothing was begun."""
+    async def prepare(self, frame: memoryview, connection: Client) -> Start | None:
+        """Wait for what an overlapping request needs; the answer is a `start` that begins it, or None: `handle` it. Cancelled: nothing was
+        begun.
+        """
         ...
 
     async def handle(self, frame: memoryview, connection: Client) -> Sequence[Buffer] | None:
@@ -108,6 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_filled = 0
         self._frame_length = 0
         self._is_starved = False
+        self._goes_on = False
         self._queue: deque[Frame] = deque()
         self._unanswered_bytes = 0
         self._overlapping = 0
@@ -349,7 +354,15 @@ class Connection(asyncio.BufferedProtocol):
             self._is_advancing = False
 
     def _start_queued(self, queue: deque[Frame]) -> None:
+        begun_bytes = 0
         while queue and not self._is_busy and not self._is_writing_paused:
+            if begun_bytes > BEGUN_PER_TURN_BYTES:
+                # Whoever comes next on this connection waits for its turn as well: order is kept.
+                if not self._goes_on:
+                    self._goes_on = True
+                    self._soon(self._go_on)
+                break
+            begun_bytes += len(queue[0])
             frame = memoryview(queue[0])
             is_overlapping = self._requests.is_overlapping(frame)
             if not is_overlapping and self._overlapping:
@@ -359,6 +372,16 @@ class Connection(asyncio.BufferedProtocol):
             if not is_overlapping or not self._start(number, frame, self._requests.start):
                 self._is_busy = True
                 self._handed_over.put_nowait((number, frame))
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        if self.has_parted or self._is_lost:
+            return
+        try:
+            self._advance()
+        except (ProtocolViolation, Unanswerable) as reason:
+            self._refuse(reason)
+        self._update_reading()
 
     def _start(self, number: int, frame: memoryview, start: Callable[[memoryview, Client, Done], bool]) -> bool:
         """Begin an overlapping request."""
@@ -395,15 +418,16 @@ class Connection(asyncio.BufferedProtocol):
         number, frame = await self._handed_over.get()
         if self._requests.is_overlapping(frame):
             start = await self._requests.prepare(frame, self)
-            self._is_busy = False
-            self._start(number, frame, start)
-            self._advance()
-            self._update_reading()
-        else:
-            size_bytes = len(frame)
-            payload = await self._requests.handle(frame, self)
-            self._is_busy = False
-            self._finish(number, payload, size_bytes)
+            if start is not None:
+                self._is_busy = False
+                self._start(number, frame, start)
+                self._advance()
+                self._update_reading()
+                return
+        size_bytes = len(frame)
+        payload = await self._requests.handle(frame, self)
+        self._is_busy = False
+        self._finish(number, payload, size_bytes)
 
     def _finish(self, number: int, payload: Sequence[Buffer] | None, size_bytes: int) -> None:
         self._unanswered_bytes -= size_bytes

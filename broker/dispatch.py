@@ -10,11 +10,13 @@ from kio.schema.errors import ErrorCode
 from prometheus_client import Counter, Histogram
 
 from broker.groups.coordinator import JOIN_WAIT_S_MAX
+from broker.handlers.batch_room import BatchRoom
 from broker.handlers.context import Context, Parts
 from broker.handlers.fetch import FETCH_WAIT_S_MAX, Fetch
 from broker.handlers.large_answers import LargeAnswer
 from broker.handlers.produce import NOTHING_UNREAD, Produce
 from broker.handlers.table import HANDLERS
+from broker.handlers.wide_produce import WideProduce, read_wide, refuse_all, write_wide
 from broker.leaving import Leaving
 from broker.protocol import codec, fetch, produce, support
 from broker.protocol.errors import ProtocolViolation
@@ -131,6 +133,9 @@ class Dispatch:
             api.key: ApiMeter(requests, seconds.labels(api.name), size.labels(api.name, "in"), size.labels(api.name, "out"), api.name, {})
             for api in support.APIS
         }
+        self._room = BatchRoom(telemetry=telemetry)
+        self._wide = WideProduce(produce_handler, self._room)
+        self._reading_wide = asyncio.Lock()
         self._large = asyncio.Semaphore()
         self._beginning = asyncio.Lock()
         self._met: set[tuple[int, int]] = set()
@@ -145,9 +150,14 @@ class Dispatch:
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
         return self._start(frame, connection, done, self._produce.find_topics)
 
-    async def prepare(self, frame: memoryview, connection: Client) -> Start:
-        """Look up the topics of a Produce request. It runs alone until then, so it cannot be overtaken by what follows it."""
+    async def prepare(self, frame: memoryview, connection: Client) -> Start | None:
+        """Look up the topics of a Produce request, and wait for room for its batches. It runs alone until then: it cannot be overtaken by
+        what follows it. None: it names so many partitions that it is to be handled alone.
+        """
         _, request = self._read_produce(frame, connection)
+        if request is None:
+            return None
+        batches = len(request.partitions)
         highest: dict[str, int] = {}
         for topic, partition, _ in request.partitions:
             highest[topic] = max(partition, highest.get(topic, partition))
@@ -155,11 +165,12 @@ class Dispatch:
         try:
             async with asyncio.timeout(HANDLER_TIMEOUT_S):
                 topics, unread = await self._produce.lookup_topics(highest)
+                await self._room.take(batches)
         except ProtocolViolation:
             raise
         except Exception as error:
             raise self._unanswerable(error, connection) from error
-        return lambda frame, connection, done: self._start(frame, connection, done, lambda _request: topics, unread)
+        return lambda frame, connection, done: self._start(frame, connection, done, lambda _request: topics, unread, has_room=True)
 
     def _start(
         self,
@@ -168,17 +179,27 @@ class Dispatch:
         done: Done,
         find_topics: Callable[[ProduceRequest], dict[str, Topic] | None],
         unread: Mapping[str, StorageError] = NOTHING_UNREAD,
+        *,
+        has_room: bool = False,
     ) -> bool:
+        """`has_room`: it was taken for the batches of this request."""
         began_s = self._clock.monotonic_s()
         header, request = self._read_produce(frame, connection)
+        if request is None:
+            return False
+        batches = len(request.partitions)
         # Who waits for no answer (acks=0) cannot be refused, and is served.
         is_refused = self._leaving.is_refusing and request.acks != 0
         topics = {} if is_refused else find_topics(request)
-        if topics is None:
+        if topics is None or not (has_room or self._room.take_now(batches)):
             return False
+        is_answered = False
         meter = self._meters[codec.PRODUCE]
 
         def finish(results: list[PartitionResult]) -> None:
+            nonlocal is_answered
+            is_answered = True
+            self._room.give_back(batches)
             try:
                 reply = self._answer_produce(header, request, results, connection)
             except Exception:  # noqa: BLE001 - the caller is the log, which must go on for all the others
@@ -198,9 +219,11 @@ class Dispatch:
                 finish([PartitionResult(topic, partition, code, error_message=LEAVING) for topic, partition, _ in request.partitions])
             else:
                 self._produce.start(request, topics, version=header.api_version, source=connection, done=finish, unread=unread)
-        except ProtocolViolation:
-            raise
         except Exception as error:
+            if not is_answered:
+                self._room.give_back(batches)
+            if isinstance(error, ProtocolViolation):
+                raise
             raise self._unanswerable(error, connection) from error
         return True
 
@@ -214,13 +237,13 @@ class Dispatch:
         except Exception as error:
             raise self._unanswerable(error, connection) from error
         seconds, meter = self._clock.monotonic_s() - began_s, self._meters[header.api_key]
-        meter.answered(error_code, seconds, size_bytes, sum(map(len, reply)))
+        meter.answered(error_code, seconds, size_bytes, sum(map(len, reply or ())))
         # Fetch knows how long it may wait, and JoinGroup and SyncGroup wait for others.
         if seconds >= SLOW_S and header.api_key != codec.FETCH and header.api_key not in WAITING_TIMEOUTS_S:
             self._note_slow(meter, seconds, error_code, connection)
         return reply
 
-    async def _handle(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
+    async def _handle(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, Sequence[Buffer] | None, int]:
         header = self._read_header(frame, connection)
         if not support.is_served(header.api_key, header.api_version):
             if header.api_key != _API_VERSIONS:
@@ -231,6 +254,8 @@ class Dispatch:
             return header, refusal, ErrorCode.unsupported_version
         if header.api_key == codec.FETCH:
             return await self._handle_fetch(header, frame, connection)
+        if header.api_key == codec.PRODUCE:
+            return await self._handle_wide(header, frame, connection)
         waits_s = WAITING_TIMEOUTS_S.get(header.api_key)
         place = LargeAnswer(self._large_answers)
         try:
@@ -286,15 +311,36 @@ class Dispatch:
             await asyncio.sleep(0)
         return reply
 
+    async def _handle_wide(
+        self, header: codec.RequestHeader, frame: memoryview, connection: Client
+    ) -> tuple[codec.RequestHeader, Sequence[Buffer] | None, int]:
+        async with self._reading_wide:
+            request = await read_wide(header.api_version, frame, header.body_position)
+        if self._leaving.is_refusing and request.acks != 0:
+            results = await refuse_all(request, ErrorCode.not_leader_or_follower, LEAVING)
+        else:
+            results = await self._wide.handle(request, version=header.api_version, source=connection)
+        first_error = next((result.error_code for result in results if result.error_code), 0)
+        if request.acks == 0:
+            if first_error:
+                connection.close()
+            return header, None, first_error
+        throttle_ms = self._leaving.throttle_ms(connection) if self._leaving.is_asking else 0
+        reply = await write_wide(header.api_version, header.correlation_id, ProduceResponse(results, throttle_ms))
+        return header, [reply], first_error
+
     async def _handle_fetch(
         self, header: codec.RequestHeader, frame: memoryview, connection: Client
     ) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
-        request, began_s = fetch.read_request(header.api_version, frame, header.body_position), self._clock.monotonic_s()
+        began_s = self._clock.monotonic_s()
+        request = await self._read_fetch(header, frame)
         room = Room(self._responses)
         try:
             handled = self._fetch.handle(request, version=header.api_version, client=connection, room=room)
             fetched = await within(HANDLER_TIMEOUT_S + FETCH_WAIT_S_MAX, handled)
-            reply = fetch.write_response(header.api_version, header.correlation_id, fetched)
+            reply: list[Buffer] = []
+            for _ in fetch.write_in_steps(header.api_version, header.correlation_id, fetched, reply):
+                await asyncio.sleep(0)
         except BaseException:
             room.give_back()
             raise
@@ -304,6 +350,16 @@ class Dispatch:
         if seconds >= SLOW_S + max(request.max_wait_ms, 0) / 1_000:
             self._note_slow(self._meters[codec.FETCH], seconds, first_error, connection)
         return header, reply, first_error
+
+    async def _read_fetch(self, header: codec.RequestHeader, frame: memoryview) -> fetch.FetchRequest:
+        steps = fetch.read_in_steps(header.api_version, frame, header.body_position)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                request: fetch.FetchRequest = end.value
+                return request
+            await asyncio.sleep(0)
 
     async def _take_room(self, reply_bytes: int, connection: Client) -> None:
         room = Room(self._responses)
@@ -332,11 +388,12 @@ class Dispatch:
         connection.client_id = header.client_id
         return header
 
-    def _read_produce(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, ProduceRequest]:
+    def _read_produce(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, ProduceRequest | None]:
+        """None for a request that names so many partitions that it is to be handled alone."""
         header = self._read_header(frame, connection)
         if not support.is_served(header.api_key, header.api_version):
             raise ProtocolViolation(f"not served: api_key={header.api_key} api_version={header.api_version}")
-        return header, produce.read_request(header.api_version, frame, header.body_position)
+        return header, produce.read_narrow(header.api_version, frame, header.body_position)
 
     def _answer_produce(
         self, header: codec.RequestHeader, request: ProduceRequest, results: list[PartitionResult], connection: Client

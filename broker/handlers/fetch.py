@@ -23,9 +23,10 @@ from broker.fetching.gathering import Gathering, Wanted, needs_refresh
 from broker.fetching.preferred_replicas import Fetcher, Near, PreferredReplicas
 from broker.fetching.waiters import Waiters
 from broker.handlers.errors import error_code_of
-from broker.protocol.fetch import TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
+from broker.protocol.fetch import PARTITIONS_PER_STEP, TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from broker.responses import Room
 from runtime.clock import Clock
+from runtime.turns import Turns
 from storage.catalog.topics import PATIENCE_S, Topic, Topics
 from storage.errors import NotFound, OffsetOutOfRange, StorageError, Unavailable
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, MIB
@@ -97,7 +98,10 @@ class Fetch:
 
     async def _handle(self, request: FetchRequest, version: int, client: Fetcher | None, room: Room | None) -> FetchResponse:
         began_s = self._clock.monotonic_s()
-        targets = await self._resolve(request.partitions, version)
+        asked: Sequence[FetchPartition] = request.partitions
+        if len(asked) > PARTITIONS_PER_STEP:
+            asked = await _once_each(asked)
+        targets = await self._resolve(asked, version)
         if not targets:
             return FetchResponse([])
         if self._replicas is not None and client is not None and request.rack_id:
@@ -118,7 +122,13 @@ class Fetch:
             pinned_bytes = _pinned_bytes(wanted)
         if room is not None:
             room.settle(pinned_bytes)
-        return FetchResponse([self._answer(target, request.isolation_level, by_id=version >= TOPIC_IDS_MINIMUM) for target in targets])
+        answers: list[FetchedPartition] = []
+        for begin in range(0, len(targets), PARTITIONS_PER_STEP):
+            if begin:
+                await asyncio.sleep(0)
+            part = targets[begin : begin + PARTITIONS_PER_STEP]
+            answers += [self._answer(target, request.isolation_level, by_id=version >= TOPIC_IDS_MINIMUM) for target in part]
+        return FetchResponse(answers)
 
     async def _resolve_anew(self, targets: list[Target], version: int) -> None:
         """Names that another incarnation has by now are answered from that one: the cache alone has said that there is nothing."""
@@ -207,6 +217,8 @@ class Fetch:
             topics, unread = await self._find_others(topics, missing, doubtful, by_id=by_id)
         targets: list[Target] = []
         for asked in partitions:
+            if targets and len(targets) % PARTITIONS_PER_STEP == 0:
+                await asyncio.sleep(0)
             topic = topics.get(asked.topic)
             if topic is None:
                 targets.append(_failed(asked, unknown if unread is None else error_code_of(unread)))
@@ -293,6 +305,16 @@ class Fetch:
         topic = self._topics.find_id(partition.topic_id)
         if topic is not None:
             self._topics.forget(topic.name)
+
+
+async def _once_each(partitions: Sequence[FetchPartition]) -> list[FetchPartition]:
+    """Of a partition that is named more than once the last, in the place of the first, as in Kafka."""
+    latest: dict[tuple[str, int], FetchPartition] = {}
+    turns = Turns(PARTITIONS_PER_STEP)
+    for asked in partitions:
+        latest[asked.topic, asked.partition] = asked
+        await turns.spent()
+    return list(latest.values())
 
 
 def _left(targets: Iterable[Target]) -> list[Wanted]:

@@ -11,7 +11,7 @@ v12 is the first flexible version, v13 the first that names topics by their ids.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -24,6 +24,7 @@ from storage.vocabulary import Buffer
 FLEXIBLE_MINIMUM: Final = 12
 TOPIC_IDS_MINIMUM: Final = 13
 READABLE: Final = range(4, 18)
+PARTITIONS_PER_STEP: Final = 500
 
 _LIMITS: Final = struct.Struct(">iiib")
 _INT32: Final = struct.Struct(">i")
@@ -98,14 +99,25 @@ class FetchResponse:
 
 def read_request(version: int, frame: memoryview, position: int) -> FetchRequest:
     """The request whose body starts at `position`. Raise `ProtocolViolation`."""
+    reading = read_in_steps(version, frame, position)
+    while True:
+        try:
+            next(reading)
+        except StopIteration as end:
+            request: FetchRequest = end.value
+            return request
+
+
+def read_in_steps(version: int, frame: memoryview, position: int) -> Generator[None, None, FetchRequest]:
+    """As `read_request`, with a step after each PARTITIONS_PER_STEP partitions behind which there are others."""
     assert version in READABLE, f"not a version to be read: {version}"
     try:
-        return _read_request(version, frame, position)
+        return (yield from _read_request(version, frame, position))
     except wire.MALFORMED as error:
         raise ProtocolViolation(f"malformed Fetch request: version={version} bytes={len(frame)} cause={error!r}") from error
 
 
-def _read_request(version: int, frame: memoryview, at: int) -> FetchRequest:
+def _read_request(version: int, frame: memoryview, at: int) -> Generator[None, None, FetchRequest]:
     flexible = version >= FLEXIBLE_MINIMUM
     if version < 15:
         at += 4
@@ -115,7 +127,7 @@ def _read_request(version: int, frame: memoryview, at: int) -> FetchRequest:
     if version >= 7:
         session_id, session_epoch = _SESSION.unpack_from(frame, at)
         at += _SESSION.size
-    partitions, at, budget = _read_partitions(version, frame, at, budget=wire.ELEMENTS_MAX)
+    partitions, at, budget = yield from _read_partitions(version, frame, at, budget=wire.ELEMENTS_MAX)
     forgotten: list[tuple[str, int]] = []
     if version >= 7:
         forgotten, at, budget = _read_forgotten(version, frame, at, budget=budget)
@@ -127,12 +139,15 @@ def _read_request(version: int, frame: memoryview, at: int) -> FetchRequest:
     return FetchRequest(max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, rack_id, partitions, forgotten)
 
 
-def _read_partitions(version: int, frame: memoryview, at: int, *, budget: int) -> tuple[list[FetchPartition], int, int]:
+def _read_partitions(
+    version: int, frame: memoryview, at: int, *, budget: int
+) -> Generator[None, None, tuple[list[FetchPartition], int, int]]:
     flexible = version >= FLEXIBLE_MINIMUM
     layout = _PARTITION_V12 if flexible else _PARTITION_V9 if version >= 9 else _PARTITION_V5 if version >= 5 else _PARTITION_V4
     unpack, size = layout.unpack_from, layout.size
     topic_bytes_min = 18 if version >= TOPIC_IDS_MINIMUM else 3 if flexible else 6
     partitions: list[FetchPartition] = []
+    left = PARTITIONS_PER_STEP
     topics, at = wire.read_count(frame, at, flexible=flexible, field="topics", element_bytes_min=topic_bytes_min)
     budget -= topics
     for _ in range(topics):
@@ -142,6 +157,10 @@ def _read_partitions(version: int, frame: memoryview, at: int, *, budget: int) -
         if budget < 0:
             wire.refuse_count()
         for _ in range(count):
+            left -= 1
+            if left < 0:
+                left = PARTITIONS_PER_STEP - 1
+                yield
             leader_epoch = last_epoch = log_start = -1
             if flexible:
                 partition, leader_epoch, offset, last_epoch, log_start, bytes_max = unpack(frame, at)
@@ -194,6 +213,14 @@ def _read_topic(version: int, frame: memoryview, at: int) -> tuple[str, int]:
 
 def write_response(version: int, correlation_id: int, response: FetchResponse) -> list[Buffer]:
     """The response with its header, without the length before it. Buffers of records are handed on as they are."""
+    pieces: list[Buffer] = []
+    for _ in write_in_steps(version, correlation_id, response, pieces):
+        pass
+    return pieces
+
+
+def write_in_steps(version: int, correlation_id: int, response: FetchResponse, pieces: list[Buffer]) -> Iterator[None]:
+    """As `write_response`, into `pieces`, with a step after each PARTITIONS_PER_STEP partitions behind which there are others."""
     assert version in READABLE, f"not a version to be written: {version}"
     flexible = version >= FLEXIBLE_MINIMUM
     if flexible:
@@ -202,13 +229,17 @@ def write_response(version: int, correlation_id: int, response: FetchResponse) -
         piece = bytearray(_TOP_V7.pack(correlation_id, response.throttle_ms, response.error_code, response.session_id))
     else:
         piece = bytearray(_TOP_V4.pack(correlation_id, response.throttle_ms))
-    pieces: list[Buffer] = []
+    left = PARTITIONS_PER_STEP
     topics = [(topic, list(partitions)) for topic, partitions in groupby(response.partitions, _topic)]
     piece += wire.count(len(topics), flexible=flexible)
     for topic, partitions in topics:
         piece += bytes.fromhex(topic.replace("-", "")) if version >= TOPIC_IDS_MINIMUM else wire.string(topic, flexible=flexible)
         piece += wire.count(len(partitions), flexible=flexible)
         for partition in partitions:
+            left -= 1
+            if left < 0:
+                left = PARTITIONS_PER_STEP - 1
+                yield
             records = partition.records
             length = sum(map(len, records))
             piece += _answer(version, partition)
@@ -225,7 +256,6 @@ def write_response(version: int, correlation_id: int, response: FetchResponse) -
         piece.append(0)
     if piece:
         pieces.append(piece)
-    return pieces
 
 
 def _answer(version: int, answer: FetchedPartition) -> bytes:

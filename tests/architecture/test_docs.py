@@ -8,6 +8,7 @@ from forebay.reference import PAGE, metrics, metrics_table, renewed, settings_ta
 page = PAGE.read_text()
 
 COUNTS_OF_THINGS = {
+    "forebay_produce_batches",
     "forebay_connections",
     "forebay_connections_max",
     "forebay_coordinator_slots",

@@ -112,7 +112,8 @@ class FakeTransport(asyncio.Transport):
 
 
 class FakeRequests:
-    """Judges frames by their first byte: P overlaps, W overlaps but has to be prepared, ! is a violation, anything else runs alone.
+    """Judges frames by their first byte: P overlaps, W overlaps but has to be prepared, V turns out to run alone when it is prepared, ! is
+    a violation, anything else runs alone.
 
     `begun` are the bodies that were begun, in order; `answer` finishes one of them.
     """
@@ -128,16 +129,18 @@ class FakeRequests:
     def is_overlapping(self, frame: memoryview) -> bool:
         if bytes(frame[:1]) == b"!":
             raise ProtocolViolation("not a frame")
-        return bytes(frame[:1]) in (b"P", b"W")
+        return bytes(frame[:1]) in (b"P", b"W", b"V")
 
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
-        if bytes(frame[:1]) == b"W":
+        if bytes(frame[:1]) in (b"W", b"V"):
             return False
         self._begin(frame, done)
         return True
 
-    async def prepare(self, frame: memoryview, connection: Client) -> Start:
+    async def prepare(self, frame: memoryview, connection: Client) -> Start | None:
         body = bytes(frame)
+        if body[:1] == b"V":
+            return None
         await self._wait(b"prepare " + body)
 
         def start(frame: memoryview, connection: Client, done: Done) -> bool:

@@ -1,4 +1,5 @@
 import gc
+import itertools
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -192,6 +193,45 @@ async def test_a_produce_request_that_has_to_wait_is_not_overtaken_but_overlaps_
         assert play.requests.begun[-1] == b"M1"
         assert play.replies == [b"P1", b"W1", b"P2"]
         play.lose()
+
+
+async def test_a_produce_request_that_turns_out_to_be_wide_runs_alone_and_is_answered_in_its_place() -> None:
+    async with playing() as play:
+        play.receive(b"P1", b"V1", b"P2", b"M1")
+        await settle()
+        alone = list(play.requests.begun)
+        play.requests.answer(b"V1")
+        await settle()
+        begun = list(play.requests.begun)
+        for answered in (b"P2", b"P1"):
+            play.requests.answer(answered)
+        await settle()
+
+        assert alone == [b"P1", b"V1"]
+        assert begun == [b"P1", b"V1", b"P2"]
+        assert play.replies == [b"P1", b"V1", b"P2"]
+        play.lose()
+
+
+async def test_requests_that_waited_are_begun_in_turns_and_in_order() -> None:
+    later: list[Callable[[], None]] = []
+    async with playing(soon=later.append) as play:
+        bodies = [b"P%02d" % number + bytes(60 * KIB) for number in range(9)]
+        play.receive(b"M1", *bodies)
+        await settle()
+        play.requests.answer(b"M1")
+        await settle()
+        turns = [len(play.requests.begun)]
+        while later:
+            calls, later[:] = list(later), []
+            for call in calls:
+                call()
+            turns.append(len(play.requests.begun))
+        play.lose()
+
+    assert play.requests.begun == [b"M1", *bodies]
+    assert turns[0] == 1 + 3
+    assert max(after - before for before, after in itertools.pairwise(turns)) == 3
 
 
 def test_small_replies_that_are_ready_in_one_turn_of_the_loop_leave_together() -> None:

@@ -9,9 +9,10 @@ from kio.schema.errors import ErrorCode
 from broker.fetching import gathering
 from broker.handlers import fetch as fetch_module
 from broker.handlers.fetch import PINNED_BYTES_MAX
-from broker.protocol.fetch import FetchedPartition, FetchResponse
+from broker.protocol.fetch import PARTITIONS_PER_STEP, FetchedPartition, FetchResponse
 from broker.responses import Responses
 from runtime.clock import SystemClock
+from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.errors import Unavailable
 from storage.formats.control import LogState, encode
@@ -704,3 +705,31 @@ async def test_an_id_that_is_cached_but_dead_is_an_unknown_id_as_kafka_says_and_
 
         assert [code(first), code(second)] == [ErrorCode.unknown_topic_id] * 2
         assert reader.topics.find_id(topic.topic_id) is None
+
+
+async def test_of_a_partition_that_a_long_fetch_names_again_the_last_is_answered_once() -> None:
+    async with node() as made:
+        await made.create("t", partition_count=3)
+        for number in range(4):
+            await made.send(("t", number % 2, record_batch(b"x")))
+        answer = await made.read(*[asking("t", 0)] * PARTITIONS_PER_STEP, asking("t", 1, 1), asking("t", 0, 1))
+
+    assert [(one.topic, one.partition, offsets_of(one)) for one in answer.partitions] == [("t", 0, [1]), ("t", 1, [1])]
+
+
+async def test_others_have_turns_while_a_long_fetch_is_resolved_and_answered() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with node() as made, Nursery() as nursery:
+        await made.create("t")
+        nursery.spawn(count(), name="others")
+        answer = await made.read(*[asking("t", number) for number in range(1, 20 * PARTITIONS_PER_STEP)])
+
+    assert turns > 40
+    assert {one.error_code for one in answer.partitions} == {ErrorCode.unknown_topic_or_partition}
