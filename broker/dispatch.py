@@ -333,14 +333,14 @@ class Dispatch:
         self, header: codec.RequestHeader, frame: memoryview, connection: Client
     ) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
         began_s = self._clock.monotonic_s()
-        request = await self._read_fetch(header, frame)
+        request = fetch.read_narrow(header.api_version, frame, header.body_position) or await self._read_wide_fetch(header, frame)
         room = Room(self._responses)
         try:
             handled = self._fetch.handle(request, version=header.api_version, client=connection, room=room)
             fetched = await within(HANDLER_TIMEOUT_S + FETCH_WAIT_S_MAX, handled)
             reply: list[Buffer] = []
             for _ in fetch.write_in_steps(header.api_version, header.correlation_id, fetched, reply):
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # only of a wide one
         except BaseException:
             room.give_back()
             raise
@@ -351,7 +351,7 @@ class Dispatch:
             self._note_slow(self._meters[codec.FETCH], seconds, first_error, connection)
         return header, reply, first_error
 
-    async def _read_fetch(self, header: codec.RequestHeader, frame: memoryview) -> fetch.FetchRequest:
+    async def _read_wide_fetch(self, header: codec.RequestHeader, frame: memoryview) -> fetch.FetchRequest:
         steps = fetch.read_in_steps(header.api_version, frame, header.body_position)
         while True:
             try:

@@ -24,9 +24,10 @@ class BatchRoom:
 
     def take_now(self, batches: int) -> bool:
         """False if there is no room now, or others wait for some."""
-        if self._waiting or not self._fits(batches):
+        held = self._held
+        if self._waiting or (held and held + batches > self._batches_max):
             return False
-        self._held += batches
+        self._held = held + batches
         return True
 
     async def take(self, batches: int) -> None:
@@ -47,7 +48,6 @@ class BatchRoom:
 
     def give_back(self, batches: int) -> None:
         self._held -= batches
-        assert self._held >= 0, "gave back more than was taken"
         if self._waiting:
             self._grant()
 

@@ -122,12 +122,12 @@ class Fetch:
             pinned_bytes = _pinned_bytes(wanted)
         if room is not None:
             room.settle(pinned_bytes)
-        answers: list[FetchedPartition] = []
-        for begin in range(0, len(targets), PARTITIONS_PER_STEP):
-            if begin:
-                await asyncio.sleep(0)
+        by_id = version >= TOPIC_IDS_MINIMUM
+        answers = [self._answer(target, request.isolation_level, by_id=by_id) for target in targets[:PARTITIONS_PER_STEP]]
+        for begin in range(PARTITIONS_PER_STEP, len(targets), PARTITIONS_PER_STEP):
+            await asyncio.sleep(0)
             part = targets[begin : begin + PARTITIONS_PER_STEP]
-            answers += [self._answer(target, request.isolation_level, by_id=version >= TOPIC_IDS_MINIMUM) for target in part]
+            answers += [self._answer(target, request.isolation_level, by_id=by_id) for target in part]
         return FetchResponse(answers)
 
     async def _resolve_anew(self, targets: list[Target], version: int) -> None:

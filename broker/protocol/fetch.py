@@ -108,13 +108,30 @@ def read_request(version: int, frame: memoryview, position: int) -> FetchRequest
             return request
 
 
+def read_narrow(version: int, frame: memoryview, position: int) -> FetchRequest | None:
+    """As `read_request`; None if it names more than PARTITIONS_PER_STEP partitions, and what is behind them has not been read."""
+    assert version in READABLE, f"not a version to be read: {version}"
+    try:
+        next(_read_request(version, frame, position))
+    except StopIteration as end:
+        request: FetchRequest = end.value
+        return request
+    except wire.MALFORMED as error:
+        raise _malformed(version, frame, error) from error
+    return None
+
+
 def read_in_steps(version: int, frame: memoryview, position: int) -> Generator[None, None, FetchRequest]:
     """As `read_request`, with a step after each PARTITIONS_PER_STEP partitions behind which there are others."""
     assert version in READABLE, f"not a version to be read: {version}"
     try:
         return (yield from _read_request(version, frame, position))
     except wire.MALFORMED as error:
-        raise ProtocolViolation(f"malformed Fetch request: version={version} bytes={len(frame)} cause={error!r}") from error
+        raise _malformed(version, frame, error) from error
+
+
+def _malformed(version: int, frame: memoryview, error: Exception) -> ProtocolViolation:
+    return ProtocolViolation(f"malformed Fetch request: version={version} bytes={len(frame)} cause={error!r}")
 
 
 def _read_request(version: int, frame: memoryview, at: int) -> Generator[None, None, FetchRequest]:
