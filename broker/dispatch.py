@@ -238,8 +238,7 @@ class Dispatch:
             raise self._unanswerable(error, connection) from error
         seconds, meter = self._clock.monotonic_s() - began_s, self._meters[header.api_key]
         meter.answered(error_code, seconds, size_bytes, sum(map(len, reply or ())))
-        # Fetch knows how long it may wait, and JoinGroup and SyncGroup wait for others.
-        if seconds >= SLOW_S and header.api_key != codec.FETCH and header.api_key not in WAITING_TIMEOUTS_S:
+        if seconds >= SLOW_S and seconds - SLOW_S >= _may_wait_s(header, frame):
             self._note_slow(meter, seconds, error_code, connection)
         return reply
 
@@ -332,7 +331,6 @@ class Dispatch:
     async def _handle_fetch(
         self, header: codec.RequestHeader, frame: memoryview, connection: Client
     ) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
-        began_s = self._clock.monotonic_s()
         request = fetch.read_narrow(header.api_version, frame, header.body_position) or await self._read_wide_fetch(header, frame)
         room = Room(self._responses)
         try:
@@ -346,9 +344,6 @@ class Dispatch:
             raise
         connection.until_written(room.give_back, sum([sum(map(len, partition.records)) for partition in fetched.partitions]))
         first_error = fetched.error_code or next((partition.error_code for partition in fetched.partitions if partition.error_code), 0)
-        seconds = self._clock.monotonic_s() - began_s
-        if seconds >= SLOW_S + max(request.max_wait_ms, 0) / 1_000:
-            self._note_slow(self._meters[codec.FETCH], seconds, first_error, connection)
         return header, reply, first_error
 
     async def _read_wide_fetch(self, header: codec.RequestHeader, frame: memoryview) -> fetch.FetchRequest:
@@ -404,3 +399,13 @@ class Dispatch:
             return None
         throttle_ms = self._leaving.throttle_ms(connection) if self._leaving.is_asking else 0
         return [produce.write_response(header.api_version, header.correlation_id, ProduceResponse(results, throttle_ms))]
+
+
+def _may_wait_s(header: codec.RequestHeader, frame: memoryview) -> float:
+    """How long a request may take though nothing is slow: JoinGroup and SyncGroup wait for others, and a fetch says how long it waits."""
+    if header.api_key in WAITING_TIMEOUTS_S:
+        return float("inf")
+    if header.api_key != codec.FETCH:
+        return 0.0
+    request = fetch.read_narrow(header.api_version, frame, header.body_position)
+    return max(request.max_wait_ms, 0) / 1_000 if request is not None else FETCH_WAIT_S_MAX
