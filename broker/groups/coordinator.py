@@ -314,6 +314,7 @@ class Coordinator:
             raise Closed(GroupError.NOT_COORDINATOR)
         if stored.is_written:
             self._metrics.note_takeover(self._clock.monotonic_s() - started_s)
+        self._make_room()  # others may have been loaded meanwhile
         loaded = LoadedGroup(
             stored,
             group,

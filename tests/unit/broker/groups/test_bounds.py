@@ -1,0 +1,146 @@
+"""How many groups, and how much work of one, a coordinator keeps; what members hold is in test_memory.py."""
+
+import asyncio
+
+import pytest
+import structlog.testing
+
+from broker.groups import by_shard, coordinator, loaded
+from broker.groups.by_shard import ByShard
+from broker.groups.coordinator import Coordinator
+from broker.groups.errors import GroupError
+from broker.groups.events import Leave
+from broker.groups.loaded import Closed
+from broker.groups.memory import REFUSED
+from storage.vocabulary import PartitionId
+from tests.unit.broker.groups.coordinating import FIRST, TOPIC, Node, committed, simple, stable, world
+
+PATIENCE_S = 10.0
+
+
+def loaded_of(node: Node) -> int:
+    return len(node.coordinator._groups)
+
+
+async def outcomes(node: Node, names: list[str]) -> list[GroupError]:
+    """NONE for each of these groups that could be loaded."""
+
+    async def find(name: str) -> GroupError:
+        try:
+            await node.coordinator.find(name)
+        except Closed as closed:
+            return closed.error
+        return GroupError.NONE
+
+    return await asyncio.gather(*(find(name) for name in names))
+
+
+async def test_a_group_more_than_may_be_loaded_is_to_come_again_and_finds_room_when_the_members_of_another_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coordinator, "GROUPS_LOADED_MAX", 3)
+    async with world() as made:
+        node = await made.node(1)
+        joined = [await stable(node, f"g{number}") for number in range(3)]
+        with structlog.testing.capture_logs() as logged:
+            refused = await outcomes(node, ["more"])
+        await node.coordinator.leave("g0", Leave(token=0, members=((joined[0].member_id, None),)))
+        taken = await outcomes(node, ["more"])
+
+        assert (refused, taken) == ([GroupError.COORDINATOR_LOAD_IN_PROGRESS], [GroupError.NONE])
+        assert [line["bound"] for line in logged if line["event"] == "group_member_refused"] == ["memory"]
+        assert node.telemetry.registry.get_sample_value(REFUSED.name, {"bound": "memory"}) == 1
+        assert loaded_of(node) == 3
+
+
+async def test_groups_that_nobody_is_in_make_room_so_that_any_number_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "GROUPS_LOADED_MAX", 3)
+    async with world() as made:
+        node = await made.node(1)
+        for number in range(20):
+            assert await node.coordinator.commit(f"g{number}", simple({FIRST: committed(number)})) is GroupError.NONE
+            assert loaded_of(node) <= 3
+
+        assert [(await node.coordinator.checked(f"g{number}")).stored.offset(FIRST) for number in range(20)] == [
+            committed(number) for number in range(20)
+        ]
+
+
+async def test_groups_that_are_loaded_at_the_same_time_are_no_more_than_may_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "GROUPS_LOADED_MAX", 3)
+    async with world() as made:
+        node = await made.node(1)
+        for number in range(2):
+            await stable(node, f"g{number}")
+
+        async def later() -> None:
+            await asyncio.sleep(0.01)
+
+        node.metadata.after_read = later
+        # Whoever joins one of these keeps it: they are not let go again for the next.
+        monkeypatch.setattr(Coordinator, "_let_go", lambda _self: None)
+        found = await outcomes(node, [f"more-{number}" for number in range(20)])
+
+        assert loaded_of(node) == 3
+        assert sorted(found) == [GroupError.NONE, *[GroupError.COORDINATOR_LOAD_IN_PROGRESS] * 19]
+
+
+async def test_more_jobs_than_may_wait_for_a_write_of_their_group_are_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaded, "JOBS_MAX", 5)
+    async with world() as made:
+        node = await made.node(1)
+        await node.coordinator.commit("g", simple({FIRST: committed(0)}))
+        node.metadata.muted = set(range(4))
+        jobs = [asyncio.create_task(node.coordinator.commit("g", simple({FIRST: committed(number)}))) for number in range(1, 9)]
+        done, waiting = await asyncio.wait(jobs, timeout=PATIENCE_S, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.sleep(0)
+        refused = [job for job in jobs if job.done()]
+        node.metadata.speak()
+        async with asyncio.timeout(PATIENCE_S):
+            answered = await asyncio.gather(*jobs, return_exceptions=True)
+
+        assert (bool(done), bool(waiting)) == (True, True)
+        # One is being written, five wait.
+        assert refused == jobs[6:]
+        assert answered[:6] == [GroupError.NONE] * 6
+        assert [str(answer) for answer in answered[6:]] == [GroupError.COORDINATOR_LOAD_IN_PROGRESS.name] * 2
+        assert (await node.coordinator.checked("g")).stored.offset(FIRST) == committed(6)
+
+
+async def test_no_more_commits_travel_together_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaded, "COMMITS_TOGETHER_MAX", 4)
+    async with world() as made:
+        node = await made.node(1)
+        partitions = [PartitionId(TOPIC, number) for number in range(9)]
+        await node.coordinator.commit("g", simple({partition: committed(0) for partition in partitions}))
+        before = len(node.metadata.writes)
+        await asyncio.gather(*(node.coordinator.commit("g", simple({partition: committed(1)})) for partition in partitions))
+
+        # The first at once, and the eight that wait for it in two writes.
+        assert [len(ops) for ops in node.metadata.writes[before:]] == [1, 4, 4]
+
+
+async def test_of_questions_that_come_too_late_for_their_answer_so_many_go_on_and_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_shard, "LATE_MAX", 2)
+    async with world() as made:
+        node = await made.node(1)
+        asking = ByShard(node.metadata, nursery=made.nursery)
+        gate = asyncio.Event()
+        ended: list[str] = []
+
+        async def act(name: str) -> str:
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                ended.append(name)
+                raise
+            return name
+
+        for name in ("a", "b", "c", "d"):
+            assert await asking.each(["g"], lambda _place, name=name: act(name), late="late", patience_s=0.01) == ["late"]  # type: ignore[misc]
+        await asyncio.sleep(0)
+
+        assert ended == ["c", "d"]
+        gate.set()
+        await asyncio.sleep(0.01)
+        assert not asking._late
