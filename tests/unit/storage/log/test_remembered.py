@@ -1,0 +1,196 @@
+"""What a broker remembers of logs is bounded, and what it has forgotten it reads again or waits for."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from runtime.clock import SystemClock
+from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
+from storage.errors import Corrupt, Unavailable
+from storage.formats.control import Control, Entry, IndexChunk, encode
+from storage.limits import COMMIT_BATCHES_MAX
+from storage.log import damage, dead_writers, flights, page_store, partition, producer_pages, time_search, upload
+from storage.log.batch import Appended
+from storage.log.damage import Damage
+from storage.log.flights import Flights
+from storage.log.index import remember
+from storage.log.partition import CHUNKS_KEPT_MAX, HINTS_KEPT_MAX, LOST_KEPT_MAX, PAGE_GARBAGE_MAX, PartitionLog
+from storage.metadata import keys
+from storage.metadata.port import ABSENT, Put
+from storage.vocabulary import PartitionId
+from tests.unit.storage.catalog.faulty import ManualClock
+from tests.unit.storage.log.batches import batch_bytes
+from tests.unit.storage.log.rig import PARTITION, TOPIC, rig
+from tests.unit.storage.log.test_dead_writers import Registry, named, turns, watched
+from tests.unit.storage.log.test_time_search import timed
+
+
+def entry(number: int) -> Entry:
+    return Entry(number, number, "01" * 13, ((0, 1),), 0, 0)
+
+
+def test_of_producers_whose_batches_were_lost_the_last_ones_are_known() -> None:
+    log = PartitionLog(PARTITION)
+    for producer_id in range(LOST_KEPT_MAX + 10):
+        log.lose(producer_id, 5, float(producer_id))
+    log.lose(10, 3, float(LOST_KEPT_MAX + 10))
+    log.lose(9_999, 0, float(LOST_KEPT_MAX + 11))
+
+    assert len(log.lost) == len(log._lost_at) == LOST_KEPT_MAX
+    assert (log.lost[10], log.lost[9_999]) == (3, 0)
+    assert min(log.lost) == 10, "who lost one again is the last to be forgotten"
+    assert 11 not in log.lost
+
+
+async def test_a_producer_whose_lost_batch_was_forgotten_still_does_not_begin_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "LOST_KEPT_MAX", 1)
+    monkeypatch.setattr(upload, "UPLOAD_TIMEOUT_S", 0.1)
+    async with rig() as broker:
+        broker.objects.puts_fail = Unavailable("503")
+        for producer_id in (1, 2):
+            (lost,) = await broker.send(batch_bytes(producer_id=producer_id, producer_epoch=0, first_seq=0))
+            assert isinstance(lost, Unavailable)
+        broker.objects.puts_fail = None
+        log = broker.parts.partitions.get(PARTITION)
+        assert list(log.lost) == [2]
+        (behind,) = await broker.send(batch_bytes(producer_id=1, producer_epoch=0, first_seq=1))
+        (first,) = await broker.send(batch_bytes(producer_id=1, producer_epoch=0, first_seq=0))
+
+        assert isinstance(behind, Unavailable)
+        assert first == Appended(0, 0)
+
+
+def test_of_the_chunks_of_an_index_and_of_where_reads_ended_the_last_ones_are_known() -> None:
+    log = PartitionLog(PARTITION)
+    for number in range(CHUNKS_KEPT_MAX + 3):
+        remember(log, IndexChunk(entries=(entry(number),)))
+
+    assert list(log.chunks) == list(range(3, CHUNKS_KEPT_MAX + 3))
+
+
+async def test_places_where_reads_ended_are_forgotten_and_the_log_is_read_whole_all_the_same() -> None:
+    async with rig() as broker:
+        count = HINTS_KEPT_MAX + 5
+        for _ in range(count):
+            await broker.send(batch_bytes(1))
+        data = await broker.read_all()
+
+        assert len(data) == count * len(batch_bytes(1))
+        assert len(broker.parts.partitions.get(PARTITION).hints) == HINTS_KEPT_MAX
+
+
+def test_of_pages_that_are_to_be_removed_so_many_wait_and_the_rest_is_swept() -> None:
+    log = PartitionLog(PARTITION)
+    for begin in range(0, PAGE_GARBAGE_MAX * 2, 10):
+        log.discard_pages(f"{number}" for number in range(begin, begin + 10))
+
+    assert log.page_garbage == [f"{number}" for number in range(PAGE_GARBAGE_MAX)]
+
+
+async def test_pages_of_producers_that_were_dropped_from_memory_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_pages, "PRODUCERS_HOT_MAX", 2)
+    monkeypatch.setattr(producer_pages, "PRODUCER_PAGE_BYTES_MAX", 900)
+    monkeypatch.setattr(page_store, "PAGES_CACHED_MAX", 2)
+    async with rig() as broker:
+        for producer_id in range(60):
+            assert await broker.send(batch_bytes(producer_id=producer_id, producer_epoch=0, first_seq=0)) == [Appended(producer_id, 0)]
+        pages = broker.parts.appender._committer._pages
+
+        assert len((await broker.control()).pages) > 4
+        assert len(pages._cached) == 2
+        for producer_id in range(60):
+            again = await broker.send(batch_bytes(producer_id=producer_id, producer_epoch=0, first_seq=0))
+            assert again == [Appended(producer_id, 0)], "as it was appended the first time"
+        assert len(pages._cached) == 2
+
+
+def test_damage_that_was_forgotten_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(damage, "DAMAGE_KEPT_MAX", 3)
+    known = Damage(clock=ManualClock(), telemetry=Telemetry())
+    for offset in range(5):
+        known.confirm(PARTITION, offset, key=f"wal/{offset}", cause="missing", what=f"gone: {offset}")
+
+    assert (len(known._confirmed), len(known._told_s)) == (3, 3)
+    known.check(PARTITION, 1)
+    for offset in (2, 3, 4):
+        with pytest.raises(Corrupt, match=f"gone: {offset}"):
+            known.check(PARTITION, offset)
+
+
+async def test_answers_about_times_that_were_forgotten_are_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_search, "ANSWERS_REMEMBERED_MAX", 2)
+    async with rig() as broker:
+        for number in range(4):
+            await broker.send(timed(number * 10, number * 10 + 5))
+        search = broker.parts.time_search
+        asked = [number * 10 + 3 for number in range(4)]
+        answers = [await search.first_at_or_after(PARTITION, time) for time in asked]
+
+        assert answers == [(2 * number + 1, 10 * number + 5) for number in range(4)]
+        assert len(search._answers) == 2
+        assert [await search.first_at_or_after(PARTITION, time) for time in asked] == answers
+        assert len(search._answers) == 2
+
+
+async def test_logs_whose_times_were_forgotten_are_gone_through_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_search, "LOGS_REMEMBERED_MAX", 2)
+    partitions = [PartitionId(TOPIC, number) for number in range(4)]
+    async with rig() as broker:
+        for number, one in enumerate(partitions):
+            await broker.shared.write([Put(keys.PartitionKeys(one).control, encode(Control()), ABSENT)])
+            for time in (9_000, 5, 100 + number, 7):
+                await broker.send(timed(time), partition=one)
+            await broker.parts.trimmer.trim(one, 1)
+        search = broker.parts.time_search
+        for _ in range(2):
+            assert [await search.of_maximum(one) for one in partitions] == [(2, 100 + number) for number in range(4)]
+            assert len(search._times) == 2
+
+
+async def test_of_brokers_that_are_known_to_be_gone_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_writers, "DEAD_KEPT_MAX", 4)
+    async with Nursery() as nursery:
+        dead = watched(Registry(1), nursery)
+        many = range(100, 130)
+        dead.of(named(*many))
+        await turns()
+
+        assert list(dead.of(named(*many))) == [126, 127, 128, 129]
+
+
+async def test_what_reads_may_bring_that_nobody_waits_for_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flights, "UNATTENDED_BYTES_MAX", 250)
+    ended: list[int] = []
+
+    class Stuck:
+        def cached(self, log: PartitionLog, offset: int) -> None:
+            return None
+
+        async def stored_within(self, log: PartitionLog, offset: int, **_: Any) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(offset)
+
+    def wake() -> None:
+        raise AssertionError("nobody waits")
+
+    async with Nursery() as nursery:
+        reads = Flights(Stuck(), nursery=nursery, clock=SystemClock())
+        log = PartitionLog(PARTITION)
+        for offset in range(5):
+            flight = reads.join(log, offset, bytes_max=100, runs_max=1, at_least_one=False, wake=wake)
+            await asyncio.sleep(0)
+            reads.leave(flight, wake)
+        await asyncio.sleep(0)
+
+        assert (ended, reads.unattended) == ([0, 1, 2], 2)
+
+
+def test_a_commit_takes_so_many_batches_and_the_rest_waits_for_the_next() -> None:
+    class Plain:
+        producer_id = -1
+
+    assert producer_pages.fitting(Control(), [Plain()] * (COMMIT_BATCHES_MAX + 1)) == COMMIT_BATCHES_MAX
