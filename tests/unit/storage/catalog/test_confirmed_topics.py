@@ -252,3 +252,24 @@ async def test_who_gives_up_leaves_the_others_their_answer(broker: Deaf) -> None
             await impatient
         broker.metadata.answer()
     assert patient.result() == topic
+
+
+async def test_places_that_were_forgotten_are_looked_for_again(broker: Deaf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirmed_topics, "PLACES_KEPT_MAX", 3)
+    topics = {f"t{number}": await broker.create(f"t{number}", partition_count=8) for number in range(8)}
+    for _ in range(2):
+        for name, topic in topics.items():
+            assert await broker.ask(name, beside=broker.beside(1)) == topic
+            assert len(broker.confirmed._places) <= 3
+
+
+async def test_a_topic_without_a_partition_near_is_asked_for_at_its_first_after_so_many_were_looked_at(
+    broker: Deaf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirmed_topics, "PARTITIONS_LOOKED_AT_MAX", 1)
+    topic = await broker.create(partition_count=32)
+    elsewhere = next(shard for shard in range(SHARDS) if shard != broker.shard_of(topic))
+    broker.metadata.reads.clear()
+
+    assert await broker.ask(beside=broker.beside(elsewhere)) == topic
+    assert [key for (key,) in broker.metadata.reads] == [PartitionKeys(topic.partition(0)).control]
