@@ -5,6 +5,7 @@ Entries are facts that never change, so a cached one is as good as a read one; a
 
 import asyncio
 from bisect import bisect_left
+from collections import OrderedDict
 from typing import Final
 
 from storage.errors import Corrupt, NotFound, OffsetOutOfRange, StorageError, Unavailable
@@ -14,12 +15,37 @@ from storage.log.partition import CHUNKS_KEPT_MAX, PartitionLog
 from storage.metadata.port import MetadataStore
 
 READ_TIMEOUT_S: Final = 10.0
+CHUNKS_OF_ALL_KEPT_MAX: Final = 2_048
+"""Over all partitions; a chunk takes 7 KiB of memory. One that was dropped is read again, for each entry of it that is asked for meanwhile."""
+
+
+class KeptChunks:
+    """The chunks in the `chunks` of all logs, those read longest ago first. A log of which some were dropped otherwise may have fewer."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[PartitionLog, int], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, log: PartitionLog, chunk: IndexChunk) -> None:
+        last = chunk.entries[-1].last
+        log.chunks[last] = chunk
+        self._kept[log, last] = None
+        self._kept.move_to_end((log, last))
+        while len(log.chunks) > CHUNKS_KEPT_MAX:
+            oldest, _ = log.chunks.popitem(last=False)
+            self._kept.pop((log, oldest), None)
+        while len(self._kept) > CHUNKS_OF_ALL_KEPT_MAX:
+            (others, oldest), _ = self._kept.popitem(last=False)
+            others.chunks.pop(oldest, None)
 
 
 class EntryIndex:
     def __init__(self, *, metadata: MetadataStore, control_reads: ControlReads) -> None:
         self._metadata = metadata
         self._control_reads = control_reads
+        self._chunks = KeptChunks()
 
     async def find(self, log: PartitionLog, offset: int) -> Entry:
         """The entry that covers `offset`, which must lie in [log_start, high watermark) as `log.control` was last seen.
@@ -51,14 +77,8 @@ class EntryIndex:
         if record is None:
             return None
         chunk = decode_chunk(record.value, path=record.path)
-        remember(log, chunk)
+        self._chunks.add(log, chunk)
         return covering(chunk.entries, offset)
-
-
-def remember(log: PartitionLog, chunk: IndexChunk) -> None:
-    log.chunks[chunk.entries[-1].last] = chunk
-    while len(log.chunks) > CHUNKS_KEPT_MAX:
-        log.chunks.popitem(last=False)
 
 
 def covering(entries: tuple[Entry, ...], offset: int) -> Entry | None:

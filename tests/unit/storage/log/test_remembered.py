@@ -15,7 +15,7 @@ from storage.log import damage, dead_writers, flights, page_store, partition, pr
 from storage.log.batch import Appended
 from storage.log.damage import Damage
 from storage.log.flights import Flights
-from storage.log.index import remember
+from storage.log.index import CHUNKS_OF_ALL_KEPT_MAX, KeptChunks
 from storage.log.partition import CHUNKS_KEPT_MAX, HINTS_KEPT_MAX, LOST_KEPT_MAX, PAGE_GARBAGE_MAX, PartitionLog
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
@@ -62,12 +62,34 @@ async def test_a_producer_whose_lost_batch_was_forgotten_still_does_not_begin_be
         assert first == Appended(0, 0)
 
 
-def test_of_the_chunks_of_an_index_and_of_where_reads_ended_the_last_ones_are_known() -> None:
-    log = PartitionLog(PARTITION)
+def test_of_the_chunks_of_an_index_the_last_ones_of_a_partition_are_known() -> None:
+    kept, log = KeptChunks(), PartitionLog(PARTITION)
     for number in range(CHUNKS_KEPT_MAX + 3):
-        remember(log, IndexChunk(entries=(entry(number),)))
+        kept.add(log, IndexChunk(entries=(entry(number),)))
 
     assert list(log.chunks) == list(range(3, CHUNKS_KEPT_MAX + 3))
+    assert len(kept) == CHUNKS_KEPT_MAX
+
+
+def test_however_many_partitions_are_read_the_chunks_of_all_together_are_bounded() -> None:
+    kept = KeptChunks()
+    logs = [PartitionLog(PartitionId(TOPIC, number)) for number in range(CHUNKS_OF_ALL_KEPT_MAX // 2)]
+    for log in logs:
+        for number in range(3):
+            kept.add(log, IndexChunk(entries=(entry(number),)))
+
+    assert sum(len(log.chunks) for log in logs) == len(kept) == CHUNKS_OF_ALL_KEPT_MAX
+    assert (list(logs[0].chunks), list(logs[-1].chunks)) == ([], [0, 1, 2])
+
+
+def test_chunks_that_were_dropped_with_what_was_damaged_do_not_count_for_ever() -> None:
+    kept, log = KeptChunks(), PartitionLog(PARTITION)
+    for _ in range(3):
+        for number in range(CHUNKS_OF_ALL_KEPT_MAX):
+            kept.add(log, IndexChunk(entries=(entry(number),)))
+        log.chunks.clear()
+
+    assert len(kept) <= CHUNKS_OF_ALL_KEPT_MAX
 
 
 async def test_places_where_reads_ended_are_forgotten_and_the_log_is_read_whole_all_the_same() -> None:
