@@ -9,17 +9,18 @@ from broker.handlers.administration import By
 from broker.handlers.context import Parts
 from broker.handlers.errors import error_code_of
 from storage.catalog.topic_names import collision_key
-from storage.catalog.topics import Topic
+from storage.catalog.topics import PARTITIONS_MAX, Topic
 from storage.errors import AlreadyExists, StorageError
 
 TOPICS_MAX: Final = 1_000
-"""Of one request. For the rest the client asks again, as it does for any topic that is not there yet."""
+"""Of one request, and no more than have PARTITIONS_MAX partitions together. For the rest the client asks again, as it does for any topic
+that is not there yet."""
 
 
 async def create_missing(parts: Parts, names: Sequence[str], by: By) -> dict[str, Topic | ErrorCode]:
     """The topics, created here or by whoever was first; or why not. The names are valid."""
     answers: dict[str, Topic | ErrorCode] = dict.fromkeys(names, ErrorCode.unknown_topic_or_partition)
-    names = names[:TOPICS_MAX]
+    names = names[: max(1, min(TOPICS_MAX, PARTITIONS_MAX // parts.topic_defaults.partition_count))]
     try:
         colliding = await parts.topics.colliding(names)
     except StorageError as error:

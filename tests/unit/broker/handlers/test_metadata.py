@@ -254,6 +254,14 @@ async def test_one_request_creates_so_many_topics_and_no_more() -> None:
     assert [error_of(topic) for topic in answer.topics].count(ErrorCode.unknown_topic_or_partition) == 2
 
 
+@pytest.mark.parametrize(("partition_count", "created"), [(4_000, 2), (10_000, 1)])
+async def test_one_request_creates_no_more_partitions_by_naming_topics_than_by_asking_for_them(partition_count: int, created: int) -> None:
+    async with cluster(partition_count=partition_count) as broker:
+        answer = await ask(broker, 12, [f"t{number}" for number in range(5)])
+
+    assert [error_of(topic) for topic in answer.topics].count(ErrorCode.unknown_topic_or_partition) == 5 - created
+
+
 @pytest.mark.parametrize("version", [12, 13])
 async def test_topics_are_found_by_id(version: int) -> None:
     unknown = uuid.UUID(int=5)
