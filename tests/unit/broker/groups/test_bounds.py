@@ -13,7 +13,7 @@ from broker.groups.events import Leave
 from broker.groups.loaded import Closed
 from broker.groups.memory import REFUSED
 from storage.vocabulary import PartitionId
-from tests.unit.broker.groups.coordinating import FIRST, TOPIC, Node, committed, simple, stable, world
+from tests.unit.broker.groups.coordinating import FIRST, TOPIC, Node, committed, join_of, simple, stable, world
 
 PATIENCE_S = 10.0
 
@@ -144,3 +144,15 @@ async def test_of_questions_that_come_too_late_for_their_answer_so_many_go_on_an
         gate.set()
         await asyncio.sleep(0.01)
         assert not asking._late
+
+
+async def test_who_waits_for_other_members_is_told_to_join_again_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "JOIN_WAIT_S_MAX", 0.05)
+    days_s = 30 * 86_400.0
+    async with world() as made:
+        node = await made.node(1)
+        await stable(node, "g", new_member_id="first", rebalance_timeout_s=days_s)
+        async with asyncio.timeout(PATIENCE_S):
+            second = await node.coordinator.join("g", join_of(new_member_id="second", rebalance_timeout_s=days_s))
+
+        assert second.error is GroupError.REBALANCE_IN_PROGRESS

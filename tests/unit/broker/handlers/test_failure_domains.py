@@ -263,6 +263,32 @@ async def test_limits_hold_when_reads_end_in_another_order(monkeypatch: pytest.M
         assert [offsets_of(answer) for answer in reading.result().partitions] == [[0, 1], [0, 1], [0], []]
 
 
+async def test_no_more_reads_of_a_fetch_are_under_way_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 0.02)
+    monkeypatch.setattr(gathering, "PATIENCE_S", 0.4)
+    monkeypatch.setattr(gathering, "READS_UNDER_WAY_MAX", 7)
+    begun: list[int] = []
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        for number in range(PARTITIONS):
+            bucket.slow |= set(await object_keys(scene, number))
+        reads = scene.broker.log.parts.reader.flights
+        join = reads.join
+
+        def counted(*args: Any, **options: Any) -> Any:
+            flight = join(*args, **options)
+            begun.append(len(reads))
+            return flight
+
+        monkeypatch.setattr(reads, "join", counted)
+        answers, _ = await scene.fetch(*((number, 0) for number in range(PARTITIONS)))
+
+        assert [code(answer) for answer in answers] == [ErrorCode.none] * PARTITIONS
+        # Four at once; others only when these are late, and no more of them than there may be.
+        assert begun == list(range(1, 8))
+        bucket.let_go.set()
+
+
 async def test_reads_that_nobody_waits_for_are_bounded_and_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "GRACE_S", 0.01)
     monkeypatch.setattr(gathering, "PATIENCE_S", 0.02)

@@ -1,0 +1,206 @@
+"""docs/limits.md is true: its values are those of the code, its tests exist, and no bound is missing."""
+
+import ast
+import importlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from broker.settings.keys import SETTINGS
+from forebay.reference import settings_table
+from storage.limits import FRAME_BYTES_MAX, WAL_OBJECT_BYTES_MAX
+
+ROOT: Final = Path(__file__).parents[2]
+PAGE: Final = ROOT / "docs" / "limits.md"
+BOUND: Final = re.compile(r"^([A-Z][A-Z_0-9]*_MAX)\b.*=", re.MULTILINE)
+CONSTANT: Final = re.compile(r"(\S+\.py) ([A-Z][A-Z_0-9]*)")
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+SHARES: Final[dict[object, str]] = {3 / 8: "⅜", 2: "half", 4: "a quarter"}
+
+ELSEWHERE: Final = {
+    # What a format, a protocol or a library says: nothing is kept or refused by them.
+    "broker/protocol/wire.py UVARINT_BYTES_MAX": "the length of a number on the wire",
+    "storage/records.py VARINT_BYTES_MAX": "the length of a number in a record",
+    "storage/records.py LZ4_LEVEL_MAX": "a level that a topic's config may name",
+    "storage/records.py ZSTD_LEVEL_MAX": "a level that a topic's config may name",
+    "storage/limits.py SEQUENCE_MAX": "where sequences wrap",
+    "storage/formats/levels.py LEVEL_MAX": "the newest format",
+    "storage/catalog/brokers.py BROKER_ID_MAX": "the numbers that an id may be",
+    "storage/objects/naming.py KEY_LENGTH_MAX": "names that only this program makes",
+    "storage/objects/s3/location.py PREFIX_LENGTH_MAX": "a part of storage.url",
+    "storage/catalog/store_marker.py SIZE_BYTES_MAX": "an object that is read at the start",
+    "storage/metadata/oxia/credentials.py TOKEN_BYTES_MAX": "a file that the operator names",
+    "storage/metadata/oxia/nodes.py RESPONSE_BYTES_MAX": "an answer of Oxia, far above what is ever asked of it",
+    # How a thing is done: whoever asks gets the same answer, in the same memory.
+    "broker/groups/coordinator.py GROUP_CHARS_SAID_MAX": "of a group's name in a line; docs/limits.md has the bound of all fields",
+    "broker/groups/loaded.py EXPIRED_TOGETHER_MAX": "what is left of a group goes with the next turn of the sweep",
+    "broker/groups/neighbours.py ADDRESSES_MAX": "of a broker's own advertised name",
+    "broker/groups/offsets.py LOAD_ATTEMPTS_MAX": "two coordinators of one group for a moment",
+    "broker/groups/offsets.py TOPICS_NAMED_MAX": "from which number on topics are named in a record beside the group's",
+    "broker/groups/offsets.py TOPICS_PAGE_MAX": "topics in one such record",
+    "broker/groups/offsets.py SCANS_TOGETHER_MAX": "scans side by side while a group is loaded",
+    "broker/groups/sweep.py LOOKS_MAX": "the pace of a sweep; the rest is looked at by later ones",
+    "broker/groups/sweep.py REMEMBERED_MAX": "what one sweep tells the next: without it groups are looked at again",
+    "broker/groups/sweep.py NAMES_TOGETHER_MAX": "topics in one read",
+    "storage/cache/blocks.py FETCH_BLOCKS_MAX": "the size of a GET",
+    "storage/catalog/groups.py PLAIN_BYTES_MAX": "from which size on members are compressed",
+    "storage/catalog/groups.py MEMBERS_PACKED_BYTES_MAX": "up to which size members are compressed; the rest is refused by groups.memory_bytes before",
+    "storage/catalog/store_identity.py NAMED_MAX": "objects that are looked at when a broker starts",
+    "storage/catalog/store_identity.py LISTED_MAX": "objects that are looked at when a broker starts",
+    "storage/catalog/store_identity.py SLICES_MAX": "partitions that are looked at when a broker starts",
+    "storage/catalog/topic_changes.py LOOKS_MAX": "at a creation that somebody else goes on with, before it is given up for him",
+    "storage/catalog/topics.py PROOFS_MAX": "writes that prove a name free, against others that change it at the same time",
+    "storage/log/control_reads.py READ_KEYS_MAX": "partitions in one read",
+    "storage/log/partition.py OWED_HINTS_MAX": "hints that may come late",
+    "storage/log/proofs.py ATTEMPTS_MAX": "against others that write the record at the same time",
+    "storage/log/tail.py DROPPED_KEPT_MAX": "slots of a list that are empty",
+    "storage/log/time_search.py TRIMS_MET_MAX": "against trims of the log that is searched",
+    "storage/log/time_search.py INLINE_BYTES_MAX": "up to which size a batch is read without a thread",
+    "storage/metadata/sorted_keys.py CHUNK_KEYS_MAX": "of the store in memory",
+    "storage/metadata/sqlite.py READ_ATTEMPTS_MAX": "against another process that changes the file",
+    "storage/metadata/sqlite_transaction.py CHANGE_PATHS_MAX": "in one hint: without it everything is looked at",
+    "storage/metadata/oxia/assignments.py SOURCES_MAX": "servers of the operator's Oxia",
+    "storage/metadata/oxia/following.py STREAMS_MAX": "streams from the operator's Oxia",
+    "storage/metadata/oxia/reading.py GETS_MAX": "keys in one read",
+    "storage/metadata/oxia/store.py SESSION_TIMEOUT_MS_MAX": "of a broker's own session",
+    "storage/metadata/oxia/nodes.py RECONNECT_BACKOFF_MS_MAX": "a pause",
+    "storage/metadata/oxia/calls.py PAUSE_S_MAX": "a pause",
+    "storage/metadata/oxia/following.py PAUSE_S_MAX": "a pause",
+    "storage/metadata/oxia/notifications.py PAUSE_S_MAX": "a pause",
+    "storage/objects/s3/backoff.py PAUSE_S_MAX": "a pause",
+    "storage/objects/hedged.py BUDGET_MAX": "second requests that were saved up: none of them is needed",
+    "storage/objects/disk.py FOLDERS_HELD_MAX": "descriptors of folders, part of those in reserve",
+    "storage/objects/disk.py LINK_ATTEMPTS_MAX": "against others that remove the folder",
+    "storage/objects/s3/client.py CONNECT_S_MAX": "a part of one try of a request",
+    "storage/objects/s3/client.py REQUEST_S_MAX": "above what the tries of a request have",
+    "storage/objects/s3/client.py CONNECTIONS_MAX": "part of the descriptors in reserve; more requests wait",
+    "storage/objects/s3/object_store.py PART_TRIES_MAX": "tries of a part, within those of its request",
+    "storage/objects/s3/object_store.py DELETE_KEYS_MAX": "keys in one request",
+    "storage/objects/s3/obstore_client.py PARTS_MAX": "from which number on parts are joined before they are sent",
+}
+"""Bounds that no client reaches, or that change nothing for any, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    bound: str
+    value: str
+    names: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+def quoted(cell: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"`([^`]+)`", cell))
+
+
+def rows() -> list[Row]:
+    found = []
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and cells[0] != "Bound":
+            assert len(cells) == 5, line
+            bound, value, _, names, tests = cells
+            found.append(Row(bound, value, quoted(names), quoted(tests)))
+    return found
+
+
+ROWS: Final = rows()
+
+
+def forms(name: str, value: object) -> set[str]:
+    """How a page may write the value of a constant of this name."""
+    if name.endswith(("SHARE", "SHARE_MAX")):
+        return {SHARES[value]}
+    assert isinstance(value, int | float), f"{name} is no number"
+    number = f"{value:,}".removesuffix(".0")
+    if re.search(r"(^|_)BYTES(_|$)", name):
+        found = {f"{number} bytes", f"{number} characters"}
+        for unit, size in (("KiB", KIB), ("MiB", MIB)):
+            if value % size == 0:
+                found.add(f"{value // size} {unit}")
+        return found
+    if re.search(r"_MS(_|$)", name):
+        return {f"{number} ms", f"{value / 1_000:,.0f} s"}
+    if re.search(r"_S(_|$)", name):
+        return {f"{number} s"}
+    return {number}
+
+
+def defaults() -> dict[str, str]:
+    """Of settings, as docs/operations.md writes them."""
+    table = [line.split(" | ") for line in settings_table().splitlines()]
+    return {cells[0].strip("| `"): cells[2] for cells in table}
+
+
+def constant(name: str) -> object:
+    path, _, attribute = name.partition(" ")
+    return getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), attribute)
+
+
+def says(text: str, form: str) -> bool:
+    return re.search(rf"(?<![\d.,]){re.escape(form)}(?![\d.\w]|,\d)", text) is not None
+
+
+@cache
+def functions(path: Path) -> frozenset[str]:
+    tree = ast.parse(path.read_text())
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.bound)
+def test_a_row_says_the_value_that_the_code_has(row: Row) -> None:
+    assert row.names, "the setting or constant is named"
+    for name in row.names:
+        if name in SETTINGS:
+            assert says(row.value, defaults()[name].partition(";")[0]), f"{name} is {defaults()[name]}"
+            continue
+        assert CONSTANT.fullmatch(name), f"neither a setting nor a constant: {name}"
+        expected = forms(name.partition(" ")[2], constant(name))
+        assert any(says(row.value, form) for form in expected), f"{name} is to be written as one of {sorted(expected)}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.bound)
+def test_the_tests_of_a_row_exist(row: Row) -> None:
+    assert row.tests, "a test that reaches it is named"
+    for test in row.tests:
+        path, _, function = test.partition("::")
+        assert function.startswith("test_")
+        assert function in functions(ROOT / "tests" / path), f"there is no {test}"
+
+
+def test_every_bound_is_on_the_page_or_known_to_bound_no_client() -> None:
+    there = {
+        f"{path.relative_to(ROOT)} {name}"
+        for package in ("broker", "storage")
+        for path in (ROOT / package).rglob("*.py")
+        for name in BOUND.findall(path.read_text())
+        if isinstance(constant(f"{path.relative_to(ROOT)} {name}"), int | float)
+    }
+    named = {name for row in ROWS for name in row.names}
+
+    assert len(there) > 100
+    assert sorted(there - named - ELSEWHERE.keys()) == [], "name them in docs/limits.md with a test, or here with a reason"
+    assert sorted(ELSEWHERE.keys() - there) == [], "there is no such bound any more"
+    assert sorted(ELSEWHERE.keys() & named) == [], "on the page, and said to bound nobody"
+
+
+def test_settings_that_bound_something_are_on_the_page() -> None:
+    named = {name for row in ROWS for name in row.names}
+    bounding = {key for key in SETTINGS if re.search(r"_(bytes|size|connections|timeout|timeout_max|timeout_min)$", key)}
+
+    assert len(bounding) > 8
+    assert sorted(bounding - named) == []
+
+
+def test_an_object_has_room_for_the_largest_flush_and_the_batch_that_makes_it_due() -> None:
+    flush_bytes_max = 128 * MIB  # of storage.flush_bytes
+
+    assert "up to 128MiB" in PAGE.read_text()
+    assert flush_bytes_max + FRAME_BYTES_MAX < WAL_OBJECT_BYTES_MAX
+    with pytest.raises(ValueError, match="128MiB"):
+        SETTINGS["storage.flush_bytes"].notation.parse("129MiB")
