@@ -16,7 +16,7 @@ from storage.metadata.port import MetadataStore
 
 READ_TIMEOUT_S: Final = 10.0
 CHUNKS_OF_ALL_KEPT_MAX: Final = 2_048
-"""Over all partitions; a chunk takes 7 KiB of memory. One that was dropped is read again, for each entry of it that is asked for meanwhile."""
+"""Over all partitions; a chunk takes 7 KiB of memory. One that was dropped is read again when it is asked for."""
 
 
 class KeptChunks:

@@ -49,7 +49,7 @@ ELSEWHERE: Final = {
     "broker/groups/sweep.py NAMES_TOGETHER_MAX": "topics in one read",
     "storage/cache/blocks.py FETCH_BLOCKS_MAX": "the size of a GET",
     "storage/catalog/groups.py PLAIN_BYTES_MAX": "from which size on members are compressed",
-    "storage/catalog/groups.py MEMBERS_PACKED_BYTES_MAX": "up to which size members are compressed; the rest is refused by groups.memory_bytes before",
+    "storage/catalog/groups.py MEMBERS_PACKED_BYTES_MAX": "up to which size members are compressed: groups.memory_bytes bounds them",
     "storage/catalog/store_identity.py NAMED_MAX": "objects that are looked at when a broker starts",
     "storage/catalog/store_identity.py LISTED_MAX": "objects that are looked at when a broker starts",
     "storage/catalog/store_identity.py SLICES_MAX": "partitions that are looked at when a broker starts",
@@ -195,6 +195,17 @@ def test_settings_that_bound_something_are_on_the_page() -> None:
 
     assert len(bounding) > 8
     assert sorted(bounding - named) == []
+
+
+def test_what_operations_says_of_limits_is_on_the_page() -> None:
+    section = (ROOT / "docs" / "operations.md").read_text().partition("\n## Limits\n")[2].partition("\n## ")[0]
+    cells = [line.strip("|").split(" | ")[1] for line in section.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    said = " ".join(f"{row.bound} {row.value} {' '.join(row.names)}" for row in ROWS)
+
+    assert len(cells) > 8
+    for cell in cells:
+        assert [name for name in quoted(cell) if name not in SETTINGS] == []
+        assert [number for number in re.findall(r"\d[\d,]*\d|\d", cell) if not says(said, number)] == [], cell
 
 
 def test_an_object_has_room_for_the_largest_flush_and_the_batch_that_makes_it_due() -> None:

@@ -91,19 +91,24 @@ async def test_more_jobs_than_may_wait_for_a_write_of_their_group_are_to_come_ag
         node = await made.node(1)
         await node.coordinator.commit("g", simple({FIRST: committed(0)}))
         node.metadata.muted = set(range(4))
-        jobs = [asyncio.create_task(node.coordinator.commit("g", simple({FIRST: committed(number)}))) for number in range(1, 9)]
-        done, waiting = await asyncio.wait(jobs, timeout=PATIENCE_S, return_when=asyncio.FIRST_EXCEPTION)
-        await asyncio.sleep(0)
-        refused = [job for job in jobs if job.done()]
-        node.metadata.speak()
-        async with asyncio.timeout(PATIENCE_S):
-            answered = await asyncio.gather(*jobs, return_exceptions=True)
+        answered: dict[int, GroupError] = {}
 
-        assert (bool(done), bool(waiting)) == (True, True)
+        async def commit(number: int) -> None:
+            try:
+                answered[number] = await node.coordinator.commit("g", simple({FIRST: committed(number)}))
+            except Closed as closed:
+                answered[number] = closed.error
+
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as clients:
+            for number in range(1, 9):
+                clients.create_task(commit(number))
+            await asyncio.sleep(0.01)
+            refused = dict(answered)
+            node.metadata.speak()
+
         # One is being written, five wait.
-        assert refused == jobs[6:]
-        assert answered[:6] == [GroupError.NONE] * 6
-        assert [str(answer) for answer in answered[6:]] == [GroupError.COORDINATOR_LOAD_IN_PROGRESS.name] * 2
+        assert refused == dict.fromkeys((7, 8), GroupError.COORDINATOR_LOAD_IN_PROGRESS)
+        assert answered == dict.fromkeys(range(1, 7), GroupError.NONE) | refused
         assert (await node.coordinator.checked("g")).stored.offset(FIRST) == committed(6)
 
 

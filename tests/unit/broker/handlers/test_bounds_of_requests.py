@@ -64,7 +64,9 @@ class Slow:
 
 
 @pytest.mark.parametrize("is_incremental", [False, True], ids=["AlterConfigs", "IncrementalAlterConfigs"])
-async def test_more_configs_of_a_resource_than_one_request_alters_are_refused_beside_a_resource_that_is_altered(is_incremental: bool) -> None:
+async def test_more_configs_of_a_resource_than_one_request_alters_are_refused_beside_a_resource_that_is_altered(
+    is_incremental: bool,
+) -> None:
     async with cluster() as broker:
         await broker.create("t")
         await broker.create("u")
