@@ -253,6 +253,7 @@ class Connection(asyncio.BufferedProtocol):
         self._send()
         self.has_parted = True
         self._end_frame()
+        self._admission.forget(self._update_reading, self)
         self._arena_filled = 0
         self._transport.write_eof()
         self._update_reading()
@@ -278,7 +279,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._queue.append(frame)
                     self._end_frame()
                 elif self._frame_filled == len(frame):
-                    self._give_room(frame, len(frame))
+                    self._give_room(frame, frame.cost_bytes)
             else:
                 self._arena_filled += nbytes
                 self._cut_frames()
@@ -333,7 +334,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active_s = self._now_s()
         try:
             if self._frame is not None:
-                self._give_room(self._frame, len(self._frame))
+                self._give_room(self._frame, self._frame.cost_bytes)
             else:
                 self._cut_frames()
             self._advance()

@@ -1,8 +1,8 @@
 """Requests that have not arrived whole: what each holds of the budget, and which of them must go when others wait for it.
 
 Who sends half a request and stops costs nobody anything as long as there is room. When somebody waits, those are evicted that would not be
-whole within FINISH_S at the speed of the last second, the largest first, and no more of them than are in the way. So a slow client is
-never cut for its slowness alone, and a small request is cut last.
+whole within FINISH_S at the speed of the last second, those first that would need longest, and no more of them than are in the way. So a
+slow client is never cut for its slowness alone, and clients that share a slow line are finished one after the other.
 
 A large request claims its whole length before it grows beyond SMALL_BYTES; claims are given up to half of the budget, and to one at a time
 beyond it. What is admitted so can always be finished, and the other half is for everybody else: when that is short, those go that are
@@ -11,8 +11,9 @@ queued for a claim.
 Speeds are seen by looks at what has arrived: a loop that was held up sees one late look, after which it reads what came meanwhile.
 """
 
+import math
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from storage.limits import MIB
@@ -50,12 +51,13 @@ class Sender(Protocol):
 
 @dataclass(slots=True)
 class Part:
-    """`behind_looks`: how many looks in a row found that it came too slowly."""
+    """`behind_looks`: how many looks in a row found that it came too slowly. `behind_bytes`: what came meanwhile."""
 
     room_bytes: int
     claimed_bytes: int = 0
     seen_bytes: int = 0
     behind_looks: int = 0
+    behind_bytes: int = 0
 
 
 def is_behind(*, arrived_bytes: int, progress_bytes: int, whole_bytes: int) -> bool:
@@ -64,23 +66,34 @@ def is_behind(*, arrived_bytes: int, progress_bytes: int, whole_bytes: int) -> b
 
 
 def in_the_way(parts: Iterable[tuple[Sender, Part]], short_bytes: int, queued: Container[Sender] = ()) -> Sequence[Sender]:
-    """Those to evict so that `short_bytes` become free: of those behind the largest, as few as do; then of those `queued` for a claim,
-    which hold memory and cannot go on. All of them if they do not do.
+    """Those to evict so that `short_bytes` become free: of those behind those that would take longest, the largest of them first; then of
+    those `queued`, which hold memory and cannot go on, the largest and, of equal ones, those that came last. All if they do not do.
+
+    Where honest clients share a line that is too slow for all, those that are nearly done are finished: else none would ever be.
     """
     chosen: list[Sender] = []
     if short_bytes <= 0:
         return chosen
     found = [
-        (part.behind_looks >= BEHIND_LOOKS_MIN, part.room_bytes, sender)
+        (part.behind_looks >= BEHIND_LOOKS_MIN, left_looks(sender, part), part.room_bytes, sender)
         for sender, part in parts
         if part.behind_looks >= BEHIND_LOOKS_MIN or sender in queued
     ]
-    for _, room_bytes, sender in sorted(found, key=lambda one: one[:2], reverse=True):
+    found.reverse()
+    for _, _, room_bytes, sender in sorted(found, key=lambda one: one[:3], reverse=True):
         if short_bytes <= 0:
             break
         chosen.append(sender)
         short_bytes -= room_bytes
     return chosen
+
+
+def left_looks(sender: Sender, part: Part) -> float:
+    """How long what is missing would take at the speed that it has had since it is behind; 0 if it is not."""
+    if not part.behind_looks:
+        return 0.0
+    missing_bytes = sender.whole_bytes - sender.arrived_bytes
+    return missing_bytes * part.behind_looks / part.behind_bytes if part.behind_bytes else math.inf
 
 
 class HalfSent:
@@ -128,20 +141,31 @@ class HalfSent:
                 arrived_bytes=arrived_bytes, progress_bytes=progress_bytes, whole_bytes=sender.whole_bytes
             ):
                 part.behind_looks += 1
+                part.behind_bytes += progress_bytes
             else:
-                part.behind_looks = 0
+                part.behind_looks = part.behind_bytes = 0
 
     def in_the_way(self, short_bytes: int, queued: Container[Sender]) -> Sequence[Sender]:
         return in_the_way(self._parts.items(), short_bytes, queued)
 
     def in_the_way_of_claims(self, short_bytes: int) -> Sequence[Sender]:
         claims = [(sender, part) for sender, part in self._parts.items() if part.claimed_bytes]
-        return in_the_way([(sender, Part(part.claimed_bytes, behind_looks=part.behind_looks)) for sender, part in claims], short_bytes)
+        return in_the_way([(sender, replace(part, room_bytes=part.claimed_bytes)) for sender, part in claims], short_bytes)
 
     @property
     def are_all_starved(self) -> bool:
         """Nobody who could finish is left."""
         return all(sender.is_starved for sender in self._parts)
 
-    def largest(self) -> Sender | None:
-        return max(self._parts, key=lambda sender: self._parts[sender].room_bytes, default=None)
+    @property
+    def count(self) -> int:
+        return len(self._parts)
+
+    def has_claimed(self, sender: Sender) -> bool:
+        part = self._parts.get(sender)
+        return part is not None and bool(part.claimed_bytes)
+
+    def crowding(self, short_bytes: int) -> Sequence[Sender]:
+        """When they wait for each other: who goes so that `short_bytes` become free, of those that claimed nothing if there are any."""
+        unclaimed = {sender for sender, part in self._parts.items() if not part.claimed_bytes}
+        return in_the_way(self._parts.items(), short_bytes, unclaimed or self._parts)

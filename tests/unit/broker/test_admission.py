@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.admission import ADMITTED_BYTES, CROWDED, PAUSES, STALLED, Admission
+from broker.admission import ADMITTED_BYTES, CROWDED, PAUSES, ROUNDS_PER_TURN, STALLED, Admission
 from broker.half_sent import BEHIND_LOOKS_MIN, FINISH_S, LOOK_S, SMALL_BYTES, WATCHED_SHARE
 from runtime.frames import FRAME_OVERHEAD_BYTES, Account, Frame
 from runtime.telemetry import Telemetry
@@ -359,6 +359,99 @@ def test_who_claims_and_stops_goes_when_somebody_waits_for_the_claim(loop: Loop,
 
     assert stopped.evicted_for == STALLED
     assert called == ["second"]
+
+
+def test_those_who_wait_long_for_room_while_somebody_else_goes_on_do_not_keep_all_from_reading(
+    budget: Admission, loop: Loop, timers: Timers
+) -> None:
+    heard: list[str] = []
+    waiting = [begun(budget, LIMIT // 16 - FRAME_OVERHEAD_BYTES, whole_bytes=LIMIT // 4) for _ in range(14)]
+    trickling = begun(budget, LIMIT // 16, whole_bytes=LIMIT // 16)
+    for half in waiting:
+        half.wait(LIMIT // 4, room_bytes=LIMIT // 4)
+    budget.when_free(lambda: heard.append("reading goes on"))
+
+    def wait_for_looks(count: int) -> None:
+        for _ in range(count):
+            trickling.arrived_bytes += (LIMIT // 16 - trickling.arrived_bytes) // 10
+            timers.go_off()
+            loop.turn()
+
+    wait_for_looks(int(FINISH_S / LOOK_S) - 1)
+    evicted_early = [half.evicted_for for half in waiting if half.evicted_for]
+    wait_for_looks(BEHIND_LOOKS_MIN)
+
+    assert evicted_early == []
+    assert heard == ["reading goes on"]
+    assert trickling.evicted_for is None
+
+
+def test_who_waits_for_no_more_than_whole_requests_will_free_is_not_evicted(budget: Admission, loop: Loop, timers: Timers) -> None:
+    called: list[str] = []
+    half = begun(budget, LIMIT // 2, whole_bytes=LIMIT)
+    whole = [admitted(budget, LIMIT // 16)]
+    half.wait(LIMIT // 2 - FRAME_OVERHEAD_BYTES, lambda: called.append("room"))
+    loop.turn()
+    timers.go_off(BEHIND_LOOKS_MIN - 1)
+    whole.clear()
+    loop.turn()
+
+    assert half.evicted_for is None
+    assert called == ["room"]
+
+
+def test_what_is_not_answered_soon_is_not_waited_for(budget: Admission, loop: Loop, timers: Timers) -> None:
+    half = begun(budget, LIMIT // 2, whole_bytes=LIMIT)
+    whole = [admitted(budget, LIMIT // 16)]
+    half.wait(LIMIT // 2 - FRAME_OVERHEAD_BYTES)
+    timers.go_off(BEHIND_LOOKS_MIN)
+
+    assert whole
+    assert half.evicted_for == CROWDED
+
+
+def test_of_those_who_came_too_slowly_those_that_are_nearly_done_go_last(budget: Admission, loop: Loop, timers: Timers) -> None:
+    nearly, hardly = begun(budget, LIMIT // 2, whole_bytes=LIMIT // 2), begun(budget, LIMIT // 8, whole_bytes=LIMIT // 2)
+    nearly.arrived_bytes = LIMIT // 4
+    timers.go_off()
+    Half(budget).wait(LIMIT // 2 - 3 * FRAME_OVERHEAD_BYTES)
+    for _ in range(BEHIND_LOOKS_MIN):
+        for half in (nearly, hardly):
+            half.arrived_bytes += 10
+        timers.go_off()
+
+    assert (nearly.evicted_for, hardly.evicted_for) == (None, STALLED)
+
+
+def test_who_claimed_its_length_stays_when_those_who_did_not_make_enough_room(loop: Loop, timers: Timers, telemetry: Telemetry) -> None:
+    budget = Admission(bytes_max=16 * SMALL_BYTES, telemetry=telemetry, soon=loop.soon, later=timers.later)
+    called: list[str] = []
+    claiming = begun(budget, 6 * SMALL_BYTES, whole_bytes=8 * SMALL_BYTES)
+    small = [begun(budget, SMALL_BYTES, whole_bytes=2 * SMALL_BYTES) for _ in range(9)]
+    claiming.wait(2 * SMALL_BYTES, lambda: called.append("claiming"))
+    for half in small:
+        half.wait(SMALL_BYTES)
+    loop.turn()
+
+    assert claiming.evicted_for is None
+    assert called[:1] == ["claiming"]
+
+
+def test_many_who_wait_get_room_in_turns_that_others_can_come_between(budget: Admission, loop: Loop) -> None:
+    called: list[int] = []
+    whole = [admitted(budget, LIMIT // 2)]
+    for number in range(200):
+        Half(budget).wait(LIMIT * 3 // 4, lambda number=number: called.append(number))  # type: ignore[misc]
+    loop.turn()
+    whole.clear()
+    per_turn = []
+    while loop.calls:
+        before = len(called)
+        loop.turn()
+        per_turn.append(len(called) - before)
+
+    assert called == list(range(200))
+    assert max(per_turn) <= ROUNDS_PER_TURN
 
 
 def test_no_timer_runs_for_what_holds_little_while_nobody_waits(budget: Admission, timers: Timers) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.admission import Admission
 from broker.connection import (
     ARENA_BYTES,
     FRAME_GROWTH,
@@ -21,8 +22,9 @@ from broker.half_sent import BEHIND_LOOKS_MIN
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.framing import PREFIX_BYTES
 from runtime.frames import FRAME_OVERHEAD_BYTES, counted
+from runtime.telemetry import Telemetry
 from storage.limits import FRAME_BYTES_MAX, KIB, MIB
-from tests.unit.broker.connecting import Play, cost, framed, playing, settle
+from tests.unit.broker.connecting import Play, Timers, cost, framed, playing, settle
 
 EDGES = [1, 2, 100, *(edge + off for edge in (16 * KIB, 64 * KIB, 256 * KIB) for off in (-5, -4, -1, 0, 1)), 300_000]
 
@@ -98,6 +100,29 @@ def test_a_frame_of_the_largest_size_is_taken_and_no_byte_is_lost() -> None:
     assert held == cost(len(large))
     assert play.replies == [b"ok"]
     assert play.admission.held_bytes == 0
+
+
+def test_a_frame_as_large_as_the_whole_budget_is_taken_when_it_is_alone() -> None:
+    play = Play(budget_bytes=8 * MIB, frame_bytes_max=8 * MIB)
+    large = b"P" + bytes(8 * MIB - 1)
+    play.receive_bytes(framed(large), chunk_bytes=100 * KIB)
+
+    assert play.requests.begun == [large]
+    assert play.evicted_for == []
+
+
+def test_who_waits_for_room_when_it_is_drained_waits_no_longer() -> None:
+    timers = Timers()
+    admission = Admission(bytes_max=4 * MIB, telemetry=Telemetry(), soon=lambda call: call(), later=timers.later)
+    whole = admission.admit(memoryview(bytes(7 * MIB // 2)))
+    play = Play(admission=admission)
+    play.receive_bytes(framed(b"P" + bytes(4 * MIB - 1))[: MIB + 100])
+    play.connection.drain()
+    timers.go_off()
+
+    assert whole is not None
+    assert play.transport.has_written_eof
+    assert timers.calls == []
 
 
 def test_a_frame_above_the_limit_closes_the_connection_before_it_is_read() -> None:
