@@ -144,16 +144,17 @@ class Coordinator:
 
     async def join(self, group_id: str, make: Join) -> JoinAnswer:
         """The answer may take as long as a rebalance does. `token` of the event is filled in."""
-        size_bytes = brought_bytes((make.member_id, make.new_member_id, make.instance_id, make.client_id, make.client_host), make.protocols)
+        member_id = make.member_id or make.new_member_id
+        size_bytes = brought_bytes((member_id, make.instance_id, make.client_id, make.client_host), make.protocols)
         if size_bytes > self._settings.member_bytes_max:
             return JoinAnswer(error=self._refuse("member", group_id, size_bytes), member_id=make.member_id)
         known = self.loaded(group_id)
-        more_bytes = size_bytes - (0 if known is None else known.member_bytes(make.member_id))
+        more_bytes = size_bytes - (0 if known is None else known.member_bytes(make.member_id, make.instance_id))
         if not self._memory.has_room(more_bytes):
             return JoinAnswer(error=self._refuse("memory", group_id, size_bytes), member_id=make.member_id)
         with self._memory.taking(size_bytes):
             loaded = await self.find(group_id)
-            more_bytes = size_bytes - loaded.member_bytes(make.member_id)
+            more_bytes = size_bytes - loaded.member_bytes(make.member_id, make.instance_id)
             if more_bytes > 0 and loaded.members_bytes + more_bytes > self._memory.group_bytes_max:
                 return JoinAnswer(error=self._refuse("group", group_id, size_bytes), member_id=make.member_id)
             deadline_s = min(JOIN_WAIT_S_MAX, 2 * make.rebalance_timeout_s + make.session_timeout_s + DEADLINE_S)
@@ -345,7 +346,7 @@ class Coordinator:
     def _let_go(self) -> None:
         """Of half of the groups that nobody is in; of those that nobody has joined yet, where there are no others."""
         idle = [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_idle]
-        idle = idle or [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_only_pending]
+        idle = idle or [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_unused]
         self._close_all(idle[: len(idle) // 2 + 1])
 
     def _drop_lost(self) -> None:

@@ -105,6 +105,8 @@ class LoadedGroup:
         self.members_bytes = growth_bytes(Group(group_id=group.group_id), group)
         """What its members hold, and the ids that were given out."""
         self._counted_bytes = 0
+        self._coming_bytes = 0
+        """What the offsets that are being written will hold."""
         self._jobs: deque[tuple[Job, asyncio.Future[Any]]] = deque()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._last_token = 0
@@ -136,15 +138,11 @@ class LoadedGroup:
     @property
     def is_idle(self) -> bool:
         """Nothing is lost when it is closed: no members and nobody who waits."""
-        return self._is_unused and not self._group.pending
+        return self.is_unused and not self._group.pending
 
     @property
-    def is_only_pending(self) -> bool:
-        """There is nothing but member ids that were given out: who comes with one is given another."""
-        return self._is_unused and not self._stored.is_written
-
-    @property
-    def _is_unused(self) -> bool:
+    def is_unused(self) -> bool:
+        """Nobody is in it, but member ids were given out perhaps: who comes with one after it was closed is given another."""
         return self._group.state is GroupState.EMPTY and not (self._jobs or self._waiting or self._is_writing or self._is_judging)
 
     @property
@@ -183,9 +181,11 @@ class LoadedGroup:
         async with asyncio.timeout(deadline_s):
             return await future
 
-    def member_bytes(self, member_id: str) -> int:
-        """What that member holds; 0 if it is none."""
+    def member_bytes(self, member_id: str, instance_id: str | None) -> int:
+        """What that member holds, or the static one in whose place it comes; 0 if there is none."""
         member = self._group.members.get(member_id)
+        if member is None and instance_id is not None:
+            member = self._group.static_member(instance_id)
         return 0 if member is None else member_bytes(member)
 
     def close(self, error: GroupError) -> None:
@@ -208,7 +208,7 @@ class LoadedGroup:
 
     def _count(self) -> None:
         """What it holds now, in the memory of all groups."""
-        held_bytes = GROUP_BYTES + self.members_bytes + self._stored.held_bytes if self._closed_with is None else 0
+        held_bytes = GROUP_BYTES + self.members_bytes + self._stored.held_bytes + self._coming_bytes if self._closed_with is None else 0
         self._memory.held_bytes += held_bytes - self._counted_bytes
         self._counted_bytes = held_bytes
 
@@ -327,6 +327,8 @@ class LoadedGroup:
                 self._group = touched(self._group, one.member_id, self._clock.monotonic_s())
                 offsets |= one.offsets
                 accepted.append(its_future)
+                self._coming_bytes += max(self._stored.growth_bytes(one.offsets), 0)
+                self._count()
         if not accepted:
             return
         self._write(accepted, lambda: None, partial(self._stored.commit, self._group, offsets))
@@ -396,6 +398,7 @@ class LoadedGroup:
                 error = GroupError.NONE
             finally:
                 self._is_writing = False
+                self._coming_bytes = 0
                 self._count()
             if error or self._closed_with is not None:
                 for future in futures:

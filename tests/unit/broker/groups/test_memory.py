@@ -1,18 +1,21 @@
 """What clients say about themselves has a bound: of one member, of its group, of all groups; and each is reached here."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 import structlog.testing
 
+from broker.groups.committed import Committed
 from broker.groups.coordinator import Coordinator
 from broker.groups.errors import GroupError
 from broker.groups.events import Leave, Sync, SyncAnswer
-from broker.groups.loaded import Closed
+from broker.groups.loaded import Closed, Commit
 from broker.groups.members import Group, Protocol
-from broker.groups.memory import GROUP_BYTES, GROUP_SHARE, HELD, MEMBER_BYTES, REFUSED, SMALL_BYTES, growth_bytes
+from broker.groups.memory import GROUP_BYTES, GROUP_SHARE, HELD, MEMBER_BYTES, PROTOCOL_BYTES, REFUSED, SMALL_BYTES, growth_bytes
 from broker.groups.settings import GroupSettings
 from storage.limits import KIB, MIB
+from storage.vocabulary import PartitionId
 from tests.unit.broker.groups.coordinating import FIRST, Node, committed, join_of, of_member, simple, stable, world
 
 SETTINGS = GroupSettings(initial_delay_s=0, member_bytes_max=256 * KIB, memory_bytes_max=2 * MIB)
@@ -210,3 +213,70 @@ async def test_what_is_counted_is_what_there_is_whatever_happened_before() -> No
         with pytest.raises(Closed):
             await node.coordinator.join("a", join_of())
         assert held(node) == 0
+
+
+async def test_who_is_in_a_group_at_its_bound_comes_back_with_what_it_had_whether_it_knows_its_id_or_its_instance() -> None:
+    async with world(settings=replace(SETTINGS, member_bytes_max=SETTINGS.memory_bytes_max)) as made:
+        node = await made.node(1)
+        bound_bytes = SETTINGS.memory_bytes_max // GROUP_SHARE
+        said = saying(bound_bytes - MEMBER_BYTES - PROTOCOL_BYTES - 500)
+        for group, fields in (("dynamic", {}), ("static", {"instance_id": "i"})):
+            joined = await node.coordinator.join(group, join_of(protocols=said, new_member_id="m" * 60, **fields))  # type: ignore[arg-type]
+            member_id = "" if fields else joined.member_id
+            more = Protocol("x", b"")
+            # Another name, so that its metadata changes and it waits for a new generation.
+            again = await node.coordinator.join(
+                group,
+                join_of(member_id=member_id, new_member_id="n" * 60, protocols=(*saying(len(said[0].metadata) - 200), more), **fields),  # type: ignore[arg-type]
+            )
+
+            assert (joined.error, again.error) == (GroupError.NONE, GroupError.NONE), group
+
+
+async def test_commits_that_are_on_their_way_at_once_do_not_hold_more_than_all_may() -> None:
+    async with world(settings=SETTINGS) as made:
+        node = await made.node(1)
+        offsets = {FIRST._replace(partition=number): committed(1, "x" * 4_000) for number in range(10)}
+        groups = [f"g{number}" for number in range(60)]
+        for group in groups:
+            await stable(node, group)
+        errors = await asyncio.gather(*(node.coordinator.commit(group, simple_of(node, group, offsets)) for group in groups))
+
+        assert set(errors) == {GroupError.NONE, GroupError.COORDINATOR_LOAD_IN_PROGRESS}
+        assert held(node) <= SETTINGS.memory_bytes_max
+        assert held(node) == counted_anew(node.coordinator)
+
+
+def simple_of(node: Node, group: str, offsets: dict[PartitionId, Committed]) -> Commit:
+    loaded = node.coordinator.loaded(group)
+    assert loaded is not None
+    (member_id,) = loaded.group.members
+    return Commit(member_id=member_id, instance_id=None, generation=loaded.group.generation, offsets=offsets)
+
+
+async def test_commits_of_one_group_that_travel_together_do_not_hold_more_than_all_may() -> None:
+    async with world(settings=SETTINGS) as made:
+        node = await made.node(1)
+        joined = await stable(node, "g")
+        commits = [
+            of_member(joined, {FIRST._replace(partition=10 * number + one): committed(1, "x" * 4_000) for one in range(10)})
+            for number in range(60)
+        ]
+        errors = await asyncio.gather(*(node.coordinator.commit("g", commit) for commit in commits))
+        loaded = await node.coordinator.find("g")
+        there = [all(loaded.stored.offset(partition) is not None for partition in commit.offsets) for commit in commits]
+
+        assert set(errors) == {GroupError.NONE, GroupError.COORDINATOR_LOAD_IN_PROGRESS}
+        assert there == [error is GroupError.NONE for error in errors], "what was refused was not written, what was taken was"
+        assert held(node) <= SETTINGS.memory_bytes_max
+
+
+async def test_ids_that_were_given_out_to_groups_with_offsets_make_room() -> None:
+    async with world(settings=SETTINGS) as made:
+        node = await made.node(1)
+        for number in range(SETTINGS.memory_bytes_max // GROUP_BYTES):
+            if (await node.coordinator.commit(f"held-{number}", simple({FIRST: committed(1)}))) is GroupError.NONE:
+                await node.coordinator.join(f"held-{number}", join_of(knows_member_ids=True, session_timeout_s=1_800.0))
+        joined = await node.coordinator.join("honest", join_of())
+
+        assert joined.error is GroupError.NONE
