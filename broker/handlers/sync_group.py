@@ -37,7 +37,9 @@ async def handle(context: Context, request: Request[SyncGroupRequest]) -> SyncGr
     try:
         return _respond(await context.parts.groups.sync(body.group_id, sync))
     except Closed as closed:
-        return _respond(SyncAnswer(error=closed.error))
+        # That it is being loaded clients do not expect here, and Java's give up; for a rebalance they join again, which waits for that.
+        is_loading = closed.error is GroupError.COORDINATOR_LOAD_IN_PROGRESS
+        return _respond(SyncAnswer(error=GroupError.REBALANCE_IN_PROGRESS if is_loading else closed.error))
 
 
 def _respond(answer: SyncAnswer) -> SyncGroupResponse:
