@@ -37,6 +37,7 @@ ELSEWHERE: Final = {
     "storage/metadata/oxia/credentials.py TOKEN_BYTES_MAX": "a file that the operator names",
     "storage/metadata/oxia/nodes.py RESPONSE_BYTES_MAX": "an answer of Oxia, far above what is ever asked of it",
     # How a thing is done: whoever asks gets the same answer, in the same memory.
+    "broker/admission.py WAITED_LOOKS_MAX": "FINISH_S of broker/half_sent.py, in looks",
     "broker/groups/coordinator.py GROUP_CHARS_SAID_MAX": "of a group's name in a line; docs/limits.md has the bound of all fields",
     "broker/groups/loaded.py EXPIRED_TOGETHER_MAX": "what is left of a group goes with the next turn of the sweep",
     "broker/groups/neighbours.py ADDRESSES_MAX": "of a broker's own advertised name",
