@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined]
@@ -34,6 +34,9 @@ REQUEST_WITHIN_MAX_S: Final = 300.0
 ANSWER_BYTES_MAX: Final = 1_000_000_000
 PAUSE_S: Final = 0.2
 _LEAST_S: Final = 0.1
+
+if TYPE_CHECKING:
+    from forebay.kafka_client.who_answers import ClusterSeen
 
 T = TypeVar("T")
 
@@ -125,10 +128,8 @@ class Connection:
 
     def _unanswered(self) -> ClientFailed:
         """Looks for the cause: an address that was advertised and cannot be reached from here is the usual one."""
-        try:
-            # Without topics: of those there may be more than are answered in this time.
-            described = self.admin().describe_cluster(request_timeout=DIAGNOSE_WITHIN_S).result(2 * DIAGNOSE_WITHIN_S)
-        except (KafkaException, TimeoutError):
+        seen = self._seen()
+        if seen is None:
             causes = [cannot_reach(address, within_s=DIAGNOSE_WITHIN_S) for address in self.bootstrap]
             if all(causes):
                 # It was there when the command began.
@@ -138,8 +139,8 @@ class Connection:
                 "Is it a Kafka listener without TLS and SASL?",
                 exit_code=EXIT_TIMED_OUT,
             )
-        for broker in described.nodes:
-            cause = cannot_reach(Address(str(broker.host), broker.port), within_s=DIAGNOSE_WITHIN_S)
+        for broker in seen.nodes:
+            cause = cannot_reach(Address(broker.host, broker.port), within_s=DIAGNOSE_WITHIN_S)
             if cause is not None:
                 return ClientFailed(
                     f"Reached {self.named}, but it advertises {broker.host}:{broker.port}, which cannot be reached from here "
@@ -149,6 +150,15 @@ class Connection:
         return ClientFailed(
             f"{self.named} did not answer within {self.timeout_s:g} s. Wait longer with --timeout.", exit_code=EXIT_TIMED_OUT
         )
+
+    def _seen(self) -> "ClusterSeen | None":
+        """Asked without the library, which asks the addresses that are advertised, and without topics, of which there may be many."""
+        from forebay.kafka_client.who_answers import ask
+
+        for address in self.bootstrap:
+            with contextlib.suppress(OSError, ValueError):
+                return ask(address, within_s=DIAGNOSE_WITHIN_S)
+        return None
 
     def _config(self) -> dict[str, Any]:
         return {

@@ -5,6 +5,7 @@ import http.client
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,15 @@ def test_sockets_that_sent_all_but_the_end_of_the_largest_request_do_not_stop_pr
     assert under_attack_s[-1] < STALL_S_MAX
 
 
+def told_of_other_protocols(served: Served) -> list[dict[str, object]]:
+    """A line is written beside what it tells of, so it is waited for."""
+    give_up_s = clock.monotonic_s() + SOON_S
+    while not (told := [event for event in served.events() if event["event"] == "other_protocol"]):
+        assert clock.monotonic_s() < give_up_s, "no line tells of it"
+        time.sleep(0.02)
+    return told
+
+
 def test_a_client_that_speaks_tls_gets_a_line_in_the_log_that_says_what_to_do(served: Served) -> None:
     with (
         socket.create_connection((HOST, served.kafka_port), SOON_S) as plain,
@@ -93,7 +103,7 @@ def test_a_client_that_speaks_tls_gets_a_line_in_the_log_that_says_what_to_do(se
     ):
         pass
 
-    (line,) = [event for event in served.events() if event["event"] == "other_protocol"]
+    (line,) = told_of_other_protocols(served)
     assert line["protocol"] == "TLS"
     assert line["client_host"] == HOST
     assert "security.protocol=PLAINTEXT" in str(line["fix"])
@@ -110,4 +120,5 @@ def test_a_browser_is_answered_where_http_is_served(served: Served) -> None:
 
     assert answer.status == http.client.BAD_REQUEST
     assert "http.listen" in text
-    assert [event["protocol"] for event in served.events() if event["event"] == "other_protocol"] == ["HTTP"]
+    (line,) = told_of_other_protocols(served)
+    assert line["protocol"] == "HTTP"
