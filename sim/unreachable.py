@@ -10,6 +10,7 @@ from typing import Final
 _BROKEN: Final = "nobody writes records that cannot be read: test_read.py, test_an_undecodable_control_record_…"
 _FENCED: Final = "nothing fences a log yet: test_decide.py, test_trim.py"
 _STOP: Final = "a broker of the simulation is killed, never stopped in order: test_commit.py, test_draining_… and test_a_stopped_appender_…"
+_LOST: Final = "no store of the simulation is lost for good: test_refusing.py, test_lost_metadata.py"
 _FULL: Final = "takes as many pages as a partition may have: test_producer_pages.py, test_a_partition_that_is_full_…"
 _GUARD: Final = "says that code and format agree: "
 _LARGE: Final = "what a drain does not mend takes more pages and batches than a run has: test_commit.py, test_lost_batches.py"
@@ -34,7 +35,8 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "producer_pages _forget_oldest: if oldest is None or oldest.newest_ms >= now_ms - PRODUCER_KEPT_MS_MIN → then": _FULL,
     "producer_pages _forget_oldest: if oldest is None or oldest.newest_ms >= now_ms - PRODUCER_KEPT_MS_MIN → else": _FULL,
     "trim existing: if log.control is None and log.broken is None and (not log.is_behind) → then": _BROKEN,
-    "trim Trimmer.trim: if control.log_state is LogState.FENCED → then": _FENCED,
+    "trim _open: if control.log_state is LogState.FENCED → then": _FENCED,
+    "index KeptChunks.add: while len(self._kept) > CHUNKS_OF_ALL_KEPT_MAX": "takes more chunks than the logs of a run have: test_remembered.py",
     "index readable: if log.broken is not None → then": _BROKEN,
     "read Reader.stored_within: except TimeoutError": "nobody asks for it but the time search: test_read.py",
     "read Reader._read_again: if await self._index.find(log, offset) != entry → then": "an entry never changes before there is a compactor",
@@ -43,13 +45,19 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "read _confirmed: isinstance(error, NotFound) ? → else": "objects of the simulation are damaged or missing, never short: test_read.py",
     "append Appender.drain: if self._open.batches → then": _STOP,
     "append Appender.drain: if self._open.batches → else": _STOP,
+    "append Appender.submit: if self._refused is not None → then": _LOST,
+    "append Appender.refuse: if self._is_stopped → then": _LOST,
+    "append Appender.refuse: if self._is_stopped → else": _LOST,
+    "append Appender.refuse: if self._open.batches → then": _LOST,
+    "append Appender.refuse: if self._open.batches → else": _LOST,
+    "append Appender.refuse: for commit in self._in_flight.overdue(float('inf'))": _LOST,
     "append Appender.stop: for timer in (self._timer, self._overdue_check)": _STOP,
     "append Appender.stop: if timer is not None → then": _STOP,
     "append Appender.stop: if timer is not None → else": _STOP,
     "append Appender._arm: if self._is_stopped → then": _STOP,
     "append Appender._give_up_overdue: if commit in self._in_flight → else": "one timer gives all up, and each leaves by itself",
     "broker_epoch BrokerEpoch.gone: except StorageError": "no part of the log asks: test_registration.py",
-    "commit Committer._prepare: if log.broken is not None → then": _BROKEN,
+    "commit Committer._prepare: if (broken := (log.broken or commit.unreadable)) is not None → then": _BROKEN,
     "commit Committer._prepare: if commit.is_unknown → then": "takes a record that is gone while a commit of it is unknown: test_commit.py",
     "commit Committer._write_all: if len(requests) == 1 → else": "a commit of several requests takes more bytes than the small logs of a run: test_commit.py",
     "commit Committer._answer: log.control is not None ? → else": _GUARD + "verdicts come from a record",

