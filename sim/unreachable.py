@@ -16,6 +16,7 @@ _GUARD: Final = "says that code and format agree: "
 _LARGE: Final = "what a drain does not mend takes more pages and batches than a run has: test_commit.py, test_lost_batches.py"
 
 UNREACHABLE: Final[Mapping[str, str]] = {
+    "control_reads ControlReads._read: if begin → then": "more partitions are asked for at once than a run has: test_long_requests.py",
     "control_reads ControlReads.refresh_each: if shard.waiting < WAITING_FOR_SILENT_MAX → else": "a thousand callers wait for one shard: test_control_reads.py, test_a_shard_that_is_known_to_be_silent_…",
     "control_reads ControlReads._read: except (Corrupt, IncompatibleFormat)": _BROKEN,
     "control_reads bounds_of: if log.broken is not None → then": _BROKEN,
@@ -77,6 +78,9 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 }
 
 SELDOM: Final[Mapping[str, str]] = {
+    "trim Trimmer.trim: if (failure := failure_of(proof, log)) is not None → else": "somebody trims beyond the end, and the proof succeeds: test_trim.py",
+    "trim Trimmer.trim: if (failure := failure_of(proof, log)) is not None → then": "as before, and the proof fails: test_trim.py",
+    "trim Trimmer.trim: except OffsetOutOfRange": "as before",
     "proofs Proofs._prove_wanted: if (left := self._next.pop(log, None)) is not None → then": "a broker ends while a proof is under way and the next is wanted, by the order in which its tasks are cancelled: test_proofs.py",
 }
 """Branches that a seed takes or not by what nobody seeds."""
