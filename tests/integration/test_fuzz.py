@@ -79,7 +79,7 @@ class Customers:
     def _consume(self) -> None:
         consumer = Consumer({"bootstrap.servers": self._bootstrap, "group.id": "none", "enable.auto.commit": False, "log_level": 0})
         consumer.assign([TopicPartition(GOOD_TOPIC, 0, 0)])
-        give_up_s = clock.monotonic_s() + 600
+        give_up_s = clock.monotonic_s() + SLOW_SECONDS + 120
         while clock.monotonic_s() < give_up_s and not (self._stopping.is_set() and len(self.read) == self.sent):
             message = consumer.poll(0.1)
             if message is None:
