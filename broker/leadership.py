@@ -1,4 +1,6 @@
-"""Which broker is named leader of a partition, and which others its replicas (`kafka.leader`, DESIGN.md §8). Pure.
+"""Which broker is named leader of a partition, and which others its replicas (`kafka.leader`). Pure.
+
+docs/design/coordination.md#leaders-are-advice lists the strategies.
 
 Any broker serves any partition, so a leader is advice: it decides where clients connect to, never what is right.
 Rendezvous hashing (the broker with the greatest hash of key and id wins) needs nothing shared but the list of live brokers, and moves only

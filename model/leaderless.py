@@ -162,7 +162,7 @@ class Variant:
     retention: int = 0  # moves of log_start
     prunes: int = 0
     bug: str = ""
-    inline: Batches = ()  # batches that travel in their entry: no object (DESIGN §5.1)
+    inline: Batches = ()  # batches that travel in their entry: no object
     reaches: tuple[str, ...] = ()  # situations it must have been through
     batches: tuple[tuple[int, ...], ...] = ((1,), (2,))  # sizes of each writer's batches
     timeouts: int = 1  # of each writer

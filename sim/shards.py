@@ -1,7 +1,7 @@
 """The shards of the metadata store as its clients reach them: any may fall silent for all, and a deposed leader may answer from the past.
 
 Oxia answers a read from whoever believes to lead: a broker that still asks a deposed leader is told what was true when that was deposed,
-and hears of nothing since. A write is judged by the leader of the day, whoever was asked (DESIGN.md §14).
+and hears of nothing more. A write is judged by the leader of the day, whoever is asked (docs/design/reading.md).
 """
 
 import asyncio

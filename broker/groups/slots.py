@@ -1,4 +1,4 @@
-"""Which broker coordinates a slot: claims that go with a broker's registration (DESIGN.md §8).
+"""Which broker coordinates a slot: claims that go with a broker's registration (docs/design/coordination.md#slots).
 
 A slot is claimed by its rendezvous winner when it is first asked for, so a cluster without groups has no claims; and given up when another
 broker has become the winner. The claim of a broker that does not stand any more is replaced by the winner among those that do (ADR 0011).

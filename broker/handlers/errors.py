@@ -1,4 +1,4 @@
-"""What storage reports, in Kafka's error codes: the one table (DESIGN.md §5, §6)."""
+"""What storage reports, in Kafka's error codes: the one table (docs/design/commit.md#what-clients-are-told)."""
 
 from typing import Final
 
@@ -34,7 +34,7 @@ WIRE_CODES: Final[dict[type[StorageError], ErrorCode]] = {
     Fenced: ErrorCode.not_leader_or_follower,
     NotFound: ErrorCode.unknown_topic_or_partition,
     OffsetOutOfRange: ErrorCode.offset_out_of_range,
-    # Not CORRUPT_MESSAGE: that blames the client's batch, and some consumers skip what it names. Ours stay and wait (DESIGN.md §6).
+    # Not CORRUPT_MESSAGE: that blames the client's batch, and some consumers skip what it names. Ours stay and wait.
     Corrupt: ErrorCode.kafka_storage_error,
     # The two refusals of an idempotent append. They are decided on a read made for this append, and nothing was written.
     OutOfOrderSequence: ErrorCode.out_of_order_sequence_number,

@@ -1,7 +1,7 @@
 """Fetch (API key 1), v4-v17.
 
 Whole batches, the first one even if it is larger than asked for; waits for min_bytes up to max_wait. A read at or above the known end looks
-at the control record again first (DESIGN.md §6, promise 5), so that no broker answers older than what any broker has acknowledged.
+at the control record again first, so that no broker answers older than what any has acknowledged (docs/design/reading.md, promise 5).
 A reader that names a rack (v11+) is told a broker that stands there, if there is one and this is another (KIP-392), and served all the same
 if it stays. Every broker serves every partition, so nobody is ever refused for not asking the leader.
 

@@ -1,4 +1,4 @@
-"""topic → control → entry → object → batch: the way a read takes (DESIGN.md §6), past every cache, with all it meets on it.
+"""topic → control → entry → object → batch: the way a read takes (docs/design/reading.md), past every cache, with all on it.
 
 Only reads: no registration, no write, and a topic in deletion is left as it is. Brokers may go on appending meanwhile.
 """

@@ -1,9 +1,9 @@
 """Which brokers are registered, read so that the answer cannot come from before the question.
 
-A read of Oxia is answered by whoever believes to lead the shard (DESIGN.md §14): a list from a deposed leader lacks the brokers that
-registered since, and whoever drops what they wrote takes living brokers for dead. So the reader first puts a witness, a key beside the
-brokers that nobody has put before, and believes only a list that has it, and records that come with it from one server. What such a list
-does not have is gone for ever: a registration that comes later has a higher version.
+A list from a deposed leader of the shard (docs/design/reading.md#reads-from-a-deposed-leader) lacks the brokers that registered since, and
+whoever drops what they wrote takes living brokers for dead. So the reader first puts a witness, a key beside the brokers that nobody has
+put before, and believes only a list that has it, and records that come with it from one server. What such a list does not have is gone for
+ever: a registration that comes later has a higher version.
 """
 
 from typing import Final

@@ -57,7 +57,7 @@ class WalHeader(NamedTuple):
 
 
 def object_key(object_id: ObjectId) -> str:
-    """Keys sort as ids do; the first characters of a ULID change every four minutes, which keeps folders of the disk store small."""
+    """Keys sort as ids do; the first characters of a ULID change every 17 minutes, which keeps folders of the disk store small."""
     return f"wal/{object_id[:_PREFIX_CHARACTERS]}/{object_id}"
 
 

@@ -1,4 +1,4 @@
-"""When the open flush is due, pure: on bytes, on partitions, or on time; time is a leading-edge limit (DESIGN.md §5)."""
+"""When the open flush is due, pure: on bytes, on partitions, or on time; time is a leading-edge limit (docs/design/commit.md#the-parts)."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

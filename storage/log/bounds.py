@@ -1,4 +1,4 @@
-"""Where a partition's log begins and ends, as of a read issued after the question was asked (DESIGN.md §6, promise 5)."""
+"""Where a partition's log begins and ends, as of a read issued after the question was asked (promise 5)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

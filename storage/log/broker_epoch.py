@@ -1,4 +1,4 @@
-"""The epoch of this broker: the version of its registration record, under which its commits are made (DESIGN.md §8)."""
+"""The epoch of this broker: the version of its registration record, under which its commits are made (docs/design/coordination.md)."""
 
 from collections.abc import Awaitable, Callable, Collection
 

@@ -1,4 +1,4 @@
-"""The committer: the order of effects that makes batches visible (DESIGN.md §5). Offsets are born here.
+"""The committer: the order of effects that makes batches visible (docs/design/commit.md). Offsets are born here.
 
     uploaded slices → open their lanes → decide (pure) → ONE write per shard → applied?  tail, wake, ack
                            ↑                                      │
@@ -52,7 +52,7 @@ class Purpose(Enum):
     BURIAL = auto()
     """Put what is there once more: whoever wins, the version moves, and an attempt that may still be on its way can never apply."""
     PROOF = auto()
-    """The same, before a refusal that no retry heals: only a write shows that the record it rests on was not a deposed leader's (§14)."""
+    """The same, before a refusal that no retry heals: only a write shows that the record it rests on was not a deposed leader's."""
 
 
 class Send(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which entries of `writers` belong to brokers that are gone: the only ones that may be dropped (DESIGN.md §5).
+"""Which entries of `writers` belong to brokers that are gone: the only ones that may be dropped (docs/design/commit.md#unknown-outcomes).
 
 An epoch is the version of a registration record. One that was read in a control record and is not among those registered at a later moment
 is gone for ever: versions are never reused. The order matters:

@@ -1,4 +1,4 @@
-"""The decision of a commit, pure: what becomes of each batch and of the control record (DESIGN.md §5, I7).
+"""The decision of a commit, pure: what becomes of each batch and of the control record (docs/design/commit.md, I7).
 
 Everything that may refuse or deduplicate a batch is here and is computed anew on every attempt from the control record that the attempt's
 CAS names. Rules for producers with sequences are Kafka's (KIP-98 and the idempotent producer of 1.0: the last five batches are remembered).

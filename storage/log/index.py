@@ -1,4 +1,4 @@
-"""Offset → entry (DESIGN.md §6): below the cursor the segment and segments/, from it on pending and index/ by ceiling get.
+"""Offset → entry: `pending`, else a ceiling get on index/ (docs/design/reading.md). There are no segments yet.
 
 Entries are facts that never change, so a cached one is as good as a read one; an answer that does not cover the offset is no answer.
 """

@@ -181,7 +181,7 @@ def _end(commit: Commit) -> Commit | None:
 
 def refuse_behind(commit: Commit, sources: Sources, error: StorageError) -> None:
     """A batch of these `sources` was lost before it was committed: what follows it in the lane, or is gathered, must not be appended before
-    its retry. (`decide` would refuse most followers with a sequence by itself, but not those of a producer it has never seen.)
+    its retry. (`decide` would refuse most followers with a sequence by itself, but not those of a stranger that may begin late: ADR 9.)
     """
     log = commit.log
     if not sources:

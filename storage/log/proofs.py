@@ -1,4 +1,6 @@
-"""Proofs that a control record is the newest one: before an answer that no retry heals, and that rests on its being so (DESIGN.md §14).
+"""Proofs that a control record is the newest one: before an answer that no retry heals, and that rests on its being so.
+
+docs/design/reading.md#reads-from-a-deposed-leader says why.
 
 A read may be answered by a deposed leader of the shard, from an older state: an offset behind an old end is out of range there, and a
 consumer that is told so begins anew somewhere else. Only a write is judged by the leader of the day. So the record is put once more, under

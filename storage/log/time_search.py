@@ -1,4 +1,4 @@
-"""Offsets by time: entries carry timestamps, so they are searched first; then one object is looked into (DESIGN.md §6).
+"""Offsets by time: entries carry timestamps, so they are searched first; then one object is looked into (docs/design/reading.md).
 
 Entries carry the running maximum of timestamps as well, so time is bisected as offsets are, as long as what was trimmed does not reach the
 time that is looked for. Where it does, entries are gone through from log_start on, a page at a time: linear in entries, and what was gone

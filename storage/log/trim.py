@@ -1,4 +1,4 @@
-"""Trimming: log_start moves up by CAS of the control record (DESIGN.md §7, I5). What lies below it is garbage for the collector.
+"""Trimming: log_start moves up by CAS of the control record (docs/design/upkeep.md, I5). What lies below it is garbage for the collector.
 
     read the control record → decide (pure) → CAS → applied? take the new record over : read again
 

@@ -1,4 +1,6 @@
-"""What became of a commit whose last attempt had no answer, pure: from the control record as read since (DESIGN.md §5).
+"""What became of a commit whose last attempt had no answer, pure: from the control record as read since.
+
+docs/design/commit.md#unknown-outcomes says why this is all that can be known.
 
     writers[epoch] names our commit_seq        APPLIED     the verdicts of the attempt it names count
     the version is the one that was sent       UNDECIDED   the attempt may still land

@@ -1,5 +1,8 @@
 """The protocol holds in every interleaving, and fails without any of its steps. `python -m model` runs all variants."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from model import __main__ as command_line
@@ -107,3 +110,20 @@ def test_every_variant_ends_as_expected(name: str) -> None:
         assert result.states > STATES_SLOW_MAX
     else:
         assert result.verdict == ALL[name].expect, result.why
+
+
+def test_the_page_of_the_model_lists_the_variants_as_they_are() -> None:
+    page = (Path(command_line.__file__).parent / "README.md").read_text()
+    rows = [
+        f"| `{name}` | {checked.about} | {'holds' if checked.expect == OK else 'breaks'} | {'yes |' if name in {*HOLD, *BREAK} else '|'}"
+        for name, checked in ALL.items()
+    ]
+
+    assert re.findall(r"^\| `.*\|$", page, re.MULTILINE) == rows
+
+
+def test_every_variant_of_the_design_is_expected_to_hold_and_every_one_without_a_step_to_fail() -> None:
+    assert {name for name, checked in ALL.items() if name.startswith("F-")} <= {
+        name for name, checked in ALL.items() if checked.expect == VIOLATION
+    }
+    assert all(checked.expect == OK for name, checked in ALL.items() if name.startswith("Forebay"))

@@ -36,7 +36,7 @@ def drops_producers_without_spilling_them() -> Iterator[None]:
 
 @contextlib.contextmanager
 def takes_the_page_it_knows_for_the_one_that_is_named() -> Iterator[None]:
-    """What is known of producers is not read again though another broker has replaced their page (review B)."""
+    """What is known of producers is not read again though another broker has replaced their page."""
     known: dict[object, Any] = {}
 
     def missing(original: Callable[..., Any], self: object, attempt: lane.Commit) -> list[str]:

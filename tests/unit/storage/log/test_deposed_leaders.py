@@ -1,4 +1,6 @@
-"""Reads may be answered by a node that was leader of the shard (DESIGN.md §5, §14): nothing that cannot be mended rests on one."""
+"""Reads may be answered by a node that was leader of the shard (docs/design/reading.md#reads-from-a-deposed-leader).
+
+Nothing that cannot be mended rests on one."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A broker that registered again has a new epoch; what it had begun under the old one is settled under that first (DESIGN.md §5)."""
+"""A broker that registered again has a new epoch; what it had begun under the old one is settled under that first."""
 
 import asyncio
 from collections.abc import Awaitable
