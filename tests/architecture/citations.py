@@ -12,10 +12,13 @@ _LINK: Final = re.compile(r"(?<!!)\[([^\]\n]+)\]\(([^)\s]+)\)")
 _INVARIANT: Final = re.compile(r"(?<![\w`/-])I(\d{1,2})\b(?:( to | and |-)I(\d{1,2})\b)?")
 _PROMISE: Final = re.compile(r"\b[Pp]romises? (\d+)\b")
 _ADR: Final = re.compile(r"\bADRs?[ -](\d+)\b(?:(?:,| and) (\d+)\b)?")
-_VARIANT: Final = re.compile(r"(?<![\w-])(?:F|Forebay|Spill|Page(?=-key-))-[a-z0-9][a-z0-9-]*\*?|(?<=[Mm]odel `)[A-Z][A-Za-z0-9-]*")
+_VARIANT: Final = re.compile(
+    r"(?<![\w-])(?:F|Forebay|Spill|Page(?=-key-))-[a-z0-9][a-z0-9-]*\*?|(?<=[Mm]odel `)[A-Z][A-Za-z0-9-]*|(?<=`)(?:[ABGR]\d|Bn)(?=`)"
+)
 _OUTSIDE_DESIGN: Final = re.compile(r"\bDESIGN(?:\.md)? *§|\bDESIGN\.md\b|§ ?\d")
 _HEADING: Final = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 _FENCED: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_SOURCE: Final = re.compile(r"`((?:broker|compactor|forebay|model|runtime|sim|storage|tests)/[a-z0-9_./]+)`")
 _EXTERNAL: Final = ("http://", "https://", "mailto:")
 
 
@@ -48,6 +51,7 @@ def missing(path: Path, text: str, known: Known) -> Iterator[str]:
         if (problem := _missing_path(known.root, known.root, cited)) is not None:
             yield problem
     if path.suffix == ".md":
+        yield from (source for source in _SOURCE.findall(text) if not (known.root / source).exists())
         for label, target in _LINK.findall(_FENCED.sub("", text)):
             if target.startswith(_EXTERNAL):
                 continue

@@ -73,6 +73,8 @@ def test_code_cites_the_design() -> None:
     [
         ("see docs/design/nowhere.md", "docs/design/nowhere.md"),
         ("docs/design/commit.md#no-such-section.", "docs/design/commit.md#no-such-section"),
+        ("`storage/log/nowhere.py`", "storage/log/nowhere.py"),
+        ("`F-ack` and `G7`", "model variant G7"),
         ("docs/adr/0099", "docs/adr/0099"),
         ("(I13)", "I13"),
         ("Invariants I1 to I13", "I13"),
