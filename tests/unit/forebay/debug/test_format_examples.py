@@ -7,7 +7,6 @@ import pytest
 
 from storage.formats import control, wal
 from storage.formats.wal import decode_header
-from storage.metadata import keys
 from tests.unit.forebay.debug.format_examples import PAGES, Example, make, object_text, record_text, renewed, texts
 
 ROOT = PAGES.parents[1]
@@ -50,15 +49,6 @@ def test_the_object_is_shown_to_its_last_byte(example: Example) -> None:
 def test_of_a_long_list_the_ends_are_shown() -> None:
     assert record_text("k", b'{"a":[[1],[2],[3],[4],[5]]}') == '```\nk\n\n{"a": [[1],\n   … 3 more …,\n   [5]]}\n```'
     assert record_text("k", b'{"a":[[1],[2],[3]],"b":[]}') == '```\nk\n\n{"a": [[1],\n   [2],\n   [3]],\n "b": []}\n```'
-
-
-def test_every_key_has_its_row() -> None:
-    listed = re.findall(r"^    (llog/\S+)", keys.__doc__ or "", re.MULTILINE)
-    page = (PAGES / "metadata.md").read_text()
-
-    assert len(listed) > 8
-    for key in listed:
-        assert f"| `{key}` |" in page, f"{key} has no row in docs/formats/metadata.md"
 
 
 def test_every_field_of_the_control_record_has_its_row() -> None:
