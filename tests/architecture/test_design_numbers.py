@@ -1,0 +1,78 @@
+"""The numbers that docs/design tells are those of the code."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from broker.fetching.gathering import GRACE_S, PATIENCE_S, READS_AT_ONCE
+from broker.fetching.waiters import POLL_S, TRUSTED_POLL_S
+from broker.leadership import COORDINATOR_SLOTS
+from storage.catalog.brokers import SESSION_TIMEOUT_MS
+from storage.catalog.producer_ids import BLOCK_IDS
+from storage.catalog.topics import CACHE_AGE_S
+from storage.limits import (
+    CONTROL_BYTES_MAX,
+    FLUSH_PARTITIONS_MAX,
+    KIB,
+    MIB,
+    PENDING_ENTRIES_MAX,
+    PRODUCER_BATCHES_KEPT,
+    PRODUCER_KEPT_MS_MIN,
+    PRODUCER_PAGES_MAX,
+    PRODUCERS_HOT_BYTES_MAX,
+    PRODUCERS_HOT_MAX,
+    WRITERS_KEPT_MAX,
+)
+from storage.log.append import COMMIT_TIMEOUT_S
+from storage.log.batcher import GATHER_S, FlushSettings
+from storage.log.commit import STRANGERS_WAIT_S
+from storage.log.decide import PRODUCER_EXPIRATION_MS
+from storage.log.page_store import SWEEP_EVERY_S
+from storage.log.record_times import RECORDS_WALKED_MAX
+from storage.log.time_search import SCAN_S
+from storage.metadata.oxia.following import STREAMS_MAX
+
+PAGES: Final = Path(__file__).parents[2] / "docs/design"
+WORDS: Final = {3: "three", 4: "four", 5: "five", 16: "sixteen"}
+TOLD: Final = [
+    ("commit", f"`storage.flush_bytes`, {FlushSettings().bytes_max // MIB} MiB"),
+    ("commit", f"on partitions ({FLUSH_PARTITIONS_MAX:,})"),
+    ("commit", f"goes {GATHER_S * 1_000:g} ms after its first batch"),
+    ("commit", f"When {PENDING_ENTRIES_MAX} are pending"),
+    ("commit", f"one put for {WORDS[PENDING_ENTRIES_MAX]} appends"),
+    ("commit", f"would exceed {CONTROL_BYTES_MAX // KIB} KiB"),
+    ("commit", f"when there are more than {WRITERS_KEPT_MAX}"),
+    ("commit", f"at most {COMMIT_TIMEOUT_S:g} s from sealing"),
+    ("commit", f"the last {WORDS[PRODUCER_BATCHES_KEPT]} batches"),
+    ("commit", f"{PRODUCERS_HOT_MAX} producers, or {PRODUCERS_HOT_BYTES_MAX // KIB} KiB"),
+    ("commit", f"({PRODUCER_PAGES_MAX} pages,"),
+    ("commit", f"over {PRODUCER_KEPT_MS_MIN // 60_000} minutes ago"),
+    ("commit", f"refusing for {STRANGERS_WAIT_S:g} s"),
+    ("reading", f"longer than {GRACE_S:g} s is *late*"),
+    ("reading", f"waits up to {PATIENCE_S:g} s longer"),
+    ("reading", f"Up to {WORDS[READS_AT_ONCE]} are read at once"),
+    ("reading", f"every {POLL_S * 1_000:g} ms"),
+    ("reading", f"up to {WORDS[STREAMS_MAX]} nodes of Oxia"),
+    ("reading", f"{SCAN_S:g} s at most"),
+    ("reading", f"up to {RECORDS_WALKED_MAX:,} records"),
+    ("coordination", f"lasts {SESSION_TIMEOUT_MS // 1_000} s beyond"),
+    ("coordination", f"{COORDINATOR_SLOTS} slots"),
+    ("coordination", f"for up to {CACHE_AGE_S:g} s"),
+    ("coordination", f"blocks of {BLOCK_IDS:,} ids"),
+    ("upkeep", f"every {SWEEP_EVERY_S / 60:g} minutes at most"),
+    ("upkeep", f"when there are more than {WRITERS_KEPT_MAX}"),
+    ("upkeep", f"up to {PENDING_ENTRIES_MAX} entries stay"),
+    ("words", f"at most {PENDING_ENTRIES_MAX}"),
+    ("words", f"the {COORDINATOR_SLOTS} shares"),
+]
+
+
+@pytest.mark.parametrize(("page", "told"), TOLD, ids=[f"{page}: {told}" for page, told in TOLD])
+def test_a_number_is_that_of_the_code(page: str, told: str) -> None:
+    assert told in " ".join((PAGES / f"{page}.md").read_text().split())
+
+
+def test_numbers_that_are_told_in_words() -> None:
+    assert PRODUCER_EXPIRATION_MS == 86_400_000, "docs/design/commit.md and upkeep.md say a day"
+    assert TRUSTED_POLL_S == 1.0, "docs/design/reading.md says every second"
