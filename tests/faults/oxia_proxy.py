@@ -73,8 +73,9 @@ class OxiaProxy(grpc.GenericRpcHandler):
         if self._server is None:
             server = grpc.aio.server(handlers=[self], options=_OURS_ALONE)
             server.add_insecure_port(self.address)
-            await server.start()
+            # Before it has started: one that runs and that nobody stops outlives its loop.
             self._server = server
+            await server.start()
 
     async def down(self) -> None:
         """Fail all open calls with UNAVAILABLE and stop listening: connections are refused until `up`."""
@@ -123,16 +124,18 @@ class OxiaProxy(grpc.GenericRpcHandler):
         try:
             async with scope:
                 self._open[scope] = method
-                if shard in self._silent:
-                    self.held[shard] += 1
-                    await self._until_heard(shard)
-                await self._strike(rule, path, requests, call, shard)
+                try:
+                    if shard in self._silent:
+                        self.held[shard] += 1
+                        await self._until_heard(shard)
+                    await self._strike(rule, path, requests, call, shard)
+                finally:
+                    # One that is left cannot be cut any more, though its failure may still be on its way to the client.
+                    self._open.pop(scope, None)
         except TimeoutError:
             await call.abort(grpc.StatusCode.UNAVAILABLE, "cut by the fault proxy")
         except grpc.aio.AioRpcError as error:
             await call.abort(error.code(), error.details() or "", tuple(error.trailing_metadata()))
-        finally:
-            self._open.pop(scope, None)
 
     async def _strike(self, rule: Rule | None, path: str, requests: AsyncIterator[bytes], call: _Call, shard: int | None) -> None:
         """One call, as far as its rule lets it come."""

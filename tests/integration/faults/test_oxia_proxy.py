@@ -4,17 +4,20 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
 
 import grpc
 import pytest
-from oxia.internal.proto.io.streamnative.oxia.proto import ShardAssignments, Status
+from oxia.internal.proto.io.streamnative.oxia.proto import ShardAssignments, ShardAssignmentsRequest, Status
 
 from services.oxia import OxiaServer
 from storage.metadata.port import Applied, Put, Unknown
 from tests.faults.in_thread import in_thread
 from tests.faults.oxia_proxy import OxiaProxy, oxia_proxy
 from tests.faults.plan import Fault, Rule, of_shard
-from tests.integration.faults.raw_oxia import ABSENT, RawOxia, raw_oxia
+from tests.faults.ports import HOST, held_port
+from tests.integration.faults.raw_oxia import ABSENT, SERVICE, RawOxia, raw_oxia
 from tests.integration.oxia.opening import on_every_shard, opened
 
 BRIEF_S = 0.3
@@ -232,6 +235,43 @@ async def test_a_proxy_may_begin_down(oxia_server: OxiaServer) -> None:
         assert await failure(through.put(f"begin-{proxy.address}", b"1")) is grpc.StatusCode.UNAVAILABLE
         await proxy.up()
         await eventually(lambda: takes(through, f"begin-{proxy.address}"))
+
+
+class LeavingCall:
+    """What gRPC hands to a handler, of a call whose failure is on its way to the client until `left`."""
+
+    def __init__(self) -> None:
+        self.failing, self.left = asyncio.Event(), asyncio.Event()
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return []
+
+    def time_remaining(self) -> float:
+        return SOON_S
+
+    async def abort(self, *_: object) -> None:
+        self.failing.set()
+        await self.left.wait()
+
+
+async def test_a_proxy_goes_down_while_a_call_that_failed_is_leaving() -> None:
+    with held_port() as nobody:
+        async with oxia_proxy(f"{HOST}:{nobody}") as proxy, asyncio.TaskGroup() as handlers:
+            handler = proxy.service(cast("grpc.HandlerCallDetails", SimpleNamespace(method=f"{SERVICE}GetShardAssignments")))
+            call = LeavingCall()
+            handlers.create_task(handler.stream_stream(one_request(), call))
+            await call.failing.wait()
+            host, _, port = proxy.address.rpartition(":")
+
+            await proxy.down()
+
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(host, int(port))
+            call.left.set()
+
+
+async def one_request() -> AsyncIterator[bytes]:
+    yield bytes(ShardAssignmentsRequest(namespace="default"))
 
 
 async def test_a_proxy_in_a_thread_is_told_from_outside(oxia_server: OxiaServer) -> None:
