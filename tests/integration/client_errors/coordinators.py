@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aiokafka.protocol.coordination import FindCoordinatorRequest
-from aiokafka.protocol.group import HeartbeatRequest
+from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest
 from kio.schema.errors import ErrorCode
 
 from broker.leadership import slot_of
@@ -45,7 +45,7 @@ async def group_that_cannot_be_loaded_now(_: Scene) -> Seen:
         loaded = await client.send(node_id, HeartbeatRequest(GROUP, 1, "nobody"))
         assert loaded.error_code == ErrorCode.unknown_member_id
         metadata.reads_fail = True
-        told = await client.send(node_id, HeartbeatRequest(NEIGHBOUR, 1, "nobody"))
+        told = await client.send(node_id, JoinGroupRequest(NEIGHBOUR, 30_000, 30_000, "", None, "consumer", [("range", b"")]))
         metadata.reads_fail = False
         return of_aiokafka(told.error_code)
 

@@ -3,6 +3,7 @@ import asyncio
 import pytest
 from kio.schema.errors import ErrorCode
 
+from broker.groups.errors import GroupError
 from broker.handlers import heartbeat
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 from tests.unit.broker.handlers.grouped import join, member, request_of
@@ -55,3 +56,13 @@ async def test_a_broker_without_a_registration_coordinates_nothing() -> None:
         await broker.lose_registration()
 
         assert await beat(broker, 4, name) is ErrorCode.not_coordinator
+
+
+async def test_of_a_group_that_is_not_loaded_members_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Kafka. aiokafka gives up for an answer that it does not expect here, and that it is being loaded is one."""
+    async with cluster() as broker:
+        name = (await member(broker)).member_id
+        (await broker.context.parts.groups.find("g")).close(GroupError.COORDINATOR_NOT_AVAILABLE)
+        monkeypatch.setattr("broker.groups.coordinator.GROUPS_LOADED_MAX", 0)
+
+        assert await beat(broker, 4, name) is ErrorCode.none
