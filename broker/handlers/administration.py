@@ -3,7 +3,8 @@
 The audit log, if there is one, has a line for each change as well, and for each that was refused.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import structlog
@@ -14,6 +15,8 @@ Audit = Callable[[Mapping[str, object]], None]
 
 LISTED_MAX: Final = 100
 """Of partitions in one line."""
+NAMED_MAX: Final = 5
+"""Of changes in one line of those of which nobody knows what became of them."""
 
 _log = structlog.get_logger("administration")
 
@@ -40,12 +43,50 @@ class Administration:
 
     def failed(self, event: str, by: By, *, error: ErrorCode, message: str | None = None, **facts: object) -> None:
         """The change that would have been `event` was refused, or nobody knows what became of it (REQUEST_TIMED_OUT)."""
+        with self.failures(event, by) as failures:
+            failures.add("", error=error, message=message, **facts)
+
+    @contextlib.contextmanager
+    def failures(self, event: str, by: By) -> "Iterator[Failures]":
+        """The same of all that one request asked for: those of which nobody knows what became of them share a line of the log."""
+        failures = Failures(event, by, self._audit)
+        try:
+            yield failures
+        finally:
+            failures.say()
+
+
+class Failures:
+    """Made by `Administration.failures`."""
+
+    def __init__(self, event: str, by: By, audit: Audit | None) -> None:
+        self._event = event
+        self._by = by._asdict()
+        self._audit = audit
+        self._unknown = 0
+        self._named: list[str] = []
+        self._first: dict[str, object] = {}
+
+    def add(self, name: str, /, *, error: ErrorCode, message: str | None = None, **facts: object) -> None:
+        """`name` of what was to be changed, where the request may name several."""
         is_unknown = error is ErrorCode.request_timed_out
         if is_unknown:
-            _log.warning("outcome_unknown", change=event, cause=message, **facts, **by._asdict())
+            self._first = self._first or {"cause": message, **facts}
+            self._unknown += 1
+            if len(self._named) < NAMED_MAX:
+                self._named.append(name)
         if self._audit is not None:
             outcome = "unknown" if is_unknown else "refused"
-            self._audit({"event": event, "outcome": outcome, "error": error.name.upper(), "message": message, **facts, **by._asdict()})
+            line = {"event": self._event, "outcome": outcome, "error": error.name.upper(), "message": message}
+            self._audit({**line, **facts, **self._by})
+
+    def say(self) -> None:
+        """What nobody knows: facts of one alone, and of several how many they are and the first of their names."""
+        if self._unknown > 1:
+            facts = {"cause": self._first["cause"], "count": self._unknown, "named": self._named}
+            _log.warning("outcome_unknown", change=self._event, **facts, **self._by)
+        elif self._unknown:
+            _log.warning("outcome_unknown", change=self._event, **self._first, **self._by)
 
 
 def listed(partitions: Mapping[int, int]) -> dict[str, int]:

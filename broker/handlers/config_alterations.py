@@ -41,22 +41,23 @@ async def alter_all(parts: Parts, changes: Sequence[ResourceChange], by: By, *, 
     except StorageError as error:
         found = error
     answers = []
-    for one in changes:
-        await turns.spent()
-        if occurrences[one.resource_type, one.resource_name] > 1:
-            answer: Refusal | None = Refusal(ErrorCode.invalid_request, "each resource must appear at most once")
-        elif isinstance(one.change, Refusal):
-            answer = one.change
-        elif one.resource_type == TOPIC:
-            answer = await _alter_topic(parts, one.resource_name, one.change, found, by, validate_only=validate_only)
-        elif one.resource_type == BROKER:
-            answer = _refuse_broker(one, own_id=parts.broker_id)
-        else:
-            answer = refuse_type(one.resource_type)
-        if answer is not None and not validate_only:
-            facts = {"resource_type": one.resource_type, "name": one.resource_name, "keys": sorted(one.keys)}
-            parts.administration.failed("configs_altered", by, error=answer.error, message=answer.message, **facts)
-        answers.append(answer)
+    with parts.administration.failures("configs_altered", by) as failures:
+        for one in changes:
+            await turns.spent()
+            if occurrences[one.resource_type, one.resource_name] > 1:
+                answer: Refusal | None = Refusal(ErrorCode.invalid_request, "each resource must appear at most once")
+            elif isinstance(one.change, Refusal):
+                answer = one.change
+            elif one.resource_type == TOPIC:
+                answer = await _alter_topic(parts, one.resource_name, one.change, found, by, validate_only=validate_only)
+            elif one.resource_type == BROKER:
+                answer = _refuse_broker(one, own_id=parts.broker_id)
+            else:
+                answer = refuse_type(one.resource_type)
+            if answer is not None and not validate_only:
+                facts = {"resource_type": one.resource_type, "name": one.resource_name, "keys": sorted(one.keys)}
+                failures.add(one.resource_name, error=answer.error, message=answer.message, **facts)
+            answers.append(answer)
     return answers
 
 

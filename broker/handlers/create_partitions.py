@@ -46,10 +46,11 @@ async def handle(context: Context, request: Request[CreatePartitionsRequest]) ->
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above
     turns = Turns()
-    for name, refusal in answers.items() if not body.validate_only else ():
-        await turns.spent()
-        if refusal is not None:
-            context.parts.administration.failed("partitions_added", by, error=refusal.error, message=refusal.message, topic=name)
+    with context.parts.administration.failures("partitions_added", by) as failures:
+        for name, refusal in answers.items() if not body.validate_only else ():
+            await turns.spent()
+            if refusal is not None:
+                failures.add(name, error=refusal.error, message=refusal.message, topic=name)
     return CreatePartitionsResponse(
         throttle_time=as_field(0),
         results=tuple(await Turns().each(_respond, answers.items())),

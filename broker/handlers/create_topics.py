@@ -66,10 +66,11 @@ async def handle(context: Context, request: Request[CreateTopicsRequest]) -> Cre
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above
     turns = Turns()
-    for name, answer in answers.items() if not body.validate_only else ():
-        await turns.spent(LINE_AS_TOPICS)
-        if isinstance(answer, Refusal):
-            context.parts.administration.failed("topic_created", by, error=answer.error, message=answer.message, topic=name)
+    with context.parts.administration.failures("topic_created", by) as failures:
+        for name, answer in answers.items() if not body.validate_only else ():
+            await turns.spent(LINE_AS_TOPICS)
+            if isinstance(answer, Refusal):
+                failures.add(name, error=answer.error, message=answer.message, topic=name)
     return CreateTopicsResponse(
         throttle_time=as_field(0),
         topics=tuple(await turns.each(_respond, answers.items())),

@@ -22,10 +22,11 @@ async def handle(context: Context, request: Request[DeleteGroupsRequest]) -> Del
 
     errors = await context.parts.groups.each(named, delete, late=GroupError.REQUEST_TIMED_OUT)
     turns = Turns()
-    for group_id, error in zip(named, errors, strict=True):
-        await turns.spent()
-        if error is not GroupError.NONE:
-            context.parts.administration.failed("group_deleted", by, error=ErrorCode(error), group=group_id)
+    with context.parts.administration.failures("group_deleted", by) as failures:
+        for group_id, error in zip(named, errors, strict=True):
+            await turns.spent()
+            if error is not GroupError.NONE:
+                failures.add(group_id, error=ErrorCode(error), group=group_id)
     return DeleteGroupsResponse(
         throttle_time=as_field(0),
         results=tuple(await turns.each(_result, zip(named, errors, strict=True))),

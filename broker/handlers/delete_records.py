@@ -121,10 +121,9 @@ def _note(parts: Parts, by: By, answers: Mapping[TopicPartition, Answer]) -> Non
             starts.setdefault(topic, {})[partition] = answer
     for topic, moved in starts.items():
         parts.administration.changed("records_deleted", by, topic=topic, partitions=len(moved), log_start_offsets=listed(moved))
-    for (topic, error), partitions in refused.items():
-        parts.administration.failed(
-            "records_deleted", by, error=error, topic=topic, partitions=len(partitions), numbers=sorted(partitions)[:LISTED_MAX]
-        )
+    with parts.administration.failures("records_deleted", by) as failures:
+        for (topic, error), partitions in refused.items():
+            failures.add(topic, error=error, topic=topic, partitions=len(partitions), numbers=sorted(partitions)[:LISTED_MAX])
 
 
 def _refusal(topic: Topic, offset: int) -> ErrorCode | None:

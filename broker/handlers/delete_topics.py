@@ -56,12 +56,12 @@ async def handle(context: Context, request: Request[DeleteTopicsRequest]) -> Del
             await _delete_all(context.parts, asked, answers, by)
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above
-    for named, answer in answers.items():
-        await turns.spent()
-        if answer.error is not ErrorCode.none:
-            name, topic_id = _as_known(named, answer)
-            facts = {"topic": name, "topic_id": topic_id}
-            context.parts.administration.failed("topic_deleted", by, error=answer.error, message=answer.message, **facts)
+    with context.parts.administration.failures("topic_deleted", by) as failures:
+        for named, answer in answers.items():
+            await turns.spent()
+            if answer.error is not ErrorCode.none:
+                name, topic_id = _as_known(named, answer)
+                failures.add(name or str(topic_id), error=answer.error, message=answer.message, topic=name, topic_id=topic_id)
     return DeleteTopicsResponse(throttle_time=as_field(0), responses=tuple(await turns.each(_respond, answers.items())))
 
 

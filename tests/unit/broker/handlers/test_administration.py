@@ -7,13 +7,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.handlers import create_topics, delete_groups, delete_topics, metadata
-from broker.handlers.administration import LISTED_MAX, listed
+from broker.handlers.administration import LISTED_MAX, NAMED_MAX, listed
 from runtime.supervision import Nursery
 from storage.errors import OutcomeUnknown
 from tests.unit.broker.handlers import (
     test_alter_configs,
     test_create_partitions,
+    test_create_topics,
     test_delete_records,
+    test_delete_topics,
     test_incremental_alter_configs,
     test_offset_delete,
 )
@@ -172,6 +174,37 @@ async def test_a_change_of_which_nobody_knows_what_became_is_said_to_be_unknown(
         (line,) = logged
         assert (line["event"], line["change"], line["topic"], line["log_level"]) == ("outcome_unknown", "records_deleted", "t", "warning")
         assert broker.audited[0]["outcome"] == "unknown"
+
+
+async def never(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("api", ["CreateTopics", "CreatePartitions", "DeleteTopics"])
+async def test_all_that_one_request_leaves_unknown_is_one_line_with_a_count_and_some_names(api: str) -> None:
+    names = [f"t{number}" for number in range(NAMED_MAX + 20)]
+    async with cluster() as broker:
+        if api != "CreateTopics":
+            for name in names:
+                await broker.create(name)
+        broker.metadata.before_write = never
+        with capture_logs() as logged:
+            match api:
+                case "CreateTopics":
+                    await test_create_topics.ask(broker, *map(test_create_topics.topic, names), timeout_ms=30)
+                    change = "topic_created"
+                case "CreatePartitions":
+                    await test_create_partitions.ask(broker, *((name, 3, None) for name in names), timeout_ms=30)
+                    change = "partitions_added"
+                case _:
+                    await test_delete_topics.ask(broker, *((name, None) for name in names), timeout_ms=30)
+                    change = "topic_deleted"
+
+        (line,) = [line for line in logged if line["event"] == "outcome_unknown"]
+        assert (line["change"], line["count"], line["named"]) == (change, len(names), names[:NAMED_MAX])
+        assert "not done in the time" in line["cause"]
+        assert BY.items() <= line.items()
+        assert [audited["topic"] for audited in broker.audited if audited["outcome"] == "unknown"] == names
 
 
 async def test_what_was_deleted_before_the_client_left_is_said() -> None:
