@@ -43,6 +43,7 @@ from broker.settings.model import Settings
 from broker.settings.ports import cannot_listen
 from broker.settings.urls import is_memory
 from broker.store_clocks import MetadataClock, ObjectClock, StoreClocks, Timed
+from broker.store_watch import StoreWatch
 from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
@@ -51,6 +52,7 @@ from runtime.telemetry import Telemetry
 from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import BrokerDirectory, Endpoint
+from storage.catalog.cluster import ClusterRecord
 from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
@@ -159,7 +161,8 @@ async def open_broker(
             _opened(settings, clock, ids, telemetry, outcomes, readiness, lost) if stores is None else stores(telemetry)
         )
         announce("stores opened", {"metadata": settings.metadata.url, "storage": settings.storage.url})
-        cluster = await _probed(opened, settings, outcomes, ids, clock, accept_new_store=accept_new_store)
+        of_cluster = await _probed(opened, settings, outcomes, ids, clock, accept_new_store=accept_new_store)
+        cluster = of_cluster.cluster_id
         sockets = [(listener, _bind(closing, listener)) for listener in settings.kafka.listeners]
         bound = tuple(listener._replace(port=sock.getsockname()[1]) for listener, sock in sockets)
 
@@ -307,6 +310,8 @@ async def open_broker(
             clock=clock,
         )
         nursery.spawn(probes.run(), name="probes")
+        store_watch = StoreWatch(opened, settings, of_cluster, on_lost=partial(_note_lost, readiness, lost))
+        nursery.spawn(store_watch.run(), name="store-watch")
         if timed := _timed(opened, settings, clock, broker_id=lambda: life.broker_id):
             nursery.spawn(StoreClocks(timed, telemetry=telemetry).run(), name="store-clocks")
         if folders := folders_of(settings):
@@ -330,6 +335,12 @@ async def open_broker(
         yield broker
 
 
+def _note_lost(readiness: Readiness, lost: "asyncio.Future[str]", store: str, cause: str) -> None:
+    readiness.note_lost(store, cause)
+    if not lost.done():
+        lost.set_result(cause)
+
+
 @contextlib.asynccontextmanager
 async def _opened(
     settings: Settings,
@@ -340,10 +351,6 @@ async def _opened(
     readiness: Readiness,
     lost: "asyncio.Future[str]",
 ) -> AsyncIterator[Stores]:
-    def on_metadata_lost(cause: str) -> None:
-        readiness.note_lost(METADATA, cause)
-        lost.set_result(cause)
-
     async with contextlib.AsyncExitStack() as closing:
         opening = open_stores(
             storage_url=settings.storage.url,
@@ -353,7 +360,7 @@ async def _opened(
             ids=ids,
             telemetry=telemetry,
             outcomes=outcomes,
-            on_metadata_lost=on_metadata_lost,
+            on_metadata_lost=partial(_note_lost, readiness, lost, METADATA),
         )
         try:
             stores = await closing.enter_async_context(opening)
@@ -366,8 +373,8 @@ async def _opened(
 
 async def _probed(
     stores: Stores, settings: Settings, outcomes: StoreOutcomes, ids: IdSource, clock: Clock, *, accept_new_store: bool
-) -> str:
-    """The cluster id, after both stores have answered."""
+) -> ClusterRecord:
+    """The cluster, after both stores have answered."""
     try:
         await stores.metadata.probe()
         await stores.objects.probe()
@@ -378,7 +385,7 @@ async def _probed(
         raise StartError(str(error), exit_code=EXIT_USAGE) from error
     except StorageError as error:
         raise StartError(str(error), exit_code=EXIT_UNREACHABLE) from error
-    return cluster.cluster_id
+    return cluster
 
 
 def _timed(stores: Stores, settings: Settings, clock: Clock, *, broker_id: Callable[[], int]) -> dict[str, Timed]:

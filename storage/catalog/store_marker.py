@@ -6,11 +6,12 @@ import msgspec
 
 from storage.catalog.cluster import ClusterRecord
 from storage.catalog.records import decode, encode
-from storage.errors import AlreadyExists, Corrupt, NotFound, OutcomeUnknown
+from storage.errors import AlreadyExists, Corrupt, EndsEarly, NotFound, OutcomeUnknown
+from storage.objects.naming import MARKER
 from storage.objects.port import ObjectStore
 
 FMT: Final = 1
-KEY: Final = "forebay-cluster.json"
+KEY: Final = MARKER
 SIZE_BYTES_MAX: Final = 4_096
 
 
@@ -41,12 +42,21 @@ async def read_marker(objects: ObjectStore) -> StoreMarker | None:
         return None
 
 
+async def bears_marker(objects: ObjectStore, cluster: ClusterRecord) -> bool:
+    """Whether the bytes that a broker of `cluster` puts begin what is there: one request. Raises `Unavailable`."""
+    expected = encode(_marker_of(cluster))
+    try:
+        return await objects.get_range(KEY, 0, len(expected)) == expected
+    except (NotFound, EndsEarly):
+        return False
+
+
 async def write_marker(objects: ObjectStore, cluster: ClusterRecord) -> StoreMarker:
     """Put the marker of `cluster` if there is none, and return the one that is there, which may be another's.
 
     Raises `OutcomeUnknown` if it may be there and cannot be seen: ask again.
     """
-    marker = StoreMarker(cluster_id=cluster.cluster_id, created_at_ms=cluster.created_at_ms)
+    marker = _marker_of(cluster)
     unknown: OutcomeUnknown | None = None
     try:
         await objects.put_if_absent(KEY, [encode(marker)])
@@ -60,3 +70,7 @@ async def write_marker(objects: ObjectStore, cluster: ClusterRecord) -> StoreMar
     if found is None:
         raise unknown or OutcomeUnknown(f"the marker of a cluster vanished while it was looked at: key={KEY!r}")
     return found
+
+
+def _marker_of(cluster: ClusterRecord) -> StoreMarker:
+    return StoreMarker(cluster_id=cluster.cluster_id, created_at_ms=cluster.created_at_ms)

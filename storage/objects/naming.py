@@ -11,6 +11,9 @@ TEMPORARY_FOLDER: Final = ".tmp"
 PROBES: Final = ".probe/"
 """What is put to see whether puts succeed begins so, and no other object."""
 
+MARKER: Final = "forebay-cluster.json"
+"""The object that says whose the store is (storage/catalog/store_marker.py)."""
+
 # A segment is a file name on a disk: at most 255 bytes, and not "." or "..".
 _SEGMENT: Final = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9._-]{1,255}"
 _KEY: Final = re.compile(rf"(?!\.tmp(?:/|\Z)){_SEGMENT}(?:/{_SEGMENT})*\Z")

@@ -40,7 +40,7 @@ async def test_a_broker_without_clients_asks_metadata_less_than_once_a_second_an
 
     for (metadata, objects), (more_metadata, more_objects) in zip(before, after, strict=True):
         assert more_metadata - metadata <= IDLE_S
-        assert more_objects == objects
+        assert more_objects - objects <= 1, "a look at whose store it is, every 10 s"
 
 
 async def test_a_reader_that_waits_for_fifty_partitions_costs_one_read_per_poll_and_shard_for_all_of_them() -> None:
@@ -57,7 +57,7 @@ async def test_a_reader_that_waits_for_fifty_partitions_costs_one_read_per_poll_
     assert used[2] <= IDLE_S
     # Hints of nothing have come, so it polls ten times a second.
     assert IDLE_S < used[1] <= 11 * IDLE_S + 2
-    assert [objects for _, objects in before] == [objects for _, objects in after]
+    assert all(more - objects <= 1 for (_, objects), (_, more) in zip(before, after, strict=True)), "looks at whose store it is"
 
 
 async def test_a_reader_whose_hints_arrive_costs_one_read_a_second() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from runtime.clock import SystemClock
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import running_s3
 from storage.catalog.store_marker import KEY
-from tests.integration.serving import HOST, ROOT, Served, events, last_lines, serving
+from tests.integration.serving import HOST, ROOT, Served, events, get, last_lines, serving
 
 WITHIN_S = 60.0
 ASK_EVERY_S = 0.05
@@ -247,3 +248,28 @@ def test_a_mistyped_bucket_and_a_mistyped_oxia_are_told_by_their_ids(tmp_path: P
     assert f'"{one.url}" holds cluster {ids[0]}' in anothers
     assert f"holds nothing of cluster {ids[0]}" in empty
     assert s3.secret_key not in anothers + empty
+
+
+def test_a_folder_that_is_replaced_under_a_broker_by_another_cluster_s_stops_it(tmp_path: Path) -> None:
+    ours, others = tmp_path / "ours", tmp_path / "others"
+    with serving(others, settings=AUTO) as served:
+        append(served)
+    with serving(ours, settings=AUTO) as served:
+        append(served)
+        (ours / "objects").rename(ours / "objects.away")
+        (others / "objects").rename(ours / "objects")
+        marked = json.loads((ours / "objects" / KEY).read_text())["cluster_id"]
+        give_up_s = clock.monotonic_s() + WITHIN_S
+        while (answered := get(served.http_port, "/readyz"))[0] == HTTPStatus.OK:
+            assert clock.monotonic_s() < give_up_s, "it says that it is ready"
+            time.sleep(ASK_EVERY_S)
+        producer = Producer({"bootstrap.servers": served.bootstrap, "log_level": 0, "message.timeout.ms": 3_000})
+        errors: list[object] = []
+        producer.produce(TOPIC, b"lost", on_delivery=lambda error, _: errors.append(error))
+        producer.flush(WITHIN_S)
+
+    check = json.loads(answered[1])["checks"]["object_store"]
+    assert answered[0] == HTTPStatus.SERVICE_UNAVAILABLE
+    assert f"is the object store of cluster {marked}" in check["error"]
+    assert [error is None for error in errors] == [False]
+    assert [event["store"] for event in events(served.log_path) if event.get("event") == "store_replaced"] == ["object_store"]
