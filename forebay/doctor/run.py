@@ -20,6 +20,7 @@ from forebay.doctor.finding import Checks, Finding, Verdict, failed, ok, skipped
 from forebay.doctor.metadata import Cluster, MetadataChecks
 from forebay.doctor.objects import ObjectChecks
 from forebay.doctor.place import folder_of, is_there, looked_at
+from forebay.doctor.versions import look_at_versions
 from runtime.blocking import Blocking, ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
@@ -130,6 +131,7 @@ async def _look_at_stores(settings: Settings, checks: Checks, clock: Clock) -> C
             await ObjectChecks(
                 opened.objects, checks, url=url, known=_known(url, "takes writes, and what was written is read back"), clock=clock, ids=ids
             ).run()
+            await look_at_versions(url, checks)
         if ordering is None or opened is None or any(one.verdict is Verdict.FAILED for one in checks.findings[first:]):
             checks.add(skipped(together.BELONG, "one of them is not well"))
         else:

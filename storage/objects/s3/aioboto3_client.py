@@ -140,6 +140,13 @@ class Aioboto3Client:
             return refused.region
         return str(reply["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region", ""))
 
+    async def keeps_versions(self) -> bool:
+        """Whether the bucket keeps what is deleted as a version. Raises `RequestFault`, also where that may not be asked."""
+        client = await self._opened()
+        with _translated():
+            reply = await client.get_bucket_versioning(Bucket=self._endpoint.bucket)
+        return str(reply.get("Status", "")) == "Enabled"
+
     async def close(self) -> None:
         await self._closing.aclose()
         self._blocking.close()
