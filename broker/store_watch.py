@@ -23,7 +23,7 @@ from storage.opening import Stores
 LOOK_EVERY_S: Final = 10.0
 LOOK_AGAIN_S: Final = 1.0
 """Before what was found once is believed."""
-LOOK_S_MAX: Final = 30.0
+LOOK_S: Final = 30.0
 
 EFFECT: Final = "no record is taken or acknowledged any more"
 FIX: Final = "stop this broker, put the stores of its cluster back, and start it again"
@@ -55,7 +55,7 @@ class StoreWatch:
 
     async def _problem(self) -> tuple[str, str] | None:
         try:
-            async with asyncio.timeout(LOOK_S_MAX):
+            async with asyncio.timeout(LOOK_S):
                 return await self._look()
         except (StorageError, TimeoutError):
             return None  # that it does not answer is told by those who need it
