@@ -34,8 +34,9 @@ SMALL: Final = (
     Limit("storage.log.dead_writers", "DEAD_KEPT_MAX", 1),
     Limit("storage.log.flights", "UNATTENDED_MAX", 1),
     Limit("storage.log.page_store", "SWEEP_EVERY_S", 1.0),
-    Limit("storage.log.partition", "CHUNKS_KEPT_MAX", 2),
-    Limit("storage.log.partition", "HINTS_KEPT_MAX", 2),
+    Limit("storage.log.kept_chunks", "CHUNKS_KEPT_MAX", 2),
+    Limit("storage.log.kept_chunks", "CHUNKS_BYTES_MAX", 6_000),
+    Limit("storage.log.read_places", "PLACES_KEPT_MAX", 2),
     Limit("storage.log.tail", "JOIN_BELOW_BYTES", 100),
     Limit("storage.log.upload_places", "SLOW_UPLOADS_MAX", 1),
     Limit("broker.fetching.gathering", "READS_AT_ONCE", 1),
@@ -49,6 +50,7 @@ TIGHT: Final = (
 """For nine producers at most: a control record with a long ring fits only after that was drained, and then always."""
 FORGETFUL: Final = (
     Limit("storage.log.partition", "PARTITIONS_KEPT_MAX", 3),
+    Limit("storage.log.partition", "PARTITIONS_BYTES_MAX", 8_000),
     Limit("storage.log.page_store", "PAGES_CACHED_MAX", 2),
 )
 """A broker forgets logs and pages of producers that it has touched."""

@@ -148,7 +148,7 @@ class Fetch:
         self, wanted: Sequence[Wanted], request: FetchRequest, began_s: float, room: Room | None, *, is_refused: bool
     ) -> None:
         """`is_refused`: some of the request have been answered, so the others wait for no records. Without room there are none."""
-        may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX
+        may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX and not self._partitions.is_crowded
         wait = self._waiters.wait([one.log for one in wanted])
         bytes_max = min(max(request.max_bytes, 0), FETCH_RESPONSE_BYTES_MAX)
         deadline_s = began_s + (min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX) if may_wait else 0.0)

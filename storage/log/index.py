@@ -5,40 +5,16 @@ Entries are facts that never change, so a cached one is as good as a read one; a
 
 import asyncio
 from bisect import bisect_left
-from collections import OrderedDict
 from typing import Final
 
 from storage.errors import Corrupt, NotFound, OffsetOutOfRange, StorageError, Unavailable
-from storage.formats.control import Control, Entry, IndexChunk, LogState, decode_chunk
+from storage.formats.control import Control, Entry, LogState, decode_chunk
 from storage.log.control_reads import ControlReads
-from storage.log.partition import CHUNKS_KEPT_MAX, PartitionLog
+from storage.log.kept_chunks import KeptChunks
+from storage.log.partition import PartitionLog
 from storage.metadata.port import MetadataStore
 
 READ_TIMEOUT_S: Final = 10.0
-CHUNKS_OF_ALL_KEPT_MAX: Final = 2_048
-"""Over all partitions; a chunk takes 7 KiB of memory. One that was dropped is read again when it is asked for."""
-
-
-class KeptChunks:
-    """The chunks in the `chunks` of all logs, those read longest ago first. A log of which some were dropped otherwise may have fewer."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[PartitionLog, int], None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def add(self, log: PartitionLog, chunk: IndexChunk) -> None:
-        last = chunk.entries[-1].last
-        log.chunks[last] = chunk
-        self._kept[log, last] = None
-        self._kept.move_to_end((log, last))
-        while len(log.chunks) > CHUNKS_KEPT_MAX:
-            oldest, _ = log.chunks.popitem(last=False)
-            self._kept.pop((log, oldest), None)
-        while len(self._kept) > CHUNKS_OF_ALL_KEPT_MAX:
-            (others, oldest), _ = self._kept.popitem(last=False)
-            others.chunks.pop(oldest, None)
 
 
 class EntryIndex:
@@ -62,11 +38,15 @@ class EntryIndex:
             raise Corrupt(f"no entry covers a committed offset: partition={log.partition} offset={offset}")
         return entry
 
+    def drop(self, log: PartitionLog) -> None:
+        """Read what is asked for next."""
+        self._chunks.drop(log.partition)
+
     async def _look(self, log: PartitionLog, offset: int) -> Entry | None:
         control = readable(log)
         if control.pending and offset >= control.pending[0].base:
             return covering(control.pending, offset)
-        for chunk in log.chunks.values():
+        for chunk in self._chunks.of(log.partition):
             if chunk.entries[0].base <= offset <= chunk.entries[-1].last:
                 return covering(chunk.entries, offset)
         try:
@@ -77,7 +57,7 @@ class EntryIndex:
         if record is None:
             return None
         chunk = decode_chunk(record.value, path=record.path)
-        self._chunks.add(log, chunk)
+        self._chunks.add(log.partition, chunk)
         return covering(chunk.entries, offset)
 
 

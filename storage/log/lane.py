@@ -157,7 +157,7 @@ def release(commit: Commit) -> Commit | None:
     log = commit.log
     assert log.lane_busy, f"released twice: {log.partition}"
     assert log.lane[0] is commit, f"not the open commit: {log.partition}"
-    log.lane.popleft()
+    del log.lane[0]
     log.lane_busy = False
     return _end(commit)
 

@@ -1,12 +1,15 @@
 """What one broker remembers of a partition: the control record as last seen, its lane, its tail. All of it can be lost."""
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError
-from storage.formats.control import Control, IndexChunk, LogState
+from storage.formats.control import Control, LogState
+from storage.limits import MIB
+from storage.log.sizes import control_bytes
 from storage.log.strangers import Strangers
 from storage.log.tail import Tail
 from storage.metadata.keys import PartitionKeys
@@ -17,13 +20,37 @@ if TYPE_CHECKING:
     from storage.log.lane import Commit
 
 PARTITIONS_KEPT_MAX: Final = 100_000
-CHUNKS_KEPT_MAX: Final = 64
-HINTS_KEPT_MAX: Final = 64
+PARTITIONS_BYTES_MAX: Final = 256 * MIB
+"""Of memory, estimated: 30,000 to 60,000 partitions with full or half-full rings of entries, 2,000 of the largest records there are."""
+LOG_BYTES: Final = 2_048
+"""Of a log that knows nothing yet, and of what finds it."""
+PAGE_NAME_BYTES: Final = 100
+FORGOTTEN_BYTES: Final = 320
+"""Of what is kept of a log that was forgotten."""
+LOOKED_AT_MAX: Final = 8
+"""Logs that are looked at for one to forget when another one is asked for."""
 LOST_KEPT_MAX: Final = 1_024
 OWED_HINTS_MAX: Final = 4
 PAGE_GARBAGE_MAX: Final = 64
 GONE_LOOKED_FOR_EVERY: Final = 1_000
 """Partitions touched between two looks for those that were deleted."""
+
+REMEMBERED: Final = Metric("forebay_partitions_remembered", "Partitions that this broker remembers")
+REMEMBERED_BYTES: Final = Metric(
+    "forebay_partitions_remembered_bytes",
+    "Estimated memory of what is remembered of partitions; above 256 MiB those not in use are forgotten",
+)
+FORGOTTEN: Final = Metric("forebay_partitions_forgotten_total", "Partitions that were forgotten to make room, to be read again")
+
+
+class Remembered:
+    """What the logs of one broker have in common. `heard` is told what a log hears that was forgotten meanwhile."""
+
+    __slots__ = ("heard", "size_bytes")
+
+    def __init__(self, heard: "Callable[[PartitionLog], None] | None" = None) -> None:
+        self.heard = heard or (lambda _log: None)
+        self.size_bytes = 0
 
 
 class PartitionLog:
@@ -36,18 +63,21 @@ class PartitionLog:
     `strangers` are producers that nobody knew and that were told to wait for what comes before their batches.
     `committed_epoch` is the last broker epoch under which a commit of this lane was applied.
     `gathered` are the batches that wait to be sealed. `page_garbage` names pages of producer states to be deleted with the next commit.
+    `was_used`: since somebody looked for logs to forget. `is_forgotten`: who asks for the partition now gets another log.
     """
 
     __slots__ = (
+        "__weakref__",
+        "_counted_bytes",
         "_lost_at",
+        "_remembered",
         "_was_absent",
         "broken",
-        "chunks",
         "committed_epoch",
         "control",
         "foreign_version",
         "gathered",
-        "hints",
+        "is_forgotten",
         "keys",
         "lane",
         "lane_busy",
@@ -60,10 +90,15 @@ class PartitionLog:
         "unexplained_hints",
         "version",
         "wakers",
+        "was_used",
     )
 
-    def __init__(self, partition: PartitionId, *, version: int = -1) -> None:
+    def __init__(self, partition: PartitionId, *, version: int = -1, remembered: Remembered | None = None) -> None:
         self.partition = partition
+        self._remembered = remembered or Remembered()
+        self._counted_bytes = 0
+        self.is_forgotten = False
+        self.was_used = False
         self.keys = PartitionKeys(partition)
         self.control: Control | None = None
         self.version = version
@@ -71,7 +106,7 @@ class PartitionLog:
         self.broken: StorageError | None = None
         self.foreign_version = -1
         self.unexplained_hints = 0
-        self.lane: deque[Commit] = deque()
+        self.lane: list[Commit] = []
         self.lane_busy = False
         self.lost: dict[int, int] = {}
         self._lost_at: OrderedDict[int, float] = OrderedDict()
@@ -81,9 +116,8 @@ class PartitionLog:
         self.page_garbage: list[str] = []
         self.sweep_at_s = float("-inf")
         self.tail = Tail()
-        self.chunks: OrderedDict[int, IndexChunk] = OrderedDict()
-        self.hints: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
         self.wakers: set[Callable[[], None]] = set()
+        self._count()
 
     @property
     def is_idle(self) -> bool:
@@ -110,6 +144,7 @@ class PartitionLog:
         """Take over a record this broker has just committed."""
         assert version > self.version, f"control went back: {self.partition} {self.version} -> {version}"
         self.control, self.version = control, version
+        self._count()
         self.wake()
 
     def is_news(self, version: int) -> bool:
@@ -126,6 +161,9 @@ class PartitionLog:
             return
         self.control, self.version, self.broken = control, version, None
         self.foreign_version = version
+        self._count()
+        if self.is_forgotten:
+            self._remembered.heard(self)
         self.wake()
 
     def observe_absent(self) -> None:
@@ -133,6 +171,7 @@ class PartitionLog:
         self._was_absent = True
         if self.control is not None:
             self.control = None
+            self._count()
             self.wake()
 
     def lose(self, producer_id: int, first_seq: int, now_s: float) -> None:
@@ -175,25 +214,66 @@ class PartitionLog:
         for waker in tuple(self.wakers):
             waker()
 
+    def forget(self) -> None:
+        """It counts no more, whoever holds it still."""
+        self.is_forgotten = True
+        self._remembered.size_bytes -= self._counted_bytes
+        self._counted_bytes = 0
+
+    def _count(self) -> None:
+        if self.is_forgotten:
+            return
+        size_bytes = LOG_BYTES + control_bytes(self.control) + PAGE_NAME_BYTES * len(self.page_garbage)
+        self._remembered.size_bytes += size_bytes - self._counted_bytes
+        self._counted_bytes = size_bytes
+
 
 class Partitions:
-    """The partitions this broker has touched, bounded. One with work is never forgotten: a second log of it would be a second lane (I6)."""
+    """The partitions this broker has touched, bounded in number and in memory. Those that were not used lately are forgotten.
 
-    def __init__(self, *, kept_max: int = PARTITIONS_KEPT_MAX) -> None:
+    One with work is never forgotten: a second log of it would be a second lane (I6). Neither is one that somebody waits for.
+    """
+
+    def __init__(
+        self, *, kept_max: int = PARTITIONS_KEPT_MAX, bytes_max: int = PARTITIONS_BYTES_MAX, telemetry: Telemetry | None = None
+    ) -> None:
         self._kept_max = kept_max
-        self._logs: dict[PartitionId, PartitionLog] = {}
+        self._bytes_max = bytes_max
+        self._remembered = Remembered(self._hear)
+        self._logs: OrderedDict[PartitionId, PartitionLog] = OrderedDict()
         self._by_control_path: dict[str, PartitionLog] = {}
         self._created = 0
         self._forgotten_versions: OrderedDict[PartitionId, int] = OrderedDict()
+        telemetry = telemetry or Telemetry()
+        self._forgotten = telemetry.counter(FORGOTTEN)
+        telemetry.gauge(REMEMBERED).set_function(lambda: len(self._logs))
+        telemetry.gauge(REMEMBERED_BYTES).set_function(lambda: self.size_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory."""
+        return self._remembered.size_bytes + FORGOTTEN_BYTES * len(self._forgotten_versions)
+
+    @property
+    def is_crowded(self) -> bool:
+        """What cannot be forgotten takes twice the memory that there is for all: nobody should wait for more partitions."""
+        return self._remembered.size_bytes > 2 * self._bytes_max
 
     def get(self, partition: PartitionId) -> PartitionLog:
+        if self._remembered.size_bytes > self._bytes_max:
+            self._make_room()
         log = self._logs.get(partition)
-        if log is None:
-            self._created += 1
-            if len(self._logs) >= self._kept_max or self._created % GONE_LOOKED_FOR_EVERY == 0:
-                self._forget()
-            log = self._logs[partition] = PartitionLog(partition, version=self._forgotten_versions.pop(partition, -1))
-            self._by_control_path[log.keys.control.path] = log
+        if log is not None:
+            log.was_used = True
+            return log
+        self._created += 1
+        if self._created % GONE_LOOKED_FOR_EVERY == 0:
+            self._forget_gone()
+        if len(self._logs) >= self._kept_max:
+            self._make_room(1)
+        version = self._forgotten_versions.pop(partition, -1)
+        log = self._logs[partition] = PartitionLog(partition, version=version, remembered=self._remembered)
+        self._by_control_path[log.keys.control.path] = log
         return log
 
     def by_control_path(self, path: str) -> PartitionLog | None:
@@ -205,19 +285,41 @@ class Partitions:
     def __len__(self) -> int:
         return len(self._logs)
 
-    def _forget(self) -> None:
-        """Forget the idle logs of deleted partitions, and at the bound a tenth of the others, those first touched longest ago.
+    def _make_room(self, coming: int = 0) -> None:
+        """Forget idle logs that were not used since they were looked at last. Few are looked at in one call: the next one goes on."""
+        for _ in range(min(LOOKED_AT_MAX, len(self._logs))):
+            if len(self._logs) + coming <= self._kept_max and self._remembered.size_bytes <= self._bytes_max:
+                return
+            log = next(iter(self._logs.values()))
+            if log.is_idle and (log.is_gone or not log.was_used):
+                self._forget(log)
+                self._forgotten.inc()
+            else:
+                log.was_used = False
+                self._logs.move_to_end(log.partition)
 
-        Versions are kept, but for tombstones, which nobody asks for: else a deposed leader could take back what was answered here before.
-        """
-        idle = [log for log in self._logs.values() if log.is_idle]
-        gone = [log for log in idle if log.is_gone]
-        wanted = max(1, self._kept_max // 10) if len(self._logs) >= self._kept_max else 0
-        others = islice((log for log in idle if not log.is_gone), max(0, wanted - len(gone)))
-        for log in (*gone, *others):
-            del self._logs[log.partition]
-            del self._by_control_path[log.keys.control.path]
-            if log.version >= 0 and (log.control is None or log.control.log_state is not LogState.DELETED):
-                self._forgotten_versions[log.partition] = log.version
+    def _forget_gone(self) -> None:
+        for log in [log for log in self._logs.values() if log.is_gone and log.is_idle]:
+            self._forget(log)
+
+    def _forget(self, log: PartitionLog) -> None:
+        """Its version is kept, but for tombstones, which nobody asks for: else a deposed leader could take back what was answered here."""
+        del self._logs[log.partition]
+        del self._by_control_path[log.keys.control.path]
+        log.forget()
+        self._keep_version(log)
+
+    def _hear(self, log: PartitionLog) -> None:
+        """Whoever held a log that was forgotten has read a newer record by it, and may tell what that says."""
+        known = self._logs.get(log.partition)
+        if known is None:
+            self._keep_version(log)
+        elif log.control is not None:
+            known.observe(log.control, log.version)
+
+    def _keep_version(self, log: PartitionLog) -> None:
+        if log.version < 0 or (log.control is not None and log.control.log_state is LogState.DELETED):
+            return
+        self._forgotten_versions[log.partition] = max(log.version, self._forgotten_versions.get(log.partition, -1))
         while len(self._forgotten_versions) > self._kept_max:
             self._forgotten_versions.popitem(last=False)

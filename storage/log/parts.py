@@ -64,7 +64,7 @@ def open_log(
 
     `readers` counts the frames that the tail cache drops while others hold them.
     """
-    partitions = Partitions()
+    partitions = Partitions(telemetry=telemetry)
     control_reads = ControlReads(metadata=metadata, partitions=partitions, nursery=nursery)
     uploader = Uploader(objects=objects, clock=clock, chance=chance)
     sealer = Sealer(ids=ids, epoch=epoch, uploader=uploader)

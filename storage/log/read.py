@@ -20,7 +20,8 @@ from storage.log.control_reads import ControlReads
 from storage.log.damage import Cause, Damage
 from storage.log.flights import Flights
 from storage.log.index import EntryIndex, check_range
-from storage.log.partition import HINTS_KEPT_MAX, PartitionLog
+from storage.log.partition import PartitionLog
+from storage.log.read_places import Place, ReadPlaces
 from storage.log.readplan import Window, scan
 from storage.log.runs import BatchRun
 from storage.recordbatch import parse_header, restamp, verify
@@ -40,6 +41,7 @@ class Reader:
         self._blocks = blocks
         self._control_reads = control_reads
         self._damage = damage
+        self._places = ReadPlaces()
         self.flights = Flights(self, nursery=nursery, clock=clock)
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None:
@@ -77,8 +79,8 @@ class Reader:
         key = object_key(entry.object_id)
         self._damage.note(_cause(first))
         # Compaction or retention may have moved on since the control record was read.
-        log.chunks.clear()
-        log.hints.pop(offset, None)
+        self._index.drop(log)
+        self._places.drop(log.partition, offset)
         await self._control_reads.refresh([log])
         check_range(log, offset)
         if await self._index.find(log, offset) != entry:
@@ -95,7 +97,7 @@ class Reader:
 
     async def _read(self, log: PartitionLog, entry: Entry, offset: int, bytes_max: int, at_least_one: bool) -> BatchRun | None:
         key = object_key(entry.object_id)
-        span, position, base = _start(log, entry, offset)
+        span, position, base = _start(self._places.find(log.partition, offset), entry, offset)
         window_bytes = max(WINDOW_BYTES_MIN, bytes_max)
         views: list[memoryview] = []
         try:
@@ -115,7 +117,9 @@ class Reader:
                 if not at_least_one and found.first_bytes > bytes_max:
                     return None
                 if found.starts:
-                    return _stamp(log, window, found, where, (entry.base, span, position), entry)
+                    run, end_position = _stamp(window, found, where, entry)
+                    self._places.add(log.partition, run.last + 1, Place(entry.base, span, position + end_position))
+                    return run
                 if found.missing_bytes and position + len(window) >= span_end:
                     raise Corrupt(f"a batch ends outside its slice: {where} missing_bytes={found.missing_bytes}")
                 window_bytes = max(window_bytes, len(window) - found.end_position + found.missing_bytes)
@@ -128,11 +132,10 @@ class Reader:
             raise
 
 
-def _start(log: PartitionLog, entry: Entry, offset: int) -> tuple[int, int, int]:
-    """Span, position (-1: its start) and offset to scan from: where the last read of this log ended, if it ended at `offset`."""
-    hint = log.hints.get(offset)
-    if hint is not None and hint[0] == entry.base:
-        return hint[1], hint[2], offset
+def _start(place: Place | None, entry: Entry, offset: int) -> tuple[int, int, int]:
+    """Span, position (-1: its start) and offset to scan from: where a read of this log ended, if one ended at `offset`."""
+    if place is not None and place.entry_base == entry.base:
+        return place.span, place.position, offset
     return 0, -1, entry.base
 
 
@@ -144,10 +147,10 @@ def _check_passed(window: memoryview, found: Window, where: str) -> None:
         verify(batch, parse_header(batch), where=f"{where} position={position}")
 
 
-def _stamp(log: PartitionLog, window: memoryview, found: Window, where: str, read_from: tuple[int, int, int], entry: Entry) -> BatchRun:
+def _stamp(window: memoryview, found: Window, where: str, entry: Entry) -> tuple[BatchRun, int]:
     """Copy the kept batches, check each, give each its offset. Those before a damaged one are served: who reads on is told.
 
-    `read_from`: the base of the entry, the span, and where in the object the window begins.
+    Returns them with their end in `window`.
     """
     origin, end_position, end_offset = found.positions[0], found.end_position, found.end_offset
     buffer = bytearray(window[origin:end_position])
@@ -167,11 +170,7 @@ def _stamp(log: PartitionLog, window: memoryview, found: Window, where: str, rea
         restamp(view, position, start)
     if end_offset - 1 > entry.last:
         raise Corrupt(f"an entry has more records than it says: {where} end_offset={end_offset}")
-    base, span, window_start = read_from
-    log.hints[end_offset] = base, span, window_start + end_position
-    while len(log.hints) > HINTS_KEPT_MAX:
-        log.hints.popitem(last=False)
-    return BatchRun(starts[0], end_offset - 1, view.toreadonly(), tuple(starts), tuple(positions))
+    return BatchRun(starts[0], end_offset - 1, view.toreadonly(), tuple(starts), tuple(positions)), end_position
 
 
 def _cause(error: NotFound | EndsEarly | Corrupt) -> Cause:

@@ -52,7 +52,7 @@ class Tail:
     def drop_oldest(self) -> None:
         self._runs[self._head] = None
         self._head += 1
-        if self._head >= DROPPED_KEPT_MAX and self._head * 2 >= len(self._runs):
+        if self._head == len(self._runs) or (self._head >= DROPPED_KEPT_MAX and self._head * 2 >= len(self._runs)):
             del self._bases[: self._head], self._runs[: self._head]
             self._head = 0
 

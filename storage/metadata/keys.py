@@ -140,15 +140,27 @@ class GroupKeys:
 class PartitionKeys:
     """The keys of one partition."""
 
-    __slots__ = ("control", "index_prefix", "partition_key", "producers_prefix", "segments_prefix")
+    __slots__ = ("control", "partition_key")
 
     def __init__(self, partition: PartitionId) -> None:
-        root = f"{ROOT}/{partition.topic_id}/partitions/{partition.partition:05}"
         self.partition_key = f"{partition.topic_id}/{partition.partition}"
-        self.control = Key(f"{root}{CONTROL_SUFFIX}", self.partition_key)
-        self.index_prefix = f"{root}/index/"
-        self.segments_prefix = f"{root}/segments/"
-        self.producers_prefix = f"{root}/producers/"
+        self.control = Key(f"{ROOT}/{partition.topic_id}/partitions/{partition.partition:05}{CONTROL_SUFFIX}", self.partition_key)
+
+    @property
+    def index_prefix(self) -> str:
+        return f"{self._root}/index/"
+
+    @property
+    def segments_prefix(self) -> str:
+        return f"{self._root}/segments/"
+
+    @property
+    def producers_prefix(self) -> str:
+        return f"{self._root}/producers/"
+
+    @property
+    def _root(self) -> str:
+        return self.control.path.removesuffix(CONTROL_SUFFIX)
 
     def index(self, end: int) -> Key:
         return Key(f"{self.index_prefix}{end:020}", self.partition_key)

@@ -15,6 +15,7 @@ COUNTS_OF_THINGS = {
     "forebay_group_members",
     "forebay_groups",
     "forebay_metadata_file_lost",
+    "forebay_partitions_remembered",
     "forebay_ready",
     "forebay_store_failing",
 }

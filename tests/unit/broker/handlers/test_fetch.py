@@ -534,6 +534,17 @@ async def test_with_too_many_partitions_under_way_nobody_waits_and_then_nobody_i
         assert len(at_last.partitions) == 6
 
 
+async def test_while_partitions_that_somebody_waits_for_take_too_much_memory_nobody_waits_for_more(
+    broker: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.create("t", partition_count=2)
+    monkeypatch.setattr(type(broker.log.parts.partitions), "is_crowded", True)
+    async with asyncio.timeout(SOON_S):
+        answer = await broker.read_one(asking("t"), max_wait_ms=LONG_MS)
+
+    assert (code(answer), answer.high_watermark) == (ErrorCode.none, 0)
+
+
 async def test_no_wait_is_longer_than_five_minutes(broker: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_module, "FETCH_WAIT_S_MAX", 0.02)
     await broker.create("t")

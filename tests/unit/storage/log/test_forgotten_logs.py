@@ -1,9 +1,13 @@
 """A broker forgets what it remembers of partitions; it must never forget work, nor use a commit number twice (review A)."""
 
+import gc
+import weakref
+
 import pytest
 
+from runtime.telemetry import Telemetry
 from storage.errors import NotFound, StorageError, Unavailable
-from storage.formats.control import Control, LogState
+from storage.formats.control import Control, LogState, ProducerBatch, ProducerState
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
 from storage.log.bounds import LogBounds
@@ -14,7 +18,7 @@ from tests.unit.storage.log.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig
 from tests.unit.storage.log.test_deposed_leaders import Deposed, record_of
 
-OTHERS = [PartitionId(TOPIC, number) for number in range(1, 7)]
+OTHERS = [PartitionId(TOPIC, number) for number in range(1, 12)]
 
 
 def touch_others(broker: Rig, kept_max: int = 4) -> None:
@@ -160,6 +164,89 @@ async def test_a_trim_of_a_log_that_was_forgotten_does_not_rest_on_an_older_reco
         with pytest.raises(Unavailable):
             await broker.parts.trimmer.trim(PARTITION, HIGH_WATERMARK)
         assert await broker.parts.trimmer.trim(PARTITION, HIGH_WATERMARK) == 1
+
+
+def filled(producers: int = 97) -> Control:
+    """A record about as large as there are."""
+    states = {pid: ProducerState(0, (ProducerBatch(pid, pid + 1, pid * 10, pid * 100),)) for pid in range(1_000, 1_000 + producers)}
+    return Control(producers=states, sequence_counter=7)
+
+
+def test_idle_logs_are_forgotten_when_what_is_known_of_all_takes_too_much_memory() -> None:
+    telemetry = Telemetry()
+    partitions = Partitions(bytes_max=1_000_000, telemetry=telemetry)
+    for number in range(1_000):
+        partitions.get(PartitionId(TOPIC, number)).observe(filled(), 5)
+
+    assert partitions.get(PartitionId(TOPIC, 999)).high_watermark == 7
+    assert 10 < len(partitions) < 40
+    assert partitions.size_bytes < 1_100_000 + 320 * 1_000
+    forgotten = partitions.get(PartitionId(TOPIC, 0))
+    assert (forgotten.control, forgotten.version) == (None, 5), "what it was told stays"
+    assert telemetry.registry.get_sample_value("forebay_partitions_forgotten_total") == 1_001 - len(partitions)
+    assert telemetry.registry.get_sample_value("forebay_partitions_remembered_bytes") == partitions.size_bytes
+
+
+def test_logs_that_grow_without_a_new_one_are_forgotten_too() -> None:
+    partitions = Partitions(bytes_max=1_000_000)
+    logs = [partitions.get(PartitionId(TOPIC, number)) for number in range(200)]
+    for log in logs:
+        log.observe(filled(), 5)
+    for _ in range(60):
+        partitions.get(PartitionId(TOPIC, 199))
+
+    assert partitions._remembered.size_bytes <= 1_000_000
+    assert partitions.get(PartitionId(TOPIC, 199)) is logs[199], "it is in use"
+
+
+def test_those_that_are_used_stay_while_others_come_and_go() -> None:
+    partitions = Partitions(kept_max=100)
+    used = [partitions.get(PartitionId(TOPIC, number)) for number in range(10)]
+    for number in range(100, 1_100):
+        partitions.get(PartitionId(TOPIC, number))
+        if number % 20 == 0:
+            assert [partitions.get(log.partition) for log in used] == used
+
+
+def test_with_nothing_but_work_and_waiting_readers_nothing_is_forgotten_and_readers_are_told_not_to_wait() -> None:
+    partitions = Partitions(bytes_max=500_000)
+    logs = [partitions.get(PartitionId(TOPIC, number)) for number in range(60)]
+    for log in logs:
+        log.wakers.add(lambda: None)
+        log.observe(filled(), 5)
+
+    assert [partitions.get(log.partition) for log in logs] == logs
+    assert partitions.is_crowded
+    for log in logs:
+        log.wakers.clear()
+    for _ in range(100):
+        partitions.get(PARTITION)
+    assert not partitions.is_crowded
+
+
+def test_what_is_heard_by_a_log_that_was_forgotten_meanwhile_does_not_go_back() -> None:
+    partitions = Partitions(kept_max=2)
+    held = partitions.get(PARTITION)
+    for partition in OTHERS:
+        partitions.get(partition)
+    held.observe(Control(sequence_counter=9), 8)
+
+    assert partitions.get(PARTITION) is not held
+    assert partitions.get(PARTITION).version == 8, "an end of 9 was told"
+    held.observe(Control(sequence_counter=11), 9)
+    assert partitions.get(PARTITION).high_watermark == 11
+
+
+async def test_a_log_that_was_forgotten_is_let_go() -> None:
+    async with rig() as broker:
+        for _ in range(40):
+            await broker.send(batch_bytes(1))
+        await broker.read_all()
+        forgotten = weakref.ref(broker.parts.partitions.get(PARTITION))
+        touch_others(broker)
+        gc.collect()
+
+        assert forgotten() is None
 
 
 def test_what_is_remembered_of_forgotten_logs_has_a_bound() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from runtime.clock import SystemClock
@@ -11,12 +12,12 @@ from runtime.telemetry import Telemetry
 from storage.errors import Corrupt, Unavailable
 from storage.formats.control import Control, Entry, IndexChunk, encode
 from storage.limits import COMMIT_BATCHES_MAX
-from storage.log import damage, dead_writers, flights, page_store, partition, producer_pages, time_search, upload
+from storage.log import damage, dead_writers, flights, page_store, partition, producer_pages, read_places, time_search, upload
 from storage.log.batch import Appended
 from storage.log.damage import Damage
 from storage.log.flights import Flights
-from storage.log.index import CHUNKS_OF_ALL_KEPT_MAX, KeptChunks
-from storage.log.partition import CHUNKS_KEPT_MAX, HINTS_KEPT_MAX, LOST_KEPT_MAX, PAGE_GARBAGE_MAX, PartitionLog
+from storage.log.kept_chunks import CHUNKS_BYTES_MAX, CHUNKS_KEPT_MAX, KeptChunks
+from storage.log.partition import LOST_KEPT_MAX, PAGE_GARBAGE_MAX, PartitionLog
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
 from storage.vocabulary import PartitionId
@@ -63,44 +64,47 @@ async def test_a_producer_whose_lost_batch_was_forgotten_still_does_not_begin_be
 
 
 def test_of_the_chunks_of_an_index_the_last_ones_of_a_partition_are_known() -> None:
-    kept, log = KeptChunks(), PartitionLog(PARTITION)
+    kept = KeptChunks()
     for number in range(CHUNKS_KEPT_MAX + 3):
-        kept.add(log, IndexChunk(entries=(entry(number),)))
+        kept.add(PARTITION, IndexChunk(entries=(entry(number),)))
 
-    assert list(log.chunks) == list(range(3, CHUNKS_KEPT_MAX + 3))
+    assert [chunk.entries[0].base for chunk in kept.of(PARTITION)] == list(range(3, CHUNKS_KEPT_MAX + 3))
     assert len(kept) == CHUNKS_KEPT_MAX
 
 
 def test_however_many_partitions_are_read_the_chunks_of_all_together_are_bounded() -> None:
     kept = KeptChunks()
-    logs = [PartitionLog(PartitionId(TOPIC, number)) for number in range(CHUNKS_OF_ALL_KEPT_MAX // 2)]
-    for log in logs:
+    spans = tuple((number, 1) for number in range(1_000))
+    partitions = [PartitionId(TOPIC, number) for number in range(60)]
+    for each in partitions:
         for number in range(3):
-            kept.add(log, IndexChunk(entries=(entry(number),)))
+            kept.add(each, IndexChunk(entries=(msgspec.structs.replace(entry(number), spans=spans),)))
 
-    assert sum(len(log.chunks) for log in logs) == len(kept) == CHUNKS_OF_ALL_KEPT_MAX
-    assert (list(logs[0].chunks), list(logs[-1].chunks)) == ([], [0, 1, 2])
+    assert sum(len(list(kept.of(each))) for each in partitions) == len(kept) < 150
+    assert 0.9 * CHUNKS_BYTES_MAX < kept.size_bytes <= CHUNKS_BYTES_MAX
+    assert (len(list(kept.of(partitions[0]))), len(list(kept.of(partitions[-1])))) == (0, 3)
 
 
 def test_chunks_that_were_dropped_with_what_was_damaged_do_not_count_for_ever() -> None:
-    kept, log = KeptChunks(), PartitionLog(PARTITION)
+    kept = KeptChunks()
     for _ in range(3):
-        for number in range(CHUNKS_OF_ALL_KEPT_MAX):
-            kept.add(log, IndexChunk(entries=(entry(number),)))
-        log.chunks.clear()
+        for number in range(CHUNKS_KEPT_MAX):
+            kept.add(PARTITION, IndexChunk(entries=(entry(number),)))
+        kept.drop(PARTITION)
 
-    assert len(kept) <= CHUNKS_OF_ALL_KEPT_MAX
+    assert (len(kept), kept.size_bytes, list(kept.of(PARTITION))) == (0, 0, [])
 
 
-async def test_places_where_reads_ended_are_forgotten_and_the_log_is_read_whole_all_the_same() -> None:
+async def test_places_where_reads_ended_are_forgotten_and_the_log_is_read_whole_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_places, "PLACES_KEPT_MAX", 8)
     async with rig() as broker:
-        count = HINTS_KEPT_MAX + 5
+        count = 8 + 5
         for _ in range(count):
             await broker.send(batch_bytes(1))
         data = await broker.read_all()
 
         assert len(data) == count * len(batch_bytes(1))
-        assert len(broker.parts.partitions.get(PARTITION).hints) == HINTS_KEPT_MAX
+        assert len(broker.parts.reader._places) == 8
 
 
 def test_of_pages_that_are_to_be_removed_so_many_wait_and_the_rest_is_swept() -> None:

@@ -152,6 +152,18 @@ def test_dropping_goes_on_for_ever() -> None:
     assert tail.find(10 * DROPPED_KEPT_MAX - 4) is None
 
 
+def test_a_tail_whose_runs_were_all_dropped_holds_nothing() -> None:
+    tail = Tail()
+    for n in range(DROPPED_KEPT_MAX // 2):
+        tail.append(BatchRun(n, n, memoryview(b""), (n,), (0,)))
+    for _ in range(DROPPED_KEPT_MAX // 2):
+        tail.drop_oldest()
+
+    assert (tail._bases, tail._runs) == ([], [])
+    tail.append(BatchRun(70, 70, memoryview(b""), (70,), (0,)))
+    assert tail.find(70) is not None
+
+
 def test_a_run_is_cut_at_whole_batches() -> None:
     run = BatchRun(10, 39, memoryview(bytes(300)), (10, 20, 30), (0, 100, 200))
 

@@ -1,0 +1,61 @@
+"""Chunks of indexes that were read, bounded over all partitions: facts that never change, so they may outlive what is known of a log."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final
+
+from storage.formats.control import IndexChunk
+from storage.limits import MIB
+from storage.log.sizes import entries_bytes
+from storage.vocabulary import PartitionId
+
+CHUNKS_KEPT_MAX: Final = 64
+"""Of one partition."""
+CHUNKS_BYTES_MAX: Final = 16 * MIB
+"""Of memory, over all partitions: 2,000 ordinary chunks."""
+CHUNK_BYTES: Final = 512
+"""Of a chunk beside its entries, and of what finds it."""
+
+
+class KeptChunks:
+    """The one that was read longest ago is dropped first; who asks for it reads it again."""
+
+    def __init__(self) -> None:
+        self._by_partition: dict[PartitionId, OrderedDict[int, IndexChunk]] = {}
+        self._order: OrderedDict[tuple[PartitionId, int], int] = OrderedDict()
+        self.size_bytes = 0
+        """Estimated memory."""
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def of(self, partition: PartitionId) -> Iterable[IndexChunk]:
+        chunks = self._by_partition.get(partition)
+        return () if chunks is None else chunks.values()
+
+    def add(self, partition: PartitionId, chunk: IndexChunk) -> None:
+        last = chunk.entries[-1].last
+        self._remove(partition, last)
+        chunks = self._by_partition.setdefault(partition, OrderedDict())
+        chunks[last] = chunk
+        size_bytes = self._order[partition, last] = CHUNK_BYTES + entries_bytes(chunk.entries)
+        self.size_bytes += size_bytes
+        while len(chunks) > CHUNKS_KEPT_MAX:
+            self._remove(partition, next(iter(chunks)))
+        while self.size_bytes > CHUNKS_BYTES_MAX:
+            self._remove(*next(iter(self._order)))
+
+    def drop(self, partition: PartitionId) -> None:
+        """All of them: something read by them was not there."""
+        for last in tuple(self._by_partition.get(partition, ())):
+            self._remove(partition, last)
+
+    def _remove(self, partition: PartitionId, last: int) -> None:
+        size_bytes = self._order.pop((partition, last), None)
+        if size_bytes is None:
+            return
+        self.size_bytes -= size_bytes
+        chunks = self._by_partition[partition]
+        del chunks[last]
+        if not chunks:
+            del self._by_partition[partition]

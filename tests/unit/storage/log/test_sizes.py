@@ -1,0 +1,79 @@
+"""What is counted for decoded records is what they take."""
+
+import gc
+import tracemalloc
+
+import pytest
+
+from storage.formats.control import Control, Entry, IndexChunk, PageRef, ProducerBatch, ProducerState, WriterEntry, decode_control, encode
+from storage.log.kept_chunks import KeptChunks
+from storage.log.partition import LOG_BYTES, Partitions
+from storage.log.sizes import control_bytes
+from storage.vocabulary import PartitionId, TopicId
+
+COUNT = 200
+
+
+def record(*, entries: int = 0, spans: int = 1, producers: int = 0, batches: int = 1, writers: int = 1, pages: int = 0) -> Control:
+    at_ms = 1_700_000_000_000
+    return Control(
+        sequence_counter=100_000,
+        pending=tuple(
+            Entry(10_000 + n, 10_009 + n, f"{n:026d}", tuple((100_000 + n + s, 1_000 + s) for s in range(spans)), at_ms + n, at_ms + n)
+            for n in range(entries)
+        ),
+        writers={7_000 + n: WriterEntry(5_000 + n, 1) for n in range(writers)},
+        producers={
+            9_000 + n: ProducerState(3, tuple(ProducerBatch(1_000 + b, 1_009 + b, 50_000 + b, at_ms + b) for b in range(batches)))
+            for n in range(producers)
+        },
+        pages=tuple(PageRef(f"1234-567-{n}-1", 10_000 + n, 10_500 + n, at_ms + n) for n in range(pages)),
+        last_append_ms=at_ms,
+        max_timestamp=at_ms,
+        max_timestamp_offset=90_000,
+    )
+
+
+RECORDS = [
+    record(),
+    record(entries=1),
+    record(entries=16),
+    record(entries=16, spans=40),
+    record(entries=8, producers=5, batches=5),
+    record(producers=97),
+    record(entries=16, producers=27, batches=5, writers=16),
+    record(producers=64, pages=48),
+]
+
+
+@pytest.mark.parametrize("control", RECORDS, ids=range(len(RECORDS)))
+def test_a_control_record_takes_about_the_memory_that_is_counted_for_it(control: Control) -> None:
+    value = encode(control)
+    gc.collect()
+    tracemalloc.start()
+    kept = [decode_control(value, path="p") for _ in range(COUNT)]
+    taken_bytes = tracemalloc.get_traced_memory()[0] / COUNT
+    tracemalloc.stop()
+
+    assert len(kept) == COUNT
+    assert taken_bytes * 3 / 4 <= control_bytes(control) <= taken_bytes * 3 / 2
+
+
+def test_a_log_that_knows_nothing_takes_no_more_than_is_counted_for_it() -> None:
+    partitions = Partitions()
+    gc.collect()
+    tracemalloc.start()
+    for number in range(1_000):
+        partitions.get(PartitionId(TopicId(f"{number:036d}"), 0))
+    taken_bytes = tracemalloc.get_traced_memory()[0] / 1_000
+    tracemalloc.stop()
+
+    assert LOG_BYTES * 3 / 4 <= taken_bytes <= LOG_BYTES
+    assert partitions.size_bytes == 1_000 * LOG_BYTES
+
+
+def test_a_chunk_counts_its_entries_and_what_finds_it() -> None:
+    kept = KeptChunks()
+    kept.add(PartitionId(TopicId("t"), 0), IndexChunk(entries=record(entries=16).pending))
+
+    assert 6 * 1_024 < kept.size_bytes < 9 * 1_024
