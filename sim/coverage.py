@@ -23,6 +23,7 @@ MODULES: Final = (
     "storage.log.index",
     "storage.log.kept_chunks",
     "storage.log.lane",
+    "storage.log.lost",
     "storage.log.page_store",
     "storage.log.partition",
     "storage.log.producer_pages",

@@ -22,8 +22,8 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "control_reads bounds_of: if log.broken is not None → then": _BROKEN,
     "partition PartitionLog.high_watermark: self.control is None ? → then": _GUARD + "callers look at control first",
     "partition PartitionLog.observe_absent: if self.control is not None → then": "handlers look up the topic first, which is gone before the record is: test_recreated_topics.py",
-    "partition PartitionLog.lose: while len(self.lost) > LOST_KEPT_MAX": "takes more producers than a run has",
-    "partition Partitions._forget: len(self._logs) >= self._kept_max ? → else": "a look for logs of deleted topics below the bound comes once in many partitions: test_control_reads.py",
+    "partition Partitions._forget_gone: for log in [log for log in self._logs.values() if log.is_gone and log.is_idle]": "logs of deleted topics are looked for once in many partitions: test_forgotten_logs.py",
+    "lost LostBatches.note: if len(log.lost) > LOST_KEPT_MAX → then": "takes more producers than a run has: test_remembered.py",
     "strangers Strangers.make_wait: if len(self.refused) < STRANGERS_KEPT_MAX → else": "takes more producers than a run has",
     "batch Append.settle: if self.remaining == 0 → else": "requests of the simulation have one partition: test_produce.py",
     "proofs Proofs._prove: if control is None or control.log_state is LogState.DELETED or log.broken is not None… → then": _BROKEN,
@@ -37,7 +37,6 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "producer_pages _forget_oldest: if oldest is None or oldest.newest_ms >= now_ms - PRODUCER_KEPT_MS_MIN → else": _FULL,
     "trim existing: if log.control is None and log.broken is None and (not log.is_behind) → then": _BROKEN,
     "trim _open: if control.log_state is LogState.FENCED → then": _FENCED,
-    "index KeptChunks.add: while len(self._kept) > CHUNKS_OF_ALL_KEPT_MAX": "takes more chunks than the logs of a run have: test_remembered.py",
     "index readable: if log.broken is not None → then": _BROKEN,
     "read Reader.stored_within: except TimeoutError": "nobody asks for it but the time search: test_read.py",
     "read Reader._read_again: if await self._index.find(log, offset) != entry → then": "an entry never changes before there is a compactor",
@@ -78,6 +77,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 }
 
 SELDOM: Final[Mapping[str, str]] = {
+    "partition Partitions._hear: if log.control is not None → else": "a log that was forgotten hears of a record that is gone: test_forgotten_logs.py",
     "trim Trimmer.trim: if (failure := failure_of(proof, log)) is not None → else": "somebody trims beyond the end, and the proof succeeds: test_trim.py",
     "trim Trimmer.trim: if (failure := failure_of(proof, log)) is not None → then": "as before, and the proof fails: test_trim.py",
     "trim Trimmer.trim: except OffsetOutOfRange": "as before",

@@ -9,8 +9,9 @@ from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError
 from storage.formats.control import Control, LogState
 from storage.limits import MIB
+from storage.log.lost import LostBatches
 from storage.log.sizes import control_bytes
-from storage.log.strangers import Strangers
+from storage.log.strangers import Strangers, Waiting
 from storage.log.tail import Tail
 from storage.metadata.keys import PartitionKeys
 from storage.vocabulary import PartitionId
@@ -29,7 +30,6 @@ FORGOTTEN_BYTES: Final = 320
 """Of what is kept of a log that was forgotten."""
 LOOKED_AT_MAX: Final = 8
 """Logs that are looked at for one to forget when another one is asked for."""
-LOST_KEPT_MAX: Final = 1_024
 OWED_HINTS_MAX: Final = 4
 PAGE_GARBAGE_MAX: Final = 64
 GONE_LOOKED_FOR_EVERY: Final = 1_000
@@ -41,16 +41,21 @@ REMEMBERED_BYTES: Final = Metric(
     "Estimated memory of what is remembered of partitions; above 256 MiB those not in use are forgotten",
 )
 FORGOTTEN: Final = Metric("forebay_partitions_forgotten_total", "Partitions that were forgotten to make room, to be read again")
+WAITING: Final = Metric(
+    "forebay_producers_waiting", "Producers that a partition does not know and that wait for what comes before their batches"
+)
 
 
 class Remembered:
     """What the logs of one broker have in common. `heard` is told what a log hears that was forgotten meanwhile."""
 
-    __slots__ = ("heard", "size_bytes")
+    __slots__ = ("heard", "lost", "size_bytes", "waiting")
 
     def __init__(self, heard: "Callable[[PartitionLog], None] | None" = None) -> None:
         self.heard = heard or (lambda _log: None)
         self.size_bytes = 0
+        self.lost = LostBatches()
+        self.waiting = Waiting()
 
 
 class PartitionLog:
@@ -69,7 +74,6 @@ class PartitionLog:
     __slots__ = (
         "__weakref__",
         "_counted_bytes",
-        "_lost_at",
         "_remembered",
         "_was_absent",
         "broken",
@@ -109,8 +113,7 @@ class PartitionLog:
         self.lane: list[Commit] = []
         self.lane_busy = False
         self.lost: dict[int, int] = {}
-        self._lost_at: OrderedDict[int, float] = OrderedDict()
-        self.strangers = Strangers()
+        self.strangers = Strangers(self._remembered.waiting)
         self.committed_epoch = -1
         self.gathered: list[Batch] = []
         self.page_garbage: list[str] = []
@@ -176,21 +179,12 @@ class PartitionLog:
 
     def lose(self, producer_id: int, first_seq: int, now_s: float) -> None:
         """A batch was answered with an error; what its producer sent behind it may still be on its way here."""
-        self.lost[producer_id] = min(first_seq, self.lost.get(producer_id, first_seq))
-        self._lost_at[producer_id] = now_s
-        self._lost_at.move_to_end(producer_id)
-        while len(self.lost) > LOST_KEPT_MAX:
-            self._forget_lost()
+        self._remembered.lost.note(self, producer_id, first_seq, now_s)
 
     def lost_since(self, since_s: float) -> Mapping[int, int]:
         """The lowest sequence by producer of those lost since then. What was sent behind older ones is not on its way any more."""
-        while self.lost and next(iter(self._lost_at.values())) < since_s:
-            self._forget_lost()
+        self._remembered.lost.forget_before(self, since_s)
         return self.lost
-
-    def _forget_lost(self) -> None:
-        producer_id, _ = self._lost_at.popitem(last=False)
-        del self.lost[producer_id]
 
     def note_hint(self) -> None:
         """Somebody wrote the control record, perhaps this broker."""
@@ -217,6 +211,8 @@ class PartitionLog:
     def forget(self) -> None:
         """It counts no more, whoever holds it still."""
         self.is_forgotten = True
+        self._remembered.lost.forget(self)
+        self.strangers.clear()
         self._remembered.size_bytes -= self._counted_bytes
         self._counted_bytes = 0
 
@@ -247,6 +243,7 @@ class Partitions:
         telemetry = telemetry or Telemetry()
         self._forgotten = telemetry.counter(FORGOTTEN)
         telemetry.gauge(REMEMBERED).set_function(lambda: len(self._logs))
+        telemetry.gauge(WAITING).set_function(lambda: len(self._remembered.waiting))
         telemetry.gauge(REMEMBERED_BYTES).set_function(lambda: self.size_bytes)
 
     @property

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 STRANGERS_KEPT_MAX: Final = 1_024
+"""Of one partition."""
+STRANGERS_OF_ALL_KEPT_MAX: Final = 32_768
+"""Of all partitions, 500 bytes of memory each."""
 
 
 class Start(NamedTuple):
@@ -24,13 +27,42 @@ class Stranger(NamedTuple):
     last_s: float
 
 
+class Waiting:
+    """The strangers of all partitions of one broker, those refused longest ago ahead."""
+
+    def __init__(self) -> None:
+        self._last_s: OrderedDict[tuple[Strangers, int], float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._last_s)
+
+    def note(self, strangers: "Strangers", producer_id: int, now_s: float) -> None:
+        self._last_s[strangers, producer_id] = now_s
+        self._last_s.move_to_end((strangers, producer_id))
+
+    def drop(self, strangers: "Strangers", producer_id: int) -> None:
+        del self._last_s[strangers, producer_id]
+
+    def has_room(self, strangers: "Strangers", gone_before_s: float) -> bool:
+        """For one more of these. If there are too many, those that went away make room, then one of a partition that has more of them: so a
+        crowd at some partitions keeps nobody out of the others.
+        """
+        while len(self._last_s) >= STRANGERS_OF_ALL_KEPT_MAX:
+            (others, producer_id), last_s = next(iter(self._last_s.items()))
+            if last_s >= gone_before_s and len(others.refused) <= len(strangers.refused) + 1:
+                return False
+            others.forget(producer_id)
+        return True
+
+
 class Strangers:
     """Of one partition, as this broker refused them. When there are too many, more do not begin to wait before one of these has begun."""
 
-    __slots__ = ("refused",)
+    __slots__ = ("_waiting", "refused")
 
-    def __init__(self) -> None:
-        self.refused: OrderedDict[int, Stranger] = OrderedDict()
+    def __init__(self, waiting: Waiting | None = None) -> None:
+        self._waiting = Waiting() if waiting is None else waiting
+        self.refused: dict[int, Stranger] = {}
         """By producer, the one refused first ahead. Read by those to whom an empty one must cost nothing; written here alone."""
 
     def make_wait(self, producer_id: int, producer_epoch: int, first_seq: int, now_s: float, *, wait_s: float) -> None:
@@ -42,15 +74,22 @@ class Strangers:
         if before is not None and before.start.producer_epoch >= producer_epoch and before.last_s >= now_s - 2 * wait_s:
             if before.start.producer_epoch == producer_epoch and first_seq <= before.start.first_seq:
                 self.refused[producer_id] = Stranger(start, before.since_s, now_s)
+                self._waiting.note(self, producer_id, now_s)
             return
         self.forget(producer_id)
         self._forget_gone(now_s - 2 * wait_s)
-        if len(self.refused) < STRANGERS_KEPT_MAX:
+        if len(self.refused) < STRANGERS_KEPT_MAX and self._waiting.has_room(self, now_s - 2 * wait_s):
             self.refused[producer_id] = Stranger(start, now_s, now_s)
+            self._waiting.note(self, producer_id, now_s)
 
     def forget(self, producer_id: int) -> None:
         """It was appended, so it is known."""
-        self.refused.pop(producer_id, None)
+        if self.refused.pop(producer_id, None) is not None:
+            self._waiting.drop(self, producer_id)
+
+    def clear(self) -> None:
+        for producer_id in tuple(self.refused):
+            self.forget(producer_id)
 
     def begin_at(self, now_s: float, *, wait_s: float) -> Mapping[int, Start]:
         """Those that were refused for `wait_s`, each with the sequence up to which it may begin: the lowest that it was refused.
@@ -68,5 +107,5 @@ class Strangers:
 
     def _forget_gone(self, before_s: float) -> None:
         """Those refused first; others when these have begun, or have gone, too."""
-        while self.refused and next(iter(self.refused.values())).last_s < before_s:
-            self.refused.popitem(last=False)
+        while self.refused and self.refused[producer_id := next(iter(self.refused))].last_s < before_s:
+            self.forget(producer_id)

@@ -16,6 +16,7 @@ COUNTS_OF_THINGS = {
     "forebay_groups",
     "forebay_metadata_file_lost",
     "forebay_partitions_remembered",
+    "forebay_producers_waiting",
     "forebay_ready",
     "forebay_store_failing",
 }

@@ -12,12 +12,13 @@ from runtime.telemetry import Telemetry
 from storage.errors import Corrupt, Unavailable
 from storage.formats.control import Control, Entry, IndexChunk, encode
 from storage.limits import COMMIT_BATCHES_MAX
-from storage.log import damage, dead_writers, flights, page_store, partition, producer_pages, read_places, time_search, upload
+from storage.log import damage, dead_writers, flights, lost, page_store, producer_pages, read_places, time_search, upload
 from storage.log.batch import Appended
 from storage.log.damage import Damage
 from storage.log.flights import Flights
 from storage.log.kept_chunks import CHUNKS_BYTES_MAX, CHUNKS_KEPT_MAX, KeptChunks
-from storage.log.partition import LOST_KEPT_MAX, PAGE_GARBAGE_MAX, PartitionLog
+from storage.log.lost import LOST_KEPT_MAX, LOST_OF_ALL_KEPT_MAX
+from storage.log.partition import PAGE_GARBAGE_MAX, PartitionLog, Partitions
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
 from storage.vocabulary import PartitionId
@@ -39,20 +40,36 @@ def test_of_producers_whose_batches_were_lost_the_last_ones_are_known() -> None:
     log.lose(10, 3, float(LOST_KEPT_MAX + 10))
     log.lose(9_999, 0, float(LOST_KEPT_MAX + 11))
 
-    assert len(log.lost) == len(log._lost_at) == LOST_KEPT_MAX
+    assert len(log.lost) == len(log._remembered.lost) == LOST_KEPT_MAX
     assert (log.lost[10], log.lost[9_999]) == (3, 0)
     assert min(log.lost) == 10, "who lost one again is the last to be forgotten"
     assert 11 not in log.lost
 
 
+def test_of_lost_batches_of_all_partitions_the_last_ones_are_known_and_none_of_a_forgotten_partition() -> None:
+    partitions = Partitions()
+    logs = [partitions.get(PartitionId(TOPIC, number)) for number in range(40)]
+    for log in logs:
+        for producer_id in range(LOST_KEPT_MAX):
+            log.lose(producer_id, 5, 1.0)
+    kept = partitions._remembered.lost
+
+    assert len(kept) == LOST_OF_ALL_KEPT_MAX == sum(len(log.lost) for log in logs)
+    assert (logs[0].lost, len(logs[-1].lost)) == ({}, LOST_KEPT_MAX)
+    logs[-1].forget()
+    assert len(kept) == LOST_OF_ALL_KEPT_MAX - LOST_KEPT_MAX
+    assert logs[-2].lost_since(2.0) == {}
+    assert len(kept) == LOST_OF_ALL_KEPT_MAX - 2 * LOST_KEPT_MAX
+
+
 async def test_a_producer_whose_lost_batch_was_forgotten_still_does_not_begin_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "LOST_KEPT_MAX", 1)
+    monkeypatch.setattr(lost, "LOST_KEPT_MAX", 1)
     monkeypatch.setattr(upload, "UPLOAD_TIMEOUT_S", 0.1)
     async with rig() as broker:
         broker.objects.puts_fail = Unavailable("503")
         for producer_id in (1, 2):
-            (lost,) = await broker.send(batch_bytes(producer_id=producer_id, producer_epoch=0, first_seq=0))
-            assert isinstance(lost, Unavailable)
+            (refused,) = await broker.send(batch_bytes(producer_id=producer_id, producer_epoch=0, first_seq=0))
+            assert isinstance(refused, Unavailable)
         broker.objects.puts_fail = None
         log = broker.parts.partitions.get(PARTITION)
         assert list(log.lost) == [2]

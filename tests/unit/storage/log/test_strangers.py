@@ -7,7 +7,7 @@ from storage.errors import OutOfOrderSequence, StorageError, Unavailable
 from storage.formats.control import encode
 from storage.log import strangers as strangers_module
 from storage.log.batch import Appended
-from storage.log.strangers import Start, Strangers
+from storage.log.strangers import Start, Strangers, Waiting
 from storage.metadata import keys
 from storage.metadata.port import Put
 from tests.unit.storage.log.batches import batch_bytes
@@ -103,6 +103,41 @@ def test_those_that_went_away_make_room(monkeypatch: pytest.MonkeyPatch) -> None
 
 def numbered(first_seq: int, epoch: int = 0) -> bytearray:
     return batch_bytes(producer_id=5, producer_epoch=epoch, first_seq=first_seq)
+
+
+def test_strangers_of_all_partitions_are_bounded_and_a_crowd_at_some_keeps_nobody_out_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(strangers_module, "STRANGERS_OF_ALL_KEPT_MAX", 20)
+    waiting = Waiting()
+    crowds, few = [Strangers(waiting) for _ in range(2)], Strangers(waiting)
+    for producer_id in range(100):
+        for crowd in crowds:
+            crowd.make_wait(producer_id, EPOCH, 5, 1.0, wait_s=WAIT_S)
+    assert [len(crowd.refused) for crowd in crowds] == [10, 10]
+    few.make_wait(7, EPOCH, 5, 2.0, wait_s=WAIT_S)
+
+    assert len(waiting) == 20
+    assert begin_at(few, 2.0 + WAIT_S) == {7: 5}
+    few.forget(7)
+    crowds[0].make_wait(500, EPOCH, 5, 3.0, wait_s=WAIT_S)
+    assert len(crowds[0].refused) == 10, "there is room again"
+    for crowd in crowds:
+        crowd.clear()
+    assert len(waiting) == 0
+
+
+def test_strangers_that_went_away_make_room_in_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers_module, "STRANGERS_OF_ALL_KEPT_MAX", 2)
+    waiting = Waiting()
+    gone, here = Strangers(waiting), Strangers(waiting)
+    gone.make_wait(1, EPOCH, 5, 0.0, wait_s=WAIT_S)
+    here.make_wait(2, EPOCH, 5, 60.0, wait_s=WAIT_S)
+    here.make_wait(3, EPOCH, 5, 60.0, wait_s=WAIT_S)
+    assert list(here.refused) == [2]
+    here.make_wait(3, EPOCH, 5, 71.0, wait_s=WAIT_S)
+
+    assert (list(gone.refused), list(here.refused)) == ([], [2, 3])
 
 
 async def forget_producers(broker: Rig) -> None:
