@@ -11,7 +11,7 @@ from storage.formats.control import Control, LogState
 from storage.limits import MIB
 from storage.log.lost import LostBatches
 from storage.log.sizes import control_bytes
-from storage.log.strangers import Strangers, Waiting
+from storage.log.strangers import Waiting
 from storage.log.tail import Tail
 from storage.metadata.keys import PartitionKeys
 from storage.vocabulary import PartitionId
@@ -113,7 +113,7 @@ class PartitionLog:
         self.lane: list[Commit] = []
         self.lane_busy = False
         self.lost: dict[int, int] = {}
-        self.strangers = Strangers(self._remembered.waiting)
+        self.strangers = self._remembered.waiting.of(partition)
         self.committed_epoch = -1
         self.gathered: list[Batch] = []
         self.page_garbage: list[str] = []
@@ -212,7 +212,6 @@ class PartitionLog:
         """It counts no more, whoever holds it still."""
         self.is_forgotten = True
         self._remembered.lost.forget(self)
-        self.strangers.clear()
         self._remembered.size_bytes -= self._counted_bytes
         self._counted_bytes = 0
 

@@ -4,6 +4,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from storage.vocabulary import PartitionId
+
 STRANGERS_KEPT_MAX: Final = 1_024
 """Of one partition."""
 STRANGERS_OF_ALL_KEPT_MAX: Final = 32_768
@@ -28,20 +30,30 @@ class Stranger(NamedTuple):
 
 
 class Waiting:
-    """The strangers of all partitions of one broker, those refused longest ago ahead."""
+    """The strangers of all partitions of one broker, those refused longest ago ahead. They outlive what else is known of their partition:
+    else those of a partition that is forgotten again and again would never begin.
+    """
 
     def __init__(self) -> None:
         self._last_s: OrderedDict[tuple[Strangers, int], float] = OrderedDict()
+        self._not_empty: dict[PartitionId, Strangers] = {}
 
     def __len__(self) -> int:
         return len(self._last_s)
 
+    def of(self, partition: PartitionId) -> "Strangers":
+        return self._not_empty.get(partition) or Strangers(self, partition)
+
     def note(self, strangers: "Strangers", producer_id: int, now_s: float) -> None:
+        if strangers.partition is not None:
+            self._not_empty[strangers.partition] = strangers
         self._last_s[strangers, producer_id] = now_s
         self._last_s.move_to_end((strangers, producer_id))
 
     def drop(self, strangers: "Strangers", producer_id: int) -> None:
         del self._last_s[strangers, producer_id]
+        if not strangers.refused and strangers.partition is not None:
+            self._not_empty.pop(strangers.partition, None)
 
     def has_room(self, strangers: "Strangers", gone_before_s: float) -> bool:
         """For one more of these. If there are too many, those that went away make room, then one of a partition that has more of them: so a
@@ -58,9 +70,10 @@ class Waiting:
 class Strangers:
     """Of one partition, as this broker refused them. When there are too many, more do not begin to wait before one of these has begun."""
 
-    __slots__ = ("_waiting", "refused")
+    __slots__ = ("_waiting", "partition", "refused")
 
-    def __init__(self, waiting: Waiting | None = None) -> None:
+    def __init__(self, waiting: Waiting | None = None, partition: PartitionId | None = None) -> None:
+        self.partition = partition
         self._waiting = Waiting() if waiting is None else waiting
         self.refused: dict[int, Stranger] = {}
         """By producer, the one refused first ahead. Read by those to whom an empty one must cost nothing; written here alone."""
@@ -86,10 +99,6 @@ class Strangers:
         """It was appended, so it is known."""
         if self.refused.pop(producer_id, None) is not None:
             self._waiting.drop(self, producer_id)
-
-    def clear(self) -> None:
-        for producer_id in tuple(self.refused):
-            self.forget(producer_id)
 
     def begin_at(self, now_s: float, *, wait_s: float) -> Mapping[int, Start]:
         """Those that were refused for `wait_s`, each with the sequence up to which it may begin: the lowest that it was refused.

@@ -7,6 +7,7 @@ from storage.errors import OutOfOrderSequence, StorageError, Unavailable
 from storage.formats.control import encode
 from storage.log import strangers as strangers_module
 from storage.log.batch import Appended
+from storage.log.partition import Partitions
 from storage.log.strangers import Start, Strangers, Waiting
 from storage.metadata import keys
 from storage.metadata.port import Put
@@ -123,8 +124,21 @@ def test_strangers_of_all_partitions_are_bounded_and_a_crowd_at_some_keeps_nobod
     crowds[0].make_wait(500, EPOCH, 5, 3.0, wait_s=WAIT_S)
     assert len(crowds[0].refused) == 10, "there is room again"
     for crowd in crowds:
-        crowd.clear()
+        for producer_id in tuple(crowd.refused):
+            crowd.forget(producer_id)
     assert len(waiting) == 0
+
+
+def test_who_waits_goes_on_waiting_while_its_partition_is_forgotten_again_and_again() -> None:
+    partitions = Partitions(kept_max=1)
+    for second in range(36):
+        partitions.get(PARTITION).strangers.make_wait(9, EPOCH, 5, float(second), wait_s=WAIT_S)
+        partitions.get(PARTITION._replace(partition=1))
+    log = partitions.get(PARTITION)
+
+    assert begin_at(log.strangers, WAIT_S) == {9: 5}
+    log.strangers.forget(9)
+    assert partitions._remembered.waiting._not_empty == {}
 
 
 def test_strangers_that_went_away_make_room_in_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
