@@ -37,7 +37,10 @@ SLOTS_CHECK_S: Final = 1.0
 CHECKS_PER_LOOK: Final = 4
 """Of these checks one looks whether the claims are still there, though nothing hints that they are not."""
 GROUPS_LOADED_MAX: Final = 10_000
-"""Above it groups without members make room, as where their memory is used up."""
+"""Above it groups without members make room, as where their memory is used up, and then those whose members are silent."""
+SILENT_S: Final = 60.0
+"""Without a sign of life of any member: longer than consumers are silent as a rule, much shorter than a session may be."""
+LOOK_FOR_SILENT_S: Final = 1.0
 GROUP_NAME_BYTES_MAX: Final = 1_024
 DEADLINE_S: Final = 30.0
 """Of what waits for a write at most."""
@@ -51,12 +54,14 @@ REFUSALS: Final = {
     "member": GroupError.MESSAGE_TOO_LARGE,
     "group": GroupError.GROUP_MAX_SIZE_REACHED,
     "memory": GroupError.COORDINATOR_LOAD_IN_PROGRESS,
+    "groups": GroupError.COORDINATOR_LOAD_IN_PROGRESS,
 }
-"""Clients give up for the first two, which come again would be refused again, and come again for the third."""
+"""Clients give up for the first two, which come again would be refused again, and come again for the others."""
 FIXES: Final = {
     "member": "raise groups.member_max_size if it is an honest one",
     "group": "raise groups.memory_bytes, of which the members of one group may hold a quarter",
     "memory": "raise groups.memory_bytes, or find out who has so many groups, members or offsets",
+    "groups": "find out who has so many groups with members, or add brokers: no setting raises this bound",
 }
 
 E = TypeVar("E", Join, Sync, Heartbeat, Leave)
@@ -102,6 +107,7 @@ class Coordinator:
         self._metrics.watch(lambda: [loaded.group for loaded, _ in self._groups.values()], lambda: len(slots.claims))
         self._sweep = Sweep(metadata=metadata, slots=slots, clock=clock, settings=self._settings, find=self.find, loaded=self.loaded)
         self._checks = 0
+        self._looked_for_silent_s = float("-inf")
         self._refused: dict[str, object] = {}
         self._say_refused: Rarely | None = None
         self._has_groups = asyncio.Event()
@@ -308,9 +314,12 @@ class Coordinator:
         self._make_room()
         group_keys = GroupKeys(group_id, claim.slot)
         started_s = self._clock.monotonic_s()
-        stored, group = await StoredGroup.load(self._metadata, group_keys, group_id=group_id, owner=claim.version, clock=self._clock)
-        # Somebody may have taken it over before its offsets were read here: then these are that one's, and so are their versions.
-        await stored.check()
+        with self._memory.loading() as loading:
+            stored, group = await StoredGroup.load(
+                self._metadata, group_keys, group_id=group_id, owner=claim.version, clock=self._clock, loading=loading
+            )
+            # Somebody may have taken it over before its offsets were read here: then these are that one's, and so are their versions.
+            await stored.check()
         if not self._slots.stands(claim) or self._is_stopped:
             raise Closed(GroupError.NOT_COORDINATOR)
         if stored.is_written:
@@ -340,14 +349,23 @@ class Coordinator:
             return
         self._let_go()
         if len(self._groups) >= GROUPS_LOADED_MAX or self._memory.is_full:
-            self._refuse("memory", "", 0)
+            self._refuse("memory" if self._memory.is_full else "groups", "", 0)
             raise Closed(GroupError.COORDINATOR_LOAD_IN_PROGRESS)
 
     def _let_go(self) -> None:
-        """Of half of the groups that nobody is in; of those that nobody has joined yet, where there are no others."""
+        """Of half of the groups that nobody is in; of those that nobody has joined yet, where there are no others; then of silent ones."""
         idle = [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_idle]
         idle = idle or [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_unused]
+        idle = idle or self._silent()
         self._close_all(idle[: len(idle) // 2 + 1])
+
+    def _silent(self) -> list[str]:
+        """Groups whose members may be gone for long before their sessions end. Not looked for at every request that finds no room."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._looked_for_silent_s + LOOK_FOR_SILENT_S:
+            return []
+        self._looked_for_silent_s = now_s
+        return [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_silent(now_s - SILENT_S)]
 
     def _drop_lost(self) -> None:
         for claim in self._slots.claims:

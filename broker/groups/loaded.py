@@ -145,6 +145,12 @@ class LoadedGroup:
         """Nobody is in it, but member ids were given out perhaps: who comes with one after it was closed is given another."""
         return self._group.state is GroupState.EMPTY and not (self._jobs or self._waiting or self._is_writing or self._is_judging)
 
+    def is_silent(self, since_s: float) -> bool:
+        """Nobody waits, and no member has given a sign of life since then. Loaded again, it is as it was, and so are their timeouts."""
+        if self._jobs or self._waiting or self._is_writing or self._is_judging:
+            return False
+        return all(member.expires_s - member.session_timeout_s < since_s for member in self._group.members.values())
+
     @property
     def exists(self) -> bool:
         """Whether there is such a group: a record of it, or somebody who joins."""

@@ -12,14 +12,16 @@ from typing import Final
 from broker.groups.committed import Committed
 from broker.groups.members import Group, Member, Protocol
 from runtime.telemetry import Metric, Telemetry
+from storage.errors import Unavailable
 from storage.limits import KIB
+from storage.metadata.port import Record
 
 HELD: Final = Metric(
-    "forebay_group_memory_bytes", "Bytes that groups hold: members, assignments, committed offsets, and requests that wait"
+    "forebay_group_memory_bytes", "Bytes that groups hold: members, assignments, committed offsets, loads under way, and requests that wait"
 )
 REFUSED: Final = Metric(
     "forebay_group_refusals_total",
-    "Requests of members that were refused for their size: one member's (member), its group's (group), or of all groups (memory)",
+    "Requests that were refused for what one member (member), its group (group) or all groups hold (memory), or for their number (groups)",
     ("bound",),
 )
 
@@ -61,6 +63,25 @@ def growth_bytes(before: Group, after: Group) -> int:
     return grown
 
 
+class Loading:
+    """What a group that is being loaded holds until it is counted as a loaded one."""
+
+    def __init__(self, memory: "GroupMemory") -> None:
+        self._memory = memory
+        self.size_bytes = 0
+
+    def add(self, record: Record) -> None:
+        """An offset, as it was read and as it is kept. Raises `Unavailable` if there is no room for more loads than one."""
+        size_bytes = OFFSET_BYTES + getsizeof(record) + getsizeof(record.path) + 2 * getsizeof(record.value)
+        self.size_bytes += size_bytes
+        self._memory.held_bytes += size_bytes
+        self._memory.check(self)
+
+    def begin_again(self) -> None:
+        self._memory.held_bytes -= self.size_bytes
+        self.size_bytes = 0
+
+
 class GroupMemory:
     """Of all groups that one broker coordinates."""
 
@@ -70,6 +91,7 @@ class GroupMemory:
         self._make_room = make_room
         self._refused = telemetry.counter(REFUSED)
         self.held_bytes = 0
+        self._loads: dict[Loading, None] = {}
         telemetry.gauge(HELD).set_function(lambda: self.held_bytes)
 
     @property
@@ -95,6 +117,29 @@ class GroupMemory:
             yield
         finally:
             self.held_bytes -= size_bytes
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[Loading]:
+        """While a group is loaded. One load at a time may hold more than there is, or a large group could never be loaded."""
+        load = Loading(self)
+        self._loads[load] = None
+        try:
+            yield load
+        finally:
+            load.begin_again()
+            del self._loads[load]
+
+    def check(self, load: Loading) -> None:
+        """Raise `Unavailable` if there is no room for this one, unless it began first and there is some without it."""
+        if self._may_hold(load):
+            return
+        self._make_room()
+        if not self._may_hold(load):
+            raise Unavailable(f"the memory of groups is full while several are loaded: held_bytes={self.held_bytes} max={self._bytes_max}")
+
+    def _may_hold(self, load: Loading) -> bool:
+        is_first = next(iter(self._loads)) is load
+        return self.held_bytes - (load.size_bytes if is_first else 0) < self._bytes_max
 
     def note_refusal(self, bound: str) -> None:
         self._refused.labels(bound).inc()

@@ -24,7 +24,7 @@ import msgspec
 
 from broker.groups.committed import NOTHING, Committed
 from broker.groups.members import Group
-from broker.groups.memory import offset_bytes
+from broker.groups.memory import Loading, offset_bytes
 from broker.groups.records import group_of, record_of
 from runtime.clock import Clock
 from storage.catalog.groups import (
@@ -92,8 +92,13 @@ class StoredGroup:
         self._is_given_up = False
 
     @classmethod
-    async def load(cls, metadata: MetadataStore, keys: GroupKeys, *, group_id: str, owner: int, clock: Clock) -> tuple[Self, Group]:
-        """Take the group over. A group that is not there is not made: an empty one that nobody has written. Raises `StorageError`."""
+    async def load(
+        cls, metadata: MetadataStore, keys: GroupKeys, *, group_id: str, owner: int, clock: Clock, loading: Loading | None = None
+    ) -> tuple[Self, Group]:
+        """Take the group over. A group that is not there is not made: an empty one that nobody has written. Raises `StorageError`.
+
+        `loading` counts what is read.
+        """
         stored = cls(metadata, keys, owner=owner)
         for _ in range(LOAD_ATTEMPTS_MAX):
             (record,) = await metadata.get_many([keys.group])
@@ -101,7 +106,9 @@ class StoredGroup:
                 return stored, Group(group_id=group_id)
             found = decode_group(record)
             group = group_of(found, now_s=clock.monotonic_s(), now_ms=clock.now_ms())
-            if await stored._take_over(group, found, record):
+            if loading is not None:
+                loading.begin_again()
+            if await stored._take_over(group, found, record, loading):
                 return stored, group
         raise Unavailable(f"cannot load a group: another coordinator writes it: group={group_id!r} attempts={LOAD_ATTEMPTS_MAX}")
 
@@ -260,7 +267,7 @@ class StoredGroup:
         records = await self._metadata.get_many(stored_keys)
         return {name: record.version for name, record in zip(names, records, strict=True) if record is not None}
 
-    async def _take_over(self, group: Group, found: GroupRecord, record: Record) -> bool:
+    async def _take_over(self, group: Group, found: GroupRecord, record: Record, loading: Loading | None) -> bool:
         """False: it was written meanwhile."""
         self._version, self._has_expiries = record.version, found.has_expiries
         self._offsets, self._per_topic, self._pages, self.held_bytes = {}, Counter(), [], 0
@@ -272,7 +279,7 @@ class StoredGroup:
             beside = await topics_beside(self._metadata, self._keys, found.topic_pages)
             # What was cut short while it listed topics anew may have left some at two places.
             self._listed = list(dict.fromkeys([*self._listed, *beside]))
-            for chunk in _chunks(await self._stored_offsets(self._listed), key_bytes=self._key_bytes):
+            for chunk in _chunks(await self._stored_offsets(self._listed, loading), key_bytes=self._key_bytes):
                 await self._take_over_offsets(chunk)
             await self._list_anew(group, page_count=found.topic_pages)
         except Fenced:
@@ -298,13 +305,13 @@ class StoredGroup:
             self._note_group(result)
             self._check_all(deleted)
 
-    async def _stored_offsets(self, topic_ids: Sequence[TopicId]) -> list[Record]:
+    async def _stored_offsets(self, topic_ids: Sequence[TopicId], loading: Loading | None) -> list[Record]:
         found: list[Record] = []
         for start in range(0, len(topic_ids), SCANS_TOGETHER_MAX):
             together = topic_ids[start : start + SCANS_TOGETHER_MAX]
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    scans = [tasks.create_task(offsets_of(self._metadata, self._keys, topic_id)) for topic_id in together]
+                    scans = [tasks.create_task(offsets_of(self._metadata, self._keys, topic_id, loading)) for topic_id in together]
             except* StorageError as failed:
                 failures = failed.exceptions
             else:
@@ -389,9 +396,14 @@ async def topics_beside(metadata: MetadataStore, group_keys: GroupKeys, page_cou
     return [TopicId(topic_id) for record in records if record is not None for topic_id in decode_topics(record).topics]
 
 
-async def offsets_of(metadata: MetadataStore, group_keys: GroupKeys, topic_id: TopicId) -> list[Record]:
-    """The offsets of a group in one topic, as they are stored. Raises `StorageError`."""
-    return [record async for record in metadata.range_scan(*group_keys.offsets(topic_id))]
+async def offsets_of(metadata: MetadataStore, group_keys: GroupKeys, topic_id: TopicId, loading: Loading | None = None) -> list[Record]:
+    """The offsets of a group in one topic, as they are stored, counted by `loading` as they come. Raises `StorageError`."""
+    found = []
+    async for record in metadata.range_scan(*group_keys.offsets(topic_id)):
+        if loading is not None:
+            loading.add(record)
+        found.append(record)
+    return found
 
 
 def partition_of(path: str) -> PartitionId:

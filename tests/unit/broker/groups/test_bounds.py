@@ -1,6 +1,7 @@
 """How many groups, and how much work of one, a coordinator keeps; what members hold is in test_memory.py."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 import structlog.testing
@@ -9,13 +10,20 @@ from broker.groups import by_shard, coordinator, loaded
 from broker.groups.by_shard import ByShard
 from broker.groups.coordinator import Coordinator
 from broker.groups.errors import GroupError
-from broker.groups.events import Leave
+from broker.groups.events import Heartbeat, JoinAnswer, Leave
 from broker.groups.loaded import Closed
 from broker.groups.memory import REFUSED
+from broker.groups.settings import GroupSettings
+from storage.limits import KIB
+from storage.metadata.port import Record
 from storage.vocabulary import PartitionId
 from tests.unit.broker.groups.coordinating import FIRST, TOPIC, Node, committed, join_of, simple, stable, world
 
 PATIENCE_S = 10.0
+
+
+def heartbeat_of(joined: JoinAnswer) -> Heartbeat:
+    return Heartbeat(token=0, member_id=joined.member_id, instance_id=None, generation=joined.generation)
 
 
 def loaded_of(node: Node) -> int:
@@ -48,9 +56,57 @@ async def test_a_group_more_than_may_be_loaded_is_to_come_again_and_finds_room_w
         taken = await outcomes(node, ["more"])
 
         assert (refused, taken) == ([GroupError.COORDINATOR_LOAD_IN_PROGRESS], [GroupError.NONE])
-        assert [line["bound"] for line in logged if line["event"] == "group_member_refused"] == ["memory"]
-        assert node.telemetry.registry.get_sample_value(REFUSED.name, {"bound": "memory"}) == 1
+        (line,) = [line for line in logged if line["event"] == "group_member_refused"]
+        assert line["bound"] == "groups"
+        assert "groups.memory_bytes" not in line["fix"], "it would not help"
+        assert node.telemetry.registry.get_sample_value(REFUSED.name, {"bound": "groups"}) == 1
         assert loaded_of(node) == 3
+
+
+async def test_groups_whose_members_are_silent_make_room_long_before_their_sessions_end_and_are_there_when_they_speak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coordinator, "GROUPS_LOADED_MAX", 3)
+    monkeypatch.setattr(coordinator, "LOOK_FOR_SILENT_S", 0.0)
+    async with world() as made:
+        node = await made.node(1)
+        joined = [await stable(node, f"g{number}", session_timeout_s=1_800.0) for number in range(3)]
+        assert await outcomes(node, ["more"]) == [GroupError.COORDINATOR_LOAD_IN_PROGRESS]
+        monkeypatch.setattr(coordinator, "SILENT_S", 0.0)
+        assert await outcomes(node, ["more"]) == [GroupError.NONE]
+        assert loaded_of(node) <= 3
+        left = [await node.coordinator.heartbeat(f"g{number}", heartbeat_of(answer)) for number, answer in enumerate(joined)]
+
+        assert left == [GroupError.NONE] * 3
+
+
+async def test_groups_that_are_loaded_at_the_same_time_hold_no_more_than_all_may_and_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(settings=GroupSettings(initial_delay_s=0, memory_bytes_max=256 * KIB)) as made:
+        first = await made.node(1)
+        names = [f"g{number}" for number in range(8)]
+        for name in names:
+            offsets = {PartitionId(TOPIC, number): committed(number, "x" * 100) for number in range(200)}
+            assert await first.coordinator.commit(name, simple(offsets)) is GroupError.NONE
+        first.coordinator._close_all(list(first.coordinator._groups))
+        held: list[int] = []
+        scan = first.metadata.range_scan
+
+        async def slowly(*asked: object) -> AsyncIterator[Record]:
+            async for record in scan(*asked):
+                held.append(first.coordinator._memory.held_bytes)
+                await asyncio.sleep(0)
+                yield record
+
+        monkeypatch.setattr(first.metadata, "range_scan", slowly, raising=False)
+        found = await outcomes(first, names)
+        again = [await outcomes(first, [name]) for name in names]
+
+        assert GroupError.COORDINATOR_LOAD_IN_PROGRESS in found
+        assert GroupError.NONE in found
+        assert 128 * KIB < max(held) < 512 * KIB
+        assert again == [[GroupError.NONE]] * len(names)
+        first.coordinator._close_all(list(first.coordinator._groups))
+        assert first.coordinator._memory.held_bytes == 0
 
 
 async def test_groups_that_nobody_is_in_make_room_so_that_any_number_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
