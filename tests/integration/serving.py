@@ -123,11 +123,12 @@ def serving(
     environ: Mapping[str, str] | None = None,
     open_files_max: int | None = None,
     options: Sequence[str] = (),
+    entering: Sequence[str] = (),
 ) -> Iterator[Served]:
     """A broker over `data_dir` (None: over memory) that is ready. Leaving stops it: in order if all went well, at once otherwise.
 
     `environ` is added to the environment of this process, without what that says of settings. `open_files_max`: the broker's hard limit.
-    `options`: of the command line, beside the settings.
+    `options`: of the command line, beside the settings. `entering`: words before the command, which `exec` what follows them.
     The ports are read off its log, which is why `log.level` has to stay `info` or below.
     """
     with contextlib.ExitStack() as closing:
@@ -136,7 +137,7 @@ def serving(
         descriptor, log_name = tempfile.mkstemp(prefix="broker-", suffix=".log", dir=folder)
         os.close(descriptor)
         log_path = Path(log_name)
-        process = _spawn(_assignments(data_dir, kafka_port, settings or {}), log_path, environ or {}, open_files_max, options)
+        process = _spawn(_assignments(data_dir, kafka_port, settings or {}), log_path, environ or {}, open_files_max, options, entering)
         try:
             served = _wait_ready(process, log_path)
             yield served
@@ -193,7 +194,12 @@ def _assignments(data_dir: Path | None, kafka_port: int | None, settings: Mappin
 
 
 def _spawn(
-    assignments: list[str], log_path: Path, environ: Mapping[str, str], open_files_max: int | None, options: Sequence[str]
+    assignments: list[str],
+    log_path: Path,
+    environ: Mapping[str, str],
+    open_files_max: int | None,
+    options: Sequence[str],
+    entering: Sequence[str],
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "forebay", "serve", "--config", os.devnull, "--log-format", "json", *options]
     if open_files_max is not None:
@@ -205,7 +211,8 @@ def _spawn(
     # kio imports hypothesis where that is installed, which makes a table of 180 MiB unless it finds one here.
     environment["HYPOTHESIS_STORAGE_DIRECTORY"] = str(ROOT / ".hypothesis")
     with log_path.open("wb") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=log_path.parent)
+        words = [*entering, *command]
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=log_path.parent)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], log_path: Path) -> Served:
