@@ -1,9 +1,9 @@
 """Requests to handlers: decode, bound by a deadline, count, encode; and what is done when something goes wrong that nobody foresaw."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 from kio.schema.errors import ErrorCode
@@ -20,7 +20,8 @@ from broker.handlers.wide_produce import WideProduce, read_wide, refuse_all, wri
 from broker.leaving import Leaving
 from broker.protocol import codec, fetch, produce, support
 from broker.protocol.errors import ProtocolViolation
-from broker.protocol.first_error import first_error_of
+from broker.protocol.first_error import first_error_in_steps, first_error_of
+from broker.protocol.letting_go import let_go_in_steps
 from broker.protocol.produce import PartitionResult, ProduceRequest, ProduceResponse
 from broker.protocol.request import Request
 from broker.responses import LARGE_REPLY_BYTES, Responses, Room
@@ -49,9 +50,14 @@ LONG_REQUEST_BYTES: Final = 4 * KIB
 LARGE_ANSWERS_MAX: Final = 4
 """Made and written at a time: each holds the event loop for a step per turn, and 10,000 partitions take 3 MiB until they are written."""
 
+LONG_REPLY_BYTES: Final = 16 * KIB
+"""What larger ones were made of is looked through, and ends, in steps."""
+
 _API_VERSIONS: Final = 18
 
 LEAVING: Final = "this broker is shutting down: look for the leader again"
+
+T = TypeVar("T")
 
 log = structlog.get_logger("dispatch")
 
@@ -273,7 +279,7 @@ class Dispatch:
         if len(frame) > LONG_REQUEST_BYTES:
             async with self._beginning:
                 await asyncio.sleep(0)
-                body = await self._decode_in_turns(header, frame)
+                body = await _in_turns(codec.decode_in_steps(header.api_key, header.api_version, frame, header.body_position))
         else:
             body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
         if header.api_key in WAITING_TIMEOUTS_S:
@@ -284,7 +290,13 @@ class Dispatch:
         reply = await self._encode(header, answer, place)
         if len(reply) > LARGE_REPLY_BYTES:
             await self._take_room(len(reply), connection)
-        return header, [reply], first_error_of(answer)
+        if len(frame) <= LONG_REQUEST_BYTES and len(reply) <= LONG_REPLY_BYTES:
+            return header, [reply], first_error_of(answer)
+        error_code = await _in_turns(first_error_in_steps(answer))
+        held = [body, answer]
+        del body, answer, request
+        await _in_turns(let_go_in_steps(held))
+        return header, [reply], error_code
 
     async def _meet(self, api_key: int, version: int) -> None:
         """Load the handler and compile the codec of a version that is asked for the first time, with turns for others in between."""
@@ -292,15 +304,6 @@ class Dispatch:
         for _ in codec.compile_in_steps(api_key, version):
             await asyncio.sleep(0)
         self._met.add((api_key, version))
-
-    async def _decode_in_turns(self, header: codec.RequestHeader, frame: memoryview) -> object:
-        steps = codec.decode_in_steps(header.api_key, header.api_version, frame, header.body_position)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                return end.value
-            await asyncio.sleep(0)
 
     async def _encode(self, header: codec.RequestHeader, answer: object, place: LargeAnswer) -> bytearray:
         """What comes after the first step of a large answer is written by few requests at a time, with a turn for others in between."""
@@ -331,7 +334,9 @@ class Dispatch:
     async def _handle_fetch(
         self, header: codec.RequestHeader, frame: memoryview, connection: Client
     ) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
-        request = fetch.read_narrow(header.api_version, frame, header.body_position) or await self._read_wide_fetch(header, frame)
+        request = fetch.read_narrow(header.api_version, frame, header.body_position)
+        if request is None:
+            request = await _in_turns(fetch.read_in_steps(header.api_version, frame, header.body_position))
         room = Room(self._responses)
         try:
             handled = self._fetch.handle(request, version=header.api_version, client=connection, room=room)
@@ -342,19 +347,19 @@ class Dispatch:
         except BaseException:
             room.give_back()
             raise
-        connection.until_written(room.give_back, sum([sum(map(len, partition.records)) for partition in fetched.partitions]))
-        first_error = fetched.error_code or next((partition.error_code for partition in fetched.partitions if partition.error_code), 0)
+        record_bytes, first_error = 0, int(fetched.error_code)
+        for begin in range(0, len(fetched.partitions), fetch.PARTITIONS_PER_STEP):
+            if begin:
+                await asyncio.sleep(0)
+            for partition in fetched.partitions[begin : begin + fetch.PARTITIONS_PER_STEP]:
+                record_bytes += sum(map(len, partition.records))
+                first_error = first_error or partition.error_code
+        connection.until_written(room.give_back, record_bytes)
+        if len(request.partitions) > fetch.PARTITIONS_PER_STEP:
+            held: list[object] = [request.partitions, fetched.partitions]
+            del request, fetched
+            await _in_turns(let_go_in_steps(held))
         return header, reply, first_error
-
-    async def _read_wide_fetch(self, header: codec.RequestHeader, frame: memoryview) -> fetch.FetchRequest:
-        steps = fetch.read_in_steps(header.api_version, frame, header.body_position)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                request: fetch.FetchRequest = end.value
-                return request
-            await asyncio.sleep(0)
 
     async def _take_room(self, reply_bytes: int, connection: Client) -> None:
         room = Room(self._responses)
@@ -399,6 +404,17 @@ class Dispatch:
             return None
         throttle_ms = self._leaving.throttle_ms(connection) if self._leaving.is_asking else 0
         return [produce.write_response(header.api_version, header.correlation_id, ProduceResponse(results, throttle_ms))]
+
+
+async def _in_turns(steps: Generator[None, None, T]) -> T:
+    """What they return, with a turn for others after each."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            ended: T = end.value
+            return ended
+        await asyncio.sleep(0)
 
 
 def _may_wait_s(header: codec.RequestHeader, frame: memoryview) -> float:

@@ -1,7 +1,8 @@
 """Work that grows with what was asked for, in turns: after so many items, others have theirs on the event loop."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -9,6 +10,7 @@ ITEMS_DEFAULT: Final = 250
 
 T = TypeVar("T")
 R = TypeVar("R")
+K = TypeVar("K", bound=Hashable)
 
 
 class Turns:
@@ -36,3 +38,23 @@ class Turns:
             await self.spent(len(part))
         await self.spent()
         return made
+
+    async def by_key(self, make: Callable[[K], R], keys: Iterable[K]) -> dict[K, R]:
+        """What `make` makes of each key, by key."""
+        made: dict[K, R] = {}
+        remaining = iter(keys)
+        while part := tuple(islice(remaining, self._left)):
+            made.update(zip(part, map(make, part), strict=True))
+            await self.spent(len(part))
+        await self.spent()
+        return made
+
+    async def count(self, keys: Iterable[K]) -> Counter[K]:
+        """How often each is there."""
+        counted: Counter[K] = Counter()
+        remaining = iter(keys)
+        while part := tuple(islice(remaining, self._left)):
+            counted.update(part)
+            await self.spent(len(part))
+        await self.spent()
+        return counted

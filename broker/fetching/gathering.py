@@ -9,7 +9,7 @@ A control record that was not read in time is an error that clients repeat, neve
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from storage.errors import StorageError, without_frames
@@ -21,6 +21,8 @@ from storage.log.partition import PartitionLog
 from storage.log.read import Reader
 from storage.log.runs import BatchRun
 
+LOOKED_AT_PER_STEP: Final = 500
+"""Partitions of a fetch of many between two steps: a few milliseconds."""
 READS_AT_ONCE: Final = 4
 """Of one fetch, late ones not counted."""
 READS_UNDER_WAY_MAX: Final = 16
@@ -139,9 +141,24 @@ class Gathering:
     def look(self, now_s: float) -> None:
         """Take what is there, and begin the reads that are needed and have room."""
         self._now_s = now_s
-        for wanted in self._wanted:
+        self._look_at(self._wanted)
+        self._look_again()
+
+    def look_in_steps(self, now_s: float) -> Iterator[None]:
+        """As `look`, of many: iterated over to its end, it yields wherever a pause is in place."""
+        self._now_s = now_s
+        for begin in range(0, len(self._wanted), LOOKED_AT_PER_STEP):
+            self._look_at(self._wanted[begin : begin + LOOKED_AT_PER_STEP])
+            yield
+        self._look_again()
+
+    def _look_at(self, some: Sequence[Wanted]) -> None:
+        for wanted in some:
             if wanted.error is None:
-                self._look(wanted, now_s)
+                self._look(wanted, self._now_s)
+
+    def _look_again(self) -> None:
+        now_s = self._now_s
         too_large = [wanted for wanted in self._wanted if wanted.is_too_large and wanted.error is None]
         if self._first is None:
             # Those before it, for which it had to make do with what was left, have nothing after all.
@@ -187,6 +204,17 @@ class Gathering:
             ends.append(now_s + GRACE_S)
         return max(0.001, min(ends) - now_s)
 
+    def fail_in_steps(self) -> Iterator[None]:
+        """What `close` tells those whose control record was not read in time, of many: a step is over wherever it yields."""
+        for begin in range(0, len(self._wanted), LOOKED_AT_PER_STEP):
+            for wanted in self._wanted[begin : begin + LOOKED_AT_PER_STEP]:
+                self._fail(wanted)
+            yield
+
+    def _fail(self, wanted: Wanted) -> None:
+        if wanted.read is not None and wanted.error is None:
+            wanted.error = failure_of(wanted.read, wanted.log)
+
     def close(self) -> None:
         """Reads that are under way go on. Whoever's control record was not read in time has failed."""
         if not (self._asked or self._joined):
@@ -196,8 +224,7 @@ class Gathering:
         for flight in self._joined:
             self._reader.flights.leave(flight, self._wake)
         for wanted in self._wanted:
-            if wanted.read is not None and wanted.error is None:
-                wanted.error = failure_of(wanted.read, wanted.log)
+            self._fail(wanted)
 
     def _on_read(self, _read: asyncio.Future[None]) -> None:
         self._wake()

@@ -8,7 +8,7 @@ on hints but time (I10).
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Self
 
 from runtime.clock import Clock
@@ -18,6 +18,8 @@ from storage.metadata.port import MetadataStore
 
 POLL_S: Final = 0.1
 TRUSTED_POLL_S: Final = 1.0
+BEGUN_PER_STEP: Final = 500
+"""Partitions that one reader begins to wait for, between two steps."""
 
 
 class Waited:
@@ -38,11 +40,12 @@ class Waited:
 class Wait:
     """One reader's wait for any of its partitions to move, or to be woken otherwise. Used by `with`, so that nobody wakes the dead."""
 
-    __slots__ = ("_has_moved", "_logs", "_turn", "_waited")
+    __slots__ = ("_begun", "_has_moved", "_logs", "_turn", "_waited")
 
     def __init__(self, logs: Sequence[PartitionLog], waited: Waited) -> None:
         self._logs = logs
         self._waited = waited
+        self._begun = 0
         self._has_moved = False
         self._turn: asyncio.Future[None] | None = None
 
@@ -50,11 +53,21 @@ class Wait:
         self._has_moved = True
         self._end_turn()
 
+    def begin_in_steps(self) -> Iterator[None]:
+        """As `with` begins, of many: a step is over wherever it yields. Leave it as by `with`, even if it has not come to its end."""
+        while self._begun < len(self._logs):
+            self._begin(self._logs[self._begun : self._begun + BEGUN_PER_STEP])
+            yield
+
     def __enter__(self) -> Self:
-        for log in self._logs:
+        self._begin(self._logs)
+        return self
+
+    def _begin(self, logs: Sequence[PartitionLog]) -> None:
+        for log in logs:
             log.wakers.add(self.wake)
             self._waited.add(log)
-        return self
+        self._begun += len(logs)
 
     def __exit__(self, *_: object) -> None:
         for log in self._logs:

@@ -61,6 +61,8 @@ _TOPIC_BYTES: Final = 40
 assert TOPICS_NAMED_MAX * _TOPIC_BYTES < PLAIN_BYTES_MAX
 assert TOPICS_PAGE_MAX * _TOPIC_BYTES < METADATA_VALUE_BYTES_MAX
 
+PUT_AT_ONCE: Final = 250
+"""Of a request that commits more, the first offsets of partitions have a turn of the event loop for each of their two writes."""
 
 N = TypeVar("N", PartitionId, int)
 
@@ -122,6 +124,11 @@ class StoredGroup:
         """All that is committed, as far as this coordinator wrote or loaded it."""
         return {partition: stored.committed for partition, stored in self._offsets.items()}
 
+    @property
+    def partitions(self) -> Collection[PartitionId]:
+        """Those in which it has offsets."""
+        return self._offsets.keys()
+
     def offset(self, partition: PartitionId) -> Committed | None:
         stored = self._offsets.get(partition)
         return None if stored is None else stored.committed
@@ -167,24 +174,31 @@ class StoredGroup:
 
     async def commit(self, group: Group, offsets: Mapping[PartitionId, Committed]) -> None:
         """All of `offsets`, or an error; then some may be there. More than a request takes go in several."""
-        for batch in _batches(offsets, key_bytes=self._key_bytes):
+        for number, batch in enumerate(_batches(offsets, key_bytes=self._key_bytes)):
+            if number:
+                await asyncio.sleep(0)
             await self._commit_batch(group, batch)
 
     async def delete_offsets(self, group: Group, partitions: Sequence[PartitionId]) -> None:
         """With a put of the group, which names the topics that are left."""
         together_max = min(WRITE_REQUEST_OPS_MAX - 1, (WRITE_REQUEST_BYTES_MAX - METADATA_VALUE_BYTES_MAX) // self._key_bytes - 1)
         for start in range(0, len(partitions), together_max):
+            if start:
+                await asyncio.sleep(0)
             chunk = partitions[start : start + together_max]
             deletes = [Delete(self._keys.offset(partition), self._offsets[partition].version) for partition in chunk]
-            left = self._per_topic - Counter(partition.topic_id for partition in chunk)
+            going = Counter(partition.topic_id for partition in chunk)
+            ended = {topic_id for topic_id, count in going.items() if count == self._per_topic[topic_id]}
             if not self._pages:
-                self._listed = [topic_id for topic_id in self._listed if topic_id in left]
+                self._listed = [topic_id for topic_id in self._listed if topic_id in self._per_topic and topic_id not in ended]
             result, *deleted = await self._write([self._put_group(group), *deletes])
             self._note_group(result)
             self._check_all(deleted)
             for partition in chunk:
                 self.held_bytes -= offset_bytes(self._offsets.pop(partition).committed)
-            self._per_topic = left
+            self._per_topic.subtract(going)
+            for topic_id in ended:
+                del self._per_topic[topic_id]
 
     async def delete(self, group: Group) -> None:
         """The offsets, then the group itself: what is cut short leaves a group with fewer offsets."""
@@ -199,7 +213,10 @@ class StoredGroup:
         has_new_expiries = not self._has_expiries and any(committed.expires_at_ms is not None for committed in offsets.values())
         self._has_expiries |= has_new_expiries
         witness = [self._put_group(group)] if has_new_expiries and len(versions) == len(offsets) else []
-        versions |= await self._make_places(group, [partition for partition in offsets if partition not in versions])
+        if len(versions) < len(offsets):
+            versions |= await self._make_places(group, [partition for partition in offsets if partition not in versions])
+            if len(offsets) > PUT_AT_ONCE:
+                await asyncio.sleep(0)
         puts = [self._put_offset(partition, committed, versions[partition]) for partition, committed in offsets.items()]
         results = await self._write([*witness, *puts])
         if witness:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from broker.leadership import COORDINATOR_SLOTS, Candidate, slot_of, winner_of
+from runtime.turns import Turns
 from storage.catalog.brokers import BrokerDirectory, BrokerRecord
 from storage.catalog.groups import ClaimRecord, decode_claim
 from storage.catalog.records import encode
@@ -180,9 +181,10 @@ class Slots:
 
     async def holders(self, groups: Iterable[str]) -> dict[str, int | None]:
         """Who coordinates each group: the holder of its slot's claim, else the winner. None: nobody lives. Raises `StorageError`."""
-        by_group = {group: slot_of(group) for group in groups}
+        turns = Turns()
+        by_group = await turns.by_key(slot_of, groups)
         holders = await self.holders_of(sorted(set(by_group.values())))
-        return {group: holders[slot] for group, slot in by_group.items()}
+        return await turns.by_key(lambda group: holders[by_group[group]], by_group)
 
     async def holders_of(self, slots: Sequence[int]) -> dict[int, int | None]:
         """As `holders`, by slot."""

@@ -26,8 +26,7 @@ async def handle(context: Context, request: Request[AlterReplicaLogDirsRequest])
     paths: dict[TopicPartition, str] = {}
     for directory in request.body.dirs:
         for named in directory.topics:
-            for partition in await turns.each(partial(TopicPartition, named.name), named.partitions):
-                paths[partition] = directory.path
+            paths |= dict.fromkeys(await turns.each(partial(TopicPartition, named.name), named.partitions), directory.path)
         await turns.spent()
     staying = [partition for partition, path in paths.items() if path == LOG_DIR]
     found = await find_existing(context.parts, staying) if staying else {}

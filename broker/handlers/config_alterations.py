@@ -1,6 +1,5 @@
 """What IncrementalAlterConfigs and AlterConfigs have in common: which resources can be altered, and how a topic is."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -18,6 +17,9 @@ from storage.errors import StorageError
 KEYS_MAX: Final = 1_000
 """Of one resource. A topic has some thirty."""
 
+LINE_AS_RESOURCES: Final = 5
+"""What it costs to log a resource, beside altering it."""
+
 Change = Callable[[Mapping[str, str]], dict[str, str]]
 """The configs of a topic → what they are to be. Raises `InvalidTopicConfig`."""
 
@@ -33,8 +35,8 @@ class ResourceChange(NamedTuple):
 async def alter_all(parts: Parts, changes: Sequence[ResourceChange], by: By, *, validate_only: bool) -> list[Refusal | None]:
     """In the order of `changes`, each for itself: None for what was altered, or with `validate_only` would have been."""
     turns = Turns()
-    occurrences = Counter(await turns.each(lambda one: (one.resource_type, one.resource_name), changes))
-    names = {one.resource_name for one in changes if one.resource_type == TOPIC}
+    occurrences = await turns.count((one.resource_type, one.resource_name) for one in changes)
+    names = [name for resource_type, name in occurrences if resource_type == TOPIC]
     found: dict[str, Topic] | StorageError
     try:
         found = await parts.topics.lookup_now(names)
@@ -55,6 +57,7 @@ async def alter_all(parts: Parts, changes: Sequence[ResourceChange], by: By, *, 
             else:
                 answer = refuse_type(one.resource_type)
             if answer is not None and not validate_only:
+                await turns.spent(LINE_AS_RESOURCES)
                 facts = {"resource_type": one.resource_type, "name": one.resource_name, "keys": sorted(one.keys)}
                 failures.add(one.resource_name, error=answer.error, message=answer.message, **facts)
             answers.append(answer)

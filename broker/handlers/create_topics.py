@@ -13,6 +13,7 @@ INVALID_PARTITIONS for the topics that come after them.
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from kio.schema.create_topics.v7 import CreateTopicsRequest, CreateTopicsResponse
@@ -59,13 +60,14 @@ class Refusal(NamedTuple):
 async def handle(context: Context, request: Request[CreateTopicsRequest]) -> CreateTopicsResponse:
     body, by = request.body, context.by(request.client_id)
     timed_out = Refusal(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
-    answers: dict[str, Plan | Refusal] = {topic.name: timed_out for topic in body.topics}
+    turns = Turns()
+    named = await turns.each(attrgetter("name"), body.topics)
+    answers: dict[str, Plan | Refusal] = dict.fromkeys(named, timed_out)
     try:
         async with asyncio.timeout(min(max(milliseconds(body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
-            await _create_all(context.parts, body, answers, by)
+            await _create_all(context.parts, body, await turns.count(named), answers, by)
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above
-    turns = Turns()
     with context.parts.administration.failures("topic_created", by) as failures:
         for name, answer in answers.items() if not body.validate_only else ():
             await turns.spent(LINE_AS_TOPICS)
@@ -77,8 +79,9 @@ async def handle(context: Context, request: Request[CreateTopicsRequest]) -> Cre
     )
 
 
-async def _create_all(parts: Parts, body: CreateTopicsRequest, answers: dict[str, Plan | Refusal], by: By) -> None:
-    occurrences = Counter(topic.name for topic in body.topics)
+async def _create_all(
+    parts: Parts, body: CreateTopicsRequest, occurrences: Counter[str], answers: dict[str, Plan | Refusal], by: By
+) -> None:
     try:
         existing = await parts.topics.lookup_now(list(occurrences))
         colliding = await parts.topics.colliding(list(occurrences))

@@ -1,5 +1,7 @@
 """DeleteGroups (API key 42), v0-v2. A group without members goes with all its offsets."""
 
+from typing import Final
+
 from kio.schema.delete_groups.v2 import DeleteGroupsRequest, DeleteGroupsResponse
 from kio.schema.delete_groups.v2.response import DeletableGroupResult
 from kio.schema.errors import ErrorCode
@@ -13,6 +15,9 @@ from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from runtime.turns import Turns
 
+LINE_AS_GROUPS: Final = 5
+"""What it costs to log a group, beside answering it."""
+
 
 async def handle(context: Context, request: Request[DeleteGroupsRequest]) -> DeleteGroupsResponse:
     named, by = request.body.groups_names, context.by(request.client_id)
@@ -24,7 +29,7 @@ async def handle(context: Context, request: Request[DeleteGroupsRequest]) -> Del
     turns = Turns()
     with context.parts.administration.failures("group_deleted", by) as failures:
         for group_id, error in zip(named, errors, strict=True):
-            await turns.spent()
+            await turns.spent(LINE_AS_GROUPS)
             if error is not GroupError.NONE:
                 failures.add(group_id, error=ErrorCode(error), group=group_id)
     return DeleteGroupsResponse(

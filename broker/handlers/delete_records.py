@@ -9,7 +9,6 @@ not done in time is REQUEST_TIMED_OUT, and may still happen.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -39,6 +38,8 @@ TIMEOUT_MS_MAX: Final = 50_000
 """Below what the dispatcher gives any handler: the client is told what was done."""
 TRIMS_MAX: Final = 16
 """Partitions of one request that are trimmed at the same time."""
+LINE_AS_PARTITIONS: Final = 5
+"""What a line of the log costs, beside a partition."""
 _NONE: Final = -1
 
 Answer = int | ErrorCode
@@ -59,7 +60,7 @@ async def handle(context: Context, request: Request[DeleteRecordsRequest]) -> De
         pass  # the partitions that were not reached keep the answer they were given above
     finally:
         # Also when the client has left: what was deleted until then is deleted.
-        _note(context.parts, context.by(request.client_id), answers)
+        await _note(context.parts, context.by(request.client_id), answers)
     return DeleteRecordsResponse(
         throttle_time=as_field(0),
         topics=tuple([await _answer(topic, answers, turns) for topic in body.topics]),
@@ -78,10 +79,10 @@ async def _answer(topic: DeleteRecordsTopic, answers: dict[TopicPartition, Answe
 
 
 async def _delete_all(parts: Parts, asked: Sequence[tuple[TopicPartition, int]], answers: dict[TopicPartition, Answer]) -> None:
-    occurrences = Counter(partition for partition, _ in asked)
+    turns = Turns()
+    occurrences = await turns.count(partition for partition, _ in asked)
     topics = await find_existing(parts, occurrences)
     trims: list[tuple[TopicPartition, PartitionId, int]] = []
-    turns = Turns()
     for partition, offset in asked:
         await turns.spent()
         topic = topics[partition]
@@ -110,8 +111,9 @@ async def _delete_all(parts: Parts, asked: Sequence[tuple[TopicPartition, int]],
             group.create_task(trim())
 
 
-def _note(parts: Parts, by: By, answers: Mapping[TopicPartition, Answer]) -> None:
+async def _note(parts: Parts, by: By, answers: Mapping[TopicPartition, Answer]) -> None:
     """One line per topic for what was deleted, and one for each way it was not."""
+    turns = Turns()
     starts: dict[str, dict[int, int]] = {}
     refused: dict[tuple[str, ErrorCode], list[int]] = {}
     for (topic, partition), answer in answers.items():
@@ -119,10 +121,13 @@ def _note(parts: Parts, by: By, answers: Mapping[TopicPartition, Answer]) -> Non
             refused.setdefault((topic, answer), []).append(partition)
         else:
             starts.setdefault(topic, {})[partition] = answer
+        await turns.spent()
     for topic, moved in starts.items():
+        await turns.spent(LINE_AS_PARTITIONS)
         parts.administration.changed("records_deleted", by, topic=topic, partitions=len(moved), log_start_offsets=listed(moved))
     with parts.administration.failures("records_deleted", by) as failures:
         for (topic, error), partitions in refused.items():
+            await turns.spent(LINE_AS_PARTITIONS)
             failures.add(topic, error=error, topic=topic, partitions=len(partitions), numbers=sorted(partitions)[:LISTED_MAX])
 
 

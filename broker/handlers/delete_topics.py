@@ -7,7 +7,6 @@ REQUEST_TIMED_OUT, and is finished by whoever looks for the topic next.
 """
 
 import asyncio
-from collections import Counter
 from typing import Final, NamedTuple
 
 from kio.schema.delete_topics import v5, v6
@@ -30,6 +29,10 @@ DeleteTopicsRequest = v5.DeleteTopicsRequest | v6.DeleteTopicsRequest
 
 TIMEOUT_MS_MAX: Final = 50_000
 """Below what the dispatcher gives any handler: the client is told what was done."""
+
+
+LINE_AS_TOPICS: Final = 5
+"""What it costs to log a topic, beside answering it."""
 
 
 class Asked(NamedTuple):
@@ -58,7 +61,7 @@ async def handle(context: Context, request: Request[DeleteTopicsRequest]) -> Del
         pass  # the topics that were not reached keep the answer they were given above
     with context.parts.administration.failures("topic_deleted", by) as failures:
         for named, answer in answers.items():
-            await turns.spent()
+            await turns.spent(LINE_AS_TOPICS)
             if answer.error is not ErrorCode.none:
                 name, topic_id = _as_known(named, answer)
                 failures.add(name or str(topic_id), error=answer.error, message=answer.message, topic=name, topic_id=topic_id)
@@ -74,7 +77,7 @@ async def _asked(body: DeleteTopicsRequest, turns: Turns) -> list[Asked]:
 async def _delete_all(parts: Parts, asked: list[Asked], answers: dict[Asked, Answer], by: By) -> None:
     served = []
     turns = Turns()
-    for named, occurrences in Counter(asked).items():
+    for named, occurrences in (await turns.count(asked)).items():
         await turns.spent()
         if (named.name is None) == (named.topic_id is None):
             answers[named] = Answer(ErrorCode.invalid_request, "a topic is named either by its name or by its id")
@@ -87,7 +90,7 @@ async def _delete_all(parts: Parts, asked: list[Asked], answers: dict[Asked, Ans
     except StorageError as error:
         answers |= dict.fromkeys(served, _failed(error))
         return
-    incarnations = Counter(topic.topic_id for topic in found.values())
+    incarnations = await turns.count(topic.topic_id for topic in found.values())
     for named in served:
         await turns.spent()
         topic = found.get(named)
@@ -102,8 +105,14 @@ async def _delete_all(parts: Parts, asked: list[Asked], answers: dict[Asked, Ans
 async def _find(parts: Parts, served: list[Asked]) -> dict[Asked, Topic]:
     by_name = await parts.topics.lookup_now([named.name for named in served if named.name is not None])
     by_id = await parts.topics.lookup_ids([named.topic_id for named in served if named.topic_id is not None])
-    found: dict[Asked, Topic] = {Asked(name, None): topic for name, topic in by_name.items()}
-    return found | {Asked(None, topic_id): topic for topic_id, topic in by_id.items()}
+    found: dict[Asked, Topic] = {}
+    turns = Turns()
+    for named in served:
+        topic = by_id.get(named.topic_id) if named.topic_id is not None else by_name.get(named.name or "")
+        if topic is not None:
+            found[named] = topic
+        await turns.spent()
+    return found
 
 
 async def _delete_if_there(parts: Parts, named: Asked, by: By) -> Answer:

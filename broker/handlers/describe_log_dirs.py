@@ -38,12 +38,18 @@ async def handle(context: Context, request: Request[DescribeLogDirsRequest]) -> 
 
 async def _wanted(parts: Parts, body: DescribeLogDirsRequest) -> list[tuple[Topic, Sequence[int]]]:
     if body.topics is None:
-        return [(topic, range(topic.partition_count)) for topic in await parts.topics.all()]
+        return await Turns().each(lambda topic: (topic, range(topic.partition_count)), await parts.topics.all())
     asked: dict[str, set[int]] = {}
+    turns = Turns()
     for topic in body.topics:
         asked.setdefault(topic.topic, set()).update(topic.partitions)
+        await turns.spent(1 + len(topic.partitions))
     found = await parts.topics.lookup_now(asked)
-    return [(topic, sorted(filter(topic.has_partition, asked[name]))) for name, topic in found.items()]
+    wanted: list[tuple[Topic, Sequence[int]]] = []
+    for name, existing in found.items():
+        wanted.append((existing, sorted(filter(existing.has_partition, asked[name]))))
+        await turns.spent(1 + len(asked[name]))
+    return wanted
 
 
 async def _sizes(parts: Parts, wanted: list[tuple[Topic, Sequence[int]]]) -> list[DescribeLogDirsTopic]:

@@ -65,7 +65,9 @@ async def _answer(name: TopicName, named: Iterable[int], answers: dict[TopicPart
 async def _read_all(parts: Parts, asked: dict[TopicPartition, None]) -> dict[TopicPartition, Answer]:
     answers: dict[TopicPartition, Answer] = {}
     existing: list[tuple[TopicPartition, PartitionId]] = []
+    turns = Turns()
     for partition, topic in (await find_existing(parts, asked)).items():
+        await turns.spent()
         if isinstance(topic, ErrorCode):
             answers[partition] = topic
         else:

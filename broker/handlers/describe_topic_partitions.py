@@ -9,6 +9,7 @@ Raises `StorageError` if the brokers, or all topics, cannot be read: there is no
 
 import asyncio
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 from typing import Final
 
 from kio.schema.describe_topic_partitions.v0 import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse
@@ -42,8 +43,7 @@ PLACED_AT_ONCE: Final = 200
 async def handle(context: Context, request: Request[DescribeTopicPartitionsRequest]) -> DescribeTopicPartitionsResponse:
     body = request.body
     turns = Turns()
-    names = sorted({topic.name for topic in body.topics})
-    await turns.spent(len(names))
+    names = sorted(set(await turns.each(attrgetter("name"), body.topics)))
     if body.cursor is not None and body.cursor.partition_index < 0:
         return _answer(await turns.each(lambda name: _refused(name, ErrorCode.invalid_request), names), None)
     nodes = await live_nodes(context)
@@ -75,7 +75,8 @@ async def handle(context: Context, request: Request[DescribeTopicPartitionsReque
 
 async def _find(parts: Parts, names: Sequence[str]) -> dict[str, Topic | ErrorCode]:
     if not names:
-        return {topic.name: topic for topic in await parts.topics.all()}
+        everything = await parts.topics.all()
+        return dict(zip(await Turns().each(attrgetter("name"), everything), everything, strict=True))
     try:
         found = await parts.topics.lookup_now(names)
     except StorageError as error:

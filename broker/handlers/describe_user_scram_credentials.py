@@ -4,8 +4,6 @@ There are no users: all of them (null or an empty list) are none, one that is na
 DUPLICATE_RESOURCE.
 """
 
-from collections import Counter
-
 from kio.schema.describe_user_scram_credentials.v0 import DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse
 from kio.schema.describe_user_scram_credentials.v0.response import DescribeUserScramCredentialsResult
 from kio.schema.errors import ErrorCode
@@ -17,12 +15,13 @@ from runtime.turns import Turns
 
 
 async def handle(_context: Context, request: Request[DescribeUserScramCredentialsRequest]) -> DescribeUserScramCredentialsResponse:
-    named = Counter(user.name for user in request.body.users or ())
+    turns = Turns()
+    named = await turns.count(user.name for user in request.body.users or ())
     return DescribeUserScramCredentialsResponse(
         throttle_time=as_field(0),
         error_code=ErrorCode.none,
         error_message=None,
-        results=tuple(await Turns().each(lambda one: _result(one[0], is_twice=one[1] > 1), named.items())),
+        results=tuple(await turns.each(lambda one: _result(one[0], is_twice=one[1] > 1), named.items())),
     )
 
 

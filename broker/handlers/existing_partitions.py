@@ -1,6 +1,7 @@
 """From the names of partitions to the topics they are of, for administration: from a read issued after the request."""
 
 from collections.abc import Collection
+from operator import attrgetter
 
 from kio.schema.errors import ErrorCode
 
@@ -21,12 +22,12 @@ def describe_absence(error: ErrorCode) -> str:
 
 async def find_existing(parts: Parts, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Topic | ErrorCode]:
     """The topic of each of `wanted`, or why there is none: UNKNOWN_TOPIC_OR_PARTITION, or what the catalog's read ended with."""
+    turns = Turns()
     try:
-        topics = await parts.topics.lookup_now(dict.fromkeys(asked.topic for asked in wanted))
+        topics = await parts.topics.lookup_now(dict.fromkeys(await turns.each(attrgetter("topic"), wanted)))
     except StorageError as error:
         return dict.fromkeys(wanted, error_code_of(error))
     answers: dict[TopicPartition, Topic | ErrorCode] = {}
-    turns = Turns()
     for asked in wanted:
         await turns.spent()
         topic = topics.get(asked.topic)

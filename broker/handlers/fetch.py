@@ -104,6 +104,8 @@ class Fetch:
         targets = await self._resolve(asked, version)
         if not targets:
             return FetchResponse([])
+        if len(targets) > PARTITIONS_PER_STEP:
+            await asyncio.sleep(0)
         if self._replicas is not None and client is not None and request.rack_id:
             near = await self._replicas.near(request.rack_id, client)
             if near is not None:
@@ -165,25 +167,43 @@ class Fetch:
             wake=wait.wake,
         )
         try:
-            gathering.look(self._clock.monotonic_s())  # much later than it began, if its topics had to be read
-            if not gathering.is_open and not await self._find_room(gathering, room, bytes_max, deadline_s):
+            await self._look(gathering, wanted)  # much later than it began, if its topics had to be read
+            if not gathering.is_open and not await self._find_room(gathering, wanted, room, bytes_max, deadline_s):
                 return
             if gathering.may_leave():
+                await self._fail(gathering, wanted)
                 return
             with contextlib.ExitStack() as waiting:
                 is_waiting = False
                 while not (gathering.may_leave() or self._waiters.is_stopped):
                     if not is_waiting and not gathering.is_reading:
-                        waiting.enter_context(wait)
                         is_waiting = True
+                        if len(wanted) <= PARTITIONS_PER_STEP:
+                            waiting.enter_context(wait)
+                        else:
+                            waiting.push(wait)
+                            await _take_turns(wait.begin_in_steps())
                     await wait.moved(gathering.left_s())
-                    gathering.look(self._clock.monotonic_s())
-                    if not await self._find_room(gathering, room, bytes_max, deadline_s):
+                    await self._look(gathering, wanted)
+                    if not await self._find_room(gathering, wanted, room, bytes_max, deadline_s):
                         return
+            await self._fail(gathering, wanted)
         finally:
             gathering.close()
 
-    async def _find_room(self, gathering: Gathering, room: Room | None, bytes_max: int, deadline_s: float) -> bool:
+    async def _look(self, gathering: Gathering, wanted: Sequence[Wanted]) -> None:
+        if len(wanted) <= PARTITIONS_PER_STEP:
+            gathering.look(self._clock.monotonic_s())
+        else:
+            await _take_turns(gathering.look_in_steps(self._clock.monotonic_s()))
+
+    async def _fail(self, gathering: Gathering, wanted: Sequence[Wanted]) -> None:
+        if len(wanted) > PARTITIONS_PER_STEP:
+            await _take_turns(gathering.fail_in_steps())
+
+    async def _find_room(
+        self, gathering: Gathering, wanted: Sequence[Wanted], room: Room | None, bytes_max: int, deadline_s: float
+    ) -> bool:
         """Before the first record is taken. False if no room came in time: the answer goes without records, and the client asks again."""
         if room is None or not gathering.wants_room:
             return True
@@ -191,7 +211,7 @@ class Fetch:
         granted_bytes = await room.to_read(bytes_max, patience_s)
         if granted_bytes:
             gathering.open(min(bytes_max, granted_bytes))
-            gathering.look(self._clock.monotonic_s())
+            await self._look(gathering, wanted)
         return granted_bytes > 0
 
     async def _send_nearer(self, targets: Sequence[Target], near: Near, isolation_level: int) -> None:
@@ -211,7 +231,7 @@ class Fetch:
     async def _resolve(self, partitions: Sequence[FetchPartition], version: int) -> list[Target]:
         by_id = version >= TOPIC_IDS_MINIMUM
         unknown = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
-        topics, missing, doubtful = self._find_cached(partitions, by_id=by_id)
+        topics, missing, doubtful = await self._find_cached(partitions, by_id=by_id)
         unread: StorageError | None = None
         if missing or doubtful:
             topics, unread = await self._find_others(topics, missing, doubtful, by_id=by_id)
@@ -232,12 +252,14 @@ class Fetch:
                 targets.append(Target(asked, Wanted(log, asked.fetch_offset, asked.partition_max_bytes)))
         return targets
 
-    def _find_cached(self, asked: Iterable[FetchPartition], *, by_id: bool) -> tuple[dict[str, Topic], set[str], dict[str, str]]:
+    async def _find_cached(self, asked: Iterable[FetchPartition], *, by_id: bool) -> tuple[dict[str, Topic], set[str], dict[str, str]]:
         """By what the request calls them: the topics that the cache knows; what it does not know; the names of those it contradicts."""
         found: dict[str, Topic] = {}
         missing: set[str] = set()
         doubtful: dict[str, str] = {}
-        for partition in asked:
+        for number, partition in enumerate(asked, 1):
+            if number % PARTITIONS_PER_STEP == 0:
+                await asyncio.sleep(0)
             name = partition.topic
             topic = found.get(name) or (self._topics.find_id(TopicId(name)) if by_id else self._topics.find(name))
             if topic is None:
@@ -305,6 +327,11 @@ class Fetch:
         topic = self._topics.find_id(partition.topic_id)
         if topic is not None:
             self._topics.forget(topic.name)
+
+
+async def _take_turns(steps: Iterable[None]) -> None:
+    for _ in steps:
+        await asyncio.sleep(0)
 
 
 async def _once_each(partitions: Sequence[FetchPartition]) -> list[FetchPartition]:

@@ -16,6 +16,7 @@ from broker.handlers.context import Context
 from broker.handlers.kio_types import as_i32
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
+from runtime.turns import Turns
 
 
 async def handle(context: Context, request: Request[JoinGroupRequest]) -> JoinGroupResponse:
@@ -37,7 +38,7 @@ async def handle(context: Context, request: Request[JoinGroupRequest]) -> JoinGr
         # v0 has none.
         rebalance_timeout_s=rebalance_timeout_ms / 1_000 if rebalance_timeout_ms >= 0 else session_timeout_s,
         protocol_type=body.protocol_type,
-        protocols=tuple(Protocol(protocol.name, protocol.metadata) for protocol in body.protocols),
+        protocols=tuple(await Turns().each(lambda one: Protocol(one.name, one.metadata), body.protocols)),
         knows_member_ids=request.api_version >= 4,
         knows_skip_assignment=request.api_version >= 9,
     )

@@ -28,7 +28,7 @@ async def handle(context: Context, request: Request[LeaveGroupRequestOfOne | Lea
     if isinstance(body, LeaveGroupRequestOfOne):
         members = ((body.member_id, None),)
     else:
-        members = tuple((member.member_id, member.group_instance_id) for member in body.members)
+        members = tuple(await Turns().each(lambda one: (one.member_id, one.group_instance_id), body.members))
     errors: list[GroupError] = []
     try:
         for begin in range(0, max(len(members), 1), LEAVING_AT_ONCE):

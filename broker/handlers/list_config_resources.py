@@ -16,6 +16,7 @@ from broker.handlers.errors import error_code_of
 from broker.handlers.kio_types import as_i8
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 from storage.errors import StorageError
 
 _TYPES: Final = (TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP)
@@ -27,23 +28,25 @@ async def handle(context: Context, request: Request[ListConfigResourcesRequest])
     if not wanted.issubset(_TYPES):
         return _answer(ErrorCode.unsupported_version, [])
     try:
-        return _answer(ErrorCode.none, await _resources(context.parts, wanted))
+        resources = await _resources(context.parts, wanted)
     except StorageError as error:
         return _answer(error_code_of(error), [])
+    return _answer(ErrorCode.none, await Turns().each(_resource, resources))
 
 
 async def _resources(parts: Parts, wanted: set[int]) -> list[tuple[int, str]]:
-    resources = []
+    resources: list[tuple[int, str]] = []
     if TOPIC in wanted:
-        resources += [(TOPIC, topic.name) for topic in await parts.topics.all()]
+        resources += await Turns().each(lambda topic: (TOPIC, topic.name), await parts.topics.all())
     if BROKER in wanted:
         resources += [(BROKER, str(record.broker_id)) for record in await parts.brokers.live()]
     return resources
 
 
-def _answer(error: ErrorCode, resources: list[tuple[int, str]]) -> ListConfigResourcesResponse:
-    return ListConfigResourcesResponse(
-        throttle_time=as_field(0),
-        error_code=error,
-        config_resources=tuple(ConfigResource(resource_name=name, resource_type=as_i8(kind)) for kind, name in resources),
-    )
+def _resource(found: tuple[int, str]) -> ConfigResource:
+    kind, name = found
+    return ConfigResource(resource_name=name, resource_type=as_i8(kind))
+
+
+def _answer(error: ErrorCode, resources: list[ConfigResource]) -> ListConfigResourcesResponse:
+    return ListConfigResourcesResponse(throttle_time=as_field(0), error_code=error, config_resources=tuple(resources))

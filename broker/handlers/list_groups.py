@@ -23,9 +23,10 @@ CLASSIC = "classic"
 
 async def handle(context: Context, request: Request[ListGroupsRequest]) -> ListGroupsResponse:
     found = await context.parts.groups.listed()
-    states = {state.lower() for state in request.body.states_filter}
-    types = {kind.lower() for kind in request.body.types_filter}
-    groups = await Turns().each(_listed, found.groups)
+    turns = Turns()
+    states = set(await turns.each(str.lower, request.body.states_filter))
+    types = set(await turns.each(str.lower, request.body.types_filter))
+    groups = await turns.each(_listed, found.groups)
     return ListGroupsResponse(
         throttle_time=as_field(0),
         error_code=ErrorCode(found.error),

@@ -10,8 +10,9 @@ Differs from Apache Kafka: names beside ids in one request are answered, too.
 Raises `StorageError` if the brokers, or all topics, cannot be read: no version has a place to say so that clients heed.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -111,7 +112,7 @@ async def _named(context: Context, answer: "_Answer", wanted: _Wanted, creator: 
         await turns.spent()
     by_id = await _find_ids(context.parts, list(ids))
     by_name = await _find_names(context.parts, list(names), creator)
-    if _is_large([found for found in (*by_id.values(), *by_name.values()) if isinstance(found, Topic)]):
+    if _is_large(found for found in chain(by_id.values(), by_name.values()) if isinstance(found, Topic)):
         await context.large_answer.take()
     answers: dict[tuple[TopicId | None, str | None], MetadataResponseTopic] = {}
     for topic in wanted:
@@ -135,11 +136,10 @@ async def _named(context: Context, answer: "_Answer", wanted: _Wanted, creator: 
     return answers.values()
 
 
-def _is_large(topics: Collection[Topic]) -> bool:
+def _is_large(topics: Iterable[Topic]) -> bool:
     """Whether placing them takes more than a turn."""
-    if len(topics) * TOPIC_AS_PARTITIONS > PLACED_AT_ONCE:
-        return True
-    return sum(topic.partition_count + TOPIC_AS_PARTITIONS for topic in topics) > PLACED_AT_ONCE
+    sizes = accumulate(topic.partition_count + TOPIC_AS_PARTITIONS for topic in topics)
+    return any(size > PLACED_AT_ONCE for size in sizes)
 
 
 async def _find_ids(parts: Parts, topic_ids: list[TopicId]) -> dict[TopicId, Topic | ErrorCode]:
@@ -148,7 +148,7 @@ async def _find_ids(parts: Parts, topic_ids: list[TopicId]) -> dict[TopicId, Top
     except StorageError as error:
         return dict.fromkeys(topic_ids, error_code_of(error))
     missing = ErrorCode.unknown_topic_id if unread is None else error_code_of(unread)
-    return {topic_id: found.get(topic_id, missing) for topic_id in topic_ids}
+    return await Turns().by_key(lambda topic_id: found.get(topic_id, missing), topic_ids)
 
 
 async def _find_names(parts: Parts, names: list[str], creator: By | None) -> dict[str, Topic | ErrorCode]:
@@ -157,9 +157,9 @@ async def _find_names(parts: Parts, names: list[str], creator: By | None) -> dic
     except StorageError as error:
         return dict.fromkeys(names, error_code_of(error))
     unknown = ErrorCode.unknown_topic_or_partition if unread is None else error_code_of(unread)
-    answers: dict[str, Topic | ErrorCode] = {name: found.get(name, unknown) for name in names}
-    missing = []
     turns = Turns()
+    answers: dict[str, Topic | ErrorCode] = await turns.by_key(lambda name: found.get(name, unknown), names)
+    missing = []
     for name in names:
         if name not in found:
             if validate_name(name) is None:

@@ -20,6 +20,7 @@ from kio.schema.types import GroupId
 from broker.groups.committed import NOTHING, Committed
 from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed
+from broker.groups.offsets import StoredGroup
 from broker.handlers.context import Context
 from broker.handlers.kio_types import as_i32, as_i64, as_topic_name
 from broker.leadership import slot_of
@@ -28,7 +29,7 @@ from broker.protocol.request import Request
 from runtime.turns import Turns
 from storage.errors import StorageError
 from storage.metadata.keys import group_partition_key
-from storage.vocabulary import PartitionId, TopicId
+from storage.vocabulary import TopicId
 
 OffsetFetchRequest = v7.OffsetFetchRequest | v9.OffsetFetchRequest
 OffsetFetchResponse = v7.OffsetFetchResponse | v9.OffsetFetchResponse
@@ -120,7 +121,7 @@ async def _read(context: Context, group_id: str, asked: Asked | None) -> Read:
     try:
         loaded = await context.parts.groups.checked(group_id)
         if asked is None:
-            return GroupError.NONE, await _all(context, group_id, loaded.stored.offsets)
+            return GroupError.NONE, await _all(context, group_id, loaded.stored)
         wanted = list(asked)
         topics = await context.parts.confirmed_topics.by_name(dict.fromkeys((name for name, _ in wanted), 0), beside=_beside(group_id))
     except Closed as closed:
@@ -141,15 +142,21 @@ async def _read(context: Context, group_id: str, asked: Asked | None) -> Read:
     return GroupError.NONE, found
 
 
-async def _all(context: Context, group_id: str, offsets: Mapping[PartitionId, Committed]) -> Mapping[str, Mapping[int, Committed]]:
+async def _all(context: Context, group_id: str, stored: StoredGroup) -> Mapping[str, Mapping[int, Committed]]:
     """By the names of the topics that still exist."""
     by_topic: dict[TopicId, dict[int, Committed]] = {}
     turns = Turns()
-    for (topic_id, partition), committed in list(offsets.items()):
+    for partition in list(stored.partitions):
         await turns.spent()
-        by_topic.setdefault(topic_id, {})[partition] = committed
+        if (committed := stored.offset(partition)) is not None:
+            by_topic.setdefault(partition.topic_id, {})[partition.partition] = committed
     topics = await context.parts.confirmed_topics.by_id(by_topic, beside=_beside(group_id))
-    return {topics[topic_id].name: partitions for topic_id, partitions in by_topic.items() if topic_id in topics}
+    found: dict[str, dict[int, Committed]] = {}
+    for topic_id, partitions in by_topic.items():
+        await turns.spent()
+        if topic_id in topics:
+            found[topics[topic_id].name] = partitions
+    return found
 
 
 def _beside(group_id: str) -> str:

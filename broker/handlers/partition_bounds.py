@@ -1,6 +1,7 @@
 """From the names of partitions to their logs: which incarnation of the topic, and where its log begins and ends."""
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -36,7 +37,8 @@ async def read_bounds(parts: Parts, wanted: Collection[TopicPartition]) -> dict[
     That something does not exist is said only after the topic was read again, if it came from the cache.
     """
     topics = parts.topics
-    cached = {name for name in _names(wanted) if topics.find(name) is not None}
+    turns = Turns()
+    cached = await turns.by_key(lambda name: topics.find(name) is not None, await _names(wanted, turns))
     is_silent = False
 
     async def look_up(names: Collection[str]) -> LookedUp:
@@ -46,7 +48,11 @@ async def read_bounds(parts: Parts, wanted: Collection[TopicPartition]) -> dict[
         return found
 
     answers = await _read(parts, wanted, look_up)
-    doubtful = [asked for asked, answer in answers.items() if (asked.topic in cached or is_silent) and _is_absence(answer)]
+    doubtful = []
+    for asked, answer in answers.items():
+        if _is_absence(answer) and (cached[asked.topic] or is_silent):
+            doubtful.append(asked)
+        await turns.spent()
     if doubtful:
         # A client that is wrong about its partitions takes the topic from nobody else, should this read fail.
         answers |= await _read(parts, doubtful, lambda names: _read_now(topics, names))
@@ -68,7 +74,7 @@ async def _read(
     parts: Parts, wanted: Collection[TopicPartition], look_up: Callable[[Collection[str]], Awaitable[LookedUp]]
 ) -> dict[TopicPartition, Located | ErrorCode]:
     try:
-        topics, unread = await look_up(_names(wanted))
+        topics, unread = await look_up(await _names(wanted, Turns()))
     except StorageError as error:
         return dict.fromkeys(wanted, error_code_of(error))
     answers: dict[TopicPartition, Located | ErrorCode] = {}
@@ -90,8 +96,8 @@ async def _read(
     return answers
 
 
-def _names(wanted: Iterable[TopicPartition]) -> dict[str, None]:
-    return dict.fromkeys(asked.topic for asked in wanted)
+async def _names(wanted: Iterable[TopicPartition], turns: Turns) -> dict[str, None]:
+    return dict.fromkeys(await turns.each(attrgetter("topic"), wanted))
 
 
 def _is_absence(answer: Located | ErrorCode) -> bool:

@@ -20,6 +20,7 @@ from broker.handlers.recompression import AtOnce, Recompression, Share, Work
 from broker.handlers.record_checks import Refused, TopicRules, check, rules_of
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.clock import Clock
+from runtime.turns import Turns
 from storage.catalog.topics import PATIENCE_S, Topic, Topics
 from storage.errors import Corrupt, NotFound, StorageError, Unavailable, without_frames
 from storage.log.append import Appender
@@ -71,18 +72,32 @@ class Produce:
         """Of these topics those that exist, each as of a read made now where the cache does not know it, or its highest partition named;
         and why nobody could tell of others in time, or whether one has more partitions.
         """
-        found = {name: topic for name in highest if (topic := self._topics.find(name)) is not None}
-        doubtful = [name for name, topic in found.items() if highest[name] >= topic.partition_count]
-        missing = [name for name in highest if name not in found]
+        turns = Turns()
+        found: dict[str, Topic] = {}
+        missing: list[str] = []
+        doubtful: dict[str, None] = {}
+        for name, partition in highest.items():
+            topic = self._topics.find(name)
+            if topic is None:
+                missing.append(name)
+            else:
+                found[name] = topic
+                if partition >= topic.partition_count:
+                    doubtful[name] = None
+            await turns.spent()
         read, error = await self._look_up(missing)
         found |= read
         # A client that is wrong about its partitions takes the topic from nobody else, should this read fail.
-        doubtful += [name for name, topic in read.items() if highest[name] >= topic.partition_count and self._topics.is_silent]
+        if self._topics.is_silent:
+            doubtful |= {name: None for name, topic in read.items() if highest[name] >= topic.partition_count}
         if doubtful and error is None:
             missing = []  # of these it is known
             newest, error = await self._look_up_now(doubtful)
             if error is None:
-                found = {name: topic for name, topic in found.items() if name not in doubtful} | newest
+                for name in doubtful:
+                    del found[name]
+                    await turns.spent()
+                found |= newest
         if error is None:
             return found, {}
         return found, dict.fromkeys([*doubtful, *(name for name in missing if name not in found)], without_frames(error))

@@ -15,6 +15,7 @@ from broker.groups.loaded import Closed
 from broker.handlers.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from runtime.turns import Turns
 
 _NAMED_PROTOCOL_MINIMUM: Final = 5
 
@@ -32,7 +33,7 @@ async def handle(context: Context, request: Request[SyncGroupRequest]) -> SyncGr
         generation=body.generation_id,
         protocol_type=body.protocol_type,
         protocol=body.protocol_name,
-        assignments=tuple((one.member_id, one.assignment) for one in body.assignments),
+        assignments=tuple(await Turns().each(lambda one: (one.member_id, one.assignment), body.assignments)),
     )
     try:
         return _respond(await context.parts.groups.sync(body.group_id, sync))

@@ -247,7 +247,11 @@ def write_in_steps(version: int, correlation_id: int, response: FetchResponse, p
     else:
         piece = bytearray(_TOP_V4.pack(correlation_id, response.throttle_ms))
     left = PARTITIONS_PER_STEP
-    topics = [(topic, list(partitions)) for topic, partitions in groupby(response.partitions, _topic)]
+    topics = []
+    for topic, partitions_of_it in groupby(response.partitions, _topic):
+        topics.append((topic, list(partitions_of_it)))
+        if len(topics) % PARTITIONS_PER_STEP == 0:
+            yield
     piece += wire.count(len(topics), flexible=flexible)
     for topic, partitions in topics:
         piece += bytes.fromhex(topic.replace("-", "")) if version >= TOPIC_IDS_MINIMUM else wire.string(topic, flexible=flexible)

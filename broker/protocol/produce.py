@@ -171,7 +171,11 @@ def write_in_steps(version: int, correlation_id: int, response: ProduceResponse,
     out += _INT32.pack(correlation_id)
     if flexible:
         out.append(0)
-    topics = [(topic, list(results)) for topic, results in groupby(response.results, _topic)]
+    topics = []
+    for topic, results_of_it in groupby(response.results, _topic):
+        topics.append((topic, list(results_of_it)))
+        if len(topics) % PARTITIONS_PER_STEP == 0:
+            yield
     left = PARTITIONS_PER_STEP
     out += wire.count(len(topics), flexible=flexible)
     for topic, results in topics:

@@ -25,6 +25,8 @@ from storage.vocabulary import PartitionId, TopicId
 LATE_S: Final = 0.1
 """A shard that has not answered for so long is not waited for alone."""
 READ_TIMEOUT_S: Final = 10.0
+READ_KEYS_MAX: Final = 500
+"""Control records in one question to the store."""
 PARTITIONS_LOOKED_AT_MAX: Final = 64
 """Of a topic, for one on the shard that is wanted."""
 PLACES_KEPT_MAX: Final = 50_000
@@ -66,11 +68,15 @@ class ConfirmedTopics:
         """Those that exist. Raises `StorageError` if nobody can tell of one of them."""
         wanted = list(topic_ids)
         topics = await self._topics.lookup_ids(wanted)
-        settled = await self._settle(
-            [topic.name for topic in topics.values()], {topic.name: topic for topic in topics.values()}, beside=beside
-        )
+        turns = Turns()
+        by_name: dict[str, Topic] = {}
+        for topic in topics.values():
+            by_name[topic.name] = topic
+            await turns.spent()
+        settled = await self._settle(list(by_name), by_name, beside=beside)
         found = {}
         for topic_id, topic in topics.items():
+            await turns.spent()
             current = settled.get(topic.name)
             if isinstance(current, StorageError):
                 raise current
@@ -83,7 +89,7 @@ class ConfirmedTopics:
         asked, prompt = await self._ask(cached, shard=self._metadata.shard_of(beside))
         if prompt:
             await asyncio.wait(prompt, timeout=LATE_S)
-        _take(asked, cached, settled)
+        await _take(asked, cached, settled)
         doubtful = [name for name in names if name not in settled]
         if doubtful:
             await self._settle_doubtful(doubtful, asked, cached, settled)
@@ -108,7 +114,7 @@ class ConfirmedTopics:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 while pending and any(name not in settled for name in doubtful):
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                    _take(asked, cached, settled)
+                    await _take(asked, cached, settled)
                     if reading in done and isinstance(outcome, dict):
                         for name, topic in outcome.items():
                             settled.setdefault(name, topic)
@@ -207,24 +213,36 @@ class _ShardReads:
             self._began_s = None
 
     async def _alive(self, partitions: list[PartitionId]) -> frozenset[PartitionId]:
+        alive = set()
+        turns = Turns()
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                records = await self._metadata.get_many([PartitionKeys(partition).control for partition in partitions])
+                for begin in range(0, len(partitions), READ_KEYS_MAX):
+                    part = partitions[begin : begin + READ_KEYS_MAX]
+                    records = await self._metadata.get_many([PartitionKeys(partition).control for partition in part])
+                    for partition, record in zip(part, records, strict=True):
+                        if record is not None and _is_alive(record.value):
+                            alive.add(partition)
+                        await turns.spent()
         except (StorageError, TimeoutError):
             self._has_failed = True
             return frozenset()  # the topics' own records decide
         self._has_failed = False
-        return frozenset(
-            partition for partition, record in zip(partitions, records, strict=True) if record is not None and _is_alive(record.value)
-        )
+        return frozenset(alive)
 
 
-def _take(asked: Iterable[_Round], cached: Mapping[str, Topic], settled: dict[str, Topic | StorageError]) -> None:
+async def _take(asked: Iterable[_Round], cached: Mapping[str, Topic], settled: dict[str, Topic | StorageError]) -> None:
     """Settle the topics of which a control record was found alive."""
-    alive = {partition.topic_id for one in asked for partition in one.alive}
+    alive = set()
+    turns = Turns()
+    for one in asked:
+        for partition in one.alive:
+            alive.add(partition.topic_id)
+            await turns.spent()
     for name, topic in cached.items():
         if topic.topic_id in alive:
             settled.setdefault(name, topic)
+        await turns.spent()
 
 
 def _is_alive(control: bytes) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from runtime.turns import Turns
 from storage.errors import StorageError
 
 K = TypeVar("K")
@@ -40,7 +41,7 @@ class Gathering(Generic[K, V]):
             if isinstance(outcome, StorageError):
                 raise outcome
             if outcome is not None:
-                return {key: outcome[key] for key in wanted}
+                return await Turns().by_key(outcome.__getitem__, wanted)
         return await self._run(wanted)
 
     async def _run(self, wanted: dict[K, None]) -> dict[K, V]:
@@ -53,7 +54,6 @@ class Gathering(Generic[K, V]):
                 await asyncio.wait({previous})
             self._open = None
             outcome = await self._read(list(current.keys))
-            return {key: outcome[key] for key in wanted}
         except StorageError as error:
             outcome = error
             raise
@@ -64,3 +64,4 @@ class Gathering(Generic[K, V]):
                 # Cancelled while it waited its turn: the one before it may still be reading.
                 self._running = previous if previous is not None and not previous.done() else None
             current.done.set_result(outcome)
+        return await Turns().by_key(outcome.__getitem__, wanted)

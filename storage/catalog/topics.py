@@ -28,7 +28,7 @@ from storage.catalog.topic_records import Topic, TopicState, decode_topic, decod
 from storage.catalog.writes import pause, write_one
 from storage.errors import StorageError, Unavailable
 from storage.metadata import keys
-from storage.metadata.port import ABSENT, Delete, Key, MetadataStore, OpResult, Record, Status
+from storage.metadata.port import ABSENT, Delete, MetadataStore, OpResult, Status
 from storage.vocabulary import TopicId
 
 __all__ = ["CACHE_AGE_S", "CACHE_TOPICS_MAX", "PARTITIONS_MAX", "Topic", "TopicState", "Topics"]
@@ -198,14 +198,15 @@ class Topics:
         Two brokers that create such names in the same instant are not kept apart: nothing but metric names suffers.
         """
         by_key: dict[str, list[str]] = {}
+        turns = Turns()
         for name in names:
             if may_collide(name):
                 by_key.setdefault(collision_key(name), []).append(name)
+            await turns.spent()
         if not by_key:
             return {}
         start, end = keys.topics()
         existing = []
-        turns = Turns()
         for path in await self._metadata.list(start, end):
             other = path.removeprefix(keys.TOPICS_PREFIX)
             if collision_key(other) in by_key:
@@ -340,14 +341,17 @@ class Topics:
     async def _read_names(self, names: list[str]) -> dict[str, Topic | None]:
         changes = self._changes
         turns = Turns()
-        records = await self._get(await turns.each(keys.topic, names))
-        read = await turns.each(lambda record: None if record is None else decode_topic(record), records)
-        topics = dict(zip(names, read, strict=True))
-        for name, topic in topics.items():
-            if topic is None or topic.state is not TopicState.ACTIVE:
-                self.forget(name)  # what is known to be gone is not served stale either
-            await turns.spent()
-        await self._remember_all(read, changes)
+        topics: dict[str, Topic | None] = {}
+        for begin in range(0, len(names), _READ_KEYS_MAX):
+            part = names[begin : begin + _READ_KEYS_MAX]
+            records = await self._metadata.get_many(await turns.each(keys.topic, part))
+            self._silence.note_answer()
+            for name, record in zip(part, records, strict=True):
+                topics[name] = topic = None if record is None else decode_topic(record)
+                if topic is None or topic.state is not TopicState.ACTIVE:
+                    self.forget(name)  # what is known to be gone is not served stale either
+                await turns.spent()
+        await self._remember_all(topics.values(), changes)
         return topics
 
     async def _read_ids(self, topic_ids: list[TopicId]) -> dict[TopicId, Topic | None]:
@@ -360,29 +364,27 @@ class Topics:
                 names[topic_id] = decode_topic_id(record).name
             await turns.spent()
         topics = await self._read_names(list(dict.fromkeys(names.values())))
-        answers = dict.fromkeys(topic_ids, None) | {topic_id: topics[name] for topic_id, name in names.items()}
-        found = {topic_id: topic if topic is not None and topic.topic_id == topic_id else None for topic_id, topic in answers.items()}
-        for topic_id, topic in found.items():
-            if topic is None and (name := self._by_id.get(topic_id)) is not None:
-                self.forget(name)
+        found: dict[TopicId, Topic | None] = {}
+        for topic_id in topic_ids:
+            topic = topics[names[topic_id]] if topic_id in names else None
+            found[topic_id] = topic = topic if topic is not None and topic.topic_id == topic_id else None
+            if topic is None and (known := self._by_id.get(topic_id)) is not None:
+                self.forget(known)
             await turns.spent()
         return found
 
     async def _scan(self, _: list[None]) -> dict[None, list[Topic]]:
         changes = self._changes
         start, end = keys.topics()
-        topics = [decode_topic(record) async for record in self._metadata.range_scan(start, end)]
+        topics = []
+        turns = Turns()
+        async for record in self._metadata.range_scan(start, end):
+            topic = decode_topic(record)
+            if topic.state is TopicState.ACTIVE:
+                topics.append(topic)
+            await turns.spent()
         await self._remember_all(topics, changes)
-        return {None: [topic for topic in topics if topic.state is TopicState.ACTIVE]}
-
-    async def _get(self, wanted: list[Key]) -> list[Record | None]:
-        records: list[Record | None] = []
-        for start in range(0, len(wanted), _READ_KEYS_MAX):
-            if start:
-                await asyncio.sleep(0)
-            records += await self._metadata.get_many(wanted[start : start + _READ_KEYS_MAX])
-        self._silence.note_answer()
-        return records
+        return {None: topics}
 
     async def _remember_all(self, topics: Iterable[Topic | None], changes: int) -> None:
         """Cache what was read or made, unless a hint comes meanwhile: then it may be what the hint is about. Of hints nobody can tell whose
@@ -423,6 +425,11 @@ async def _split(keys_asked: Iterable[K], find: Callable[[K], Topic | None]) -> 
     return found, missing
 
 
-async def _valid(names: Collection[str]) -> list[str]:
-    problems = await Turns().each(validate_name, names)
-    return [name for name, problem in zip(names, problems, strict=True) if problem is None]
+async def _valid(names: Iterable[str]) -> list[str]:
+    valid = []
+    turns = Turns()
+    for name in names:
+        if validate_name(name) is None:
+            valid.append(name)
+        await turns.spent()
+    return valid

@@ -15,10 +15,12 @@ from storage.formats.control import LogState, decode_control
 from storage.log.bounds import LogBounds
 from storage.log.partition import PartitionLog, Partitions
 from storage.log.proofs import Proofs
-from storage.metadata.port import MetadataStore
+from storage.metadata.port import MetadataStore, Record
 from storage.vocabulary import PartitionId
 
 READ_KEYS_MAX: Final = 1_000
+DECODED_AT_ONCE: Final = 100
+"""Control records between two turns of other tasks: a record is as long as its partition has writers and producers."""
 READ_TIMEOUT_S: Final = 10.0
 SILENT_AFTER_S: Final = 1.0
 """A shard whose read is unanswered for longer is known to be silent."""
@@ -169,6 +171,7 @@ class ControlReads:
                 shard.next = None
 
     async def _read(self, logs: Sequence[PartitionLog]) -> None:
+        turns = Turns(DECODED_AT_ONCE)
         for begin in range(0, len(logs), READ_KEYS_MAX):
             if begin:
                 await asyncio.sleep(0)
@@ -178,15 +181,24 @@ class ControlReads:
                     records = await self._metadata.get_many([log.keys.control for log in part])
             except TimeoutError:
                 raise Unavailable(f"metadata did not answer: op=get_many keys={len(part)} after_s={READ_TIMEOUT_S}") from None
+            news: list[tuple[PartitionLog, Record, int]] = []
+            # All of it before others have their turn: what they hear from now on is newer than these records.
             for log, record in zip(part, records, strict=True):
+                if record is not None and log.is_news(record.version):
+                    news.append((log, record, log.unexplained_hints))
+                    continue
                 log.unexplained_hints = 0
                 if record is None:
                     log.observe_absent()
-                elif log.is_news(record.version):
+            for log, record, hints in news:
+                # Not before the record is taken over: until then a reader has to ask, or would be served what was deleted.
+                log.unexplained_hints -= hints
+                if log.is_news(record.version):
                     try:
                         log.observe(decode_control(record.value, path=record.path), record.version)
                     except (Corrupt, IncompatibleFormat) as error:
                         log.broken = error  # the other partitions of this read are not concerned
+                await turns.spent()
 
 
 def _is_silent(shard: _Shard) -> bool:
