@@ -6,6 +6,7 @@ from typing import Final, TypeVar
 
 from broker.leadership import slot_of
 from runtime.supervision import Nursery
+from runtime.turns import Turns
 from storage.metadata import keys
 from storage.metadata.port import MetadataStore
 
@@ -21,15 +22,27 @@ class ByShard:
         self._nursery = nursery
         self._late: set[asyncio.Task[None]] = set()
 
-    async def each(self, group_ids: Sequence[str], act: Callable[[int], Awaitable[T]], *, late: T, patience_s: float | None) -> list[T]:
+    async def each(
+        self,
+        group_ids: Sequence[str],
+        act: Callable[[int], Awaitable[T]],
+        *,
+        late: T,
+        patience_s: float | None,
+        together_s: float = float("inf"),
+    ) -> list[T]:
         """What `act` returns for each place in `group_ids`: shards side by side, the groups of a shard one by one. When one has taken
-        `patience_s` (None: for ever), it and all of its shard that follow are `late`. Raises what `act` raises.
+        `patience_s` (None: for ever), it and all of its shard that follow are `late`; when all so far have taken `together_s`, those that
+        follow. Raises what `act` raises.
 
         `act` must end by itself: one that is late goes on, as long as these are few. Cancelled: `act` is.
         """
         places: dict[int, list[int]] = {}
+        turns = Turns()
         for place, group_id in enumerate(group_ids):
             places.setdefault(self._metadata.shard_of(keys.group_partition_key(slot_of(group_id))), []).append(place)
+            await turns.spent()
+        end_s = asyncio.get_running_loop().time() + together_s
         answers = [late] * len(group_ids)
 
         async def go_through(its_places: Sequence[int]) -> None:
@@ -45,6 +58,8 @@ class ByShard:
                     self._leave(task)
                     return
                 answers[place] = answer.result()
+                if asyncio.get_running_loop().time() >= end_s:
+                    return
 
         async with asyncio.TaskGroup() as shards:
             for its_places in places.values():

@@ -46,6 +46,8 @@ DEADLINE_S: Final = 30.0
 """Of what waits for a write at most."""
 PATIENCE_S: Final = 3.0
 """How long a question about many groups waits for one of them, or for who coordinates what, before it is answered without."""
+TOGETHER_S_MAX: Final = 20.0
+"""How long all groups of one question are asked one after the other, before it is answered without the rest: clients give up after 30 s."""
 JOIN_WAIT_S_MAX: Final = 3_600.0
 """Of what waits for other members: longer than any rebalance timeout that makes sense."""
 
@@ -272,12 +274,13 @@ class Coordinator:
         return Listing([found[group_id] for group_id in sorted(found)], error)
 
     async def each(self, group_ids: Sequence[str], act: Callable[[int], Awaitable[T]], *, late: T) -> list[T]:
-        """What `act`, which asks this coordinator, returns for each place in `group_ids`; `late` for those of a shard that does not answer.
+        """What `act`, which asks this coordinator, returns for each place in `group_ids`; `late` for those of a shard that does not answer,
+        and for those whose turn has not come in TOGETHER_S_MAX.
 
         Who asks for one group alone waits as long as `act` does.
         """
         patience_s = PATIENCE_S if len(group_ids) > 1 else None
-        return await self._by_shard.each(group_ids, act, late=late, patience_s=patience_s)
+        return await self._by_shard.each(group_ids, act, late=late, patience_s=patience_s, together_s=TOGETHER_S_MAX)
 
     async def find(self, group_id: str) -> LoadedGroup:
         """The group if it is this broker's, loaded. Raises `Closed`."""

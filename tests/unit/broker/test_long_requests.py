@@ -1,11 +1,15 @@
 """Requests that name thousands of things, of every API: none is dealt with in one turn of the event loop.
 
-Turns are measured in CPU of the loop's thread, and as a share of what the whole request takes: a slow machine makes both larger.
+Turns are measured in CPU of the loop's thread, and as a share of what the whole request takes: a slow machine makes both larger; and in
+lines of Python, which are as many on every machine.
 """
 
 import asyncio
 import gc
+import sys
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Self
 
 import pytest
 
@@ -19,6 +23,9 @@ from tests.unit.broker.test_dispatch import Desk, desk
 NAMED = 8_000
 NAMED_OF_GROUPS = 300
 """Each is looked for in the store by itself."""
+COUNTED = 6_000
+LINES_MAX = 20_000
+"""Of Python in one turn: less than four for each of COUNTED."""
 SHARE_MAX = 0.25
 SHORT_S = 0.015
 """A turn that is so short needs no excuse, whatever its share."""
@@ -106,3 +113,50 @@ async def test_a_request_that_names_thousands_is_dealt_with_in_turns(api: suppor
         longest_s, total_s = await longest_turn_s(made, frame)
     print(f"{api.name} {counts} longest {longest_s * 1e3:.1f} ms of {total_s * 1e3:.0f} ms")
     assert longest_s < max(SHARE_MAX * total_s, SHORT_S)
+
+
+class Lines:
+    """Counts the lines of Python that the thread runs, turn by turn of its loop."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._lines = 0
+        self._handle: asyncio.Handle | None = None
+
+    def __enter__(self) -> Self:
+        self._handle = asyncio.get_running_loop().call_soon(self._turn)
+        sys.settrace(self._trace)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:  # coroutines that run already
+            frame.f_trace = self._trace
+            frame = frame.f_back
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+        assert self._handle is not None
+        self._handle.cancel()
+
+    def _trace(self, _frame: FrameType, event: str, _argument: Any) -> Any:
+        self._lines += event == "line"
+        return self._trace
+
+    def _turn(self) -> None:
+        self.most = max(self.most, self._lines)
+        self._lines = 0
+        self._handle = asyncio.get_running_loop().call_soon(self._turn)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_no_collections")
+@pytest.mark.parametrize("counts", [(COUNTED, 1), (1, COUNTED)], ids=["wide", "deep"])
+@pytest.mark.parametrize("api", [api for api in APIS if api.name not in OF_GROUPS], ids=lambda api: api.name)
+async def test_no_turn_of_a_request_goes_through_all_that_it_names(api: support.Api, counts: tuple[int, ...]) -> None:
+    frame = frame_of(api, counts)
+    async with desk() as made:
+        await made.topics.create("name-000000", partition_count=10, replication_factor=1, configs={})
+        await made.dispatch.handle(memoryview(frame_of(api, (1, 1))), made.client)
+        with Lines() as lines:
+            await made.dispatch.handle(memoryview(frame), made.client)
+    print(f"{api.name} {counts} most {lines.most}")
+    assert lines.most <= LINES_MAX

@@ -60,3 +60,14 @@ async def test_what_was_done_otherwise_is_spent() -> None:
             await turns.spent(5)
 
     assert await turns_of(work) == 10
+
+
+async def test_keys_are_counted_and_looked_up_in_turns_too() -> None:
+    made: list[object] = []
+
+    async def work() -> None:
+        made.append(await Turns(10).by_key(str, range(100)))
+        made.append(await Turns(10).count([*"aab"] * 30))
+
+    assert await turns_of(work) == 19
+    assert made == [{number: str(number) for number in range(100)}, {"a": 60, "b": 30}]

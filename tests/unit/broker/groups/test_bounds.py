@@ -217,3 +217,21 @@ async def test_who_waits_for_other_members_is_told_to_join_again_in_the_end(monk
             second = await node.coordinator.join("g", join_of(new_member_id="second", rebalance_timeout_s=days_s))
 
         assert second.error is GroupError.REBALANCE_IN_PROGRESS
+
+
+async def test_groups_whose_turn_has_not_come_when_a_question_has_taken_its_time_are_late() -> None:
+    async with world() as made:
+        node = await made.node(1)
+        asking = ByShard(node.metadata, nursery=made.nursery)
+        asked: list[int] = []
+
+        async def act(place: int) -> str:
+            asked.append(place)
+            return "here"
+
+        answers = await asking.each([f"g{number}" for number in range(1_000)], act, late="late", patience_s=PATIENCE_S, together_s=0.0)
+
+        # One of each shard.
+        assert len(asked) == 4
+        assert [place for place, answer in enumerate(answers) if answer == "here"] == sorted(asked)
+        assert answers.count("late") == 996
