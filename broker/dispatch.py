@@ -276,7 +276,8 @@ class Dispatch:
     ) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
         if (header.api_key, header.api_version) not in self._met:
             await self._meet(header.api_key, header.api_version)
-        if len(frame) > LONG_REQUEST_BYTES:
+        is_long = len(frame) > LONG_REQUEST_BYTES
+        if is_long:
             async with self._beginning:
                 await asyncio.sleep(0)
                 body = await _in_turns(codec.decode_in_steps(header.api_key, header.api_version, frame, header.body_position))
@@ -290,7 +291,7 @@ class Dispatch:
         reply = await self._encode(header, answer, place)
         if len(reply) > LARGE_REPLY_BYTES:
             await self._take_room(len(reply), connection)
-        if len(frame) <= LONG_REQUEST_BYTES and len(reply) <= LONG_REPLY_BYTES:
+        if not is_long and len(reply) <= LONG_REPLY_BYTES:
             return header, [reply], first_error_of(answer)
         error_code = await _in_turns(first_error_in_steps(answer))
         held = [body, answer]

@@ -139,6 +139,8 @@ class Sweep:
             return
         unknown = sorted(topic_ids - self._names.keys())
         for start in range(0, len(unknown), NAMES_TOGETHER_MAX):
+            if start:
+                await asyncio.sleep(0)
             chunk = unknown[start : start + NAMES_TOGETHER_MAX]
             try:
                 async with asyncio.timeout(SILENT_AFTER_S):

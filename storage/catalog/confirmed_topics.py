@@ -25,7 +25,7 @@ from storage.vocabulary import PartitionId, TopicId
 LATE_S: Final = 0.1
 """A shard that has not answered for so long is not waited for alone."""
 READ_TIMEOUT_S: Final = 10.0
-READ_KEYS_MAX: Final = 500
+_READ_KEYS_MAX: Final = 500
 """Control records in one question to the store."""
 PARTITIONS_LOOKED_AT_MAX: Final = 64
 """Of a topic, for one on the shard that is wanted."""
@@ -217,8 +217,8 @@ class _ShardReads:
         turns = Turns()
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                for begin in range(0, len(partitions), READ_KEYS_MAX):
-                    part = partitions[begin : begin + READ_KEYS_MAX]
+                for begin in range(0, len(partitions), _READ_KEYS_MAX):
+                    part = partitions[begin : begin + _READ_KEYS_MAX]
                     records = await self._metadata.get_many([PartitionKeys(partition).control for partition in part])
                     for partition, record in zip(part, records, strict=True):
                         if record is not None and _is_alive(record.value):

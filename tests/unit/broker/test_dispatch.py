@@ -360,6 +360,26 @@ async def test_a_fetch_is_counted_by_the_first_error_of_its_partitions() -> None
         assert broker.counted("Fetch", "UNKNOWN_TOPIC_OR_PARTITION") == 1
 
 
+@pytest.mark.parametrize("protocols", [1, 5_000])
+async def test_a_request_that_may_wait_for_long_keeps_no_frame_and_is_answered_however_long_it_is(protocols: int) -> None:
+    module = importlib.import_module("kio.schema.join_group.v7.request")
+    timeout = datetime.timedelta(seconds=30)
+    named = tuple(module.JoinGroupRequestProtocol(name=f"protocol-{number}", metadata=b"") for number in range(protocols))
+    request = module.JoinGroupRequest(
+        group_id="",
+        session_timeout=timeout,
+        rebalance_timeout=timeout,
+        member_id="",
+        group_instance_id=None,
+        protocol_type="consumer",
+        protocols=named,
+    )
+    async with desk() as made:
+        reply = await made.handle(frame_of(request))
+
+    assert answer(reply, 11, 7).error_code is ErrorCode.invalid_group_id
+
+
 async def test_a_handler_that_fails_costs_this_connection_only_and_is_told_as_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(context: Context, request: Request[Any]) -> object:
         raise KeyError("nobody foresaw this")
