@@ -183,6 +183,11 @@ class Fetch:
                         else:
                             waiting.push(wait)
                             await _take_turns(wait.begin_in_steps())
+                            # What moved before it was waited for has woken nobody.
+                            await self._look(gathering, wanted)
+                            if not await self._find_room(gathering, wanted, room, bytes_max, deadline_s):
+                                return
+                            continue
                     await wait.moved(gathering.left_s())
                     await self._look(gathering, wanted)
                     if not await self._find_room(gathering, wanted, room, bytes_max, deadline_s):

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -7,6 +7,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.fetching import gathering
+from broker.fetching.waiters import Wait
 from broker.handlers import fetch as fetch_module
 from broker.handlers.fetch import PINNED_BYTES_MAX
 from broker.protocol.fetch import PARTITIONS_PER_STEP, FetchedPartition, FetchResponse
@@ -744,3 +745,27 @@ async def test_others_have_turns_while_a_long_fetch_is_resolved_and_answered() -
 
     assert turns > 40
     assert {one.error_code for one in answer.partitions} == {ErrorCode.unknown_topic_or_partition}
+
+
+async def test_what_comes_while_a_wide_fetch_begins_to_wait_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    partitions = 3 * PARTITIONS_PER_STEP
+    begin_in_steps = Wait.begin_in_steps
+    async with node() as broker:
+        await broker.create("t", partition_count=partitions)
+        topic = (await broker.topics.lookup(["t"]))["t"]
+        moved = broker.log.parts.partitions.get(topic.partition(partitions - 1))
+
+        def begin(self: Wait) -> Iterator[None]:
+            steps = begin_in_steps(self)
+            yield next(steps)
+            assert not moved.wakers, "it is not waited for yet"
+            control = moved.control
+            assert control is not None
+            moved.observe(msgspec.structs.replace(control, log_start=5, sequence_counter=5), moved.version + 1)
+            yield from steps
+
+        monkeypatch.setattr(Wait, "begin_in_steps", begin)
+        async with asyncio.timeout(SOON_S):
+            answer = await broker.read(*[asking("t", number) for number in range(partitions)], max_wait_ms=LONG_MS)
+
+    assert code(answer.partitions[-1]) is ErrorCode.offset_out_of_range

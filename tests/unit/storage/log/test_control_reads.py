@@ -12,7 +12,7 @@ from storage.errors import NotFound, Unavailable
 from storage.formats.control import Control, decode_control, encode
 from storage.log import control_reads
 from storage.log.bounds import LogBounds
-from storage.log.control_reads import ControlReads
+from storage.log.control_reads import DECODED_AT_ONCE, ControlReads
 from storage.log.partition import PartitionLog, Partitions
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, Record
@@ -213,3 +213,32 @@ async def test_a_record_that_is_known_is_not_decoded_again(monkeypatch: pytest.M
     assert len(store.reads) == 3
     assert len(decoded) == 2, "the first, and the one after it seemed to be gone"
     assert log.control == store.control
+
+
+async def test_a_hint_counts_until_the_record_it_is_about_is_taken_over() -> None:
+    """Records are decoded in turns: who asks in between must ask the store, or is served what another broker has deleted."""
+    store, partitions = Slow(), Partitions()
+    store.let_go.set()
+    logs = [partitions.get(PARTITION._replace(partition=2 * number)) for number in range(3 * DECODED_AT_ONCE)]
+    async with Nursery() as nursery:
+        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
+        for log in logs:
+            log.note_hint()
+
+        def is_begun(last: PartitionLog) -> bool:
+            """Whether records of the read that brings the last one are being taken over."""
+            first = next((paths[0] for paths in store.reads if last.keys.control.path in paths), None)
+            log = partitions.by_control_path(first) if first is not None else None
+            return log is not None and log.control is not None
+
+        async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+            refreshing = group.create_task(reads.refresh(logs))
+            while not is_begun(logs[-1]):  # noqa: ASYNC110 - a log tells nobody that it was read
+                await asyncio.sleep(0)
+            untaken = [log for log in logs if log.control is None]
+            between = [log.unexplained_hints for log in untaken]
+            untaken[-1].note_hint()
+            await refreshing
+
+    assert set(between) == {1}
+    assert [log.unexplained_hints for log in logs] == [int(log is untaken[-1]) for log in logs]
