@@ -225,17 +225,11 @@ async def test_a_hint_counts_until_the_record_it_is_about_is_taken_over() -> Non
         for log in logs:
             log.note_hint()
 
-        def is_begun(last: PartitionLog) -> bool:
-            """Whether records of the read that brings the last one are being taken over."""
-            first = next((paths[0] for paths in store.reads if last.keys.control.path in paths), None)
-            log = partitions.by_control_path(first) if first is not None else None
-            return log is not None and log.control is not None
-
         async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
             refreshing = group.create_task(reads.refresh(logs))
-            while not is_begun(logs[-1]):  # noqa: ASYNC110 - a log tells nobody that it was read
+            while logs[0].control is None:  # noqa: ASYNC110 - a log tells nobody that it was read
                 await asyncio.sleep(0)
-            untaken = [log for log in logs if log.control is None]
+            untaken = [log for log in logs if log.keys.control.path in store.reads[0] and log.control is None]
             between = [log.unexplained_hints for log in untaken]
             untaken[-1].note_hint()
             await refreshing
