@@ -4,7 +4,7 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,8 +24,8 @@ from forebay.kafka_client.text import checked_text
 from forebay.topic.arguments import Name
 
 if TYPE_CHECKING:
-    from forebay.topic.line_format import Parse
-    from forebay.topic.producing import Produced
+    from forebay.topic.line_format import Line, Parse
+    from forebay.topic.producing import Produced, Readable
 
 
 def produce(
@@ -53,7 +53,15 @@ def produce(
 ) -> None:
     """Append the lines of stdin, or of a file, as records. It is done when all are stored."""
     with failures_reported():
-        parse = _parse(line_format, key_delimiter, key=key, headers=headers, partition=partition, empty_is_null=empty_is_null)
+        from forebay.topic.line_format import Line
+
+        rest = Line(
+            None,
+            None if key is None or (empty_is_null and not key) else os.fsencode(key),
+            tuple(_header(one) for one in headers or ()),
+            -1 if partition is None else partition,
+        )
+        parse = _parse(line_format, key_delimiter, rest, empty_is_null=empty_is_null)
         from forebay.kafka_client.failures import unknown_partition
         from forebay.kafka_client.interrupts import interrupted_between_calls
         from forebay.kafka_client.progress import progress
@@ -68,11 +76,12 @@ def produce(
         count = len(looked_up(connection, admin, name).partitions)
         if partition is not None and partition >= count:
             raise unknown_partition(name, partition, count)
-        producer = connection.producer({**producing.CONFIG, "message.timeout.ms": int(connection.timeout_s * 1_000)})
+        reports = {} if output is Output.JSON else producing.FAILURES_ONLY
+        producer = connection.producer({**producing.CONFIG, **reports, "message.timeout.ms": int(connection.timeout_s * 1_000)})
         produced = producing.Produced()
         interrupted = False
         unreadable: ClientFailed | None = None
-        opened = file.open("rb") if file is not None else _standard_input(terminal)
+        opened: AbstractContextManager[Readable] = file.open("rb") if file is not None else _standard_input(terminal)
         whole = None if file is None else file.stat().st_size
         with (
             interrupted_between_calls(),
@@ -80,7 +89,8 @@ def produce(
             progress(quiet=quiet or (file is None and sys.stdin.isatty()), whole=whole, in_bytes=True, clock=clock) as shown,
         ):
             try:
-                producing.produce(producer, name, producing.records(stream, parse), produced, moved=shown.moved, clock=clock)
+                blocks = producing.values(stream, rest, empty_is_null=empty_is_null) if parse is None else producing.records(stream, parse)
+                producing.produce(producer, name, blocks, produced, moved=shown.moved)
             except KeyboardInterrupt:
                 interrupted = True
             except ClientFailed as failed:
@@ -88,9 +98,10 @@ def produce(
                 unreadable = failed
             finally:
                 left = producing.settle(producer, within_s=connection.timeout_s, clock=clock)
-        terminal.say(f'{counted(produced.stored, "record")} stored in "{name}".')
+        stored = produced.stored(left)
+        terminal.say(f'{counted(stored, "record")} stored in "{name}".')
         by_partition = [{"partition": at, "records": produced.by_partition[at]} for at in sorted(produced.by_partition)]
-        terminal.show_json({"topic": name, "records": produced.stored, "partitions": by_partition})
+        terminal.show_json({"topic": name, "records": stored, "partitions": by_partition})
         _judge(produced, left, connection.timeout_s)
         if unreadable is not None:
             raise unreadable
@@ -108,49 +119,34 @@ def _judge(produced: "Produced", left: int, timeout_s: float) -> None:
         line, error = produced.refused
         if error.code() in NO_ANSWER:
             raise ClientFailed(f"Line {line} may or may not be stored: no answer within {timeout_s:g} s.", exit_code=EXIT_TIMED_OUT)
-        raise ClientFailed(f"Line {line} was not stored: {said(error)}", exit_code=exit_code_of(error))
+        others = f", nor were {produced.failed - 1:,} behind it" if produced.failed > 1 else ""
+        raise ClientFailed(f"Line {line} was not stored{others}: {said(error)}", exit_code=exit_code_of(error))
     if left:
         raise ClientFailed(
             f"{counted(left, 'record')} may or may not be stored: no answer within {timeout_s:g} s.", exit_code=EXIT_TIMED_OUT
         )
 
 
-def _parse(
-    text: str | None,
-    key_delimiter: str | None,
-    *,
-    key: str | None,
-    headers: list[str] | None,
-    partition: int | None,
-    empty_is_null: bool,
-) -> "Parse":
-    from forebay.topic.line_format import Line, line_fields, line_parse
+def _parse(text: str | None, key_delimiter: str | None, rest: "Line", *, empty_is_null: bool) -> "Parse | None":
+    """None: lines are values."""
+    from forebay.topic.line_format import line_fields, line_parse
     from forebay.topic.record_format import keyed
 
-    rest = Line(
-        None,
-        None if key is None else os.fsencode(key),
-        tuple(_header(one) for one in headers or ()),
-        -1 if partition is None else partition,
-    )
     if text is not None and key_delimiter is not None:
         raise typer.BadParameter("-f and -K exclude each other: write the key in the format, as %k")
     if key_delimiter == "":
         raise typer.BadParameter("-K needs a text that stands behind keys, such as : or \\t")
     given = text if text is not None else None if key_delimiter is None else keyed(key_delimiter)
     if given is None:
-        if empty_is_null:
-            return lambda line: rest._replace(value=line or None, key=rest.key or None)
-        key_of_all, headers_of_all, one_partition = rest.key, rest.headers, rest.partition
-        return lambda line: Line(line, key_of_all, headers_of_all, one_partition)
+        return None
     try:
         fields = line_fields(given)
     except ValueError as error:
         raise typer.BadParameter(f'{"-K" if text is None else "-f"} "{given}" {error}') from error
     names = {field.name for field in fields}
-    if key is not None and "k" in names:
+    if rest.key is not None and "k" in names:
         raise typer.BadParameter("-k and keys of lines exclude each other")
-    if partition is not None and "p" in names:
+    if rest.partition >= 0 and "p" in names:
         raise typer.BadParameter("-p and partitions of lines exclude each other")
     return line_parse(fields, rest, empty_is_null=empty_is_null)
 
@@ -162,9 +158,10 @@ def _header(text: str) -> tuple[str, bytes]:
     return checked_text(name, option="-H"), os.fsencode(value)
 
 
-def _standard_input(terminal: Terminal) -> AbstractContextManager[IO[bytes]]:
+def _standard_input(terminal: Terminal) -> "AbstractContextManager[Readable]":
     if sys.stdin is None:
         raise ClientFailed("Standard input is closed: there are no lines to read. Give --file FILE.", exit_code=EXIT_USAGE)
     if sys.stdin.isatty():
         terminal.say("One record a line; Ctrl-D ends.")
-    return nullcontext(sys.stdin.buffer)
+    stream: Any = sys.stdin.buffer  # a BufferedReader, though it is declared as less
+    return nullcontext(stream)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.integration.command_line import ANSWER_WITHIN_S, answered, environment, following, forebay, interrupted
 from tests.integration.serving import HOST, Served, serving
@@ -239,6 +239,47 @@ def test_a_line_that_the_topic_does_not_take_is_named(served: Served) -> None:
     assert code == 1
     assert talk.splitlines()[0] == '0 records stored in "small".'
     assert talk.splitlines()[1].startswith("Line 1 was not stored: ")
+
+
+@pytest.mark.parametrize("output", [(), ("-o", "json")])
+def test_of_many_lines_the_first_that_is_not_stored_is_named_and_those_that_are_stored_are_counted(
+    served: Served, output: tuple[str, ...]
+) -> None:
+    topic = f"partly{len(output)}"
+    answered(served.bootstrap, "topic", "create", topic, "-p", "2", "-c", "max.message.bytes=3000")
+    lines = [f"{number % 2}:{number}{'x' * 5_000 if number == 1_501 else ''}" for number in range(3_000)]
+
+    code, data, talk = forebay(served.bootstrap, "topic", "produce", topic, "-f", "%p:%v", *output, given="\n".join(lines).encode())
+
+    stored = forebay(served.bootstrap, "topic", "consume", topic, "--exit", "-f", r"%p:%v\n", "-q")[1].splitlines()
+    missing = [number for number, line in enumerate(lines, start=1) if line not in set(stored)]
+    said = talk.splitlines()
+    assert code == 1
+    assert said[0] == f'{len(stored):,} records stored in "{topic}".'
+    assert 1_502 in missing
+    assert said[1].startswith(f"Line {missing[0]} was not stored")
+    if output:
+        found = json.loads(data)
+        assert found["records"] == len(stored) == sum(partition["records"] for partition in found["partitions"])
+
+
+def test_lines_together_are_the_records_that_single_ones_are(served: Served, tmp_path: Path) -> None:
+    answered(served.bootstrap, "topic", "create", "mixed")
+    lines = [b"", b"\xff\x00", b"a" * 20_000, *(b"%d" % number for number in range(20_000)), b"", b"last"]
+    (tmp_path / "lines").write_bytes(b"\n".join(lines))
+    options = ((), ("-k", "key"), ("-Z",), ("-H", "a=b"), ("-p", "0"))
+
+    for option in options:
+        answered(served.bootstrap, "topic", "produce", "mixed", *option, "--file", str(tmp_path / "lines"))
+
+    consumer = Consumer({"bootstrap.servers": served.bootstrap, "group.id": "mixed"})
+    consumer.assign([TopicPartition("mixed", 0, 0)])
+    for option in options:
+        records = [consumer.poll(ANSWER_WITHIN_S) for _ in lines]
+        found = [(record.key(), record.value(), record.headers()) for record in records if record is not None]
+        key, headers = (b"key" if "-k" in option else None), ([("a", b"b")] if "-H" in option else None)
+        assert found == [(key, line or (None if "-Z" in option else b""), headers) for line in lines]
+    consumer.close()
 
 
 def test_keys_headers_and_nulls_come_from_lines(served: Served) -> None:
