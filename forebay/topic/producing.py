@@ -26,6 +26,7 @@ _TOGETHER_BYTES_MAX: Final = 8 * 1024
 
 CONFIG: Final = {
     "enable.idempotence": True,
+    "linger.ms": 50,  # fewer and larger requests; the last ones do not wait for it
     "partitioner": "murmur2_random",  # that of Java clients: a key goes where their records with this key are
     "allow.auto.create.topics": False,
     "message.max.bytes": LINE_BYTES_MAX,
@@ -79,6 +80,9 @@ class Values:
     rest: Line
     empty_is_null: bool = False
 
+    def size_bytes(self) -> int:
+        return len(self.values) + sum(map(len, self.values))
+
     def records(self) -> Sequence[Line]:
         return [self.rest._replace(value=None if self.empty_is_null and not value else value) for value in self.values]
 
@@ -98,6 +102,9 @@ class Parsed:
     """Lines with keys and more of their own."""
 
     lines: Sequence[Line]
+
+    def size_bytes(self) -> int:
+        return sum(1 + len(line.value or b"") + len(line.key or b"") for line in self.lines)
 
     def records(self) -> Sequence[Line]:
         return self.lines
@@ -173,20 +180,20 @@ def produce(producer: Producer, topic: str, given: Iterator[Block], produced: Pr
     """
     number = 1
     for block in given:
-        size_bytes = _hand_over(producer, topic, block, number, produced)
+        _hand_over(producer, topic, block, number, produced)
         if produced.refused is not None:
             return
-        moved(produced.taken + 1 - number, size_bytes)
+        moved(produced.taken + 1 - number, block.size_bytes())
         number = produced.taken + 1
         producer.poll(0)
 
 
-def _hand_over(producer: Producer, topic: str, block: Block, number: int, produced: Produced) -> int:
-    """The first of the block is the line of that number. Returns how many bytes of lines they were."""
+def _hand_over(producer: Producer, topic: str, block: Block, number: int, produced: Produced) -> None:
+    """The first of the block is the line of that number."""
     messages = block.together(map(functools.partial, itertools.repeat(produced.reported), itertools.count(number)))
     if messages is not None:
         _hand_over_together(producer, topic, messages, number, produced)
-        return sum(1 + len(message["value"] or b"") + len(message.get("key") or b"") for message in messages)
+        return
     left = block.records()
     while left and produced.refused is None:
         with uninterrupted():
@@ -196,7 +203,6 @@ def _hand_over(producer: Producer, topic: str, block: Block, number: int, produc
         left = left[produced.taken - before :]
         if left and produced.refused is None:
             producer.poll(_POLL_S)
-    return sum(1 + len(line.value or b"") + len(line.key or b"") for line in block.records())
 
 
 def _hand_over_together(producer: Producer, topic: str, messages: Messages, number: int, produced: Produced) -> None:
