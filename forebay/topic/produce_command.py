@@ -85,6 +85,7 @@ def produce(
         whole = None if file is None else file.stat().st_size
         with (
             interrupted_between_calls(),
+            producing.without_collection(),
             opened as stream,
             progress(quiet=quiet or (file is None and sys.stdin.isatty()), whole=whole, in_bytes=True, clock=clock) as shown,
         ):
