@@ -39,9 +39,9 @@ class Unreadable(Corrupt):
         self.index = index
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Readable:
-    """What a topic may object to in a batch that can be read: indexes of records, at most NAMED_MAX of each kind."""
+    """Not frozen, which takes as long to make as a record takes to read. What a topic may object to in a batch that can be read: indexes of records, at most NAMED_MAX of each kind."""
 
     without_key: list[int] = field(default_factory=list)
     out_of_time: list[int] = field(default_factory=list)
@@ -65,9 +65,12 @@ def read_records(
     """
     body = memoryview(batch)[HEADER_BYTES:]
     codec = header.attributes & CODEC_MASK
-    check_frames(body, codec)
-    records = decompressed(body, codec, bytes_max=bytes_max)
-    check_size(body, codec, len(records))
+    if codec:
+        check_frames(body, codec)
+        records = decompressed(body, codec, bytes_max=bytes_max)
+        check_size(body, codec, len(records))
+    else:
+        records = body
     if isinstance(records, memoryview) and len(records) <= _COPIED_BYTES_MAX:
         records = bytes(records)  # of which single bytes are had faster
     found, limits = Readable(), _Limits(headers_max, breathe)
@@ -177,7 +180,7 @@ def _read_slice(
     return at, headers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Limits:
     headers_max: int | None
     breathe: Callable[[], None]
