@@ -39,9 +39,10 @@ class Unreadable(Corrupt):
         self.index = index
 
 
+# Not frozen: that takes as long to make as a record takes to read.
 @dataclass(slots=True, kw_only=True)
 class Readable:
-    """Not frozen, which takes as long to make as a record takes to read. What a topic may object to in a batch that can be read: indexes of records, at most NAMED_MAX of each kind."""
+    """What a topic may object to in a batch that can be read: indexes of records, at most NAMED_MAX of each kind."""
 
     without_key: list[int] = field(default_factory=list)
     out_of_time: list[int] = field(default_factory=list)

@@ -120,8 +120,7 @@ def _judge(produced: "Produced", left: int, timeout_s: float) -> None:
         line, error = produced.refused
         if error.code() in NO_ANSWER:
             raise ClientFailed(f"Line {line} may or may not be stored: no answer within {timeout_s:g} s.", exit_code=EXIT_TIMED_OUT)
-        others = f", nor were {produced.failed - 1:,} behind it" if produced.failed > 1 else ""
-        raise ClientFailed(f"Line {line} was not stored{others}: {said(error)}", exit_code=exit_code_of(error))
+        raise ClientFailed(f"Line {line} was not stored: {said(error)}", exit_code=exit_code_of(error))
     if left:
         raise ClientFailed(
             f"{counted(left, 'record')} may or may not be stored: no answer within {timeout_s:g} s.", exit_code=EXIT_TIMED_OUT
