@@ -22,7 +22,7 @@ class NotOnThisMachineError(BuildError):
 
 def command(folder: Path, cache: Path) -> list[str]:
     """`python script.py`, which runs the `kcat` of the PATH. Raise `NotOnThisMachineError`."""
-    kcat = _found()
+    kcat = found()
     version = tomllib.loads((folder / "client.toml").read_text(encoding="utf-8"))["version"]
     program, library = version.rstrip(")").split(" (librdkafka ")
     try:
@@ -36,14 +36,15 @@ def command(folder: Path, cache: Path) -> list[str]:
     return ["/usr/bin/env", f"PYTHONPATH={_ROOT}", sys.executable, str(folder / "script.py")]
 
 
-def _found() -> str:
-    found = shutil.which("kcat")
-    if found is None and shutil.which("apt-get") and os.geteuid() == 0:
+def found() -> str:
+    """The path of `kcat`, installed now if that may be done. Raise `NotOnThisMachineError` or `BuildError`."""
+    path = shutil.which("kcat")
+    if path is None and shutil.which("apt-get") and os.geteuid() == 0:
         try:
             subprocess.run(_INSTALL, shell=True, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=PACKAGE_WITHIN_S)
         except subprocess.SubprocessError as error:
             raise BuildError(f"kcat cannot be installed: {error}") from error
-        found = shutil.which("kcat")
-    if found is None:
+        path = shutil.which("kcat")
+    if path is None:
         raise NotOnThisMachineError("kcat is not installed, and this is no Debian that may be changed")
-    return found
+    return path
