@@ -7,9 +7,7 @@ WORKDIR /source
 COPY pyproject.toml uv.lock README.md LICENSE ./
 RUN uv sync --frozen --no-default-groups --no-install-project
 COPY forebay forebay
-COPY sim sim
 COPY broker broker
-COPY compactor compactor
 COPY storage storage
 COPY runtime runtime
 RUN uv sync --frozen --no-default-groups --no-editable

@@ -1,4 +1,4 @@
-"""One broker process: Kafka clients on one side, the log on the other.
+"""One broker process of Forebay: Kafka clients on one side, the log on the other.
 
 assembly      settings → a broker that listens
 registration  the registered life: id, epoch, lost sessions

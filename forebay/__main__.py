@@ -33,6 +33,12 @@ def main() -> None:
     if reason:
         sys.stderr.write(reason + "\n")
         sys.exit(_EXIT_USAGE)
+    from forebay.clashes import clash
+
+    reason = clash()
+    if reason:
+        sys.stderr.write(reason + "\n")
+        sys.exit(_EXIT_USAGE)
     try:
         from forebay.cli import application
 

@@ -1,4 +1,4 @@
-"""The leaderless log, from its ports up.
+"""Forebay's leaderless log, from its ports up.
 
 vocabulary, errors, limits, recordbatch     the words, the bounds, the unit of data at rest
 objects/, metadata/                         the two ports and what implements them

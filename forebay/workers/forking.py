@@ -110,6 +110,11 @@ def _share() -> None:
 
 def main() -> int:
     from forebay.absent import import_without_extras
+    from forebay.clashes import clash
+
+    # `python -m` looks into the working directory first, which the command that started this may not.
+    if reason := clash():
+        sys.exit(reason)
 
     import_without_extras()
     from broker.assembly import open_broker

@@ -1,0 +1,43 @@
+"""Whether `import storage` finds Forebay's storage: our packages have plain names, which others use, too (docs/adr/0021).
+
+Runs before anything of ours but this package is imported, and imports nothing to find out.
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+PACKAGES: Final = ("broker", "runtime", "storage")
+"""What the program imports beside `forebay`, and all else that is installed with it."""
+NAMED_IN_EACH: Final = b"Forebay"
+"""In the docstring of each of them. Installers write packages of one name into one folder, and the last one wins."""
+_OWN_ENVIRONMENT: Final = "Install forebay into an environment of its own: `uv tool install .` or `pipx install .` in its source folder."
+
+
+def clash(*, home: Path | None = None, packages: Sequence[str] = PACKAGES) -> str:
+    """A line that names the first package that is not ours and says what to do; empty if all are. `home`: the folder they belong in."""
+    home = home or Path(__file__).resolve().parents[1]
+    for name in packages:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            return f'forebay needs its own package "{name}" in {home / name}, and it is not there. Install forebay again.'
+        found, ours = Path(spec.origin), home / name / "__init__.py"
+        if found.resolve() != ours.resolve():
+            elsewhere = found.parent if found.name == "__init__.py" else found
+            return f'Package "{name}" comes from {elsewhere}, but forebay needs its own in {ours.parent}. {_fix(elsewhere.parent)}'
+        if NAMED_IN_EACH not in ours.read_bytes():
+            return f'Another distribution has written its package "{name}" over that of forebay in {ours.parent}. {_OWN_ENVIRONMENT}'
+    return ""
+
+
+def _fix(folder: Path) -> str:
+    """For a package found in `folder`."""
+    pythonpath = [Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if folder.resolve() in pythonpath and not sys.flags.ignore_environment:
+        return f"Take {folder} out of PYTHONPATH."
+    if folder.resolve() == Path.cwd():
+        return "Start forebay in another folder, or as `forebay` instead of `python -m forebay`."
+    return _OWN_ENVIRONMENT
