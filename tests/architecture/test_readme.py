@@ -1,0 +1,49 @@
+"""What the README says can be looked up: figures in docs/performance.md, numbers in the code, files, the drawing."""
+
+import re
+import runpy
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Final
+
+from broker.protocol import support
+
+ROOT: Final = Path(__file__).parents[2]
+README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+DRAWING: Final = ROOT / "docs" / "drawings" / "architecture.py"
+
+
+def test_the_drawing_is_what_its_script_draws() -> None:
+    drawn: str = runpy.run_path(str(DRAWING))["drawing"]()
+
+    assert DRAWING.with_suffix(".svg").read_text(encoding="utf-8") == drawn, f"run `python {DRAWING.relative_to(ROOT)}`"
+
+
+def test_the_drawing_is_well_formed_and_all_of_it_is_inside() -> None:
+    root = ElementTree.parse(DRAWING.with_suffix(".svg")).getroot()
+    _, _, width, height = map(int, root.attrib["viewBox"].split())
+    for shape in root.iter("{http://www.w3.org/2000/svg}rect"):
+        assert int(shape.attrib.get("x", 0)) + int(shape.attrib["width"]) <= width
+        assert int(shape.attrib.get("y", 0)) + int(shape.attrib["height"]) <= height
+
+
+def test_every_link_leads_to_a_file() -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", README)
+
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+def test_the_figures_are_those_of_the_performance_page() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    section = page[page.index("## On S3 and Oxia") : page.index("## Groups, offsets and metadata")]
+    latency, cpu, puts = re.findall(r"^\| (?:produce latency at|CPU of the broker|PUT requests)[^|]*\| ([^|]+) \|$", README, re.MULTILINE)
+
+    p50, p99 = re.findall(r"(\d+) ms", latency)
+    assert f"produce p50 / p99 | {p50} / {p99} ms" in section
+    assert f"{cpu.removesuffix(' s')} s/GiB" in section
+    assert f"PUTs per GiB | {puts.split(',')[0]} " in section
+    assert re.findall(r"\d{4}-\d\d-\d\d", README[README.index("## Three figures") :])[0] in section
+
+
+def test_the_number_of_apis_is_that_of_the_code() -> None:
+    assert f"| APIs | {len(support.APIS)} |" in README
