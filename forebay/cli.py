@@ -32,14 +32,14 @@ if COMPLETION_VARIABLE in os.environ:
 
 application = typer.Typer(
     name="forebay",
-    help="A Kafka-compatible broker without leaders and disks: records in an object store, order in a metadata store.",
+    help="A Kafka-compatible broker that keeps records in an object store and their order in a metadata store.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at settings, check them, write them down.")
+config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show and check settings, and write a settings file.")
 application.add_typer(config, name="config")
 application.add_typer(debug, name="debug")
 application.add_typer(topic, name="topic")
@@ -50,17 +50,28 @@ application.add_typer(generate, name="generate")
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
-        "--config", "-c", envvar="FOREBAY_CONFIG", help="The settings; without it ./forebay.yaml, if there is one.", metavar="FILE"
+        "--config",
+        "-c",
+        envvar="FOREBAY_CONFIG",
+        help="Read settings from this file.  [default: ./forebay.yaml, if it exists]",
+        metavar="FILE",
     ),
 ]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="A setting, stronger than file and environment; repeatable. [env var: FOREBAY_SECTION__NAME]", metavar="KEY=VALUE"
+        "--set",
+        help="Set one setting; it overrides file and environment. Repeatable.  [env var: FOREBAY_SECTION__NAME]",
+        metavar="KEY=VALUE",
     ),
 ]
-LogFormat = Annotated[str | None, typer.Option(help="auto, console or json. [env var: FOREBAY_LOG__FORMAT]", metavar="FORMAT")]
-LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error. [env var: FOREBAY_LOG__LEVEL]", metavar="LEVEL")]
+LogFormat = Annotated[
+    str | None, typer.Option(help="Write the log as auto, console or json. [env var: FOREBAY_LOG__FORMAT]", metavar="FORMAT")
+]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(help="Log at this level and above: debug, info, warning or error. [env var: FOREBAY_LOG__LEVEL]", metavar="LEVEL"),
+]
 
 
 def _version(wanted: bool) -> None:
@@ -71,7 +82,7 @@ def _version(wanted: bool) -> None:
 
 @application.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")] = False,
 ) -> None:
     pass
 
@@ -87,8 +98,8 @@ def serve(
         typer.Option(
             min=1,
             max=256,
-            help="Run so many brokers as processes of their own, under a supervisor that starts again what dies. Worker i takes every "
-            "port + i (and broker.id + i, if there is one); sizes of buffers and caches are those of each. The stores must be "
+            help="Run this many brokers, each in a process of its own, under a supervisor that restarts those that die. Worker i adds i to "
+            "every port (and to broker.id, if it is set); each worker has buffers and caches of the full size. The stores must be "
             "shareable: not memory://.",
         ),
     ] = 1,
@@ -96,8 +107,8 @@ def serve(
         bool,
         typer.Option(
             "--accept-new-store",
-            help="Start although the object store has no object that the metadata name, or has objects that they do not know. A store that "
-            "bears the id of another cluster is refused all the same.",
+            help="Start even if the object store has none of the objects that the metadata name, or has objects that the metadata do not "
+            "know. A store with the id of another cluster is still refused.",
         ),
     ] = False,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True, help="Standard input is the supervisor.")] = False,
@@ -121,11 +132,11 @@ def serve(
 
 @application.command()
 def demo(
-    records: Annotated[int, typer.Option(min=1, max=336_776, help="How many of the 336,776 flights.")] = 336_776,
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="The first port to try for Kafka clients.")] = 9092,
+    records: Annotated[int, typer.Option(min=1, max=336_776, help="Replay this many of the 336,776 flights.")] = 336_776,
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Serve Kafka clients on this port, or on the next free one.")] = 9092,
     in_memory: Annotated[bool, typer.Option("--in-memory", help="Keep nothing on disk.")] = False,
-    leave: Annotated[bool, typer.Option("--exit", help="Leave after the check instead of serving on.")] = False,
-    data: Annotated[Path, typer.Option(help="The data folder; what others have in it is left alone.", metavar="DIR")] = Path(
+    leave: Annotated[bool, typer.Option("--exit", help="Exit after the check instead of serving on.")] = False,
+    data: Annotated[Path, typer.Option(help="Keep data in this folder; other files in it are left alone.", metavar="DIR")] = Path(
         "forebay-data"
     ),
     brokers: Annotated[
@@ -133,12 +144,12 @@ def demo(
         typer.Option(
             min=1,
             max=9,
-            help="With several, the one that is produced through is killed half-way. They run on the stores of the settings "
-            "(FOREBAY_METADATA__URL, FOREBAY_STORAGE__URL, forebay.yaml), or share the data folder if those name none.",
+            help="Run this many brokers. With several, the broker that the producer writes to is killed half-way. They use the stores of "
+            "the settings (FOREBAY_METADATA__URL, FOREBAY_STORAGE__URL, forebay.yaml), or share the data folder if these name none.",
         ),
     ] = 1,
 ) -> None:
-    """Replay a year of flights, and check that all come back. They go through an embedded broker, or several."""
+    """Replay a year of flights and check that every record comes back. The demo runs one embedded broker, or several."""
     from forebay.demo.run import DemoOptions, run
 
     raise typer.Exit(run(DemoOptions(records=records, port=port, data=None if in_memory else data, leave=leave, brokers=brokers)))
@@ -153,9 +164,9 @@ def doctor(
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
-    """Check all that a broker on these settings needs.
+    """Check everything that a broker with these settings needs.
 
-    Beside one that runs, or before it starts. Exit code 1 if something fails.
+    Run it beside a broker, or before one starts. It exits with code 1 if a check fails.
     """
     with failures_reported():
         from forebay.doctor.command import doctor as check_all
@@ -176,10 +187,10 @@ def version() -> None:
 def show(
     config_file: ConfigFile = None,
     assignments: Assignments = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
-    output: Annotated[str, typer.Option("--output", "-o", help="table or json", metavar="FORMAT")] = "table",
+    origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
+    output: Annotated[str, typer.Option("--output", "-o", help="Write settings as table or json.", metavar="FORMAT")] = "table",
 ) -> None:
-    """Show every setting as a broker would have it here and now."""
+    """Show every setting as a broker started here would use it."""
     from forebay.settings_views import as_json, as_table
 
     views = {"table": as_table, "json": as_json}
@@ -193,7 +204,7 @@ def show(
 
 @config.command()
 def validate(file: Annotated[Path, typer.Argument(help="A settings file.")]) -> None:
-    """Check a file by itself, whatever the environment says."""
+    """Check a settings file by itself, without the environment."""
     from broker.settings.errors import SettingsError
     from broker.settings.loading import load_file
 

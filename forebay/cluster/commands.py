@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forebay.cluster.health import Health
     from forebay.cluster.views import ClusterFacts
 
-cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The brokers of a Kafka cluster, and whether all is well.")
+cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show the brokers of a Kafka cluster and their health.")
 
 WATCH_EVERY_S: Final = 2.0
 WAIT_EVERY_S: Final = 0.5
@@ -64,20 +64,20 @@ def brokers(
 
 @cluster.command()
 def health(
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every 2 s, and write what changed, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Check every 2 s and write what changed, until Ctrl-C.")] = False,
     exit_when_healthy: Annotated[
-        bool, typer.Option("--exit-when-healthy", help="Wait until all is well, 60 s or as long as --timeout says.")
+        bool, typer.Option("--exit-when-healthy", help="Wait until all is well, for 60 s or as long as --timeout says.")
     ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", help="How long to wait for an answer, or until all is well.", metavar="DURATION")
+        str | None, typer.Option("--timeout", help="Wait this long for an answer, or until all is well.", metavar="DURATION")
     ] = None,
 ) -> None:
-    """Say whether all brokers answer and all partitions are whole. Whole is what has a leader and its replicas.
+    """Say whether all brokers answer and all partitions are whole. A partition is whole if it has a leader and all its replicas.
 
-    Exit code 6 if not, 3 if nobody answers.
+    It exits with code 6 if not, and with 3 if no broker answers.
     """
     with failures_reported():
         from forebay.cluster.views import health_table
@@ -121,21 +121,28 @@ def health(
 @cluster.command()
 def upgrade(
     to: Annotated[
-        int | None, typer.Option("--to", min=1, help="The level; without it the highest that this forebay knows.", metavar="LEVEL")
+        int | None,
+        typer.Option(
+            "--to", min=1, help="Raise the format level to this.  [default: the highest that this forebay knows]", metavar="LEVEL"
+        ),
     ] = None,
     config_file: Annotated[
         Path | None,
         typer.Option(
-            "--config", "-c", envvar="FOREBAY_CONFIG", help="The brokers' settings; without it ./forebay.yaml, if any.", metavar="FILE"
+            "--config",
+            "-c",
+            envvar="FOREBAY_CONFIG",
+            help="Read the brokers' settings from this file.  [default: ./forebay.yaml]",
+            metavar="FILE",
         ),
     ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, stronger than file and environment; repeatable.", metavar="KEY=VALUE")
+        list[str] | None, typer.Option("--set", help="Set one setting; it overrides file and environment. Repeatable.", metavar="KEY=VALUE")
     ] = None,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
-    """Let brokers write the formats of a newer release. All of them have to know these; no older release starts after it."""
+    """Let brokers write the formats of a newer release. All brokers must know these formats; older releases cannot start afterwards."""
     with failures_reported():
         import asyncio
 

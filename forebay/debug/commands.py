@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from forebay.debug.failures import TraceFailed
     from forebay.debug.trace import Trace
 
-debug = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into the stores of a cluster, read-only, while it runs.")
+debug = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Inspect the stores of a running cluster, without changing them.")
 
 
 @debug.callback()
@@ -21,21 +21,25 @@ def _commands() -> None:
 
 @debug.command("trace-offset")
 def trace_offset(
-    topic: Annotated[str, typer.Argument(help="The topic's name; behind -- if it begins with a dash.", metavar="TOPIC")],
+    topic: Annotated[str, typer.Argument(help="The topic's name; put -- before a name that begins with a dash.", metavar="TOPIC")],
     partition: Annotated[int, typer.Argument(min=0, help="The partition's number.", metavar="PARTITION")],
     offset: Annotated[int, typer.Argument(min=0, help="The offset of a record.", metavar="OFFSET")],
     config_file: Annotated[
         Path | None,
         typer.Option(
-            "--config", "-c", envvar="FOREBAY_CONFIG", help="The brokers' settings; without it ./forebay.yaml, if any.", metavar="FILE"
+            "--config",
+            "-c",
+            envvar="FOREBAY_CONFIG",
+            help="Read the brokers' settings from this file.  [default: ./forebay.yaml]",
+            metavar="FILE",
         ),
     ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, stronger than file and environment; repeatable.", metavar="KEY=VALUE")
+        list[str] | None, typer.Option("--set", help="Set one setting; it overrides file and environment. Repeatable.", metavar="KEY=VALUE")
     ] = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="table or json", metavar="FORMAT")] = "table",
+    output: Annotated[str, typer.Option("--output", "-o", help="Write the answer as table or json.", metavar="FORMAT")] = "table",
 ) -> None:
-    """Show where the record at an offset lies. That is: control record, entry, object, bytes, and the header of its batch."""
+    """Show where the record at an offset lies. The answer has its control record, entry, object, bytes and batch header."""
     import asyncio
 
     from broker.settings.errors import SettingsError

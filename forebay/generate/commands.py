@@ -21,7 +21,7 @@ def _commands() -> None:
 
 @generate.command()
 def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
-    """Print what makes a shell complete commands and names. Names are those of topics and groups.
+    """Print the completion script of a shell. It completes commands, and names of topics and groups.
 
     bash: eval "$(forebay generate completion bash)" in ~/.bashrc. zsh: the same in ~/.zshrc, behind compinit.
     fish: forebay generate completion fish > ~/.config/fish/completions/forebay.fish

@@ -10,6 +10,9 @@ from forebay.kafka_client.text import checked_name
 Name = Annotated[
     str,
     typer.Argument(
-        help="The group's name; behind -- if it begins with a dash.", metavar="GROUP", autocompletion=group_names, callback=checked_name
+        help="The group's name; put -- before a name that begins with a dash.",
+        metavar="GROUP",
+        autocompletion=group_names,
+        callback=checked_name,
     ),
 ]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forebay.group.administration import GroupFacts
 
 group = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Consumer groups, what they have read and what they have not.", epilog=OTHER_NAMES
+    no_args_is_help=True, rich_markup_mode=None, help="Show and change consumer groups and their offsets.", epilog=OTHER_NAMES
 )
 
 
@@ -52,8 +52,8 @@ class Type(enum.StrEnum):
 @group.command("ls", hidden=True)
 @group.command("list")
 def list_groups(
-    state: Annotated[State | None, typer.Option("--state", case_sensitive=False, help="Only those in this state.")] = None,
-    kind: Annotated[Type | None, typer.Option("--type", case_sensitive=False, help="Only those of this protocol.")] = None,
+    state: Annotated[State | None, typer.Option("--state", case_sensitive=False, help="List only groups in this state.")] = None,
+    kind: Annotated[Type | None, typer.Option("--type", case_sensitive=False, help="List only groups of this protocol.")] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
@@ -80,13 +80,13 @@ def list_groups(
 @group.command()
 def describe(
     name: Name,
-    members: Annotated[bool, typer.Option("--members", help="Only the members, with their ids.")] = False,
+    members: Annotated[bool, typer.Option("--members", help="Show only the members, with their ids.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Show a group's state, coordinator and members. Of each member, the partitions that it reads."""
+    """Show a group's state, coordinator and members. Each member is shown with the partitions that it reads."""
     with failures_reported():
         from forebay.group.administration import looked_up
         from forebay.group.views import group_table, members_table
@@ -112,19 +112,19 @@ def delete(
     names: Annotated[
         list[str],
         typer.Argument(
-            help="The groups' names; behind -- if one begins with a dash.",
+            help="The groups' names; put -- before a name that begins with a dash.",
             metavar="GROUP",
             autocompletion=group_names,
             callback=checked_names,
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Delete groups without members, after asking. What they have committed goes, too; groups that cannot be deleted are named."""
+    """Delete groups without members, after asking. Their committed offsets go, too. Groups that cannot be deleted are named."""
     with failures_reported():
         from forebay.group import administration
 

@@ -37,18 +37,21 @@ def lag(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="The group's name; without it all groups, a line each.", metavar="GROUP", autocompletion=group_names, callback=checked_name
+            help="The group's name.  [default: all groups, one line each]",
+            metavar="GROUP",
+            autocompletion=group_names,
+            callback=checked_name,
         ),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
-    interval: Annotated[str, typer.Option("--interval", help="How long to wait between two looks.", metavar="DURATION")] = INTERVAL,
-    rounds: Annotated[int | None, typer.Option("--rounds", "-n", min=1, help="End after so many looks.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
+    interval: Annotated[str, typer.Option("--interval", help="Wait this long between two rounds.", metavar="DURATION")] = INTERVAL,
+    rounds: Annotated[int | None, typer.Option("--rounds", "-n", min=1, help="Stop after this many rounds.")] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Show how far a group is behind. By partition: what is committed, where it ends, the difference, and who reads it."""
+    """Show how far a group is behind. Each partition has its committed offset, its end, the difference, and its reader."""
     with failures_reported():
         pause_s = seconds(interval, option="--interval")
         terminal = Terminal(output, quiet)

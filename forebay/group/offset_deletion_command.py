@@ -29,16 +29,19 @@ def delete_offsets(
     topics: Annotated[
         list[str],
         typer.Argument(
-            help="Topics, or some of their partitions.", metavar="TOPIC[:0,1]", autocompletion=topic_names, callback=checked_names
+            help="Delete the offsets of these topics, or of some of their partitions.",
+            metavar="TOPIC[:0,1]",
+            autocompletion=topic_names,
+            callback=checked_names,
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Forget what a group has committed, after asking. None of its members may read the topics."""
+    """Delete committed offsets of a group, after asking. No member of the group may be subscribed to the topics."""
     with failures_reported():
         scopes = [_scope(text) for text in topics]
         from forebay.group import offset_deletion

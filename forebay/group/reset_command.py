@@ -32,40 +32,53 @@ def reset_offsets(
     name: Name,
     topics: Annotated[
         list[str] | None,
-        typer.Option("--topic", help="A topic, or some of its partitions; repeatable.", metavar="TOPIC[:0,1]", autocompletion=topic_names),
+        typer.Option(
+            "--topic", help="Reset this topic, or some of its partitions; repeatable.", metavar="TOPIC[:0,1]", autocompletion=topic_names
+        ),
     ] = None,
-    all_topics: Annotated[bool, typer.Option("--all-topics", help="All that the group has committed offsets of.")] = False,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record there is.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="Behind the last record there is.")] = False,
-    to_current: Annotated[bool, typer.Option("--to-current", help="To what is committed; where nothing is, as --to-latest.")] = False,
-    to_offset: Annotated[int | None, typer.Option("--to-offset", min=0, help="To this offset.", metavar="N")] = None,
+    all_topics: Annotated[bool, typer.Option("--all-topics", help="Reset every topic that the group has committed offsets for.")] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="Go to the first record.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Go behind the last record.")] = False,
+    to_current: Annotated[bool, typer.Option("--to-current", help="Keep the committed offset; without one, act as --to-latest.")] = False,
+    to_offset: Annotated[int | None, typer.Option("--to-offset", min=0, help="Go to this offset.", metavar="N")] = None,
     to_datetime: Annotated[
         str | None,
         typer.Option(
-            "--to-datetime", help="To the first record that is not older, e.g. 2013-01-01T00:00; UTC without a zone.", metavar="TIME"
+            "--to-datetime",
+            help="Go to the first record at or after this time, e.g. 2013-01-01T00:00; UTC unless it names a zone.",
+            metavar="TIME",
         ),
     ] = None,
     to_timestamp: Annotated[
-        int | None, typer.Option("--to-timestamp", min=0, max=TIMESTAMP_MS_MAX, help="The same, in milliseconds since 1970.", metavar="MS")
+        int | None,
+        typer.Option(
+            "--to-timestamp",
+            min=0,
+            max=TIMESTAMP_MS_MAX,
+            help="Go to the first record at or after this time, in milliseconds since 1970.",
+            metavar="MS",
+        ),
     ] = None,
     shift_by: Annotated[
-        int | None, typer.Option("--shift-by", help="So many records on from what is committed, or back: -10.", metavar="N")
+        int | None, typer.Option("--shift-by", help="Move the committed offset forward by N, or back: -10.", metavar="N")
     ] = None,
     by_duration: Annotated[
-        str | None, typer.Option("--by-duration", help="To the first record of the last 1h, 30m, P1D …", metavar="DURATION")
+        str | None, typer.Option("--by-duration", help="Go to the first record of the last 1h, 30m, P1D …", metavar="DURATION")
     ] = None,
     from_file: Annotated[
         Path | None,
-        typer.Option("--from-file", exists=True, dir_okay=False, readable=True, help="Lines topic,partition,offset, as of --export."),
+        typer.Option(
+            "--from-file", exists=True, dir_okay=False, readable=True, help="Read topic,partition,offset lines, as --export writes them."
+        ),
     ] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it. Without this nothing is changed.")] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="Change the offsets; without this, only show what would change.")] = False,
     export: Annotated[bool, typer.Option("--export", help="Write lines for --from-file instead of a table.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Let a group without members go on somewhere else. It is a dry run, unless --execute is given."""
+    """Move the offsets of a group without members. This is a dry run unless --execute is given."""
     with failures_reported():
         target = _target(
             flags={"--to-earliest": to_earliest, "--to-latest": to_latest, "--to-current": to_current},

@@ -27,11 +27,13 @@ class Output(enum.StrEnum):
 
 Bootstrap = Annotated[
     str,
-    typer.Option("--bootstrap", "-b", envvar="FOREBAY_BOOTSTRAP", help="Brokers to ask first, separated by commas.", metavar="HOST:PORT"),
+    typer.Option(
+        "--bootstrap", "-b", envvar="FOREBAY_BOOTSTRAP", help="Ask these brokers first; separate several with commas.", metavar="HOST:PORT"
+    ),
 ]
-OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="How data are written to stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]
-Timeout = Annotated[str, typer.Option("--timeout", help="How long to wait for brokers, e.g. 500ms or 60s.", metavar="DURATION")]
+OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="Write data to stdout in this form.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write only errors to stderr.")]
+Timeout = Annotated[str, typer.Option("--timeout", help="Wait this long for brokers, e.g. 500ms or 60s.", metavar="DURATION")]
 
 
 @dataclass(frozen=True, slots=True)

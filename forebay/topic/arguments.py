@@ -10,14 +10,17 @@ from forebay.kafka_client.text import checked_name, checked_names
 Name = Annotated[
     str,
     typer.Argument(
-        help="The topic's name; behind -- if it begins with a dash.", metavar="TOPIC", autocompletion=topic_names, callback=checked_name
+        help="The topic's name; put -- before a name that begins with a dash.",
+        metavar="TOPIC",
+        autocompletion=topic_names,
+        callback=checked_name,
     ),
 ]
 
 Names = Annotated[
     list[str],
     typer.Argument(
-        help="The topics' names; behind -- if one begins with a dash.",
+        help="The topics' names; put -- before a name that begins with a dash.",
         metavar="TOPIC",
         autocompletion=topic_names,
         callback=checked_names,

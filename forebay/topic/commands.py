@@ -25,13 +25,13 @@ from forebay.topic.consume_command import consume, tail
 from forebay.topic.produce_command import produce
 
 topic = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Topics and their records, through any broker of a Kafka cluster.", epilog=OTHER_NAMES
+    no_args_is_help=True, rich_markup_mode=None, help="Manage topics, and write and read their records.", epilog=OTHER_NAMES
 )
 
 PARTITIONS_MAX: Final = 10_000
 """What brokers create at once, Forebay's (storage/catalog/topics.py) and Apache Kafka's."""
 
-Configs = Annotated[list[str] | None, typer.Option("--config", "-c", help="A config of the topic; repeatable.", metavar="KEY=VALUE")]
+Configs = Annotated[list[str] | None, typer.Option("--config", "-c", help="Set this config of the topic; repeatable.", metavar="KEY=VALUE")]
 
 
 def _partition_count(given: int | None) -> int | None:
@@ -69,7 +69,7 @@ def describe(
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Show a topic's partitions, offsets and configs. Of the configs, a table has those that were set, JSON has all."""
+    """Show a topic's partitions, offsets and configs. A table shows the configs that were set, JSON all of them."""
     with failures_reported():
         from forebay.topic.administration import described
         from forebay.topic.views import topic_table
@@ -88,12 +88,12 @@ def create(
             "-p",
             min=1,
             callback=_partition_count,
-            help=f"How many, {PARTITIONS_MAX:,} at most; without it as many as the cluster makes of itself.",
+            help=f"Create this many partitions, {PARTITIONS_MAX:,} at most.  [default: as the cluster is set]",
         ),
     ] = None,
     replication_factor: Annotated[
         int | None,
-        typer.Option("--replication-factor", "-r", min=1, max=10_000, help="For Apache Kafka; Forebay's records are in the object store."),
+        typer.Option("--replication-factor", "-r", min=1, max=10_000, help="Ask Apache Kafka for this many replicas; Forebay needs none."),
     ] = None,
     configs: Configs = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -101,7 +101,7 @@ def create(
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Create topics. Those that cannot be created are named."""
+    """Create topics. Topics that cannot be created are named."""
     with failures_reported():
         given = pairs(configs, option="-c", example="retention.ms=3600000")
         from forebay.topic import administration
@@ -141,14 +141,14 @@ def alter(
     name: Name,
     configs: Configs = None,
     unset: Annotated[
-        list[str] | None, typer.Option("--unset", help="A config that goes back to its default; repeatable.", metavar="KEY")
+        list[str] | None, typer.Option("--unset", help="Set this config back to its default; repeatable.", metavar="KEY")
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Set configs of a topic, or take them back."""
+    """Set configs of a topic, or set them back to their defaults."""
     with failures_reported():
         given = pairs(configs, option="-c", example="retention.ms=3600000")
         if not given and not unset:
@@ -171,16 +171,16 @@ def alter(
 @topic.command("add-partitions")
 def add_partitions(
     names: Names,
-    more: Annotated[int | None, typer.Option("--num", "-n", min=1, max=PARTITIONS_MAX, help="So many more.")] = None,
+    more: Annotated[int | None, typer.Option("--num", "-n", min=1, max=PARTITIONS_MAX, help="Add this many partitions.")] = None,
     total: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, callback=_partition_count, help="So many that there are this many.")
+        int | None, typer.Option("--partitions", "-p", min=1, callback=_partition_count, help="Add as many as it takes to have this many.")
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Add partitions to topics. Keys may go to other partitions than before."""
+    """Add partitions to topics. Keys may then go to other partitions than before."""
     with failures_reported():
         if (more is None) == (total is None):
             raise typer.BadParameter("say how many: either --num N more, or --partitions N in all")
@@ -205,13 +205,13 @@ def add_partitions(
 @topic.command("delete")
 def delete(
     names: Names,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Delete topics and their records, after asking. Those that cannot be deleted are named."""
+    """Delete topics and their records, after asking. Topics that cannot be deleted are named."""
     with failures_reported():
         from forebay.topic import administration
         from forebay.topic.views import counted

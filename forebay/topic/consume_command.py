@@ -31,15 +31,18 @@ TAIL_RECORDS: Final = 10
 
 P = TypeVar("P")
 
-Regex = Annotated[bool, typer.Option("--regex", "-r", help="TOPIC is a pattern: all topics that are like it now.")]
-Partition = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="One partition; without it all.")]
+Regex = Annotated[bool, typer.Option("--regex", "-r", help="Treat TOPIC as a pattern: read all topics that match it now.")]
+Partition = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Read one partition.  [default: all]")]
 Format = Annotated[
-    str | None, typer.Option("--format", "-f", "-F", help=r"As '%t %p %o %d %k %v %h\n', json or raw.  [default: %v\n]", metavar="FORMAT")
+    str | None,
+    typer.Option(
+        "--format", "-f", "-F", help=r"Write records as '%t %p %o %d %k %v %h\n', json or raw.  [default: %v\n]", metavar="FORMAT"
+    ),
 ]
-KeyDelimiter = Annotated[str | None, typer.Option("--key-delimiter", "-K", help="Write keys, too, and this behind them.", metavar="TEXT")]
+KeyDelimiter = Annotated[str | None, typer.Option("--key-delimiter", "-K", help="Write keys, too, each followed by TEXT.", metavar="TEXT")]
 Silence = Annotated[
     str | None,
-    typer.Option("--timeout", help="Give up when no record comes for so long; without it wait for ever.", metavar="DURATION"),
+    typer.Option("--timeout", help="Give up when no record comes for this long.  [default: wait for ever]", metavar="DURATION"),
 ]
 
 
@@ -52,23 +55,25 @@ def consume(
             "--offset",
             "--from",
             "-o",
-            help="start, end, an offset, -N (the last N), @TIME (as ISO 8601, in ms, or -10m). With -g: start or end, where nothing is "
-            "committed.  [default: start]",
+            help="Begin at start, end, an offset, -N (the last N) or @TIME (ISO 8601, ms, or -10m). With -g: start or end, where nothing "
+            "is committed.  [default: start]",
             metavar="WHERE",
         ),
     ] = None,
     stop: Annotated[
         str | None,
-        typer.Option("--until", help="End before: end (as it is now), an offset, -N (N before the end), @TIME.", metavar="WHERE"),
+        typer.Option("--until", help="Stop before the end (as it is now), an offset, -N (N before the end) or @TIME.", metavar="WHERE"),
     ] = None,
-    number: Annotated[int | None, typer.Option("--number", "-n", min=1, help="End after so many records; without it follow.")] = None,
+    number: Annotated[
+        int | None, typer.Option("--number", "-n", min=1, help="Stop after this many records.  [default: wait for more]")
+    ] = None,
     partition: Partition = None,
     group: Annotated[
         str | None,
         typer.Option(
             "--group",
             "-g",
-            help="Join this group, go on where it is, and commit what was written.",
+            help="Join this group, go on from its committed offsets, and commit what was written.",
             metavar="GROUP",
             autocompletion=group_names,
             callback=checked_name,
@@ -76,12 +81,12 @@ def consume(
     ] = None,
     record_format: Format = None,
     key_delimiter: KeyDelimiter = None,
-    at_end: Annotated[bool, typer.Option("--exit", "-e", help="End when all partitions were read to their ends.")] = False,
+    at_end: Annotated[bool, typer.Option("--exit", "-e", help="Exit when all partitions were read to their ends.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     quiet: Quiet = False,
     timeout: Silence = None,
 ) -> None:
-    """Write the records of topics, and wait for more. Ctrl-C ends it. Without -g no group is joined and nothing is committed."""
+    """Write the records of topics, and wait for more. Ctrl-C ends it. Without -g it joins no group and commits nothing."""
     with failures_reported():
         from forebay.topic import starting
         from runtime.clock import SystemClock
@@ -120,11 +125,11 @@ def consume(
 def tail(
     names: Names,
     regex: Regex = False,
-    number: Annotated[int, typer.Option("--number", "-n", min=0, help="So many of each partition.")] = TAIL_RECORDS,
+    number: Annotated[int, typer.Option("--number", "-n", min=0, help="Write this many records of each partition.")] = TAIL_RECORDS,
     partition: Partition = None,
     record_format: Format = None,
     key_delimiter: KeyDelimiter = None,
-    at_end: Annotated[bool, typer.Option("--exit", "-e", help="Do not wait for more.")] = False,
+    at_end: Annotated[bool, typer.Option("--exit", "-e", help="Exit instead of waiting for more.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     quiet: Quiet = False,
     timeout: Silence = None,

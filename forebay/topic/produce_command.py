@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 
 def produce(
     name: Name,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="The key of every record.", metavar="KEY")] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Give every record this key.", metavar="KEY")] = None,
     key_delimiter: Annotated[
-        str | None, typer.Option("--key-delimiter", "-K", help="Lines are a key, this, and a value; the first one counts.", metavar="TEXT")
+        str | None, typer.Option("--key-delimiter", "-K", help="Split each line at the first TEXT into key and value.", metavar="TEXT")
     ] = None,
     headers: Annotated[
-        list[str] | None, typer.Option("--header", "-H", help="A header of every record; repeatable.", metavar="NAME=VALUE")
+        list[str] | None, typer.Option("--header", "-H", help="Give every record this header; repeatable.", metavar="NAME=VALUE")
     ] = None,
     line_format: Annotated[
         str | None,
-        typer.Option("--format", "-f", "-F", help="How lines are read: %k %v %h %p %d, as in '%k:%v'.", metavar="FORMAT"),
+        typer.Option("--format", "-f", "-F", help="Read lines in this form: %k %v %h %p %d, as in '%k:%v'.", metavar="FORMAT"),
     ] = None,
-    empty_is_null: Annotated[bool, typer.Option("--null", "-Z", help="Empty keys and values are null.")] = False,
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="The partition; without it by key.")] = None,
+    empty_is_null: Annotated[bool, typer.Option("--null", "-Z", help="Store empty keys and values as null.")] = False,
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Write to this partition.  [default: by key]")] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", exists=True, dir_okay=False, readable=True, help="Lines of a file instead of stdin.")
+        Path | None, typer.Option("--file", exists=True, dir_okay=False, readable=True, help="Read lines from this file instead of stdin.")
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Append the lines of stdin, or of a file, as records. It is done when all are stored."""
+    """Append the lines of stdin, or of a file, as records. It ends when all records are stored."""
     with failures_reported():
         from forebay.topic.line_format import Line
 
