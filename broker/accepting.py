@@ -35,10 +35,10 @@ HTTP_CONNECTIONS_MAX: Final = 32
 """Probes, scrapers and people: far more than there are, and few enough to be part of the descriptors held in reserve."""
 
 _FIXES: Final = {
-    errno.EMFILE: "raise the limit of open files (ulimit -n, LimitNOFILE); who connects now waits until there is a descriptor",
-    errno.ENFILE: "raise the limit of the whole machine (sysctl fs.file-max), or find who has so many files open; who connects now waits",
+    errno.EMFILE: "raise the limit of open files (ulimit -n, LimitNOFILE); new connections wait until there is a descriptor",
+    errno.ENFILE: "raise the machine's limit (sysctl fs.file-max), or find the process with that many open files; new connections wait",
 }
-_NO_FIX: Final = "mend the cause; who connects now waits, and it is tried again five times a second"
+_NO_FIX: Final = "mend the cause; new connections wait, and each is tried again five times a second"
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 

@@ -47,7 +47,7 @@ STUCK_CHECK_S: Final = 5.0
 
 MORE_CONNECTIONS: Final = (
     "raise kafka.max_connections, and the limit of open files (ulimit -n, LimitNOFILE) if the start warned that it is too low; "
-    "or find out who opens so many"
+    "or find the client that opens that many"
 )
 
 UNREAD: Final = "it takes no replies, or its long poll is in the way of what it sent after it, while others wait for the memory"

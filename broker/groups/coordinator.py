@@ -62,8 +62,8 @@ REFUSALS: Final = {
 FIXES: Final = {
     "member": "raise groups.member_max_size if it is an honest one",
     "group": "raise groups.memory_bytes, of which the members of one group may hold a quarter",
-    "memory": "raise groups.memory_bytes, or find out who has so many groups, members or offsets",
-    "groups": "find out who has so many groups with members, or add brokers: no setting raises this bound",
+    "memory": "raise groups.memory_bytes, or find the client with that many groups, members or offsets",
+    "groups": "find the client with that many groups that have members, or add brokers: no setting raises this bound",
 }
 
 E = TypeVar("E", Join, Sync, Heartbeat, Leave)

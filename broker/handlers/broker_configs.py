@@ -31,12 +31,12 @@ def broker_configs(
     names = ",".join(f"{endpoint.name}:PLAINTEXT" for endpoint in record.listeners)
     number = str(record.broker_id)
     configs = [
-        _static("advertised.listeners", ConfigType.STRING, listeners, "What clients are told to connect to."),
+        _static("advertised.listeners", ConfigType.STRING, listeners, "The addresses that clients connect to."),
         _static("authorizer.class.name", ConfigType.STRING, "", "There is no authorizer: every client may do everything."),
         _static("auto.create.topics.enable", ConfigType.BOOLEAN, str(auto_create).lower(), "Whether asking for a topic creates it."),
         _static("auto.leader.rebalance.enable", ConfigType.BOOLEAN, "false", "Any broker serves any partition: nothing is rebalanced."),
         _static("broker.id", ConfigType.INT, number, "This broker's id."),
-        _static("broker.rack", ConfigType.STRING, record.rack, "Where this broker stands."),
+        _static("broker.rack", ConfigType.STRING, record.rack, "The rack or zone of this broker."),
         _static("controlled.shutdown.enable", ConfigType.BOOLEAN, "true", "A broker that is stopped answers what it has begun."),
         _static("default.replication.factor", ConfigType.INT, "1", "Reported for topics; durability comes from the object store."),
         _static("delete.topic.enable", ConfigType.BOOLEAN, "true", "Topics may be deleted."),
@@ -95,7 +95,7 @@ def _group_configs(groups: GroupSettings) -> list[BrokerConfig]:
         _static("group.max.size", int_, str(groups.members_max), "Members of a group; a further one is refused."),
         _static("group.min.session.timeout.ms", int_, str(shortest_ms), "The shortest session timeout that a member may ask for."),
         _static("offset.metadata.max.bytes", int_, chars, "Characters beside a committed offset, counted as Kafka does."),
-        _static("offsets.retention.check.interval.ms", long, str(check_ms), "How often offsets that are to be forgotten are looked for."),
+        _static("offsets.retention.check.interval.ms", long, str(check_ms), "How often the broker looks for offsets that have expired."),
         _static("offsets.retention.minutes", int_, str(retention_min), "How long offsets outlive the last member of their group."),
     ]
 

@@ -106,7 +106,7 @@ def check(wanted: CreatePartitionsTopic, topic: Topic, *, added_max: int) -> Ref
     if wanted.assignments is None:
         return None
     if len(wanted.assignments) != added:
-        message = f"{added} partitions are to be added, and {len(wanted.assignments)} assignments are given"
+        message = f"{added} partitions would be added, and {len(wanted.assignments)} assignments are given"
         return Refusal(ErrorCode.invalid_replica_assignment, message)
     for assignment in wanted.assignments:
         broker_ids = assignment.broker_ids

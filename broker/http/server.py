@@ -95,7 +95,7 @@ class HttpServer:
             make=server,
             has_room=lambda: len(_open(server)) + len(acceptor.arriving) < HTTP_CONNECTIONS_MAX,
             make_room=lambda: _close_oldest(server),
-            fix=f"find out who opens more than {HTTP_CONNECTIONS_MAX} connections to http.listen",
+            fix=f"find the client that opens more than {HTTP_CONNECTIONS_MAX} connections to http.listen",
             nursery=self._nursery,
             telemetry=self._telemetry,
         )

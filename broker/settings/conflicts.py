@@ -59,7 +59,7 @@ def of_groups(groups: GroupsSettings) -> list[Conflict]:
         phrase = "is shorter than groups.session_timeout_min: no member could ever join"
         found.append(Conflict("groups.session_timeout_max", phrase, ("groups.session_timeout_min",)))
     if groups.offsets_retention % timedelta(minutes=1):
-        phrase = "is not a whole number of minutes, which is how Kafka's tools are told of it"
+        phrase = "is not a whole number of minutes, and Kafka's tools know minutes only"
         found.append(Conflict("groups.offsets_retention", phrase))
     return found
 

@@ -29,7 +29,7 @@ _HTTP_ADDRESS: Final = Address("127.0.0.1", HTTP_PORT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
     id: Annotated[int | None, ASSIGNED_OR_COUNT, "the broker's id; without one, a free one is assigned"] = None
-    rack: Annotated[str | None, TEXT_OR_NONE, "the zone it stands in; clients of that zone are sent here first"] = None
+    rack: Annotated[str | None, TEXT_OR_NONE, "the zone this broker runs in; clients of that zone are sent here first"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class KafkaSettings:
         _KAFKA_LISTENER,
     )
     advertised_listeners: Annotated[
-        tuple[Listener, ...], ADVERTISED_LISTENERS, "what clients are told to connect to; port 0: the port that was bound"
+        tuple[Listener, ...], ADVERTISED_LISTENERS, "the addresses that clients connect to; port 0: the port that was bound"
     ] = ()
     leader: Annotated[
         str,
@@ -151,7 +151,7 @@ class GroupsSettings:
     offsets_retention_check_interval: Annotated[
         timedelta,
         duration(minimum="1s", maximum="1d"),
-        "how often committed offsets that are to be forgotten are looked for (offsets.retention.check.interval.ms)",
+        "how often the broker looks for committed offsets that have expired (offsets.retention.check.interval.ms)",
     ] = timedelta(minutes=10)
 
 

@@ -189,7 +189,7 @@ def of_id(broker_id: int | None, listeners: Sequence[object], cluster: Cluster) 
         return None
     holder = next((one for one in cluster.brokers if one.broker_id == broker_id), None)
     if not cluster.is_known:
-        return skipped(BROKER_ID, "it is not known who is registered")
+        return skipped(BROKER_ID, "the registered brokers are not known")
     if holder is None:
         return ok(BROKER_ID, f"{broker_id} is free")
     if tuple(map(str, holder.listeners)) == tuple(map(str, listeners)):
@@ -227,6 +227,6 @@ def of_exposure(settings: Settings) -> list[Finding]:
     warned = warning_of_listeners(settings.kafka.listeners)
     found = [warning(AUTHENTICATION, warned) if warned else ok(AUTHENTICATION, "there is none, and Kafka is served to this machine alone")]
     if not is_loopback(settings.http.listen.host):
-        seen = f"http.listen {settings.http.listen}: metrics and health are shown to everybody who can reach it, as http.insecure allows"
+        seen = f"http.listen {settings.http.listen}: everybody who can reach it sees metrics and health, as http.insecure allows"
         found.append(warning(AUTHENTICATION, seen))
     return found

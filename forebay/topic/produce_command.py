@@ -135,7 +135,7 @@ def _parse(text: str | None, key_delimiter: str | None, rest: "Line", *, empty_i
     if text is not None and key_delimiter is not None:
         raise typer.BadParameter("-f and -K exclude each other: write the key in the format, as %k")
     if key_delimiter == "":
-        raise typer.BadParameter("-K needs a text that stands behind keys, such as : or \\t")
+        raise typer.BadParameter("-K needs a text that ends each key, such as : or \\t")
     given = text if text is not None else None if key_delimiter is None else keyed(key_delimiter)
     if given is None:
         return None

@@ -13,7 +13,7 @@ from storage.catalog import topics
         (("topic", "consume", "t", "-f", "%z"), '-f "%z" has %z, which is no field'),
         (("topic", "produce", "t", "-H", "novalue"), '-H "novalue": write NAME=VALUE'),
         (("topic", "produce", "t", "-f", "%k%v"), '-f "%k%v" has nothing between %k and %v'),
-        (("topic", "produce", "t", "-K", ""), "-K needs a text that stands behind keys"),
+        (("topic", "produce", "t", "-K", ""), "-K needs a text that ends each key"),
         (("topic", "produce", "t", "-K", ":", "-f", "%v"), "-f and -K exclude each other"),
         (("topic", "produce", "t", "-K", ":", "-k", "x"), "-k and keys of lines exclude each other"),
         (("topic", "produce", "t", "-f", "%p %v", "-p", "0"), "-p and partitions of lines exclude each other"),
