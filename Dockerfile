@@ -14,7 +14,7 @@ RUN uv sync --frozen --no-default-groups --no-editable
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/forebay /opt/forebay
-# The allocator needs no MALLOC_* here: forebay.malloc sets the same itself.
+# The allocator needs no MALLOC_* here: process.malloc sets the same itself.
 ENV PATH=/opt/forebay/bin:$PATH PYTHONUNBUFFERED=1
 # A broker that listens on the container's loopback cannot be reached from outside. Both stand until a variable, a file or --set says otherwise.
 ENV FOREBAY_KAFKA__LISTENERS=PLAINTEXT://0.0.0.0:9092 FOREBAY_KAFKA__ADVERTISED_LISTENERS=PLAINTEXT://localhost:9092

@@ -22,9 +22,9 @@ from bench.clients import create_topics
 from bench.metadata_wire import metadata_request
 from bench.processes import HOST
 from broker.assembly import open_broker
-from broker.settings.listeners import Listener
-from broker.settings.model import Settings
-from forebay.serve import GC_THRESHOLDS
+from forebay.processes.serve import GC_THRESHOLDS
+from process.settings.listeners import Listener
+from process.settings.model import Settings
 
 
 class Turns:

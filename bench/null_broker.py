@@ -21,7 +21,7 @@ import uvloop
 from bench import wire
 from bench.units import KIB, MIB
 from broker.protocol import codec, fetch
-from forebay import malloc
+from process import malloc
 from storage.vocabulary import Buffer
 
 HOST: Final = "127.0.0.1"

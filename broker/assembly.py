@@ -13,37 +13,37 @@ from typing import Any, Final
 
 import structlog
 
-from broker.accepting import bind
 from broker.admission import Admission
 from broker.audit import open_audit_log
-from broker.disk_space import DiskSpace, folders_of, measured
+from broker.coordination.neighbours import Neighbours
+from broker.coordination.slots import Slots
 from broker.dispatch import Dispatch
 from broker.fetching.preferred_replicas import PreferredReplicas
 from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
 from broker.groups.coordinator import Coordinator
-from broker.groups.neighbours import Neighbours
 from broker.groups.settings import group_settings
-from broker.groups.slots import Slots
-from broker.handlers.administration import Administration
-from broker.handlers.context import Parts, TopicDefaults
-from broker.handlers.fetch import Fetch
-from broker.handlers.produce import Produce
-from broker.handlers.recompression import THREADS, Recompression
-from broker.http.health import METADATA, Readiness
-from broker.http.probes import MetadataProbe, ObjectProbe, Probes
-from broker.identity import identified
+from broker.handlers.log.fetch import Fetch
+from broker.handlers.log.produce import Produce
+from broker.handling.administration import Administration
+from broker.handling.context import Parts, TopicDefaults
+from broker.handling.recompression import THREADS, Recompression
 from broker.leadership import Leadership, leadership_of
 from broker.leaving import Leaving
 from broker.registration import RegisteredLife
 from broker.responses import Responses
 from broker.server import ConnectionLimits, Server
-from broker.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, StartError
-from broker.settings.listeners import Listener
-from broker.settings.model import Settings
-from broker.settings.ports import cannot_listen
-from broker.settings.urls import is_memory
-from broker.store_clocks import MetadataClock, ObjectClock, StoreClocks, Timed
-from broker.store_watch import StoreWatch
+from process.accepting import bind
+from process.disk_space import DiskSpace, folders_of, measured
+from process.http.health import METADATA, Readiness
+from process.http.probes import MetadataProbe, ObjectProbe, Probes
+from process.identity import identified
+from process.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, StartError
+from process.settings.listeners import Listener
+from process.settings.model import Settings
+from process.settings.ports import cannot_listen
+from process.settings.urls import is_memory
+from process.store_clocks import MetadataClock, ObjectClock, StoreClocks, Timed
+from process.store_watch import StoreWatch
 from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource

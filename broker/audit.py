@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from broker.settings.errors import EXIT_USAGE, StartError
+from process.settings.errors import EXIT_USAGE, StartError
 from runtime.clock import Clock
 from runtime.log_fields import cut_fields
 from runtime.log_lines import LineWriter

@@ -10,13 +10,13 @@ from kio.schema.errors import ErrorCode
 from prometheus_client import Counter, Histogram
 
 from broker.groups.coordinator import JOIN_WAIT_S_MAX
-from broker.handlers.batch_room import BatchRoom
-from broker.handlers.context import Context, Parts
-from broker.handlers.fetch import FETCH_WAIT_S_MAX, Fetch
-from broker.handlers.large_answers import LargeAnswer
-from broker.handlers.produce import NOTHING_UNREAD, Produce
+from broker.handlers.log.fetch import FETCH_WAIT_S_MAX, Fetch
+from broker.handlers.log.produce import NOTHING_UNREAD, Produce
+from broker.handlers.log.wide_produce import WideProduce, read_wide, refuse_all, write_wide
 from broker.handlers.table import HANDLERS
-from broker.handlers.wide_produce import WideProduce, read_wide, refuse_all, write_wide
+from broker.handling.batch_room import BatchRoom
+from broker.handling.context import Context, Parts
+from broker.handling.large_answers import LargeAnswer
 from broker.leaving import Leaving
 from broker.protocol import codec, fetch, produce, support
 from broker.protocol.errors import ProtocolViolation
@@ -253,7 +253,7 @@ class Dispatch:
         if not support.is_served(header.api_key, header.api_version):
             if header.api_key != _API_VERSIONS:
                 raise ProtocolViolation(f"not served: api_key={header.api_key} api_version={header.api_version}")
-            from broker.handlers.api_versions import unsupported_version
+            from broker.handlers.cluster.api_versions import unsupported_version
 
             refusal = codec.encode_response(_API_VERSIONS, 0, header.correlation_id, unsupported_version())
             return header, refusal, ErrorCode.unsupported_version

@@ -9,13 +9,13 @@ from typing import Final
 
 import structlog
 
-from broker.accepting import Acceptor
 from broker.admission import CROWDED, STALLED, Admission
 from broker.connection import Connection, Requests
 from broker.leaving import Leaving
 from broker.protocol.errors import OtherProtocol, ProtocolViolation
 from broker.protocol.framing import HTTP, TLS
 from broker.responses import Responses
+from process.accepting import Acceptor
 from runtime.clock import Clock
 from runtime.logs import Rarely
 from runtime.supervision import Nursery

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cluster.commands import cluster
-from forebay.debug.commands import debug
-from forebay.generate.commands import generate
-from forebay.group.commands import group
+from forebay.commands.cluster.commands import cluster
+from forebay.commands.debug.commands import debug
+from forebay.commands.generate.commands import generate
+from forebay.commands.group.commands import group
+from forebay.commands.topic.commands import topic
 from forebay.kafka_client.failures import failures_reported
 from forebay.kafka_client.options import Output, OutputFormat, Quiet, Terminal
-from forebay.topic.commands import topic
 
 COMPLETION_VARIABLE = "_FOREBAY_COMPLETE"
 """While a shell sets it, `forebay` answers the shell instead of running a command."""
@@ -21,8 +21,8 @@ COMPLETION_VARIABLE = "_FOREBAY_COMPLETE"
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from broker.settings.errors import SettingsError
-    from broker.settings.loading import Loaded
+    from process.settings.errors import SettingsError
+    from process.settings.loading import Loaded
 
 if COMPLETION_VARIABLE in os.environ:
     from typer._completion_classes import completion_init
@@ -116,15 +116,15 @@ def serve(
     """Run a broker, or several, until SIGTERM or Ctrl-C."""
     loaded = _load(config_file, assignments, log_format=log_format, log_level=log_level, complain=_complain_in_the_log)
     if workers > 1:
-        from forebay.workers.serving import serve_workers
+        from forebay.processes.workers.serving import serve_workers
 
         raise typer.Exit(serve_workers(loaded, workers=workers, accept_new_store=accept_new_store))
     from forebay.absent import import_without_extras
 
     import_without_extras()
     from broker.assembly import open_broker
-    from forebay.serve import serve as serve_until_stopped
-    from forebay.workers.link import SupervisorLink
+    from forebay.processes.serve import serve as serve_until_stopped
+    from forebay.processes.workers.link import SupervisorLink
 
     opening = partial(open_broker, accept_new_store=accept_new_store)
     raise typer.Exit(serve_until_stopped(loaded, open_broker=opening, link=SupervisorLink() if supervised else None))
@@ -150,7 +150,7 @@ def demo(
     ] = 1,
 ) -> None:
     """Replay a year of flights and check that every record comes back. The demo runs one embedded broker, or several."""
-    from forebay.demo.run import DemoOptions, run
+    from forebay.commands.demo.run import DemoOptions, run
 
     raise typer.Exit(run(DemoOptions(records=records, port=port, data=None if in_memory else data, leave=leave, brokers=brokers)))
 
@@ -169,7 +169,7 @@ def doctor(
     Run it beside a broker, or before one starts. It exits with code 1 if a check fails.
     """
     with failures_reported():
-        from forebay.doctor.command import doctor as check_all
+        from forebay.commands.doctor.command import doctor as check_all
 
         options = _options(log_format=log_format, log_level=log_level)
         raise typer.Exit(check_all(config_file, assignments or (), options, Terminal(output, quiet)))
@@ -191,7 +191,7 @@ def show(
     output: Annotated[str, typer.Option("--output", "-o", help="Write settings as table or json.", metavar="FORMAT")] = "table",
 ) -> None:
     """Show every setting as a broker started here would use it."""
-    from forebay.settings_views import as_json, as_table
+    from forebay.commands.settings_views import as_json, as_table
 
     views = {"table": as_table, "json": as_json}
     if output not in views:
@@ -205,8 +205,8 @@ def show(
 @config.command()
 def validate(file: Annotated[Path, typer.Argument(help="A settings file.")]) -> None:
     """Check a settings file by itself, without the environment."""
-    from broker.settings.errors import SettingsError
-    from broker.settings.loading import load_file
+    from process.settings.errors import SettingsError
+    from process.settings.loading import load_file
 
     try:
         load_file(file)
@@ -219,7 +219,7 @@ def validate(file: Annotated[Path, typer.Argument(help="A settings file.")]) -> 
 @config.command()
 def init() -> None:
     """Print a forebay.yaml with every setting and its meaning."""
-    from forebay.settings_views import as_template
+    from forebay.commands.settings_views import as_template
 
     typer.echo(as_template())
 
@@ -229,7 +229,7 @@ def _complain(error: "SettingsError", _: str) -> None:
 
 
 def _complain_in_the_log(error: "SettingsError", log_format: str) -> None:
-    from forebay.last_words import say_cannot_serve
+    from process.last_words import say_cannot_serve
     from runtime import logs
 
     log = logs.configure(format=log_format, level="info")
@@ -246,8 +246,8 @@ def _load(
     complain: "Callable[[SettingsError, str], None]" = _complain,
 ) -> "Loaded":
     """`complain` gets what is wrong with the settings and, as far as it can be read, their `log.format`."""
-    from broker.settings.errors import SettingsError
-    from broker.settings.loading import load, readable_log_format
+    from process.settings.errors import SettingsError
+    from process.settings.loading import load, readable_log_format
 
     given = _options(log_format=log_format, log_level=log_level)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from broker.settings.keys import SETTINGS
+from process.settings.keys import SETTINGS
 from runtime.telemetry import Metric
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "operations.md"

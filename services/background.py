@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from broker.settings.ports import owner_of_port
+from process.settings.ports import owner_of_port
 from runtime.clock import SystemClock
 from services import oxia, versitygw
 from services.build import OXIA, VERSITYGW, built

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from broker.fetching.waiters import POLL_S, TRUSTED_POLL_S, Waiters
-from broker.handlers.administration import Administration
-from broker.handlers.context import Context, Parts, TopicDefaults
-from broker.handlers.fetch import Fetch
-from broker.handlers.produce import Produce
-from broker.handlers.recompression import Recompression
+from broker.handlers.log.fetch import Fetch
+from broker.handlers.log.produce import Produce
+from broker.handling.administration import Administration
+from broker.handling.context import Context, Parts, TopicDefaults
+from broker.handling.recompression import Recompression
 from broker.leadership import leadership_of
 from broker.registration import RegisteredLife
 from broker.responses import Responses

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-from broker.handlers.errors import error_code_of
+from broker.handling.errors import error_code_of
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from sim.broker import HANDLER_TIMEOUT_S, ConnectionLost, Serving, SimBroker, fail
 from sim.history import Attempt

@@ -17,8 +17,8 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 from kio.schema.init_producer_id.v5 import InitProducerIdRequest
 
-from broker.handlers import init_producer_id
-from broker.handlers.kio_types import as_i16, as_producer_id
+from broker.handlers.log import init_producer_id
+from broker.handling.kio_types import as_i16, as_producer_id
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from sim.broker import ConnectionLost, Serving

@@ -10,9 +10,9 @@ from kio.schema.list_offsets.v10 import ListOffsetsRequest, ListOffsetsResponse
 from kio.schema.list_offsets.v10.request import ListOffsetsPartition, ListOffsetsTopic
 from kio.schema.types import TopicName
 
-from broker.handlers import list_offsets
-from broker.handlers.kio_types import as_broker_id, as_i8, as_i32, as_i64
-from broker.handlers.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP
+from broker.handlers.log import list_offsets
+from broker.handlers.log.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP
+from broker.handling.kio_types import as_broker_id, as_i8, as_i32, as_i64
 from broker.protocol.codec import as_field
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest
 from broker.protocol.request import Request

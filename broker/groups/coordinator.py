@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 import structlog
 
+from broker.coordination.slots import Claim, Slots, slots_by_shard
 from broker.groups.by_shard import ByShard
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, HeartbeatAnswer, Join, JoinAnswer, Leave, LeaveAnswer, Sync, SyncAnswer
@@ -15,7 +16,6 @@ from broker.groups.memory import GroupMemory, brought_bytes
 from broker.groups.metrics import GroupMetrics
 from broker.groups.offsets import StoredGroup
 from broker.groups.settings import GroupSettings
-from broker.groups.slots import Claim, Slots, slots_by_shard
 from broker.groups.stored_groups import read_heads
 from broker.groups.sweep import Sweep
 from broker.leadership import slot_of

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from broker.settings.sections import GroupsSettings
+from process.settings.sections import GroupsSettings
 from storage.limits import MIB
 
 

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from broker.handlers.context import Context
+from broker.handling.context import Context
 from broker.protocol import codec, support
 from broker.protocol.request import Request
 

@@ -32,7 +32,7 @@ def group_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _groups(connection: "Connection", admin: "AdminClient") -> Iterable[str]:
-    from forebay.group.administration import listed
+    from forebay.commands.group.administration import listed
 
     return [group.name for group in listed(connection, admin).groups]
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from broker.settings.exposure import warning_of_listeners
-from broker.settings.loading import Loaded, load
 from forebay.cli import application
+from process.settings.exposure import warning_of_listeners
+from process.settings.loading import Loaded, load
 from runtime.version import forebay_version
 from services import oxia, versitygw
 from tests.containers import S3_IMAGE

@@ -2,8 +2,8 @@
 
 import pytest
 
-from broker.settings.keys import SETTINGS
 from forebay.reference import PAGE, metrics, metrics_table, renewed, settings_table
+from process.settings.keys import SETTINGS
 
 page = PAGE.read_text()
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from broker.settings.keys import SETTINGS
 from forebay.reference import settings_table
+from process.settings.keys import SETTINGS
 from storage.limits import FRAME_BYTES_MAX, WAL_OBJECT_BYTES_MAX
 
 ROOT: Final = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ ELSEWHERE: Final = {
     "broker/admission.py WAITED_LOOKS_MAX": "FINISH_S of broker/half_sent.py, in looks",
     "broker/groups/coordinator.py GROUP_CHARS_SAID_MAX": "of a group's name in a line; docs/limits.md has the bound of all fields",
     "broker/groups/loaded.py EXPIRED_TOGETHER_MAX": "what is left of a group goes with the next turn of the sweep",
-    "broker/groups/neighbours.py ADDRESSES_MAX": "of a broker's own advertised name",
+    "broker/coordination/neighbours.py ADDRESSES_MAX": "of a broker's own advertised name",
     "broker/groups/offsets.py LOAD_ATTEMPTS_MAX": "two coordinators of one group for a moment",
     "broker/groups/offsets.py TOPICS_NAMED_MAX": "from which number on topics are named in a record beside the group's",
     "broker/groups/offsets.py TOPICS_PAGE_MAX": "topics in one such record",

@@ -12,7 +12,7 @@ from tests.chaos.streams import create_topics
 BROKERS = 3
 SETTLED_AFTER_S = 3.0
 WATCHED_S = 10.0
-"""Both together are less than broker/http/probes.py `OBJECT_STORE_IDLE_S`, after which an object is put to see whether that works."""
+"""Both together are less than process/http/probes.py `OBJECT_STORE_IDLE_S`, after which an object is put to see whether that works."""
 
 
 @pytest.mark.timeout(120)

@@ -19,8 +19,8 @@ import pytest
 
 from broker.assembly import Broker, open_broker
 from broker.leadership import Leadership
-from broker.settings.listeners import Listener
-from broker.settings.model import Settings
+from process.settings.listeners import Listener
+from process.settings.model import Settings
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry

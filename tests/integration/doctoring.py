@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-from broker.settings.errors import SettingsError
-from broker.settings.loading import load
-from forebay.doctor.finding import exit_code
-from forebay.doctor.run import examine, of_settings_errors
+from forebay.commands.doctor.finding import exit_code
+from forebay.commands.doctor.run import examine, of_settings_errors
+from process.settings.errors import SettingsError
+from process.settings.loading import load
 from tests.integration.serving import ROOT
 
 ENDS_WITHIN_S = 90.0

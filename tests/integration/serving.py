@@ -31,7 +31,7 @@ ANSWER_WITHIN_S = 10.0
 ASK_EVERY_S = 0.02
 LAST_LINES = 20
 LOOP_HELD_S_MAX = 0.25
-"""What a broker does between two looks at its clients. Its own watch tells (broker/loop_watch), and takes off what a busy machine adds."""
+"""What a broker does between two looks at its clients. Its own watch tells (process/loop_watch), and takes off what a busy machine adds."""
 
 _clock = SystemClock()
 _reasons_to_hold: list[str] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from forebay.cluster.commands import cluster
+from forebay.commands.cluster.commands import cluster
 from storage.formats.levels import LEVEL_MAX
 from tests.integration.serving import ROOT, events, serving
 

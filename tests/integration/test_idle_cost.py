@@ -8,7 +8,7 @@ from tests.integration.test_membership import create, settled
 from tests.unit.broker.handlers.record_batches import record_batch
 
 IDLE_S = 3.0
-"""Less than broker/http/probes.py `OBJECT_STORE_IDLE_S`, after which an object is put to see whether that works."""
+"""Less than process/http/probes.py `OBJECT_STORE_IDLE_S`, after which an object is put to see whether that works."""
 METADATA_REQUESTS = "forebay_metadata_requests_total"
 OBJECT_REQUESTS = "forebay_object_store_requests_total"
 PARTITIONS = 50

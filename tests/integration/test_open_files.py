@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from kio.schema.create_topics.v5.request import CreatableTopic, CreateTopicsRequest
 
-from broker import accepting
-from forebay.descriptors import RESERVED
+from process import accepting
+from process.descriptors import RESERVED
 from runtime.clock import SystemClock
 from runtime.logs import SAID_EVERY_S
 from tests.integration.async_client import AsyncClient

@@ -1,4 +1,4 @@
-from broker.store_clocks import MetadataClock
+from process.store_clocks import MetadataClock
 from services.oxia import OxiaServer
 from storage.metadata.keys import probe
 from storage.metadata.port import Put, TellsTime

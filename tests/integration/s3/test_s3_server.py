@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.store_clocks import ObjectClock
+from process.store_clocks import ObjectClock
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from services.versitygw import S3Server, running_s3

@@ -15,7 +15,7 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.limits import FRAME_BYTES_MAX, MIB
 from storage.vocabulary import Buffer
-from tests.unit.broker.http.manual_clock import ManualClock
+from tests.unit.process.http.manual_clock import ManualClock
 
 BUDGET_BYTES = 64 * MIB
 

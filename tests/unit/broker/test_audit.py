@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.audit import DROPPED, LOOK_EVERY_S, AuditLog, open_audit_log
-from broker.settings.errors import StartError
+from process.settings.errors import StartError
 from runtime.telemetry import Telemetry
 from tests.unit.storage.catalog.faulty import ManualClock
 

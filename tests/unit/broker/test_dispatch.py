@@ -25,10 +25,10 @@ from broker.dispatch import (
     Dispatch,
     Unanswerable,
 )
-from broker.handlers import metadata as metadata_module
-from broker.handlers.context import Context
-from broker.handlers.metadata import PLACED_AT_ONCE
 from broker.handlers.table import HANDLERS
+from broker.handlers.topics import metadata as metadata_module
+from broker.handlers.topics.metadata import PLACED_AT_ONCE
+from broker.handling.context import Context
 from broker.leaving import THROTTLE_MS, Leaving
 from broker.protocol import codec
 from broker.protocol import produce as produce_wire

@@ -1,5 +1,5 @@
 from broker.leaving import QUIET_S, THROTTLE_MS, Leaving
-from tests.unit.broker.http.manual_clock import ManualClock
+from tests.unit.process.http.manual_clock import ManualClock
 
 
 def test_nothing_is_said_until_clients_are_asked_to_leave() -> None:

@@ -9,17 +9,17 @@ import pytest
 import structlog.testing
 
 from broker import server as server_module
-from broker.accepting import BACKLOG, REFUSED, bind
 from broker.admission import Admission
 from broker.leaving import QUIET_S, Leaving
 from broker.responses import Responses
 from broker.server import CONNECTIONS, EVICTED, STALLED_S, VIOLATIONS, ConnectionLimits, Server
 from broker.server import CONNECTIONS_MAX as CONNECTIONS_MAX_METRIC
+from process.accepting import BACKLOG, REFUSED, bind
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.limits import MIB
 from tests.unit.broker.connecting import FakeRequests, cost, framed, settle
-from tests.unit.broker.http.manual_clock import ManualClock
+from tests.unit.process.http.manual_clock import ManualClock
 
 IDLE_S = 600.0
 CONNECTIONS_MAX = 3

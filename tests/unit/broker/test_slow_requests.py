@@ -3,8 +3,8 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from broker.handlers.context import Context
 from broker.handlers.table import HANDLERS
+from broker.handling.context import Context
 from broker.protocol.request import Request
 from broker.slow_requests import SLOW_S, Slow, SlowRequests
 from runtime.logs import SAID_EVERY_S

@@ -9,8 +9,8 @@ import structlog
 import typer
 from typer.testing import CliRunner
 
-from broker.settings.keys import SETTINGS
 from forebay.cli import application
+from process.settings.keys import SETTINGS
 from runtime.version import forebay_version
 
 

@@ -17,7 +17,7 @@ from storage.outcomes import (
     StoreOutcomes,
     Streak,
 )
-from tests.unit.broker.http.manual_clock import ManualClock
+from tests.unit.process.http.manual_clock import ManualClock
 
 
 class Watched:

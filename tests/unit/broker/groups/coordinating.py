@@ -4,13 +4,13 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
+from broker.coordination.slots import Slots
 from broker.groups.committed import Committed
 from broker.groups.coordinator import Coordinator
 from broker.groups.events import Join, JoinAnswer, Sync
 from broker.groups.loaded import Commit
 from broker.groups.members import Protocol
 from broker.groups.settings import GroupSettings
-from broker.groups.slots import Slots
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery

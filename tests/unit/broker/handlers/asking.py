@@ -12,11 +12,11 @@ from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
+from broker.coordination.slots import Slots
 from broker.groups.coordinator import Coordinator
-from broker.groups.slots import Slots
 from broker.groups.state import GroupSettings
-from broker.handlers.administration import Administration
-from broker.handlers.context import Context, Parts, TopicDefaults
+from broker.handling.administration import Administration
+from broker.handling.context import Context, Parts, TopicDefaults
 from broker.leadership import Leadership, SelfLeadership
 from broker.protocol import codec
 from broker.protocol.request import Request

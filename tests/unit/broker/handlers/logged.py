@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.fetching.waiters import Waiters
-from broker.handlers.fetch import Fetch
-from broker.handlers.produce import NOTHING_UNREAD, Produce
-from broker.handlers.recompression import Recompression
+from broker.handlers.log.fetch import Fetch
+from broker.handlers.log.produce import NOTHING_UNREAD, Produce
+from broker.handling.recompression import Recompression
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.blocking import Blocking, InlineBlocking
@@ -23,7 +23,7 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.objects.memory import MemoryObjectStore
 from storage.recordbatch import parse_header
 from tests.unit.broker.handlers.record_batches import NOW_MS
-from tests.unit.broker.http.manual_clock import ManualClock
+from tests.unit.process.http.manual_clock import ManualClock
 from tests.unit.storage.catalog.faulty import no_jitter
 from tests.unit.storage.log.rig import Rig, rig
 

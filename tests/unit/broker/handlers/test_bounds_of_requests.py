@@ -7,31 +7,17 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handlers import (
-    create_partitions,
-    create_topics,
-    delete_records,
-    delete_topics,
-    describe_producers,
-    list_offsets,
-    produce,
-)
-from broker.handlers.config_alterations import KEYS_MAX
+from broker.handlers.log import delete_records, describe_producers, list_offsets, produce
+from broker.handlers.topics import create_partitions, create_topics, delete_topics
+from broker.handling.config_alterations import KEYS_MAX
 from storage.log.bounds import LogBounds
 from storage.vocabulary import PartitionId
-from tests.unit.broker.handlers import (
-    test_alter_configs,
-    test_create_partitions,
-    test_create_topics,
-    test_delete_records,
-    test_delete_topics,
-    test_describe_producers,
-    test_incremental_alter_configs,
-    test_list_offsets,
-)
 from tests.unit.broker.handlers.asking import cluster, error_of
+from tests.unit.broker.handlers.configs import test_alter_configs, test_incremental_alter_configs
+from tests.unit.broker.handlers.log import test_delete_records, test_describe_producers, test_list_offsets
 from tests.unit.broker.handlers.logged import node
 from tests.unit.broker.handlers.record_batches import record_batch
+from tests.unit.broker.handlers.topics import test_create_partitions, test_create_topics, test_delete_topics
 
 TOPIC = 2
 

@@ -6,8 +6,8 @@ from typing import cast
 
 from kio.schema.errors import ErrorCode
 
-from broker.handlers.context import Parts
-from broker.handlers.partition_bounds import TopicPartition, read_bounds
+from broker.handling.context import Parts
+from broker.handling.partition_bounds import TopicPartition, read_bounds
 from runtime.ids import IdSource
 from storage.catalog.topics import Topics
 from storage.log.bounds import LogBounds

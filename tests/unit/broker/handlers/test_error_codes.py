@@ -1,7 +1,7 @@
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handlers.errors import WIRE_CODES, error_code_of
+from broker.handling.errors import WIRE_CODES, error_code_of
 from storage import errors
 from storage.errors import Conflict, Corrupt, OffsetOutOfRange, OutcomeUnknown, StorageError, Unavailable
 

@@ -11,7 +11,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.fetching import gathering
-from broker.handlers.partition_bounds import Located, TopicPartition, read_bounds
+from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
 from broker.protocol.fetch import FetchedPartition
 from runtime.clock import SystemClock
 from storage.catalog.topics import Topic
@@ -320,8 +320,8 @@ async def test_a_topic_that_cannot_be_looked_up_is_refused_beside_those_that_are
             await asyncio.sleep(patience_s)
             return found, Unavailable("no answer")
 
-        monkeypatch.setattr("broker.handlers.fetch.REFRESH_PATIENCE_S", 0.05)
-        monkeypatch.setattr("broker.handlers.fetch.PATIENCE_S", 2 * SOON_S)
+        monkeypatch.setattr("broker.handlers.log.fetch.REFRESH_PATIENCE_S", 0.05)
+        monkeypatch.setattr("broker.handlers.log.fetch.PATIENCE_S", 2 * SOON_S)
         monkeypatch.setattr(scene.broker.topics, "look_up", silent)
         async with asyncio.timeout(SOON_S):
             response = await scene.broker.read(asking("u"), asking("t", scene.healthy[0]))

@@ -5,9 +5,9 @@ from typing import cast
 
 import pytest
 
-from broker.handlers import produce as handler
-from broker.handlers.produce import Produce
-from broker.handlers.recompression import Recompression
+from broker.handlers.log import produce as handler
+from broker.handlers.log.produce import Produce
+from broker.handling.recompression import Recompression
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.clock import SystemClock
 from storage.catalog.topics import Topic, Topics, TopicState

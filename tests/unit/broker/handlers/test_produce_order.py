@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handlers.recompression import READ_AT_ONCE_BYTES_MAX
+from broker.handling.recompression import READ_AT_ONCE_BYTES_MAX
 from tests.unit.broker.handlers.logged import node
 from tests.unit.broker.handlers.record_batches import batch_of_records, record, record_batch
-from tests.unit.broker.handlers.test_recompression import Source, send
+from tests.unit.broker.handling.test_recompression import Source, send
 
 T = TypeVar("T")
 TOPICS: dict[str, dict[str, str]] = {"plain": {}, "compacted": {"cleanup_policy": "compact"}, "packed": {"compression_type": "zstd"}}

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handlers import metadata
-from broker.handlers.kio_types import as_uuid
-from broker.handlers.partition_bounds import Located, TopicPartition, read_bounds
+from broker.handlers.topics import metadata
+from broker.handling.kio_types import as_uuid
+from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
 from broker.protocol.produce import PartitionResult
 from storage.catalog import topics
 from storage.catalog.topics import Topic
@@ -113,8 +113,8 @@ async def test_a_topic_that_is_gone_takes_no_other_topic_of_its_request_with_it(
 
 async def test_a_client_that_names_a_partition_that_is_not_there_takes_the_topic_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it was added meanwhile cannot be told: the answer is one that clients repeat."""
-    monkeypatch.setattr("broker.handlers.fetch.REFRESH_PATIENCE_S", 0.05)
-    monkeypatch.setattr("broker.handlers.fetch.PATIENCE_S", 0.05)
+    monkeypatch.setattr("broker.handlers.log.fetch.REFRESH_PATIENCE_S", 0.05)
+    monkeypatch.setattr("broker.handlers.log.fetch.PATIENCE_S", 0.05)
     parts: Any
     async with scene(monkeypatch) as made:
         lookup_now = made.broker.topics.lookup_now
@@ -144,7 +144,7 @@ async def test_a_client_that_names_a_partition_that_is_not_there_takes_the_topic
 
 
 async def test_an_append_beside_one_for_a_partition_that_is_not_there_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.handlers.produce.PATIENCE_S", 0.05)
+    monkeypatch.setattr("broker.handlers.log.produce.PATIENCE_S", 0.05)
     async with scene(monkeypatch) as made:
         monkeypatch.setattr(topics, "CACHE_AGE_S", 1_000.0)
         await made.broker.topics.lookup(["t"])

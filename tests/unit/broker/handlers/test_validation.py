@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handlers import recompression
-from broker.handlers.recompression import (
+from broker.handling import recompression
+from broker.handling.recompression import (
     LEAVING_MAX,
     READ_AT_ONCE_BYTES_MAX,
     READ_AT_ONCE_HEADERS_EACH_MAX,
@@ -22,7 +22,7 @@ from runtime.blocking import ThreadBlocking
 from storage.recordbatch import checksum, parse_header
 from tests.unit.broker.handlers.logged import node
 from tests.unit.broker.handlers.record_batches import NOW_MS, batch_of_records, record, record_batch, varint
-from tests.unit.broker.handlers.test_recompression import Gate, Source, broken, codes, send, stored, values_of
+from tests.unit.broker.handling.test_recompression import Gate, Source, broken, codes, send, stored, values_of
 
 T = TypeVar("T")
 

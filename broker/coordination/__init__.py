@@ -1,0 +1,1 @@
+"""Which broker coordinates what: slots that brokers claim, and which of the claimants live."""

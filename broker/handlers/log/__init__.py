@@ -1,0 +1,1 @@
+"""The APIs that append, read and trim records."""

@@ -1,0 +1,395 @@
+"""Fetch (API key 1), v4-v17.
+
+Whole batches, the first one even if it is larger than asked for; waits for min_bytes up to max_wait. A read at or above the known end looks
+at the control record again first, so that no broker answers older than what any has acknowledged (docs/design/reading.md, promise 5).
+A reader that names a rack (v11+) is told a broker that stands there, if there is one and this is another (KIP-392), and served all the same
+if it stays. Every broker serves every partition, so nobody is ever refused for not asking the leader.
+
+Differs from Apache Kafka: no fetch sessions (session id 0, a full fetch each time: KIP-227 allows it); at most FETCH_RESPONSE_BYTES_MAX
+record bytes per response; a partition whose records are read slowly is answered empty while the others have some, and its read goes on;
+no wait for more when a partition already has more than its answer may hold; no wait above five minutes; the
+high watermark is the last stable offset as long as there are no transactions; leader epoch 0 for ever (I12).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from broker.fetching.gathering import Gathering, Wanted, needs_refresh
+from broker.fetching.preferred_replicas import Fetcher, Near, PreferredReplicas
+from broker.fetching.waiters import Waiters
+from broker.handling.errors import error_code_of
+from broker.protocol.fetch import PARTITIONS_PER_STEP, TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
+from broker.responses import Room
+from runtime.clock import Clock
+from runtime.turns import Turns
+from storage.catalog.topics import PATIENCE_S, Topic, Topics
+from storage.errors import NotFound, OffsetOutOfRange, StorageError, Unavailable
+from storage.limits import FETCH_RESPONSE_BYTES_MAX, MIB
+from storage.log.control_reads import ControlReads
+from storage.log.index import check_range, readable
+from storage.log.partition import Partitions
+from storage.log.read import Reader
+from storage.vocabulary import PartitionId, TopicId
+
+FULL_FETCH_EPOCHS: Final = (0, -1)
+"""Epochs of a request that begins a session or does without: it names all its partitions (KIP-227)."""
+FETCH_WAIT_S_MAX: Final = 300.0
+REFRESH_PATIENCE_S: Final = 3.0
+"""How long a request waits for what it must know before it reads, where there are partitions it can answer without."""
+PARTITIONS_WAITING_MAX: Final = 500_000
+"""Partitions in all requests under way, about 150 MiB of values. Above it no request waits, above its double none is served."""
+PINNED_BYTES_MAX: Final = FETCH_RESPONSE_BYTES_MAX + 4 * MIB
+"""Memory that one response may keep alive: a batch that was kept where the socket put it keeps the whole frame it came in."""
+
+
+@dataclass(slots=True)
+class Target:
+    """A partition of the request: what is to be read of it, or the answer it has already."""
+
+    asked: FetchPartition
+    wanted: Wanted | None
+    answer: FetchedPartition | None = None
+
+
+class Fetch:
+    def __init__(
+        self,
+        *,
+        topics: Topics,
+        partitions: Partitions,
+        control_reads: ControlReads,
+        reader: Reader,
+        waiters: Waiters,
+        clock: Clock,
+        replicas: PreferredReplicas | None = None,
+    ) -> None:
+        self._topics = topics
+        self._partitions = partitions
+        self._control_reads = control_reads
+        self._reader = reader
+        self._waiters = waiters
+        self._clock = clock
+        self._replicas = replicas
+        self._partitions_under_way = 0
+
+    async def handle(
+        self, request: FetchRequest, *, version: int, client: Fetcher | None = None, room: Room | None = None
+    ) -> FetchResponse:
+        """`client` is who asks, if it is to be told of nearer brokers; the caller gives `room` back, which is what the answer holds.
+
+        Raises `Unavailable` when too much is being fetched already.
+        """
+        if request.session_epoch not in FULL_FETCH_EPOCHS:
+            return FetchResponse((), error_code=ErrorCode.fetch_session_id_not_found)
+        if self._partitions_under_way + len(request.partitions) > 2 * PARTITIONS_WAITING_MAX:
+            raise Unavailable(
+                f"too many partitions are being fetched: under_way={self._partitions_under_way} wanted={len(request.partitions)}"
+            )
+        self._partitions_under_way += len(request.partitions)
+        try:
+            return await self._handle(request, version, client, room)
+        finally:
+            self._partitions_under_way -= len(request.partitions)
+
+    async def _handle(self, request: FetchRequest, version: int, client: Fetcher | None, room: Room | None) -> FetchResponse:
+        began_s = self._clock.monotonic_s()
+        asked: Sequence[FetchPartition] = request.partitions
+        if len(asked) > PARTITIONS_PER_STEP:
+            asked = await _once_each(asked)
+        targets = await self._resolve(asked, version)
+        if not targets:
+            return FetchResponse([])
+        if len(targets) > PARTITIONS_PER_STEP:
+            await asyncio.sleep(0)
+        if self._replicas is not None and client is not None and request.rack_id:
+            near = await self._replicas.near(request.rack_id, client)
+            if near is not None:
+                await self._send_nearer(targets, near, request.isolation_level)
+        wanted = _left(targets)
+        await self._gather(wanted, request, began_s, room, is_refused=len(wanted) < len(targets))
+        if version < TOPIC_IDS_MINIMUM and any(isinstance(one.error, NotFound) for one in wanted):
+            await self._resolve_anew(targets, version)
+            if room is not None:
+                room.give_back()  # all is taken anew; and who went on beyond the budget would wait for itself
+            wanted = _left(targets)
+            await self._gather(wanted, request, began_s, room, is_refused=len(wanted) < len(targets))
+        pinned_bytes = _pinned_bytes(wanted)
+        if pinned_bytes > PINNED_BYTES_MAX:
+            _copy_parts(wanted)
+            pinned_bytes = _pinned_bytes(wanted)
+        if room is not None:
+            room.settle(pinned_bytes)
+        by_id = version >= TOPIC_IDS_MINIMUM
+        answers = [self._answer(target, request.isolation_level, by_id=by_id) for target in targets[:PARTITIONS_PER_STEP]]
+        for begin in range(PARTITIONS_PER_STEP, len(targets), PARTITIONS_PER_STEP):
+            await asyncio.sleep(0)
+            part = targets[begin : begin + PARTITIONS_PER_STEP]
+            answers += [self._answer(target, request.isolation_level, by_id=by_id) for target in part]
+        return FetchResponse(answers)
+
+    async def _resolve_anew(self, targets: list[Target], version: int) -> None:
+        """Names that another incarnation has by now are answered from that one: the cache alone has said that there is nothing."""
+        places = [place for place, target in enumerate(targets) if target.wanted is not None and isinstance(target.wanted.error, NotFound)]
+        for place in places:
+            wanted = targets[place].wanted
+            assert wanted is not None
+            self._forget(wanted.log.partition)
+        found = await self._resolve([targets[place].asked for place in places], version)
+        for place, target in zip(places, found, strict=True):
+            targets[place] = target
+        for target in targets:
+            if target.wanted is not None and target.answer is None:
+                target.wanted = Wanted(target.wanted.log, target.asked.fetch_offset, target.asked.partition_max_bytes)
+
+    async def _gather(
+        self, wanted: Sequence[Wanted], request: FetchRequest, began_s: float, room: Room | None, *, is_refused: bool
+    ) -> None:
+        """`is_refused`: some of the request have been answered, so the others wait for no records. Without room there are none."""
+        may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX and not self._partitions.is_crowded
+        wait = self._waiters.wait([one.log for one in wanted])
+        bytes_max = min(max(request.max_bytes, 0), FETCH_RESPONSE_BYTES_MAX)
+        deadline_s = began_s + (min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX) if may_wait else 0.0)
+        gathering = Gathering(
+            wanted,
+            bytes_max=bytes_max if room is None else _room_at_once(room, wanted, bytes_max),
+            # Who wants more than it takes is not kept waiting for it.
+            bytes_min=min(request.min_bytes, request.max_bytes),
+            is_refused=is_refused,
+            began_s=began_s,
+            deadline_s=deadline_s,
+            reader=self._reader,
+            control_reads=self._control_reads,
+            wake=wait.wake,
+        )
+        try:
+            await self._look(gathering, wanted)  # much later than it began, if its topics had to be read
+            if not gathering.is_open and not await self._find_room(gathering, wanted, room, bytes_max, deadline_s):
+                return
+            if gathering.may_leave():
+                await self._fail(gathering, wanted)
+                return
+            with contextlib.ExitStack() as waiting:
+                is_waiting = False
+                while not (gathering.may_leave() or self._waiters.is_stopped):
+                    if not is_waiting and not gathering.is_reading:
+                        is_waiting = True
+                        if len(wanted) <= PARTITIONS_PER_STEP:
+                            waiting.enter_context(wait)
+                        else:
+                            waiting.push(wait)
+                            await _take_turns(wait.begin_in_steps())
+                            # What moved before it was waited for has woken nobody.
+                            await self._look(gathering, wanted)
+                            if not await self._find_room(gathering, wanted, room, bytes_max, deadline_s):
+                                return
+                            continue
+                    await wait.moved(gathering.left_s())
+                    await self._look(gathering, wanted)
+                    if not await self._find_room(gathering, wanted, room, bytes_max, deadline_s):
+                        return
+            await self._fail(gathering, wanted)
+        finally:
+            gathering.close()
+
+    async def _look(self, gathering: Gathering, wanted: Sequence[Wanted]) -> None:
+        if len(wanted) <= PARTITIONS_PER_STEP:
+            gathering.look(self._clock.monotonic_s())
+        else:
+            await _take_turns(gathering.look_in_steps(self._clock.monotonic_s()))
+
+    async def _fail(self, gathering: Gathering, wanted: Sequence[Wanted]) -> None:
+        if len(wanted) > PARTITIONS_PER_STEP:
+            await _take_turns(gathering.fail_in_steps())
+
+    async def _find_room(
+        self, gathering: Gathering, wanted: Sequence[Wanted], room: Room | None, bytes_max: int, deadline_s: float
+    ) -> bool:
+        """Before the first record is taken. False if no room came in time: the answer goes without records, and the client asks again."""
+        if room is None or not gathering.wants_room:
+            return True
+        patience_s = max(deadline_s - self._clock.monotonic_s(), REFRESH_PATIENCE_S)
+        granted_bytes = await room.to_read(bytes_max, patience_s)
+        if granted_bytes:
+            gathering.open(min(bytes_max, granted_bytes))
+            await self._look(gathering, wanted)
+        return granted_bytes > 0
+
+    async def _send_nearer(self, targets: Sequence[Target], near: Near, isolation_level: int) -> None:
+        """Answer with a broker of the reader's rack and without records, as Kafka does; what is not to be read anywhere is told here."""
+        by_log = {target.wanted.log: target for target in targets if target.wanted is not None}
+        stale = [log for log, target in by_log.items() if needs_refresh(log, target.asked.fetch_offset)]
+        failed = await self._control_reads.refresh_each(stale, patience_s=REFRESH_PATIENCE_S, silent_patience_s=0.0)
+        for target in targets:
+            if target.wanted is None or target.wanted.log in failed or (broker_id := near(target.wanted.log.partition)) is None:
+                continue
+            try:
+                check_range(target.wanted.log, target.asked.fetch_offset)
+                target.answer = _answer(target.asked, target.wanted, isolation_level)._replace(preferred_read_replica=broker_id)
+            except StorageError:
+                continue  # `_gather` comes to the same end, and answers it
+
+    async def _resolve(self, partitions: Sequence[FetchPartition], version: int) -> list[Target]:
+        by_id = version >= TOPIC_IDS_MINIMUM
+        unknown = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
+        topics, missing, doubtful = await self._find_cached(partitions, by_id=by_id)
+        unread: StorageError | None = None
+        if missing or doubtful:
+            topics, unread = await self._find_others(topics, missing, doubtful, by_id=by_id)
+        targets: list[Target] = []
+        for asked in partitions:
+            if targets and len(targets) % PARTITIONS_PER_STEP == 0:
+                await asyncio.sleep(0)
+            topic = topics.get(asked.topic)
+            if topic is None:
+                targets.append(_failed(asked, unknown if unread is None else error_code_of(unread)))
+            elif not 0 <= asked.partition < topic.partition_count:
+                absent = ErrorCode.unknown_topic_or_partition
+                targets.append(_failed(asked, absent if unread is None else error_code_of(unread)))
+            elif asked.current_leader_epoch > 0:
+                targets.append(_failed(asked, ErrorCode.unknown_leader_epoch))
+            else:
+                log = self._partitions.get(topic.partition(asked.partition))
+                targets.append(Target(asked, Wanted(log, asked.fetch_offset, asked.partition_max_bytes)))
+        return targets
+
+    async def _find_cached(self, asked: Iterable[FetchPartition], *, by_id: bool) -> tuple[dict[str, Topic], set[str], dict[str, str]]:
+        """By what the request calls them: the topics that the cache knows; what it does not know; the names of those it contradicts."""
+        found: dict[str, Topic] = {}
+        missing: set[str] = set()
+        doubtful: dict[str, str] = {}
+        for number, partition in enumerate(asked, 1):
+            if number % PARTITIONS_PER_STEP == 0:
+                await asyncio.sleep(0)
+            name = partition.topic
+            topic = found.get(name) or (self._topics.find_id(TopicId(name)) if by_id else self._topics.find(name))
+            if topic is None:
+                missing.add(name)
+            else:
+                found[name] = topic
+                if not 0 <= partition.partition < topic.partition_count:
+                    doubtful[name] = topic.name
+        return found, missing, doubtful
+
+    async def _find_others(
+        self, found: dict[str, Topic], missing: Iterable[str], doubtful: Mapping[str, str], *, by_id: bool
+    ) -> tuple[dict[str, Topic], StorageError | None]:
+        """What the cache does not know, or contradicts, is read, and added to `found`; and why what is still missing could not be read."""
+        unread: StorageError | None = None
+        # With nothing else to answer there is no hurry.
+        patience_s = REFRESH_PATIENCE_S if found.keys() - doubtful.keys() else PATIENCE_S
+        if missing:
+            try:
+                if by_id:
+                    by_topic_id, unread = await self._topics.look_up_ids(map(TopicId, missing), patience_s=patience_s)
+                    found |= {str(topic_id): topic for topic_id, topic in by_topic_id.items()}
+                else:
+                    by_name, unread = await self._topics.look_up(missing, patience_s=patience_s)
+                    found |= by_name
+            except StorageError as error:
+                unread = error
+        if doubtful:
+            # A client that is wrong about its partitions takes the topic from nobody else, should this read fail.
+            try:
+                async with asyncio.timeout(patience_s):
+                    newest = await self._topics.lookup_now(doubtful.values())
+            except StorageError as error:
+                return found, error
+            except TimeoutError:
+                return found, Unavailable(f"topics were not read in time: after_s={patience_s}")
+            for name, its_name in doubtful.items():
+                topic = newest.get(its_name)
+                if topic is not None and (not by_id or topic.topic_id == name):
+                    found[name] = topic
+                else:
+                    del found[name]
+        return found, unread
+
+    def _answer(self, target: Target, isolation_level: int, *, by_id: bool) -> FetchedPartition:
+        if target.answer is not None:
+            return target.answer
+        wanted = target.wanted
+        assert wanted is not None
+        error = wanted.error
+        if error is None:
+            try:
+                return _answer(target.asked, wanted, isolation_level)
+            except StorageError as unreadable:
+                error = unreadable
+        if isinstance(error, NotFound):
+            self._forget(wanted.log.partition)
+            if by_id:
+                # Clients ask for metadata, which forgets the id: under its name there may be another topic by now.
+                return FetchedPartition(target.asked.topic, target.asked.partition, ErrorCode.unknown_topic_id)
+        return _refusal(target.asked, error)
+
+    def _forget(self, partition: PartitionId) -> None:
+        """The cache contradicts the control record: the topic is gone, or is another one of that name by now."""
+        topic = self._topics.find_id(partition.topic_id)
+        if topic is not None:
+            self._topics.forget(topic.name)
+
+
+async def _take_turns(steps: Iterable[None]) -> None:
+    for _ in steps:
+        await asyncio.sleep(0)
+
+
+async def _once_each(partitions: Sequence[FetchPartition]) -> list[FetchPartition]:
+    """Of a partition that is named more than once the last, in the place of the first, as in Kafka."""
+    latest: dict[tuple[str, int], FetchPartition] = {}
+    turns = Turns(PARTITIONS_PER_STEP)
+    for asked in partitions:
+        latest[asked.topic, asked.partition] = asked
+        await turns.spent()
+    return list(latest.values())
+
+
+def _left(targets: Iterable[Target]) -> list[Wanted]:
+    """What has no answer yet."""
+    return [target.wanted for target in targets if target.wanted is not None and target.answer is None]
+
+
+def _room_at_once(room: Room, wanted: Iterable[Wanted], bytes_max: int) -> int | None:
+    """How much may be taken by the first look already; None if nobody knows yet of records to take, or there is a wait for room."""
+    for one in wanted:
+        if not needs_refresh(one.log, one.offset):
+            granted_bytes = room.to_read_now(bytes_max)
+            return min(bytes_max, granted_bytes) if granted_bytes else None
+    return None
+
+
+def _pinned_bytes(wanted: Iterable[Wanted]) -> int:
+    return sum({id(view.obj): _whole_bytes(view) for one in wanted for view in one.buffers}.values())
+
+
+def _copy_parts(wanted: Iterable[Wanted]) -> None:
+    """Copy what is only a part of the memory it keeps alive."""
+    for one in wanted:
+        one.buffers = [memoryview(bytes(view)) if len(view) < _whole_bytes(view) else view for view in one.buffers]
+
+
+def _whole_bytes(view: memoryview) -> int:
+    return memoryview(view.obj).nbytes
+
+
+def _answer(asked: FetchPartition, wanted: Wanted, isolation_level: int) -> FetchedPartition:
+    control = readable(wanted.log)
+    end = control.sequence_counter
+    aborted = () if isolation_level else None
+    return FetchedPartition(asked.topic, asked.partition, 0, end, end, control.log_start, aborted, -1, wanted.buffers)
+
+
+def _refusal(asked: FetchPartition, error: StorageError) -> FetchedPartition:
+    if isinstance(error, OffsetOutOfRange):
+        code = ErrorCode.offset_out_of_range
+        return FetchedPartition(asked.topic, asked.partition, code, error.high_watermark, error.high_watermark, error.log_start)
+    return FetchedPartition(asked.topic, asked.partition, error_code_of(error))
+
+
+def _failed(asked: FetchPartition, code: ErrorCode) -> Target:
+    return Target(asked, None, FetchedPartition(asked.topic, asked.partition, code))

@@ -1,0 +1,277 @@
+"""Produce (API key 0), v3-v11.
+
+Checks each batch as Kafka does and submits it; acks 1 and -1 both mean durable and committed. Errors are per partition. A batch of another
+codec than its topic's `compression.type` is compressed anew first, and one whose records are to be read waits until they are
+(broker/handling/recompression.py); only what is short is read at once.
+
+Differs from Apache Kafka: acks=0 is as durable as the rest, only unanswered; NOT_LEADER_OR_FOLLOWER says "try again", never "elsewhere",
+as every broker serves every partition; transactional batches are refused with INVALID_TXN_STATE until transactions are served.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from broker.handling.errors import error_code_of
+from broker.handling.recompression import AtOnce, Recompression, Share, Work
+from broker.handling.record_checks import Refused, TopicRules, check, rules_of
+from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
+from runtime.clock import Clock
+from runtime.turns import Turns
+from storage.catalog.topics import PATIENCE_S, Topic, Topics
+from storage.errors import Corrupt, NotFound, StorageError, Unavailable, without_frames
+from storage.log.append import Appender
+from storage.log.batch import Append, Appended, Batch, batch_of
+from storage.log.partition import Partitions
+from storage.recordbatch import CODEC_MASK, NO_PRODUCER, BatchHeader, stamp_log_append_time
+from storage.vocabulary import PartitionId
+
+ACKS: Final = (-1, 0, 1)
+RULES_KEPT_MAX: Final = 50_000
+NOTHING_UNREAD: Final[Mapping[str, StorageError]] = {}
+
+Done = Callable[[list[PartitionResult]], None]
+
+
+class Produce:
+    """Requests of one connection overlap, so this is no coroutine: `start` returns at once and calls back."""
+
+    def __init__(
+        self,
+        *,
+        topics: Topics,
+        partitions: Partitions,
+        appender: Appender,
+        recompression: Recompression,
+        clock: Clock,
+        reads_records: bool = False,
+    ) -> None:
+        """`reads_records`: those of every batch, whatever its topic asks for."""
+        self._topics = topics
+        self._partitions = partitions
+        self._appender = appender
+        self._recompression = recompression
+        self._clock = clock
+        self._reads_records = reads_records
+        self._rules: dict[str, tuple[Topic, TopicRules]] = {}
+
+    def find_topics(self, request: ProduceRequest) -> dict[str, Topic] | None:
+        """The topics of the request if all of them, with the partitions named, are cached."""
+        found: dict[str, Topic] = {}
+        for name, partition, _ in request.partitions:
+            topic = found.get(name) or self._topics.find(name)
+            if topic is None or not 0 <= partition < topic.partition_count:
+                return None
+            found[name] = topic
+        return found
+
+    async def lookup_topics(self, highest: Mapping[str, int]) -> tuple[dict[str, Topic], dict[str, StorageError]]:
+        """Of these topics those that exist, each as of a read made now where the cache does not know it, or its highest partition named;
+        and why nobody could tell of others in time, or whether one has more partitions.
+        """
+        turns = Turns()
+        found: dict[str, Topic] = {}
+        missing: list[str] = []
+        doubtful: dict[str, None] = {}
+        for name, partition in highest.items():
+            topic = self._topics.find(name)
+            if topic is None:
+                missing.append(name)
+            else:
+                found[name] = topic
+                if partition >= topic.partition_count:
+                    doubtful[name] = None
+            await turns.spent()
+        read, error = await self._look_up(missing)
+        found |= read
+        # A client that is wrong about its partitions takes the topic from nobody else, should this read fail.
+        if self._topics.is_silent:
+            doubtful |= {name: None for name, topic in read.items() if highest[name] >= topic.partition_count}
+        if doubtful and error is None:
+            missing = []  # of these it is known
+            newest, error = await self._look_up_now(doubtful)
+            if error is None:
+                for name in doubtful:
+                    del found[name]
+                    await turns.spent()
+                found |= newest
+        if error is None:
+            return found, {}
+        return found, dict.fromkeys([*doubtful, *(name for name in missing if name not in found)], without_frames(error))
+
+    async def _look_up(self, names: Collection[str]) -> tuple[dict[str, Topic], StorageError | None]:
+        try:
+            return await self._topics.look_up(names)
+        except StorageError as unreadable:
+            return {}, unreadable
+
+    async def _look_up_now(self, names: Collection[str]) -> tuple[dict[str, Topic], StorageError | None]:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await self._topics.lookup_now(names), None
+        except StorageError as error:
+            return {}, error
+        except TimeoutError:
+            return {}, Unavailable(f"topics were not read in time: topics={len(names)} after_s={PATIENCE_S}")
+
+    def start(
+        self,
+        request: ProduceRequest,
+        topics: Mapping[str, Topic],
+        *,
+        version: int,
+        source: object,
+        done: Done,
+        unread: Mapping[str, StorageError] = NOTHING_UNREAD,
+    ) -> None:
+        """Submit what passes its checks. `done` is called once, perhaps before this returns, with one result per partition, in order.
+
+        `unread`: why nobody can tell of a topic that is not among `topics`, or whether one has more partitions.
+        """
+        if request.acks not in ACKS:
+            done(
+                [_failed(named, ErrorCode.invalid_required_acks, f"acks {request.acks} is not -1, 0 or 1") for named in request.partitions]
+            )
+            return
+        now_ms = self._clock.now_ms()
+        results: list[PartitionResult | int] = []
+        batches: list[tuple[PartitionId, Batch]] = []
+        append_ms: list[int] = []
+        share: Share | None = None
+        lines = self._recompression.lines
+        at_once: AtOnce | None = None
+
+        def finish(append: Append) -> None:
+            if share is not None:
+                share.release()
+            if any(isinstance(result, NotFound) for result in append.results):
+                # The cache is behind: the next request looks the name up again, and may find a new topic of that name.
+                for named, result in zip(request.partitions, results, strict=True):
+                    if isinstance(result, int) and isinstance(append.results[result], NotFound):
+                        self._topics.forget(named.topic)
+            done(_merge(request, results, append, append_ms))
+
+        append = Append(source, finish, [], 0)
+        for place, named in enumerate(request.partitions):
+            topic = topics.get(named.topic)
+            if topic is None or not 0 <= named.partition < topic.partition_count:
+                error = unread.get(named.topic)
+                code = ErrorCode.unknown_topic_or_partition if error is None else error_code_of(error)
+                results.append(_failed(named, code, None if error is None else str(error)))
+                continue
+            rules = self._rules_of(topic)
+            header = check(named.records, rules, version=version, now_ms=now_ms)
+            if isinstance(header, Refused):
+                results.append(_refused(named, header))
+                continue
+            assert named.records is not None, "checked"
+            reads = self._reads_records or rules.reads_records
+            work: Work | None = None
+            if reads or rules.codec is not None:
+                is_other = rules.codec is not None and rules.codec != header.attributes & CODEC_MASK
+                work = Work(named.records, header, rules, now_ms, reads, is_other) if reads or is_other else None
+                if work is not None:
+                    at_once = at_once or AtOnce()
+                    is_read, refused = self._recompression.read_at_once(work, at_once)
+                    if refused is not None:
+                        self._note_lost(topic.partition(named.partition), header)
+                        results.append(_refused(named, refused))
+                        continue
+                    work = None if is_read else work
+            index = len(append.results)
+            append_ms.append(now_ms if rules.is_log_append else -1)
+            append.results.append(None)
+            results.append(index)
+            if work is not None or lines:
+                partition = topic.partition(named.partition)
+                if work is not None or self._recompression.holds(source, partition):
+                    share = share or self._recompression.share()
+                    waiting = partial(self._leave_line, named, partition, header, rules, append, results, place, now_ms)
+                    self._recompression.add(source, partition, work, share, waiting)
+                    continue
+            batch = batch_of(named.records, header, append, index)
+            if rules.is_log_append:
+                stamp_log_append_time(named.records, now_ms)
+                batch.max_timestamp = now_ms
+            batches.append((topic.partition(named.partition), batch))
+        append.remaining = len(append.results)
+        if not append.remaining:
+            finish(append)
+        for partition, batch in batches:
+            # One at a time: a log that has no work may be forgotten by the next `get`, and its batch would have a lane of its own (I6).
+            self._appender.submit(self._partitions.get(partition), batch)
+
+    def _leave_line(
+        self,
+        named: PartitionRecords,
+        partition: PartitionId,
+        header: BatchHeader,
+        rules: TopicRules,
+        append: Append,
+        results: list[PartitionResult | int],
+        place: int,
+        now_ms: int,
+        made: memoryview | Refused | None,
+    ) -> None:
+        """Go on with one batch that was compressed anew, or stood behind one that was."""
+        index = results[place]
+        assert isinstance(index, int), "a batch leaves once"
+        if isinstance(made, Refused):
+            results[place] = _refused(named, made)
+            self._note_lost(partition, header)
+            append.settle(index, Corrupt(made.message))
+            return
+        if made is None:
+            assert named.records is not None, "checked"
+            batch = batch_of(named.records, header, append, index)
+            if rules.is_log_append:
+                stamp_log_append_time(named.records, now_ms)
+        else:
+            batch = batch_of(made, header, append, index)
+        if rules.is_log_append:
+            batch.max_timestamp = now_ms
+        self._appender.submit(self._partitions.get(partition), batch)
+
+    def _note_lost(self, partition: PartitionId, header: BatchHeader) -> None:
+        """A batch is refused for its records: what its producer sent behind it is not to wait for it."""
+        if header.producer_id != NO_PRODUCER:
+            self._partitions.get(partition).lose(header.producer_id, header.base_sequence, self._clock.monotonic_s())
+
+    def _rules_of(self, topic: Topic) -> TopicRules:
+        known = self._rules.get(topic.name)
+        if known is not None and known[0] is topic:
+            return known[1]
+        if len(self._rules) >= RULES_KEPT_MAX:
+            self._rules.clear()
+        rules = rules_of(topic)
+        self._rules[topic.name] = topic, rules
+        return rules
+
+
+def _merge(request: ProduceRequest, results: list[PartitionResult | int], append: Append, append_ms: list[int]) -> list[PartitionResult]:
+    """One result per partition: refused at once, or what became of the batch, in the order of the request."""
+    merged: list[PartitionResult] = []
+    for named, result in zip(request.partitions, results, strict=True):
+        if isinstance(result, PartitionResult):
+            merged.append(result)
+            continue
+        outcome, at_ms = append.results[result], append_ms[result]
+        if isinstance(outcome, Appended):
+            merged.append(PartitionResult(named.topic, named.partition, 0, outcome.base_offset, at_ms, outcome.log_start))
+        else:
+            assert isinstance(outcome, StorageError), "an append is done when every batch has its result"
+            merged.append(_failed(named, error_code_of(outcome), str(outcome)))
+    return merged
+
+
+def _failed(named: PartitionRecords, code: ErrorCode, message: str | None) -> PartitionResult:
+    return PartitionResult(named.topic, named.partition, code, error_message=message)
+
+
+def _refused(named: PartitionRecords, refused: Refused) -> PartitionResult:
+    return PartitionResult(
+        named.topic, named.partition, refused.error_code, record_errors=refused.record_errors, error_message=refused.message
+    )

@@ -1,0 +1,1 @@
+"""The APIs of topics and where their partitions are."""

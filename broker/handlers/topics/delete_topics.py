@@ -1,0 +1,160 @@
+"""DeleteTopics (API key 20), v1-v6.
+
+By name, or by id (v6). When it is answered, nothing can be appended to the topic any more and its name is free; its objects go later.
+That there is no topic of a name is proven by a write; that there is none of an id rests on a read.
+A topic named twice, by name, by id or by both, is INVALID_REQUEST and stays. The timeout is honoured: what is not done in time is
+REQUEST_TIMED_OUT, and is finished by whoever looks for the topic next.
+"""
+
+import asyncio
+from typing import Final, NamedTuple
+
+from kio.schema.delete_topics import v5, v6
+from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTopicsResponse
+from kio.schema.errors import ErrorCode
+
+from broker.handling.administration import By
+from broker.handling.context import Context, Parts
+from broker.handling.errors import error_code_of
+from broker.handling.kio_types import as_topic_id, as_topic_name, as_uuid
+from broker.protocol.codec import as_field, milliseconds
+from broker.protocol.request import Request
+from runtime.turns import Turns
+from storage.catalog.topic_names import validate_name
+from storage.catalog.topics import Topic
+from storage.errors import NotFound, StorageError
+from storage.vocabulary import TopicId
+
+DeleteTopicsRequest = v5.DeleteTopicsRequest | v6.DeleteTopicsRequest
+
+TIMEOUT_MS_MAX: Final = 50_000
+"""Below what the dispatcher gives any handler: the client is told what was done."""
+
+
+LINE_AS_TOPICS: Final = 5
+"""What it costs to log a topic, beside answering it."""
+
+
+class Asked(NamedTuple):
+    """A topic as the request names it: one of the two is None, unless the request is wrong."""
+
+    name: str | None
+    topic_id: TopicId | None
+
+
+class Answer(NamedTuple):
+    error: ErrorCode
+    message: str | None = None
+    topic: Topic | None = None
+
+
+async def handle(context: Context, request: Request[DeleteTopicsRequest]) -> DeleteTopicsResponse:
+    turns = Turns()
+    asked = await _asked(request.body, turns)
+    by = context.by(request.client_id)
+    timed_out = Answer(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
+    answers = dict.fromkeys(asked, timed_out)
+    try:
+        async with asyncio.timeout(min(max(milliseconds(request.body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
+            await _delete_all(context.parts, asked, answers, by)
+    except TimeoutError:
+        pass  # the topics that were not reached keep the answer they were given above
+    with context.parts.administration.failures("topic_deleted", by) as failures:
+        for named, answer in answers.items():
+            await turns.spent(LINE_AS_TOPICS)
+            if answer.error is not ErrorCode.none:
+                name, topic_id = _as_known(named, answer)
+                failures.add(name or str(topic_id), error=answer.error, message=answer.message, topic=name, topic_id=topic_id)
+    return DeleteTopicsResponse(throttle_time=as_field(0), responses=tuple(await turns.each(_respond, answers.items())))
+
+
+async def _asked(body: DeleteTopicsRequest, turns: Turns) -> list[Asked]:
+    if isinstance(body, v5.DeleteTopicsRequest):
+        return await turns.each(lambda name: Asked(name, None), body.topic_names)
+    return await turns.each(lambda topic: Asked(topic.name, None if topic.topic_id is None else as_topic_id(topic.topic_id)), body.topics)
+
+
+async def _delete_all(parts: Parts, asked: list[Asked], answers: dict[Asked, Answer], by: By) -> None:
+    served = []
+    turns = Turns()
+    for named, occurrences in (await turns.count(asked)).items():
+        await turns.spent()
+        if (named.name is None) == (named.topic_id is None):
+            answers[named] = Answer(ErrorCode.invalid_request, "a topic is named either by its name or by its id")
+        elif occurrences > 1:
+            answers[named] = Answer(ErrorCode.invalid_request, "the request names this topic more than once")
+        else:
+            served.append(named)
+    try:
+        found = await _find(parts, served)
+    except StorageError as error:
+        answers |= dict.fromkeys(served, _failed(error))
+        return
+    incarnations = await turns.count(topic.topic_id for topic in found.values())
+    for named in served:
+        await turns.spent()
+        topic = found.get(named)
+        if topic is None:
+            answers[named] = await _delete_if_there(parts, named, by)
+        elif incarnations[topic.topic_id] > 1:
+            answers[named] = Answer(ErrorCode.invalid_request, "the request names this topic by its name and by its id", topic)
+        else:
+            answers[named] = await _delete(parts, named, topic, by)
+
+
+async def _find(parts: Parts, served: list[Asked]) -> dict[Asked, Topic]:
+    by_name = await parts.topics.lookup_now([named.name for named in served if named.name is not None])
+    by_id = await parts.topics.lookup_ids([named.topic_id for named in served if named.topic_id is not None])
+    found: dict[Asked, Topic] = {}
+    turns = Turns()
+    for named in served:
+        topic = by_id.get(named.topic_id) if named.topic_id is not None else by_name.get(named.name or "")
+        if topic is not None:
+            found[named] = topic
+        await turns.spent()
+    return found
+
+
+async def _delete_if_there(parts: Parts, named: Asked, by: By) -> Answer:
+    """What a read did not find. Who is told that there is no such topic takes it for deleted."""
+    if named.name is None or validate_name(named.name) is not None:
+        return _unknown(named)
+    try:
+        topic = await parts.topics.lookup_certainly(named.name)
+    except StorageError as error:
+        return _failed(error)
+    return _unknown(named) if topic is None else await _delete(parts, named, topic, by)
+
+
+async def _delete(parts: Parts, named: Asked, topic: Topic, by: By) -> Answer:
+    try:
+        await parts.topics.delete(topic)
+    except NotFound:
+        return _unknown(named)
+    except StorageError as error:
+        return _failed(error)
+    parts.administration.changed("topic_deleted", by, topic=topic.name, topic_id=topic.topic_id)
+    return Answer(ErrorCode.none, None, topic)
+
+
+def _unknown(named: Asked) -> Answer:
+    return Answer(ErrorCode.unknown_topic_or_partition if named.topic_id is None else ErrorCode.unknown_topic_id, "no such topic")
+
+
+def _failed(error: StorageError) -> Answer:
+    return Answer(error_code_of(error), str(error))
+
+
+def _as_known(named: Asked, answer: Answer) -> Asked:
+    return named if answer.topic is None else Asked(answer.topic.name, answer.topic.topic_id)
+
+
+def _respond(answered: tuple[Asked, Answer]) -> DeletableTopicResult:
+    named, answer = answered
+    name, topic_id = _as_known(named, answer)
+    return DeletableTopicResult(
+        name=None if name is None else as_topic_name(name),
+        topic_id=None if topic_id is None else as_uuid(topic_id),
+        error_code=answer.error,
+        error_message=answer.message,
+    )

@@ -1,0 +1,1 @@
+"""What handlers share: who asks, checks, answers that several APIs have in common."""

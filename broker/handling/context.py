@@ -1,0 +1,65 @@
+"""What a handler is given beside its request: who asks, and the narrow parts of the broker it may use."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from broker.groups.coordinator import Coordinator
+from broker.handling.administration import Administration, By
+from broker.handling.large_answers import LargeAnswer, only_one
+from broker.leadership import Leadership
+from runtime.clock import Clock
+from storage.catalog.brokers import BrokerDirectory
+from storage.catalog.confirmed_topics import ConfirmedTopics
+from storage.catalog.producer_ids import ProducerIds
+from storage.catalog.topics import Topics
+from storage.log.active_producers import ActiveProducers
+from storage.log.bounds import Bounds
+from storage.log.timestamps import Timestamps
+from storage.log.trim import Trims
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDefaults:
+    """Settings `kafka.auto_create_topics`, `kafka.default_partitions`."""
+
+    auto_create: bool = True
+    partition_count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The broker's parts, the same for every connection."""
+
+    cluster_id: str
+    clock: Clock
+    topics: Topics
+    confirmed_topics: ConfirmedTopics
+    brokers: BrokerDirectory
+    leadership: Leadership
+    producer_ids: ProducerIds
+    bounds: Bounds
+    timestamps: Timestamps
+    trimmer: Trims
+    active_producers: ActiveProducers
+    topic_defaults: TopicDefaults
+    groups: Coordinator
+    administration: Administration
+
+    @property
+    def broker_id(self) -> int:
+        """That of the registration, or of the last one: a broker that was assigned its id gets another when it lost that to somebody."""
+        return self.brokers.own_id
+
+
+class Context(msgspec.Struct, frozen=True):
+    """`listener` is the name of the listener the connection came in by: advertised addresses are looked up by it."""
+
+    parts: Parts
+    listener: str
+    client_host: str
+    large_answer: LargeAnswer = msgspec.field(default_factory=only_one)
+
+    def by(self, client_id: str | None) -> By:
+        """Who asked, for the log."""
+        return By(self.client_host, client_id, self.listener)

@@ -1,0 +1,34 @@
+"""The live brokers as one listener's clients can reach them."""
+
+from typing import NamedTuple
+
+from broker.handling.context import Context
+from broker.leadership import Candidate
+
+
+class Node(NamedTuple):
+    broker_id: int
+    host: str
+    port: int
+    rack: str | None
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(self.broker_id, self.rack)
+
+
+async def live_nodes(context: Context) -> list[Node]:
+    """By id; brokers without a listener of that name are left out, as in Kafka. Raises `StorageError`."""
+    nodes = []
+    for record in await context.parts.brokers.live():
+        endpoint = record.endpoint(context.listener)
+        if endpoint is not None:
+            nodes.append(Node(record.broker_id, endpoint.host, endpoint.port, record.rack))
+    return nodes
+
+
+def controller_of(nodes: list[Node], *, own_id: int) -> int:
+    """The broker that clients send administration to. Any can do it; the one that answers is certainly alive. -1 if there is none."""
+    if any(node.broker_id == own_id for node in nodes):
+        return own_id
+    return nodes[0].broker_id if nodes else -1

@@ -1,0 +1,104 @@
+"""From the names of partitions to their logs: which incarnation of the topic, and where its log begins and ends."""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from broker.handling.context import Parts
+from broker.handling.errors import error_code_of
+from runtime.turns import Turns
+from storage.catalog.topics import Topic, Topics
+from storage.errors import StorageError
+from storage.log.bounds import LogBounds
+from storage.vocabulary import PartitionId
+
+LEADER_EPOCH: Final = 0
+"""Of every partition, for ever (I12)."""
+
+
+LookedUp = tuple[dict[str, Topic], StorageError | None]
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+
+class Located(NamedTuple):
+    partition: PartitionId
+    bounds: LogBounds
+
+
+async def read_bounds(parts: Parts, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Located | ErrorCode]:
+    """An answer to each of `wanted`, from one read of their control records.
+
+    That something does not exist is said only after the topic was read again, if it came from the cache.
+    """
+    topics = parts.topics
+    turns = Turns()
+    cached = await turns.by_key(lambda name: topics.find(name) is not None, await _names(wanted, turns))
+    is_silent = False
+
+    async def look_up(names: Collection[str]) -> LookedUp:
+        nonlocal is_silent
+        found = await topics.look_up(names)
+        is_silent = topics.is_silent  # it may speak again while the ends are read
+        return found
+
+    answers = await _read(parts, wanted, look_up)
+    doubtful = []
+    for asked, answer in answers.items():
+        if _is_absence(answer) and (cached[asked.topic] or is_silent):
+            doubtful.append(asked)
+        await turns.spent()
+    if doubtful:
+        # A client that is wrong about its partitions takes the topic from nobody else, should this read fail.
+        answers |= await _read(parts, doubtful, lambda names: _read_now(topics, names))
+    return answers
+
+
+async def _read_now(topics: Topics, names: Collection[str]) -> LookedUp:
+    return await topics.lookup_now(names), None
+
+
+def check_leader_epoch(current_leader_epoch: int) -> ErrorCode:
+    """What Kafka says to a client that believes in this epoch of the partition; -1 asks for no check (KIP-320)."""
+    if current_leader_epoch in (-1, LEADER_EPOCH):
+        return ErrorCode.none
+    return ErrorCode.unknown_leader_epoch if current_leader_epoch > LEADER_EPOCH else ErrorCode.fenced_leader_epoch
+
+
+async def _read(
+    parts: Parts, wanted: Collection[TopicPartition], look_up: Callable[[Collection[str]], Awaitable[LookedUp]]
+) -> dict[TopicPartition, Located | ErrorCode]:
+    try:
+        topics, unread = await look_up(await _names(wanted, Turns()))
+    except StorageError as error:
+        return dict.fromkeys(wanted, error_code_of(error))
+    answers: dict[TopicPartition, Located | ErrorCode] = {}
+    existing: dict[TopicPartition, PartitionId] = {}
+    turns = Turns()
+    for asked in wanted:
+        await turns.spent()
+        topic: Topic | None = topics.get(asked.topic)
+        if topic is not None and topic.has_partition(asked.partition):
+            existing[asked] = topic.partition(asked.partition)
+        else:
+            unknown = ErrorCode.unknown_topic_or_partition
+            answers[asked] = unknown if topic is not None or unread is None else error_code_of(unread)
+    if existing:
+        read = await parts.bounds.read(list(existing.values()))
+        for (asked, partition), bounds in zip(existing.items(), read, strict=True):
+            answers[asked] = error_code_of(bounds) if isinstance(bounds, StorageError) else Located(partition, bounds)
+            await turns.spent()
+    return answers
+
+
+async def _names(wanted: Iterable[TopicPartition], turns: Turns) -> dict[str, None]:
+    return dict.fromkeys(await turns.each(attrgetter("topic"), wanted))
+
+
+def _is_absence(answer: Located | ErrorCode) -> bool:
+    return answer is ErrorCode.unknown_topic_or_partition

@@ -1,0 +1,271 @@
+"""topic → control → entry → object → batch: the way a read takes (docs/design/reading.md), past every cache, with all on it.
+
+Only reads: no registration, no write, and a topic in deletion is left as it is. Brokers may go on appending meanwhile.
+"""
+
+import asyncio
+from typing import Final, NamedTuple
+
+import msgspec
+
+from forebay.commands.debug.failures import EXIT_NOT_FOUND, EXIT_TIMED_OUT, TraceFailed
+from forebay.commands.debug.trace import (
+    BatchFacts,
+    ObjectFacts,
+    SliceFacts,
+    TopicFacts,
+    Trace,
+    batch_facts,
+    control_facts,
+    created_ms,
+    entry_facts,
+)
+from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE
+from process.settings.keys import nearest
+from storage.catalog.topic_names import validate_name
+from storage.catalog.topic_records import Topic, decode_topic, decode_topic_id, read_topic_ids
+from storage.errors import Corrupt, IncompatibleFormat, NotFound, Unavailable
+from storage.formats.control import Control, Entry, LogState, decode_chunk, decode_control
+from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
+from storage.limits import WAL_OBJECT_SLICES_MAX
+from storage.log.index import covering
+from storage.log.readplan import scan
+from storage.metadata import keys
+from storage.metadata.port import MetadataStore
+from storage.objects.port import ObjectStore
+from storage.vocabulary import PartitionId, TopicId
+
+TIMEOUT_S: Final = 30.0
+ATTEMPTS_MAX: Final = 3
+"""An entry may move from `pending` to index/ between the two reads, and its object may be collected: then all is read again."""
+
+
+class _Found(NamedTuple):
+    entry: Entry
+    trace: Trace
+
+
+class Tracer:
+    """Raises nothing but `TraceFailed`. May be cancelled at any time."""
+
+    def __init__(self, *, metadata: MetadataStore, objects: ObjectStore, timeout_s: float = TIMEOUT_S) -> None:
+        self._metadata = metadata
+        self._objects = objects
+        self._timeout_s = timeout_s
+
+    async def trace(self, topic: str, partition: int, offset: int) -> Trace:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._trace(topic, partition, offset)
+        except TimeoutError as error:
+            raise TraceFailed(
+                f"The stores did not answer within {self._timeout_s:g} s. Which they are: forebay config show --origin",
+                exit_code=EXIT_TIMED_OUT,
+            ) from error
+        except Unavailable as error:
+            raise TraceFailed(
+                f"Cannot read the stores: {error}. Which they are: forebay config show --origin", exit_code=EXIT_UNREACHABLE
+            ) from error
+        except IncompatibleFormat as error:
+            raise TraceFailed(f"Use a newer forebay: {error}", exit_code=EXIT_USAGE) from error
+        except Corrupt as error:
+            raise TraceFailed(f"Damaged metadata: {error}. Restore the metadata store from a backup.") from error
+
+    async def _trace(self, name: str, partition: int, offset: int) -> Trace:
+        topic = await self._topic(name)
+        if not topic.has_partition(partition):
+            raise TraceFailed(
+                f"Topic {_quoted(name)} has no partition {partition}. It has {topic.partition_count}: 0..{topic.partition_count - 1}.",
+                exit_code=EXIT_NOT_FOUND,
+            )
+        missing: Entry | None = None
+        for _ in range(ATTEMPTS_MAX):
+            found = await self._find(topic, partition, offset)
+            key = object_key(found.entry.object_id)
+            try:
+                return await self._read(found, PartitionId(topic.topic_id, partition), offset)
+            except NotFound as error:
+                if missing == found.entry:
+                    raise _failed(
+                        found.trace,
+                        f"Object {key} of a live entry is missing: offsets {found.entry.base}..{found.entry.last} of {name}/{partition} "
+                        "cannot be read. Check that storage.url is the one of the brokers; if it is, restore the object.",
+                    ) from error
+                missing = found.entry
+        raise Unavailable(f"the log was compacted each time it was read: attempts={ATTEMPTS_MAX}")
+
+    async def _topic(self, name: str) -> Topic:
+        if (wrong := validate_name(name)) is not None:
+            raise TraceFailed(f"Topic {_quoted(name)} does not exist: {wrong}.", exit_code=EXIT_NOT_FOUND)
+        # Not through `Topics`: it finishes deletions that others began.
+        (record,) = await self._metadata.get_many([keys.topic(name)])
+        if record is None:
+            start, end = keys.topics()
+            names = [path.removeprefix(keys.TOPICS_PREFIX) for path in await self._metadata.list(start, end)]
+            meant = nearest(name, names)
+            hint = f"Nearest: {_quoted(meant)}." if meant else f"There are {len(names)} topics in this cluster."
+            raise TraceFailed(
+                f"Topic {_quoted(name)} does not exist. {hint} Another cluster? forebay config show --origin", exit_code=EXIT_NOT_FOUND
+            )
+        return decode_topic(record)
+
+    async def _find(self, topic: Topic, partition: int, offset: int) -> _Found:
+        """The entry that covers `offset`, by reads issued now."""
+        at = keys.PartitionKeys(topic.partition(partition))
+        where = f"{topic.name}/{partition}"
+        for _ in range(ATTEMPTS_MAX):
+            (record,) = await self._metadata.get_many([at.control])
+            if record is None:
+                raise TraceFailed(
+                    f"{where} has no control record ({at.control.path}): the topic was deleted meanwhile.", exit_code=EXIT_NOT_FOUND
+                )
+            control = decode_control(record.value, path=record.path)
+            trace = Trace(
+                topic=TopicFacts(name=topic.name, topic_id=topic.topic_id, partition_count=topic.partition_count, state=topic.state.value),
+                partition=partition,
+                offset=offset,
+                control=control_facts(control, record),
+            )
+            if (reason := unreadable(control, offset, where=where)) is not None:
+                raise _failed(trace, reason, exit_code=EXIT_NOT_FOUND)
+            if offset < control.compaction_cursor:
+                raise _failed(trace, f"Offset {offset} of {where} lies in a segment, which this forebay cannot trace. Use a newer one.")
+            source = record
+            if control.pending and offset >= control.pending[0].base:
+                entry = covering(control.pending, offset)
+            else:
+                chunk = await self._metadata.get_ceiling(at.index(offset), within=at.index_prefix)
+                entry = None if chunk is None else covering(decode_chunk(chunk.value, path=chunk.path).entries, offset)
+                source = chunk or record
+            if entry is not None:
+                check_entry(entry, path=source.path)
+                name = "pending" if source is record else "index"
+                facts = entry_facts(entry, source=name, source_key=source.path)
+                return _Found(entry, msgspec.structs.replace(trace, entry=facts))
+        raise _failed(
+            trace,
+            f"No entry covers offset {offset} of {where}, though it was committed: its index chunk under {at.index_prefix} is missing. "
+            "Restore the metadata store from a backup.",
+        )
+
+    async def _read(self, found: _Found, partition: PartitionId, offset: int) -> Trace:
+        """The object and the batch added. Raises `NotFound` if there is no such object."""
+        entry, trace = found
+        key = object_key(entry.object_id)
+        stat = await self._objects.stat(key)
+        end = max(position + length for position, length in entry.spans)
+        if stat.size_bytes < end:
+            raise _failed(trace, f"Object {key} is cut short: {stat.size_bytes} bytes, and its entry needs {end}. Restore the object.")
+        head = await self._objects.get_range(key, 0, min(stat.size_bytes, header_bytes(WAL_OBJECT_SLICES_MAX)))
+        try:
+            header = decode_header(head, key=key)
+        except Corrupt as error:
+            raise _damaged(trace, error, key) from error
+        trace = msgspec.structs.replace(
+            trace,
+            object=ObjectFacts(
+                key=key,
+                size_bytes=stat.size_bytes,
+                created_ms=created_ms(entry.object_id),
+                modified_ms=stat.modified_ms,
+                broker_epoch=header.broker_epoch,
+                slices=await self._slices(header, partition),
+            ),
+        )
+        try:
+            check_names(header, entry, partition, key=key)
+            batch = await self._batch(entry, key, offset)
+        except Corrupt as error:
+            raise _damaged(trace, error, key) from error
+        trace = msgspec.structs.replace(trace, batch=batch)
+        if not batch.crc_ok:
+            raise _failed(
+                trace,
+                f"Checksum mismatch: the batch at bytes [{batch.start}, {batch.end}) of {key} is not what was written "
+                f"(stored {batch.crc_stored}, computed {batch.crc_computed}). Restore the object.",
+            )
+        return trace
+
+    async def _slices(self, header: WalHeader, partition: PartitionId) -> tuple[SliceFacts, ...]:
+        names = await self._names(list(dict.fromkeys(one.partition.topic_id for one in header.slices)))
+        return tuple(
+            SliceFacts(
+                topic=names.get(one.partition.topic_id),
+                topic_id=one.partition.topic_id,
+                partition=one.partition.partition,
+                start=one.position,
+                end=one.position + one.length,
+                is_traced=one.partition == partition,
+            )
+            for one in header.slices
+        )
+
+    async def _names(self, topic_ids: list[TopicId]) -> dict[TopicId, str]:
+        """Those of topics that still exist."""
+        records = await read_topic_ids(self._metadata, topic_ids)
+        found = {topic_id: decode_topic_id(record) for topic_id, record in zip(topic_ids, records, strict=True) if record is not None}
+        return {topic_id: record.name for topic_id, record in found.items() if not record.is_deleted}
+
+    async def _batch(self, entry: Entry, key: str, offset: int) -> BatchFacts:
+        """The batch that holds `offset`. Raises `Corrupt` where the spans hold no such batch."""
+        base = entry.base
+        for position, length in entry.spans:
+            span = memoryview(await self._objects.get_range(key, position, position + length))
+            where = f"object={key!r} entry={entry.base}..{entry.last} span={position}"
+            window = scan(span, base=base, wanted=offset, bytes_max=1, where=where)
+            if window.starts:
+                start = window.positions[0]
+                return batch_facts(span[start : window.end_position], start=position + start, base_offset=window.starts[0])
+            if window.end_position != length:
+                raise Corrupt(f"a batch ends outside its slice: {where} position={window.end_position} bytes={length}")
+            base = window.end_offset
+        raise Corrupt(f"an entry has fewer records than it says: object={key!r} entry={entry.base}..{entry.last} end_offset={base}")
+
+
+def unreadable(control: Control, offset: int, *, where: str) -> str | None:
+    """Why `offset` cannot be read, and what can; None if it lies in [log_start, sequence_counter)."""
+    if control.log_state is LogState.DELETED:
+        return f"{where} was deleted: its log takes no reads."
+    if control.log_start == control.sequence_counter:
+        return f"{where} holds no records: log_start and the end are both {control.sequence_counter}."
+    readable = f"Readable: {control.log_start}..{control.sequence_counter - 1}."
+    if offset < control.log_start:
+        return f"Offset {offset} of {where} is below log_start {control.log_start}: it was trimmed, or never was. {readable}"
+    if offset >= control.sequence_counter:
+        place = "at" if offset == control.sequence_counter else "past"
+        return f"Offset {offset} of {where} is {place} the end of the log, {control.sequence_counter}: nothing is there yet. {readable}"
+    return None
+
+
+def check_entry(entry: Entry, *, path: str) -> None:
+    """Raise `Corrupt` for an entry that names no object or no bytes of it."""
+    try:
+        created_ms(entry.object_id)
+    except ValueError as error:
+        raise Corrupt(f"an entry names no object: key={path!r} entry={entry.base}..{entry.last} cause={error}") from error
+    if not entry.spans or any(position < 0 or length <= 0 for position, length in entry.spans):
+        raise Corrupt(f"an entry names no bytes: key={path!r} entry={entry.base}..{entry.last} spans={entry.spans}")
+
+
+def check_names(header: WalHeader, entry: Entry, partition: PartitionId, *, key: str) -> None:
+    """Raise `Corrupt` unless the object is the one the entry means and its header gives the entry's bytes to the partition."""
+    if header.object_id != entry.object_id:
+        raise Corrupt(f"the object calls itself by another id: key={key!r} id={header.object_id!r}")
+    slices = [(one.position, one.position + one.length) for one in header.slices if one.partition == partition]
+    for position, length in entry.spans:
+        if not any(start <= position and position + length <= end for start, end in slices):
+            raise Corrupt(
+                f"the header gives these bytes to no slice of the partition: key={key!r} start={position} end={position + length}"
+            )
+
+
+def _failed(trace: Trace, message: str, *, exit_code: int = 1) -> TraceFailed:
+    return TraceFailed(message, exit_code=exit_code, so_far=msgspec.structs.replace(trace, problem=message))
+
+
+def _damaged(trace: Trace, error: Corrupt, key: str) -> TraceFailed:
+    return _failed(trace, f"Damaged object: {error}. Restore the object {key}.")
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'

@@ -1,0 +1,92 @@
+"""Makes the demo's topic and deletes it, as an ordinary Kafka client. Every function raises `ReplayError` if it cannot be done."""
+
+import enum
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from forebay.commands.demo.replay import QUIET, ReplayError
+
+ANSWER_WITHIN_S: Final = 5.0
+_ATTEMPTS_MAX: Final = 6
+_LOOKS_MAX: Final = 50
+_LOOK_AGAIN_S: Final = 0.1
+
+T = TypeVar("T")
+
+
+class Deletion(enum.Enum):
+    DONE = enum.auto()
+    NOT_THERE = enum.auto()
+    NOT_OWN = enum.auto()
+    """Another topic has the name now: it is left alone."""
+
+
+class _NoAnswerError(ReplayError):
+    """Nobody answered in time."""
+
+
+def create_topic(bootstrap: str, name: str, *, partition_count: int, sleep: Callable[[float], None]) -> str:
+    """The id of the new topic. The name must be one that nobody else uses: a topic that has it already is taken for this one, because the
+    answer to an earlier attempt may have been lost.
+    """
+    _administer(bootstrap, lambda admin: _create(admin, name, partition_count))
+    for _ in range(_LOOKS_MAX):
+        if found := _administer(bootstrap, lambda admin: _id_of(admin, name)):
+            return found
+        # Made by one broker, asked of another.
+        sleep(_LOOK_AGAIN_S)
+    raise ReplayError(f"topic {name} was created, but no broker tells of it")
+
+
+def delete_topic(bootstrap: str, name: str, *, own_id: str = "") -> Deletion:
+    """With an id, only the topic that has it."""
+    return _administer(bootstrap, lambda admin: _delete(admin, name, own_id))
+
+
+def _administer(bootstrap: str, ask: Callable[[AdminClient], T]) -> T:
+    """`ask` must be safe to repeat."""
+    for left in reversed(range(_ATTEMPTS_MAX)):
+        try:
+            return ask(AdminClient({"bootstrap.servers": bootstrap, **QUIET}))
+        except _NoAnswerError:
+            # A client that took a broker for the controller which was killed just before asks nobody else; a new one learns better
+            # as soon as the cluster does.
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _create(admin: AdminClient, name: str, partition_count: int) -> None:
+    new = NewTopic(name, num_partitions=partition_count, replication_factor=1)
+    _answer(admin.create_topics([new])[name], unless=KafkaError.TOPIC_ALREADY_EXISTS)
+
+
+def _delete(admin: AdminClient, name: str, own_id: str) -> Deletion:
+    if own_id:
+        found = _id_of(admin, name)
+        if found != own_id:
+            return Deletion.NOT_OWN if found else Deletion.NOT_THERE
+    done, _ = _answer(admin.delete_topics([name], operation_timeout=ANSWER_WITHIN_S)[name], unless=KafkaError.UNKNOWN_TOPIC_OR_PART)
+    return Deletion.DONE if done else Deletion.NOT_THERE
+
+
+def _id_of(admin: AdminClient, name: str) -> str:
+    """Empty if there is no such topic. Asking this way never creates one."""
+    there, topic = _answer(admin.describe_topics(TopicCollection([name]))[name], unless=KafkaError.UNKNOWN_TOPIC_OR_PART)
+    return str(topic.topic_id) if there else ""
+
+
+def _answer(future: Any, *, unless: int) -> tuple[bool, Any]:
+    """Whether it succeeded, and what was answered then; not for the error code `unless`."""
+    try:
+        return True, future.result(timeout=ANSWER_WITHIN_S)
+    except KafkaException as error:
+        if error.args[0].code() == unless:
+            return False, None
+        raise ReplayError(f"the broker refused: {error.args[0].str()}") from error
+    except TimeoutError as error:
+        raise _NoAnswerError(f"no broker answered within {_ATTEMPTS_MAX * ANSWER_WITHIN_S:.0f} s") from error

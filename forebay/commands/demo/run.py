@@ -1,0 +1,235 @@
+"""The demo from start to end, in words for people on standard output."""
+
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from forebay.commands.demo.administration import Deletion, create_topic, delete_topic
+from forebay.commands.demo.broker_process import HOST, Place
+from forebay.commands.demo.cluster import Brokers, places
+from forebay.commands.demo.flights import archive_path, flights
+from forebay.commands.demo.killing import Killing
+from forebay.commands.demo.ledger import Ledger, differences
+from forebay.commands.demo.own_topic import OwnTopic, new_name, note, noted
+from forebay.commands.demo.progress import progress
+from forebay.commands.demo.replay import ReplayError, Routes, read_back, send
+from forebay.commands.demo.store_use import PRICES_OF, StoreUse, store_use
+from forebay.commands.demo.stores import DemoStores, own, shared
+from process.settings.errors import EXIT_FAILED, StartError
+from process.stopping import EXIT_INTERRUPTED
+from runtime.clock import Clock, SystemClock
+from runtime.ids import IdSource
+from runtime.version import forebay_version
+
+PARTITION_COUNT: Final = 6
+_ALWAYS_SHOWN: Final = ("put", "get")
+_MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """`data` None: in memory. `port`: the first one to try. `leave`: end after the check instead of serving on.
+
+    Several `brokers` share the stores of the settings, and one is killed on the way; a single one is embedded, whatever they say.
+    """
+
+    records: int
+    port: int
+    data: Path | None
+    leave: bool
+    brokers: int = 1
+
+
+def run(options: DemoOptions, *, environ: Mapping[str, str] = os.environ) -> int:
+    """The exit code: 0 if every record came back as it was sent, also when stopped by Ctrl-C or SIGTERM after that."""
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    clock = SystemClock()
+    signal.signal(signal.SIGTERM, _interrupt)
+    is_verified = False
+    try:
+        with ExitStack() as stack:
+            try:
+                brokers = _choose_brokers(options, environ, stack, console, clock)
+                stores = brokers.places[0].stores
+                _introduce(brokers, stores, console)
+                topic = new_name(IdSource(clock=clock))
+                if not stores.is_own:
+                    stack.callback(_delete_topic, brokers, topic, console)
+                _make_topic(brokers.places[0].address, topic, stores.data, console)
+                replay = _replay if options.brokers == 1 else _replay_with_a_kill
+                replay(options.records, topic, brokers, console, clock)
+                is_verified = True
+                console.print(what_it_took(store_use(brokers.metrics())))
+                if not options.leave:
+                    _serve_on(brokers, topic, console)
+            finally:
+                _go_undisturbed()
+    except (StartError, ReplayError) as error:
+        console.print(str(error), style="red")
+        return error.exit_code if isinstance(error, StartError) else EXIT_FAILED
+    except KeyboardInterrupt:
+        console.print("stopped")
+        return 0 if is_verified else EXIT_INTERRUPTED
+    return 0
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _go_undisturbed() -> None:
+    """From here on things are only put away, each within a time of its own; a second Ctrl-C would leave some of them lying about."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An interruption between the writing of a line and the emptying of the console's buffer would have it written twice."""
+    asked: list[int] = []
+    before = {number: signal.signal(number, lambda received, _: asked.append(received)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked:
+        raise KeyboardInterrupt
+
+
+def _choose_brokers(options: DemoOptions, environ: Mapping[str, str], stack: ExitStack, console: Console, clock: Clock) -> Brokers:
+    archive_path()
+    stores = own(options.data) if options.brokers == 1 else shared(options.data, brokers=options.brokers, environ=environ)
+    folder = options.data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-demo-")))
+    found = places(stores, brokers=options.brokers, port=options.port, log_folder=folder, say=console.print)
+    return stack.enter_context(Brokers(found, clock=clock))
+
+
+def _introduce(brokers: Brokers, stores: DemoStores, console: Console) -> None:
+    count = "" if len(brokers.places) == 1 else f" · {len(brokers.places)} brokers"
+    if stores.data:
+        kept = f"embedded mode · data in {stores.data} (delete it to start over)"
+    else:
+        kept = "embedded mode · data in memory" if stores.is_own else "stores of the settings"
+    console.print(f"forebay {forebay_version()}{count} · {kept}")
+    brokers.start()
+    console.print(f"metadata  {stores.metadata_url}\nstorage   {stores.storage_url}")
+    for place in brokers.places:
+        console.print(f"kafka     {place.address}\nhttp      http://{HOST}:{place.http_port}")
+
+
+def _replay(count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> None:
+    bootstrap = brokers.places[0].address
+    began_s = clock.monotonic_s()
+    with progress(console, f"producing to {topic}", total=count, clock=clock) as advance:
+        sent = send(bootstrap, topic, flights(count), partition_count=PARTITION_COUNT, advance=advance, clock=clock)
+    console.print(f"produced  {_rate(sent, clock.monotonic_s() - began_s)} to {topic}, {PARTITION_COUNT} partitions")
+    began_s = clock.monotonic_s()
+    with progress(console, f"reading {topic} back", total=count, clock=clock) as advance:
+        read = read_back(bootstrap, topic, sent.counts(), advance=advance, clock=clock)
+    console.print(f"consumed  {_rate(read, clock.monotonic_s() - began_s)} from the beginning")
+    console.print(verdict(sent, read, expected=count))
+
+
+def _replay_with_a_kill(count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> None:
+    """Through one broker until it is killed, on through another, and back through the last one."""
+    bootstrap = brokers.places[0].address
+    routes = Routes(topic)
+    killing = Killing(brokers, record_count=count, console=console, clock=clock)
+    began_s = clock.monotonic_s()
+    with progress(console, f"producing to {topic}", total=count, clock=clock) as advance:
+        sent = send(
+            bootstrap, topic, flights(count), partition_count=PARTITION_COUNT, advance=advance, clock=clock, routes=routes, mishap=killing
+        )
+    console.print(
+        f"produced  {_rate(sent, clock.monotonic_s() - began_s)} to {topic}, {PARTITION_COUNT} partitions, through {_through(routes)}"
+    )
+    reader = _another(brokers, than=routes.addresses)
+    seen = Routes(topic)
+    began_s = clock.monotonic_s()
+    with progress(console, f"reading {topic} back", total=count, clock=clock) as advance:
+        read = read_back(reader.address, topic, sent.counts(), advance=advance, clock=clock, routes=seen)
+    console.print(f"consumed  {_rate(read, clock.monotonic_s() - began_s)} from the beginning, through {_through(seen) or reader.address}")
+    console.print(verdict(sent, read, expected=count))
+    console.print(f"the broker on {killing.victim} was killed: nothing is lost, nothing is there twice, everything is in its order")
+
+
+def _make_topic(bootstrap: str, topic: str, data: Path | None, console: Console) -> None:
+    """In a data folder it takes the place of the one an earlier run made there."""
+    if data is not None:
+        if earlier := noted(data):
+            match delete_topic(bootstrap, earlier.name, own_id=earlier.id):
+                case Deletion.DONE:
+                    console.print(f"the topic {earlier.name} of an earlier run was deleted")
+                case Deletion.NOT_OWN:
+                    console.print(f"the topic {earlier.name} is not the one an earlier run made: it is left alone")
+        note(data, OwnTopic(topic, ""))
+    topic_id = create_topic(bootstrap, topic, partition_count=PARTITION_COUNT, sleep=time.sleep)
+    if data is not None:
+        note(data, OwnTopic(topic, topic_id))
+
+
+def _another(brokers: Brokers, *, than: list[str]) -> Place:
+    """One that was not produced through, if there is one. Where none lives, reading tells."""
+    running = brokers.running() or brokers.places
+    return next((place for place in running if place.address not in than), running[0])
+
+
+def _through(routes: Routes) -> str:
+    return ", then ".join(routes.addresses)
+
+
+def _delete_topic(brokers: Brokers, topic: str, console: Console) -> None:
+    running = brokers.running()
+    if not running:
+        return
+    try:
+        delete_topic(running[0].address, topic)
+    except ReplayError as error:
+        console.print(f"the topic {topic} could not be deleted: {error}", style="red")
+    else:
+        console.print(f"the topic {topic} was deleted")
+
+
+def verdict(sent: Ledger, read: Ledger, *, expected: int) -> str:
+    """The line everything is about. Raise `ReplayError` that says what differs."""
+    found = list(differences(sent, read))
+    if sent.record_count != expected:
+        found.append(f"{expected} records were to be sent, {sent.record_count} were")
+    if found:
+        raise ReplayError("\n".join([f"{read.record_count} of {expected} records read back, but they differ:", *found]))
+    return f"{read.record_count} of {expected} records read back, order and checksums match"
+
+
+def what_it_took(use: StoreUse) -> str:
+    requests = ", ".join(f"{count} {op.upper()}" for op, count in use.requests.items() if count or op in _ALWAYS_SHOWN)
+    return (
+        f"wrote {use.objects_written} objects, {use.bytes_written / _MIB:.1f} MiB\n"
+        f"on S3 Standard these requests would have cost ${use.dollars():.4f} ({requests}; list prices of {PRICES_OF})"
+    )
+
+
+def _serve_on(brokers: Brokers, topic: str, console: Console) -> None:
+    place = (brokers.running() or brokers.places)[0]
+    with _uninterrupted():
+        console.print(
+            f"try:  kcat -b {place.address} -L\n"
+            f"      kcat -b {place.address} -C -t {topic} -o beginning -c 5\n"
+            f"      curl http://{HOST}:{place.http_port}/readyz\n"
+            f"      curl http://{HOST}:{place.http_port}/metrics\n"
+            "Ctrl-C stops"
+        )
+    brokers.wait_end()
+
+
+def _rate(ledger: Ledger, seconds: float) -> str:
+    return f"{ledger.record_count:,} records in {seconds:.1f} s ({ledger.record_count / seconds:,.0f}/s)"

@@ -1,0 +1,78 @@
+"""What a reset would do, from what the cluster tells. Every function raises `ClientFailed`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from forebay.commands.group.administration import Partition, committed, described, member_count, nearest_of, unknown_group
+from forebay.commands.group.lag import existing
+from forebay.commands.group.resetting import AtEach, OffsetReset, Scope, Target, planned
+from forebay.commands.topic.administration import bounds, offsets_at
+from forebay.commands.topic.starting import AtTime, Bounds
+from forebay.kafka_client.connection import Connection
+from forebay.kafka_client.failures import EXIT_FAILED, ClientFailed, unknown_partition, unknown_topic
+
+
+def plan(
+    connection: Connection, admin: AdminClient, name: str, target: Target, scopes: Sequence[Scope] | None
+) -> tuple[list[OffsetReset], list[str]]:
+    """Of the partitions in `scopes`, or else of those that the target names, or of all that have a commit; and warnings."""
+    warnings: list[str] = []
+    group = described(connection, admin, [name]).get(name)
+    if group is None:
+        if scopes is None and not isinstance(target, AtEach):
+            raise unknown_group(connection, admin, name)
+        warnings.append(f'Group "{name}" does not exist yet.{nearest_of(connection, admin, name)}')
+    elif group.members:
+        raise ClientFailed(
+            f'Offsets of group "{name}" can only be reset while it is inactive, but it has {member_count(len(group.members))} '
+            f"(state {group.state}). Stop its consumers first."
+        )
+    current = committed(connection, admin, [name])[name]
+    partitions = _partitions(connection, admin, target, scopes, current, warnings)
+    if not partitions:
+        raise ClientFailed(f'Group "{name}" has committed nothing that could be reset. Name topics: --topic TOPIC', exit_code=EXIT_FAILED)
+    at_time: dict[Partition, int] = {}
+    within: dict[Partition, Bounds] = {}
+    for topic, numbers in _by_topic(partitions).items():
+        within |= {(topic, at): found for at, found in bounds(connection, admin, topic, numbers).items()}
+        if isinstance(target, AtTime):
+            spec = OffsetSpec.for_timestamp(target.timestamp_ms)
+            at_time |= {(topic, at): offset for at, offset in offsets_at(connection, admin, topic, dict.fromkeys(numbers, spec)).items()}
+    resets, more = planned(target, current, within, at_time=at_time)
+    return resets, warnings + more
+
+
+def _partitions(
+    connection: Connection,
+    admin: AdminClient,
+    target: Target,
+    scopes: Sequence[Scope] | None,
+    current: Mapping[Partition, int],
+    warnings: list[str],
+) -> list[Partition]:
+    """Those that exist. What was named and does not exist is an error; what was committed once is not."""
+    metadata = connection.metadata(admin)
+    if scopes is None and not isinstance(target, AtEach):
+        there = existing(metadata, current)
+        warnings += [f"{topic}/{at} does not exist any more: it is left alone." for topic, at in sorted({*current} - {*there})]
+        return there
+    if isinstance(target, AtEach):
+        scopes = [Scope(topic, tuple(numbers)) for topic, numbers in _by_topic(target.offsets).items()]
+    found: dict[Partition, None] = {}
+    for topic, numbers in scopes or ():
+        if topic not in metadata.topics:
+            raise unknown_topic(topic, metadata.topics)
+        count = len(metadata.topics[topic].partitions)
+        for at in range(count) if numbers is None else numbers:
+            if at >= count:
+                raise unknown_partition(topic, at, count)
+            found[topic, at] = None
+    return list(found)
+
+
+def _by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
+    by_topic: dict[str, list[int]] = {}
+    for topic, at in partitions:
+        by_topic.setdefault(topic, []).append(at)
+    return by_topic

@@ -1,0 +1,227 @@
+"""Topics as a cluster tells of them and changes them, by the standard admin APIs. Every function raises `ClientFailed`."""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+    TopicDescription,
+)
+
+from forebay.commands.topic.starting import Bounds
+from forebay.kafka_client.codes import UNKNOWN_TOPIC, exit_code_of
+from forebay.kafka_client.connection import Connection, said
+from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, ClientFailed, unknown_topic
+from runtime.clock import Clock
+
+_ASK_EVERY_S: Final = 0.1
+_EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+
+class TopicLine(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    partitions: int
+    replication_factor: int
+
+
+class PartitionFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """`leader` is -1 if there is none; `end` is the offset the next record gets."""
+
+    partition: int
+    leader: int
+    replicas: list[int]
+    isr: list[int]
+    start: int
+    end: int
+
+
+class ConfigFacts(msgspec.Struct, frozen=True, kw_only=True):
+    value: str | None
+    source: str
+
+
+class TopicFacts(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    id: str
+    is_internal: bool
+    partitions: list[PartitionFacts]
+    configs: dict[str, ConfigFacts]
+
+
+def listed(connection: Connection, admin: AdminClient) -> list[TopicLine]:
+    """By name."""
+    topics = connection.metadata(admin).topics
+    return [
+        TopicLine(
+            name=name,
+            partitions=len(topic.partitions),
+            replication_factor=max((len(partition.replicas) for partition in topic.partitions.values()), default=0),
+        )
+        for name, topic in sorted(topics.items())
+    ]
+
+
+def looked_up(connection: Connection, admin: AdminClient, name: str) -> TopicDescription:
+    """Asking this way never creates a topic."""
+    try:
+        found: TopicDescription = connection.result(
+            admin.describe_topics(TopicCollection([name]), request_timeout=connection.timeout_s)[name]
+        )
+        return found
+    except KafkaException as error:
+        if error.args[0].code() in UNKNOWN_TOPIC:
+            raise unknown_topic(name, connection.metadata(admin).topics) from error
+        raise refused(f'Topic "{name}"', error.args[0]) from error
+
+
+def id_of(topic: TopicDescription) -> str:
+    """As Kafka's own tools write it; the library writes `+` and `/`, which no URL takes as they are."""
+    return str(topic.topic_id).replace("+", "-").replace("/", "_")
+
+
+def described(connection: Connection, admin: AdminClient, name: str) -> TopicFacts:
+    found = looked_up(connection, admin, name)
+    ends = bounds(connection, admin, name, (partition.id for partition in found.partitions if partition.leader is not None))
+    return TopicFacts(
+        name=found.name,
+        id=id_of(found),
+        is_internal=found.is_internal,
+        partitions=[
+            PartitionFacts(
+                partition=partition.id,
+                leader=-1 if partition.leader is None else partition.leader.id,
+                replicas=[node.id for node in partition.replicas],
+                isr=[node.id for node in partition.isr],
+                start=ends[partition.id].start if partition.id in ends else -1,
+                end=ends[partition.id].end if partition.id in ends else -1,
+            )
+            for partition in sorted(found.partitions, key=lambda partition: partition.id)
+        ],
+        configs=_configs(connection, admin, name),
+    )
+
+
+def bounds(connection: Connection, admin: AdminClient, name: str, partitions: Iterable[int]) -> dict[int, Bounds]:
+    chosen = list(partitions)
+    starts = offsets_at(connection, admin, name, dict.fromkeys(chosen, _EARLIEST))
+    ends = offsets_at(connection, admin, name, dict.fromkeys(chosen, _LATEST))
+    return {partition: Bounds(starts[partition], ends[partition]) for partition in chosen}
+
+
+def create(
+    connection: Connection,
+    admin: AdminClient,
+    name: str,
+    *,
+    partitions: int | None,
+    replication_factor: int | None,
+    configs: Mapping[str, str],
+    clock: Clock,
+) -> TopicFacts:
+    """Returns when the cluster tells of the new topic. None leaves a number to the cluster."""
+    new = NewTopic(
+        name,
+        num_partitions=-1 if partitions is None else partitions,
+        replication_factor=-1 if replication_factor is None else replication_factor,
+        config=dict(configs),
+    )
+    try:
+        connection.result(admin.create_topics([new], request_timeout=connection.timeout_s)[name])
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            raise ClientFailed(f'Topic "{name}" exists already. Look at it: forebay topic describe {name}') from error
+        raise refused(f'Topic "{name}" was not created', error.args[0]) from error
+    give_up_s = clock.monotonic_s() + connection.timeout_s
+    while True:
+        try:
+            return described(connection, admin, name)
+        except ClientFailed as error:
+            # Brokers of Apache Kafka learn of a topic after the controller has answered.
+            if error.exit_code not in {EXIT_NOT_FOUND, EXIT_FAILED} or clock.monotonic_s() >= give_up_s:
+                raise ClientFailed(
+                    f'Topic "{name}" was created, but {connection.named} does not tell of it: {error}', exit_code=error.exit_code
+                ) from error
+        time.sleep(_ASK_EVERY_S)
+
+
+def add_partitions(
+    connection: Connection, admin: AdminClient, name: str, *, more: int | None, total: int | None, partitions_max: int
+) -> tuple[int, int]:
+    """So many `more`, or so many that there are `total`; how many there were, and are."""
+    before = len(looked_up(connection, admin, name).partitions)
+    after = before + more if total is None and more is not None else total or 0
+    if after <= before:
+        raise ClientFailed(
+            f'Topic "{name}" has {before:,} partitions already, and none can be taken away.'
+            if after < before
+            else f'Topic "{name}" has {before:,} partition{"" if before == 1 else "s"} already.',
+            exit_code=EXIT_USAGE if after < before else EXIT_FAILED,
+        )
+    if after > partitions_max:
+        raise ClientFailed(
+            f'Topic "{name}" would have {after:,} partitions: brokers take {partitions_max:,} at most, and it has {before:,}.',
+            exit_code=EXIT_USAGE,
+        )
+    try:
+        connection.result(admin.create_partitions([NewPartitions(name, after)], request_timeout=connection.timeout_s)[name])
+    except KafkaException as error:
+        raise refused(f'Topic "{name}" got no partitions', error.args[0]) from error
+    return before, after
+
+
+def alter(connection: Connection, admin: AdminClient, name: str, *, set_to: Mapping[str, str], unset: Iterable[str]) -> None:
+    looked_up(connection, admin, name)
+    entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in set_to.items()]
+    entries += [ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in unset]
+    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+    try:
+        connection.result(admin.incremental_alter_configs([resource], request_timeout=connection.timeout_s)[resource])
+    except KafkaException as error:
+        raise refused(f'Topic "{name}" was not altered', error.args[0]) from error
+
+
+def delete(connection: Connection, admin: AdminClient, name: str) -> None:
+    try:
+        connection.result(admin.delete_topics([name], request_timeout=connection.timeout_s)[name])
+    except KafkaException as error:
+        if error.args[0].code() in UNKNOWN_TOPIC:
+            raise unknown_topic(name, connection.metadata(admin).topics) from error
+        raise refused(f'Topic "{name}" was not deleted', error.args[0]) from error
+
+
+def refused(what: str, error: KafkaError) -> ClientFailed:
+    return ClientFailed(f"{what}: {said(error)}", exit_code=exit_code_of(error))
+
+
+def offsets_at(connection: Connection, admin: AdminClient, name: str, specs: Mapping[int, OffsetSpec]) -> dict[int, int]:
+    """By partition; -1 where no record has the timestamp that was asked for."""
+    if not specs:
+        return {}
+    asked = {TopicPartition(name, partition): spec for partition, spec in specs.items()}
+    try:
+        answers = admin.list_offsets(asked, request_timeout=connection.timeout_s)
+        return {at.partition: connection.result(future).offset for at, future in answers.items()}
+    except KafkaException as error:
+        raise refused(f'Offsets of topic "{name}"', error.args[0]) from error
+
+
+def _configs(connection: Connection, admin: AdminClient, name: str) -> dict[str, ConfigFacts]:
+    """By name; only what was not left at its default has the source DYNAMIC_TOPIC_CONFIG."""
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    try:
+        found = connection.result(admin.describe_configs([resource], request_timeout=connection.timeout_s)[resource])
+    except KafkaException as error:
+        raise refused(f'Configs of topic "{name}"', error.args[0]) from error
+    return {key: ConfigFacts(value=entry.value, source=ConfigSource(entry.source).name) for key, entry in sorted(found.items())}

@@ -1,0 +1,262 @@
+"""`forebay topic …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+from forebay.commands.topic.arguments import Name, Names
+from forebay.commands.topic.consume_command import consume, tail
+from forebay.commands.topic.produce_command import produce
+from forebay.kafka_client.failures import ClientFailed, confirmed, exit_if_any, failures_reported, noted
+from forebay.kafka_client.options import (
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_TIMEOUT,
+    OTHER_NAMES,
+    Bootstrap,
+    Output,
+    OutputFormat,
+    Quiet,
+    Terminal,
+    Timeout,
+    connected,
+    pairs,
+)
+from forebay.kafka_client.text import checked_text
+
+topic = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Manage topics, and write and read their records.", epilog=OTHER_NAMES
+)
+
+PARTITIONS_MAX: Final = 10_000
+"""What brokers create at once, Forebay's (storage/catalog/topics.py) and Apache Kafka's."""
+
+Configs = Annotated[list[str] | None, typer.Option("--config", "-c", help="Set this config of the topic; repeatable.", metavar="KEY=VALUE")]
+
+
+def _partition_count(given: int | None) -> int | None:
+    if given is not None and given > PARTITIONS_MAX:
+        raise typer.BadParameter(f"{given:,} partitions are too many: brokers create {PARTITIONS_MAX:,} at most")
+    return given
+
+
+@topic.command("ls", hidden=True)
+@topic.command("list")
+def list_topics(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """List the topics by name."""
+    with failures_reported():
+        from forebay.commands.topic.administration import listed
+        from forebay.commands.topic.views import topics_table
+
+        terminal = Terminal(output, quiet)
+        topics = listed(*connected(bootstrap, timeout))
+        if topics or output is Output.JSON:
+            terminal.show(topics, topics_table(topics))
+        else:
+            terminal.say("There are no topics. Create one: forebay topic create NAME")
+
+
+@topic.command()
+def describe(
+    name: Name,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Show a topic's partitions, offsets and configs. A table shows the configs that were set, JSON all of them."""
+    with failures_reported():
+        from forebay.commands.topic.administration import described
+        from forebay.commands.topic.views import topic_table
+
+        found = described(*connected(bootstrap, timeout), name)
+        Terminal(output, quiet).show(found, topic_table(found))
+
+
+@topic.command()
+def create(
+    names: Names,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--partitions",
+            "-p",
+            min=1,
+            callback=_partition_count,
+            help=f"Create this many partitions, {PARTITIONS_MAX:,} at most.  [default: as the cluster is set]",
+        ),
+    ] = None,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option("--replication-factor", "-r", min=1, max=10_000, help="Ask Apache Kafka for this many replicas; Forebay needs none."),
+    ] = None,
+    configs: Configs = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Create topics. Topics that cannot be created are named."""
+    with failures_reported():
+        given = pairs(configs, option="-c", example="retention.ms=3600000")
+        from forebay.commands.topic import administration
+        from forebay.commands.topic.views import counted
+        from runtime.clock import SystemClock
+
+        terminal = Terminal(output, quiet)
+        names = list(dict.fromkeys(names))
+        connection, admin = connected(bootstrap, timeout)
+        made: list[administration.TopicFacts] = []
+        failed: dict[str, ClientFailed] = {}
+        for name in names:
+            with noted(failed, name):
+                created = administration.create(
+                    connection,
+                    admin,
+                    name,
+                    partitions=partitions,
+                    replication_factor=replication_factor,
+                    configs=given,
+                    clock=SystemClock(),
+                )
+                made.append(created)
+                terminal.say(f'Created topic "{name}" with {counted(len(created.partitions), "partition")}.')
+        reported = max((len(partition.replicas) for one in made for partition in one.partitions), default=0)
+        if replication_factor is not None and made and reported < replication_factor:
+            # Apache Kafka refuses what it has no brokers for; whoever accepts it keeps records elsewhere.
+            terminal.say(
+                f"Replication factor {replication_factor} was accepted and ignored: "
+                f"durability comes from the object store (reported as {reported})."
+            )
+        _told(terminal, "Created", "created", names, failed, made, alone=made[0] if made else None)
+
+
+@topic.command()
+def alter(
+    name: Name,
+    configs: Configs = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", help="Set this config back to its default; repeatable.", metavar="KEY")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Set configs of a topic, or set them back to their defaults."""
+    with failures_reported():
+        given = pairs(configs, option="-c", example="retention.ms=3600000")
+        if not given and not unset:
+            raise typer.BadParameter("nothing to alter: give -c KEY=VALUE or --unset KEY")
+        for key in unset or ():
+            if not checked_text(key, option="--unset"):
+                raise typer.BadParameter("--unset needs a name")
+            if key in given:
+                raise typer.BadParameter(f"{key} is both set and unset")
+        from forebay.commands.topic import administration
+
+        administration.alter(*connected(bootstrap, timeout), name, set_to=given, unset=unset or ())
+        terminal = Terminal(output, quiet)
+        terminal.say(
+            f'Altered topic "{name}": {", ".join([*(f"{k}={v}" for k, v in given.items()), *(f"{k} unset" for k in unset or ())])}.'
+        )
+        terminal.show_json({"name": name, "set": given, "unset": unset or []})
+
+
+@topic.command("add-partitions")
+def add_partitions(
+    names: Names,
+    more: Annotated[int | None, typer.Option("--num", "-n", min=1, max=PARTITIONS_MAX, help="Add this many partitions.")] = None,
+    total: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, callback=_partition_count, help="Add as many as it takes to have this many.")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Add partitions to topics. Keys may then go to other partitions than before."""
+    with failures_reported():
+        if (more is None) == (total is None):
+            raise typer.BadParameter("say how many: either --num N more, or --partitions N in all")
+        from forebay.commands.topic import administration
+
+        terminal = Terminal(output, quiet)
+        names = list(dict.fromkeys(names))
+        connection, admin = connected(bootstrap, timeout)
+        grown = []
+        failed: dict[str, ClientFailed] = {}
+        for name in names:
+            with noted(failed, name):
+                before, after = administration.add_partitions(
+                    connection, admin, name, more=more, total=total, partitions_max=PARTITIONS_MAX
+                )
+                grown.append({"name": name, "before": before, "partitions": after})
+                terminal.say(f'Topic "{name}" has {after:,} partitions, {after - before:,} more than before.')
+        _told(terminal, "Added partitions to", "grown", names, failed, grown, alone=grown[0] if grown else None)
+
+
+@topic.command("rm", hidden=True)
+@topic.command("delete")
+def delete(
+    names: Names,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Delete topics and their records, after asking. Topics that cannot be deleted are named."""
+    with failures_reported():
+        from forebay.commands.topic import administration
+        from forebay.commands.topic.views import counted
+
+        terminal = Terminal(output, quiet)
+        names = list(dict.fromkeys(names))
+        connection, admin = connected(bootstrap, timeout)
+        there = {}
+        failed: dict[str, ClientFailed] = {}
+        for name in names:
+            with noted(failed, name):
+                there[name] = administration.looked_up(connection, admin, name)
+        if there and not yes:
+            what = f"topic{'' if len(there) == 1 else 's'} " + ", ".join(f'"{name}"' for name in there)
+            held = sum(
+                partition.end - partition.start
+                for name, found in there.items()
+                for partition in administration.bounds(connection, admin, name, range(len(found.partitions))).values()
+            )
+            partitions = counted(sum(len(found.partitions) for found in there.values()), "partition")
+            confirmed(f"Deleting {what}", f"Delete {what} with {partitions} and {counted(held, 'record')}?")
+        deleted = []
+        for name, found in there.items():
+            with noted(failed, name):
+                administration.delete(connection, admin, name)
+                deleted.append({"name": found.name, "id": administration.id_of(found)})
+                terminal.say(f'Deleted topic "{name}".')
+        _told(terminal, "Deleted", "deleted", names, failed, deleted, alone={**deleted[0], "deleted": True} if deleted else None)
+
+
+def _told(
+    terminal: Terminal, verb: str, key: str, names: list[str], failed: dict[str, ClientFailed], done: Sequence[object], *, alone: object
+) -> None:
+    """What became of the topics that were named: of one as what it is, of several as what was done and what was not."""
+    if len(names) == 1:
+        if done:
+            terminal.show_json(alone)
+    else:
+        if failed:
+            terminal.say(f"{verb} {len(done)} of {len(names)} topics.")
+        failures = [{"name": name, "error": str(failed[name])} for name in names if name in failed]
+        terminal.show_json({key: done, "failed": failures})
+    exit_if_any(failed, of=len(names))
+
+
+topic.command("produce")(produce)
+topic.command("consume")(consume)
+topic.command("tail")(tail)

@@ -1,0 +1,1 @@
+"""Processes that serve until they are stopped."""

@@ -1,0 +1,1 @@
+"""What every process of Forebay needs: settings, health and metrics over HTTP, limits of the machine, stopping."""

@@ -1,0 +1,189 @@
+"""The broker's HTTP side: health for orchestrators, metrics for Prometheus, facts for people. It runs on the broker's own loop.
+
+GET /healthz            the process lives: the loop ran lately; touches no store
+GET /readyz             send clients here, or not (503) and why
+GET /metrics            Prometheus' text format
+GET /metrics.json       the same series as JSON
+GET /api/v1/broker      id, cluster, listeners, version, uptime
+"""
+
+import asyncio
+import platform
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+from aiohttp import web
+from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
+
+from process.accepting import HTTP_CONNECTIONS_MAX, Acceptor, bind
+from process.http.health import Readiness
+from process.http.loop_lag import LoopLag
+from process.http.scrape import JSON, TEXT, Page, render_json, render_text
+from process.http.unreadable import Unreadable
+from process.settings.listeners import Address, Listener
+from process.settings.ports import cannot_listen
+from runtime.blocking import Blocking
+from runtime.clock import Clock
+from runtime.supervision import Nursery
+from runtime.telemetry import Metric, Telemetry
+
+BUILD_INFO: Final = Metric("forebay_build_info", "Always 1; the labels say what runs", ("version", "python"))
+READY: Final = Metric("forebay_ready", "1 while /readyz answers 200")
+
+BEAT_AGE_MAX_S: Final = 5.0
+_STOP_WITHIN_S: Final = 1.0
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFacts:
+    """What `/api/v1/broker` tells. `listeners` are those that were bound."""
+
+    broker_id: int
+    cluster_id: str
+    version: str
+    listeners: Sequence[Listener]
+
+
+class HttpServer:
+    """Between `start` and `stop`; stop it also if it did not start. `blocking` renders metrics and stays the caller's."""
+
+    def __init__(self, facts: BrokerFacts, *, readiness: Readiness, telemetry: Telemetry, blocking: Blocking, clock: Clock) -> None:
+        self._facts = facts
+        self._readiness = readiness
+        self._clock = clock
+        self._began_s, self._began_ms = clock.monotonic_s(), clock.now_ms()
+        self._lag = LoopLag(telemetry=telemetry, clock=clock)
+        self._text = Page(render_text, telemetry.registry, blocking=blocking, clock=clock)
+        self._json = Page(render_json, telemetry.registry, blocking=blocking, clock=clock)
+        self._telemetry = telemetry
+        self._nursery = Nursery()
+        self._acceptor: Acceptor[asyncio.BaseProtocol] | None = None
+        self._unreadable = Unreadable(telemetry)
+        self._runner = web.AppRunner(
+            self._application(),
+            handle_signals=False,
+            access_log=None,
+            logger=self._unreadable.logger(),
+            shutdown_timeout=_STOP_WITHIN_S,
+        )
+        telemetry.gauge(BUILD_INFO).labels(facts.version, platform.python_version()).set(1)
+        telemetry.gauge(READY).set_function(lambda: float(readiness.verdict().is_ready))
+        ProcessCollector(registry=telemetry.registry)
+        PlatformCollector(registry=telemetry.registry)
+        GCCollector(registry=telemetry.registry)
+
+    async def start(self, address: Address) -> Address:
+        """Listen; the address that was bound. Raise `StartError` if it cannot be had."""
+        try:
+            bound = bind(address.host, address.port)
+        except OSError as error:
+            fix = f"--set http.listen={address._replace(port=address.port + 1)}"
+            raise cannot_listen(error, host=address.host, port=address.port, fix=fix) from error
+        port = bound.getsockname()[1]
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None, "set up"
+        await self._nursery.__aenter__()
+        acceptor = self._acceptor = Acceptor(
+            "HTTP",
+            bound,
+            make=server,
+            has_room=lambda: len(_open(server)) + len(acceptor.arriving) < HTTP_CONNECTIONS_MAX,
+            make_room=lambda: _close_oldest(server),
+            fix=f"find the client that opens more than {HTTP_CONNECTIONS_MAX} connections to http.listen",
+            nursery=self._nursery,
+            telemetry=self._telemetry,
+        )
+        acceptor.start()
+        self._lag.start()
+        return address._replace(port=port)
+
+    async def stop(self) -> None:
+        """Close the listener, answer what is under way for at most a second."""
+        self._lag.stop()
+        if self._acceptor is not None:
+            self._acceptor.stop()
+            await self._nursery.__aexit__(None, None, None)
+        await self._runner.cleanup()
+        self._unreadable.stop()
+
+    def _application(self) -> web.Application:
+        application = web.Application(middlewares=[_errors_as_json])
+        application.add_routes(
+            [
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                web.get("/metrics", self._metrics),
+                web.get("/metrics.json", self._metrics_json),
+                web.get("/api/v1/broker", self._broker),
+            ]
+        )
+        return application
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        beat_age_s = self._lag.beat_age_s()
+        if beat_age_s < BEAT_AGE_MAX_S:
+            return _json(200, {"status": "alive"})
+        return _json(503, {"status": "stalled", "error": f"the event loop stood still for {beat_age_s:.1f} s"})
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        verdict = self._readiness.verdict()
+        checks = {name: {"ok": check.ok, "error": check.error, "since": _stamp(check.since_ms)} for name, check in verdict.checks.items()}
+        return _json(200 if verdict.is_ready else 503, {"status": verdict.status, "checks": checks})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=await self._text.body(), headers={"Content-Type": TEXT})
+
+    async def _metrics_json(self, _: web.Request) -> web.Response:
+        return web.Response(body=await self._json.body(), headers={"Content-Type": JSON})
+
+    async def _broker(self, _: web.Request) -> web.Response:
+        facts = self._facts
+        return _json(
+            200,
+            {
+                "broker_id": facts.broker_id,
+                "cluster_id": facts.cluster_id,
+                "version": facts.version,
+                "listeners": [{"name": name, "host": host, "port": port} for name, host, port in facts.listeners],
+                "started_at": _stamp(self._began_ms),
+                "uptime_s": round(self._clock.monotonic_s() - self._began_s, 3),
+            },
+        )
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPNotFound:
+        return _json(404, {"error": f"no such path: {request.path}"})
+    except web.HTTPMethodNotAllowed as error:
+        return _json(405, {"error": f"{request.method} is not allowed here"}, allow=", ".join(sorted(error.allowed_methods)))
+
+
+def _open(server: web.Server) -> list[web.RequestHandler]:
+    """Oldest first, without those that are being closed."""
+    return [one for one in server.connections if one.transport is not None]
+
+
+def _close_oldest(server: web.Server) -> bool:
+    """aiohttp waits for ever for the first request of a connection: as many as there may be would keep probes out for good."""
+    if not (found := _open(server)):
+        return False
+    found[0].force_close()
+    return True
+
+
+def _json(status: int, body: object, *, allow: str = "") -> web.Response:
+    headers = {"Content-Type": JSON} | ({"Allow": allow} if allow else {})
+    return web.Response(status=status, body=msgspec.json.encode(body) + b"\n", headers=headers)
+
+
+def _stamp(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,96 @@
+"""Whether the two stores of the settings are those of one cluster, in words for the operator."""
+
+import asyncio
+from typing import Final, assert_never
+
+import structlog
+
+from process.settings.errors import EXIT_USAGE, StartError
+from process.settings.model import Settings
+from process.settings.urls import without_secrets
+from runtime.clock import Clock
+from runtime.ids import IdSource
+from storage.catalog.cluster import ClusterRecord, read_cluster
+from storage.catalog.store_identity import Found, Identity, Verdict, identify
+from storage.catalog.store_marker import KEY, read_marker
+from storage.errors import StorageError
+from storage.opening import Stores
+
+LOOK_S: Final = 5.0
+
+_log = structlog.get_logger("stores")
+
+
+async def identified(stores: Stores, settings: Settings, ids: IdSource, clock: Clock, *, accept_new_store: bool) -> ClusterRecord:
+    """The cluster of the stores. Raise `StartError` if they are not one cluster's, and what storage/catalog/store_identity.py raises."""
+    identity = await identify(stores.metadata, stores.objects, ids, clock, accept_new_store=accept_new_store)
+    if identity.cluster is None:
+        raise StartError(refusal(identity, settings, accept_new_store=accept_new_store), exit_code=EXIT_USAGE)
+    if identity.verdict is Verdict.ACCEPTED:
+        found = identity.found
+        _log.warning(
+            "new_store_accepted",
+            cluster_id=identity.cluster.cluster_id,
+            storage=without_secrets(settings.storage.url),
+            metadata=without_secrets(settings.metadata.url),
+            store_has=found.objects.value,
+            named_by_metadata=found.named,
+            strange=found.strange,
+            meaning="Records of objects that are not in this store cannot be read; objects of unknown partitions are left alone",
+        )
+    return identity.cluster
+
+
+async def check_same(stores: Stores, settings: Settings) -> None:
+    """For who only looks: raise `StartError` if the two stores bear the ids of different clusters.
+
+    A store that does not say so within LOOK_S is left to those who need it.
+    """
+    try:
+        async with asyncio.timeout(LOOK_S):
+            found = Found(await read_cluster(stores.metadata), await read_marker(stores.objects))
+    except (StorageError, TimeoutError):
+        return
+    if found.cluster is not None and found.marker is not None and found.cluster.cluster_id != found.marker.cluster_id:
+        raise StartError(refusal(Identity(None, Verdict.ANOTHERS, found), settings, accept_new_store=False), exit_code=EXIT_USAGE)
+
+
+def refusal(identity: Identity, settings: Settings, *, accept_new_store: bool) -> str:
+    """PURE: one line, with ids, URLs and the fix. The verdict must be a refusal."""
+    found = identity.found
+    ours = "no cluster" if found.cluster is None else f"cluster {found.cluster.cluster_id}"
+    store = f'storage.url "{without_secrets(settings.storage.url)}"'
+    metadata = f'metadata.url "{without_secrets(settings.metadata.url)}"'
+    in_vain = " --accept-new-store does not apply: the other cluster may be alive." if accept_new_store else ""
+    match identity.verdict:
+        case Verdict.ANOTHERS:
+            return (
+                f"{store} is the object store of cluster {_marked(found)}, and {metadata} holds {ours}. "
+                "Correct the one that is wrong. To give the object store to another cluster, empty it first, "
+                f"{KEY} included.{in_vain}"
+            )
+        case Verdict.LOST_METADATA:
+            return (
+                f"{store} is the object store of cluster {_marked(found)}, and {metadata} holds no cluster. "
+                "Correct metadata.url (another path or namespace?) or bring that cluster's metadata back. To begin a new cluster, "
+                f"use another storage.url, or empty this one, {KEY} included.{in_vain}"
+            )
+        case Verdict.GONE:
+            return (
+                f"{store} holds nothing of {ours}, whose metadata in {metadata} name objects like {found.named}. "
+                "Correct storage.url, or bring the objects back. If they are lost for good, --accept-new-store goes on without them."
+            )
+        case Verdict.STRANGE:
+            return (
+                f"{store} holds objects like {found.strange} that {metadata} ({ours}) does not know, and no {KEY}. "
+                "Correct the one that is wrong, or use an empty object store. If no other cluster uses this one, "
+                "--accept-new-store takes it."
+            )
+        case Verdict.SAME | Verdict.MARK | Verdict.ACCEPTED:
+            raise AssertionError(f"no refusal: {identity.verdict}")
+        case _:
+            assert_never(identity.verdict)
+
+
+def _marked(found: Found) -> str:
+    return "unknown" if found.marker is None else found.marker.cluster_id

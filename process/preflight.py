@@ -1,0 +1,73 @@
+"""What this machine must offer before a broker opens anything: folders it can write and memory it may use."""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
+from process.settings.model import Settings
+from process.settings.notation import show_size
+from process.settings.urls import has_path, path_of
+
+_CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def check(settings: Settings) -> None:
+    """Make the data folders. Raise `StartError`."""
+    check_memory(settings, limit_bytes=memory_limit_bytes())
+    if has_path(settings.storage.url):
+        check_folder(path_of(settings.storage.url), key="storage.url", url=settings.storage.url)
+    if has_path(settings.metadata.url):
+        check_folder(path_of(settings.metadata.url).parent, key="metadata.url", url=settings.metadata.url)
+
+
+def check_folder(folder: Path, *, key: str, url: str, is_made: bool = True) -> None:
+    """Make it, write a file into it, remove the file. Unless `is_made`, a folder that is not there is judged by where it would be made."""
+    try:
+        if is_made or os.path.lexists(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder if is_made else nearest_there(folder)):
+            pass
+    except OSError as error:
+        raise StartError(
+            f'{key} "{url}": cannot write to {folder.absolute()} ({error.strerror}) as uid {os.geteuid()}. '
+            f"Make it writable, or choose another with --set {key}=…",
+            exit_code=EXIT_UNREACHABLE,
+        ) from error
+
+
+def nearest_there(path: Path) -> Path:
+    """The path itself, or what is there of the way to it. Raise OSError if that cannot be seen."""
+    for candidate in (absolute := path.absolute(), *absolute.parents):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            candidate.stat()
+            return candidate
+    raise AssertionError("the root folder is there")
+
+
+def check_memory(settings: Settings, *, limit_bytes: int) -> None:
+    """Bounds that together exceed what the process may have would end in a kill under load, with no word of why."""
+    storage = settings.storage
+    if storage.max_buffer_bytes + storage.cache_bytes >= limit_bytes:
+        raise StartError(
+            f"storage.max_buffer_bytes ({show_size(storage.max_buffer_bytes)}) and storage.cache_bytes "
+            f"({show_size(storage.cache_bytes)}) do not fit into the {limit_bytes >> 20}MiB this process may use. "
+            "Lower them, e.g. --set storage.cache_bytes=64MiB, or give it more memory.",
+            exit_code=EXIT_USAGE,
+        )
+
+
+def memory_limit_bytes(*, limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
+    """The memory of the machine, or of the container if that is less."""
+    known = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in limits:
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            # Not this kind of control group, or none.
+            continue
+        if text.isdigit():
+            known.append(int(text))
+    return min(known)

@@ -1,0 +1,29 @@
+"""What others than this machine can reach, while nobody has to log in."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from process.settings.listeners import Listener, is_loopback
+
+FIX: Final = (
+    "Listen on 127.0.0.1 if clients are on this machine; otherwise let only machines that you trust reach the port: "
+    "a firewall, a private network"
+)
+
+
+def exposed(listeners: Sequence[Listener]) -> tuple[Listener, ...]:
+    """Those that take connections from beyond this machine."""
+    return tuple(listener for listener in listeners if not is_loopback(listener.host))
+
+
+def warning_of_listeners(listeners: Sequence[Listener]) -> str | None:
+    """One line that names the listeners, what they allow, and what to do; None if there is nothing to warn of."""
+    found = exposed(listeners)
+    if not found:
+        return None
+    names = ", ".join(map(str, found))
+    many = len(found) > 1
+    return (
+        f"Kafka listener{'s' * many} {names} take{'s' * (not many)} connections from beyond this machine, and there is no authentication: "
+        f"whoever reaches {'them' if many else 'it'} can read, write and delete every topic and every group. {FIX}."
+    )

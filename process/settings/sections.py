@@ -1,0 +1,180 @@
+"""The settings as values: one frozen section per part of the broker.
+
+A field carries its notation and its description; its own default is the one of embedded mode.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Final, Literal
+
+from process.settings.listeners import ADDRESS, ADVERTISED_LISTENERS, LISTENERS, Address, Listener
+from process.settings.notation import (
+    ASSIGNED_OR_COUNT,
+    FLAG,
+    TEXT_OR_NONE,
+    count,
+    duration,
+    one_of,
+    size,
+)
+from process.settings.urls import METADATA_URL, STORAGE_URL
+from storage.limits import MIB
+
+KAFKA_PORT: Final = 9092
+HTTP_PORT: Final = 8070
+_KAFKA_LISTENER: Final = Listener("PLAINTEXT", "127.0.0.1", KAFKA_PORT)
+_HTTP_ADDRESS: Final = Address("127.0.0.1", HTTP_PORT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    id: Annotated[int | None, ASSIGNED_OR_COUNT, "the broker's id; without one, a free one is assigned"] = None
+    rack: Annotated[str | None, TEXT_OR_NONE, "the zone this broker runs in; clients of that zone are sent here first"] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSettings:
+    listeners: Annotated[tuple[Listener, ...], LISTENERS, "where Kafka clients are served: NAME://host:port, separated by commas"] = (
+        _KAFKA_LISTENER,
+    )
+    advertised_listeners: Annotated[
+        tuple[Listener, ...], ADVERTISED_LISTENERS, "the addresses that clients connect to; port 0: the port that was bound"
+    ] = ()
+    leader: Annotated[
+        str,
+        one_of("self", "client", "partition"),
+        "which broker is named leader of a partition: the one that was asked; one per client (by client.id and host); one per partition. "
+        "The last two choose among the brokers of the client's zone, if its client.id names one: app,zone=eu-1a",
+    ] = "self"
+    auto_create_topics: Annotated[bool, FLAG, "whether naming an unknown topic creates it"] = True
+    default_partitions: Annotated[int, count(minimum=1, maximum=10_000), "partitions of a topic that is created without a number"] = 1
+    producer_id_expiration: Annotated[
+        timedelta,
+        duration(minimum="10m", maximum="365d"),
+        "an idempotent producer that appends nothing to a partition for this long is forgotten there (producer.id.expiration.ms)",
+    ] = timedelta(days=1)
+    validate_records: Annotated[
+        Literal["crc", "full"],
+        one_of("crc", "full"),
+        "what is looked at before a batch is taken: its header and checksum; or every record too, as Apache Kafka does, which costs CPU "
+        "for each (docs/performance.md)",
+    ] = "crc"
+    max_request_bytes: Annotated[
+        int, size(minimum="1MiB", maximum="100MiB"), "a larger request closes its connection before it is read"
+    ] = 100 * MIB
+    max_connections: Annotated[
+        int,
+        count(minimum=1, maximum=1_000_000),
+        "a connection above this number is closed at once; fewer where the limit of open files is too low",
+    ] = 2000
+    idle_timeout: Annotated[timedelta, duration(minimum="1s", maximum="1d"), "a connection without requests is closed after this"] = (
+        timedelta(minutes=10)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSettings:
+    url: Annotated[
+        str,
+        STORAGE_URL,
+        "where record bytes live: s3://bucket/prefix?endpoint=…&region=…&path_style=true, file://./relative, file:///absolute or memory://",
+    ] = "file://./forebay-data/objects"
+    s3_client: Annotated[
+        Literal["obstore", "aioboto3"],
+        one_of("obstore", "aioboto3"),
+        "what speaks to S3: obstore moves the record bytes and aioboto3 does the rest, or aioboto3 does everything",
+    ] = "obstore"
+    flush_interval: Annotated[
+        timedelta, duration(minimum="1ms", maximum="60s"), "the shortest time from the start of one flush to the next"
+    ] = timedelta(milliseconds=5)
+    flush_bytes: Annotated[int, size(minimum="64KiB", maximum="128MiB"), "a WAL object that holds this much is flushed at once"] = 8 * MIB
+    max_buffer_bytes: Annotated[
+        int, size(minimum="1MiB", maximum="64GiB"), "memory for requests in flight; from three quarters of it on producers are slowed down"
+    ] = 256 * MIB
+    cache_bytes: Annotated[
+        int,
+        size(minimum="4MiB", maximum="1024GiB"),
+        "memory for the last commits, for blocks of objects that were read, and for replies on their way",
+    ] = 256 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataSettings:
+    url: Annotated[
+        str,
+        METADATA_URL,
+        "where order lives: oxia://host:6648/namespace?tls=true&ca_file=…&token_file=…, sqlite:///./relative, sqlite:////absolute or memory://",
+    ] = "sqlite:///./forebay-data/meta.db"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsSettings:
+    """Consumer groups; what Kafka calls each stands in parentheses."""
+
+    session_timeout_min: Annotated[
+        timedelta,
+        duration(minimum="1ms", maximum="1h"),
+        "the shortest session timeout a member may ask for (group.min.session.timeout.ms)",
+    ] = timedelta(seconds=6)
+    session_timeout_max: Annotated[
+        timedelta,
+        duration(minimum="1ms", maximum="1d"),
+        "the longest session timeout a member may ask for (group.max.session.timeout.ms)",
+    ] = timedelta(minutes=30)
+    initial_rebalance_delay: Annotated[
+        timedelta,
+        duration(minimum="0ms", maximum="5m"),
+        "how long the first members of an empty group wait for further ones (group.initial.rebalance.delay.ms)",
+    ] = timedelta(0)
+    max_size: Annotated[int, count(minimum=1, maximum=10_000), "members of a group; a further one is refused (group.max.size)"] = 5_000
+    member_max_size: Annotated[
+        int,
+        size(minimum="64KiB", maximum="64MiB"),
+        "what one member may say about itself when it joins, and what it may be assigned; more is refused with MESSAGE_TOO_LARGE",
+    ] = 2 * MIB
+    memory_bytes: Annotated[
+        int,
+        size(minimum="16MiB", maximum="64GiB"),
+        "memory for groups: members, assignments, committed offsets; a quarter of it for the members of one group. more is refused",
+    ] = 256 * MIB
+    offset_metadata_max_size: Annotated[
+        int,
+        size(minimum="0B", maximum="8KiB"),
+        "characters that a consumer may write beside a committed offset (offset.metadata.max.bytes)",
+    ] = 4_096
+    offsets_retention: Annotated[
+        timedelta,
+        duration(minimum="1m", maximum="36500d"),
+        "committed offsets are forgotten this long after their group became empty, or after their commit if it has no members, "
+        "in whole minutes (offsets.retention.minutes)",
+    ] = timedelta(days=7)
+    offsets_retention_check_interval: Annotated[
+        timedelta,
+        duration(minimum="1s", maximum="1d"),
+        "how often the broker looks for committed offsets that have expired (offsets.retention.check.interval.ms)",
+    ] = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    listen: Annotated[Address, ADDRESS, "where health, metrics and the HTTP API are served"] = _HTTP_ADDRESS
+    insecure: Annotated[bool, FLAG, "allow http.listen beyond this machine, where anybody can read it without a login"] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutdownSettings:
+    drain: Annotated[
+        timedelta, duration(minimum="0ms", maximum="10m"), "how long clients are still served, and asked to leave, after SIGTERM"
+    ] = timedelta(seconds=1)
+    deadline: Annotated[timedelta, duration(minimum="1s", maximum="1h"), "the whole shutdown may take this long, then the process ends"] = (
+        timedelta(seconds=60)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    format: Annotated[str, one_of("auto", "console", "json"), "auto is console on a terminal, JSON lines elsewhere"] = "auto"
+    level: Annotated[str, one_of("debug", "info", "warning", "error"), "log this and above"] = "info"
+    audit: Annotated[
+        str | None, TEXT_OR_NONE, "a file that gets one JSON line for each change of topics, configs, records and groups, also refused ones"
+    ] = None

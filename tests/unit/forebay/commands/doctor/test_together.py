@@ -1,0 +1,52 @@
+import pytest
+
+from forebay.commands.doctor.finding import Verdict
+from forebay.commands.doctor.together import of_clock, of_identity
+from process.settings.model import Settings
+from storage.catalog.cluster import ClusterRecord
+from storage.catalog.store_identity import Found, Objects
+from storage.catalog.store_marker import StoreMarker
+
+OURS = ClusterRecord(cluster_id="ours", created_at_ms=1)
+SETTINGS = Settings()
+
+
+def marker(cluster_id: str) -> StoreMarker:
+    return StoreMarker(cluster_id=cluster_id, created_at_ms=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "words"),
+    [
+        (Found(OURS, marker("ours")), Verdict.OK, "those of cluster ours"),
+        (Found(None, None), Verdict.OK, "no cluster has used them yet"),
+        (Found(OURS, None, named="wal/a", objects=Objects.OURS), Verdict.OK, "the next start marks the object store"),
+        (Found(OURS, marker("theirs")), Verdict.FAILED, "the object store of cluster theirs"),
+        (Found(None, marker("theirs")), Verdict.FAILED, "holds no cluster"),
+        (Found(OURS, None, named="wal/a"), Verdict.FAILED, "--accept-new-store goes on without them"),
+        (Found(OURS, None, objects=Objects.STRANGE, strange="wal/b"), Verdict.FAILED, "objects like wal/b"),
+    ],
+)
+def test_whose_the_stores_are_is_judged_as_a_start_would(found: Found, verdict: Verdict, words: str) -> None:
+    finding = of_identity(found, SETTINGS)
+
+    assert finding.verdict is verdict
+    assert words in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "verdict", "words"),
+    [
+        (0, Verdict.OK, "agrees"),
+        (-2_499, Verdict.OK, "agrees"),
+        (3_000, Verdict.OK, "3.0 s ahead of"),
+        (5_000, Verdict.WARNING, "5.0 s ahead of"),
+        (-900_000, Verdict.WARNING, "900.0 s behind"),
+        (None, Verdict.SKIPPED, "removed meanwhile"),
+    ],
+)
+def test_a_clock_that_differs_is_a_warning_from_where_a_broker_warns(ahead_ms: int | None, verdict: Verdict, words: str) -> None:
+    finding = of_clock("clock of the object store", ahead_ms)
+
+    assert finding.verdict is verdict
+    assert words in finding.detail

@@ -1,0 +1,199 @@
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from structlog.testing import capture_logs
+
+from process.accepting import HTTP_CONNECTIONS_MAX
+from process.http.health import Readiness
+from process.http.server import BrokerFacts, HttpServer
+from process.http.unreadable import UNREADABLE
+from process.settings.errors import StartError
+from process.settings.listeners import Address, Listener
+from runtime.blocking import ThreadBlocking
+from runtime.telemetry import Telemetry
+from storage.outcomes import StoreOutcomes
+from tests.unit.process.http.manual_clock import ManualClock
+
+FACTS = BrokerFacts(broker_id=3, cluster_id="c-1", version="0.1.0", listeners=(Listener("PLAINTEXT", "127.0.0.1", 9092),))
+LOCAL = Address("127.0.0.1", 0)
+
+
+class Running:
+    """A server on a free port, and a client of it."""
+
+    def __init__(
+        self,
+        client: aiohttp.ClientSession,
+        clock: ManualClock,
+        readiness: Readiness,
+        outcomes: StoreOutcomes,
+        server: HttpServer,
+        address: Address,
+        telemetry: Telemetry,
+    ) -> None:
+        self.server = server
+        self.address = address
+        self.telemetry = telemetry
+        self.client = client
+        self.clock = clock
+        self.readiness = readiness
+        self.outcomes = outcomes
+
+    async def get(self, path: str) -> tuple[int, object]:
+        async with self.client.get(path) as response:
+            return response.status, await response.json()
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    clock, blocking = ManualClock(), ThreadBlocking(threads=1, name="metrics")
+    telemetry = Telemetry()
+    outcomes = StoreOutcomes(clock=clock, telemetry=telemetry)
+    readiness = Readiness(outcomes=outcomes, clock=clock)
+    server = HttpServer(FACTS, readiness=readiness, telemetry=telemetry, blocking=blocking, clock=clock)
+    address = await server.start(LOCAL)
+    async with aiohttp.ClientSession(f"http://{address}") as client:
+        yield Running(client, clock, readiness, outcomes, server, address, telemetry)
+    await server.stop()
+    blocking.close()
+
+
+async def test_what_is_no_http_is_one_line_of_the_log_without_a_traceback_however_often_it_comes(running: Running) -> None:
+    with capture_logs() as logged:
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(running.address.host, running.address.port)
+            writer.write(b"GET / HTTP/1.1\r\n: no name\r\n\r\n")
+            assert b"400" in await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+        running.server._unreadable.stop()
+
+    assert [(line["event"], line["count"]) for line in logged] == [("http_unreadable", 1), ("http_unreadable", 2)]
+    assert logged[0]["client_host"] == "127.0.0.1"
+    assert "Invalid header token" in str(logged[0]["cause"])
+    assert running.telemetry.registry.get_sample_value(UNREADABLE.name) == 3
+
+
+async def test_liveness_asks_the_loop_and_nothing_else(running: Running) -> None:
+    alive = await running.get("/healthz")
+    running.clock.advance(6.0)
+    stalled = await running.get("/healthz")
+
+    assert alive == (200, {"status": "alive"})
+    assert stalled == (503, {"status": "stalled", "error": "the event loop stood still for 6.0 s"})
+
+
+async def test_readiness_names_the_check_that_fails_with_cause_and_time(running: Running) -> None:
+    running.readiness.note_listening()
+    now_s = running.clock.monotonic_s()
+    running.outcomes.writes.ok(now_s)
+    running.outcomes.puts.ok(now_s)
+    running.outcomes.puts.failed("no space left on device", began_s=now_s, now_s=now_s)
+    since = "2023-11-14T22:13:20.000Z"
+
+    running.clock.advance(5.0)
+    degraded = await running.get("/readyz")
+    running.outcomes.puts.ok(running.clock.monotonic_s())
+    good = await running.get("/readyz")
+    running.readiness.note_draining()
+    draining = await running.get("/readyz")
+
+    assert degraded == (
+        503,
+        {
+            "status": "degraded",
+            "checks": {
+                "listeners": {"ok": True, "error": None, "since": since},
+                "metadata": {"ok": True, "error": None, "since": since},
+                "object_store": {"ok": False, "error": "no space left on device", "since": since},
+                "draining": {"ok": True, "error": None, "since": since},
+            },
+        },
+    )
+    assert good[0] == 200
+    assert draining[0] == 503
+
+
+async def test_metrics_are_served_as_text_and_as_json(running: Running) -> None:
+    async with running.client.get("/metrics") as response:
+        content_type, text = response.headers["Content-Type"], await response.text()
+    _, document = await running.get("/metrics.json")
+
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert 'forebay_build_info{python="3.' in text
+    assert "\nforebay_ready 0.0\n" in text
+    assert "\nforebay_event_loop_lag_seconds_count" in text
+    assert "\nprocess_resident_memory_bytes" in text
+    assert "\npython_gc_collections_total" in text
+    assert isinstance(document, dict)
+    assert {"name": "forebay_ready", "labels": {}, "value": 0.0} in document["series"]
+
+
+async def test_facts_of_the_broker(running: Running) -> None:
+    running.clock.advance(1.5)
+
+    assert await running.get("/api/v1/broker") == (
+        200,
+        {
+            "broker_id": 3,
+            "cluster_id": "c-1",
+            "version": "0.1.0",
+            "listeners": [{"name": "PLAINTEXT", "host": "127.0.0.1", "port": 9092}],
+            "started_at": "2023-11-14T22:13:20.000Z",
+            "uptime_s": 1.5,
+        },
+    )
+
+
+async def test_an_unknown_path_and_a_wrong_method_are_answered_as_json(running: Running) -> None:
+    missing = await running.get("/nowhere")
+    async with running.client.post("/readyz") as response:
+        wrong = response.status, response.headers["Allow"], await response.json()
+
+    assert missing == (404, {"error": "no such path: /nowhere"})
+    assert wrong == (405, "GET, HEAD", {"error": "POST is not allowed here"})
+
+
+async def test_an_address_that_is_taken_is_said_so_with_the_setting_to_change() -> None:
+    blocking = ThreadBlocking(threads=1, name="metrics")
+    clock, telemetry = ManualClock(), Telemetry()
+    readiness = Readiness(outcomes=StoreOutcomes(clock=clock, telemetry=telemetry), clock=clock)
+    server = HttpServer(FACTS, readiness=readiness, telemetry=telemetry, blocking=blocking, clock=clock)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        with pytest.raises(StartError, match=rf"Port {port} on 127\.0\.0\.1 is in use .*--set http\.listen=127\.0\.0\.1:{port + 1}\."):
+            await server.start(Address("127.0.0.1", port))
+    await server.stop()
+    blocking.close()
+
+
+async def test_a_client_that_left_before_its_answer_is_no_error(running: Running) -> None:
+    logger = running.server._unreadable.logger()
+    gone = logging.LogRecord("aiohttp.server", logging.ERROR, "", 0, "Error handling request from %s", ("::1",), None)
+    bug = logging.LogRecord("aiohttp.server", logging.ERROR, "", 0, "Error handling request from %s", ("::1",), None)
+    gone.exc_info = (ConnectionResetError, ConnectionResetError("Cannot write to closing transport"), None)
+    bug.exc_info = (ZeroDivisionError, ZeroDivisionError("a bug"), None)
+
+    assert not logger.filter(gone)
+    assert logger.filter(bug)
+
+
+async def test_connections_that_say_nothing_do_not_keep_probes_out(running: Running) -> None:
+    """Those of scrapers that vanished, say: aiohttp waits for their first request for ever."""
+    address = ("127.0.0.1", int(str(running.client._base_url).rsplit(":", 1)[1].strip("/")))
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as silent:
+        callers = [silent.enter_context(socket.create_connection(address)) for _ in range(HTTP_CONNECTIONS_MAX + 8)]
+        async with asyncio.timeout(10.0):
+            alive = await running.get("/healthz")
+            callers[0].setblocking(False)
+            first = await loop.sock_recv(callers[0], 1)
+
+    assert alive == (200, {"status": "alive"})
+    assert first == b"", "the oldest made room"

@@ -1,0 +1,20 @@
+from process.explain import Explanation, explain
+from process.settings.errors import StartError
+from storage.errors import Conflict, IncompatibleFormat, Unavailable
+
+
+def test_errors_an_operator_can_act_on_have_words_and_a_code() -> None:
+    assert explain(StartError("no", exit_code=1)) == Explanation("no", 1)
+    assert explain(IncompatibleFormat("newer")) == Explanation("newer", 2)
+    assert explain(Unavailable("away")) == Explanation("away", 3)
+
+
+def test_the_reason_is_found_inside_the_groups_of_tasks() -> None:
+    group = BaseExceptionGroup("", [ValueError(), ExceptionGroup("", [KeyError(), StartError("no", exit_code=2)])])
+
+    assert explain(group) == Explanation("no", 2)
+
+
+def test_a_bug_has_no_explanation() -> None:
+    assert explain(ValueError("x")) is None
+    assert explain(Conflict("x")) is None
