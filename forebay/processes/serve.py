@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from broker.api_of_file import api_of_file
 from forebay.processes.workers.link import SupervisorLink
 from process import descriptors, malloc, preflight
 from process.explain import explain
@@ -142,7 +143,7 @@ async def _until_stopped(
             # eighth of the CPU of producing to 500 partitions, and finds none.
             gc.set_threshold(*GC_THRESHOLDS)
             stop.started()
-            watched.enter_context(watching(telemetry=broker.telemetry, clock=SystemClock()))
+            watched.enter_context(watching(api_of_file=api_of_file, telemetry=broker.telemetry, clock=SystemClock()))
             facts = {"broker_id": broker.broker_id, "cluster_id": broker.cluster_id}
             stages.announce("ready", facts)
             if link is not None:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from process.loop_watch.judging import HELD_S_MIN, Held, Reading, judge
-from process.loop_watch.stacks import NOTHING_SEEN, Seen, seen
+from process.loop_watch.stacks import NOTHING_SEEN, ApiOfFile, Seen, seen
 from runtime.clock import Clock
 from runtime.logs import SAID_EVERY_S
 from runtime.telemetry import Metric, Telemetry
@@ -61,7 +61,8 @@ class Look(NamedTuple):
 class LoopWatch:
     """`usage` is of the thread that calls it. Between `start`, on the loop, and `stop`."""
 
-    def __init__(self, *, telemetry: Telemetry, clock: Clock, usage: Callable[[], Usage]) -> None:
+    def __init__(self, *, api_of_file: ApiOfFile, telemetry: Telemetry, clock: Clock, usage: Callable[[], Usage]) -> None:
+        self._api_of_file = api_of_file
         self._held = telemetry.histogram(HELD)
         self._clock = clock
         self._usage = usage
@@ -154,16 +155,16 @@ class LoopWatch:
                 continue
             if self._look is None or self._look.due_s != due_s:
                 frames = sys._current_frames()  # noqa: SLF001 - nothing else shows what another thread runs
-                self._look = Look(due_s, now_s, seen(frames.get(self._loop_thread)))
+                self._look = Look(due_s, now_s, seen(frames.get(self._loop_thread), self._api_of_file))
                 del frames
             sleep_s = LOOK_AGAIN_S
 
 
 @contextmanager
-def watching(*, telemetry: Telemetry, clock: Clock) -> Iterator[None]:
+def watching(*, api_of_file: ApiOfFile, telemetry: Telemetry, clock: Clock) -> Iterator[None]:
     """The running loop, whose thread this is, is watched."""
     with own_usage() as usage:
-        watch = LoopWatch(telemetry=telemetry, clock=clock, usage=usage)
+        watch = LoopWatch(api_of_file=api_of_file, telemetry=telemetry, clock=clock, usage=usage)
         watch.start()
         try:
             yield

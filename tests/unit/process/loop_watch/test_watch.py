@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 from structlog.testing import capture_logs
 
+from broker.api_of_file import api_of_file
 from broker.handlers.topics import metadata
 from broker.handling.context import Context
 from process.loop_watch.watch import BEAT_S, HELD, LoopWatch, Usage, own_usage, watching
@@ -52,7 +53,7 @@ async def test_what_holds_the_loop_is_logged_with_its_api_and_its_stack(
 
     monkeypatch.setattr(metadata, "live_nodes", live_nodes)
     telemetry = Telemetry()
-    with logged() as lines, watching(telemetry=telemetry, clock=SystemClock()):
+    with logged() as lines, watching(api_of_file=api_of_file, telemetry=telemetry, clock=SystemClock()):
         await asyncio.sleep(2 * BEAT_S)
         with pytest.raises(InterruptedError):
             await metadata.handle(None, Asked)  # type: ignore[arg-type]
@@ -71,7 +72,7 @@ class Asked:
 
 async def test_a_loop_that_is_free_is_not_logged() -> None:
     telemetry = Telemetry()
-    with logged() as lines, watching(telemetry=telemetry, clock=ManualClock()):
+    with logged() as lines, watching(api_of_file=api_of_file, telemetry=telemetry, clock=ManualClock()):
         await asyncio.sleep(3 * BEAT_S)
 
     assert lines == []
@@ -83,7 +84,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.clock, self.telemetry, self.cpu_s = ManualClock(), Telemetry(), 0.0
-        self.watch = LoopWatch(telemetry=self.telemetry, clock=self.clock, usage=lambda: Usage(self.cpu_s, 0.0))
+        self.watch = LoopWatch(api_of_file=api_of_file, telemetry=self.telemetry, clock=self.clock, usage=lambda: Usage(self.cpu_s, 0.0))
 
     def hold(self, seconds: float) -> None:
         """Of CPU, since the beat was due."""
@@ -137,7 +138,7 @@ async def test_a_collection_is_timed() -> None:
 
 async def test_it_leaves_nothing_behind() -> None:
     before = list(gc.callbacks)
-    watch = LoopWatch(telemetry=Telemetry(), clock=SystemClock(), usage=lambda: Usage(0.0, 0.0))
+    watch = LoopWatch(api_of_file=api_of_file, telemetry=Telemetry(), clock=SystemClock(), usage=lambda: Usage(0.0, 0.0))
     watch.start()
     watch.stop()
 

@@ -1,0 +1,25 @@
+import pytest
+
+from broker.api_of_file import api_of_file
+from broker.protocol import support
+
+
+@pytest.mark.parametrize(
+    ("filename", "api"),
+    [
+        ("broker/handlers/topics/metadata.py", "Metadata"),
+        ("broker/handlers/configs/incremental_alter_configs.py", "IncrementalAlterConfigs"),
+        ("broker/handling/record_checks.py", "Produce"),
+        ("<decoder of DescribeConfigsRequest 4>", "DescribeConfigs"),
+        ("<encoder of MetadataResponse 13>", "Metadata"),
+        ("<decoder of NoSuchThingRequest 4>", None),
+        ("broker/handling/errors.py", None),
+        ("storage/log/append.py", None),
+    ],
+)
+def test_code_says_which_api_it_serves(filename: str, api: str | None) -> None:
+    assert api_of_file(filename) == api
+
+
+def test_every_api_has_its_handler() -> None:
+    assert {api_of_file(f"broker/handlers/{api.module.replace('.', '/')}.py") for api in support.APIS} == {api.name for api in support.APIS}
