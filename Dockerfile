@@ -8,6 +8,7 @@ COPY pyproject.toml uv.lock README.md LICENSE ./
 RUN uv sync --frozen --no-default-groups --no-install-project
 COPY forebay forebay
 COPY broker broker
+COPY process process
 COPY storage storage
 COPY runtime runtime
 RUN uv sync --frozen --no-default-groups --no-editable

@@ -10,7 +10,7 @@ from process.settings.keys import SETTINGS
 from runtime.telemetry import Metric
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "operations.md"
-PACKAGES: Final = ("broker", "compactor", "runtime", "storage")
+PACKAGES: Final = ("broker", "compactor", "process", "runtime", "storage")
 
 
 def metrics() -> list[Metric]:

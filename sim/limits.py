@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
-PACKAGES: Final = ("storage", "broker")
+PACKAGES: Final = ("storage", "process", "broker")
 
 
 class Limit(NamedTuple):

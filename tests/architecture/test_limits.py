@@ -178,7 +178,7 @@ def test_the_tests_of_a_row_exist(row: Row) -> None:
 def test_every_bound_is_on_the_page_or_known_to_bound_no_client() -> None:
     there = {
         f"{path.relative_to(ROOT)} {name}"
-        for package in ("broker", "storage")
+        for package in ("broker", "process", "storage")
         for path in (ROOT / package).rglob("*.py")
         for name in BOUND.findall(path.read_text())
         if isinstance(constant(f"{path.relative_to(ROOT)} {name}"), int | float)
