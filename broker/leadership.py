@@ -3,27 +3,16 @@
 docs/design/coordination.md#leaders-are-advice lists the strategies.
 
 Any broker serves any partition, so a leader is advice: it decides where clients connect to, never what is right.
-Rendezvous hashing (the broker with the greatest hash of key and id wins) needs nothing shared but the list of live brokers, and moves only
-what belonged to a broker that left, or belongs to one that came.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-import xxhash
-
+from broker.coordination.rendezvous import Candidate, ranked_for
 from storage.vocabulary import TopicId
 
 ZONE_FIELD: Final = "zone="
-COORDINATOR_SLOTS: Final = 64
-
-
-class Candidate(NamedTuple):
-    """A live broker that can be reached by who asks. `rack` is the zone it stands in."""
-
-    broker_id: int
-    rack: str | None
 
 
 class Asker(NamedTuple):
@@ -108,31 +97,10 @@ def leadership_of(strategy: str) -> Leadership:
             raise AssertionError(f"not validated: kafka.leader={strategy!r}")
 
 
-def ranked_for(key: str, candidates: Collection[Candidate], *, zone: str | None) -> list[Candidate]:
-    """All candidates by rendezvous hash, those of the zone first. A zone without candidates is no zone."""
-    digest = xxhash.xxh3_64_intdigest
-    ranks = [
-        (zone is not None and candidate.rack != zone, -digest(f"{key}|{candidate.broker_id}"), candidate.broker_id, candidate)
-        for candidate in candidates
-    ]
-    return [rank[3] for rank in sorted(ranks)]
-
-
 def nearest(placed: Sequence[int], live: Collection[Candidate], *, rack: str) -> int | None:
     """The first broker of that rack, so one of the replicas if these reach every rack (KIP-392). None: no broker stands there."""
     near = {candidate.broker_id for candidate in live if candidate.rack == rack}
     return next((broker_id for broker_id in placed if broker_id in near), None)
-
-
-def slot_of(key: str) -> int:
-    """Of a group or transactional id, for ever."""
-    return xxhash.xxh3_64_intdigest(key) % COORDINATOR_SLOTS
-
-
-def winner_of(slot: int, live: Collection[Candidate]) -> int | None:
-    """The rendezvous winner of a slot of coordinators; None if nobody lives."""
-    ranked = ranked_for(f"coordinators/{slot:02}", live, zone=None)
-    return ranked[0].broker_id if ranked else None
 
 
 def _ids(ranked: Sequence[Candidate], question: Question) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from broker.leadership import COORDINATOR_SLOTS, Candidate, slot_of, winner_of
+from broker.coordination.rendezvous import COORDINATOR_SLOTS, Candidate, slot_of, winner_of
 from runtime.turns import Turns
 from storage.catalog.brokers import BrokerDirectory, BrokerRecord
 from storage.catalog.groups import ClaimRecord, decode_claim

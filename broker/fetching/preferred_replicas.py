@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from broker.leadership import Asker, Candidate, Leadership, Question, nearest
+from broker.coordination.rendezvous import Candidate
+from broker.leadership import Asker, Leadership, Question, nearest
 from runtime.clock import Clock
 from storage.catalog.brokers import BrokerDirectory
 from storage.errors import StorageError

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from broker.leadership import slot_of
+from broker.coordination.rendezvous import slot_of
 from runtime.supervision import Nursery
 from runtime.turns import Turns
 from storage.metadata import keys

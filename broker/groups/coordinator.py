@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 import structlog
 
+from broker.coordination.rendezvous import slot_of
 from broker.coordination.slots import Claim, Slots, slots_by_shard
 from broker.groups.by_shard import ByShard
 from broker.groups.errors import GroupError
@@ -18,7 +19,6 @@ from broker.groups.offsets import StoredGroup
 from broker.groups.settings import GroupSettings
 from broker.groups.stored_groups import read_heads
 from broker.groups.sweep import Sweep
-from broker.leadership import slot_of
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.logs import Rarely

@@ -6,7 +6,7 @@ from typing import Final
 
 import structlog
 
-from broker.leadership import slot_of
+from broker.coordination.rendezvous import slot_of
 from storage.catalog.groups import GroupHead, decode_head
 from storage.errors import Corrupt, IncompatibleFormat, Unavailable
 from storage.metadata import keys

@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from broker.coordination.rendezvous import slot_of
 from broker.coordination.slots import Slots, slots_by_shard
 from broker.groups.errors import GroupError
 from broker.groups.loaded import EXPIRED_TOGETHER_MAX, Closed, Expire, LoadedGroup
@@ -21,7 +22,6 @@ from broker.groups.offsets import committed_of, offsets_of, topics_beside
 from broker.groups.retention import due_of, due_of_offset
 from broker.groups.settings import GroupSettings
 from broker.groups.stored_groups import SILENT_AFTER_S, read_heads
-from broker.leadership import slot_of
 from runtime.clock import Clock
 from storage.catalog.groups import GroupHead, topic_names
 from storage.errors import Corrupt, IncompatibleFormat, StorageError, Unavailable

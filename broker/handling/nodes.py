@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
+from broker.coordination.rendezvous import Candidate
 from broker.handling.context import Context
-from broker.leadership import Candidate
 
 
 class Node(NamedTuple):

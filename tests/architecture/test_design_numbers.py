@@ -5,9 +5,9 @@ from typing import Final
 
 import pytest
 
+from broker.coordination.rendezvous import COORDINATOR_SLOTS
 from broker.fetching.gathering import GRACE_S, PATIENCE_S, READS_AT_ONCE
 from broker.fetching.waiters import POLL_S, TRUSTED_POLL_S
-from broker.leadership import COORDINATOR_SLOTS
 from storage.catalog.brokers import SESSION_TIMEOUT_MS
 from storage.catalog.producer_ids import BLOCK_IDS
 from storage.catalog.topics import CACHE_AGE_S

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.coordination.rendezvous import COORDINATOR_SLOTS
 from broker.groups.errors import GroupError
 from broker.groups.settings import GroupSettings
-from broker.leadership import COORDINATOR_SLOTS
 from runtime.blocking import ThreadBlocking
 from runtime.clock import SystemClock
 from runtime.ids import IdSource

@@ -16,12 +16,12 @@ from kio.schema.offset_commit.v4 import OffsetCommitRequest as OffsetCommitReque
 from kio.schema.offset_commit.v9 import OffsetCommitRequest, OffsetCommitResponse
 from kio.schema.offset_commit.v9.response import OffsetCommitResponsePartition, OffsetCommitResponseTopic
 
+from broker.coordination.rendezvous import slot_of
 from broker.groups.committed import Committed
 from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed, Commit
 from broker.handling.context import Context
 from broker.handling.partition_bounds import LEADER_EPOCH
-from broker.leadership import slot_of
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from runtime.turns import Turns

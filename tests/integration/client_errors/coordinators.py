@@ -8,7 +8,7 @@ from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest
 from kio.schema.errors import ErrorCode
 
-from broker.leadership import slot_of
+from broker.coordination.rendezvous import slot_of
 from storage.metadata.memory import MemoryMetadataStore
 from tests.integration.client_errors.seen import Scene, Seen, aiokafka_client, of_aiokafka, of_frame
 from tests.integration.clustering import running_cluster

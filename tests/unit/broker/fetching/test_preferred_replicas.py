@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from broker.coordination.rendezvous import Candidate
 from broker.fetching.preferred_replicas import ASK_AGAIN_S, PreferredReplicas
-from broker.leadership import Asker, Candidate, ClientLeadership, Leadership, PartitionLeadership, Question, SelfLeadership
+from broker.leadership import Asker, ClientLeadership, Leadership, PartitionLeadership, Question, SelfLeadership
 from storage.catalog.brokers import BrokerDirectory, Endpoint
 from storage.vocabulary import PartitionId, TopicId
 from tests.unit.storage.catalog.faulty import FaultyMetadata, ManualClock

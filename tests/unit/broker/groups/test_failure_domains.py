@@ -5,10 +5,10 @@ import itertools
 
 import pytest
 
+from broker.coordination.rendezvous import slot_of
 from broker.groups import coordinator, stored_groups, sweep
 from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed
-from broker.leadership import slot_of
 from storage.metadata import keys
 from storage.metadata.port import Delete
 from tests.unit.broker.groups.coordinating import Node, stable, world

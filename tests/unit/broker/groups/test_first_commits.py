@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from broker.coordination.rendezvous import slot_of
 from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed, DeleteOffsets
 from broker.groups.members import Group
 from broker.groups.offsets import StoredGroup
-from broker.leadership import slot_of
 from runtime.clock import SystemClock
 from storage.errors import Fenced
 from storage.metadata.keys import GroupKeys

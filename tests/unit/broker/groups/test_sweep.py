@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from broker.coordination.rendezvous import COORDINATOR_SLOTS, slot_of
 from broker.groups.coordinator import GROUP_NAME_BYTES_MAX
 from broker.groups.errors import GroupError
 from broker.groups.events import Leave
@@ -15,7 +16,6 @@ from broker.groups.loaded import Closed, DeleteOffsets, LoadedGroup
 from broker.groups.members import GroupState, Protocol
 from broker.groups.memory import GROUP_BYTES, MEMBER_BYTES
 from broker.groups.settings import GroupSettings
-from broker.leadership import COORDINATOR_SLOTS, slot_of
 from storage.catalog.groups import topics_key
 from storage.catalog.topics import Topic
 from storage.errors import Unavailable

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from broker.coordination.rendezvous import slot_of
 from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed, DeleteOffsets
 from broker.groups.members import Group
 from broker.groups.offsets import StoredGroup
-from broker.leadership import slot_of
 from runtime.clock import SystemClock
 from storage.catalog.groups import TopicsRecord, decode_head, topics_key
 from storage.catalog.records import encode

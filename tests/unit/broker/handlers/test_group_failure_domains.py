@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from broker.coordination.rendezvous import slot_of
 from broker.groups import coordinator, stored_groups
 from broker.groups.errors import GroupError
 from broker.handlers.groups import delete_groups, describe_groups, list_groups, offset_fetch
-from broker.leadership import slot_of
 from storage.metadata import keys
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 from tests.unit.broker.handlers.grouped import commit, nested, request_of

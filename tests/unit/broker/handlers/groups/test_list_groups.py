@@ -1,8 +1,8 @@
 import pytest
 from kio.schema.errors import ErrorCode
 
+from broker.coordination.rendezvous import slot_of
 from broker.handlers.groups import list_groups
-from broker.leadership import slot_of
 from storage.metadata.keys import GroupKeys
 from storage.metadata.port import Put
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of

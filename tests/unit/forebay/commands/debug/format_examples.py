@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from broker.coordination.rendezvous import slot_of
 from broker.coordination.slots import Slots
 from broker.groups.committed import Committed
 from broker.groups.coordinator import Coordinator
@@ -20,7 +21,6 @@ from broker.groups.events import Join, Sync
 from broker.groups.loaded import Commit
 from broker.groups.members import Protocol
 from broker.groups.settings import GroupSettings
-from broker.leadership import slot_of
 from forebay.commands.debug.tracing import Tracer
 from forebay.commands.debug.views import as_table
 from runtime.clock import SystemClock
