@@ -348,15 +348,16 @@ class Dispatch:
         except BaseException:
             room.give_back()
             raise
+        is_wide = len(request.partitions) > fetch.PARTITIONS_PER_STEP
         record_bytes, first_error = 0, int(fetched.error_code)
-        for begin in range(0, len(fetched.partitions), fetch.PARTITIONS_PER_STEP):
-            if begin:
+        for number, partition in enumerate(fetched.partitions, 1):
+            for buffer in partition.records:
+                record_bytes += len(buffer)
+            first_error = first_error or partition.error_code
+            if is_wide and number % fetch.PARTITIONS_PER_STEP == 0:
                 await asyncio.sleep(0)
-            for partition in fetched.partitions[begin : begin + fetch.PARTITIONS_PER_STEP]:
-                record_bytes += sum(map(len, partition.records))
-                first_error = first_error or partition.error_code
         connection.until_written(room.give_back, record_bytes)
-        if len(request.partitions) > fetch.PARTITIONS_PER_STEP:
+        if is_wide:
             held: list[object] = [request.partitions, fetched.partitions]
             del request, fetched
             await _in_turns(let_go_in_steps(held))

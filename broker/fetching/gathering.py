@@ -141,21 +141,20 @@ class Gathering:
     def look(self, now_s: float) -> None:
         """Take what is there, and begin the reads that are needed and have room."""
         self._now_s = now_s
-        self._look_at(self._wanted)
+        for wanted in self._wanted:
+            if wanted.error is None:
+                self._look(wanted, now_s)
         self._look_again()
 
     def look_in_steps(self, now_s: float) -> Iterator[None]:
         """As `look`, of many: iterated over to its end, it yields wherever a pause is in place."""
         self._now_s = now_s
         for begin in range(0, len(self._wanted), LOOKED_AT_PER_STEP):
-            self._look_at(self._wanted[begin : begin + LOOKED_AT_PER_STEP])
+            for wanted in self._wanted[begin : begin + LOOKED_AT_PER_STEP]:
+                if wanted.error is None:
+                    self._look(wanted, now_s)
             yield
         self._look_again()
-
-    def _look_at(self, some: Sequence[Wanted]) -> None:
-        for wanted in some:
-            if wanted.error is None:
-                self._look(wanted, self._now_s)
 
     def _look_again(self) -> None:
         now_s = self._now_s

@@ -151,6 +151,7 @@ class Fetch:
     ) -> None:
         """`is_refused`: some of the request have been answered, so the others wait for no records. Without room there are none."""
         may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX and not self._partitions.is_crowded
+        is_wide = len(wanted) > PARTITIONS_PER_STEP
         wait = self._waiters.wait([one.log for one in wanted])
         bytes_max = min(max(request.max_bytes, 0), FETCH_RESPONSE_BYTES_MAX)
         deadline_s = began_s + (min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX) if may_wait else 0.0)
@@ -167,48 +168,48 @@ class Fetch:
             wake=wait.wake,
         )
         try:
-            await self._look(gathering, wanted)  # much later than it began, if its topics had to be read
-            if not gathering.is_open and not await self._find_room(gathering, wanted, room, bytes_max, deadline_s):
+            # Much later than it began, if its topics had to be read.
+            if is_wide:
+                await _take_turns(gathering.look_in_steps(self._clock.monotonic_s()))
+            else:
+                gathering.look(self._clock.monotonic_s())
+            if not gathering.is_open and not await self._find_room(gathering, room, bytes_max, deadline_s, is_wide=is_wide):
                 return
             if gathering.may_leave():
-                await self._fail(gathering, wanted)
+                if is_wide:
+                    await _take_turns(gathering.fail_in_steps())
                 return
             with contextlib.ExitStack() as waiting:
                 is_waiting = False
                 while not (gathering.may_leave() or self._waiters.is_stopped):
                     if not is_waiting and not gathering.is_reading:
                         is_waiting = True
-                        if len(wanted) <= PARTITIONS_PER_STEP:
+                        if not is_wide:
                             waiting.enter_context(wait)
                         else:
                             waiting.push(wait)
                             await _take_turns(wait.begin_in_steps())
                             # What moved before it was waited for has woken nobody.
-                            await self._look(gathering, wanted)
-                            if not await self._find_room(gathering, wanted, room, bytes_max, deadline_s):
+                            await self._look(gathering, is_wide=True)
+                            if not await self._find_room(gathering, room, bytes_max, deadline_s, is_wide=True):
                                 return
                             continue
                     await wait.moved(gathering.left_s())
-                    await self._look(gathering, wanted)
-                    if not await self._find_room(gathering, wanted, room, bytes_max, deadline_s):
+                    await self._look(gathering, is_wide=is_wide)
+                    if not await self._find_room(gathering, room, bytes_max, deadline_s, is_wide=is_wide):
                         return
-            await self._fail(gathering, wanted)
+            if is_wide:
+                await _take_turns(gathering.fail_in_steps())
         finally:
             gathering.close()
 
-    async def _look(self, gathering: Gathering, wanted: Sequence[Wanted]) -> None:
-        if len(wanted) <= PARTITIONS_PER_STEP:
-            gathering.look(self._clock.monotonic_s())
-        else:
+    async def _look(self, gathering: Gathering, *, is_wide: bool) -> None:
+        if is_wide:
             await _take_turns(gathering.look_in_steps(self._clock.monotonic_s()))
+        else:
+            gathering.look(self._clock.monotonic_s())
 
-    async def _fail(self, gathering: Gathering, wanted: Sequence[Wanted]) -> None:
-        if len(wanted) > PARTITIONS_PER_STEP:
-            await _take_turns(gathering.fail_in_steps())
-
-    async def _find_room(
-        self, gathering: Gathering, wanted: Sequence[Wanted], room: Room | None, bytes_max: int, deadline_s: float
-    ) -> bool:
+    async def _find_room(self, gathering: Gathering, room: Room | None, bytes_max: int, deadline_s: float, *, is_wide: bool) -> bool:
         """Before the first record is taken. False if no room came in time: the answer goes without records, and the client asks again."""
         if room is None or not gathering.wants_room:
             return True
@@ -216,7 +217,7 @@ class Fetch:
         granted_bytes = await room.to_read(bytes_max, patience_s)
         if granted_bytes:
             gathering.open(min(bytes_max, granted_bytes))
-            await self._look(gathering, wanted)
+            await self._look(gathering, is_wide=is_wide)
         return granted_bytes > 0
 
     async def _send_nearer(self, targets: Sequence[Target], near: Near, isolation_level: int) -> None:
