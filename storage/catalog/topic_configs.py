@@ -12,6 +12,8 @@ from typing import Final, NamedTuple
 
 from storage.limits import BATCH_BYTES_DEFAULT_MAX, FRAME_BYTES_MAX, KIB, METADATA_VALUE_BYTES_MAX
 
+_NAME_COMPARED_LENGTH: Final = 100
+"""Names of configs are shorter; to find out what a longer one was meant for would take long."""
 CONFIGS_BYTES_MAX: Final = 32 * KIB
 """Names and values of one topic, as characters: they share a record with the rest of the topic."""
 
@@ -325,6 +327,6 @@ def _items(text: str) -> list[str]:
 
 
 def _unknown(name: str) -> InvalidTopicConfig:
-    nearest = difflib.get_close_matches(name, TOPIC_CONFIGS, n=1)
+    nearest = difflib.get_close_matches(name, TOPIC_CONFIGS, n=1) if len(name) <= _NAME_COMPARED_LENGTH else []
     hint = f" Did you mean {nearest[0]}?" if nearest else ""
     return InvalidTopicConfig(f"{name} is not a topic config.{hint}")

@@ -39,6 +39,10 @@ TIMEOUT_MS_MAX: Final = 50_000
 """Below what the dispatcher gives any handler: the client is told what was done."""
 _DEFAULT: Final = -1
 _DEFAULT_REPLICATION_FACTOR: Final = 1
+CREATED_AS_TOPICS: Final = 50
+"""What to create one counts in turns, and each of its partitions counts one more."""
+REFUSED_AS_TOPICS: Final = 50
+"""What a refusal counts in turns: it may look for the config that an unknown name was meant for."""
 LINE_AS_TOPICS: Final = 5
 """What it costs to log a topic, beside answering it."""
 
@@ -102,6 +106,7 @@ async def _create_all(
             if isinstance(planned, Plan) and not body.validate_only:
                 # A read may be older than a deletion that its client has the answer of. Only a write that finds the name taken is proof.
                 answers[topic.name] = created = await _create(parts, topic.name, planned, by)
+                await turns.spent(CREATED_AS_TOPICS + planned.partition_count)
                 allowed -= created.partition_count if isinstance(created, Plan) else 0
             continue
         other = colliding.get(topic.name, planned_names.get(collision_key(topic.name)))
@@ -113,9 +118,15 @@ async def _create_all(
         if isinstance(planned, Plan):
             allowed -= planned.partition_count
             planned_names[collision_key(topic.name)] = topic.name
-            answers[topic.name] = planned if body.validate_only else await _create(parts, topic.name, planned, by)
+            if body.validate_only:
+                answers[topic.name] = planned
+            else:
+                answers[topic.name] = await _create(parts, topic.name, planned, by)
+                # A store in memory writes without a pause.
+                await turns.spent(CREATED_AS_TOPICS + planned.partition_count)
         else:
             answers[topic.name] = planned
+            await turns.spent(REFUSED_AS_TOPICS)
 
 
 async def _create(parts: Parts, name: str, planned: Plan, by: By) -> Plan | Refusal:

@@ -169,3 +169,13 @@ def test_configs_that_do_not_fit_their_record_are_refused() -> None:
 
     with pytest.raises(InvalidTopicConfig, match="at most 32768 characters"):
         validate({"leader.replication.throttled.replicas": many})
+
+
+def test_a_long_name_that_is_no_config_is_refused_without_looking_for_what_it_was_meant_for() -> None:
+    with pytest.raises(InvalidTopicConfig, match="is not a topic config") as short:
+        validate({"retention.mss": "1"})
+    with pytest.raises(InvalidTopicConfig, match="is not a topic config") as long:
+        validate({"retention.ms" * 1_000: "1"})
+
+    assert "Did you mean retention.ms?" in str(short.value)
+    assert "Did you mean" not in str(long.value)
