@@ -264,22 +264,33 @@ def test_of_many_lines_the_first_that_is_not_stored_is_named_and_those_that_are_
 
 
 def test_lines_together_are_the_records_that_single_ones_are(served: Served, tmp_path: Path) -> None:
-    answered(served.bootstrap, "topic", "create", "mixed")
+    answered(served.bootstrap, "topic", "create", "mixed", "-p", "3")
     lines = [b"", b"\xff\x00", b"a" * 20_000, *(b"%d" % number for number in range(20_000)), b"", b"last"]
     (tmp_path / "lines").write_bytes(b"\n".join(lines))
-    options = ((), ("-k", "key"), ("-Z",), ("-H", "a=b"), ("-p", "0"))
+    options = ((), ("-k", "key"), ("-Z",), ("-H", "a=b"))
 
     for option in options:
-        answered(served.bootstrap, "topic", "produce", "mixed", *option, "--file", str(tmp_path / "lines"))
+        answered(served.bootstrap, "topic", "produce", "mixed", "-p", "1", *option, "--file", str(tmp_path / "lines"))
 
     consumer = Consumer({"bootstrap.servers": served.bootstrap, "group.id": "mixed"})
-    consumer.assign([TopicPartition("mixed", 0, 0)])
+    consumer.assign([TopicPartition("mixed", 1, 0)])
     for option in options:
         records = [consumer.poll(ANSWER_WITHIN_S) for _ in lines]
         found = [(record.key(), record.value(), record.headers()) for record in records if record is not None]
         key, headers = (b"key" if "-k" in option else None), ([("a", b"b")] if "-H" in option else None)
         assert found == [(key, line or (None if "-Z" in option else b""), headers) for line in lines]
     consumer.close()
+
+
+def test_lines_that_name_their_partitions_are_in_these(served: Served) -> None:
+    answered(served.bootstrap, "topic", "create", "places", "-p", "3")
+    lines = [f"{number % 3}:{number}" for number in range(300)]
+
+    found = answered(served.bootstrap, "topic", "produce", "places", "-f", "%p:%v", given="\n".join(lines).encode())
+    stored = forebay(served.bootstrap, "topic", "consume", "places", "--exit", "-f", r"%p:%v\n", "-q")[1].splitlines()
+
+    assert [partition["records"] for partition in found["partitions"]] == [100, 100, 100]
+    assert sorted(stored) == sorted(lines)
 
 
 def test_keys_headers_and_nulls_come_from_lines(served: Served) -> None:

@@ -9,7 +9,7 @@ import gc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -82,6 +82,11 @@ class Values:
     rest: Line
     empty_is_null: bool = False
 
+    @property
+    def partition(self) -> int:
+        """Of all of them; -1: each goes where its key says."""
+        return self.rest.partition
+
     def size_bytes(self) -> int:
         return len(self.values) + sum(map(len, self.values))
 
@@ -94,7 +99,7 @@ class Values:
         longest = max(map(len, self.values), default=0) + len(rest.key or b"")
         if rest.headers or rest.timestamp_ms or longest > _TOGETHER_BYTES_MAX:
             return None
-        if self.empty_is_null or rest.key is not None or rest.partition >= 0:
+        if self.empty_is_null or rest.key is not None:
             return _together(self.records(), reports)
         return [{"value": value, "callback": report} for value, report in zip(self.values, reports, strict=False)]
 
@@ -104,6 +109,7 @@ class Parsed:
     """Lines with keys and more of their own."""
 
     lines: Sequence[Line]
+    partition: ClassVar[int] = -1
 
     def size_bytes(self) -> int:
         return sum(1 + len(line.value or b"") + len(line.key or b"") for line in self.lines)
@@ -120,14 +126,14 @@ Block = Values | Parsed
 
 
 def _is_alone(line: Line) -> bool:
-    return bool(line.headers or line.timestamp_ms or len(line.value or b"") + len(line.key or b"") > _TOGETHER_BYTES_MAX)
+    # Of many at a time the library takes one partition for all, and does not look at those of the messages.
+    return bool(
+        line.headers or line.timestamp_ms or line.partition >= 0 or len(line.value or b"") + len(line.key or b"") > _TOGETHER_BYTES_MAX
+    )
 
 
 def _together(lines: Sequence[Line], reports: Iterator[Report]) -> Messages:
-    return [
-        {"value": line.value, "key": line.key, "partition": line.partition, "callback": report}
-        for line, report in zip(lines, reports, strict=False)
-    ]
+    return [{"value": line.value, "key": line.key, "callback": report} for line, report in zip(lines, reports, strict=False)]
 
 
 def lines(stream: Readable) -> Iterator[list[bytes]]:
@@ -206,7 +212,7 @@ def _hand_over(producer: Producer, topic: str, block: Block, number: int, produc
     """The first of the block is the line of that number."""
     messages = block.together(map(functools.partial, itertools.repeat(produced.reported), itertools.count(number)))
     if messages is not None:
-        _hand_over_together(producer, topic, messages, number, produced)
+        _hand_over_together(producer, topic, messages, block.partition, number, produced)
         return
     left = block.records()
     while left and produced.refused is None:
@@ -219,7 +225,7 @@ def _hand_over(producer: Producer, topic: str, block: Block, number: int, produc
             producer.poll(_POLL_S)
 
 
-def _hand_over_together(producer: Producer, topic: str, messages: Messages, number: int, produced: Produced) -> None:
+def _hand_over_together(producer: Producer, topic: str, messages: Messages, partition: int, number: int, produced: Produced) -> None:
     at = 0
     while at < len(messages) and produced.refused is None:
         # With no room for some, the library would go on behind them when there is room again.
@@ -229,7 +235,7 @@ def _hand_over_together(producer: Producer, topic: str, messages: Messages, numb
             continue
         some = messages[at : at + room] if at or room < len(messages) else messages
         with uninterrupted():
-            taken = producer.produce_batch(topic, some)
+            taken = producer.produce_batch(topic, some, partition=partition)
             produced.taken += taken
         if taken < len(some):
             first = next(place for place, message in enumerate(some) if "_error" in message)
