@@ -1,15 +1,19 @@
-"""Writes the tables of docs/operations.md that come from code: `python -m forebay.reference`. A test compares them."""
+"""Writes the tables of the documents that come from code: `python -m forebay.reference`. A test compares them."""
 
 import importlib
 import pkgutil
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from process.settings.keys import SETTINGS
 from runtime.telemetry import Metric
+from storage.catalog.topic_configs import TOPIC_CONFIGS, Effect
 
-PAGE: Final = Path(__file__).parent.parent / "docs" / "operations.md"
+DOCS: Final = Path(__file__).parent.parent / "docs"
+PAGES: Final = (DOCS / "operations.md", DOCS / "topic-configs.md")
 PACKAGES: Final = ("broker", "compactor", "process", "runtime", "storage")
 
 
@@ -30,15 +34,30 @@ def metrics_table() -> str:
     return _table(("Metric", "Labels", "What it says"), rows)
 
 
+def topic_configs_table(effect: Effect) -> str:
+    found = [one for one in TOPIC_CONFIGS.values() if one.effect is effect]
+    rows = [(f"`{one.name}`", one.type.name, f"`{one.default}`" if one.default else "empty", one.meaning) for one in found]
+    is_served = effect in (Effect.ENFORCED, Effect.NOT_YET)
+    return _table(("Config", "Type", "Default", "What it asks for" if is_served else "Because"), rows)
+
+
+PARTS: Final[Mapping[str, Callable[[], str]]] = {
+    "settings": settings_table,
+    "metrics": metrics_table,
+    **{f"topic configs {effect.value}": partial(topic_configs_table, effect) for effect in Effect},
+}
+"""What stands between `<!-- generated: name -->` and `<!-- end -->`, by name."""
+_PART: Final = re.compile(r"<!-- generated: ([^>]+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
 def renewed(page: str) -> str:
-    """The page with its generated parts as the code has them now."""
-    for name, table in (("settings", settings_table()), ("metrics", metrics_table())):
-        begin, end = f"<!-- generated: {name} -->", "<!-- end -->"
-        before, _, rest = page.partition(begin)
-        _, found, after = rest.partition(end)
-        assert found, f"no part marked {begin} in the page"
-        page = f"{before}{begin}\n{table}\n{end}{after}"
-    return page
+    """The page with its generated parts as the code has them now. Raise KeyError for one that no code makes."""
+    return _PART.sub(lambda part: f"<!-- generated: {part[1]} -->\n{PARTS[part[1]]()}\n<!-- end -->", page)
+
+
+def parts_of(page: str) -> list[str]:
+    """The names of its generated parts."""
+    return _PART.findall(page)
 
 
 def _module_names() -> Iterator[str]:
@@ -55,4 +74,5 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(renewed(PAGE.read_text()))
+    for file in PAGES:
+        file.write_text(renewed(file.read_text()))

@@ -9,6 +9,7 @@ from broker.handling.administration import By
 from broker.handling.config_resources import BROKER, TOPIC, Refusal, refuse_broker_name, refuse_topic_name, refuse_type
 from broker.handling.context import Parts
 from broker.handling.errors import error_code_of
+from broker.handling.not_enforced import NotEnforced, noting_not_enforced
 from runtime.turns import Turns
 from storage.catalog.topic_configs import InvalidTopicConfig
 from storage.catalog.topics import Topic
@@ -43,7 +44,7 @@ async def alter_all(parts: Parts, changes: Sequence[ResourceChange], by: By, *, 
     except StorageError as error:
         found = error
     answers = []
-    with parts.administration.failures("configs_altered", by) as failures:
+    with parts.administration.failures("configs_altered", by) as failures, noting_not_enforced(by) as noted:
         for one in changes:
             await turns.spent()
             if occurrences[one.resource_type, one.resource_name] > 1:
@@ -51,7 +52,7 @@ async def alter_all(parts: Parts, changes: Sequence[ResourceChange], by: By, *, 
             elif isinstance(one.change, Refusal):
                 answer = one.change
             elif one.resource_type == TOPIC:
-                answer = await _alter_topic(parts, one.resource_name, one.change, found, by, validate_only=validate_only)
+                answer = await _alter_topic(parts, one.resource_name, one.change, found, by, noted, validate_only=validate_only)
             elif one.resource_type == BROKER:
                 answer = _refuse_broker(one, own_id=parts.broker_id)
             else:
@@ -65,7 +66,14 @@ async def alter_all(parts: Parts, changes: Sequence[ResourceChange], by: By, *, 
 
 
 async def _alter_topic(
-    parts: Parts, name: str, change: Change, found: dict[str, Topic] | StorageError, by: By, *, validate_only: bool
+    parts: Parts,
+    name: str,
+    change: Change,
+    found: dict[str, Topic] | StorageError,
+    by: By,
+    noted: NotEnforced,
+    *,
+    validate_only: bool,
 ) -> Refusal | None:
     if not name:
         return Refusal(ErrorCode.invalid_request, "default topic resources are not allowed")
@@ -81,7 +89,7 @@ async def _alter_topic(
         if validate_only:
             change(topic.configs)
         else:
-            await _alter(parts, topic, change, by)
+            noted.add(name, await _alter(parts, topic, change, by))
     except InvalidTopicConfig as error:
         return Refusal(ErrorCode.invalid_config, str(error))
     except StorageError as error:
@@ -89,8 +97,8 @@ async def _alter_topic(
     return None
 
 
-async def _alter(parts: Parts, topic: Topic, change: Change, by: By) -> None:
-    """Its configs are altered from the newest there are, which are not known before."""
+async def _alter(parts: Parts, topic: Topic, change: Change, by: By) -> dict[str, str]:
+    """Its configs are altered from the newest there are, which are not known before: those that were given another value."""
     before: dict[str, str] = {}
     after: dict[str, str] = {}
 
@@ -105,6 +113,7 @@ async def _alter(parts: Parts, topic: Topic, change: Change, by: By) -> None:
     given = {key: value for key, value in after.items() if before.get(key) != value}
     removed = sorted(before.keys() - after.keys())
     parts.administration.changed("configs_altered", by, resource_type=TOPIC, name=topic.name, configs=given, removed=removed)
+    return given
 
 
 def _refuse_broker(one: ResourceChange, *, own_id: int) -> Refusal | None:

@@ -1,7 +1,8 @@
 """The topic configs of Apache Kafka 4: names, types, defaults, which values are accepted, and what they do here.
 
-A value is kept in the form Kafka would print it. A key whose effect is not served is refused where ignoring it would be noticed
-(tiers), and accepted where it only concerns the disks of a Kafka broker.
+The one table that CreateTopics, AlterConfigs, DescribeConfigs and docs/topic-configs.md are read off. A value is kept in the form Kafka
+would print it. What a broker does about it is the config's `Effect`: Connect, Streams and Schema Registry create compacted topics
+and give up if they cannot, so what is not enforced yet is accepted, and said to be so wherever it is described.
 """
 
 import difflib
@@ -40,6 +41,18 @@ class ConfigType(Enum):
     LIST = 7
 
 
+class Effect(Enum):
+    """What a broker does about a config."""
+
+    ENFORCED = "enforced"
+    NOT_YET = "kept, not yet enforced"
+    """Nothing expires and nothing is compacted yet."""
+    NOTHING_TO_DO = "kept, nothing to act on"
+    """It concerns disks, replicas or elections, which brokers here do not have."""
+    REFUSED = "refused"
+    """Only the default is accepted."""
+
+
 class TopicConfig(NamedTuple):
     """`synonym` is the broker config that would supply the default in Kafka; None where there is none."""
 
@@ -48,7 +61,16 @@ class TopicConfig(NamedTuple):
     default: str
     rule: Rule
     synonym: str | None
-    documentation: str
+    effect: Effect
+    meaning: str
+    """What it asks for; where there is nothing to do or it is refused, why."""
+    idle: str | None = None
+    """Of what is not enforced yet: the value that asks for nothing that is missing."""
+
+    @property
+    def documentation(self) -> str:
+        """What DescribeConfigs says of it."""
+        return self.meaning if self.effect is Effect.ENFORCED else f"{_INTRODUCTION[self.effect]} {self.meaning}"
 
 
 class TopicConfigValue(NamedTuple):
@@ -93,15 +115,6 @@ def _one_of(*names: str) -> Rule:
     return rule
 
 
-def _only(value: str, reason: str, accepts: Rule) -> Rule:
-    def rule(text: str) -> str:
-        if accepts(text) != value:
-            raise ValueError(f"must be {value}: {reason}")
-        return value
-
-    return rule
-
-
 def _cleanup_policy(text: str) -> str:
     policies = [item.strip() for item in text.split(",")]
     if not {"compact", "delete"}.issuperset(policies) or len(set(policies)) != len(policies):
@@ -116,119 +129,107 @@ def _throttled_replicas(text: str) -> str:
     return ",".join(items)
 
 
-_KEPT: Final = "Kept for tools; without effect, because a broker here keeps no log files."
-_NO_TIER: Final = "there is no second tier, the whole log lies in the object store"
+_INTRODUCTION: Final = {
+    Effect.NOT_YET: "Kept, not yet enforced: nothing expires and nothing is compacted yet.",
+    Effect.NOTHING_TO_DO: "Kept for tools, without effect:",
+    Effect.REFUSED: "Other values are refused:",
+}
+_NO_FILES: Final = "a broker here keeps no log files."
+_DURABLE: Final = "what is acknowledged is durable."
+_NO_REPLICATION: Final = "there is no replication between brokers."
+_NO_TIER: Final = "there is no second tier, the whole log lies in the object store."
 _CODECS: Final = _one_of("uncompressed", "gzip", "snappy", "lz4", "zstd", "producer")
 
+_ENFORCED, _NOT_YET, _NOTHING_TO_DO, _REFUSED = Effect
 _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
 _STRING, _LIST, _DOUBLE = ConfigType.STRING, ConfigType.LIST, ConfigType.DOUBLE
 
 _TABLE: Final = (
     TopicConfig(
         "cleanup.policy", _LIST, "delete", _cleanup_policy, "log.cleanup.policy",
-        "delete: old records go by time and size. compact: they go when a newer one has their key.",
+        _NOT_YET, "delete: old records go by time and size. compact: they go when a newer one has their key. "
+        "Enforced already: where compact is named, records without a key are refused; where delete is not, DeleteRecords is.",
+        idle="delete",
     ),
     TopicConfig(
         "compression.gzip.level", _INT, "-1",
         lambda text: "-1" if text == "-1" else _integer(1, 9)(text), "compression.gzip.level",
-        "With compression.type=gzip, how hard other batches are compressed.",
+        _ENFORCED, "With compression.type=gzip, how hard other batches are compressed.",
     ),
     TopicConfig(
         "compression.lz4.level", _INT, "9", _integer(1, 17), "compression.lz4.level",
-        "With compression.type=lz4, how hard other batches are compressed: 9 is the fast compressor, above 12 counts as 12.",
+        _ENFORCED, "With compression.type=lz4, how hard other batches are compressed: 9 is the fast compressor, above 12 counts as 12.",
     ),
     TopicConfig(
         "compression.type", _STRING, "producer", _CODECS, "compression.type",
-        "The codec that batches are kept in. producer: as they come. Batches of another codec are compressed anew before they are stored.",
+        _ENFORCED, "The codec that batches are kept in. producer: as they come. Batches of another codec are compressed anew "
+        "before they are stored.",
     ),
     TopicConfig(
         "compression.zstd.level", _INT, "3", _integer(-131_072, 22), "compression.zstd.level",
-        "With compression.type=zstd, how hard other batches are compressed; above 19 counts as 19.",
+        _ENFORCED, "With compression.type=zstd, how hard other batches are compressed; above 19 counts as 19.",
     ),
     TopicConfig(
         "delete.retention.ms", _LONG, str(_DAY_MS), _long(0), "log.cleaner.delete.retention.ms",
-        "How long compaction keeps the mark of a deleted key.",
+        _NOT_YET, "How long compaction keeps the mark of a deleted key.",
     ),
-    TopicConfig("file.delete.delay.ms", _LONG, "60000", _long(0), "log.segment.delete.delay.ms", _KEPT),
-    TopicConfig(
-        "flush.messages", _LONG, str(_LONG_MAX), _long(1), "log.flush.interval.messages",
-        "Kept for tools; without effect, because what is acknowledged is durable.",
-    ),
-    TopicConfig(
-        "flush.ms", _LONG, str(_LONG_MAX), _long(0), "log.flush.interval.ms",
-        "Kept for tools; without effect, because what is acknowledged is durable.",
-    ),
-    TopicConfig(
-        "follower.replication.throttled.replicas", _LIST, "", _throttled_replicas, None,
-        "Kept for tools; without effect, because there is no replication between brokers.",
-    ),
-    TopicConfig("index.interval.bytes", _INT, "4096", _integer(0, _INT_MAX), "log.index.interval.bytes", _KEPT),
-    TopicConfig(
-        "leader.replication.throttled.replicas", _LIST, "", _throttled_replicas, None,
-        "Kept for tools; without effect, because there is no replication between brokers.",
-    ),
-    TopicConfig("local.retention.bytes", _LONG, "-2", _long(-2), "log.local.retention.bytes", _KEPT),
-    TopicConfig("local.retention.ms", _LONG, "-2", _long(-2), "log.local.retention.ms", _KEPT),
+    TopicConfig("file.delete.delay.ms", _LONG, "60000", _long(0), "log.segment.delete.delay.ms", _NOTHING_TO_DO, _NO_FILES),
+    TopicConfig("flush.messages", _LONG, str(_LONG_MAX), _long(1), "log.flush.interval.messages", _NOTHING_TO_DO, _DURABLE),
+    TopicConfig("flush.ms", _LONG, str(_LONG_MAX), _long(0), "log.flush.interval.ms", _NOTHING_TO_DO, _DURABLE),
+    TopicConfig("follower.replication.throttled.replicas", _LIST, "", _throttled_replicas, None, _NOTHING_TO_DO, _NO_REPLICATION),
+    TopicConfig("index.interval.bytes", _INT, "4096", _integer(0, _INT_MAX), "log.index.interval.bytes", _NOTHING_TO_DO, _NO_FILES),
+    TopicConfig("leader.replication.throttled.replicas", _LIST, "", _throttled_replicas, None, _NOTHING_TO_DO, _NO_REPLICATION),
+    TopicConfig("local.retention.bytes", _LONG, "-2", _long(-2), "log.local.retention.bytes", _NOTHING_TO_DO, _NO_TIER),
+    TopicConfig("local.retention.ms", _LONG, "-2", _long(-2), "log.local.retention.ms", _NOTHING_TO_DO, _NO_TIER),
     TopicConfig(
         "max.compaction.lag.ms", _LONG, str(_LONG_MAX), _long(1), "log.cleaner.max.compaction.lag.ms",
-        "How long a record may stay uncompacted.",
+        _NOT_YET, "How long a record may stay uncompacted.",
     ),
     TopicConfig(
         "max.message.bytes", _INT, str(BATCH_BYTES_DEFAULT_MAX), _integer(0, FRAME_BYTES_MAX), "message.max.bytes",
-        "The largest batch that is accepted, as it was sent, header included.",
+        _ENFORCED, "The largest batch that is accepted, as it was sent, header included.",
     ),
     TopicConfig(
         "message.timestamp.after.max.ms", _LONG, "3600000", _long(0), "log.message.timestamp.after.max.ms",
-        "How far a record's timestamp may lie ahead of the broker's clock, with CreateTime.",
+        _ENFORCED, "How far a record's timestamp may lie ahead of the broker's clock, with CreateTime.",
     ),
     TopicConfig(
         "message.timestamp.before.max.ms", _LONG, str(_LONG_MAX), _long(0), "log.message.timestamp.before.max.ms",
-        "How far a record's timestamp may lie behind the broker's clock, with CreateTime.",
+        _ENFORCED, "How far a record's timestamp may lie behind the broker's clock, with CreateTime.",
     ),
     TopicConfig(
         "message.timestamp.type", _STRING, "CreateTime", _one_of("CreateTime", "LogAppendTime"),
-        "log.message.timestamp.type", "Whose time the records carry: the producer's, or the broker's.",
+        "log.message.timestamp.type",
+        _ENFORCED, "Whose time the records carry: the producer's, or the broker's.",
     ),
     TopicConfig(
         "min.cleanable.dirty.ratio", _DOUBLE, "0.5", _ratio, "log.cleaner.min.cleanable.ratio",
-        "How much of the log may be uncompacted before it is compacted.",
+        _NOT_YET, "How much of the log may be uncompacted before it is compacted.",
     ),
     TopicConfig(
         "min.compaction.lag.ms", _LONG, "0", _long(0), "log.cleaner.min.compaction.lag.ms",
-        "How long a record stays uncompacted at least.",
+        _NOT_YET, "How long a record stays uncompacted at least.",
     ),
-    TopicConfig(
-        "min.insync.replicas", _INT, "1", _integer(1, _INT_MAX), "min.insync.replicas",
-        "Kept for tools; without effect, because what is acknowledged lies in the object store.",
-    ),
-    TopicConfig("preallocate", _BOOLEAN, "false", _boolean, "log.preallocate", _KEPT),
-    TopicConfig(
-        "remote.log.copy.disable", _BOOLEAN, "false", _only("false", _NO_TIER, _boolean), None,
-        "Always false: there is no second tier.",
-    ),
-    TopicConfig(
-        "remote.log.delete.on.disable", _BOOLEAN, "false", _only("false", _NO_TIER, _boolean), None,
-        "Always false: there is no second tier.",
-    ),
-    TopicConfig(
-        "remote.storage.enable", _BOOLEAN, "false", _only("false", _NO_TIER, _boolean), None,
-        "Always false: there is no second tier.",
-    ),
+    TopicConfig("min.insync.replicas", _INT, "1", _integer(1, _INT_MAX), "min.insync.replicas", _NOTHING_TO_DO, _DURABLE),
+    TopicConfig("preallocate", _BOOLEAN, "false", _boolean, "log.preallocate", _NOTHING_TO_DO, _NO_FILES),
+    TopicConfig("remote.log.copy.disable", _BOOLEAN, "false", _boolean, None, _REFUSED, _NO_TIER),
+    TopicConfig("remote.log.delete.on.disable", _BOOLEAN, "false", _boolean, None, _REFUSED, _NO_TIER),
+    TopicConfig("remote.storage.enable", _BOOLEAN, "false", _boolean, None, _REFUSED, _NO_TIER),
     TopicConfig(
         "retention.bytes", _LONG, "-1", _long(-1), "log.retention.bytes",
-        "How many bytes of a partition are kept; -1 for all.",
+        _NOT_YET, "How many bytes of a partition are kept; -1 for all.", idle="-1",
     ),
     TopicConfig(
         "retention.ms", _LONG, str(7 * _DAY_MS), _long(-1), "log.retention.ms",
-        "How long records are kept; -1 for ever.",
+        _NOT_YET, "How long records are kept; -1 for ever.", idle="-1",
     ),
-    TopicConfig("segment.bytes", _INT, str(2**30), _integer(14, _INT_MAX), "log.segment.bytes", _KEPT),
-    TopicConfig("segment.index.bytes", _INT, "10485760", _integer(4, _INT_MAX), "log.index.size.max.bytes", _KEPT),
-    TopicConfig("segment.jitter.ms", _LONG, "0", _long(0), "log.roll.jitter.ms", _KEPT),
-    TopicConfig("segment.ms", _LONG, str(7 * _DAY_MS), _long(1), "log.roll.ms", _KEPT),
+    TopicConfig("segment.bytes", _INT, str(2**30), _integer(14, _INT_MAX), "log.segment.bytes", _NOTHING_TO_DO, _NO_FILES),
+    TopicConfig("segment.index.bytes", _INT, "10485760", _integer(4, _INT_MAX), "log.index.size.max.bytes", _NOTHING_TO_DO, _NO_FILES),
+    TopicConfig("segment.jitter.ms", _LONG, "0", _long(0), "log.roll.jitter.ms", _NOTHING_TO_DO, _NO_FILES),
+    TopicConfig("segment.ms", _LONG, str(7 * _DAY_MS), _long(1), "log.roll.ms", _NOTHING_TO_DO, _NO_FILES),
     TopicConfig(
         "unclean.leader.election.enable", _BOOLEAN, "false", _boolean, "unclean.leader.election.enable",
-        "Kept for tools; without effect, because there are no leaders to elect.",
+        _NOTHING_TO_DO, "there are no leaders to elect.",
     ),
 )  # fmt: skip
 
@@ -254,6 +255,8 @@ def validate(configs: Mapping[str, str | None]) -> dict[str, str]:
             kept[name] = config.rule(value.strip())
         except ValueError as error:
             raise InvalidTopicConfig(f"{name}={value}: {error} (default {config.default})") from error
+        if config.effect is Effect.REFUSED and kept[name] != config.default:
+            raise InvalidTopicConfig(f"{name}={value}: must be {config.default}: {config.meaning.removesuffix('.')}")
     size = sum(len(name) + len(value) for name, value in kept.items())
     if size > CONFIGS_BYTES_MAX:
         raise InvalidTopicConfig(f"the configs of a topic have at most {CONFIGS_BYTES_MAX} characters, these have {size}")
@@ -270,6 +273,12 @@ def value_of(configs: Mapping[str, str], name: str) -> str:
 def integer(configs: Mapping[str, str], name: str) -> int:
     """As `value_of`, for a key of type INT or LONG."""
     return int(value_of(configs, name))
+
+
+def not_enforced(configs: Mapping[str, str]) -> list[str]:
+    """Those of `configs`, by name, that ask for something that no broker does yet."""
+    known = (config for name in configs if (config := TOPIC_CONFIGS.get(name)) is not None)
+    return sorted(config.name for config in known if config.effect is Effect.NOT_YET and configs[config.name] != config.idle)
 
 
 def effective(configs: Mapping[str, str]) -> Iterator[TopicConfigValue]:

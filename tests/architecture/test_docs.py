@@ -1,11 +1,15 @@
-"""The tables of docs/operations.md are those of the code. `python -m forebay.reference` renews them."""
+"""The tables of the documents are those of the code. `make docs` renews them."""
+
+import ast
+from pathlib import Path
 
 import pytest
 
-from forebay.reference import PAGE, metrics, metrics_table, renewed, settings_table
+from forebay.reference import PAGES, PARTS, metrics, metrics_table, parts_of, renewed, settings_table
 from process.settings.keys import SETTINGS
+from storage.catalog.topic_configs import TOPIC_CONFIGS, Effect
 
-page = PAGE.read_text()
+ROOT = Path(__file__).parents[2]
 
 COUNTS_OF_THINGS = {
     "forebay_produce_batches",
@@ -22,8 +26,33 @@ COUNTS_OF_THINGS = {
 }
 
 
-def test_the_page_has_the_tables_of_the_code() -> None:
-    assert renewed(page) == page, "run `python -m forebay.reference`"
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
+def test_a_page_has_the_tables_of_the_code(file: Path) -> None:
+    assert renewed(file.read_text()) == file.read_text(), "run `make docs`"
+
+
+def test_every_table_is_on_one_page() -> None:
+    assert sorted(name for file in PAGES for name in parts_of(file.read_text())) == sorted(PARTS)
+
+
+def test_every_topic_config_is_on_its_page_once() -> None:
+    text = (ROOT / "docs" / "topic-configs.md").read_text()
+
+    assert len(TOPIC_CONFIGS) > 30
+    assert [name for name in TOPIC_CONFIGS if text.count(f"| `{name}` |") != 1] == []
+
+
+def test_a_topic_config_is_called_enforced_if_and_only_if_a_handler_reads_it() -> None:
+    read = {
+        node.value
+        for path in (ROOT / "broker" / "handling" / "record_checks.py", ROOT / "broker" / "handlers" / "log" / "delete_records.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in TOPIC_CONFIGS
+    }
+    levels = {name for name in TOPIC_CONFIGS if name.startswith("compression.") and name.endswith(".level")}  # read by an f-string
+    in_part = {"cleanup.policy"}  # keys are required and DeleteRecords is refused; nothing expires
+
+    assert {name for name, one in TOPIC_CONFIGS.items() if one.effect is Effect.ENFORCED} == (read | levels) - in_part
 
 
 @pytest.mark.parametrize("key", SETTINGS)
@@ -53,3 +82,5 @@ def test_the_parts_outside_the_marks_are_left_alone() -> None:
     assert "\n<!-- end -->\nB\n<!-- generated: metrics -->\n| Metric |" in fresh
     assert fresh.endswith("\n<!-- end -->\nC\n")
     assert renewed(fresh) == fresh
+    with pytest.raises(KeyError, match="prices"):
+        renewed("<!-- generated: prices -->\n<!-- end -->")

@@ -5,7 +5,7 @@ and stored by one CAS: all keys of a topic change, or none. What a key changes t
 hint, at the latest when their cached topic expires (30 s). validate_only is honoured.
 Brokers are configured where they are started: every change but DELETE is INVALID_REQUEST, as are other resource types.
 
-Differs from Apache Kafka: a key whose effect is not served is refused here (compression.type other than producer, a second tier).
+Differs from Apache Kafka: a second tier is refused (`Effect.REFUSED`), and what no broker enforces yet is kept and named in the log.
 """
 
 from collections import Counter

@@ -2,7 +2,8 @@
 
 Partitions and replication factor -1 stand for the broker's defaults. Any replication factor is accepted and reported, and asks nothing of
 the storage. A manual assignment is checked as Kafka checks it, gives the number of partitions and replicas, and is not kept.
-Configs are validated against storage/catalog/topic_configs.py. A name that differs from an existing one in '.' and '_' only is refused.
+Configs are validated against storage/catalog/topic_configs.py; those that are kept and not yet enforced are named in the log.
+A name that differs from an existing one in '.' and '_' only is refused.
 validate_only (all of the above, nothing written) and the timeout are honoured: what is not done in time is REQUEST_TIMED_OUT, and may
 still happen.
 
@@ -26,6 +27,7 @@ from broker.handling.config_sources import source_of
 from broker.handling.context import Context, Parts
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_i8, as_i16, as_i32, as_topic_name, as_uuid
+from broker.handling.not_enforced import noting_not_enforced
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from runtime.turns import Turns
@@ -72,11 +74,13 @@ async def handle(context: Context, request: Request[CreateTopicsRequest]) -> Cre
             await _create_all(context.parts, body, await turns.count(named), answers, by)
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above
-    with context.parts.administration.failures("topic_created", by) as failures:
+    with context.parts.administration.failures("topic_created", by) as failures, noting_not_enforced(by) as noted:
         for name, answer in answers.items() if not body.validate_only else ():
             await turns.spent(LINE_AS_TOPICS)
             if isinstance(answer, Refusal):
                 failures.add(name, error=answer.error, message=answer.message, topic=name)
+            else:
+                noted.add(name, answer.configs)
     return CreateTopicsResponse(
         throttle_time=as_field(0),
         topics=tuple(await turns.each(_respond, answers.items())),

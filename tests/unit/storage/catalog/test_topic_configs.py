@@ -4,11 +4,13 @@ from storage.catalog.topic_configs import (
     TOPIC_CONFIGS,
     Alteration,
     ConfigType,
+    Effect,
     InvalidTopicConfig,
     Operation,
     alter,
     effective,
     integer,
+    not_enforced,
     validate,
     value_of,
 )
@@ -19,6 +21,7 @@ def test_the_table_is_sorted_and_every_default_is_a_legal_value() -> None:
     for config in TOPIC_CONFIGS.values():
         assert config.rule(config.default) == config.default
         assert config.documentation
+        assert config.idle is None or (config.effect is Effect.NOT_YET and config.rule(config.idle) == config.idle)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,37 @@ def test_a_legal_value_is_kept_as_kafka_prints_it(name: str, value: str, kept: s
 def test_a_bad_value_is_refused_with_what_is_expected(name: str, value: str, words: str) -> None:
     with pytest.raises(InvalidTopicConfig, match=words):
         validate({name: value})
+
+
+@pytest.mark.parametrize("name", ["remote.log.copy.disable", "remote.log.delete.on.disable", "remote.storage.enable"])
+def test_what_would_be_missed_is_refused_and_the_message_says_why(name: str) -> None:
+    assert TOPIC_CONFIGS[name].effect is Effect.REFUSED
+    assert validate({name: "FALSE"}) == {name: "false"}
+    with pytest.raises(InvalidTopicConfig, match=rf"^{name}=true: must be false: there is no second tier, the whole log lies in .*$"):
+        validate({name: "true"})
+
+
+def test_a_config_says_what_a_broker_does_about_it() -> None:
+    said = {name: config.documentation for name, config in TOPIC_CONFIGS.items()}
+
+    assert said["max.message.bytes"].startswith("The largest batch")
+    assert said["retention.ms"].startswith("Kept, not yet enforced: nothing expires and nothing is compacted yet. How long")
+    assert said["segment.bytes"] == "Kept for tools, without effect: a broker here keeps no log files."
+    assert said["remote.storage.enable"].startswith("Other values are refused: there is no second tier")
+
+
+@pytest.mark.parametrize(
+    ("configs", "names"),
+    [
+        ({}, []),
+        ({"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}, []),
+        ({"max.message.bytes": "5", "segment.bytes": "14", "min.insync.replicas": "2", "from.the.future": "1"}, []),
+        ({"retention.ms": "604800000"}, ["retention.ms"]),
+        ({"retention.bytes": "5", "cleanup.policy": "compact,delete"}, ["cleanup.policy", "retention.bytes"]),
+    ],
+)
+def test_what_asks_for_something_that_no_broker_does_yet_is_named(configs: dict[str, str], names: list[str]) -> None:
+    assert not_enforced(configs) == names
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
