@@ -55,11 +55,6 @@ def renewed(page: str) -> str:
     return _PART.sub(lambda part: f"<!-- generated: {part[1]} -->\n{PARTS[part[1]]()}\n<!-- end -->", page)
 
 
-def parts_of(page: str) -> list[str]:
-    """The names of its generated parts."""
-    return _PART.findall(page)
-
-
 def _module_names() -> Iterator[str]:
     for package in PACKAGES:
         yield package

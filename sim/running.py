@@ -1,15 +1,9 @@
 """Many seeds, on several processes: they share nothing, and a seed takes the same turns wherever it runs."""
 
 import multiprocessing
-import os
 from collections.abc import Iterator, Sequence
 
 from sim.worlds import Outcome, Run, simulate
-
-
-def processors() -> int:
-    """As many processes as are of use here."""
-    return len(os.sched_getaffinity(0))
 
 
 def run_all(runs: Sequence[Run], *, jobs: int) -> Iterator[Outcome]:

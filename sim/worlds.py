@@ -66,4 +66,3 @@ def _groups(run: Run, show: Show | None) -> tuple[list[str], str, dict[str, int]
 
 
 _WORLDS: Final = {LOG: _log, GROUPS: _groups}
-NAMES: Final = tuple(_WORLDS)

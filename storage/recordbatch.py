@@ -26,7 +26,6 @@ ATTRIBUTE_CONTROL: Final = 0x20
 NO_PRODUCER: Final = -1
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
-_PREFIX: Final = struct.Struct(">qi")
 _OFFSET: Final = struct.Struct(">q")
 _EPOCH: Final = struct.Struct(">i")
 
@@ -56,12 +55,6 @@ class BatchHeader(NamedTuple):
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Raise struct.error if fewer than 61 bytes are there."""
     return BatchHeader._make(_HEADER.unpack_from(buffer, position))
-
-
-def peek_offset_and_size(buffer: Buffer, position: int = 0) -> tuple[int, int]:
-    """Base offset and whole size of the batch at `position`."""
-    base_offset, batch_length = _PREFIX.unpack_from(buffer, position)
-    return base_offset, batch_length + LENGTH_OFFSET_BYTES
 
 
 def checksum(batch: Buffer) -> int:

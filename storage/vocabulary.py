@@ -8,8 +8,6 @@ TopicId = NewType("TopicId", str)
 ObjectId = NewType("ObjectId", str)
 """A ULID: ids sort as their times do, which `revoked_floor` relies on."""
 
-Offset = NewType("Offset", int)
-
 Buffer = bytes | bytearray | memoryview
 
 
@@ -21,10 +19,3 @@ class PartitionId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic_id}/{self.partition}"
-
-
-class Span(NamedTuple):
-    """`length` bytes of an object, from `position` on."""
-
-    position: int
-    length: int

@@ -5,7 +5,7 @@ that ask for it: keys of compacted ones, and `message.timestamp.before.max.ms` w
 
 Differs from Apache Kafka: else what is inside the records is not looked at. Where it is, a batch has at most RECORDS_CHECKED_MAX records,
 offset deltas must count from 0 (Kafka numbers them anew, or takes them as they are), what does not decompress is INVALID_RECORD, and the
-answer names at most RECORD_ERRORS_MAX records. A producer id below -1 is refused.
+answer names at most NAMED_MAX records (storage/record_reading.py). A producer id below -1 is refused.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from storage import recordbatch
 from storage.catalog.topics import Topic
 from storage.errors import Corrupt
 from storage.limits import BATCH_BYTES_DEFAULT_MAX
-from storage.record_reading import NAMED_MAX, Unreadable, read_records
+from storage.record_reading import Unreadable, read_records
 from storage.recordbatch import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_LOG_APPEND_TIME,
@@ -38,7 +38,6 @@ TIMESTAMP_AFTER_DEFAULT_MAX_MS: Final = 3_600_000
 UNLIMITED_MS: Final = 2**63 - 1
 RECORDS_CHECKED_MAX: Final = 1_000_000
 """Reading that many takes a second of a thread; a batch of 1 MiB can claim thousands of millions."""
-RECORD_ERRORS_MAX: Final = NAMED_MAX
 _MAGIC_AT: Final = 16
 _MIN_MS: Final = -(2**63)
 _MAX_MS: Final = 2**63 - 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.reference import PAGES, PARTS, metrics, metrics_table, parts_of, renewed, settings_table
+from forebay.reference import PAGES, PARTS, metrics, metrics_table, renewed, settings_table
 from process.settings.keys import SETTINGS
 from storage.catalog.topic_configs import TOPIC_CONFIGS, Effect
 
@@ -32,7 +32,9 @@ def test_a_page_has_the_tables_of_the_code(file: Path) -> None:
 
 
 def test_every_table_is_on_one_page() -> None:
-    assert sorted(name for file in PAGES for name in parts_of(file.read_text())) == sorted(PARTS)
+    pages = [file.read_text() for file in PAGES]
+
+    assert [name for name in PARTS if sum(page.count(f"<!-- generated: {name} -->\n") for page in pages) != 1] == []
 
 
 def test_every_topic_config_is_on_its_page_once() -> None:

@@ -16,7 +16,6 @@ from forebay.kafka_client.failures import ClientFailed
 
 Partition = tuple[str, int]
 
-OFFSET_MAX: Final = 2**63 - 1
 _ROWS_MAX: Final = 1_000_000
 
 

@@ -9,7 +9,6 @@ from crc32c import crc32c
 from kio.schema.errors import ErrorCode
 
 from broker.handling.record_checks import (
-    RECORD_ERRORS_MAX,
     RECORDS_CHECKED_MAX,
     UNLIMITED_MS,
     Refused,
@@ -20,6 +19,7 @@ from broker.handling.record_checks import (
 )
 from storage.catalog.topics import Topic
 from storage.limits import BATCH_BYTES_DEFAULT_MAX, MIB
+from storage.record_reading import NAMED_MAX
 from storage.recordbatch import BatchHeader, parse_header
 from storage.vocabulary import TopicId
 from tests.unit.broker.handlers.record_batches import NOW_MS, record_batch
@@ -232,10 +232,10 @@ def test_a_batch_with_more_records_than_are_looked_at_is_refused_before_they_are
 
 
 def test_an_answer_names_a_bounded_number_of_records() -> None:
-    refused = judged(record_batch(*[b""] * (RECORD_ERRORS_MAX + 5)), COMPACTED)
+    refused = judged(record_batch(*[b""] * (NAMED_MAX + 5)), COMPACTED)
 
     assert isinstance(refused, Refused)
-    assert len(refused.record_errors) == RECORD_ERRORS_MAX
+    assert len(refused.record_errors) == NAMED_MAX
 
 
 def test_size_is_judged_before_the_crc_and_the_crc_before_what_it_covers() -> None:
