@@ -9,7 +9,7 @@ UV := $(shell command -v uv 2>/dev/null || echo $(BIN)/uv)
 UV_SYNC := UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --quiet --frozen --inexact --python $(BIN)/python
 ARGS ?=
 
-.PHONY: help setup setup-dev demo serve services services-stop services-clean kafka test test-slow compat second-opinion lint format types bench clean
+.PHONY: help setup setup-dev demo serve services services-stop services-clean kafka test test-slow compat second-opinion docs lint format types bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -60,6 +60,10 @@ compat: setup-dev  ## real Kafka clients play one scenario (ARGS="franz-go --aga
 
 second-opinion: setup-dev  ## the same requests to Apache Kafka and Forebay; renews docs/protocol/deviations.md
 	@$(BIN)/python -m tests.compat.second_opinion
+
+docs: setup-dev  ## renew what is generated from code in docs/ (support.md and deviations.md need real clients: compat, second-opinion)
+	@$(BIN)/python -m forebay.reference
+	@$(BIN)/python docs/drawings/architecture.py
 
 lint: setup-dev  ## ruff and the import contracts
 	@$(BIN)/ruff check .

@@ -16,7 +16,7 @@ DRAWING: Final = ROOT / "docs" / "drawings" / "architecture.py"
 def test_the_drawing_is_what_its_script_draws() -> None:
     drawn: str = runpy.run_path(str(DRAWING))["drawing"]()
 
-    assert DRAWING.with_suffix(".svg").read_text(encoding="utf-8") == drawn, f"run `python {DRAWING.relative_to(ROOT)}`"
+    assert DRAWING.with_suffix(".svg").read_text(encoding="utf-8") == drawn, "run `make docs`"
 
 
 def test_the_drawing_is_well_formed_and_all_of_it_is_inside() -> None:
