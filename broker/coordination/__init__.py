@@ -1,1 +1,1 @@
-"""Which broker coordinates what: slots that brokers claim, and which of the claimants live."""
+"""Which broker coordinates what: slots that brokers claim, which of the claimants live, and records that one broker owns."""

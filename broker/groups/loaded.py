@@ -1,19 +1,17 @@
-"""A group in the memory of its coordinator: one thing at a time happens to it, and what must be durable is, before anybody hears of it.
+"""A group in the memory of its coordinator: what its jobs do to it, and what they write before anybody hears of it.
 
-Requests and the passing of time are jobs in a line. A timer is set for what is due next, and none where nothing is: a group without members
-costs nothing. A job that writes nothing is done at once; the others wait while a write is under way.
-Commits that wait together travel together. If a write fails, the group is closed: everybody is told to ask again, and it is loaded anew.
+That one happens at a time, and what becomes of those who wait, is `OwnedRecord`'s. Commits that wait together travel together. A group
+without members has no timer and costs nothing.
 """
 
-import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import structlog
 
+from broker.coordination.owned_record import OwnedRecord, Refusals, WriteFirst
 from broker.groups.committed import Committed
 from broker.groups.errors import GroupError
 from broker.groups.events import Effect, Event, Heartbeat, Reply, Save, Tick
@@ -26,15 +24,13 @@ from broker.groups.settings import GroupSettings
 from broker.groups.state import step, touched
 from runtime.clock import Clock
 from runtime.supervision import Nursery
-from storage.errors import Fenced, StorageError
+from storage.errors import StorageError
 from storage.limits import WRITE_REQUEST_OPS_MAX
 from storage.vocabulary import PartitionId
 
 JOBS_MAX: Final = 10_000
 COMMITS_TOGETHER_MAX: Final = 64
 EXPIRED_TOGETHER_MAX: Final = WRITE_REQUEST_OPS_MAX - 1
-TIMER_S_MIN: Final = 0.01
-"""Between two looks at the clock: a loop's timer may be early by a millisecond."""
 
 log = structlog.get_logger("groups")
 
@@ -80,6 +76,13 @@ class DeleteGroup:
 Job = Event | Commit | Check | DeleteOffsets | DeleteGroup | Expire
 A = TypeVar("A")
 
+REFUSALS: Final = Refusals(
+    line_full=GroupError.COORDINATOR_LOAD_IN_PROGRESS,
+    fenced=GroupError.NOT_COORDINATOR,
+    not_written=GroupError.COORDINATOR_NOT_AVAILABLE,
+    closed=Closed,
+)
+
 
 class LoadedGroup:
     def __init__(
@@ -98,7 +101,6 @@ class LoadedGroup:
         self._stored = stored
         self._group = group
         self._clock = clock
-        self._nursery = nursery
         self._settings = settings
         self._metrics = metrics
         self._memory = memory
@@ -107,19 +109,19 @@ class LoadedGroup:
         self._counted_bytes = 0
         self._coming_bytes = 0
         """What the offsets that are being written will hold."""
-        self._jobs: deque[tuple[Job, asyncio.Future[Any]]] = deque()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._last_token = 0
-        self._is_writing = False
-        self._is_judging = False
-        self._written_for: list[asyncio.Future[Any]] = []
-        self._closed_with: GroupError | None = None
         self._on_close = on_close
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due_s = 0.0
-        self._may_be_due_earlier = True
-        """Than the timer says: since it was set, more has happened than signs of life."""
-        self._set_timer()
+        self._record: OwnedRecord[Job, GroupError] = OwnedRecord(
+            self._start,
+            refusals=REFUSALS,
+            jobs_max=JOBS_MAX,
+            next_due_s=lambda: self._group.next_due_s,
+            due=Tick(),
+            on_not_written=self._note_not_written,
+            on_close=self._let_go,
+            clock=clock,
+            nursery=nursery,
+            name="group-write",
+        )
         self._count()
 
     @property
@@ -133,7 +135,7 @@ class LoadedGroup:
 
     @property
     def is_open(self) -> bool:
-        return self._closed_with is None
+        return self._record.is_open
 
     @property
     def is_idle(self) -> bool:
@@ -143,11 +145,11 @@ class LoadedGroup:
     @property
     def is_unused(self) -> bool:
         """Nobody is in it, but member ids were given out perhaps: who comes with one after it was closed is given another."""
-        return self._group.state is GroupState.EMPTY and not (self._jobs or self._waiting or self._is_writing or self._is_judging)
+        return self._group.state is GroupState.EMPTY and self._record.is_at_rest
 
     def is_silent(self, since_s: float) -> bool:
         """Nobody waits, and no member has given a sign of life since then. Loaded again, it is as it was, and so are their timeouts."""
-        if self._jobs or self._waiting or self._is_writing or self._is_judging:
+        if not self._record.is_at_rest:
             return False
         return all(member.expires_s - member.session_timeout_s < since_s for member in self._group.members.values())
 
@@ -161,16 +163,7 @@ class LoadedGroup:
 
         Cancelled: it has happened, or will, and nobody hears of it.
         """
-        self._last_token += 1
-        token = self._last_token
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = future
-        try:
-            self._add(make(token), future)
-            async with asyncio.timeout(deadline_s):
-                found = await future
-        finally:
-            self._waiting.pop(token, None)
+        found = await self._record.ask(make, deadline_s=deadline_s)
         assert isinstance(found, answer)
         return found
 
@@ -182,10 +175,8 @@ class LoadedGroup:
 
     async def do(self, job: Commit | Check | DeleteOffsets | DeleteGroup | Expire, *, deadline_s: float) -> GroupError:
         """Durable when it returns NONE. As `ask`."""
-        future: asyncio.Future[GroupError] = asyncio.get_running_loop().create_future()
-        self._add(job, future)
-        async with asyncio.timeout(deadline_s):
-            return await future
+        error: GroupError = await self._record.ask(lambda _token: job, deadline_s=deadline_s)
+        return error
 
     def member_bytes(self, member_id: str, instance_id: str | None) -> int:
         """What that member holds, or the static one in whose place it comes; 0 if there is none."""
@@ -196,82 +187,37 @@ class LoadedGroup:
 
     def close(self, error: GroupError) -> None:
         """Answer everybody with `error`, and everybody who asks later."""
-        if self._closed_with is not None:
-            return
-        self._closed_with = error
+        self._record.close(error)
+
+    def _let_go(self) -> None:
         self._count()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._stored.give_up()
         # A write under way may still be applied, as after any of these errors; its clients do not wait for a store that is silent.
-        futures = [*self._waiting.values(), *self._written_for, *(future for _, future in self._jobs)]
-        self._jobs.clear()
-        self._waiting.clear()
-        for future in futures:
-            _fail(future, error)
+        self._stored.give_up()
         self._on_close(self)
 
     def _count(self) -> None:
         """What it holds now, in the memory of all groups."""
-        held_bytes = GROUP_BYTES + self.members_bytes + self._stored.held_bytes + self._coming_bytes if self._closed_with is None else 0
+        held_bytes = GROUP_BYTES + self.members_bytes + self._stored.held_bytes + self._coming_bytes if self.is_open else 0
         self._memory.held_bytes += held_bytes - self._counted_bytes
         self._counted_bytes = held_bytes
 
-    def _add(self, job: Job, future: asyncio.Future[Any]) -> None:
-        if self._closed_with is not None:
-            raise Closed(self._closed_with)
-        if len(self._jobs) >= JOBS_MAX:
-            raise Closed(GroupError.COORDINATOR_LOAD_IN_PROGRESS)
-        self._jobs.append((job, future))
-        self._advance()
+    def _start(self, job: Job, token: int) -> WriteFirst | None:
+        match job:
+            case Commit():
+                return self._start_commit(job, token)
+            case DeleteOffsets():
+                held = [partition for partition in job.partitions if self._stored.offset(partition) is not None]
+                return self._write(partial(self._stored.delete_offsets, self._group, held), [token])
+            case Check():
+                return self._write(self._stored.check, [token])
+            case DeleteGroup():
+                return self._start_delete(token)
+            case Expire():
+                return self._start_expiry(job, token)
+            case _:
+                return self._step(job)
 
-    def _advance(self) -> None:
-        while self._jobs and not self._is_writing and self._closed_with is None:
-            job, future = self._jobs.popleft()
-            match job:
-                case Commit():
-                    self._start_commit(job, future)
-                case DeleteOffsets():
-                    held = [partition for partition in job.partitions if self._stored.offset(partition) is not None]
-                    self._write([future], lambda: None, partial(self._stored.delete_offsets, self._group, held))
-                case Check():
-                    self._write([future], lambda: None, self._stored.check)
-                case DeleteGroup():
-                    self._start_delete(future)
-                case Expire():
-                    self._start_expiry(job, future)
-                case _:
-                    self._step(job)
-        if not self._is_writing and self._closed_with is None:
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        """For what is due next. Not while a write is under way: what came meanwhile counts before the time that has passed."""
-        if self._timer is not None and not self._may_be_due_earlier:
-            return
-        self._may_be_due_earlier = False
-        due_s = self._group.next_due_s
-        if due_s is None or (self._timer is not None and self._timer_due_s <= due_s):
-            # One that is too early looks again: signs of life, which are most of what happens, put all of it off.
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_due_s = due_s
-        delay_s = max(due_s - self._clock.monotonic_s(), TIMER_S_MIN)
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)
-
-    def _on_time(self) -> None:
-        self._timer = None
-        if self._is_writing or self._closed_with is not None:
-            return  # set again when the write is over
-        due_s = self._group.next_due_s
-        if due_s is not None and due_s <= self._clock.monotonic_s():
-            self._add(Tick(), asyncio.get_running_loop().create_future())
-        else:
-            self._set_timer()
-
-    def _step(self, event: Event) -> None:
+    def _step(self, event: Event) -> WriteFirst | None:
         before = self._group
         group, effects = step(before, event, self._clock.monotonic_s(), self._settings)
         if group.state is not GroupState.EMPTY:
@@ -283,155 +229,115 @@ class LoadedGroup:
             self._count()
         if Save() not in effects:
             self._metrics.note_step(before, event, group)
-            may_be_due_earlier = self._may_be_due_earlier
             self._publish(group, effects)
-            if isinstance(event, Heartbeat):
-                self._may_be_due_earlier = may_be_due_earlier
-            return
+            if not isinstance(event, Heartbeat):
+                self._record.timer.note_change()
+            return None
 
         def finish() -> None:
             self._metrics.note_step(before, event, group)
             self._publish(group, effects)
+            self._record.timer.note_change()
             log.info("group", group=group.group_id, state=group.state.value, generation=group.generation, members=len(group.members))
 
-        self._write([], finish, partial(self._stored.save, group))
+        return self._write(partial(self._stored.save, group), [], finish)
 
     def _publish(self, group: Group, effects: tuple[Effect, ...]) -> None:
         self._group = group
-        self._may_be_due_earlier = True
         for effect in effects:
             if isinstance(effect, Reply):
-                future = self._waiting.get(effect.token)
-                if future is not None and not future.done():
-                    future.set_result(effect.answer)
+                self._record.answer(effect.token, effect.answer)
 
-    def _start_commit(self, commit: Commit, future: asyncio.Future[Any]) -> None:
+    def _start_commit(self, commit: Commit, token: int) -> WriteFirst | None:
         if self._is_to_nobody(commit):
-            self._refuse(future)
-            return
-        together = [(commit, future)]
-        while (
-            self._jobs
-            and isinstance(following := self._jobs[0][0], Commit)
-            and not self._is_to_nobody(following)
-            and len(together) < COMMITS_TOGETHER_MAX
-        ):
-            together.append(cast("tuple[Commit, asyncio.Future[Any]]", self._jobs.popleft()))
+            # Clients give up for this, so memory alone does not say it: another coordinator may have made the group.
+            return self._write(self._stored.check, [token], answer=GroupError.GROUP_ID_NOT_FOUND)
+        together = [(commit, token)]
+        while len(together) < COMMITS_TOGETHER_MAX and (following := self._record.take_next(self._fitting)) is not None:
+            together.append(following)
         offsets: dict[PartitionId, Committed] = {}
         accepted = []
-        for one, its_future in together:
+        for one, its_token in together:
             error = self._group.check_commit(one.member_id, one.instance_id, one.generation)
             if not error and not self._stored.has_room(one.offsets, beside=offsets):
                 log.warning("group_has_too_many_offsets", group=self._group.group_id, offsets_max=OFFSETS_MAX)
                 error = GroupError.INVALID_COMMIT_OFFSET_SIZE
-            if not error and not self._has_memory(one):
+            if not error and not self._memory.has_room(self._stored.growth_bytes(one.offsets)):
                 self._memory.note_refusal("memory")
                 error = GroupError.COORDINATOR_LOAD_IN_PROGRESS
             if error:
-                _answer(its_future, error)
+                self._record.answer(its_token, error)
             else:
                 self._group = touched(self._group, one.member_id, self._clock.monotonic_s())
                 offsets |= one.offsets
-                accepted.append(its_future)
+                accepted.append(its_token)
                 self._coming_bytes += max(self._stored.growth_bytes(one.offsets), 0)
                 self._count()
         if not accepted:
-            return
-        self._write(accepted, lambda: None, partial(self._stored.commit, self._group, offsets))
+            return None
+        return self._write(partial(self._stored.commit, self._group, offsets), accepted)
 
-    def _has_memory(self, commit: Commit) -> bool:
-        self._is_judging = True  # or it might make room of itself
-        try:
-            return self._memory.has_room(self._stored.growth_bytes(commit.offsets))
-        finally:
-            self._is_judging = False
+    def _fitting(self, job: Job) -> Commit | None:
+        return job if isinstance(job, Commit) and not self._is_to_nobody(job) else None
 
     def _is_to_nobody(self, commit: Commit) -> bool:
         return commit.generation >= 0 and not self.exists
 
-    def _refuse(self, future: asyncio.Future[Any]) -> None:
-        """Clients give up for this, so memory alone does not say it: another coordinator may have made the group."""
-
-        async def check() -> None:
-            await self._stored.check()
-            _answer(future, GroupError.GROUP_ID_NOT_FOUND)
-
-        self._write([future], lambda: None, check)
-
-    def _start_expiry(self, job: Expire, future: asyncio.Future[Any]) -> None:
+    def _start_expiry(self, job: Expire, token: int) -> WriteFirst | None:
         found = self.verdict(job.names)
         gone = [*found.orphaned, *found.expired][:EXPIRED_TOGETHER_MAX]
         is_over = found.is_over and self._stored.is_written and len(gone) == len(found.orphaned) + len(found.expired)
         if not gone and not is_over:
-            _answer(future, GroupError.NONE)
-            return
+            self._record.answer(token, GroupError.NONE)
+            return None
 
         def finish() -> None:
             orphaned = min(len(gone), len(found.orphaned))
             self._metrics.note_expired(expired=len(gone) - orphaned, orphaned=orphaned, is_over=is_over)
             log.info("group_expired", group=self._group.group_id, offsets=len(gone), is_removed=is_over)
             if is_over:
-                self.close(GroupError.COORDINATOR_LOAD_IN_PROGRESS)
+                self._end()
 
         write = partial(self._stored.delete, self._group) if is_over else partial(self._stored.delete_offsets, self._group, gone)
-        self._write([future], finish, write)
+        return self._write(write, [token], finish)
 
-    def _start_delete(self, future: asyncio.Future[Any]) -> None:
+    def _start_delete(self, token: int) -> WriteFirst | None:
         if self._group.state is not GroupState.EMPTY:
-            _answer(future, GroupError.NON_EMPTY_GROUP)
+            self._record.answer(token, GroupError.NON_EMPTY_GROUP)
         elif not self._stored.is_written:
-            _answer(future, GroupError.GROUP_ID_NOT_FOUND)
+            self._record.answer(token, GroupError.GROUP_ID_NOT_FOUND)
         else:
-            # What comes next begins a new group.
-            self._write([future], lambda: self.close(GroupError.COORDINATOR_LOAD_IN_PROGRESS), partial(self._stored.delete, self._group))
+            return self._write(partial(self._stored.delete, self._group), [token], self._end)
+        return None
+
+    def _end(self) -> None:
+        """It is deleted: what comes next begins a new group."""
+        self.close(GroupError.COORDINATOR_LOAD_IN_PROGRESS)
 
     def _write(
-        self, futures: list[asyncio.Future[Any]], finish: Callable[[], None], write: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Carry `write` out, then `finish`, and answer `futures` with what became of it."""
-        self._is_writing = True
-        self._written_for = futures
+        self,
+        write: Callable[[], Coroutine[Any, Any, None]],
+        tokens: list[int],
+        finish: Callable[[], None] | None = None,
+        *,
+        answer: GroupError = GroupError.NONE,
+    ) -> WriteFirst:
+        """Carry `write` out, then answer `tokens`, then `finish`."""
 
-        async def run() -> None:
-            error = GroupError.COORDINATOR_NOT_AVAILABLE
+        async def counted() -> None:
             try:
                 await write()
-            except Fenced:
-                error = GroupError.NOT_COORDINATOR
-            except StorageError as failure:
-                log.warning("group_not_written", group=self._group.group_id, cause=str(failure))
-            else:
-                error = GroupError.NONE
             finally:
-                self._is_writing = False
                 self._coming_bytes = 0
                 self._count()
-            if error or self._closed_with is not None:
-                for future in futures:
-                    _fail(future, error or GroupError.NOT_COORDINATOR)
-                self.close(error)
-                return
-            for future in futures:
-                _answer(future, GroupError.NONE)
-            finish()
-            self._advance()
 
-        def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():  # before its first step perhaps: the broker ends, and nobody else answers
-                self._is_writing = False
-                for future in futures:
-                    _fail(future, GroupError.COORDINATOR_NOT_AVAILABLE)
-                self.close(GroupError.COORDINATOR_NOT_AVAILABLE)
+        def then() -> None:
+            for token in tokens:
+                self._record.answer(token, answer)
+            if finish is not None:
+                finish()
 
-        self._nursery.spawn(run(), name="group-write").add_done_callback(ended)
+        return WriteFirst(counted, then)
 
-
-def _answer(future: asyncio.Future[Any], error: GroupError) -> None:
-    if not future.done():
-        future.set_result(error)
-
-
-def _fail(future: asyncio.Future[Any], error: GroupError) -> None:
-    if not future.done():
-        future.set_exception(Closed(error))
-        future.exception()
+    def _note_not_written(self, failure: StorageError) -> None:
+        log.warning("group_not_written", group=self._group.group_id, cause=str(failure))

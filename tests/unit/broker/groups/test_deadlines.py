@@ -79,18 +79,19 @@ async def test_an_id_that_nobody_comes_back_with_is_forgotten(node: Node) -> Non
 async def test_signs_of_life_put_the_end_off_and_set_no_timer(node: Node) -> None:
     joined = await stable(node, "g", session_timeout_s=60.0)
     loaded = await node.coordinator.find("g")
-    timer = loaded._timer
+    timer = loaded._record.timer
+    handle = timer._handle
     expires_s = loaded.group.members[joined.member_id].expires_s
     for number in range(100):
         assert await node.coordinator.heartbeat("g", beat(joined)) is GroupError.NONE
         await node.coordinator.commit("g", of_member(joined, {FIRST: committed(number)}))
 
     assert loaded.group.members[joined.member_id].expires_s > expires_s
-    assert loaded._timer is timer
+    assert timer._handle is handle
     # It goes off when the end was before the signs of life, and finds nothing due.
-    loaded._on_time()
+    timer._look()
     assert loaded.group.state is GroupState.STABLE
-    assert loaded._timer not in (None, timer)
+    assert timer._handle not in (None, handle)
 
 
 async def test_groups_without_members_have_no_timer(node: Node) -> None:
@@ -98,12 +99,12 @@ async def test_groups_without_members_have_no_timer(node: Node) -> None:
         await node.coordinator.commit(f"g{number}", simple({FIRST: committed(1)}))
     loaded = [await node.coordinator.find(f"g{number}") for number in range(100)]
 
-    assert all(one._timer is None for one in loaded)
+    assert not any(one._record.timer.is_set for one in loaded)
     await stable(node, "g0", session_timeout_s=SESSION_S)
-    assert loaded[0]._timer is not None
+    assert loaded[0]._record.timer.is_set
     await is_in(loaded[0], GroupState.EMPTY)
     await loaded[0].do(Check(), deadline_s=PATIENCE_S)
-    assert loaded[0]._timer is None
+    assert not loaded[0]._record.timer.is_set
 
 
 async def test_what_came_while_a_write_was_under_way_counts_before_the_time_that_passed(node: Node) -> None:
@@ -136,6 +137,6 @@ async def test_a_group_whose_write_failed_is_let_go_at_once(node: Node) -> None:
     with pytest.raises(Closed):
         await node.coordinator.commit("g", of_member(joined, {FIRST: committed(1)}))
 
-    assert failed._timer is None
+    assert not failed._record.timer.is_set
     assert node.coordinator._groups == {}
     assert await node.coordinator.find("g") is not failed
