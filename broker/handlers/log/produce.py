@@ -11,7 +11,7 @@ as every broker serves every partition; transactional batches are refused with I
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -37,7 +37,7 @@ Done = Callable[[list[PartitionResult]], None]
 
 
 class Produce:
-    """Requests of one connection overlap, so this is no coroutine: `start` returns at once and calls back."""
+    """Requests of one connection overlap: `start` returns at once, and calls back when `ProduceUnderWay` is finished."""
 
     def __init__(
         self,
@@ -137,24 +137,11 @@ class Produce:
             )
             return
         now_ms = self._clock.now_ms()
-        results: list[PartitionResult | int] = []
+        under_way = ProduceUnderWay(request, source, now_ms, self._topics, done)
+        append, results, append_ms = under_way.append, under_way.results, under_way.append_ms
         batches: list[tuple[PartitionId, Batch]] = []
-        append_ms: list[int] = []
-        share: Share | None = None
         lines = self._recompression.lines
         at_once: AtOnce | None = None
-
-        def finish(append: Append) -> None:
-            if share is not None:
-                share.release()
-            if any(isinstance(result, NotFound) for result in append.results):
-                # The cache is behind: the next request looks the name up again, and may find a new topic of that name.
-                for named, result in zip(request.partitions, results, strict=True):
-                    if isinstance(result, int) and isinstance(append.results[result], NotFound):
-                        self._topics.forget(named.topic)
-            done(_merge(request, results, append, append_ms))
-
-        append = Append(source, finish, [], 0)
         for place, named in enumerate(request.partitions):
             topic = topics.get(named.topic)
             if topic is None or not 0 <= named.partition < topic.partition_count:
@@ -188,9 +175,9 @@ class Produce:
             if work is not None or lines:
                 partition = topic.partition(named.partition)
                 if work is not None or self._recompression.holds(source, partition):
-                    share = share or self._recompression.share()
-                    waiting = partial(self._leave_line, named, partition, header, rules, append, results, place, now_ms)
-                    self._recompression.add(source, partition, work, share, waiting)
+                    share = under_way.share = under_way.share or self._recompression.share()
+                    in_line = BatchInLine(under_way, place, partition, header, rules)
+                    self._recompression.add(source, partition, work, share, partial(self._leave_line, in_line))
                     continue
             batch = batch_of(named.records, header, append, index)
             if rules.is_log_append:
@@ -199,28 +186,19 @@ class Produce:
             batches.append((topic.partition(named.partition), batch))
         append.remaining = len(append.results)
         if not append.remaining:
-            finish(append)
+            under_way.finish(append)
         for partition, batch in batches:
             # One at a time: a log that has no work may be forgotten by the next `get`, and its batch would have a lane of its own (I6).
             self._appender.submit(self._partitions.get(partition), batch)
 
-    def _leave_line(
-        self,
-        named: PartitionRecords,
-        partition: PartitionId,
-        header: BatchHeader,
-        rules: TopicRules,
-        append: Append,
-        results: list[PartitionResult | int],
-        place: int,
-        now_ms: int,
-        made: memoryview | Refused | None,
-    ) -> None:
+    def _leave_line(self, in_line: "BatchInLine", made: memoryview | Refused | None) -> None:
         """Go on with one batch that was compressed anew, or stood behind one that was."""
-        index = results[place]
+        under_way, place, partition, header, rules = in_line
+        named, append = under_way.request.partitions[place], under_way.append
+        index = under_way.results[place]
         assert isinstance(index, int), "a batch leaves once"
         if isinstance(made, Refused):
-            results[place] = _refused(named, made)
+            under_way.results[place] = _refused(named, made)
             self._note_lost(partition, header)
             append.settle(index, Corrupt(made.message))
             return
@@ -228,11 +206,11 @@ class Produce:
             assert named.records is not None, "checked"
             batch = batch_of(named.records, header, append, index)
             if rules.is_log_append:
-                stamp_log_append_time(named.records, now_ms)
+                stamp_log_append_time(named.records, under_way.now_ms)
         else:
             batch = batch_of(made, header, append, index)
         if rules.is_log_append:
-            batch.max_timestamp = now_ms
+            batch.max_timestamp = under_way.now_ms
         self._appender.submit(self._partitions.get(partition), batch)
 
     def _note_lost(self, partition: PartitionId, header: BatchHeader) -> None:
@@ -251,20 +229,60 @@ class Produce:
         return rules
 
 
-def _merge(request: ProduceRequest, results: list[PartitionResult | int], append: Append, append_ms: list[int]) -> list[PartitionResult]:
-    """One result per partition: refused at once, or what became of the batch, in the order of the request."""
-    merged: list[PartitionResult] = []
-    for named, result in zip(request.partitions, results, strict=True):
-        if isinstance(result, PartitionResult):
-            merged.append(result)
-            continue
-        outcome, at_ms = append.results[result], append_ms[result]
-        if isinstance(outcome, Appended):
-            merged.append(PartitionResult(named.topic, named.partition, 0, outcome.base_offset, at_ms, outcome.log_start))
-        else:
+class ProduceUnderWay:
+    """One request from its checks to its answer: what each of its partitions was refused for, or which result of `append` is its own.
+
+    This is no coroutine. A request waits once, for the last of its batches, and the log knows when that is: it calls `finish`, in the turn
+    of the event loop in which it commits. A task for each request, and an await for each batch, would cost time and tell nobody more.
+    """
+
+    __slots__ = ("_done", "_topics", "append", "append_ms", "now_ms", "request", "results", "share")
+
+    def __init__(self, request: ProduceRequest, source: object, now_ms: int, topics: Topics, done: Done) -> None:
+        self.request = request
+        self.now_ms = now_ms
+        self.results: list[PartitionResult | int] = []
+        """By place in the request; a number is the index of a result of `append`."""
+        self.append = Append(source, self.finish, [], 0)
+        self.append_ms: list[int] = []
+        """What each of its batches is stamped with, by that index; -1 if it keeps its own times."""
+        self.share: Share | None = None
+        """Of the recompression's memory, if a batch stands in its line."""
+        self._topics = topics
+        self._done = done
+
+    def finish(self, append: Append) -> None:
+        """Answer. Called once, when every batch has its result."""
+        del self.append  # each refers to the other, and the frame of the request would wait for the garbage collector
+        if self.share is not None:
+            self.share.release()
+        merged: list[PartitionResult] = []
+        for named, result in zip(self.request.partitions, self.results, strict=True):
+            if isinstance(result, PartitionResult):
+                merged.append(result)
+                continue
+            outcome = append.results[result]
+            if isinstance(outcome, Appended):
+                at_ms = self.append_ms[result]
+                merged.append(PartitionResult(named.topic, named.partition, 0, outcome.base_offset, at_ms, outcome.log_start))
+                continue
             assert isinstance(outcome, StorageError), "an append is done when every batch has its result"
+            if isinstance(outcome, NotFound):
+                # The cache is behind: the next request looks the name up again, and may find a new topic of that name.
+                self._topics.forget(named.topic)
             merged.append(_failed(named, error_code_of(outcome), str(outcome)))
-    return merged
+        self._done(merged)
+
+
+class BatchInLine(NamedTuple):
+    """A batch that waits in the line of the recompression, with what is needed to go on when it leaves."""
+
+    under_way: ProduceUnderWay
+    place: int
+    """In the request."""
+    partition: PartitionId
+    header: BatchHeader
+    rules: TopicRules
 
 
 def _failed(named: PartitionRecords, code: ErrorCode, message: str | None) -> PartitionResult:

@@ -1,3 +1,7 @@
+import asyncio
+import gc
+import weakref
+
 import pytest
 from kio.schema.errors import ErrorCode
 
@@ -218,3 +222,26 @@ async def test_requests_of_one_connection_share_a_flush_and_keep_their_order() -
 
         assert [answer.base_offset for answer in answers] == list(range(20))
         assert len(broker.log.objects.put_keys) == 1
+
+
+@pytest.mark.parametrize("name", ["t", "nope"], ids=["committed", "refused"])
+async def test_a_request_that_was_answered_is_let_go_of_without_the_garbage_collector(name: str) -> None:
+    class Answered(asyncio.Event):
+        def __call__(self, _results: list[PartitionResult]) -> None:
+            self.set()
+
+    async with node() as broker:
+        await broker.create("t")
+        topics = await broker.topics.lookup(["t"])
+        answered = Answered()
+        gc.disable()
+        try:
+            broker.produce.start(produce_request((name, 0, record_batch(b"a"))), topics, version=9, source=broker, done=answered)
+            await answered.wait()
+            held = weakref.ref(answered)
+            del answered
+            await asyncio.sleep(0)
+
+            assert held() is None
+        finally:
+            gc.enable()
