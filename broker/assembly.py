@@ -25,7 +25,7 @@ from broker.groups.settings import group_settings
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import Produce
 from broker.handling.administration import Administration
-from broker.handling.context import Parts, TopicDefaults
+from broker.handling.context import BrokerParts, TopicDefaults
 from broker.handling.recompression import THREADS, Recompression
 from broker.leadership import Leadership, leadership_of
 from broker.leaving import Leaving
@@ -239,7 +239,7 @@ async def open_broker(
         if settings.log.audit is not None:
             opening = open_audit_log(settings.log.audit, broker_id=lambda: life.broker_id, telemetry=telemetry, clock=clock)
             audit = closing.enter_context(opening)
-        handled = Parts(
+        handled = BrokerParts(
             cluster_id=cluster,
             clock=clock,
             topics=topics,

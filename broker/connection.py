@@ -17,7 +17,7 @@ from broker.admission import Admission
 from broker.dispatch import Client, Done, Start, Unanswerable
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.framing import PREFIX_BYTES, frame_length
-from broker.protocol.session import Session
+from broker.protocol.reply_order import ReplyOrder
 from broker.responses import Responses
 from runtime.frames import Frame
 from storage.limits import KIB, MIB
@@ -97,7 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         self.client_host = ""
         self.client_id: str | None = None
         self.last_active_s = now_s()
-        self._session = Session()
+        self._reply_order = ReplyOrder()
         self._outgoing: list[Buffer] = []
         self._outgoing_bytes = 0
         self._unwritten_bytes = 0
@@ -187,7 +187,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_idle(self) -> bool:
         """Nothing is under way. Requests that were received may still wait for the client to take its replies."""
-        return self._session.pending_count == 0
+        return self._reply_order.pending_count == 0
 
     def note_progress(self) -> None:
         """A client that takes its replies slowly is not silent."""
@@ -369,7 +369,7 @@ class Connection(asyncio.BufferedProtocol):
             if not is_overlapping and self._overlapping:
                 break
             queue.popleft()
-            number = self._session.begin()
+            number = self._reply_order.begin()
             if not is_overlapping or not self._start(number, frame, self._requests.start):
                 self._is_busy = True
                 self._handed_over.put_nowait((number, frame))
@@ -432,7 +432,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _finish(self, number: int, payload: Sequence[Buffer] | None, size_bytes: int) -> None:
         self._unanswered_bytes -= size_bytes
-        ready = self._session.reply(number, payload)
+        ready = self._reply_order.reply(number, payload)
         transport = self._transport
         assert transport is not None
         if self._is_lost or transport.is_closing():
@@ -530,7 +530,7 @@ class Connection(asyncio.BufferedProtocol):
                 and not self._is_writing_paused
                 and not self._is_draining
                 and self._unanswered_bytes * limit_factor <= UNANSWERED_BYTES_MAX
-                and (len(self._queue) + self._session.pending_count) * limit_factor <= UNANSWERED_REQUESTS_MAX
+                and (len(self._queue) + self._reply_order.pending_count) * limit_factor <= UNANSWERED_REQUESTS_MAX
                 and not self._admission.is_over
             )
             or (self._frame is not None and not self._is_starved and not self._is_writing_paused and not self._is_draining)

@@ -15,7 +15,7 @@ from broker.handlers.log.produce import NOTHING_UNREAD, Produce
 from broker.handlers.log.wide_produce import WideProduce, read_wide, refuse_all, write_wide
 from broker.handlers.table import HANDLERS
 from broker.handling.batch_room import BatchRoom
-from broker.handling.context import Context, Parts
+from broker.handling.context import BrokerParts, Context
 from broker.handling.large_answers import LargeAnswer
 from broker.leaving import Leaving
 from broker.protocol import codec, fetch, produce, support
@@ -119,7 +119,7 @@ class Dispatch:
     def __init__(
         self,
         *,
-        parts: Parts,
+        parts: BrokerParts,
         produce_handler: Produce,
         fetch_handler: Fetch,
         leaving: Leaving,

@@ -10,7 +10,7 @@ from broker.fetching.waiters import POLL_S, TRUSTED_POLL_S, Waiters
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import Produce
 from broker.handling.administration import Administration
-from broker.handling.context import Context, Parts, TopicDefaults
+from broker.handling.context import BrokerParts, Context, TopicDefaults
 from broker.handling.recompression import Recompression
 from broker.leadership import leadership_of
 from broker.registration import RegisteredLife
@@ -78,7 +78,7 @@ class Serving:
     """The parts of a broker that is up, as its dispatcher has them."""
 
     nursery: Nursery
-    parts: Parts
+    parts: BrokerParts
     produce: Produce
     fetch: Fetch
     responses: Responses
@@ -254,7 +254,7 @@ class SimBroker:
             trusted_poll_s=chance.choice((POLL_S, TRUSTED_POLL_S)),
         )
         nursery.spawn(waiters.run(), name="waiters")
-        parts = Parts(
+        parts = BrokerParts(
             cluster_id="sim",
             clock=clock,
             topics=topics,

@@ -12,7 +12,7 @@ from broker.coordination.slots import Claim, Slots, slots_by_shard
 from broker.groups.by_shard import ByShard
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, HeartbeatAnswer, Join, JoinAnswer, Leave, LeaveAnswer, Sync, SyncAnswer
-from broker.groups.loaded import Check, Closed, Commit, DeleteGroup, DeleteOffsets, LoadedGroup
+from broker.groups.loaded import Check, Closed, CommitOffsets, DeleteGroup, DeleteOffsets, LoadedGroup
 from broker.groups.memory import GroupMemory, brought_bytes
 from broker.groups.metrics import GroupMetrics
 from broker.groups.offsets import StoredGroup
@@ -206,7 +206,7 @@ class Coordinator:
         loaded = await self.find(group_id)
         return await loaded.ask(_with_token(make), LeaveAnswer, deadline_s=DEADLINE_S)
 
-    async def commit(self, group_id: str, commit: Commit) -> GroupError:
+    async def commit(self, group_id: str, commit: CommitOffsets) -> GroupError:
         """All of its offsets are durable if NONE."""
         started_s = self._clock.monotonic_s()
         error = GroupError.REQUEST_TIMED_OUT

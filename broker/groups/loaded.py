@@ -19,7 +19,7 @@ from broker.groups.members import Group, GroupState
 from broker.groups.memory import GROUP_BYTES, GroupMemory, growth_bytes, member_bytes
 from broker.groups.metrics import GroupMetrics
 from broker.groups.offsets import OFFSETS_MAX, StoredGroup
-from broker.groups.retention import Names, Verdict, judge
+from broker.groups.retention import Forgettable, Names, find_forgettable
 from broker.groups.settings import GroupSettings
 from broker.groups.state import step, touched
 from runtime.clock import Clock
@@ -44,7 +44,7 @@ class Closed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class CommitOffsets:
     member_id: str
     instance_id: str | None
     generation: int
@@ -73,7 +73,7 @@ class DeleteGroup:
     pass
 
 
-Job = Event | Commit | Check | DeleteOffsets | DeleteGroup | Expire
+Job = Event | CommitOffsets | Check | DeleteOffsets | DeleteGroup | Expire
 A = TypeVar("A")
 
 REFUSALS: Final = Refusals(
@@ -167,13 +167,13 @@ class LoadedGroup:
         assert isinstance(found, answer)
         return found
 
-    def verdict(self, names: Names) -> Verdict:
+    def find_forgettable(self, names: Names) -> Forgettable:
         """What `Expire` would forget."""
-        return judge(
+        return find_forgettable(
             self._group, self._stored.offsets, names, now_ms=self._clock.now_ms(), retention_ms=self._settings.offsets_retention_ms
         )
 
-    async def do(self, job: Commit | Check | DeleteOffsets | DeleteGroup | Expire, *, deadline_s: float) -> GroupError:
+    async def do(self, job: CommitOffsets | Check | DeleteOffsets | DeleteGroup | Expire, *, deadline_s: float) -> GroupError:
         """Durable when it returns NONE. As `ask`."""
         error: GroupError = await self._record.ask(lambda _token: job, deadline_s=deadline_s)
         return error
@@ -203,7 +203,7 @@ class LoadedGroup:
 
     def _start(self, job: Job, token: int) -> WriteFirst | None:
         match job:
-            case Commit():
+            case CommitOffsets():
                 return self._start_commit(job, token)
             case DeleteOffsets():
                 held = [partition for partition in job.partitions if self._stored.offset(partition) is not None]
@@ -248,7 +248,7 @@ class LoadedGroup:
             if isinstance(effect, Reply):
                 self._record.answer(effect.token, effect.answer)
 
-    def _start_commit(self, commit: Commit, token: int) -> WriteFirst | None:
+    def _start_commit(self, commit: CommitOffsets, token: int) -> WriteFirst | None:
         if self._is_to_nobody(commit):
             # Clients give up for this, so memory alone does not say it: another coordinator may have made the group.
             return self._write(self._stored.check, [token], answer=GroupError.GROUP_ID_NOT_FOUND)
@@ -277,14 +277,14 @@ class LoadedGroup:
             return None
         return self._write(partial(self._stored.commit, self._group, offsets), accepted)
 
-    def _fitting(self, job: Job) -> Commit | None:
-        return job if isinstance(job, Commit) and not self._is_to_nobody(job) else None
+    def _fitting(self, job: Job) -> CommitOffsets | None:
+        return job if isinstance(job, CommitOffsets) and not self._is_to_nobody(job) else None
 
-    def _is_to_nobody(self, commit: Commit) -> bool:
+    def _is_to_nobody(self, commit: CommitOffsets) -> bool:
         return commit.generation >= 0 and not self.exists
 
     def _start_expiry(self, job: Expire, token: int) -> WriteFirst | None:
-        found = self.verdict(job.names)
+        found = self.find_forgettable(job.names)
         gone = [*found.orphaned, *found.expired][:EXPIRED_TOGETHER_MAX]
         is_over = found.is_over and self._stored.is_written and len(gone) == len(found.orphaned) + len(found.expired)
         if not gone and not is_over:

@@ -22,7 +22,7 @@ Names = Mapping[TopicId, str | None]
 """Of topics by id; None for one that is gone. What is not there is not known, and its offsets are kept."""
 
 
-class Verdict(NamedTuple):
+class Forgettable(NamedTuple):
     """`is_over`: nothing is left of the group when `expired` and `orphaned` are gone. `next_ms`: when time alone may expire another one."""
 
     expired: tuple[PartitionId, ...] = ()
@@ -35,7 +35,9 @@ class Verdict(NamedTuple):
         return bool(self.expired or self.orphaned or self.is_over)
 
 
-def judge(group: Group, offsets: Mapping[PartitionId, Committed], names: Names, *, now_ms: int, retention_ms: int) -> Verdict:
+def find_forgettable(
+    group: Group, offsets: Mapping[PartitionId, Committed], names: Names, *, now_ms: int, retention_ms: int
+) -> Forgettable:
     """Of a group as its coordinator knows it."""
     starts_ms = _starts_ms(group.state, group.protocol_type, group.empty_since_ms)
     is_empty = group.state is GroupState.EMPTY
@@ -54,7 +56,7 @@ def judge(group: Group, offsets: Mapping[PartitionId, Committed], names: Names, 
         else:
             next_ms = due_ms if next_ms is None else min(next_ms, due_ms)
     is_over = is_empty and not group.pending and len(expired) + len(orphaned) == len(offsets)
-    return Verdict(tuple(expired), tuple(orphaned), is_over, next_ms)
+    return Forgettable(tuple(expired), tuple(orphaned), is_over, next_ms)
 
 
 def due_of(head: GroupHead, *, retention_ms: int) -> int | None:

@@ -158,7 +158,7 @@ class Sweep:
                 return
             await self._take_turn()
             loaded = await self._find(head.group)
-        found = loaded.verdict(self._names)
+        found = loaded.find_forgettable(self._names)
         if not found.has_work:
             return
         # Each of them judges anew, and of many offsets that takes a while: what is left then has its turn in the next sweep.

@@ -6,7 +6,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from broker.handling.administration import By
-from broker.handling.context import Parts
+from broker.handling.context import BrokerParts
 from broker.handling.errors import error_code_of
 from storage.catalog.topic_names import collision_key
 from storage.catalog.topics import PARTITIONS_MAX, Topic
@@ -17,7 +17,7 @@ TOPICS_MAX: Final = 1_000
 that is not there yet."""
 
 
-async def create_missing(parts: Parts, names: Sequence[str], by: By) -> dict[str, Topic | ErrorCode]:
+async def create_missing(parts: BrokerParts, names: Sequence[str], by: By) -> dict[str, Topic | ErrorCode]:
     """The topics, created here or by whoever was first; or why not. The names are valid."""
     answers: dict[str, Topic | ErrorCode] = dict.fromkeys(names, ErrorCode.unknown_topic_or_partition)
     names = names[: max(1, min(TOPICS_MAX, PARTITIONS_MAX // parts.topic_defaults.partition_count))]
@@ -35,7 +35,7 @@ async def create_missing(parts: Parts, names: Sequence[str], by: By) -> dict[str
     return answers
 
 
-async def _create(parts: Parts, name: str, by: By) -> Topic | ErrorCode:
+async def _create(parts: BrokerParts, name: str, by: By) -> Topic | ErrorCode:
     try:
         topic = await parts.topics.create(name, partition_count=parts.topic_defaults.partition_count, replication_factor=1, configs={})
     except AlreadyExists:
@@ -48,7 +48,7 @@ async def _create(parts: Parts, name: str, by: By) -> Topic | ErrorCode:
     return topic
 
 
-async def _created_by_another(parts: Parts, name: str) -> Topic | ErrorCode:
+async def _created_by_another(parts: BrokerParts, name: str) -> Topic | ErrorCode:
     try:
         return (await parts.topics.lookup([name])).get(name, ErrorCode.unknown_topic_or_partition)
     except StorageError as error:

@@ -7,7 +7,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.handling.administration import By
 from broker.handling.config_resources import BROKER, TOPIC, Refusal, refuse_broker_name, refuse_topic_name, refuse_type
-from broker.handling.context import Parts
+from broker.handling.context import BrokerParts
 from broker.handling.errors import error_code_of
 from broker.handling.not_enforced import NotEnforced, noting_not_enforced
 from runtime.turns import Turns
@@ -33,7 +33,7 @@ class ResourceChange(NamedTuple):
     change: Change | Refusal
 
 
-async def alter_all(parts: Parts, changes: Sequence[ResourceChange], by: By, *, validate_only: bool) -> list[Refusal | None]:
+async def alter_all(parts: BrokerParts, changes: Sequence[ResourceChange], by: By, *, validate_only: bool) -> list[Refusal | None]:
     """In the order of `changes`, each for itself: None for what was altered, or with `validate_only` would have been."""
     turns = Turns()
     occurrences = await turns.count((one.resource_type, one.resource_name) for one in changes)
@@ -66,7 +66,7 @@ async def alter_all(parts: Parts, changes: Sequence[ResourceChange], by: By, *, 
 
 
 async def _alter_topic(
-    parts: Parts,
+    parts: BrokerParts,
     name: str,
     change: Change,
     found: dict[str, Topic] | StorageError,
@@ -97,7 +97,7 @@ async def _alter_topic(
     return None
 
 
-async def _alter(parts: Parts, topic: Topic, change: Change, by: By) -> dict[str, str]:
+async def _alter(parts: BrokerParts, topic: Topic, change: Change, by: By) -> dict[str, str]:
     """Its configs are altered from the newest there are, which are not known before: those that were given another value."""
     before: dict[str, str] = {}
     after: dict[str, str] = {}

@@ -28,7 +28,7 @@ class TopicDefaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BrokerParts:
     """The broker's parts, the same for every connection."""
 
     cluster_id: str
@@ -55,7 +55,7 @@ class Parts:
 class Context(msgspec.Struct, frozen=True):
     """`listener` is the name of the listener the connection came in by: advertised addresses are looked up by it."""
 
-    parts: Parts
+    parts: BrokerParts
     listener: str
     client_host: str
     large_answer: LargeAnswer = msgspec.field(default_factory=only_one)

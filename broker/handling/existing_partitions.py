@@ -5,7 +5,7 @@ from operator import attrgetter
 
 from kio.schema.errors import ErrorCode
 
-from broker.handling.context import Parts
+from broker.handling.context import BrokerParts
 from broker.handling.errors import error_code_of
 from broker.handling.partition_bounds import TopicPartition
 from runtime.turns import Turns
@@ -20,7 +20,7 @@ def describe_absence(error: ErrorCode) -> str:
     return "the topics cannot be read now; ask again"
 
 
-async def find_existing(parts: Parts, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Topic | ErrorCode]:
+async def find_existing(parts: BrokerParts, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Topic | ErrorCode]:
     """The topic of each of `wanted`, or why there is none: UNKNOWN_TOPIC_OR_PARTITION, or what the catalog's read ended with."""
     turns = Turns()
     try:

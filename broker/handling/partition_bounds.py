@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from broker.handling.context import Parts
+from broker.handling.context import BrokerParts
 from broker.handling.errors import error_code_of
 from runtime.turns import Turns
 from storage.catalog.topics import Topic, Topics
@@ -31,7 +31,7 @@ class Located(NamedTuple):
     bounds: LogBounds
 
 
-async def read_bounds(parts: Parts, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Located | ErrorCode]:
+async def read_bounds(parts: BrokerParts, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Located | ErrorCode]:
     """An answer to each of `wanted`, from one read of their control records.
 
     That something does not exist is said only after the topic was read again, if it came from the cache.
@@ -71,7 +71,7 @@ def check_leader_epoch(current_leader_epoch: int) -> ErrorCode:
 
 
 async def _read(
-    parts: Parts, wanted: Collection[TopicPartition], look_up: Callable[[Collection[str]], Awaitable[LookedUp]]
+    parts: BrokerParts, wanted: Collection[TopicPartition], look_up: Callable[[Collection[str]], Awaitable[LookedUp]]
 ) -> dict[TopicPartition, Located | ErrorCode]:
     try:
         topics, unread = await look_up(await _names(wanted, Turns()))

@@ -32,7 +32,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Health:
     """`status` is `ready`, `degraded` or `draining`; only the first takes clients."""
 
     status: str
@@ -104,11 +104,11 @@ class Readiness:
         """From now on, until the process ends, send clients elsewhere."""
         self._draining = Check(False, "shutting down", self._clock.now_ms())
 
-    def verdict(self) -> Verdict:
+    def sum_up(self) -> Health:
         checks = {LISTENERS: self._listeners} | {name: store.check() for name, store in self._stores.items()}
         if self._registration is not None:
             checks[REGISTRATION] = self._registration
         checks[DRAINING] = self._draining
         if not self._draining.ok:
-            return Verdict("draining", checks)
-        return Verdict("ready" if all(check.ok for check in checks.values()) else "degraded", checks)
+            return Health("draining", checks)
+        return Health("ready" if all(check.ok for check in checks.values()) else "degraded", checks)

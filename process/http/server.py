@@ -72,7 +72,7 @@ class HttpServer:
             shutdown_timeout=_STOP_WITHIN_S,
         )
         telemetry.gauge(BUILD_INFO).labels(facts.version, platform.python_version()).set(1)
-        telemetry.gauge(READY).set_function(lambda: float(readiness.verdict().is_ready))
+        telemetry.gauge(READY).set_function(lambda: float(readiness.sum_up().is_ready))
         ProcessCollector(registry=telemetry.registry)
         PlatformCollector(registry=telemetry.registry)
         GCCollector(registry=telemetry.registry)
@@ -132,9 +132,9 @@ class HttpServer:
         return _json(503, {"status": "stalled", "error": f"the event loop stood still for {beat_age_s:.1f} s"})
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        verdict = self._readiness.verdict()
-        checks = {name: {"ok": check.ok, "error": check.error, "since": _stamp(check.since_ms)} for name, check in verdict.checks.items()}
-        return _json(200 if verdict.is_ready else 503, {"status": verdict.status, "checks": checks})
+        health = self._readiness.sum_up()
+        checks = {name: {"ok": check.ok, "error": check.error, "since": _stamp(check.since_ms)} for name, check in health.checks.items()}
+        return _json(200 if health.is_ready else 503, {"status": health.status, "checks": checks})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=await self._text.body(), headers={"Content-Type": TEXT})

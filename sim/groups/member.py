@@ -14,7 +14,7 @@ from broker.groups.committed import Committed as CommittedOffset
 from broker.groups.coordinator import Coordinator
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, Join, JoinAnswer, Leave, Sync, SyncAnswer
-from broker.groups.loaded import Closed, Commit
+from broker.groups.loaded import Closed, CommitOffsets
 from broker.groups.members import Protocol
 from sim.broker import ConnectionLost
 from sim.groups.broker import GroupBroker
@@ -209,7 +209,7 @@ class Member(Client):
         self._history.note(*(Processed(self._member_id, partition, offset, offset, assigned_s, now_s) for offset in range(at, upto)))
         await self._step_aside()
         offsets = {self._partitions[partition]: CommittedOffset(upto, -1, "", 1)}
-        commit = Commit(member_id=self._member_id, instance_id=None, generation=self._generation, offsets=offsets)
+        commit = CommitOffsets(member_id=self._member_id, instance_id=None, generation=self._generation, offsets=offsets)
         while not self.leave.is_set():
             began_s, ended_s, is_refused = self.trace.now_s, math.inf, False
             try:

@@ -14,7 +14,7 @@ from kio.schema.describe_log_dirs.v5.response import DescribeLogDirsPartition, D
 from kio.schema.errors import ErrorCode
 
 from broker.handling.broker_configs import LOG_DIR
-from broker.handling.context import Context, Parts
+from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_i32, as_i64, as_topic_name
 from broker.protocol.codec import as_field
@@ -36,7 +36,7 @@ async def handle(context: Context, request: Request[DescribeLogDirsRequest]) -> 
     return _answer(ErrorCode.none, topics)
 
 
-async def _wanted(parts: Parts, body: DescribeLogDirsRequest) -> list[tuple[Topic, Sequence[int]]]:
+async def _wanted(parts: BrokerParts, body: DescribeLogDirsRequest) -> list[tuple[Topic, Sequence[int]]]:
     if body.topics is None:
         return await Turns().each(lambda topic: (topic, range(topic.partition_count)), await parts.topics.all())
     asked: dict[str, set[int]] = {}
@@ -52,7 +52,7 @@ async def _wanted(parts: Parts, body: DescribeLogDirsRequest) -> list[tuple[Topi
     return wanted
 
 
-async def _sizes(parts: Parts, wanted: list[tuple[Topic, Sequence[int]]]) -> list[DescribeLogDirsTopic]:
+async def _sizes(parts: BrokerParts, wanted: list[tuple[Topic, Sequence[int]]]) -> list[DescribeLogDirsTopic]:
     """Raises `Unavailable` if the metadata store does not answer; a partition that is gone, or broken, is left out."""
     turns = Turns()
     partitions: list[PartitionId] = []

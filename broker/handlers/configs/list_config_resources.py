@@ -11,7 +11,7 @@ from kio.schema.list_config_resources.v1 import ListConfigResourcesRequest, List
 from kio.schema.list_config_resources.v1.response import ConfigResource
 
 from broker.handling.config_resources import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
-from broker.handling.context import Context, Parts
+from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_i8
 from broker.protocol.codec import as_field
@@ -34,7 +34,7 @@ async def handle(context: Context, request: Request[ListConfigResourcesRequest])
     return _answer(ErrorCode.none, await Turns().each(_resource, resources))
 
 
-async def _resources(parts: Parts, wanted: set[int]) -> list[tuple[int, str]]:
+async def _resources(parts: BrokerParts, wanted: set[int]) -> list[tuple[int, str]]:
     resources: list[tuple[int, str]] = []
     if TOPIC in wanted:
         resources += await Turns().each(lambda topic: (TOPIC, topic.name), await parts.topics.all())

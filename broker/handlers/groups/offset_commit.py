@@ -19,7 +19,7 @@ from kio.schema.offset_commit.v9.response import OffsetCommitResponsePartition, 
 from broker.coordination.rendezvous import slot_of
 from broker.groups.committed import Committed
 from broker.groups.errors import GroupError
-from broker.groups.loaded import Closed, Commit
+from broker.groups.loaded import Closed, CommitOffsets
 from broker.handling.context import Context
 from broker.handling.partition_bounds import LEADER_EPOCH
 from broker.protocol.codec import as_field, milliseconds
@@ -51,7 +51,7 @@ async def handle(context: Context, request: Request[Body]) -> OffsetCommitRespon
     )
     if not offsets and refused:
         return await _respond(body, refused, GroupError.NONE)
-    commit = Commit(
+    commit = CommitOffsets(
         member_id=body.member_id,
         instance_id=None if isinstance(body, OffsetCommitRequestUntilV4) else body.group_instance_id,
         generation=body.generation_id_or_member_epoch,

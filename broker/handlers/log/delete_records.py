@@ -18,7 +18,7 @@ from kio.schema.delete_records.v2.response import DeleteRecordsPartitionResult, 
 from kio.schema.errors import ErrorCode
 
 from broker.handling.administration import LISTED_MAX, By, listed
-from broker.handling.context import Context, Parts
+from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.existing_partitions import find_existing
 from broker.handling.kio_types import as_i32, as_i64
@@ -78,7 +78,7 @@ async def _answer(topic: DeleteRecordsTopic, answers: dict[TopicPartition, Answe
     return DeleteRecordsTopicResult(name=topic.name, partitions=tuple(await turns.each(respond, topic.partitions)))
 
 
-async def _delete_all(parts: Parts, asked: Sequence[tuple[TopicPartition, int]], answers: dict[TopicPartition, Answer]) -> None:
+async def _delete_all(parts: BrokerParts, asked: Sequence[tuple[TopicPartition, int]], answers: dict[TopicPartition, Answer]) -> None:
     turns = Turns()
     occurrences = await turns.count(partition for partition, _ in asked)
     topics = await find_existing(parts, occurrences)
@@ -111,7 +111,7 @@ async def _delete_all(parts: Parts, asked: Sequence[tuple[TopicPartition, int]],
             group.create_task(trim())
 
 
-async def _note(parts: Parts, by: By, answers: Mapping[TopicPartition, Answer]) -> None:
+async def _note(parts: BrokerParts, by: By, answers: Mapping[TopicPartition, Answer]) -> None:
     """One line per topic for what was deleted, and one for each way it was not."""
     turns = Turns()
     starts: dict[str, dict[int, int]] = {}

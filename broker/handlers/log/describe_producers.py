@@ -17,7 +17,7 @@ from kio.schema.describe_producers.v0.response import PartitionResponse, Produce
 from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 
-from broker.handling.context import Context, Parts
+from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.existing_partitions import describe_absence, find_existing
 from broker.handling.kio_types import as_i32, as_i64, as_producer_id
@@ -62,7 +62,7 @@ async def _answer(name: TopicName, named: Iterable[int], answers: dict[TopicPart
     return TopicResponse(name=name, partitions=tuple(partitions))
 
 
-async def _read_all(parts: Parts, asked: dict[TopicPartition, None]) -> dict[TopicPartition, Answer]:
+async def _read_all(parts: BrokerParts, asked: dict[TopicPartition, None]) -> dict[TopicPartition, Answer]:
     answers: dict[TopicPartition, Answer] = {}
     existing: list[tuple[TopicPartition, PartitionId]] = []
     turns = Turns()

@@ -24,7 +24,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.handling.administration import By
 from broker.handling.config_sources import source_of
-from broker.handling.context import Context, Parts
+from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_i8, as_i16, as_i32, as_topic_name, as_uuid
 from broker.handling.not_enforced import noting_not_enforced
@@ -88,7 +88,7 @@ async def handle(context: Context, request: Request[CreateTopicsRequest]) -> Cre
 
 
 async def _create_all(
-    parts: Parts, body: CreateTopicsRequest, occurrences: Counter[str], answers: dict[str, Plan | Refusal], by: By
+    parts: BrokerParts, body: CreateTopicsRequest, occurrences: Counter[str], answers: dict[str, Plan | Refusal], by: By
 ) -> None:
     try:
         existing = await parts.topics.lookup_now(list(occurrences))
@@ -133,7 +133,7 @@ async def _create_all(
             await turns.spent(REFUSED_AS_TOPICS)
 
 
-async def _create(parts: Parts, name: str, planned: Plan, by: By) -> Plan | Refusal:
+async def _create(parts: BrokerParts, name: str, planned: Plan, by: By) -> Plan | Refusal:
     try:
         topic = await parts.topics.create(
             name,

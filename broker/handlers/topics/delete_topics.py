@@ -14,7 +14,7 @@ from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTop
 from kio.schema.errors import ErrorCode
 
 from broker.handling.administration import By
-from broker.handling.context import Context, Parts
+from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_topic_id, as_topic_name, as_uuid
 from broker.protocol.codec import as_field, milliseconds
@@ -76,7 +76,7 @@ async def _asked(body: DeleteTopicsRequest, turns: Turns) -> list[Asked]:
     return await turns.each(lambda topic: Asked(topic.name, None if topic.topic_id is None else as_topic_id(topic.topic_id)), body.topics)
 
 
-async def _delete_all(parts: Parts, asked: list[Asked], answers: dict[Asked, Answer], by: By) -> None:
+async def _delete_all(parts: BrokerParts, asked: list[Asked], answers: dict[Asked, Answer], by: By) -> None:
     served = []
     turns = Turns()
     for named, occurrences in (await turns.count(asked)).items():
@@ -105,7 +105,7 @@ async def _delete_all(parts: Parts, asked: list[Asked], answers: dict[Asked, Ans
             answers[named] = await _delete(parts, named, topic, by)
 
 
-async def _find(parts: Parts, served: list[Asked]) -> dict[Asked, Topic]:
+async def _find(parts: BrokerParts, served: list[Asked]) -> dict[Asked, Topic]:
     by_name = await parts.topics.lookup_now([named.name for named in served if named.name is not None])
     by_id = await parts.topics.lookup_ids([named.topic_id for named in served if named.topic_id is not None])
     found: dict[Asked, Topic] = {}
@@ -118,7 +118,7 @@ async def _find(parts: Parts, served: list[Asked]) -> dict[Asked, Topic]:
     return found
 
 
-async def _delete_if_there(parts: Parts, named: Asked, by: By) -> Answer:
+async def _delete_if_there(parts: BrokerParts, named: Asked, by: By) -> Answer:
     """What a read did not find. Who is told that there is no such topic takes it for deleted."""
     if named.name is None or validate_name(named.name) is not None:
         return _unknown(named)
@@ -129,7 +129,7 @@ async def _delete_if_there(parts: Parts, named: Asked, by: By) -> Answer:
     return _unknown(named) if topic is None else await _delete(parts, named, topic, by)
 
 
-async def _delete(parts: Parts, named: Asked, topic: Topic, by: By) -> Answer:
+async def _delete(parts: BrokerParts, named: Asked, topic: Topic, by: By) -> Answer:
     try:
         await parts.topics.delete(topic)
     except NotFound:

@@ -20,7 +20,7 @@ from kio.schema.describe_topic_partitions.v0.response import (
 )
 from kio.schema.errors import ErrorCode
 
-from broker.handling.context import Context, Parts
+from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_broker_id, as_i32, as_topic_name, as_uuid
 from broker.handling.nodes import live_nodes
@@ -73,7 +73,7 @@ async def handle(context: Context, request: Request[DescribeTopicPartitionsReque
     return _answer(topics, None)
 
 
-async def _find(parts: Parts, names: Sequence[str]) -> dict[str, Topic | ErrorCode]:
+async def _find(parts: BrokerParts, names: Sequence[str]) -> dict[str, Topic | ErrorCode]:
     if not names:
         everything = await parts.topics.all()
         return dict(zip(await Turns().each(attrgetter("name"), everything), everything, strict=True))

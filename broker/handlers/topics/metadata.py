@@ -27,7 +27,7 @@ from kio.static.primitive import i32
 
 from broker.handling.administration import By
 from broker.handling.auto_creation import create_missing
-from broker.handling.context import Context, Parts
+from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_broker_id, as_i32, as_topic_id, as_topic_name, as_uuid
 from broker.handling.nodes import Node, controller_of, live_nodes
@@ -142,7 +142,7 @@ def _is_large(topics: Iterable[Topic]) -> bool:
     return any(size > PLACED_AT_ONCE for size in sizes)
 
 
-async def _find_ids(parts: Parts, topic_ids: list[TopicId]) -> dict[TopicId, Topic | ErrorCode]:
+async def _find_ids(parts: BrokerParts, topic_ids: list[TopicId]) -> dict[TopicId, Topic | ErrorCode]:
     try:
         found, unread = await parts.topics.look_up_ids(topic_ids)
     except StorageError as error:
@@ -151,7 +151,7 @@ async def _find_ids(parts: Parts, topic_ids: list[TopicId]) -> dict[TopicId, Top
     return await Turns().by_key(lambda topic_id: found.get(topic_id, missing), topic_ids)
 
 
-async def _find_names(parts: Parts, names: list[str], creator: By | None) -> dict[str, Topic | ErrorCode]:
+async def _find_names(parts: BrokerParts, names: list[str], creator: By | None) -> dict[str, Topic | ErrorCode]:
     try:
         found, unread = await parts.topics.look_up(names)
     except StorageError as error:

@@ -8,7 +8,7 @@ from broker.coordination.slots import Slots
 from broker.groups.committed import Committed
 from broker.groups.coordinator import Coordinator
 from broker.groups.events import Join, JoinAnswer, Sync
-from broker.groups.loaded import Commit
+from broker.groups.loaded import CommitOffsets
 from broker.groups.members import Protocol
 from broker.groups.settings import GroupSettings
 from runtime.clock import SystemClock
@@ -107,9 +107,9 @@ def committed(offset: int, metadata: str = "") -> Committed:
     return Committed(offset, -1, metadata, 1)
 
 
-def simple(offsets: dict[PartitionId, Committed]) -> Commit:
+def simple(offsets: dict[PartitionId, Committed]) -> CommitOffsets:
     """A commit without a member."""
-    return Commit(member_id="", instance_id=None, generation=-1, offsets=offsets)
+    return CommitOffsets(member_id="", instance_id=None, generation=-1, offsets=offsets)
 
 
 def join_of(member_id: str = "", new_member_id: str = "m", **fields: object) -> Join:
@@ -147,5 +147,5 @@ async def stable(node: Node, group: str, **fields: object) -> JoinAnswer:
     return joined
 
 
-def of_member(joined: JoinAnswer, offsets: dict[PartitionId, Committed]) -> Commit:
-    return Commit(member_id=joined.member_id, instance_id=None, generation=joined.generation, offsets=offsets)
+def of_member(joined: JoinAnswer, offsets: dict[PartitionId, Committed]) -> CommitOffsets:
+    return CommitOffsets(member_id=joined.member_id, instance_id=None, generation=joined.generation, offsets=offsets)

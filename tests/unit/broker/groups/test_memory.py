@@ -10,7 +10,7 @@ from broker.groups.committed import Committed
 from broker.groups.coordinator import Coordinator
 from broker.groups.errors import GroupError
 from broker.groups.events import Leave, Sync, SyncAnswer
-from broker.groups.loaded import Closed, Commit
+from broker.groups.loaded import Closed, CommitOffsets
 from broker.groups.members import Group, Protocol
 from broker.groups.memory import GROUP_BYTES, GROUP_SHARE, HELD, MEMBER_BYTES, PROTOCOL_BYTES, REFUSED, SMALL_BYTES, growth_bytes
 from broker.groups.settings import GroupSettings
@@ -247,11 +247,11 @@ async def test_commits_that_are_on_their_way_at_once_do_not_hold_more_than_all_m
         assert held(node) == counted_anew(node.coordinator)
 
 
-def simple_of(node: Node, group: str, offsets: dict[PartitionId, Committed]) -> Commit:
+def simple_of(node: Node, group: str, offsets: dict[PartitionId, Committed]) -> CommitOffsets:
     loaded = node.coordinator.loaded(group)
     assert loaded is not None
     (member_id,) = loaded.group.members
-    return Commit(member_id=member_id, instance_id=None, generation=loaded.group.generation, offsets=offsets)
+    return CommitOffsets(member_id=member_id, instance_id=None, generation=loaded.group.generation, offsets=offsets)
 
 
 async def test_commits_of_one_group_that_travel_together_do_not_hold_more_than_all_may() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from broker.groups.committed import Committed
 from broker.groups.members import Group, GroupState, Member, Protocol
-from broker.groups.retention import Verdict, due_of, due_of_offset, judge
+from broker.groups.retention import Forgettable, due_of, due_of_offset, find_forgettable
 from storage.catalog.groups import GroupHead
 from storage.vocabulary import PartitionId, TopicId
 
@@ -27,9 +27,9 @@ def group_of(state: GroupState, *, protocol_type: str = "consumer", metadata: by
     return Group(group_id="g", state=state, protocol_type=protocol_type, generation=1, protocol=protocol, members={"m": member})
 
 
-def verdict(group: Group, offsets: dict[TopicId, Committed], now_ms: int) -> Verdict:
+def forgettable(group: Group, offsets: dict[TopicId, Committed], now_ms: int) -> Forgettable:
     at = {PartitionId(topic_id, 0): one for topic_id, one in offsets.items()}
-    return judge(group, at, NAMES, now_ms=now_ms, retention_ms=WEEK_MS)
+    return find_forgettable(group, at, NAMES, now_ms=now_ms, retention_ms=WEEK_MS)
 
 
 def topics(partitions: tuple[PartitionId, ...]) -> set[TopicId]:
@@ -39,26 +39,26 @@ def topics(partitions: tuple[PartitionId, ...]) -> set[TopicId]:
 def test_offsets_of_a_group_that_never_had_members_expire_by_their_commit() -> None:
     offsets = {WANTED: committed(100), OTHER: committed(200)}
 
-    assert verdict(SIMPLE, offsets, 99 + WEEK_MS) == Verdict(next_ms=100 + WEEK_MS)
-    found = verdict(SIMPLE, offsets, 100 + WEEK_MS)
+    assert forgettable(SIMPLE, offsets, 99 + WEEK_MS) == Forgettable(next_ms=100 + WEEK_MS)
+    found = forgettable(SIMPLE, offsets, 100 + WEEK_MS)
     assert (topics(found.expired), found.is_over, found.next_ms) == ({WANTED}, False, 200 + WEEK_MS)
-    assert verdict(SIMPLE, offsets, 200 + WEEK_MS).is_over
+    assert forgettable(SIMPLE, offsets, 200 + WEEK_MS).is_over
 
 
 def test_offsets_of_a_group_whose_members_left_expire_together_by_that() -> None:
     offsets = {WANTED: committed(100), OTHER: committed(900)}
 
-    assert verdict(LEFT, offsets, 999 + WEEK_MS) == Verdict(next_ms=1_000 + WEEK_MS)
-    found = verdict(LEFT, offsets, 1_000 + WEEK_MS)
+    assert forgettable(LEFT, offsets, 999 + WEEK_MS) == Forgettable(next_ms=1_000 + WEEK_MS)
+    found = forgettable(LEFT, offsets, 1_000 + WEEK_MS)
     assert (topics(found.expired), found.is_over) == ({WANTED, OTHER}, True)
 
 
 def test_a_group_that_does_not_say_since_when_it_is_empty_expires_by_its_commits() -> None:
-    assert verdict(replace(LEFT, empty_since_ms=None), {WANTED: committed(100)}, 100 + WEEK_MS).is_over
+    assert forgettable(replace(LEFT, empty_since_ms=None), {WANTED: committed(100)}, 100 + WEEK_MS).is_over
 
 
 def test_consumers_keep_the_offsets_of_what_they_want_for_ever() -> None:
-    found = verdict(group_of(GroupState.STABLE), {WANTED: committed(0), OTHER: committed(0)}, 100 * WEEK_MS)
+    found = forgettable(group_of(GroupState.STABLE), {WANTED: committed(0), OTHER: committed(0)}, 100 * WEEK_MS)
 
     assert (topics(found.expired), found.is_over, found.next_ms) == ({OTHER}, False, None)
 
@@ -76,27 +76,27 @@ def test_consumers_keep_the_offsets_of_what_they_want_for_ever() -> None:
     ],
 )
 def test_while_it_is_not_known_what_members_want_time_expires_nothing(group: Group) -> None:
-    found = verdict(group, {WANTED: committed(0), OTHER: committed(0), GONE: committed(0)}, 100 * WEEK_MS)
+    found = forgettable(group, {WANTED: committed(0), OTHER: committed(0), GONE: committed(0)}, 100 * WEEK_MS)
 
     assert (found.expired, topics(found.orphaned), found.is_over) == ((), {GONE}, False)
 
 
 def test_offsets_of_a_topic_that_is_gone_go_at_once_and_those_of_one_that_nobody_knows_stay() -> None:
-    found = verdict(LEFT, {GONE: committed(999), UNKNOWN: committed(999)}, 1_001)
+    found = forgettable(LEFT, {GONE: committed(999), UNKNOWN: committed(999)}, 1_001)
 
     assert (topics(found.orphaned), found.expired, found.is_over) == ({GONE}, (), False)
-    assert not verdict(group_of(GroupState.STABLE), {UNKNOWN: committed(0)}, 100 * WEEK_MS).has_work
+    assert not forgettable(group_of(GroupState.STABLE), {UNKNOWN: committed(0)}, 100 * WEEK_MS).has_work
 
 
 def test_a_commit_that_says_how_long_it_is_kept_is_kept_that_long() -> None:
-    assert not verdict(LEFT, {WANTED: committed(0, expires_at_ms=9 * WEEK_MS)}, 8 * WEEK_MS).has_work
-    assert verdict(LEFT, {WANTED: committed(0, expires_at_ms=1_500)}, 1_500).is_over
+    assert not forgettable(LEFT, {WANTED: committed(0, expires_at_ms=9 * WEEK_MS)}, 8 * WEEK_MS).has_work
+    assert forgettable(LEFT, {WANTED: committed(0, expires_at_ms=1_500)}, 1_500).is_over
 
 
 def test_a_group_with_neither_members_nor_offsets_is_over_unless_somebody_is_on_the_way() -> None:
-    assert verdict(LEFT, {}, 1_001).is_over
-    assert not verdict(replace(LEFT, pending={"m": 1.0}), {}, 1_001).is_over
-    assert not verdict(group_of(GroupState.STABLE), {}, 1_001).is_over
+    assert forgettable(LEFT, {}, 1_001).is_over
+    assert not forgettable(replace(LEFT, pending={"m": 1.0}), {}, 1_001).is_over
+    assert not forgettable(group_of(GroupState.STABLE), {}, 1_001).is_over
 
 
 commits = st.builds(committed, st.integers(0, 3 * WEEK_MS), st.none() | st.integers(0, 3 * WEEK_MS))
@@ -125,15 +125,15 @@ def test_what_a_record_says_about_an_empty_group_is_what_its_coordinator_will_fi
     if due_ms is None:
         due_ms = min(due_of_offset(head, one, retention_ms=WEEK_MS) for one in offsets.values())
 
-    assert not verdict(group, offsets, due_ms - 1).has_work
-    assert verdict(group, offsets, due_ms - 1).next_ms == due_ms
-    assert verdict(group, offsets, due_ms).expired
+    assert not forgettable(group, offsets, due_ms - 1).has_work
+    assert forgettable(group, offsets, due_ms - 1).next_ms == due_ms
+    assert forgettable(group, offsets, due_ms).expired
 
 
 @given(
     offsets=st.dictionaries(st.sampled_from([WANTED, OTHER]), commits), now_ms=st.integers(0, 6 * WEEK_MS), later_ms=st.integers(0, WEEK_MS)
 )
 def test_what_expired_stays_expired(offsets: dict[TopicId, Committed], now_ms: int, later_ms: int) -> None:
-    now, later = verdict(LEFT, offsets, now_ms), verdict(LEFT, offsets, now_ms + later_ms)
+    now, later = forgettable(LEFT, offsets, now_ms), forgettable(LEFT, offsets, now_ms + later_ms)
 
     assert topics(now.expired) <= topics(later.expired)

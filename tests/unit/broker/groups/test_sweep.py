@@ -255,7 +255,7 @@ async def test_a_coordinator_that_was_replaced_forgets_nothing() -> None:
         await commit(new, group, topic.partition(0))
 
         loaded, _ = old.coordinator._groups[group]
-        assert loaded.verdict({topic.topic_id: "t"}).is_over
+        assert loaded.find_forgettable({topic.topic_id: "t"}).is_over
         old.coordinator.slots.own = lambda: asyncio.sleep(0, list(range(64)))  # type: ignore[method-assign, assignment, return-value]
         await old.coordinator.sweep()
         assert await keys_of(new, group) == 2
@@ -270,7 +270,7 @@ async def test_a_commit_that_comes_first_keeps_its_offset() -> None:
         made.clock.wall_ms += HOUR_MS
         loaded = await node.coordinator.find("g")
         names = {topic.topic_id: "t"}
-        assert loaded.verdict(names).has_work
+        assert loaded.find_forgettable(names).has_work
         await asyncio.gather(commit(node, "g", topic.partition(0)), node.coordinator.sweep())
 
         assert await keys_of(node, "g") == 2

@@ -16,7 +16,7 @@ from broker.coordination.slots import Slots
 from broker.groups.coordinator import Coordinator
 from broker.groups.state import GroupSettings
 from broker.handling.administration import Administration
-from broker.handling.context import Context, Parts, TopicDefaults
+from broker.handling.context import BrokerParts, Context, TopicDefaults
 from broker.leadership import Leadership, SelfLeadership
 from broker.protocol import codec
 from broker.protocol.request import Request
@@ -191,7 +191,7 @@ async def cluster(
         )
         nursery.spawn(groups.run(), name="groups")
         topics = Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter)
-        parts = Parts(
+        parts = BrokerParts(
             cluster_id="cluster-of-this-test-00",
             clock=clock,
             topics=topics,

@@ -6,7 +6,7 @@ from typing import cast
 
 from kio.schema.errors import ErrorCode
 
-from broker.handling.context import Parts
+from broker.handling.context import BrokerParts
 from broker.handling.partition_bounds import TopicPartition, read_bounds
 from runtime.ids import IdSource
 from storage.catalog.topics import Topics
@@ -34,6 +34,6 @@ async def test_a_partition_that_was_added_is_not_said_to_be_unknown() -> None:
         return [LogBounds(log_start=0, high_watermark=5, bytes_total=0) for _ in partitions]
 
     asked = [TopicPartition("t", 0), TopicPartition("t", 1)]
-    answers = await read_bounds(cast("Parts", SimpleNamespace(topics=topics, bounds=SimpleNamespace(read=read))), asked)
+    answers = await read_bounds(cast("BrokerParts", SimpleNamespace(topics=topics, bounds=SimpleNamespace(read=read))), asked)
 
     assert answers[asked[1]] is not ErrorCode.unknown_topic_or_partition

@@ -146,7 +146,7 @@ async def test_offsets_of_both_shards_are_listed_rightly_or_refused(monkeypatch:
     monkeypatch.setattr(control_reads, "SILENT_PATIENCE_S", 0.1)
     async with two_shards(monkeypatch) as scene, asyncio.timeout(SOON_S):
         scene.is_down = True
-        parts: Any = type("Parts", (), {"topics": scene.broker.topics, "bounds": scene.broker.log.parts.control_reads})
+        parts: Any = type("BrokerParts", (), {"topics": scene.broker.topics, "bounds": scene.broker.log.parts.control_reads})
         located = await read_bounds(parts, [TopicPartition("t", number) for number in range(PARTITIONS)])
 
         assert {asked.partition for asked, found in located.items() if found is ErrorCode.kafka_storage_error} == set(scene.silent)

@@ -38,7 +38,7 @@ class FakeBroker:
             written.ok(clock.monotonic_s())
 
     async def drain(self, *, drain_s: float) -> None:
-        assert self.readiness.verdict().status == "draining"
+        assert self.readiness.sum_up().status == "draining"
         if self._act == "drain for ever":
             await asyncio.Event().wait()
         if self._act == "hang":

@@ -27,7 +27,7 @@ class Judged:
         written.failed(cause, began_s=now_s, now_s=now_s)
 
     def check(self, name: str) -> Check:
-        return self.readiness.verdict().checks[name]
+        return self.readiness.sum_up().checks[name]
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def ready() -> Judged:
 def test_a_broker_is_ready_once_it_listens_and_both_stores_were_written_to() -> None:
     judged = Judged()
 
-    first = judged.readiness.verdict()
+    first = judged.readiness.sum_up()
     judged.readiness.note_listening()
     judged.ok(METADATA)
-    second = judged.readiness.verdict()
+    second = judged.readiness.sum_up()
     judged.ok(OBJECT_STORE)
 
-    assert (first.status, second.status, judged.readiness.verdict().status) == ("degraded", "degraded", "ready")
+    assert (first.status, second.status, judged.readiness.sum_up().status) == ("degraded", "degraded", "ready")
     assert first.checks["listeners"] == Check(False, "not listening yet", BEGAN_MS)
     assert second.checks["object_store"] == Check(False, "not tried yet", BEGAN_MS)
 
@@ -58,16 +58,16 @@ def test_writes_that_fail_for_five_seconds_are_named_with_cause_and_time_until_o
     ready.clock.advance(1.0)
     ready.failed(ready.written[name], "no space left on device")
     ready.clock.advance(4.9)
-    young = ready.readiness.verdict()
+    young = ready.readiness.sum_up()
     ready.clock.advance(0.1)
-    old = ready.readiness.verdict()
+    old = ready.readiness.sum_up()
     ready.ok(name)
 
     assert young.is_ready
     assert young.checks[name] == Check(True, "no space left on device", BEGAN_MS)
     assert old.status == "degraded"
     assert old.checks[name] == Check(False, "no space left on device", BEGAN_MS + 1_000)
-    assert ready.readiness.verdict().is_ready
+    assert ready.readiness.sum_up().is_ready
     assert ready.check(name) == Check(True, None, BEGAN_MS + 6_000)
 
 
@@ -76,9 +76,9 @@ def test_a_failure_among_successes_does_not_turn_a_check(ready: Judged) -> None:
     for _ in range(10):
         ready.clock.advance(3.0)
         ready.failed(ready.written[OBJECT_STORE], "500 InternalError")
-        verdicts.append(ready.readiness.verdict().is_ready)
+        verdicts.append(ready.readiness.sum_up().is_ready)
         ready.clock.advance(3.0)
-        verdicts.append(ready.readiness.verdict().is_ready)
+        verdicts.append(ready.readiness.sum_up().is_ready)
         ready.ok(METADATA)
         ready.ok(OBJECT_STORE)
 
@@ -94,7 +94,7 @@ def test_a_store_that_is_lost_is_bad_at_once_and_for_good(ready: Judged) -> None
     ready.ok(METADATA)
     ready.readiness.note_lost(METADATA, "told twice")
 
-    assert ready.readiness.verdict().status == "degraded"
+    assert ready.readiness.sum_up().status == "degraded"
     assert ready.check(METADATA) == Check(False, "the metadata file was removed", BEGAN_MS + 1000)
 
 
@@ -120,7 +120,7 @@ def test_a_success_is_good_for_so_long_and_no_longer(ready: Judged, name: str, a
 
     assert before == Check(True, None, BEGAN_MS)
     assert ready.check(name) == Check(False, f"no write succeeded for {age_max_s:.0f} s", BEGAN_MS + int(age_max_s * 1000))
-    assert ready.readiness.verdict().status == "degraded"
+    assert ready.readiness.sum_up().status == "degraded"
 
 
 def test_a_store_that_is_idle_and_well_never_looks_old() -> None:
@@ -133,21 +133,21 @@ def test_a_draining_broker_is_not_ready_however_well_it_is(ready: Judged) -> Non
 
     ready.readiness.note_draining()
 
-    assert ready.readiness.verdict().status == "draining"
+    assert ready.readiness.sum_up().status == "draining"
     assert ready.check("draining") == Check(False, "shutting down", BEGAN_MS + 1000)
 
 
 def test_a_broker_that_lost_its_registration_is_degraded_until_it_has_one_again(ready: Judged) -> None:
     ready.readiness.note_registration(None)
-    before = ready.readiness.verdict()
+    before = ready.readiness.sum_up()
     ready.clock.advance(1)
     ready.readiness.note_registration("the session was lost")
     lost_ms = ready.clock.now_ms()
     ready.clock.advance(1)
     ready.readiness.note_registration("the session was lost")
-    lost = ready.readiness.verdict()
+    lost = ready.readiness.sum_up()
     ready.readiness.note_registration(None)
 
     assert before.status == "ready"
     assert (lost.status, lost.checks[REGISTRATION]) == ("degraded", Check(False, "the session was lost", lost_ms))
-    assert ready.readiness.verdict().status == "ready"
+    assert ready.readiness.sum_up().status == "ready"

@@ -18,7 +18,7 @@ from broker.coordination.slots import Slots
 from broker.groups.committed import Committed
 from broker.groups.coordinator import Coordinator
 from broker.groups.events import Join, Sync
-from broker.groups.loaded import Commit
+from broker.groups.loaded import CommitOffsets
 from broker.groups.members import Protocol
 from broker.groups.settings import GroupSettings
 from forebay.commands.debug.tracing import Tracer
@@ -190,7 +190,7 @@ async def group_with_offset(
         )
         await groups.sync(GROUP, sync)
         offsets = {partition: Committed(19, 0, "", clock.now_ms())}
-        await groups.commit(GROUP, Commit(member_id=member_id, instance_id=None, generation=generation, offsets=offsets))
+        await groups.commit(GROUP, CommitOffsets(member_id=member_id, instance_id=None, generation=generation, offsets=offsets))
         groups.stop()
     return keys.GroupKeys(GROUP, slot_of(GROUP))
 

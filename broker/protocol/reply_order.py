@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from storage.vocabulary import Buffer
 
 
-class Session:
+class ReplyOrder:
     """Numbers requests as they arrive and releases replies in that order, whatever order they are finished in."""
 
     __slots__ = ("_finished", "_next", "_oldest")
