@@ -349,12 +349,14 @@ class Dispatch:
             room.give_back()
             raise
         is_wide = len(request.partitions) > fetch.PARTITIONS_PER_STEP
-        record_bytes, first_error = 0, int(fetched.error_code)
-        for number, partition in enumerate(fetched.partitions, 1):
+        record_bytes, first_error, left = 0, fetched.error_code, fetch.PARTITIONS_PER_STEP
+        for partition in fetched.partitions:
             for buffer in partition.records:
                 record_bytes += len(buffer)
             first_error = first_error or partition.error_code
-            if is_wide and number % fetch.PARTITIONS_PER_STEP == 0:
+            left -= 1
+            if not left:
+                left = fetch.PARTITIONS_PER_STEP
                 await asyncio.sleep(0)
         connection.until_written(room.give_back, record_bytes)
         if is_wide:

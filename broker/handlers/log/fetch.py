@@ -125,8 +125,10 @@ class Fetch:
         if room is not None:
             room.settle(pinned_bytes)
         by_id = version >= TOPIC_IDS_MINIMUM
-        answers = [self._answer(target, request.isolation_level, by_id=by_id) for target in targets[:PARTITIONS_PER_STEP]]
-        for begin in range(PARTITIONS_PER_STEP, len(targets), PARTITIONS_PER_STEP):
+        if len(targets) <= PARTITIONS_PER_STEP:
+            return FetchResponse([self._answer(target, request.isolation_level, by_id=by_id) for target in targets])
+        answers: list[FetchedPartition] = []
+        for begin in range(0, len(targets), PARTITIONS_PER_STEP):
             await asyncio.sleep(0)
             part = targets[begin : begin + PARTITIONS_PER_STEP]
             answers += [self._answer(target, request.isolation_level, by_id=by_id) for target in part]
@@ -237,7 +239,15 @@ class Fetch:
     async def _resolve(self, partitions: Sequence[FetchPartition], version: int) -> list[Target]:
         by_id = version >= TOPIC_IDS_MINIMUM
         unknown = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
-        topics, missing, doubtful = await self._find_cached(partitions, by_id=by_id)
+        topics: dict[str, Topic] = {}
+        missing: set[str] = set()
+        doubtful: dict[str, str] = {}
+        if len(partitions) <= PARTITIONS_PER_STEP:
+            self._find_cached(partitions, topics, missing, doubtful, by_id=by_id)
+        else:
+            for begin in range(0, len(partitions), PARTITIONS_PER_STEP):
+                self._find_cached(partitions[begin : begin + PARTITIONS_PER_STEP], topics, missing, doubtful, by_id=by_id)
+                await asyncio.sleep(0)
         unread: StorageError | None = None
         if missing or doubtful:
             topics, unread = await self._find_others(topics, missing, doubtful, by_id=by_id)
@@ -258,14 +268,11 @@ class Fetch:
                 targets.append(Target(asked, Wanted(log, asked.fetch_offset, asked.partition_max_bytes)))
         return targets
 
-    async def _find_cached(self, asked: Iterable[FetchPartition], *, by_id: bool) -> tuple[dict[str, Topic], set[str], dict[str, str]]:
+    def _find_cached(
+        self, asked: Iterable[FetchPartition], found: dict[str, Topic], missing: set[str], doubtful: dict[str, str], *, by_id: bool
+    ) -> None:
         """By what the request calls them: the topics that the cache knows; what it does not know; the names of those it contradicts."""
-        found: dict[str, Topic] = {}
-        missing: set[str] = set()
-        doubtful: dict[str, str] = {}
-        for number, partition in enumerate(asked, 1):
-            if number % PARTITIONS_PER_STEP == 0:
-                await asyncio.sleep(0)
+        for partition in asked:
             name = partition.topic
             topic = found.get(name) or (self._topics.find_id(TopicId(name)) if by_id else self._topics.find(name))
             if topic is None:
@@ -274,7 +281,6 @@ class Fetch:
                 found[name] = topic
                 if not 0 <= partition.partition < topic.partition_count:
                     doubtful[name] = topic.name
-        return found, missing, doubtful
 
     async def _find_others(
         self, found: dict[str, Topic], missing: Iterable[str], doubtful: Mapping[str, str], *, by_id: bool
