@@ -78,6 +78,9 @@ class StoreWatch:
         found = await look(metadata, self._stores.objects)
         verdict = judge(found, accept_new_store=False)
         if verdict.is_refusal:
+            if verdict is not Verdict.LOST_METADATA:
+                # A folder that is away for a while holds nothing either: that is a store which fails, and recovers.
+                await self._stores.objects.probe()
             said = refusal(Identity(None, verdict, found), self._settings, accept_new_store=False)
             return METADATA if verdict is Verdict.LOST_METADATA else OBJECT_STORE, f"replaced under a running broker: {said}"
         if found.cluster is None:

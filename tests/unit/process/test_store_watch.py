@@ -75,6 +75,23 @@ async def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(Stores(metadata, objects), objects, metadata, identity.cluster)
 
 
+async def test_a_store_without_what_is_ours_is_another_s_only_if_it_takes_what_is_put_into_it(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused() -> None:
+        raise Unavailable("not a directory")
+
+    await watched.objects.delete_many([KEY])
+    await watched.objects.put_if_absent("wal/01/strange", [b"strange"])
+    monkeypatch.setattr(watched.objects, "probe", refused)
+    await watched.looked()
+    assert watched.lost == []
+
+    monkeypatch.undo()
+    await watched.looked()
+    assert [store for store, _ in watched.lost] == [OBJECT_STORE]
+
+
 async def test_stores_that_stay_are_left_alone(watched: Watched) -> None:
     await watched.looked()
 
