@@ -9,7 +9,13 @@ UV := $(shell command -v uv 2>/dev/null || echo $(BIN)/uv)
 UV_SYNC := UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --quiet --frozen --inexact --python $(BIN)/python
 ARGS ?=
 
-.PHONY: help setup setup-dev demo serve services services-stop services-clean kafka test test-slow compat second-opinion docs lint format types bench clean
+# Where this is set, every process of every test would compile all it imports: kept code goes to .venv instead, and none lies in the folders.
+ifneq ($(PYTHONDONTWRITEBYTECODE),)
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX ?= $(CURDIR)/$(VENV)/pycache
+endif
+
+.PHONY: help setup setup-dev demo serve services services-stop services-clean kafka check test test-slow compat second-opinion docs lint format types bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -49,8 +55,11 @@ services-clean: setup-dev  ## stop them and delete their data
 kafka: setup-dev  ## Apache Kafka itself in the foreground, to compare with (ARGS="--port 9092 --set NAME=VALUE"; needs Java and Maven)
 	@$(BIN)/python -m services.kafka $(ARGS)
 
-test: setup-dev  ## every test that is not marked slow
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+check: lint types  ## what to run while you work: lint, types, and the tests that start no server
+	@$(BIN)/python -m pytest -m "not slow" --numprocesses=logical --durations=3 tests/architecture tests/property tests/unit $(ARGS)
+
+test: setup-dev  ## every test that is not marked slow, several at a time (ARGS="-n0 tests/unit" for one at a time)
+	@$(BIN)/python -m pytest -m "not slow" --numprocesses=auto --durations=10 $(ARGS)
 
 test-slow: setup-dev  ## the tests marked slow
 	@$(BIN)/python -m pytest -m slow $(ARGS)

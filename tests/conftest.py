@@ -1,28 +1,37 @@
-"""Real servers for tests that need them: `oxia_server` and `s3_server`, one each for the whole run.
+"""What all tests share: the profile of Hypothesis, how several run at a time (tests/kit/workers.py), and real servers.
+
+`oxia_server` and `s3_server` are one each for the whole run; when several tests run at a time, one each for every worker.
 
 FOREBAY_TEST_SERVICES=containers takes them from a Docker engine instead of building them; an engine that does not answer is an error.
 Tests that kill or pause a server start their own, with `running_oxia` and `running_s3`.
 """
 
 import contextlib
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 from services.build import OXIA, PROGRAMS, VERSITYGW, BuildError, Program, built
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import S3Server, running_s3
 from tests.compat.clients import Client
 from tests.integration.serving import loop_may_be_held
+from tests.kit import workers
+from tests.kit.alone import Room
 
-# An example takes as long as the machine lets it: how long says nothing.
-settings.register_profile("busy machine", deadline=None)
-settings.load_profile("busy machine")
+# Of every property: an example takes as long as the machine lets it, and one that fails says how to see it again.
+settings.register_profile("forebay", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("forebay")
+
+GARBAGE_LOOKED_FOR_AFTER: Final = 20_000
+"""New objects; Python's own 700 are for programs that are short of memory sooner."""
 
 _NEEDS: Final[dict[str, Program]] = {"oxia_server": OXIA, "s3_server": VERSITYGW, "running_oxia": OXIA, "running_s3": VERSITYGW}
 
@@ -53,6 +62,38 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield server
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """`auto`: tests that wait, too. `logical`: tests that only compute."""
+    processors = workers.processors()
+    return workers.count(processors) if config.option.numprocesses == "auto" else min(processors, workers.WORKERS_MAX)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> workers.Scheduling:
+    return workers.Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items[:] = workers.in_order(items)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside the test's timeout: another's time is not its own
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    # The controller's folder, in which each worker has one.
+    with Room(item.config._tmp_path_factory.getbasetemp().parent).entered(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+def pytest_collection_finish() -> None:
+    """Nine thousand tests and what they import stay until the end: looking through them for garbage took a fifth of the tests' time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_LOOKED_FOR_AFTER)
+
+
+@pytest.hookimpl(tryfirst=True)  # before a worker asks for its tests
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Build what the chosen tests need before the first of them begins: a build takes longer than a test may."""
     if session.config.option.collectonly:

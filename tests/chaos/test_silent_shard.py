@@ -310,12 +310,14 @@ def check_unnoticed(measured: Measured, kind: str) -> None:
     assert min(len(seen.quiet_s), len(seen.silent_s)) >= LOADED_MIN, said
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["list_offsets", "fetch", "fetch_of_both", "offset_commit", "produce"])
 def test_what_lives_on_other_shards_does_not_notice_a_silent_one(measured: Measured, kind: str) -> None:
     check_unnoticed(measured, kind)
 
 
+@pytest.mark.alone  # it may be the one for which all is measured
 @pytest.mark.timeout(180)
 def test_what_lives_on_the_silent_shard_goes_on_when_it_speaks_again(measured: Measured) -> None:
     assert set(measured.after.values()) == {0}

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -62,6 +63,7 @@ class OneShot:
             self.errors.append(str(error))
 
 
+@pytest.mark.alone  # it looks while a broker drains, 5 s
 def test_a_rolling_restart_is_no_error_to_producers_that_do_not_retry(tmp_path: Path) -> None:
     with contextlib.ExitStack() as closing:
         lives = [closing.enter_context(contextlib.ExitStack()) for _ in range(3)]
