@@ -155,7 +155,7 @@ def test_memory_and_sqlite_answer_alike(tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         sqlite = runner.run(SqliteMetadataStore.open(tmp_path / "meta.db", blocking=InlineBlocking(), clock=clock, ids=ids))
 
-        @settings(max_examples=150, deadline=None)
+        @settings(max_examples=150)
         @given(script=scripts)
         def answers_are_equal(script: list[Action]) -> None:
             root = f"script-{ids.next_ulid()}"

@@ -3,7 +3,7 @@ import random
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
@@ -83,7 +83,7 @@ def test_memory_and_oxia_answer_alike(server: OxiaServer) -> None:
 
     with asyncio.Runner() as runner:
 
-        @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=30)
         @given(script=scripts)
         def answers_are_equal(script: list[Action]) -> None:
             runner.run(play(script))

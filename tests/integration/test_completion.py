@@ -1,18 +1,12 @@
+"""What shells are answered that complete a command line."""
+
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
-import typer
-from typer.testing import CliRunner
-
-from forebay.cli import application
-from forebay.commands.generate.completion import SCRIPTS
-from forebay.kafka_client.completion import topic_names
 
 FOLDER = str(Path(sys.executable).parent)
 
@@ -58,28 +52,8 @@ def test_without_a_broker_no_name_is_offered_and_nothing_is_said() -> None:
     assert completed("forebay group lag -b no-such-host.invalid ") == []
 
 
-@pytest.mark.parametrize("shell", SCRIPTS)
-def test_each_shell_has_a_script_that_asks_forebay(shell: str) -> None:
-    ended = CliRunner().invoke(application, ["generate", "completion", shell])
-
-    assert (ended.exit_code, ended.stdout) == (0, SCRIPTS[shell])
-    assert f"_FOREBAY_COMPLETE=complete_{'zsh' if shell == 'zsh' else 'fish'}" in ended.stdout
-
-
-def test_another_shell_is_a_usage_error() -> None:
-    assert CliRunner().invoke(application, ["generate", "completion", "csh"]).exit_code == 2
-
-
 def test_zsh_is_answered_in_its_own_words() -> None:
     environment = {**os.environ, "_FOREBAY_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "forebay generate completion "}
     ended = subprocess.run([f"{FOLDER}/forebay"], capture_output=True, text=True, check=True, env=environment)
 
     assert ended.stdout.splitlines() == ['_arguments \'*: :(("bash"', '"zsh"', '"fish"))\'']
-
-
-def test_no_name_is_offered_that_a_shell_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["$(reboot)", "a;b", "a b", "`id`", "*", "-x", "a\nb", "a\x1b[2J", "=ls", "it's", "orders.v1", "größe"]
-    asked = SimpleNamespace(admin=lambda: None, metadata=lambda _: SimpleNamespace(topics=dict.fromkeys(names)))
-    monkeypatch.setattr("forebay.kafka_client.connection.connect", lambda *_, **__: asked)
-
-    assert topic_names(cast("typer.Context", SimpleNamespace(params={})), "") == ["größe", "orders.v1"]

@@ -24,7 +24,7 @@ from oxia.internal.proto.io.streamnative.oxia.proto import (
 
 SERVICE: Final = "/io.streamnative.oxia.proto.OxiaClient/"
 SHARD: Final = 0
-DEADLINE_S: Final = 10.0
+DEADLINE_S: Final = 30.0
 ABSENT: Final = -1
 
 

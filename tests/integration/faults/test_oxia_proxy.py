@@ -20,8 +20,8 @@ from tests.faults.ports import HOST, held_port
 from tests.integration.faults.raw_oxia import ABSENT, SERVICE, RawOxia, raw_oxia
 from tests.integration.oxia.opening import on_every_shard, opened
 
-BRIEF_S = 0.3
-SOON_S = 10.0
+BRIEF_S = 1.0
+SOON_S = 30.0
 WRITES = frozenset({"Write"})
 READS = frozenset({"Read"})
 

@@ -61,14 +61,15 @@ def test_a_file_that_was_rotated_away_is_made_anew_and_loses_nothing(tmp_path: P
     if how == "removed":
         old.unlink()
     audited.log.write(FACTS | {"topic": "second"})
+    thread_of_the_former_file = audited.log._lines._thread
     audited.clock.seconds += LOOK_EVERY_S
     audited.log.write(FACTS | {"topic": "third"})
     audited.log.close()
 
     assert [line["topic"] for line in lines_of(path)] == ["third"]
     if how == "renamed":
-        # The thread of the former file writes what it was given before it leaves.
-        audited.log._lines.close(10)
+        # It writes what it was given before it leaves.
+        thread_of_the_former_file.join(30)
         assert [line["topic"] for line in lines_of(old)] == ["first", "second"]
 
 

@@ -43,7 +43,7 @@ def views_of(size: int) -> int:
     return sum(isinstance(found, memoryview) and found.nbytes == size for found in gc.get_objects())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     sizes=st.lists(st.sampled_from(EDGES) | st.integers(1, 70_000), min_size=1, max_size=6),
     chunks=st.lists(st.sampled_from([3, 4, 5, 1000, 16 * KIB, 64 * KIB, 1 << 20]) | st.integers(1, 70_000), min_size=1, max_size=5),

@@ -81,7 +81,7 @@ def check(stepped: Stepped) -> None:
     initial_delay_s=st.sampled_from([0.0, 3.0]),
     members_max=st.sampled_from([2, 100]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_group_answers_once_keeps_its_ids_apart_and_lets_nobody_wait_for_ever(
     lived: list[tuple[Any, ...]], initial_delay_s: float, members_max: int
 ) -> None:

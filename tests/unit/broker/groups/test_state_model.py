@@ -282,5 +282,5 @@ class GroupMachine(RuleBasedStateMachine):
             assert self.real.saved[-1].generation == self.model.generation
 
 
-GroupMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+GroupMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestGroup = GroupMachine.TestCase

@@ -385,7 +385,7 @@ def test_any_sequence_of_reads_gives_the_bytes_of_the_object_within_the_bound(
     asyncio.run(run())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(reads=READS, seed=st.integers(0, 2**32), bytes_max=st.integers(0, 6_000), block_bytes=st.integers(1, 40))
 def test_concurrent_reads_give_the_bytes_of_the_object_whoever_is_cancelled(
     reads: list[tuple[str, int, int, bool]], seed: int, bytes_max: int, block_bytes: int

@@ -123,7 +123,7 @@ produced = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(commits=st.lists(st.lists(produced, min_size=1, max_size=14), max_size=25))
 def test_any_sequence_of_commits_decides_as_if_no_state_ever_left_the_control_record(commits: list[list[Batch]]) -> None:
     partition, reference = Partition(), Reference({})

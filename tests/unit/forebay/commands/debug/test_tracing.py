@@ -430,7 +430,7 @@ async def test_a_batch_in_the_second_span_is_found_behind_the_gap(log: Logged) -
     assert (trace.batch.base_offset, trace.batch.last_offset, trace.batch.start) == (2, 5, spans[1][0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(layout=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 300), st.booleans()), min_size=1, max_size=12))
 def test_each_offset_leads_to_the_batch_that_a_log_of_kept_batches_has_there(layout: list[tuple[int, int, bool]]) -> None:
     """`layout`: record count, record bytes, and whether the batch was kept; what was not lies between the spans."""
