@@ -6,7 +6,7 @@ import typer
 from typer.testing import CliRunner
 
 from forebay.cli import application
-from forebay.generate.completion import SCRIPTS
+from forebay.commands.generate.completion import SCRIPTS
 from forebay.kafka_client.completion import topic_names
 
 
