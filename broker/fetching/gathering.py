@@ -244,7 +244,8 @@ class Gathering:
                 wanted.is_late = self._control_reads.is_silent(log)
                 return
             wanted.is_late = False
-        if not wanted.is_proven and log.control is not None and wanted.offset > log.control.sequence_counter:
+        control = log.seen.control
+        if not wanted.is_proven and control is not None and wanted.offset > control.sequence_counter:
             # Nobody is told that an offset is behind the end because a deposed leader of the shard has not heard of it.
             wanted.is_proven = True
             self._await(wanted, self._control_reads.prove(log))
@@ -254,7 +255,7 @@ class Gathering:
                 if not wanted.is_late and now_s >= wanted.flight.began_s + GRACE_S:
                     self._give_up_room(wanted)
                 return
-        elif not wanted.is_queued and wanted.control is log.control and not (wanted.is_too_large and self._first is None and self.is_open):
+        elif not wanted.is_queued and wanted.control is control and not (wanted.is_too_large and self._first is None and self.is_open):
             return
         self._gather(wanted, now_s)
 
@@ -290,7 +291,7 @@ class Gathering:
         offset = wanted.offset
         try:
             check_range(log, offset)
-            while offset < log.high_watermark and (taken_bytes < room or (at_least_one and not buffers)):
+            while offset < log.seen.high_watermark and (taken_bytes < room or (at_least_one and not buffers)):
                 run = self._reader.cached(log, offset) or _run_at(wanted.runs, offset)
                 if run is None:
                     if self._must_read(wanted, flight, offset, room - taken_bytes, at_least_one=at_least_one and not buffers, now_s=now_s):
@@ -308,8 +309,8 @@ class Gathering:
             wanted.error = without_frames(error)
             buffers, taken_bytes = [], 0
         wanted.buffers, wanted.size_bytes = buffers, taken_bytes
-        wanted.control = log.control
-        wanted.is_cut = wanted.error is None and offset < log.high_watermark
+        wanted.control = log.seen.control
+        wanted.is_cut = wanted.error is None and offset < log.seen.high_watermark
         self._left_bytes -= taken_bytes
         is_reading = wanted.flight is not None
         if is_reading and not wanted.is_late:
@@ -345,9 +346,10 @@ class Gathering:
 
 def needs_refresh(log: PartitionLog, offset: int) -> bool:
     """Whether a read of `offset` must look at the control record first: what is known may be older than what others acknowledged."""
-    control = log.control
+    seen = log.seen
+    control = seen.control
     # Another broker is said to have changed the record: it may have deleted what is asked for (DeleteRecords).
-    return control is None or offset >= control.sequence_counter or offset < control.log_start or log.unexplained_hints > 0
+    return control is None or offset >= control.sequence_counter or offset < control.log_start or seen.unexplained_hints > 0
 
 
 def _run_at(runs: Sequence[BatchRun], offset: int) -> BatchRun | None:

@@ -65,14 +65,14 @@ class Wait:
 
     def _begin(self, logs: Sequence[PartitionLog]) -> None:
         for log in logs:
-            log.wakers.add(self.wake)
+            log.readers.wakers[self.wake] = None
             self._waited.add(log)
         self._begun += len(logs)
 
     def __exit__(self, *_: object) -> None:
         for log in self._logs:
-            log.wakers.discard(self.wake)
-            if not log.wakers:
+            log.readers.wakers.pop(self.wake, None)
+            if not log.readers.wakers:
                 self._waited.discard(log)
 
     async def moved(self, timeout_s: float) -> bool:
@@ -124,7 +124,7 @@ class Waiters:
         """Wake everybody, to be answered with what there is."""
         self.is_stopped = True
         for log in tuple(self._waited.shards):
-            log.wake()
+            log.readers.wake()
 
     def wait(self, logs: Sequence[PartitionLog]) -> Wait:
         return Wait(logs, self._waited)
@@ -150,7 +150,7 @@ class Waiters:
                         if shard in self._asked or log in hinted.get(shard, ()) or not (is_full or shard not in self._trusted):
                             continue
                         # The version of one that was forgotten is remembered, but nobody listened to its hints since.
-                        polled.setdefault(shard, {})[log] = -1 if log.control is None else log.version
+                        polled.setdefault(shard, {})[log] = -1 if log.seen.control is None else log.seen.version
                     if is_full:
                         poll_all_at_s = now_s + self._trusted_poll_s
                 for shard in {**hinted, **polled}:
@@ -185,8 +185,8 @@ class Waiters:
                 return
             self._judge(polled)
             for log in (*hinted, *polled):
-                if log.control is None and log.version >= 0:
-                    log.wake()  # it was there once: who waits for a deleted topic waits in vain
+                if log.seen.control is None and log.seen.version >= 0:
+                    log.readers.wake()  # it was there once: who waits for a deleted topic waits in vain
 
         # All are of one shard and asked for in one turn, so they share one read.
         (read,) = {self._control_reads.ask(log) for log in (*hinted, *polled)}
@@ -197,8 +197,8 @@ class Waiters:
         log = self._partitions.by_control_path(path)
         if log is None:
             return
-        log.note_hint()
-        if log.wakers:
+        log.seen.note_hint()
+        if log.readers.wakers:
             self._hinted[log] = None
             self._has_hint.set()
             shard = self._waited.shards.get(log)
@@ -209,5 +209,5 @@ class Waiters:
         """What has moved without a hint (it may still come, and be trusted again)."""
         for log, version in polled.items():
             # A record that nobody had read when the poll began tells nothing.
-            if version >= 0 and log.version != version and log not in self._hinted and log.version == log.foreign_version:
+            if version >= 0 and log.seen.version != version and log not in self._hinted and log.seen.version == log.seen.foreign_version:
                 self._trusted.discard(self._waited.shards.get(log, -1))

@@ -97,7 +97,7 @@ class Appender:
         if self._refused is not None:
             batch.settle(Unavailable(self._refused))
             return
-        log.gathered = self._open.add(log, batch, now_s=self._clock.monotonic_s())
+        log.lane.gathered = self._open.add(log, batch, now_s=self._clock.monotonic_s())
         trigger = self._open.is_full(self._settings)
         if trigger is not None:
             self._seal(trigger)
@@ -216,7 +216,7 @@ class Sealer:
         object_id = ObjectId(self._ids.next_ulid(above=self._floor))
         commits: list[Commit] = []
         for log, batches in gathered.batches.items():
-            log.gathered = []
+            log.lane.gathered = []
             waiting = [batch for batch in batches if not batch.is_settled]
             if waiting:
                 commits.append(Commit(log, waiting, object_id, deadline_s, self.in_flight))

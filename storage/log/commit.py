@@ -25,7 +25,7 @@ from storage.log.broker_epoch import BrokerEpoch
 from storage.log.control_reads import ControlReads
 from storage.log.dead_writers import DeadWriters
 from storage.log.decide import NOBODY, PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
-from storage.log.lane import Commit, carry, leave, refuse_behind, release, take
+from storage.log.lane import Commit, carry, leave, note_applied, refuse_behind, release, take
 from storage.log.page_store import PageStore
 from storage.log.partition import PartitionLog
 from storage.log.producer_pages import fitting
@@ -223,41 +223,42 @@ class Committer:
     def _prepare(self, commit: Commit, *, is_fresh: bool) -> Send | Step:
         """What this attempt sends, or what became of the commit without sending. Synchronous: control cannot change meanwhile."""
         log = commit.log
+        seen = log.seen
         if not commit.is_unknown:
             if not commit.has_begun:
                 commit.batches = [batch for batch in commit.batches if not batch.is_settled]
             if commit.is_given_up or not commit.batches:
                 return Step.FINISHED
-            if (broken := log.broken or commit.unreadable) is not None:
+            if (broken := seen.broken or commit.unreadable) is not None:
                 self._lose(commit, broken, _after_lost())
                 return Step.FINISHED
         # A hint saves a CAS that could only fail; what is not hinted is found out by the CAS (I10).
-        if not is_fresh and (log.control is None or log.unexplained_hints > 0):
+        if not is_fresh and (seen.control is None or seen.unexplained_hints > 0):
             return Step.READ
-        if log.control is None:
-            if log.is_behind:
-                commit.cause = f"metadata answered from the past: known_version={log.version}"
+        if seen.control is None:
+            if seen.is_behind:
+                commit.cause = f"metadata answered from the past: known_version={seen.version}"
                 return Step.READ
             if commit.is_unknown:
                 self._lose(commit, OutcomeUnknown(f"the partition is gone: {log.partition}"), _after_lost())
             self._lose(commit, NotFound(f"no such partition: {log.partition}"), _after_lost())
             return Step.FINISHED
         if commit.is_unknown:
-            settled = self._settle_unknown(commit, log.control)
+            settled = self._settle_unknown(commit, seen.control)
             if settled is not None:
                 return settled
-        return self._decide(commit, log.control, is_fresh=is_fresh)
+        return self._decide(commit, seen.control, is_fresh=is_fresh)
 
     def _settle_unknown(self, commit: Commit, control: Control) -> Send | Step | None:
         """None: nothing keeps the commit from another attempt."""
         log = commit.log
         fate = fate_of(
             control,
-            log.version,
+            log.seen.version,
             epoch=commit.epoch,
             commit_seq=commit.commit_seq,
             sent_version=commit.sent_version,
-            may_be_dropped=log.committed_epoch == commit.epoch or not self._epoch.is_registered(commit.epoch),
+            may_be_dropped=log.lane.committed_epoch == commit.epoch or not self._epoch.is_registered(commit.epoch),
         )
         match fate:
             case Found(attempt):
@@ -278,6 +279,7 @@ class Committer:
 
     def _decide(self, commit: Commit, control: Control, *, is_fresh: bool) -> Send | Step:
         log = commit.log
+        version, producers = log.seen.version, log.producers
         if control.pages and self._pages.missing(commit):
             return Step.READ
         if control.revoked_floor and commit.object_id <= control.revoked_floor:
@@ -286,6 +288,7 @@ class Committer:
             carry(commit, count)  # not of one that may have been applied: the version is the one at which it fitted
         commit.begin(self._epoch)
         dead = self._dead_writers.of(control)
+        strangers = producers.strangers
         decision = decide(
             control,
             commit.batches,
@@ -293,10 +296,10 @@ class Committer:
             writer=Writer(commit.epoch, commit.commit_seq, commit.attempt),
             now_ms=self._clock.now_ms(),
             pages=commit.pages,
-            lost=log.lost and log.lost_since(self._clock.monotonic_s() - STRANGERS_WAIT_S),
-            begin_at=log.strangers.begin_at(self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S) if log.strangers.refused else NOBODY,
+            lost=producers.lost and producers.lost_since(self._clock.monotonic_s() - STRANGERS_WAIT_S),
+            begin_at=strangers.begin_at(self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S) if strangers.refused else NOBODY,
             dead_writers=dead and [epoch for epoch in dead if epoch != commit.epoch],
-            version=log.version,
+            version=version,
             expiration_ms=self._producer_expiration_ms,
             must_drain=commit.must_drain,
         )
@@ -311,21 +314,21 @@ class Committer:
         value = encode(decision.control)
         if len(value) > CONTROL_BYTES_MAX:
             return self._make_smaller(commit, len(value), CONTROL_BYTES_MAX)
-        cas = Put(log.keys.control, value, log.version)
-        if decision.chunk is None and not decision.pages and not log.page_garbage:
-            return Send(commit, Purpose.COMMIT, decision, (cas,), 0, log.version, _size_bytes(cas))
+        cas = Put(log.keys.control, value, version)
+        if decision.chunk is None and not decision.pages and not producers.page_garbage:
+            return Send(commit, Purpose.COMMIT, decision, (cas,), 0, version, _size_bytes(cas))
         ops: list[WriteOp] = [Put(log.keys.producer_page(new.name), encode(new.page), ABSENT) for new in decision.pages]
         if decision.chunk is not None:
             ops.append(Put(log.keys.index(decision.chunk.entries[-1].last), encode(decision.chunk), ABSENT))
         ops.append(cas)
         control_at = len(ops) - 1
-        if log.page_garbage:
-            ops += [Delete(log.keys.producer_page(name)) for name in log.page_garbage]
-        send = Send(commit, Purpose.COMMIT, decision, tuple(ops), control_at, log.version, sum(map(_size_bytes, ops)))
+        if producers.page_garbage:
+            ops += [Delete(log.keys.producer_page(name)) for name in producers.page_garbage]
+        send = Send(commit, Purpose.COMMIT, decision, tuple(ops), control_at, version, sum(map(_size_bytes, ops)))
         if decision.pages and send.size_bytes > WRITE_REQUEST_BYTES_MAX:
             return self._make_smaller(commit, send.size_bytes, WRITE_REQUEST_BYTES_MAX)
-        if log.page_garbage:
-            log.page_garbage = []
+        if producers.page_garbage:
+            producers.forget_page_garbage()
         return send
 
     def _make_smaller(self, commit: Commit, size_bytes: int, bytes_max: int) -> Step:
@@ -343,9 +346,9 @@ class Committer:
         return Step.READ
 
     def _put_again(self, commit: Commit, purpose: Purpose, decision: Decision, control: Control) -> Send:
-        log = commit.log
-        put = Put(log.keys.control, encode(control), log.version)
-        return Send(commit, purpose, decision, (put,), 0, log.version, _size_bytes(put))
+        version = commit.log.seen.version
+        put = Put(commit.log.keys.control, encode(control), version)
+        return Send(commit, purpose, decision, (put,), 0, version, _size_bytes(put))
 
     async def _write_all(self, requests: Sequence[Sequence[WriteOp]]) -> list[WriteOutcome]:
         if not requests:
@@ -383,7 +386,7 @@ class Committer:
                     return True
                 self._conflicts.inc()
                 if send.decision.pages:
-                    commit.log.discard_pages(new.name for new in send.decision.pages)
+                    commit.log.producers.discard_pages(new.name for new in send.decision.pages)
             case Unknown(reason):
                 self._unknown.inc()
                 commit.cause = reason
@@ -398,20 +401,21 @@ class Committer:
     def _applied(self, commit: Commit, decision: Decision, *, version: int | None = None) -> None:
         """The CAS is known to have applied: only now are batches shown (I8) and acknowledged (I1)."""
         log = commit.log
-        log.committed_epoch = commit.epoch
-        log.explain_hint()
+        seen = log.seen
+        note_applied(commit)
+        seen.explain_hint()
         self._tail.add(
-            log.tail,
+            log.readers.tail,
             [
                 (batch, verdict.base_offset)
                 for batch, verdict in zip(commit.batches, decision.verdicts, strict=True)
                 if verdict.outcome is Outcome.APPENDED and not batch.is_settled
             ],
         )
-        if version is not None and version > log.version:
+        if version is not None and version > seen.version:
             assert decision.control is not None
-            if log.control is not None and log.control.pages != decision.control.pages:
-                self._replace_pages(log, log.control, decision, version)
+            if seen.control is not None and seen.control.pages != decision.control.pages:
+                self._replace_pages(log, seen.control, decision, version)
             log.advance(decision.control, version)
         self._answer(commit, decision.verdicts)
 
@@ -419,28 +423,29 @@ class Committer:
         assert decision.control is not None
         self._pages.note_written(log, decision.pages)
         named = {ref.name for ref in decision.control.pages}
-        log.discard_pages(ref.name for ref in before.pages if ref.name not in named)
+        log.producers.discard_pages(ref.name for ref in before.pages if ref.name not in named)
         if self._pages.is_sweep_due(log):
             self._nursery.spawn(self._pages.sweep(log, decision.control, version), name="sweep-pages")
 
     def _answer(self, commit: Commit, verdicts: Sequence[Verdict]) -> None:
         log = commit.log
-        log_start = log.control.log_start if log.control is not None else 0
+        control, strangers = log.seen.control, log.producers.strangers
+        log_start = control.log_start if control is not None else 0
         for batch, verdict in zip(commit.batches, verdicts, strict=True):
             outcome = verdict.outcome
             if outcome is Outcome.APPENDED or outcome is Outcome.DUPLICATE:
-                if log.strangers.refused:
-                    log.strangers.forget(batch.producer_id)
+                if strangers.refused:
+                    strangers.forget(batch.producer_id)
                 batch.settle(Appended(verdict.base_offset, log_start))
                 continue
             if outcome is Outcome.NO_PREDECESSOR:
                 now_s = self._clock.monotonic_s()
-                log.strangers.make_wait(batch.producer_id, batch.producer_epoch, batch.first_seq, now_s, wait_s=STRANGERS_WAIT_S)
+                strangers.make_wait(batch.producer_id, batch.producer_epoch, batch.first_seq, now_s, wait_s=STRANGERS_WAIT_S)
             batch.settle(refusal(batch, verdict, log))
 
     async def _reupload(self, commit: Commit) -> None:
         """The object is at or below the floor of revoked ids: its bytes get a new, higher name before they may be committed."""
-        control = commit.log.control
+        control = commit.log.seen.control
         try:
             await self._upload_again(commit, control.revoked_floor if control is not None else "")
         except StorageError as error:

@@ -49,7 +49,7 @@ class _Shard:
 
 
 class ControlReads:
-    """Brings `PartitionLog.control` up to date."""
+    """Brings `PartitionLog.seen` up to date."""
 
     def __init__(self, *, metadata: MetadataStore, partitions: Partitions, nursery: Nursery) -> None:
         self._metadata = metadata
@@ -59,13 +59,13 @@ class ControlReads:
         self._proofs = Proofs(metadata=metadata, refresh=self.refresh, nursery=nursery)
 
     def prove(self, log: PartitionLog) -> asyncio.Future[None]:
-        """As `ask`, and `log.control` certainly was the newest record at some moment from now on: costs a write."""
+        """As `ask`, and `log.seen.control` certainly was the newest record at some moment from now on: costs a write."""
         return self._proofs.ask(log)
 
     def ask(self, log: PartitionLog) -> asyncio.Future[None]:
-        """What is done when `log.control` is at least as new as now, or fails with `Unavailable`. It is shared: never cancel it.
+        """What is done when `log.seen.control` is at least as new as now, or fails with `Unavailable`. It is shared: never cancel it.
 
-        A record that is there but unreadable is told by `PartitionLog.broken`.
+        A record that is there but unreadable is told by `log.seen.broken`.
         """
         return self._ask(self._shard_of(log), log)
 
@@ -184,20 +184,18 @@ class ControlReads:
             news: list[tuple[PartitionLog, Record, int]] = []
             # All of it before others have their turn: what they hear from now on is newer than these records.
             for log, record in zip(part, records, strict=True):
-                if record is not None and log.is_news(record.version):
-                    news.append((log, record, log.unexplained_hints))
-                    continue
-                log.unexplained_hints = 0
                 if record is None:
                     log.observe_absent()
+                elif log.seen.find(record.version):
+                    news.append((log, record, log.seen.unexplained_hints))
             for log, record, hints in news:
                 # Not before the record is taken over: until then a reader has to ask, or would be served what was deleted.
-                log.unexplained_hints -= hints
-                if log.is_news(record.version):
+                log.seen.explain_hints(hints)
+                if log.seen.is_news(record.version):
                     try:
                         log.observe(decode_control(record.value, path=record.path), record.version)
                     except (Corrupt, IncompatibleFormat) as error:
-                        log.broken = error  # the other partitions of this read are not concerned
+                        log.seen.observe_broken(error)  # the other partitions of this read are not concerned
                 await turns.spent()
 
 
@@ -216,11 +214,12 @@ def failure_of(read: asyncio.Future[None], log: PartitionLog) -> StorageError | 
 
 
 def bounds_of(log: PartitionLog) -> LogBounds | StorageError:
-    control = log.control
-    if log.broken is not None:
-        return log.broken
-    if log.is_behind:
-        return Unavailable(f"metadata answered from the past: partition={log.partition} known_version={log.version}")
+    seen = log.seen
+    control = seen.control
+    if seen.broken is not None:
+        return seen.broken
+    if seen.is_behind:
+        return Unavailable(f"metadata answered from the past: partition={log.partition} known_version={seen.version}")
     if control is None or control.log_state is LogState.DELETED:
         return NotFound(f"no such partition: {log.partition}")
     return LogBounds(log_start=control.log_start, high_watermark=control.sequence_counter, bytes_total=control.bytes_total)

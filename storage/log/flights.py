@@ -118,7 +118,7 @@ class Flights:
                 end = flight.end
                 if not left_bytes or len(flight.runs) >= runs_max or not flight.wakers:
                     break
-                if end >= log.high_watermark or self._reads.cached(log, end) is not None:
+                if end >= log.seen.high_watermark or self._reads.cached(log, end) is not None:
                     break
         except StorageError as error:
             flight.error = without_frames(error)

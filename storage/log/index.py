@@ -24,7 +24,7 @@ class EntryIndex:
         self._chunks = KeptChunks()
 
     async def find(self, log: PartitionLog, offset: int) -> Entry:
-        """The entry that covers `offset`, which must lie in [log_start, high watermark) as `log.control` was last seen.
+        """The entry that covers `offset`, which must lie in [log_start, high watermark) as `log.seen.control` was last seen.
 
         Raises `OffsetOutOfRange` if a refresh shows that it no longer does, `Corrupt` if it does and no entry covers it.
         """
@@ -71,13 +71,14 @@ def covering(entries: tuple[Entry, ...], offset: int) -> Entry | None:
 
 def readable(log: PartitionLog) -> Control:
     """The control record as last seen. Raise what keeps it from being read."""
-    if log.broken is not None:
-        raise log.broken
-    if log.control is None:
+    seen = log.seen
+    if seen.broken is not None:
+        raise seen.broken
+    if seen.control is None:
         raise Unavailable(f"partition not read yet: {log.partition}")
-    if log.control.log_state is LogState.DELETED:
+    if seen.control.log_state is LogState.DELETED:
         raise NotFound(f"the partition was deleted: {log.partition}")
-    return log.control
+    return seen.control
 
 
 def check_range(log: PartitionLog, offset: int) -> None:

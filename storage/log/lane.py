@@ -3,17 +3,40 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from storage.errors import StorageError
 from storage.log.batch import Batch
 from storage.log.broker_epoch import BrokerEpoch
 from storage.log.decide import Decision
-from storage.log.partition import PartitionLog
 from storage.log.producer_pages import NO_PAGES, Pages
 from storage.vocabulary import ObjectId
 
+if TYPE_CHECKING:
+    from storage.log.partition import PartitionLog
+
 Sources = frozenset[int]
 """Connections, by identity."""
+
+
+class Lane:
+    """One partition's commits, in the order in which they were sealed. Written by the functions below, but for `gathered`.
+
+    `is_busy`: the first of `commits` is open. `committed_epoch` is the last broker epoch under which one of them was applied.
+    `gathered` are the batches that wait to be sealed: written by storage/log/append.py.
+    """
+
+    __slots__ = ("commits", "committed_epoch", "gathered", "is_busy")
+
+    def __init__(self) -> None:
+        self.commits: list[Commit] = []
+        self.is_busy = False
+        self.committed_epoch = -1
+        self.gathered: list[Batch] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.gathered or self.commits or self.is_busy)
 
 
 class InFlight:
@@ -69,7 +92,7 @@ class Commit:
     attempt can still land.
     """
 
-    log: PartitionLog
+    log: "PartitionLog"
     batches: list[Batch]
     object_id: ObjectId
     deadline_s: float
@@ -104,8 +127,8 @@ class Commit:
 
     @property
     def is_open(self) -> bool:
-        log = self.log
-        return log.lane_busy and log.lane[0] is self
+        lane = self.log.lane
+        return lane.is_busy and lane.commits[0] is self
 
     def begin(self, epoch: BrokerEpoch) -> None:
         """Take a number, once. The number stays, whatever epoch the broker has later."""
@@ -122,13 +145,13 @@ class Commit:
         waiting = [batch for batch in self.batches if not batch.is_settled]
         for batch in waiting:
             if batch.has_sequence:
-                self.log.lose(batch.producer_id, batch.first_seq, now_s)
+                self.log.producers.lose(batch.producer_id, batch.first_seq, now_s)
             batch.settle(error)
         return frozenset([id(batch.append.source) for batch in waiting])
 
 
 def enter(commit: Commit) -> None:
-    commit.log.lane.append(commit)
+    commit.log.lane.commits.append(commit)
     commit.in_flight.add(commit)
 
 
@@ -139,43 +162,48 @@ def carry(commit: Commit, count: int) -> None:
     size_bytes = sum([batch.size_bytes for batch in batches])
     rest = Commit(commit.log, batches, commit.object_id, commit.deadline_s, commit.in_flight, size_bytes, is_uploaded=True)
     commit.batches = commit.batches[:count]
-    commit.log.lane.insert(1, rest)
+    commit.log.lane.commits.insert(1, rest)
     commit.in_flight.split(commit, rest)
 
 
 def take(commit: Commit) -> bool:
     """Open the commit if it is its lane's turn."""
-    log = commit.log
-    if log.lane_busy or not commit.is_uploaded or not log.lane or log.lane[0] is not commit:
+    lane = commit.log.lane
+    if lane.is_busy or not commit.is_uploaded or not lane.commits or lane.commits[0] is not commit:
         return False
-    log.lane_busy = True
+    lane.is_busy = True
     return True
+
+
+def note_applied(commit: Commit) -> None:
+    """`writers` has had an entry of its epoch since."""
+    commit.log.lane.committed_epoch = commit.epoch
 
 
 def release(commit: Commit) -> Commit | None:
     """End the open commit and open the next one of its lane if that is uploaded."""
-    log = commit.log
-    assert log.lane_busy, f"released twice: {log.partition}"
-    assert log.lane[0] is commit, f"not the open commit: {log.partition}"
-    del log.lane[0]
-    log.lane_busy = False
+    lane = commit.log.lane
+    assert lane.is_busy, f"released twice: {commit.log.partition}"
+    assert lane.commits[0] is commit, f"not the open commit: {commit.log.partition}"
+    del lane.commits[0]
+    lane.is_busy = False
     return _end(commit)
 
 
 def leave(commit: Commit) -> Commit | None:
     """End a commit that was answered before it was opened; open the one behind it if it was in its way."""
     assert not commit.is_open, f"open: {commit.log.partition}"
-    commit.log.lane.remove(commit)
+    commit.log.lane.commits.remove(commit)
     return _end(commit)
 
 
 def _end(commit: Commit) -> Commit | None:
-    log = commit.log
+    waiting = commit.log.lane.commits
     commit.in_flight.remove(commit)
     commit.batches = []
     commit.pages, commit.sent_decisions = NO_PAGES, ()
-    if log.lane and take(log.lane[0]):
-        return log.lane[0]
+    if waiting and take(waiting[0]):
+        return waiting[0]
     return None
 
 
@@ -183,15 +211,15 @@ def refuse_behind(commit: Commit, sources: Sources, error: StorageError) -> None
     """A batch of these `sources` was lost before it was committed: what follows it in the lane, or is gathered, must not be appended before
     its retry. (`decide` would refuse most followers with a sequence by itself, but not those of a stranger that may begin late: ADR 9.)
     """
-    log = commit.log
     if not sources:
         return
+    lane = commit.log.lane
     is_behind = False
-    for follower in log.lane:
+    for follower in lane.commits:
         if is_behind:
             _refuse(follower.batches, sources, error)
         is_behind = is_behind or follower is commit
-    _refuse(log.gathered, sources, error)
+    _refuse(lane.gathered, sources, error)
 
 
 def _refuse(batches: list[Batch], sources: Sources, error: StorageError) -> None:

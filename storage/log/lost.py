@@ -1,4 +1,4 @@
-"""When producers lost batches, of all partitions (ADR 9): what each partition knows of them is in `PartitionLog.lost`."""
+"""When producers lost batches, of all partitions (ADR 9): what each partition knows of them is in `ProducerMemory.lost`."""
 
 from collections import OrderedDict
 from typing import Final, Protocol
@@ -10,7 +10,7 @@ LOST_OF_ALL_KEPT_MAX: Final = 32_768
 
 
 class LosesBatches(Protocol):
-    """The part of a `PartitionLog` that this needs: the lowest sequence that was lost by producer, who lost one last behind."""
+    """The part of a `ProducerMemory` that this needs: the lowest sequence that was lost by producer, who lost one last behind."""
 
     @property
     def lost(self) -> dict[int, int]: ...
@@ -27,24 +27,24 @@ class LostBatches:
     def __len__(self) -> int:
         return len(self._at_s)
 
-    def note(self, log: LosesBatches, producer_id: int, first_seq: int, now_s: float) -> None:
-        log.lost[producer_id] = min(first_seq, log.lost.pop(producer_id, first_seq))
-        self._at_s[log, producer_id] = now_s
-        self._at_s.move_to_end((log, producer_id))
-        if len(log.lost) > LOST_KEPT_MAX:
-            self._forget(log, next(iter(log.lost)))
+    def note(self, producers: LosesBatches, producer_id: int, first_seq: int, now_s: float) -> None:
+        producers.lost[producer_id] = min(first_seq, producers.lost.pop(producer_id, first_seq))
+        self._at_s[producers, producer_id] = now_s
+        self._at_s.move_to_end((producers, producer_id))
+        if len(producers.lost) > LOST_KEPT_MAX:
+            self._forget(producers, next(iter(producers.lost)))
         if len(self._at_s) > LOST_OF_ALL_KEPT_MAX:
             self._forget(*next(iter(self._at_s)))
 
-    def forget_before(self, log: LosesBatches, before_s: float) -> None:
+    def forget_before(self, producers: LosesBatches, before_s: float) -> None:
         """Those of one partition."""
-        while log.lost and self._at_s[log, producer_id := next(iter(log.lost))] < before_s:
-            self._forget(log, producer_id)
+        while producers.lost and self._at_s[producers, producer_id := next(iter(producers.lost))] < before_s:
+            self._forget(producers, producer_id)
 
-    def forget(self, log: LosesBatches) -> None:
+    def forget(self, producers: LosesBatches) -> None:
         """All of one partition."""
-        for producer_id in tuple(log.lost):
-            self._forget(log, producer_id)
+        for producer_id in tuple(producers.lost):
+            self._forget(producers, producer_id)
 
-    def _forget(self, log: LosesBatches, producer_id: int) -> None:
-        del self._at_s[log, producer_id], log.lost[producer_id]
+    def _forget(self, producers: LosesBatches, producer_id: int) -> None:
+        del self._at_s[producers, producer_id], producers.lost[producer_id]

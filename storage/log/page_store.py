@@ -39,7 +39,7 @@ class PageStore:
 
     def missing(self, commit: Commit) -> list[str]:
         """Names of pages that deciding `commit` needs and that `commit.pages` does not hold after this."""
-        control = commit.log.control
+        control = commit.log.seen.control
         if control is None or not control.pages:
             return []
         had = commit.pages
@@ -89,11 +89,7 @@ class PageStore:
 
     def is_sweep_due(self, log: PartitionLog) -> bool:
         """True once at intervals: then `sweep` is to be run."""
-        now_s = self._clock.monotonic_s()
-        if now_s < log.sweep_at_s:
-            return False
-        log.sweep_at_s = now_s + SWEEP_EVERY_S
-        return True
+        return log.producers.is_sweep_due(self._clock.monotonic_s(), every_s=SWEEP_EVERY_S)
 
     async def sweep(self, log: PartitionLog, control: Control, version: int) -> None:
         """Remove pages that no control record can name any more: `control`, which was the record at `version`, does not, and they were

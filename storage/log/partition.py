@@ -1,24 +1,21 @@
-"""What one broker remembers of a partition: the control record as last seen, its lane, its tail. All of it can be lost."""
+"""What one broker remembers of partitions, and which of them it forgets to make room. All of it can be lost."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from runtime.telemetry import Metric, Telemetry
-from storage.errors import StorageError
 from storage.formats.control import Control, LogState
 from storage.limits import MIB
+from storage.log.lane import Lane
 from storage.log.lost import LostBatches
+from storage.log.producer_memory import ProducerMemory
+from storage.log.readers import Readers
+from storage.log.seen import SeenControl
 from storage.log.sizes import control_bytes
 from storage.log.strangers import Waiting
-from storage.log.tail import Tail
 from storage.metadata.keys import PartitionKeys
 from storage.vocabulary import PartitionId
-
-if TYPE_CHECKING:
-    from storage.log.batch import Batch
-    from storage.log.lane import Commit
 
 PARTITIONS_KEPT_MAX: Final = 100_000
 PARTITIONS_BYTES_MAX: Final = 256 * MIB
@@ -30,8 +27,6 @@ FORGOTTEN_BYTES: Final = 320
 """Of what is kept of a log that was forgotten."""
 LOOKED_AT_MAX: Final = 8
 """Logs that are looked at for one to forget when another one is asked for."""
-OWED_HINTS_MAX: Final = 4
-PAGE_GARBAGE_MAX: Final = 64
 GONE_LOOKED_FOR_EVERY: Final = 1_000
 """Partitions touched between two looks for those that were deleted."""
 
@@ -59,15 +54,10 @@ class Remembered:
 
 
 class PartitionLog:
-    """`control` is None until read (or after the partition was seen gone); it only ever moves to newer versions.
+    """One partition in one broker: four things that know nothing of each other, each with one writer, and what concerns all of them.
 
-    `broken` says why the record, though there, could not be read (`Corrupt`, `IncompatibleFormat`).
-    `foreign_version` is the version of the last record that was read rather than committed here.
-    `lost` holds, by producer, the lowest sequence that was answered with an error though the producer may have sent more behind it.
-    `unexplained_hints` counts hints that the control record changed, less the changes that are known: above 0, somebody else wrote it.
-    `strangers` are producers that nobody knew and that were told to wait for what comes before their batches.
-    `committed_epoch` is the last broker epoch under which a commit of this lane was applied.
-    `gathered` are the batches that wait to be sealed. `page_garbage` names pages of producer states to be deleted with the next commit.
+    `seen` is the control record as last seen, `lane` the order of commits, `readers` what is kept for them, `producers` what is remembered
+    of these beside the control record. Records are taken over here, since readers wake and memory is counted when `seen` changes.
     `was_used`: since somebody looked for logs to forget. `is_forgotten`: who asks for the partition now gets another log.
     """
 
@@ -75,150 +65,73 @@ class PartitionLog:
         "__weakref__",
         "_counted_bytes",
         "_remembered",
-        "_was_absent",
-        "broken",
-        "committed_epoch",
-        "control",
-        "foreign_version",
-        "gathered",
         "is_forgotten",
         "keys",
         "lane",
-        "lane_busy",
-        "lost",
-        "page_garbage",
         "partition",
-        "strangers",
-        "sweep_at_s",
-        "tail",
-        "unexplained_hints",
-        "version",
-        "wakers",
+        "producers",
+        "readers",
+        "seen",
         "was_used",
     )
 
     def __init__(self, partition: PartitionId, *, version: int = -1, remembered: Remembered | None = None) -> None:
         self.partition = partition
+        self.keys = PartitionKeys(partition)
+        self.seen = SeenControl(version)
+        self.lane = Lane()
+        self.readers = Readers()
         self._remembered = remembered or Remembered()
+        self.producers = ProducerMemory(self._remembered.lost, self._remembered.waiting.of(partition))
         self._counted_bytes = 0
         self.is_forgotten = False
         self.was_used = False
-        self.keys = PartitionKeys(partition)
-        self.control: Control | None = None
-        self.version = version
-        self._was_absent = False
-        self.broken: StorageError | None = None
-        self.foreign_version = -1
-        self.unexplained_hints = 0
-        self.lane: list[Commit] = []
-        self.lane_busy = False
-        self.lost: dict[int, int] = {}
-        self.strangers = self._remembered.waiting.of(partition)
-        self.committed_epoch = -1
-        self.gathered: list[Batch] = []
-        self.page_garbage: list[str] = []
-        self.sweep_at_s = float("-inf")
-        self.tail = Tail()
-        self.wakers: set[Callable[[], None]] = set()
         self._count()
 
     @property
     def is_idle(self) -> bool:
         """Nothing of it is gathered, queued or undecided, and nobody waits for it: it may be forgotten."""
-        return not (self.gathered or self.lane or self.lane_busy or self.wakers)
-
-    @property
-    def is_gone(self) -> bool:
-        """The partition was there, as far as anybody asked, and is not any more."""
-        control = self.control
-        return control.log_state is LogState.DELETED if control is not None else self._was_absent
-
-    @property
-    def is_behind(self) -> bool:
-        """Nothing as new as what was known before this log was forgotten has been read yet."""
-        return self.control is None and self.version >= 0 and not self._was_absent
-
-    @property
-    def high_watermark(self) -> int:
-        """As last seen; -1 if never."""
-        return -1 if self.control is None else self.control.sequence_counter
+        return self.lane.is_empty and not self.readers.wakers
 
     def advance(self, control: Control, version: int) -> None:
         """Take over a record this broker has just committed."""
-        assert version > self.version, f"control went back: {self.partition} {self.version} -> {version}"
-        self.control, self.version = control, version
+        self.seen.advance(control, version)
         self._count()
-        self.wake()
-
-    def is_news(self, version: int) -> bool:
-        """Whether `observe` would take over a record of this version: most reads find what is known, and need not decode it.
-
-        One that is older than what is known is ignored, so that reads never go back (promise 5). The same version is news after
-        `observe_absent`: a deposed leader of the shard may have answered that, from before the creation.
-        """
-        return version > self.version or (version == self.version and self.control is None)
+        self.readers.wake()
 
     def observe(self, control: Control, version: int) -> None:
         """Take over a record that was read, if it is news."""
-        if not self.is_news(version):
+        if not self.seen.observe(control, version):
             return
-        self.control, self.version, self.broken = control, version, None
-        self.foreign_version = version
         self._count()
         if self.is_forgotten:
             self._remembered.heard(self)
-        self.wake()
+        self.readers.wake()
 
     def observe_absent(self) -> None:
         """The record does not exist, or did not when a deposed leader of its shard last heard."""
-        self._was_absent = True
-        if self.control is not None:
-            self.control = None
+        if self.seen.observe_absent():
             self._count()
-            self.wake()
-
-    def lose(self, producer_id: int, first_seq: int, now_s: float) -> None:
-        """A batch was answered with an error; what its producer sent behind it may still be on its way here."""
-        self._remembered.lost.note(self, producer_id, first_seq, now_s)
-
-    def lost_since(self, since_s: float) -> Mapping[int, int]:
-        """The lowest sequence by producer of those lost since then. What was sent behind older ones is not on its way any more."""
-        self._remembered.lost.forget_before(self, since_s)
-        return self.lost
-
-    def note_hint(self) -> None:
-        """Somebody wrote the control record, perhaps this broker."""
-        self.unexplained_hints += 1
-
-    def explain_hint(self) -> None:
-        """This broker wrote it. The hint may come before or after, or never: so few are owed at a time."""
-        self.unexplained_hints = max(self.unexplained_hints - 1, -OWED_HINTS_MAX)
+            self.readers.wake()
 
     def note_put_again(self, before: int, after: int | None) -> None:
         """This broker put the record of version `before` once more, as it was."""
-        self.explain_hint()
-        if after is not None and self.version == before and self.control is not None:
-            self.advance(self.control, after)
-
-    def discard_pages(self, names: Iterable[str]) -> None:
-        """No control record can name them any more. What is too much is left to a sweep."""
-        self.page_garbage += islice(names, max(0, PAGE_GARBAGE_MAX - len(self.page_garbage)))
-
-    def wake(self) -> None:
-        for waker in tuple(self.wakers):
-            waker()
+        seen = self.seen
+        seen.explain_hint()
+        if after is not None and seen.version == before and seen.control is not None:
+            self.advance(seen.control, after)
 
     def forget(self) -> None:
         """It counts no more, whoever holds it still."""
         self.is_forgotten = True
-        self._remembered.lost.forget(self)
+        self.producers.forget_lost()
         self._remembered.size_bytes -= self._counted_bytes
         self._counted_bytes = 0
 
     def _count(self) -> None:
         if self.is_forgotten:
             return
-        size_bytes = LOG_BYTES + control_bytes(self.control) + PAGE_NAME_BYTES * len(self.page_garbage)
+        size_bytes = LOG_BYTES + control_bytes(self.seen.control) + PAGE_NAME_BYTES * len(self.producers.page_garbage)
         self._remembered.size_bytes += size_bytes - self._counted_bytes
         self._counted_bytes = size_bytes
 
@@ -287,7 +200,7 @@ class Partitions:
             if len(self._logs) + coming <= self._kept_max and self._remembered.size_bytes <= self._bytes_max:
                 return
             log = next(iter(self._logs.values()))
-            if log.is_idle and (log.is_gone or not log.was_used):
+            if log.is_idle and (log.seen.is_gone or not log.was_used):
                 self._forget(log)
                 self._forgotten.inc()
             else:
@@ -295,7 +208,7 @@ class Partitions:
                 self._logs.move_to_end(log.partition)
 
     def _forget_gone(self) -> None:
-        for log in [log for log in self._logs.values() if log.is_gone and log.is_idle]:
+        for log in [log for log in self._logs.values() if log.seen.is_gone and log.is_idle]:
             self._forget(log)
 
     def _forget(self, log: PartitionLog) -> None:
@@ -310,12 +223,12 @@ class Partitions:
         known = self._logs.get(log.partition)
         if known is None:
             self._keep_version(log)
-        elif log.control is not None:
-            known.observe(log.control, log.version)
+        elif log.seen.control is not None:
+            known.observe(log.seen.control, log.seen.version)
 
     def _keep_version(self, log: PartitionLog) -> None:
-        if log.version < 0 or (log.control is not None and log.control.log_state is LogState.DELETED):
+        if log.seen.version < 0 or (log.seen.control is not None and log.seen.control.log_state is LogState.DELETED):
             return
-        self._forgotten_versions[log.partition] = max(log.version, self._forgotten_versions.get(log.partition, -1))
+        self._forgotten_versions[log.partition] = max(log.seen.version, self._forgotten_versions.get(log.partition, -1))
         while len(self._forgotten_versions) > self._kept_max:
             self._forgotten_versions.popitem(last=False)

@@ -40,8 +40,8 @@ class Proofs:
         self._places: dict[int, asyncio.Semaphore] = {}
 
     def ask(self, log: PartitionLog) -> asyncio.Future[None]:
-        """What is done when `log.control` was the newest record at some moment from now on (or there is none), or fails with `Unavailable`.
-        It is shared: never cancel it.
+        """What is done when `log.seen.control` was the newest record at some moment from now on (or there is none), or fails with
+        `Unavailable`. It is shared: never cancel it.
         """
         asked = self._next.get(log)
         if asked is None:
@@ -85,8 +85,8 @@ class Proofs:
     async def _prove(self, log: PartitionLog) -> None:
         for attempt in range(ATTEMPTS_MAX):
             await self._refresh([log])
-            control, version = log.control, log.version
-            if control is None or control.log_state is LogState.DELETED or log.broken is not None:
+            control, version = log.seen.control, log.seen.version
+            if control is None or control.log_state is LogState.DELETED or log.seen.broken is not None:
                 return
             outcome = await self._metadata.write([Put(log.keys.control, encode(control), version)])
             if isinstance(outcome, Applied) and outcome.results[0].status is Status.OK:

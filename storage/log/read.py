@@ -32,7 +32,7 @@ READ_TIMEOUT_S: Final = 20.0
 
 
 class Reader:
-    """Reads runs of batches. Which offsets may be read is the caller's business: `log.control` must have been seen to cover them."""
+    """Reads runs of batches. Which offsets may be read is the caller's business: `log.seen.control` must have been seen to cover them."""
 
     def __init__(
         self, *, index: EntryIndex, blocks: BlockCache, control_reads: ControlReads, damage: Damage, clock: Clock, nursery: Nursery
@@ -46,7 +46,7 @@ class Reader:
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None:
         """The run that holds `offset`, if the tail cache has it."""
-        return log.tail.find(offset)
+        return log.readers.tail.find(offset)
 
     async def stored(self, log: PartitionLog, offset: int, *, bytes_max: int) -> BatchRun:
         """Batches from the one that holds `offset` on, about `bytes_max` of them and at least one, from the object store.

@@ -60,7 +60,7 @@ def decide_trim(control: Control, before: int) -> TrimDecision:
 
 def existing(log: PartitionLog) -> Control:
     """The control record of a log that has just been refreshed. Raise what keeps it from being read, `NotFound` if it does not exist."""
-    if log.control is None and log.broken is None and not log.is_behind:
+    if log.seen.control is None and log.seen.broken is None and not log.seen.is_behind:
         raise NotFound(f"no such partition: {log.partition}")
     return readable(log)
 
@@ -106,7 +106,7 @@ class Trimmer:
             if decision.control is None:
                 return decision.log_start
             before = decision.log_start  # of HIGH_WATERMARK: what is appended while this is tried again was not meant
-            outcome = await self._write(Put(log.keys.control, encode(decision.control), log.version))
+            outcome = await self._write(Put(log.keys.control, encode(decision.control), log.seen.version))
             match outcome:
                 case Applied((result,)) if result.status is Status.OK:
                     assert result.version is not None, "a successful put has a version"

@@ -61,7 +61,7 @@ def shows_before_the_cas() -> Iterator[None]:
                 batch for batch, verdict in zip(commit.batches, decision.verdicts, strict=True) if verdict.outcome is Outcome.APPENDED
             ]
             if batches:
-                self._tail.add(commit.log.tail, list(zip(batches, offsets, strict=True)))
+                self._tail.add(commit.log.readers.tail, list(zip(batches, offsets, strict=True)))
         return step
 
     with _around(Committer, "_prepare", prepare):
@@ -100,7 +100,7 @@ def tells_ends_from_memory() -> Iterator[None]:
 
     async def read(original: Original, self: ControlReads, partitions: Sequence[PartitionId]) -> list[LogBounds | Exception]:
         logs = [self._partitions.get(partition) for partition in partitions]
-        if any(log.control is None for log in logs):
+        if any(log.seen.control is None for log in logs):
             return await original(self, partitions)  # type: ignore[no-any-return]
         return [bounds_of(log) for log in logs]
 

@@ -41,7 +41,7 @@ def takes_the_page_it_knows_for_the_one_that_is_named() -> Iterator[None]:
 
     def missing(original: Callable[..., Any], self: object, attempt: lane.Commit) -> list[str]:
         names: list[str] = original(self, attempt)
-        control = attempt.log.control
+        control = attempt.log.seen.control
         for ref in control.pages if control is not None else ():
             place = id(self), attempt.log.partition, ref.first_pid
             if place in known:
@@ -98,7 +98,7 @@ def takes_an_absent_entry_for_an_attempt_that_was_not_applied() -> Iterator[None
     """Model: F-absent. Somebody may have dropped it."""
 
     def prepare(original: Callable[..., Any], self: Any, attempt: lane.Commit, **how: Any) -> object:
-        attempt.log.committed_epoch = -1
+        attempt.log.lane.committed_epoch = -1
         with mock.patch.object(broker_epoch.BrokerEpoch, "is_registered", return_value=True):
             return original(self, attempt, **how)
 
@@ -109,9 +109,9 @@ def takes_an_absent_entry_for_an_attempt_that_was_not_applied() -> Iterator[None
 @contextlib.contextmanager
 def commits_objects_that_were_revoked() -> Iterator[None]:
     def prepare(original: Callable[..., Any], self: Any, attempt: lane.Commit, **how: Any) -> object:
-        control = attempt.log.control
+        control = attempt.log.seen.control
         if control is not None and control.revoked_floor:
-            attempt.log.control = msgspec.structs.replace(control, revoked_floor="")
+            attempt.log.seen.control = msgspec.structs.replace(control, revoked_floor="")
         return original(self, attempt, **how)
 
     with _around(commit.Committer, "_prepare", prepare):

@@ -216,7 +216,7 @@ class Produce:
     def _note_lost(self, partition: PartitionId, header: BatchHeader) -> None:
         """A batch is refused for its records: what its producer sent behind it is not to wait for it."""
         if header.producer_id != NO_PRODUCER:
-            self._partitions.get(partition).lose(header.producer_id, header.base_sequence, self._clock.monotonic_s())
+            self._partitions.get(partition).producers.lose(header.producer_id, header.base_sequence, self._clock.monotonic_s())
 
     def _rules_of(self, topic: Topic) -> TopicRules:
         known = self._rules.get(topic.name)

@@ -141,7 +141,7 @@ async def read_all(parts: LogParts, partition: PartitionId) -> Iterator[tuple[in
     log = parts.partitions.get(partition)
     await parts.control_reads.refresh([log])
     offset, found = 0, bytearray()
-    while offset < log.high_watermark:
+    while offset < log.seen.high_watermark:
         run = await parts.reader.stored(log, offset, bytes_max=1 << 20)
         assert run.base == offset
         found += run.buffer

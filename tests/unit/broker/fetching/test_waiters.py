@@ -56,7 +56,7 @@ class FakeStore:
     def _answer(self) -> None:
         asking, self.asking = self.asking, {}
         for log in sorted(self.refreshed[-1] & self.moves, key=str):
-            log.observe(Control(), log.version + 1)
+            log.observe(Control(), log.seen.version + 1)
         for log in self.refreshed[-1] & self.gone:
             log.observe_absent()
         for shard, read in asking.items():
@@ -109,7 +109,7 @@ async def rounds(store: FakeStore, count: int) -> None:
 async def test_a_wait_ends_when_one_of_its_partitions_moves(no_poll: None) -> None:
     async with waiting() as broker, asyncio.timeout(SOON_S):
         with broker.waiters.wait([broker.log(0), broker.log(1)]) as wait:
-            broker.log(1).wake()
+            broker.log(1).readers.wake()
 
             assert await wait.moved(LONG_S)
 
@@ -117,10 +117,10 @@ async def test_a_wait_ends_when_one_of_its_partitions_moves(no_poll: None) -> No
 async def test_a_wait_ends_with_its_time_and_only_a_new_move_ends_the_next(no_poll: None) -> None:
     async with waiting() as broker, asyncio.timeout(SOON_S):
         with broker.waiters.wait([broker.log(0)]) as wait:
-            broker.log(0).wake()
-            broker.log(0).wake()
+            broker.log(0).readers.wake()
+            broker.log(0).readers.wake()
             first, second = await wait.moved(LONG_S), await wait.moved(0.001)
-            broker.log(0).wake()
+            broker.log(0).readers.wake()
             third = await wait.moved(LONG_S)
 
         assert (first, second, third) == (True, False, True)
@@ -129,7 +129,7 @@ async def test_a_wait_ends_with_its_time_and_only_a_new_move_ends_the_next(no_po
 async def test_a_move_of_another_partition_ends_nothing(no_poll: None) -> None:
     async with waiting() as broker:
         with broker.waiters.wait([broker.log(0)]) as wait:
-            broker.log(1).wake()
+            broker.log(1).readers.wake()
 
             assert not await wait.moved(0.001)
 
@@ -137,7 +137,7 @@ async def test_a_move_of_another_partition_ends_nothing(no_poll: None) -> None:
 async def test_all_who_wait_for_a_partition_are_woken(no_poll: None) -> None:
     async with waiting() as broker, asyncio.timeout(SOON_S):
         with broker.waiters.wait([broker.log(0)]) as one, broker.waiters.wait([broker.log(0)]) as other:
-            broker.log(0).wake()
+            broker.log(0).readers.wake()
 
             assert await one.moved(LONG_S)
             assert await other.moved(LONG_S)
@@ -149,13 +149,13 @@ async def test_who_leaves_is_forgotten_and_the_others_stay() -> None:
         with broker.waiters.wait([log, log]):
             with broker.waiters.wait([log, broker.log(1)]):
                 pass
-            left_behind = len(log.wakers)
+            left_behind = len(log.readers.wakers)
             await rounds(broker.store, 1)
             asked = broker.store.refreshed[-1]
 
         assert left_behind == 1
         assert asked == {log}
-        assert not log.wakers
+        assert not log.readers.wakers
         assert not broker.waiters._waited.shards
 
 
@@ -269,16 +269,16 @@ async def test_what_is_read_anew_after_it_was_forgotten_says_nothing_of_hints(mo
     monkeypatch.setattr(waiters_module, "POLL_S", 0.001)
     async with waiting(trusted_poll_s=0.01) as broker, asyncio.timeout(SOON_S):
         log = broker.log(0)
-        log.version = 7
+        log.seen.version = 7
         broker.store.moves.add(log)
         broker.waiters._trusted.add(0)
         with broker.waiters.wait([log]):
-            while log.version == 7:  # noqa: ASYNC110 - the timer of the code under test
+            while log.seen.version == 7:  # noqa: ASYNC110 - the timer of the code under test
                 await asyncio.sleep(0)
             broker.store.moves.clear()
             await rounds(broker.store, len(broker.store.refreshed) + 1)
 
-            assert log.version == 8
+            assert log.seen.version == 8
             assert broker.waiters._trusted == {0}
 
 

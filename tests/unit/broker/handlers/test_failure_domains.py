@@ -342,8 +342,8 @@ async def test_a_commit_of_its_own_does_not_stand_in_for_the_read_that_was_asked
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(scene.fetch((partition, 2)))
             await asyncio.sleep(0)
-            assert log.control is not None
-            log.advance(msgspec.structs.replace(log.control, sequence_counter=3), log.version + 1)
+            assert log.seen.control is not None
+            log.advance(msgspec.structs.replace(log.seen.control, sequence_counter=3), log.seen.version + 1)
         (answer,), _ = reading.result()
 
         assert code(answer) is ErrorCode.kafka_storage_error

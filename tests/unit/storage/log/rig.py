@@ -159,7 +159,7 @@ class Rig:
         log = self.parts.partitions.get(partition)
         await self.parts.control_reads.refresh([log])
         offset, found = 0, bytearray()
-        while offset < log.high_watermark:
+        while offset < log.seen.high_watermark:
             run = await self.parts.reader.stored(log, offset, bytes_max=1 << 20)
             assert run.base == offset
             found += run.buffer

@@ -103,7 +103,7 @@ async def test_a_newer_record_that_is_seen_before_the_reply_is_kept() -> None:
         one.metadata.faults.append("seen first")
 
         assert await one.send(batch_bytes(1)) == [Appended(1, 0)]
-        assert log.high_watermark == 7
+        assert log.seen.high_watermark == 7
         assert await one.send(batch_bytes(1)) == [Appended(7, 0)]
 
 
@@ -166,10 +166,10 @@ async def test_a_record_that_others_are_said_to_have_changed_is_read_before_it_i
     async with rig(shared=shared, objects=objects, epoch=7) as one, rig(shared=shared, objects=objects, epoch=8) as other:
         assert await one.send(batch_bytes(1)) == [Appended(0, 0)]
         log = one.parts.partitions.get(PARTITION)
-        log.note_hint()  # of the commit just made
-        assert log.unexplained_hints == 0
+        log.seen.note_hint()  # of the commit just made
+        assert log.seen.unexplained_hints == 0
         assert await other.send(batch_bytes(1)) == [Appended(1, 0)]
-        log.note_hint()
+        log.seen.note_hint()
 
         sent_before = len(one.metadata.writes)
         assert await one.send(batch_bytes(1)) == [Appended(2, 0)]
@@ -183,9 +183,9 @@ async def test_hints_that_never_come_are_not_owed_for_ever() -> None:
         log = broker.parts.partitions.get(PARTITION)
 
         for _ in range(5):
-            log.note_hint()
+            log.seen.note_hint()
 
-        assert log.unexplained_hints > 0
+        assert log.seen.unexplained_hints > 0
 
 
 async def test_an_idempotent_producer_that_hops_between_brokers_is_appended_once_and_in_order() -> None:

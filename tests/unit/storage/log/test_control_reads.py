@@ -93,7 +93,7 @@ async def test_one_caller_that_gives_up_does_not_take_the_read_from_others() -> 
             store.let_go.set()
         assert impatient.cancelled()
         assert patient.done()
-    assert log.high_watermark == 0
+    assert log.seen.high_watermark == 0
 
 
 async def test_bounds_are_those_of_the_record() -> None:
@@ -109,7 +109,7 @@ async def test_bounds_are_those_of_the_record() -> None:
 def test_idle_partitions_are_forgotten_when_there_are_too_many() -> None:
     partitions = Partitions(kept_max=10)
     busy = partitions.get(PARTITION)
-    busy.lane_busy = True
+    busy.lane.is_busy = True
     for n in range(1, 100):
         partitions.get(PARTITION._replace(partition=n))
 
@@ -212,7 +212,7 @@ async def test_a_record_that_is_known_is_not_decoded_again(monkeypatch: pytest.M
 
     assert len(store.reads) == 3
     assert len(decoded) == 2, "the first, and the one after it seemed to be gone"
-    assert log.control == store.control
+    assert log.seen.control == store.control
 
 
 async def test_a_hint_counts_until_the_record_it_is_about_is_taken_over() -> None:
@@ -223,16 +223,16 @@ async def test_a_hint_counts_until_the_record_it_is_about_is_taken_over() -> Non
     async with Nursery() as nursery:
         reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
         for log in logs:
-            log.note_hint()
+            log.seen.note_hint()
 
         async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
             refreshing = group.create_task(reads.refresh(logs))
-            while logs[0].control is None:  # noqa: ASYNC110 - a log tells nobody that it was read
+            while logs[0].seen.control is None:  # noqa: ASYNC110 - a log tells nobody that it was read
                 await asyncio.sleep(0)
-            untaken = [log for log in logs if log.keys.control.path in store.reads[0] and log.control is None]
-            between = [log.unexplained_hints for log in untaken]
-            untaken[-1].note_hint()
+            untaken = [log for log in logs if log.keys.control.path in store.reads[0] and log.seen.control is None]
+            between = [log.seen.unexplained_hints for log in untaken]
+            untaken[-1].seen.note_hint()
             await refreshing
 
     assert set(between) == {1}
-    assert [log.unexplained_hints for log in logs] == [int(log is untaken[-1]) for log in logs]
+    assert [log.seen.unexplained_hints for log in logs] == [int(log is untaken[-1]) for log in logs]

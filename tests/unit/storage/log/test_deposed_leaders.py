@@ -87,11 +87,11 @@ async def test_an_absence_that_only_a_deposed_leader_saw_is_forgotten() -> None:
         log = broker.parts.partitions.get(PARTITION)
         deposed = Deposed(broker, None, times=1)
         await broker.parts.control_reads.refresh([log])
-        assert log.control is None
+        assert log.seen.control is None
         assert deposed.left == 0
         await broker.parts.control_reads.refresh([log])
 
-        assert log.high_watermark == 1
+        assert log.seen.high_watermark == 1
         assert await broker.send(batch_bytes(1)) == [Appended(1, 0)]
 
 

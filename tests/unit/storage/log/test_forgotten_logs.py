@@ -88,7 +88,7 @@ def test_a_log_that_was_deleted_and_still_has_work_stays() -> None:
     partitions = Partitions(kept_max=2)
     log = partitions.get(PARTITION)
     log.observe(Control(log_state=LogState.DELETED), 5)
-    log.wakers.add(lambda: None)
+    log.readers.wakers[lambda: None] = None
     for partition in OTHERS:
         partitions.get(partition)
 
@@ -100,10 +100,10 @@ def test_a_record_that_a_deposed_leader_had_not_heard_of_comes_back() -> None:
     log.observe(Control(sequence_counter=3), 5)
     log.observe_absent()
     log.observe(Control(sequence_counter=2), 4)
-    assert log.control is None, "older than what was seen"
+    assert log.seen.control is None, "older than what was seen"
     log.observe(Control(sequence_counter=3), 5)
 
-    assert log.high_watermark == 3
+    assert log.seen.high_watermark == 3
 
 
 async def test_an_end_that_was_told_does_not_go_back_when_the_log_is_forgotten_and_a_deposed_leader_asked() -> None:
@@ -178,11 +178,11 @@ def test_idle_logs_are_forgotten_when_what_is_known_of_all_takes_too_much_memory
     for number in range(1_000):
         partitions.get(PartitionId(TOPIC, number)).observe(filled(), 5)
 
-    assert partitions.get(PartitionId(TOPIC, 999)).high_watermark == 7
+    assert partitions.get(PartitionId(TOPIC, 999)).seen.high_watermark == 7
     assert 10 < len(partitions) < 40
     assert partitions.size_bytes < 1_100_000 + 320 * 1_000
     forgotten = partitions.get(PartitionId(TOPIC, 0))
-    assert (forgotten.control, forgotten.version) == (None, 5), "what it was told stays"
+    assert (forgotten.seen.control, forgotten.seen.version) == (None, 5), "what it was told stays"
     assert telemetry.registry.get_sample_value("forebay_partitions_forgotten_total") == 1_001 - len(partitions)
     assert telemetry.registry.get_sample_value("forebay_partitions_remembered_bytes") == partitions.size_bytes
 
@@ -212,13 +212,13 @@ def test_with_nothing_but_work_and_waiting_readers_nothing_is_forgotten_and_read
     partitions = Partitions(bytes_max=500_000)
     logs = [partitions.get(PartitionId(TOPIC, number)) for number in range(60)]
     for log in logs:
-        log.wakers.add(lambda: None)
+        log.readers.wakers[lambda: None] = None
         log.observe(filled(), 5)
 
     assert [partitions.get(log.partition) for log in logs] == logs
     assert partitions.is_crowded
     for log in logs:
-        log.wakers.clear()
+        log.readers.wakers.clear()
     for _ in range(100):
         partitions.get(PARTITION)
     assert not partitions.is_crowded
@@ -232,9 +232,9 @@ def test_what_is_heard_by_a_log_that_was_forgotten_meanwhile_does_not_go_back() 
     held.observe(Control(sequence_counter=9), 8)
 
     assert partitions.get(PARTITION) is not held
-    assert partitions.get(PARTITION).version == 8, "an end of 9 was told"
+    assert partitions.get(PARTITION).seen.version == 8, "an end of 9 was told"
     held.observe(Control(sequence_counter=11), 9)
-    assert partitions.get(PARTITION).high_watermark == 11
+    assert partitions.get(PARTITION).seen.high_watermark == 11
 
 
 async def test_a_log_that_was_forgotten_is_let_go() -> None:
@@ -254,6 +254,6 @@ def test_what_is_remembered_of_forgotten_logs_has_a_bound() -> None:
     for number in range(100):
         partitions.get(PartitionId(TOPIC, number)).observe(Control(), 5)
 
-    assert partitions.get(PartitionId(TOPIC, 0)).version == -1
-    assert partitions.get(PartitionId(TOPIC, 85)).version == 5
+    assert partitions.get(PartitionId(TOPIC, 0)).seen.version == -1
+    assert partitions.get(PartitionId(TOPIC, 85)).seen.version == 5
     assert len(partitions._forgotten_versions) <= 10

@@ -78,8 +78,8 @@ async def test_a_batch_lost_long_ago_is_not_held_against_a_producer_that_was_for
     async with rig() as broker:
         assert await broker.send(numbered(0)) == [Appended(0, 0)]
         log = broker.parts.partitions.get(PARTITION)
-        log.lose(5, 1, now_s=-100.0)
-        assert log.lost_since(-100.0) == {5: 1}
+        log.producers.lose(5, 1, now_s=-100.0)
+        assert log.producers.lost_since(-100.0) == {5: 1}
         for number in range(1, 8):
             assert await broker.send(numbered(number)) == [Appended(number, 0)]
         path = keys.PartitionKeys(PARTITION).control
@@ -100,7 +100,7 @@ async def test_a_commit_that_may_have_been_applied_is_not_cut(monkeypatch: pytes
         log = broker.parts.partitions.get(PARTITION)
         strangers = [batch_bytes(first_seq=5, producer_id=pid, producer_epoch=0) for pid in range(5, 13)]
         await broker.send(*map(bytearray, strangers))
-        log.unexplained_hints = 0
+        log.seen.unexplained_hints = 0
         broker.metadata.faults.append("late")
         write = broker.metadata.write
 

@@ -114,7 +114,7 @@ async def test_replaced_pages_and_pages_of_commits_that_lost_are_deleted() -> No
         results = [result for future in sent for result in await future]
         assert all(isinstance(result, Appended) for result in results)
         for broker in (one, other):
-            while broker.parts.partitions.get(PARTITION).page_garbage:
+            while broker.parts.partitions.get(PARTITION).producers.page_garbage:
                 await broker.send(batch_bytes(1))
         named = {ref.name for ref in (await one.control()).pages}
 
@@ -127,12 +127,12 @@ async def test_a_sweep_removes_what_no_control_record_can_name_any_more_and_noth
         await fill(broker, range(12))
         log = broker.parts.partitions.get(PARTITION)
         named = {ref.name for ref in (await broker.control()).pages}
-        old = {f"{log.version - 1}-9-1-1-0", "1-9-1-1-0"}
-        possible = {f"{log.version}-9-1-1-0", f"{log.version + 5}-9-1-1-0"}
+        old = {f"{log.seen.version - 1}-9-1-1-0", "1-9-1-1-0"}
+        possible = {f"{log.seen.version}-9-1-1-0", f"{log.seen.version + 5}-9-1-1-0"}
         await broker.shared.write([Put(KEYS.producer_page(name), b"{}", None) for name in old | possible])
         store = PageStore(metadata=broker.shared, clock=SystemClock(), telemetry=Telemetry())
-        assert log.control is not None
-        await store.sweep(log, log.control, log.version)
+        assert log.seen.control is not None
+        await store.sweep(log, log.seen.control, log.seen.version)
 
         assert await listed(broker) == named | possible
 
@@ -141,7 +141,7 @@ async def test_a_sweep_with_an_old_control_record_deletes_no_page_that_a_newer_o
     async with rig() as broker:
         await fill(broker, range(6))
         log = broker.parts.partitions.get(PARTITION)
-        control, version = log.control, log.version
+        control, version = log.seen.control, log.seen.version
         assert control is not None
         await fill(broker, range(6, 20))
         store = PageStore(metadata=broker.shared, clock=SystemClock(), telemetry=Telemetry())

@@ -79,7 +79,7 @@ async def test_a_silent_shard_holds_up_no_proof_of_another() -> None:
         async with asyncio.timeout(SOON_S):
             await made.ask(healthy := log_of(1))
 
-        assert healthy.version == 2
+        assert healthy.seen.version == 2
         assert not any(proof.done() for proof in stuck)
 
 
@@ -114,4 +114,4 @@ async def test_a_proof_that_had_no_turn_in_time_can_be_asked_for_again(monkeypat
         async with asyncio.timeout(SOON_S):
             await made.ask(second)
 
-    assert second.version == 2
+    assert second.seen.version == 2

@@ -18,7 +18,8 @@ from storage.log.damage import Damage
 from storage.log.flights import Flights
 from storage.log.kept_chunks import CHUNKS_BYTES_MAX, CHUNKS_KEPT_MAX, KeptChunks
 from storage.log.lost import LOST_KEPT_MAX, LOST_OF_ALL_KEPT_MAX
-from storage.log.partition import PAGE_GARBAGE_MAX, PartitionLog, Partitions
+from storage.log.partition import PartitionLog, Partitions
+from storage.log.producer_memory import PAGE_GARBAGE_MAX
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
 from storage.vocabulary import PartitionId
@@ -36,14 +37,14 @@ def entry(number: int) -> Entry:
 def test_of_producers_whose_batches_were_lost_the_last_ones_are_known() -> None:
     log = PartitionLog(PARTITION)
     for producer_id in range(LOST_KEPT_MAX + 10):
-        log.lose(producer_id, 5, float(producer_id))
-    log.lose(10, 3, float(LOST_KEPT_MAX + 10))
-    log.lose(9_999, 0, float(LOST_KEPT_MAX + 11))
+        log.producers.lose(producer_id, 5, float(producer_id))
+    log.producers.lose(10, 3, float(LOST_KEPT_MAX + 10))
+    log.producers.lose(9_999, 0, float(LOST_KEPT_MAX + 11))
 
-    assert len(log.lost) == len(log._remembered.lost) == LOST_KEPT_MAX
-    assert (log.lost[10], log.lost[9_999]) == (3, 0)
-    assert min(log.lost) == 10, "who lost one again is the last to be forgotten"
-    assert 11 not in log.lost
+    assert len(log.producers.lost) == len(log._remembered.lost) == LOST_KEPT_MAX
+    assert (log.producers.lost[10], log.producers.lost[9_999]) == (3, 0)
+    assert min(log.producers.lost) == 10, "who lost one again is the last to be forgotten"
+    assert 11 not in log.producers.lost
 
 
 def test_of_lost_batches_of_all_partitions_the_last_ones_are_known_and_none_of_a_forgotten_partition() -> None:
@@ -51,14 +52,14 @@ def test_of_lost_batches_of_all_partitions_the_last_ones_are_known_and_none_of_a
     logs = [partitions.get(PartitionId(TOPIC, number)) for number in range(40)]
     for log in logs:
         for producer_id in range(LOST_KEPT_MAX):
-            log.lose(producer_id, 5, 1.0)
+            log.producers.lose(producer_id, 5, 1.0)
     kept = partitions._remembered.lost
 
-    assert len(kept) == LOST_OF_ALL_KEPT_MAX == sum(len(log.lost) for log in logs)
-    assert (logs[0].lost, len(logs[-1].lost)) == ({}, LOST_KEPT_MAX)
+    assert len(kept) == LOST_OF_ALL_KEPT_MAX == sum(len(log.producers.lost) for log in logs)
+    assert (logs[0].producers.lost, len(logs[-1].producers.lost)) == ({}, LOST_KEPT_MAX)
     logs[-1].forget()
     assert len(kept) == LOST_OF_ALL_KEPT_MAX - LOST_KEPT_MAX
-    assert logs[-2].lost_since(2.0) == {}
+    assert logs[-2].producers.lost_since(2.0) == {}
     assert len(kept) == LOST_OF_ALL_KEPT_MAX - 2 * LOST_KEPT_MAX
 
 
@@ -72,7 +73,7 @@ async def test_a_producer_whose_lost_batch_was_forgotten_still_does_not_begin_be
             assert isinstance(refused, Unavailable)
         broker.objects.puts_fail = None
         log = broker.parts.partitions.get(PARTITION)
-        assert list(log.lost) == [2]
+        assert list(log.producers.lost) == [2]
         (behind,) = await broker.send(batch_bytes(producer_id=1, producer_epoch=0, first_seq=1))
         (first,) = await broker.send(batch_bytes(producer_id=1, producer_epoch=0, first_seq=0))
 
@@ -127,9 +128,9 @@ async def test_places_where_reads_ended_are_forgotten_and_the_log_is_read_whole_
 def test_of_pages_that_are_to_be_removed_so_many_wait_and_the_rest_is_swept() -> None:
     log = PartitionLog(PARTITION)
     for begin in range(0, PAGE_GARBAGE_MAX * 2, 10):
-        log.discard_pages(f"{number}" for number in range(begin, begin + 10))
+        log.producers.discard_pages(f"{number}" for number in range(begin, begin + 10))
 
-    assert log.page_garbage == [f"{number}" for number in range(PAGE_GARBAGE_MAX)]
+    assert log.producers.page_garbage == [f"{number}" for number in range(PAGE_GARBAGE_MAX)]
 
 
 async def test_pages_of_producers_that_were_dropped_from_memory_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,12 +132,12 @@ def test_strangers_of_all_partitions_are_bounded_and_a_crowd_at_some_keeps_nobod
 def test_who_waits_goes_on_waiting_while_its_partition_is_forgotten_again_and_again() -> None:
     partitions = Partitions(kept_max=1)
     for second in range(36):
-        partitions.get(PARTITION).strangers.make_wait(9, EPOCH, 5, float(second), wait_s=WAIT_S)
+        partitions.get(PARTITION).producers.strangers.make_wait(9, EPOCH, 5, float(second), wait_s=WAIT_S)
         partitions.get(PARTITION._replace(partition=1))
     log = partitions.get(PARTITION)
 
-    assert begin_at(log.strangers, WAIT_S) == {9: 5}
-    log.strangers.forget(9)
+    assert begin_at(log.producers.strangers, WAIT_S) == {9: 5}
+    log.producers.strangers.forget(9)
     assert partitions._remembered.waiting._not_empty == {}
 
 
@@ -167,7 +167,7 @@ async def outcome(broker: Rig, first_seq: int, epoch: int = 0) -> Appended | Sto
 
 
 def let_it_have_waited(broker: Rig) -> None:
-    strangers = broker.parts.partitions.get(PARTITION).strangers
+    strangers = broker.parts.partitions.get(PARTITION).producers.strangers
     strangers.refused[5] = strangers.refused[5]._replace(since_s=float("-inf"))
 
 

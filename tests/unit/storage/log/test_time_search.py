@@ -202,7 +202,7 @@ async def test_a_log_that_is_trimmed_while_it_is_searched_is_searched_anew(monke
         monkeypatch.setattr(search._index, "find", find)
 
         assert await search.first_at_or_after(PARTITION, 1_000) == TimestampedOffset(2, 3_000)
-        assert log.control is not None
+        assert log.seen.control is not None
         trims.append(3)
         assert await search.first_at_or_after(PARTITION, 3_000) == TimestampedOffset(3, 4_000)
         monkeypatch.setattr(time_search, "TRIMS_MET_MAX", 0)

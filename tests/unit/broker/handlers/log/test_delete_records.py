@@ -134,7 +134,7 @@ async def test_fetch_honours_what_was_deleted_though_the_tail_cache_has_it() -> 
         topic = await broker.create("t")
         for _ in range(4):
             await broker.send(("t", 0, record_batch()))
-        count = broker.log_of(topic).high_watermark
+        count = broker.log_of(topic).seen.high_watermark
         await broker.log.parts.trimmer.trim(topic.partition(0), count - 1)
         below = await broker.read_one(asking("t", offset=0))
         kept = await broker.read_one(asking("t", offset=count - 1))

@@ -122,7 +122,7 @@ async def test_what_was_deleted_through_another_broker_is_not_served_from_memory
         await filled(broker, record_batch(b"a"), record_batch(b"b"), record_batch(b"c"))
         await trimmed(broker, "t", 2)
         for _ in range(4):  # three of its own commits, and the one of the other broker
-            broker.log_of((await broker.topics.lookup(["t"]))["t"]).note_hint()
+            broker.log_of((await broker.topics.lookup(["t"]))["t"]).seen.note_hint()
         below = await broker.read_one(asking("t", offset=1))
 
         assert below == FetchedPartition("t", 0, ErrorCode.offset_out_of_range, 3, 3, 2)
@@ -136,8 +136,8 @@ async def test_a_partition_deleted_while_it_is_read_is_told_and_its_neighbours_a
 
     def delete_and_read(reader: Reader, log: PartitionLog, offset: int) -> BatchRun | None:
         run = cached(reader, log, offset)
-        assert log.control is not None
-        log.observe(msgspec.structs.replace(log.control, log_state=LogState.DELETED), log.version + 1)
+        assert log.seen.control is not None
+        log.observe(msgspec.structs.replace(log.seen.control, log_state=LogState.DELETED), log.seen.version + 1)
         return run
 
     monkeypatch.setattr(Reader, "cached", delete_and_read)
@@ -561,7 +561,7 @@ async def test_a_reader_that_gives_up_leaves_nothing_behind(broker: Node) -> Non
         async with asyncio.timeout(0.02):
             await broker.fetch.handle(fetch_request(asking("t"), max_wait_ms=LONG_MS), version=12)
 
-    assert not broker.log_of(topic).wakers
+    assert not broker.log_of(topic).readers.wakers
     assert not broker.waiters._waited.shards
     assert broker.fetch._partitions_under_way == 0
 
@@ -758,10 +758,10 @@ async def test_what_comes_while_a_wide_fetch_begins_to_wait_is_answered(monkeypa
         def begin(self: Wait) -> Iterator[None]:
             steps = begin_in_steps(self)
             yield next(steps)
-            assert not moved.wakers, "it is not waited for yet"
-            control = moved.control
+            assert not moved.readers.wakers, "it is not waited for yet"
+            control = moved.seen.control
             assert control is not None
-            moved.observe(msgspec.structs.replace(control, log_start=5, sequence_counter=5), moved.version + 1)
+            moved.observe(msgspec.structs.replace(control, log_start=5, sequence_counter=5), moved.seen.version + 1)
             yield from steps
 
         monkeypatch.setattr(Wait, "begin_in_steps", begin)

@@ -1,0 +1,162 @@
+"""What a broker remembers of a partition has one writer for each field: who asks why a value is what it is has one module to read."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from storage.log.lane import Lane
+from storage.log.partition import PartitionLog
+from storage.log.producer_memory import ProducerMemory
+from storage.log.readers import Readers
+from storage.log.seen import SeenControl
+from tests.architecture.test_modules import ROOT, modules
+
+WRITERS: Final = {
+    "seen": dict.fromkeys(SeenControl.__slots__, "storage/log/seen.py"),
+    "lane": dict.fromkeys(Lane.__slots__, "storage/log/lane.py") | {"gathered": "storage/log/append.py"},
+    "readers": {"tail": "storage/log/tail.py", "wakers": "broker/fetching/waiters.py"},
+    "producers": dict.fromkeys(ProducerMemory.__slots__, "storage/log/producer_memory.py")
+    | {"lost": "storage/log/lost.py", "strangers": "storage/log/strangers.py"},
+    "log": dict.fromkeys(PartitionLog.__slots__, "storage/log/partition.py"),
+}
+"""By the attribute or variable that holds it, the module that writes each field. A class may give its own fields their first value."""
+OF_NOTHING_ELSE: Final = {"foreign_version", "unexplained_hints", "committed_epoch", "gathered", "page_garbage", "is_forgotten"}
+"""Fields whose name says what they belong to, whatever the variable is called."""
+MUTATORS: Final = {
+    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem", "remove", "reverse"),
+    *("setdefault", "sort", "update"),
+}
+CLASSES: Final = {"SeenControl": "seen", "Lane": "lane", "Readers": "readers", "ProducerMemory": "producers", "PartitionLog": "log"}
+
+
+def writes(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """Line, holder and field of each write: assigned, deleted, or changed in place; by way of a variable, too, within one function."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inits = {id(node) for function in functions if function.name == "__init__" for node in ast.walk(function)}
+    for scope in (tree, *functions):
+        variables = dict(_variables(scope))
+        for node in ast.walk(scope):
+            for target in _changed(node):
+                field = _field(target, variables)
+                if field is not None and not (id(node) in inits and isinstance(node, ast.Assign | ast.AnnAssign)):
+                    yield target.lineno, *field
+
+
+def _changed(node: ast.AST) -> Iterator[ast.expr]:
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For | ast.AsyncFor):
+        targets = [node.target]
+    elif isinstance(node, ast.Delete):
+        targets = node.targets
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+        yield node.func.value
+        return
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"setattr", "delattr"}:
+        if isinstance(node.args[1], ast.Constant):
+            yield ast.copy_location(ast.Attribute(node.args[0], str(node.args[1].value), ast.Store()), node)
+        return
+    else:
+        return
+    # A plain name that is bound anew changes nothing; one that is added to may change what it stands for.
+    for target in targets:
+        for each in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
+            if isinstance(each, ast.Subscript):
+                yield each.value
+            elif isinstance(each, ast.Attribute) or isinstance(node, ast.AugAssign):
+                yield each
+
+
+def _variables(scope: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """What a variable of the function stands for: a field or a holder, by assignment or by its type."""
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                pairs = (
+                    zip(target.elts, node.value.elts, strict=False)
+                    if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+                    else [(target, node.value)]
+                )
+                for name, value in pairs:
+                    if isinstance(name, ast.Name) and isinstance(value, ast.Attribute):
+                        yield name.id, value
+        elif isinstance(node, ast.arg) and node.annotation is not None:
+            words = ast.unparse(node.annotation).strip("'\"")
+            if words in CLASSES:
+                yield node.arg, ast.Name(CLASSES[words])
+
+
+def _field(target: ast.expr, variables: dict[str, ast.expr]) -> tuple[str, str] | None:
+    if isinstance(target, ast.Name) and isinstance(variables.get(target.id), ast.Attribute):
+        target = variables[target.id]
+    if not isinstance(target, ast.Attribute):
+        return None
+    holder = target.value
+    if isinstance(holder, ast.Name) and holder.id in variables:
+        holder = variables[holder.id]
+    name = holder.attr if isinstance(holder, ast.Attribute) else holder.id if isinstance(holder, ast.Name) else ""
+    if target.attr in WRITERS.get(name, ()):
+        return name, target.attr
+    if target.attr in OF_NOTHING_ELSE:
+        return next((kind, target.attr) for kind, fields in WRITERS.items() if target.attr in fields)
+    return None
+
+
+def foreign_writes(path: str, source: str) -> list[str]:
+    found = {(line, holder, field) for line, holder, field in writes(ast.parse(source)) if WRITERS[holder][field] != path}
+    return [f"{path}:{line} writes {holder}.{field}" for line, holder, field in sorted(found)]
+
+
+def test_each_field_of_what_is_remembered_of_a_partition_is_written_by_one_module() -> None:
+    found = [write for path in modules() for write in foreign_writes(str(path.relative_to(ROOT)), path.read_text())]
+
+    assert not found, "give the owner a method for it: " + "; ".join(found)
+
+
+def test_every_field_has_a_writer_that_exists() -> None:
+    for name, one in CLASSES.items():
+        fields = {"seen": SeenControl, "lane": Lane, "readers": Readers, "producers": ProducerMemory, "log": PartitionLog}[one].__slots__
+        assert set(WRITERS[one]) == set(fields), f"a field of {name} has no writer, or is no more"
+        assert all((ROOT / Path(path)).exists() for path in WRITERS[one].values())
+
+
+@pytest.mark.parametrize(
+    ("source", "field"),
+    [
+        ("def f(log):\n    log.seen.version = 1", "seen.version"),
+        ("def f(log):\n    log.seen.control, log.seen.version = None, 1", "seen.version"),
+        ("def f(commit):\n    commit.log.seen.unexplained_hints -= 1", "seen.unexplained_hints"),
+        ("def f(log):\n    seen = log.seen\n    seen.broken = None", "seen.broken"),
+        ("def f(known: SeenControl):\n    known.control = None", "seen.control"),
+        ("def f(x):\n    x.foreign_version = 3", "seen.foreign_version"),
+        ("def f(log, c):\n    log.lane.commits.append(c)", "lane.commits"),
+        ("def f(log):\n    del log.lane.commits[0]", "lane.commits"),
+        ("def f(log):\n    lane = log.lane\n    lane.is_busy = True", "lane.is_busy"),
+        ("def f(log):\n    waiting = log.lane.commits\n    waiting.clear()", "lane.commits"),
+        ("def f(log, c):\n    waiting = log.lane.commits\n    waiting += [c]", "lane.commits"),
+        ("def f(log, b):\n    log.lane.gathered[0] = b", "lane.gathered"),
+        ("def f(log, w):\n    log.readers.wakers[w] = None", "readers.wakers"),
+        ("async def f(log):\n    log.producers.page_garbage = []", "producers.page_garbage"),
+        ("def f(log):\n    log.producers.lost.pop(1)", "producers.lost"),
+        ("def f(log):\n    setattr(log.seen, 'version', 1)", "seen.version"),
+        ("def f(log):\n    log.lane = None", "log.lane"),
+    ],
+)
+def test_a_write_from_elsewhere_is_found(source: str, field: str) -> None:
+    assert [write.split(" writes ")[1] for write in foreign_writes("broker/elsewhere.py", source)][-1:] == [field]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(log):\n    control = log.seen.control\n    control = None",
+        "def f(self, log):\n    self.control = log.seen.control",
+        "def f(log):\n    return log.producers.strangers.begin_at(1.0)",
+        "def f(log):\n    names = list(log.lane.commits)\n    names.append(1)",
+    ],
+)
+def test_a_read_is_no_write(source: str) -> None:
+    assert foreign_writes("broker/elsewhere.py", source) == []
