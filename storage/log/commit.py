@@ -31,7 +31,7 @@ from storage.log.partition import PartitionLog
 from storage.log.producer_pages import fitting
 from storage.log.refusals import refusal
 from storage.log.tail import TailCache
-from storage.log.unknown import Fate, Found, fate_of
+from storage.log.unknown import Fate, Found, UnknownAttempts, fate_of, one_more
 from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
 
 COMMIT_CONFLICTS: Final = Metric("forebay_commit_conflicts_total", "Commits that lost a CAS and were decided again")
@@ -68,9 +68,14 @@ class Send(NamedTuple):
 
 
 class Step(Enum):
+    """What comes next for a commit that sends nothing now."""
+
     FINISHED = auto()
+    """It has its outcome."""
     READ = auto()
     """Decide again on a control record, and pages, that are read now."""
+    DECIDE = auto()
+    """Nothing keeps it from another attempt."""
     UPLOAD_AGAIN = auto()
 
 
@@ -133,7 +138,7 @@ class Committer:
             return
         commit.is_given_up = True
         partition = commit.log.partition
-        if commit.is_unknown or commit.is_sent:
+        if commit.unknown is not None or commit.is_sent:
             cause = commit.cause or "the write is under way"
             self._lose(commit, OutcomeUnknown(f"no answer from metadata in time: partition={partition} cause={cause}"), _after_lost())
         else:
@@ -185,7 +190,7 @@ class Committer:
         for commit in commits:
             if commit.deadline_s <= now_s:
                 self.give_up(commit)
-            if commit.is_given_up and not commit.is_unknown:
+            if commit.is_given_up and commit.unknown is None:
                 _add(opened, release(commit))
             else:
                 kept.append(commit)
@@ -213,7 +218,7 @@ class Committer:
             first = 0
             for send in request:
                 send.commit.is_sent = False
-                if self._hear(send, outcome, first + send.control_at):
+                if self._hear(send, outcome, first + send.control_at) is Step.FINISHED:
                     _add(opened, release(send.commit))
                 else:
                     again.append(send.commit)
@@ -224,7 +229,7 @@ class Committer:
         """What this attempt sends, or what became of the commit without sending. Synchronous: control cannot change meanwhile."""
         log = commit.log
         seen = log.seen
-        if not commit.is_unknown:
+        if commit.unknown is None:
             if not commit.has_begun:
                 commit.batches = [batch for batch in commit.batches if not batch.is_settled]
             if commit.is_given_up or not commit.batches:
@@ -239,43 +244,45 @@ class Committer:
             if seen.is_behind:
                 commit.cause = f"metadata answered from the past: known_version={seen.version}"
                 return Step.READ
-            if commit.is_unknown:
-                self._lose(commit, OutcomeUnknown(f"the partition is gone: {log.partition}"), _after_lost())
-            self._lose(commit, NotFound(f"no such partition: {log.partition}"), _after_lost())
+            # attempt without an answer … it applies, readers see it … the topic is deleted … no record: nobody may say that it never was
+            gone: StorageError = NotFound(f"no such partition: {log.partition}")
+            if commit.unknown is not None:
+                gone = OutcomeUnknown(f"the partition is gone: {log.partition}")
+            self._lose(commit, gone, _after_lost())
             return Step.FINISHED
-        if commit.is_unknown:
-            settled = self._settle_unknown(commit, seen.control)
-            if settled is not None:
-                return settled
+        if commit.unknown is not None:
+            step = self._settle(commit, commit.unknown, seen.control)
+            if step is not Step.DECIDE:
+                return step
         return self._decide(commit, seen.control, is_fresh=is_fresh)
 
-    def _settle_unknown(self, commit: Commit, control: Control) -> Send | Step | None:
-        """None: nothing keeps the commit from another attempt."""
+    def _settle(self, commit: Commit, unknown: UnknownAttempts, control: Control) -> Send | Step:
+        """What a read says of attempts without an answer: the table of storage/log/unknown.py."""
         log = commit.log
         fate = fate_of(
             control,
             log.seen.version,
             epoch=commit.epoch,
             commit_seq=commit.commit_seq,
-            sent_version=commit.sent_version,
+            sent_version=unknown.version,
             may_be_dropped=log.lane.committed_epoch == commit.epoch or not self._epoch.is_registered(commit.epoch),
         )
         match fate:
             case Found(attempt):
-                self._applied(commit, dict(commit.sent_decisions)[attempt])
+                self._applied(commit, unknown.decision(attempt))
                 return Step.FINISHED
-            case Fate.LOST:
+            case Fate.NEVER_KNOWN:
                 self._lose(commit, OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"), _after_lost())
                 return Step.FINISHED
             case Fate.FAILED:
                 # None of its attempts can land any more: it may be cut, and refused for certain, like one that was never sent.
-                commit.is_unknown = False
-                commit.sent_decisions = ()
-                if commit.is_given_up:
-                    return Step.FINISHED
-            case Fate.UNDECIDED if commit.is_given_up:
-                return self._put_again(commit, Purpose.BURIAL, _NOTHING, control)
-        return None
+                commit.unknown = None
+                return Step.FINISHED if commit.is_given_up else Step.DECIDE
+            case Fate.UNDECIDED:
+                # Its clients have their answer, and send the batch again:
+                #     attempt at version 7 … no answer … given up … the retry is appended … the attempt lands: twice
+                # A put at version 7 decides it: the one of the two that comes second finds version 8.
+                return self._put_again(commit, Purpose.BURIAL, _NOTHING, control) if commit.is_given_up else Step.DECIDE
 
     def _decide(self, commit: Commit, control: Control, *, is_fresh: bool) -> Send | Step:
         log = commit.log
@@ -307,7 +314,9 @@ class Committer:
             if decision.has_refusal and not is_fresh:
                 return Step.READ  # a negative answer is never given from a record that may be old
             # Time alone may turn what an attempt would append into a refusal, a producer expires: then it must not land behind the answer.
-            if commit.is_unknown or any(verdict.outcome is Outcome.OUT_OF_ORDER_SEQUENCE for verdict in decision.verdicts):
+            #     attempt 1 at version 7 … no answer … its producer expires, attempt 2 refuses … attempt 1 lands: appended and refused
+            # As a burial does, a proof at version 7 decides it before the answer is given.
+            if commit.unknown is not None or any(verdict.outcome is Outcome.OUT_OF_ORDER_SEQUENCE for verdict in decision.verdicts):
                 return self._put_again(commit, Purpose.PROOF, decision, control)
             self._answer(commit, decision.verdicts)
             return Step.FINISHED
@@ -335,7 +344,7 @@ class Committer:
         """The control record, or the request, would be too large: drain the ring of pending entries, else take fewer batches."""
         if not commit.must_drain:
             commit.must_drain = True
-        elif commit.is_unknown:
+        elif commit.unknown is not None:
             pass  # neither cut nor refused for certain: it may have been applied
         elif len(commit.batches) > 1:
             carry(commit, len(commit.batches) // 2)
@@ -366,10 +375,12 @@ class Committer:
         except TimeoutError:
             return Unknown(f"no answer after {WRITE_TIMEOUT_S} s")
 
-    def _hear(self, send: Send, outcome: WriteOutcome, control_at: int) -> bool:
-        """Take in what became of an attempt. True if the commit has its outcome.
+    def _hear(self, send: Send, outcome: WriteOutcome, control_at: int) -> Step:
+        """Take in what became of an attempt.
 
-        Meanwhile a reader may have seen what was written, or newer records still: what is known never goes back.
+        Meanwhile a reader may have seen what was written, or newer records still, so what is known never goes back:
+
+            our CAS makes version 8 … another broker makes 9 … a fetch here reads 9 … our answer arrives: 8
         """
         commit = send.commit
         match outcome:
@@ -383,7 +394,9 @@ class Committer:
                         commit.log.note_put_again(send.expected_version, result.version)
                     if send.purpose is Purpose.PROOF:
                         self._answer(commit, send.decision.verdicts)
-                    return True
+                    return Step.FINISHED
+                # Of this attempt nothing happened. Of those before that had no answer it says nothing, so `unknown` stays:
+                #     attempt 1 at version 7 … no answer … a read finds 7 … attempt 1 lands: version 8 … attempt 2 at 7: conflict
                 self._conflicts.inc()
                 if send.decision.pages:
                     commit.log.producers.discard_pages(new.name for new in send.decision.pages)
@@ -391,12 +404,10 @@ class Committer:
                 self._unknown.inc()
                 commit.cause = reason
                 if send.purpose is Purpose.COMMIT:
-                    commit.is_unknown = True
-                    commit.sent_version = send.expected_version
-                    commit.sent_decisions = (*commit.sent_decisions, (commit.attempt, send.decision))
+                    commit.unknown = one_more(commit.unknown, commit.attempt, send.decision, version=send.expected_version)
             case NotApplied(reason):
                 commit.cause = reason
-        return False
+        return Step.READ
 
     def _applied(self, commit: Commit, decision: Decision, *, version: int | None = None) -> None:
         """The CAS is known to have applied: only now are batches shown (I8) and acknowledged (I1)."""

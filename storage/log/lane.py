@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from storage.errors import StorageError
 from storage.log.batch import Batch
 from storage.log.broker_epoch import BrokerEpoch
-from storage.log.decide import Decision
 from storage.log.producer_pages import NO_PAGES, Pages
+from storage.log.unknown import UnknownAttempts
 from storage.vocabulary import ObjectId
 
 if TYPE_CHECKING:
@@ -86,10 +86,10 @@ class InFlight:
 class Commit:
     """The slice of one flush for one partition on its way into the log.
 
-    All attempts carry the same batches under one `commit_seq`, unless every attempt before is known to have failed. `is_unknown`: an
-    attempt had no answer, so every later read of the control record is asked for our number first (model F-conflict), until one shows that
-    it can never apply. `is_sent`: an attempt is on its way. `is_given_up`: the clients were answered; what is left is to make sure that no
-    attempt can still land.
+    All attempts carry the same batches under one `commit_seq`, unless every attempt before is known to have failed. `unknown`: attempts had
+    no answer, so every later read of the control record is asked for our number first, until one shows that none can apply any more
+    (storage/log/unknown.py). `is_sent`: an attempt is on its way. `is_given_up`: the clients were answered; what is left is to make sure
+    that no attempt can still land.
     """
 
     log: "PartitionLog"
@@ -104,10 +104,7 @@ class Commit:
     commit_seq: int = -1
     attempt: int = 0
     is_sent: bool = False
-    is_unknown: bool = False
-    sent_version: int = -1
-    sent_decisions: tuple[tuple[int, Decision], ...] = ()
-    """Of the attempts that had no answer, each with its number."""
+    unknown: UnknownAttempts | None = None
     is_given_up: bool = False
     must_drain: bool = False
     cause: str = ""
@@ -201,7 +198,7 @@ def _end(commit: Commit) -> Commit | None:
     waiting = commit.log.lane.commits
     commit.in_flight.remove(commit)
     commit.batches = []
-    commit.pages, commit.sent_decisions = NO_PAGES, ()
+    commit.pages, commit.unknown = NO_PAGES, None
     if waiting and take(waiting[0]):
         return waiting[0]
     return None

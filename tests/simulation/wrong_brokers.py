@@ -28,7 +28,7 @@ def retries_what_is_unknown_as_new() -> Iterator[None]:
 
     def prepare(original: Original, self: Committer, commit: Commit, **how: Any) -> object:
         if not commit.is_given_up:
-            commit.is_unknown = False
+            commit.unknown = None
         return original(self, commit, **how)
 
     with _around(Committer, "_prepare", prepare):
@@ -114,7 +114,7 @@ def refuses_for_certain_after_sending() -> Iterator[None]:
 
     def hear(original: Original, self: Committer, send: Send, *rest: Any) -> object:
         known = original(self, send, *rest)
-        if send.commit.is_unknown:
+        if send.commit.unknown is not None:
             send.commit.settle_all(Unavailable("no answer, so no"), 0.0)
         return known
 

@@ -83,11 +83,11 @@ def counts_whoever_registered_since_the_scan_as_dead() -> Iterator[None]:
 def takes_a_conflict_after_an_unknown_attempt_for_the_end_of_it() -> Iterator[None]:
     """Model: F-conflict."""
 
-    def hear(original: Callable[..., Any], self: object, send: commit.Send, outcome: object, *rest: Any) -> bool:
-        is_heard = original(self, send, outcome, *rest)
-        if not is_heard and isinstance(outcome, Applied):
-            send.commit.is_unknown = False
-        return bool(is_heard)
+    def hear(original: Callable[..., Any], self: object, send: commit.Send, outcome: object, *rest: Any) -> object:
+        step = original(self, send, outcome, *rest)
+        if step is not commit.Step.FINISHED and isinstance(outcome, Applied):
+            send.commit.unknown = None
+        return step
 
     with _around(commit.Committer, "_hear", hear):
         yield

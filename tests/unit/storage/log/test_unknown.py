@@ -3,7 +3,8 @@
 import pytest
 
 from storage.formats.control import Control, WriterEntry
-from storage.log.unknown import Fate, Found, fate_of
+from storage.log.decide import Decision
+from storage.log.unknown import Fate, Found, fate_of, one_more
 
 OURS, SENT = 7, 40
 
@@ -17,10 +18,18 @@ OURS, SENT = 7, 40
         ({}, SENT, True, Fate.UNDECIDED),
         ({OURS: WriterEntry(2, 1)}, 41, True, Fate.FAILED),
         ({}, 41, False, Fate.FAILED),
-        ({8: WriterEntry(3, 1)}, 41, True, Fate.LOST),
+        ({8: WriterEntry(3, 1)}, 41, True, Fate.NEVER_KNOWN),
     ],
 )
 def test_the_record_read_since_says_it(writers: dict[int, WriterEntry], version: int, may_be_dropped: bool, fate: Found | Fate) -> None:
     found = fate_of(Control(writers=writers), version, epoch=OURS, commit_seq=3, sent_version=SENT, may_be_dropped=may_be_dropped)
 
     assert found == fate
+
+
+def test_an_attempt_without_an_answer_stays_known_when_later_ones_have_none_either() -> None:
+    first, second = Decision((), Control(sequence_counter=1), None), Decision((), Control(sequence_counter=2), None)
+    unknown = one_more(one_more(None, 1, first, version=7), 3, second, version=9)
+
+    assert unknown.version == 9, "the version that the last of them expected"
+    assert (unknown.decision(1), unknown.decision(3)) == (first, second)
