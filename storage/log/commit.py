@@ -279,9 +279,9 @@ class Committer:
                 commit.unknown = None
                 return Step.FINISHED if commit.is_given_up else Step.DECIDE
             case Fate.UNDECIDED:
-                # Its clients have their answer, and send the batch again:
-                #     attempt at version 7 … no answer … given up … the retry is appended … the attempt lands: twice
-                # A put at version 7 decides it: the one of the two that comes second finds version 8.
+                # What it becomes may not change behind the answer of its clients:
+                #     attempt at version 7 … no answer … given up: REQUEST_TIMED_OUT … who looks finds nothing … the attempt lands
+                # A put at version 7 decides it: whichever of the two comes second finds version 8.
                 return self._put_again(commit, Purpose.BURIAL, _NOTHING, control) if commit.is_given_up else Step.DECIDE
 
     def _decide(self, commit: Commit, control: Control, *, is_fresh: bool) -> Send | Step:
