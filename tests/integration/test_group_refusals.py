@@ -107,8 +107,9 @@ def without_spinning(served: Served) -> Iterator[None]:
 
 
 def test_one_too_many_for_its_group_is_told_so(served: Served) -> None:
-    first, second = consumer(served, "full", [TOPIC]), consumer(served, "full", [TOPIC])
+    first = consumer(served, "full", [TOPIC])
     assigned(first)
+    second = consumer(served, "full", [TOPIC])
     with without_spinning(served):
         told = errors_of(second)
         raised = asyncio.run(aiokafka_error(served, "full", [TOPIC]))

@@ -137,8 +137,9 @@ class Produce:
             )
             return
         now_ms = self._clock.now_ms()
-        under_way = ProduceUnderWay(request, source, now_ms, self._topics, done)
-        append, results, append_ms = under_way.append, under_way.results, under_way.append_ms
+        under_way = ProduceUnderWay(request, now_ms, self._topics, done)
+        append = Append(source, under_way.finish, [], 0)
+        results, append_ms = under_way.results, under_way.append_ms
         batches: list[tuple[PartitionId, Batch]] = []
         lines = self._recompression.lines
         at_once: AtOnce | None = None
@@ -176,7 +177,7 @@ class Produce:
                 partition = topic.partition(named.partition)
                 if work is not None or self._recompression.holds(source, partition):
                     share = under_way.share = under_way.share or self._recompression.share()
-                    in_line = BatchInLine(under_way, place, partition, header, rules)
+                    in_line = BatchInLine(under_way, append, place, partition, header, rules)
                     self._recompression.add(source, partition, work, share, partial(self._leave_line, in_line))
                     continue
             batch = batch_of(named.records, header, append, index)
@@ -193,8 +194,8 @@ class Produce:
 
     def _leave_line(self, in_line: "BatchInLine", made: memoryview | Refused | None) -> None:
         """Go on with one batch that was compressed anew, or stood behind one that was."""
-        under_way, place, partition, header, rules = in_line
-        named, append = under_way.request.partitions[place], under_way.append
+        under_way, append, place, partition, header, rules = in_line
+        named = under_way.request.partitions[place]
         index = under_way.results[place]
         assert isinstance(index, int), "a batch leaves once"
         if isinstance(made, Refused):
@@ -230,20 +231,21 @@ class Produce:
 
 
 class ProduceUnderWay:
-    """One request from its checks to its answer: what each of its partitions was refused for, or which result of `append` is its own.
+    """One request from its checks to its answer: what each of its partitions was refused for, or which result of the append is its own.
 
     This is no coroutine. A request waits once, for the last of its batches, and the log knows when that is: it calls `finish`, in the turn
     of the event loop in which it commits. A task for each request, and an await for each batch, would cost time and tell nobody more.
+
+    The append refers to it, and it not to the append: else the frame of a request that failed would wait for the garbage collector.
     """
 
-    __slots__ = ("_done", "_topics", "append", "append_ms", "now_ms", "request", "results", "share")
+    __slots__ = ("_done", "_topics", "append_ms", "now_ms", "request", "results", "share")
 
-    def __init__(self, request: ProduceRequest, source: object, now_ms: int, topics: Topics, done: Done) -> None:
+    def __init__(self, request: ProduceRequest, now_ms: int, topics: Topics, done: Done) -> None:
         self.request = request
         self.now_ms = now_ms
         self.results: list[PartitionResult | int] = []
-        """By place in the request; a number is the index of a result of `append`."""
-        self.append = Append(source, self.finish, [], 0)
+        """By place in the request; a number is the index of a result of the append."""
         self.append_ms: list[int] = []
         """What each of its batches is stamped with, by that index; -1 if it keeps its own times."""
         self.share: Share | None = None
@@ -253,7 +255,6 @@ class ProduceUnderWay:
 
     def finish(self, append: Append) -> None:
         """Answer. Called once, when every batch has its result."""
-        del self.append  # each refers to the other, and the frame of the request would wait for the garbage collector
         if self.share is not None:
             self.share.release()
         merged: list[PartitionResult] = []
@@ -278,6 +279,7 @@ class BatchInLine(NamedTuple):
     """A batch that waits in the line of the recompression, with what is needed to go on when it leaves."""
 
     under_way: ProduceUnderWay
+    append: Append
     place: int
     """In the request."""
     partition: PartitionId
