@@ -23,7 +23,6 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.objects.memory import MemoryObjectStore
 from storage.recordbatch import parse_header
 from tests.unit.broker.handlers.record_batches import NOW_MS
-from tests.unit.process.http.manual_clock import ManualClock
 from tests.unit.storage.catalog.faulty import no_jitter
 from tests.unit.storage.log.rig import Rig, rig
 
@@ -38,16 +37,31 @@ class Stores:
     objects: MemoryObjectStore = field(default_factory=lambda: MemoryObjectStore(clock=SystemClock()))
 
 
+class RecordTimes:
+    """The wall's time is set by hand. Time that passes is the system's, as in the log below: two that differ would make what was lost
+    just now look old, or not, by how long the machine has been up."""
+
+    def __init__(self) -> None:
+        self._now_ms = NOW_MS
+        self.monotonic_s = SystemClock().monotonic_s
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def advance(self, seconds: float) -> None:
+        self._now_ms += int(seconds * 1000)
+
+
 @dataclass
 class Node:
-    """`clock` is that of record times only."""
+    """`clock` only decides what time records get: time passes for it as it does for the log."""
 
     log: Rig
     topics: Topics
     waiters: Waiters
     produce: Produce
     fetch: Fetch
-    clock: ManualClock
+    clock: RecordTimes
 
     async def create(self, name: str, *, partition_count: int = 1, **configs: str) -> Topic:
         named = {key.replace("_", "."): value for key, value in configs.items()}
@@ -147,7 +161,7 @@ async def node(
 ) -> AsyncIterator[Node]:
     """`is_deaf`: no hint about other brokers' commits arrives."""
     stores = stores or Stores()
-    clock = ManualClock(now_ms=NOW_MS)
+    clock = RecordTimes()
     async with rig(shared=stores.metadata, objects=stores.objects, epoch=epoch, flush=flush) as log, Nursery() as nursery:
         metadata: Any = Deaf(log.metadata) if is_deaf else log.metadata
         parts = log.parts
