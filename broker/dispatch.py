@@ -1,9 +1,9 @@
 """Requests to handlers: decode, bound by a deadline, count, encode; and what is done when something goes wrong that nobody foresaw."""
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import structlog
 from kio.schema.errors import ErrorCode
@@ -29,6 +29,7 @@ from broker.slow_requests import SLOW_S, Slow, SlowRequests
 from runtime.clock import Clock
 from runtime.deadlines import within
 from runtime.telemetry import Metric, Telemetry
+from runtime.turns import in_turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.limits import KIB
@@ -57,7 +58,6 @@ _API_VERSIONS: Final = 18
 
 LEAVING: Final = "this broker is shutting down: look for the leader again"
 
-T = TypeVar("T")
 
 log = structlog.get_logger("dispatch")
 
@@ -280,7 +280,7 @@ class Dispatch:
         if is_long:
             async with self._beginning:
                 await asyncio.sleep(0)
-                body = await _in_turns(codec.decode_in_steps(header.api_key, header.api_version, frame, header.body_position))
+                body = await in_turns(codec.decode_in_steps(header.api_key, header.api_version, frame, header.body_position))
         else:
             body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
         if header.api_key in WAITING_TIMEOUTS_S:
@@ -293,10 +293,10 @@ class Dispatch:
             await self._take_room(len(reply), connection)
         if not is_long and len(reply) <= LONG_REPLY_BYTES:
             return header, [reply], first_error_of(answer)
-        error_code = await _in_turns(first_error_in_steps(answer))
+        error_code = await in_turns(first_error_in_steps(answer))
         held = [body, answer]
         del body, answer, request
-        await _in_turns(let_go_in_steps(held))
+        await in_turns(let_go_in_steps(held))
         return header, [reply], error_code
 
     async def _meet(self, api_key: int, version: int) -> None:
@@ -337,7 +337,7 @@ class Dispatch:
     ) -> tuple[codec.RequestHeader, Sequence[Buffer], int]:
         request = fetch.read_narrow(header.api_version, frame, header.body_position)
         if request is None:
-            request = await _in_turns(fetch.read_in_steps(header.api_version, frame, header.body_position))
+            request = await in_turns(fetch.read_in_steps(header.api_version, frame, header.body_position))
         room = Room(self._responses)
         try:
             handled = self._fetch.handle(request, version=header.api_version, client=connection, room=room)
@@ -362,7 +362,7 @@ class Dispatch:
         if is_wide:
             held: list[object] = [request.partitions, fetched.partitions]
             del request, fetched
-            await _in_turns(let_go_in_steps(held))
+            await in_turns(let_go_in_steps(held))
         return header, reply, first_error
 
     async def _take_room(self, reply_bytes: int, connection: Client) -> None:
@@ -408,17 +408,6 @@ class Dispatch:
             return None
         throttle_ms = self._leaving.throttle_ms(connection) if self._leaving.is_asking else 0
         return [produce.write_response(header.api_version, header.correlation_id, ProduceResponse(results, throttle_ms))]
-
-
-async def _in_turns(steps: Generator[None, None, T]) -> T:
-    """What they return, with a turn for others after each."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            ended: T = end.value
-            return ended
-        await asyncio.sleep(0)
 
 
 def _may_wait_s(header: codec.RequestHeader, frame: memoryview) -> float:

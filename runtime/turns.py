@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -58,3 +58,14 @@ class Turns:
             await self.spent(len(part))
         await self.spent()
         return counted
+
+
+async def in_turns(steps: Generator[None, None, R]) -> R:
+    """What work in steps returns. After each step, others have their turn."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            returned: R = end.value
+            return returned
+        await asyncio.sleep(0)

@@ -9,7 +9,7 @@ A control record that was not read in time is an error that clients repeat, neve
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
 from storage.errors import StorageError, without_frames
@@ -146,7 +146,7 @@ class Gathering:
                 self._look(wanted, now_s)
         self._look_again()
 
-    def look_in_steps(self, now_s: float) -> Iterator[None]:
+    def look_in_steps(self, now_s: float) -> Generator[None, None, None]:
         """As `look`, of many: iterated over to its end, it yields wherever a pause is in place."""
         self._now_s = now_s
         for begin in range(0, len(self._wanted), LOOKED_AT_PER_STEP):
@@ -203,7 +203,7 @@ class Gathering:
             ends.append(now_s + GRACE_S)
         return max(0.001, min(ends) - now_s)
 
-    def fail_in_steps(self) -> Iterator[None]:
+    def fail_in_steps(self) -> Generator[None, None, None]:
         """What `close` tells those whose control record was not read in time, of many: a step is over wherever it yields."""
         for begin in range(0, len(self._wanted), LOOKED_AT_PER_STEP):
             for wanted in self._wanted[begin : begin + LOOKED_AT_PER_STEP]:

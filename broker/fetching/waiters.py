@@ -8,7 +8,7 @@ on hints but time (I10).
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Final, Self
 
 from runtime.clock import Clock
@@ -53,7 +53,7 @@ class Wait:
         self._has_moved = True
         self._end_turn()
 
-    def begin_in_steps(self) -> Iterator[None]:
+    def begin_in_steps(self) -> Generator[None, None, None]:
         """As `with` begins, of many: a step is over wherever it yields. Leave it as by `with`, even if it has not come to its end."""
         while self._begun < len(self._logs):
             self._begin(self._logs[self._begun : self._begun + BEGUN_PER_STEP])

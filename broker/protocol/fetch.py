@@ -11,7 +11,7 @@ v12 is the first flexible version, v13 the first that names topics by their ids.
 """
 
 import struct
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -40,6 +40,8 @@ _ANSWER_V4: Final = struct.Struct(">ihqq")
 _ANSWER_V5: Final = struct.Struct(">ihqqq")
 _PLAIN_ANSWER_V12: Final = struct.Struct(">ihqqqxi")
 _ABORTED: Final = struct.Struct(">qq")
+_NO_ELEMENTS: Final = 1
+"""The length of an empty array in flexible versions."""
 _topic: Final = attrgetter("topic")
 
 
@@ -146,12 +148,14 @@ def _read_request(version: int, frame: memoryview, at: int) -> Generator[None, N
         at += _SESSION.size
     partitions, at, budget = yield from _read_partitions(version, frame, at, budget=wire.ELEMENTS_MAX)
     forgotten: list[tuple[str, int]] = []
-    if version >= 7:
+    if flexible and frame[at] == _NO_ELEMENTS:
+        at += 1
+    elif version >= 7:
         forgotten, at, budget = _read_forgotten(version, frame, at, budget=budget)
     rack_id = ""
     if version >= 11:
         rack_id, at = wire.read_string(frame, at, flexible=flexible, field="rack_id")
-    if flexible:
+    if flexible and frame[at]:
         wire.skip_tags(frame, at, budget)
     return FetchRequest(max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, rack_id, partitions, forgotten)
 
@@ -195,7 +199,10 @@ def _read_partitions(
                 else:
                     at += 1
         if flexible:
-            at, budget = wire.skip_tags(frame, at, budget)
+            if frame[at]:
+                at, budget = wire.skip_tags(frame, at, budget)
+            else:
+                at += 1
     return partitions, at, budget
 
 
@@ -236,7 +243,7 @@ def write_response(version: int, correlation_id: int, response: FetchResponse) -
     return pieces
 
 
-def write_in_steps(version: int, correlation_id: int, response: FetchResponse, pieces: list[Buffer]) -> Iterator[None]:
+def write_in_steps(version: int, correlation_id: int, response: FetchResponse, pieces: list[Buffer]) -> Generator[None, None, None]:
     """As `write_response`, into `pieces`, with a step after each PARTITIONS_PER_STEP partitions behind which there are others."""
     assert version in READABLE, f"not a version to be written: {version}"
     flexible = version >= FLEXIBLE_MINIMUM

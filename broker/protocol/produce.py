@@ -164,7 +164,7 @@ def write_response(version: int, correlation_id: int, response: ProduceResponse)
     return out
 
 
-def write_in_steps(version: int, correlation_id: int, response: ProduceResponse, out: bytearray) -> Iterator[None]:
+def write_in_steps(version: int, correlation_id: int, response: ProduceResponse, out: bytearray) -> Generator[None, None, None]:
     """As `write_response`, to the end of `out`, with a step after each PARTITIONS_PER_STEP results behind which there are others."""
     assert version in READABLE, f"not a version to be written: {version}"
     flexible = version >= FLEXIBLE_MINIMUM

@@ -26,7 +26,7 @@ from broker.handling.errors import error_code_of
 from broker.protocol.fetch import PARTITIONS_PER_STEP, TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from broker.responses import Room
 from runtime.clock import Clock
-from runtime.turns import Turns
+from runtime.turns import Turns, in_turns
 from storage.catalog.topics import PATIENCE_S, Topic, Topics
 from storage.errors import NotFound, OffsetOutOfRange, StorageError, Unavailable
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, MIB
@@ -172,14 +172,14 @@ class Fetch:
         try:
             # Much later than it began, if its topics had to be read.
             if is_wide:
-                await _take_turns(gathering.look_in_steps(self._clock.monotonic_s()))
+                await in_turns(gathering.look_in_steps(self._clock.monotonic_s()))
             else:
                 gathering.look(self._clock.monotonic_s())
             if not gathering.is_open and not await self._find_room(gathering, room, bytes_max, deadline_s, is_wide=is_wide):
                 return
             if gathering.may_leave():
                 if is_wide:
-                    await _take_turns(gathering.fail_in_steps())
+                    await in_turns(gathering.fail_in_steps())
                 return
             with contextlib.ExitStack() as waiting:
                 is_waiting = False
@@ -190,7 +190,7 @@ class Fetch:
                             waiting.enter_context(wait)
                         else:
                             waiting.push(wait)
-                            await _take_turns(wait.begin_in_steps())
+                            await in_turns(wait.begin_in_steps())
                             # What moved before it was waited for has woken nobody.
                             await self._look(gathering, is_wide=True)
                             if not await self._find_room(gathering, room, bytes_max, deadline_s, is_wide=True):
@@ -201,13 +201,13 @@ class Fetch:
                     if not await self._find_room(gathering, room, bytes_max, deadline_s, is_wide=is_wide):
                         return
             if is_wide:
-                await _take_turns(gathering.fail_in_steps())
+                await in_turns(gathering.fail_in_steps())
         finally:
             gathering.close()
 
     async def _look(self, gathering: Gathering, *, is_wide: bool) -> None:
         if is_wide:
-            await _take_turns(gathering.look_in_steps(self._clock.monotonic_s()))
+            await in_turns(gathering.look_in_steps(self._clock.monotonic_s()))
         else:
             gathering.look(self._clock.monotonic_s())
 
@@ -339,11 +339,6 @@ class Fetch:
         topic = self._topics.find_id(partition.topic_id)
         if topic is not None:
             self._topics.forget(topic.name)
-
-
-async def _take_turns(steps: Iterable[None]) -> None:
-    for _ in steps:
-        await asyncio.sleep(0)
 
 
 async def _once_each(partitions: Sequence[FetchPartition]) -> list[FetchPartition]:

@@ -21,7 +21,7 @@ from broker.protocol.produce import (
     read_in_steps,
     write_in_steps,
 )
-from runtime.turns import Turns
+from runtime.turns import Turns, in_turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError, Unavailable
 
@@ -31,14 +31,7 @@ BEGIN_S_MAX = 60.0
 
 async def read_wide(version: int, frame: memoryview, position: int) -> ProduceRequest:
     """Raises `ProtocolViolation`."""
-    steps = read_in_steps(version, frame, position)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            request: ProduceRequest = end.value
-            return request
-        await asyncio.sleep(0)
+    return await in_turns(read_in_steps(version, frame, position))
 
 
 class WideProduce:
@@ -112,8 +105,7 @@ async def refuse_all(request: ProduceRequest, code: ErrorCode, message: str) -> 
 async def write_wide(version: int, correlation_id: int, response: ProduceResponse) -> bytearray:
     """As `write_response` of broker/protocol/produce.py."""
     out = bytearray()
-    for _ in write_in_steps(version, correlation_id, response, out):
-        await asyncio.sleep(0)
+    await in_turns(write_in_steps(version, correlation_id, response, out))
     return out
 
 
