@@ -55,7 +55,7 @@ def decode_header(frame: memoryview) -> RequestHeader:
             client_id = str(frame[at:stop], "utf-8")
             at = stop
         if support.is_served(api_key, version) and _has_flexible_request(api_key, version):
-            at, _ = wire.skip_tags(frame, at, wire.ELEMENTS_MAX)
+            at = at + 1 if not frame[at] else wire.skip_tags(frame, at, wire.ELEMENTS_MAX)[0]
     except wire.MALFORMED as error:
         raise ProtocolViolation(f"malformed request header: bytes={len(frame)} cause={error!r}") from error
     return RequestHeader(api_key, version, correlation_id, client_id, at)

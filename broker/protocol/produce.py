@@ -8,7 +8,7 @@ v13 names topics by their ids and is not read here.
 """
 
 import struct
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -150,8 +150,11 @@ def _read_request(frame: memoryview, at: int, *, flexible: bool) -> Generator[No
                 else:
                     at += 1
         if flexible:
-            at, budget = wire.skip_tags(frame, at, budget)
-    if flexible:
+            if frame[at]:
+                at, budget = wire.skip_tags(frame, at, budget)
+            else:
+                at += 1
+    if flexible and frame[at]:
         wire.skip_tags(frame, at, budget)
     return ProduceRequest(transactional_id, acks, timeout_ms, partitions)
 
