@@ -7,8 +7,8 @@ import pytest
 
 from storage.formats.control import Control, Entry, IndexChunk, PageRef, ProducerBatch, ProducerState, WriterEntry, decode_control, encode
 from storage.log.kept_chunks import KeptChunks
-from storage.log.partition import LOG_BYTES, Partitions
-from storage.log.sizes import control_bytes
+from storage.log.partition import COUNTED_EVERY, FEW, LOG_BYTES, Partitions
+from storage.log.sizes import CONTROL_BYTES, ENTRY_BYTES, SPAN_BYTES, control_bytes
 from storage.vocabulary import PartitionId, TopicId
 
 COUNT = 200
@@ -77,3 +77,28 @@ def test_a_chunk_counts_its_entries_and_what_finds_it() -> None:
     kept.add(PartitionId(TopicId("t"), 0), IndexChunk(entries=record(entries=16).pending))
 
     assert 6 * 1_024 < kept.size_bytes < 9 * 1_024
+
+
+def counted_after(*records: Control) -> int:
+    partitions = Partitions()
+    log = partitions.get(PartitionId(TopicId("t"), 0))
+    for version, control in enumerate(records):
+        log.advance(control, version)
+    return partitions.size_bytes - LOG_BYTES
+
+
+def test_a_record_that_grows_by_entries_is_counted_but_for_the_last_three() -> None:
+    records = [record(entries=entries, spans=FEW, producers=FEW) for entries in range(1, 17)]
+    for entries in range(1, 17):
+        behind_bytes = control_bytes(records[entries - 1]) - counted_after(*records[:entries])
+        assert 0 <= behind_bytes <= (COUNTED_EVERY - 1) * (ENTRY_BYTES + FEW * SPAN_BYTES)
+        assert (behind_bytes == 0) == (entries % COUNTED_EVERY == 1)
+
+
+@pytest.mark.parametrize("grown", [record(entries=2, producers=FEW + 1), record(entries=2, spans=FEW + 1)], ids=["producers", "spans"])
+def test_a_record_that_can_grow_much_is_counted_at_every_commit(grown: Control) -> None:
+    assert counted_after(record(entries=1), grown) == control_bytes(grown)
+
+
+def test_a_record_whose_entries_went_into_a_chunk_is_counted_at_the_next_commit() -> None:
+    assert counted_after(*(record(entries=entries) for entries in (16, 17, 1))) == control_bytes(record(entries=1)) > CONTROL_BYTES
