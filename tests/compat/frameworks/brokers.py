@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, ResourceType
 
@@ -61,7 +61,14 @@ class Recorded:
         return {api.name for api in APIS if api.key in {key for key, _ in self._recorder.exercised()}}
 
     def complaints(self) -> list[dict[str, object]]:
-        """Warnings and errors that the broker has logged, if it is Forebay."""
+        """Warnings and errors that the broker has logged, if it is Forebay, but for configs that it does not enforce yet."""
+        return [event for event in self._disliked() if event["event"] != "configs_not_enforced"]
+
+    def not_enforced(self) -> set[str]:
+        """The configs of topics that the broker, if it is Forebay, was given and said not to enforce yet."""
+        return {str(config) for event in self._disliked() if event["event"] == "configs_not_enforced" for config in event["configs"]}
+
+    def _disliked(self) -> list[dict[str, Any]]:
         events = self._served.events() if self._served else []
         return [event for event in events if event["level"] not in {"debug", "info"}]
 

@@ -32,7 +32,7 @@ EXPECTED_OF_A_DEAD_BROKER: Final = {
     **EXPECTED,
     "NetworkClient": rf"{EXPECTED['NetworkClient']}|.*could not be established\. Node may not be available\.|.*NOT_LEADER_OR_FOLLOWER.*",
     # Records were on their way to the broker that was killed.
-    "Sender": r".*NETWORK_EXCEPTION\. Error Message: Disconnected from node \d+|.*NetworkException: Disconnected from node \d+\. Going.*",
+    "Sender": r".*NETWORK_EXCEPTION\. Error Message: Disconnected from node \d+|.*NetworkException: Disconnected from node \d+\.? Going.*",
     "ConsumerCoordinator": r".*Offset commit failed on partition \S+ at offset \d+: This is not the correct coordinator\.",
 }
 """All of it is what the library says when a broker is away, and tries again."""
