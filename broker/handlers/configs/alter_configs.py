@@ -42,7 +42,7 @@ def _respond(answer: tuple[AlterConfigsResource, Refusal | None]) -> AlterConfig
 
 
 def _accept(resource: AlterConfigsResource) -> ResourceChange:
-    keys = {config.name for config in resource.configs}
+    keys = {config.name for config in resource.configs[:KEYS_MAX]}
     return ResourceChange(resource.resource_type, resource.resource_name, keys, _change_of(resource.configs))
 
 

@@ -51,7 +51,7 @@ def _respond(answer: tuple[AlterConfigsResource, Refusal | None]) -> AlterConfig
 def _accept(resource: AlterConfigsResource) -> ResourceChange:
     # Taking back what a broker was never given changes nothing: reassignment tools do so with throttles.
     is_topic = resource.resource_type == TOPIC
-    keys = {config.name for config in resource.configs if is_topic or config.config_operation != Operation.DELETE.value}
+    keys = {config.name for config in resource.configs[:KEYS_MAX] if is_topic or config.config_operation != Operation.DELETE.value}
     return ResourceChange(resource.resource_type, resource.resource_name, keys, _change_of(resource.configs))
 
 
