@@ -9,6 +9,7 @@ Tests that kill or pause a server start their own, with `running_oxia` and `runn
 import contextlib
 import gc
 import os
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -63,9 +64,8 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """`auto`: tests that wait, too. `logical`: tests that only compute."""
-    processors = workers.processors()
-    return workers.count(processors) if config.option.numprocesses == "auto" else min(processors, workers.WORKERS_MAX)
+    """`auto`: every kind of test. `logical`: small tests."""
+    return workers.count(workers.processors(), of_small_tests=config.option.numprocesses == "logical")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> workers.Scheduling:
@@ -86,11 +86,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+def pytest_sessionstart() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As a shell without a terminal leaves it to what runs in the background. Tests interrupt themselves and what they start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # until the tests are collected: what is made meanwhile stays
+
+
 def pytest_collection_finish() -> None:
     """Nine thousand tests and what they import stay until the end: looking through them for garbage took a fifth of the tests' time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_LOOKED_FOR_AFTER)
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before a worker asks for its tests

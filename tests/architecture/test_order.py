@@ -3,9 +3,11 @@
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.integration.serving import ROOT
 from tests.kit.alone import Room
-from tests.kit.workers import LONGEST_FIRST, WORKERS_MAX, count, shares_a_fixture
+from tests.kit.workers import ALONE, ROW, WORKERS_MAX, computes, count, is_alone, next_of, shares_a_fixture
 
 A_MOMENT_S = 0.2
 WITHIN_S = 30.0
@@ -14,11 +16,32 @@ WITHIN_S = 30.0
 def test_every_folder_of_tests_has_its_turn() -> None:
     folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").rglob("test_*.py")}
 
-    assert sorted(LONGEST_FIRST) == sorted(folders)
+    assert sorted(ROW) == sorted(folders)
 
 
 def test_there_are_more_workers_than_processors_within_a_bound() -> None:
-    assert [count(1), count(2), count(64)] == [2, 4, WORKERS_MAX]
+    assert [count(processors, of_small_tests=False) for processors in (1, 2, 64)] == [3, 6, WORKERS_MAX]
+    assert [count(processors, of_small_tests=True) for processors in (1, 2, 64)] == [2, 4, WORKERS_MAX]
+
+
+def test_workers_take_from_both_ends_of_the_row_and_what_is_alone_at_last() -> None:
+    row = dict.fromkeys(["waits", "small", "computes", ALONE])
+    taken = []
+    for worker in range(4):
+        taken.append(next_of(row, computes=computes(worker)))
+        del row[taken[-1]]
+
+    assert taken == ["waits", "computes", "small", ALONE]
+
+
+def test_a_test_that_is_marked_alone_is_known_by_its_name(request: pytest.FixtureRequest) -> None:
+    for item in request.session.items:
+        assert is_alone(item.nodeid) == (item.get_closest_marker("alone") is not None), item.nodeid
+
+    assert is_alone("tests/chaos/test_silent_shard.py::test_what_lives_on_other_shards_does_not_notice_a_silent_one[produce]")
+    assert not is_alone(
+        "tests/chaos/test_outage_memory.py::test_memory_stays_within_its_bound_in_an_outage_and_traffic_goes_on_after_it[s3]"
+    )
 
 
 def test_tests_share_the_room_and_one_that_is_alone_waits_until_the_others_have_left(tmp_path: Path) -> None:

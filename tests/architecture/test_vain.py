@@ -1,6 +1,7 @@
 """What is offered is used: settings are read, metrics are counted, and every API has its tests and its second opinion."""
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from tests.architecture.vain import uncounted, unread
 from tests.compat.second_opinion.recorded import ANSWERS, read
 
 ROOT: Final = Path(__file__).parents[2]
-PROCESSES: Final = list(sources(ROOT, ("forebay", "broker", "compactor", "process", "storage", "runtime"), generated={"wire_pb2.py"}))
+PACKAGES: Final = ("forebay", "broker", "compactor", "process", "storage", "runtime")
 UNIT: Final = ROOT / "tests" / "unit" / "broker" / "handlers"
 
 READ_BY_SETTINGS_ALONE: Final = {
@@ -23,6 +24,12 @@ READ_BY_SETTINGS_ALONE: Final = {
 WITHOUT_UNIT_FILE: Final[dict[str, str]] = {}
 WITHOUT_SECOND_OPINION: Final[dict[str, str]] = {}
 """APIs by name, and why they need none."""
+
+
+@cache
+def processes() -> list[Source]:
+    """Not when this file is imported: every worker of a run imports it, and one runs the tests."""
+    return list(sources(ROOT, PACKAGES, generated={"wire_pb2.py"}))
 
 
 def unit_tests(api: Api) -> list[str]:
@@ -40,14 +47,14 @@ def unprobed(api: Api, probes: list[tuple[str, int]]) -> list[int]:
 
 
 def test_every_setting_is_read_by_the_program() -> None:
-    found = unread(SETTINGS, [source for source in PROCESSES if not source.module.startswith("process.settings")])
+    found = unread(SETTINGS, [source for source in processes() if not source.module.startswith("process.settings")])
 
     assert sorted(found - READ_BY_SETTINGS_ALONE.keys()) == [], "nobody reads them: delete the setting, or say above who does"
     assert sorted(READ_BY_SETTINGS_ALONE.keys() - found) == []
 
 
 def test_every_metric_is_bound_and_counted() -> None:
-    assert sorted(uncounted(PROCESSES)) == [], "declared, and never bound or never counted: operators would see 0, or nothing, for ever"
+    assert sorted(uncounted(processes())) == [], "declared, and never bound or never counted: operators would see 0, or nothing, for ever"
 
 
 def test_every_api_has_a_unit_file() -> None:

@@ -1,10 +1,16 @@
 """Which tests go to which worker of a parallel run (`make test`), and in which order.
 
-Every worker has servers of its own, so that tests of two workers meet nowhere. The next worker that is free takes the next test; the tests
-of a file that makes a fixture for all of them stay together, since each worker would make that fixture again.
+Every worker has servers of its own, so that tests of two workers meet nowhere. The tests of a file that makes a fixture for all of them
+stay together, since each worker would make that fixture again; any other test goes to the next worker that is free.
+
+The tests lie in one row, from those that wait to those that compute, with small ones between. Most workers take from the end that waits,
+one for each processor takes from the end that computes: so the processors have work at any time. The tests marked `alone` come when all
+others are done, and nobody has to stop for them.
 """
 
 import os
+import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -12,16 +18,21 @@ from typing import Final
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 ROOT: Final = Path(__file__).parents[2]
-WORKERS_PER_PROCESSOR: Final = 2
-"""Half of the tests' time is waiting: for a lease to end, a process to start, an outage to be noticed."""
+WORKERS_PER_PROCESSOR: Final = 3
+"""One computes; the tests of two wait, most of their time: for a lease to end, a process to start, an outage to be noticed."""
+WORKERS_OF_SMALL_TESTS_PER_PROCESSOR: Final = 2
+"""They wait a little, for milliseconds or a second."""
 WORKERS_MAX: Final = 8
 """More of them only collect: each reads all the tests before it runs its share."""
 ON_PORTS_OF_THE_DEFAULT: Final = frozenset({"test_demo.py", "test_demo_brokers.py"})
 """`forebay demo` takes 9092 or the next that is free: of two at once, one would find the other's broker where its own was killed."""
-LONGEST_FIRST: Final = ("chaos", "integration", "compat", "simulation", "model", "contract", "property", "unit", "architecture")
-"""Folders in the order in which they begin: tests that wait, then tests that compute, and small ones when workers run out of work."""
+ROW: Final = ("chaos", "integration", "compat", "contract", "unit", "architecture", "property", "model", "simulation")
+"""Folders from those whose tests wait to those whose tests compute."""
+ALONE: Final = "alone"
+_MARKED_ALONE: Final = re.compile(r"^@pytest\.mark\.alone\b.*\n(?:@.*\n)*(?:async )?def (\w+)", re.MULTILINE)
 
 
 class Scheduling(LoadScopeScheduling):
@@ -34,15 +45,40 @@ class Scheduling(LoadScopeScheduling):
         config.option.loadscopereorder = False  # tests come in order
         super().__init__(config, log)
 
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        super().mark_test_complete(node, item_index, duration)
+        # It looks through all that a worker was ever given after each test: with thousands of scopes, for seconds.
+        scope = self._split_scope(self.registered_collections[node][item_index])
+        if all(self.assigned_work[node][scope].values()):
+            del self.assigned_work[node][scope]
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        self.workqueue.move_to_end(next_of(self.workqueue, computes=computes(self.nodes.index(node))), last=False)
+        super()._assign_work_unit(node)
+
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
+        if is_alone(nodeid):
+            return ALONE
         if Path(path).name in ON_PORTS_OF_THE_DEFAULT:
             return "ports of the default"
         return path if shares_a_fixture(path) else nodeid
 
 
-def count(processors: int) -> int:
-    return min(WORKERS_PER_PROCESSOR * processors, WORKERS_MAX)
+def computes(worker: int) -> bool:
+    """Whether this one of the workers takes from the end that computes."""
+    return worker % WORKERS_PER_PROCESSOR == 1
+
+
+def next_of(row: Mapping[str, object], *, computes: bool) -> str:
+    """The scope that a worker takes from a row that has some."""
+    scopes = reversed(row.keys()) if computes else iter(row)
+    return next((scope for scope in scopes if scope != ALONE), ALONE)
+
+
+def count(processors: int, *, of_small_tests: bool) -> int:
+    per_processor = WORKERS_OF_SMALL_TESTS_PER_PROCESSOR if of_small_tests else WORKERS_PER_PROCESSOR
+    return min(per_processor * processors, WORKERS_MAX)
 
 
 def processors() -> int:
@@ -51,7 +87,19 @@ def processors() -> int:
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    return sorted(items, key=_turn)
+    """Those that are alone at the end."""
+    return sorted(items, key=lambda item: (is_alone(item.nodeid), _turn(item)))
+
+
+def is_alone(nodeid: str) -> bool:
+    """Whether this test is marked `alone`. (The one who distributes tests knows their names and not their marks.)"""
+    path, _, name = nodeid.partition("[")[0].partition("::")
+    return name in _marked_alone(path)
+
+
+@cache
+def _marked_alone(path: str) -> frozenset[str]:
+    return frozenset(_MARKED_ALONE.findall((ROOT / path).read_text(encoding="utf-8")))
 
 
 @cache
@@ -62,4 +110,4 @@ def shares_a_fixture(path: str) -> bool:
 
 def _turn(item: pytest.Item) -> int:
     folder = item.path.relative_to(ROOT / "tests").parts[0]
-    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else 0
+    return ROW.index(folder) if folder in ROW else 0

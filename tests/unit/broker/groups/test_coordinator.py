@@ -11,6 +11,7 @@ from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, JoinAnswer
 from broker.groups.loaded import Check, Closed, DeleteOffsets
 from broker.groups.members import GroupState
+from broker.groups.settings import GroupSettings
 from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
 from storage.metadata.port import Key, Record
@@ -242,9 +243,9 @@ async def test_a_broker_that_stops_coordinates_nothing() -> None:
 
 
 async def test_the_dead_members_of_a_group_that_was_taken_over_are_out_after_their_session_timeout() -> None:
-    async with world() as made:
+    async with world(settings=GroupSettings(initial_delay_s=0, session_timeout_s_min=0.1)) as made:
         node = await made.node(1)
-        await node.coordinator.join("g", join_of())
+        await node.coordinator.join("g", join_of(session_timeout_s=0.5))
         async with asyncio.timeout(30):
             while (await node.coordinator.find("g")).group.members:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)

@@ -227,10 +227,10 @@ async def test_a_group_that_is_not_loaded_is_left_alone_until_its_time_and_its_o
 
 
 async def test_a_group_whose_members_died_with_their_coordinator_becomes_empty_though_nobody_asks_for_it() -> None:
-    async with world(settings=SETTINGS) as made:
+    async with world(settings=replace(SETTINGS, session_timeout_s_min=0.1)) as made:
         old = await made.node(1)
         topic = await topic_of(old)
-        joined = await stable(old, "g")
+        joined = await stable(old, "g", session_timeout_s=1.0)
         await old.coordinator.commit("g", of_member(joined, {topic.partition(0): committed(1)}))
         new = await restarted(made, old)
         await new.coordinator.sweep()

@@ -209,6 +209,7 @@ async def test_a_slow_object_of_one_partition_holds_up_no_other_and_its_read_goe
 
 
 async def test_a_fetch_with_nothing_else_to_answer_waits_for_a_slow_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 0.1)
     async with two_shards(monkeypatch) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
