@@ -18,7 +18,7 @@ def _kept(path: str) -> Any:
     return _read(botocore.loaders.JSONFileLoader(), path)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def clients_are_made_cheaply(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The descriptions of services are kept, and of the authorities that nobody asks over http there is one."""
     first, end, _ = Path(certifi.where()).read_text(encoding="utf-8").partition(_END_OF_CERTIFICATE)

@@ -53,7 +53,7 @@ def test_the_checker_soon_finds_a_log_that(wrong: Wrong) -> None:
 @pytest.mark.parametrize(
     ("wrong", "theme", "first"),
     [
-        (wrong_log.forgets_what_was_lost, "stubborn", 1),
+        (wrong_log.forgets_what_was_lost, "stubborn", 190),
         (wrong_log.takes_what_follows_a_lost_batch, "passing", 200),
         (wrong_log.sweeps_pages_that_a_newer_record_names, "spilling", 1),
         (wrong_log.places_producers_by_the_pages_that_have_not_expired, "passing", 1),

@@ -1,0 +1,3 @@
+from tests.kit.botocore_clients import clients_are_made_cheaply
+
+__all__ = ["clients_are_made_cheaply"]
