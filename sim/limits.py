@@ -51,8 +51,10 @@ TIGHT: Final = (
 FORGETFUL: Final = (
     Limit("storage.log.partition", "PARTITIONS_KEPT_MAX", 3),
     Limit("storage.log.partition", "PARTITIONS_BYTES_MAX", 8_000),
+    Limit("storage.log.lost", "LOST_KEPT_MAX", 1),
     Limit("storage.log.lost", "LOST_OF_ALL_KEPT_MAX", 2),
     Limit("storage.log.page_store", "PAGES_CACHED_MAX", 2),
+    Limit("storage.log.strangers", "STRANGERS_KEPT_MAX", 2),
     Limit("storage.log.strangers", "STRANGERS_OF_ALL_KEPT_MAX", 3),
 )
 """A broker forgets logs and pages of producers that it has touched, and who waits."""

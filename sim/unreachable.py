@@ -23,8 +23,6 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "seen SeenControl.high_watermark: self.control is None ? → then": _GUARD + "callers look at control first",
     "partition PartitionLog.observe_absent: if self.seen.observe_absent() → then": "handlers look up the topic first, which is gone before the record is: test_recreated_topics.py",
     "partition Partitions._forget_gone: for log in [log for log in self._logs.values() if log.seen.is_gone and log.is_idle]": "logs of deleted topics are looked for once in many partitions: test_forgotten_logs.py",
-    "lost LostBatches.note: if len(producers.lost) > LOST_KEPT_MAX → then": "takes more producers than a run has: test_remembered.py",
-    "strangers Strangers.make_wait: if len(self.refused) < STRANGERS_KEPT_MAX → else": "takes more producers than a run has",
     "batch Append.settle: if self.remaining == 0 → else": "requests of the simulation have one partition: test_produce.py",
     "proofs Proofs._prove: if control is None or control.log_state is LogState.DELETED or log.seen.broken is not None… → then": _BROKEN,
     "proofs Proofs._prove_wanted: if self._next.get(log) is asked → then": "takes more proofs at a time than a run has partitions: test_proofs.py",

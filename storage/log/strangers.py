@@ -45,14 +45,13 @@ class Waiting:
         return self._not_empty.get(partition) or Strangers(self, partition)
 
     def note(self, strangers: "Strangers", producer_id: int, now_s: float) -> None:
-        if strangers.partition is not None:
-            self._not_empty[strangers.partition] = strangers
+        self._not_empty[strangers.partition] = strangers
         self._last_s[strangers, producer_id] = now_s
         self._last_s.move_to_end((strangers, producer_id))
 
     def drop(self, strangers: "Strangers", producer_id: int) -> None:
         del self._last_s[strangers, producer_id]
-        if not strangers.refused and strangers.partition is not None:
+        if not strangers.refused:
             self._not_empty.pop(strangers.partition, None)
 
     def has_room(self, strangers: "Strangers", gone_before_s: float) -> bool:
@@ -72,9 +71,9 @@ class Strangers:
 
     __slots__ = ("_waiting", "partition", "refused")
 
-    def __init__(self, waiting: Waiting | None = None, partition: PartitionId | None = None) -> None:
+    def __init__(self, waiting: Waiting, partition: PartitionId) -> None:
         self.partition = partition
-        self._waiting = Waiting() if waiting is None else waiting
+        self._waiting = waiting
         self.refused: dict[int, Stranger] = {}
         """By producer, the one refused first ahead. Read by those to whom an empty one must cost nothing; written here alone."""
 

@@ -18,9 +18,13 @@ WAIT_S = 35.0
 EPOCH = 3
 
 
+def of_one() -> Strangers:
+    return Waiting().of(PARTITION)
+
+
 def refused(*refusals: tuple[int, int, float]) -> Strangers:
     """Of producer, sequence and time of each; all are of one epoch."""
-    strangers = Strangers()
+    strangers = of_one()
     for producer_id, first_seq, now_s in refusals:
         strangers.make_wait(producer_id, EPOCH, first_seq, now_s, wait_s=WAIT_S)
     return strangers
@@ -81,7 +85,7 @@ def test_who_was_answered_otherwise_is_no_stranger() -> None:
 def test_of_too_many_all_begin_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest waiting are not put off by those that come: with more than there is room for, nobody would ever begin."""
     monkeypatch.setattr(strangers_module, "STRANGERS_KEPT_MAX", 3)
-    strangers, waiting = Strangers(), set(range(10))
+    strangers, waiting = of_one(), set(range(10))
     for second in range(200):
         for producer_id in strangers.begin_at(float(second), wait_s=WAIT_S):
             strangers.forget(producer_id)
@@ -111,7 +115,7 @@ def test_strangers_of_all_partitions_are_bounded_and_a_crowd_at_some_keeps_nobod
 ) -> None:
     monkeypatch.setattr(strangers_module, "STRANGERS_OF_ALL_KEPT_MAX", 20)
     waiting = Waiting()
-    crowds, few = [Strangers(waiting) for _ in range(2)], Strangers(waiting)
+    *crowds, few = (waiting.of(PARTITION._replace(partition=number)) for number in range(3))
     for producer_id in range(100):
         for crowd in crowds:
             crowd.make_wait(producer_id, EPOCH, 5, 1.0, wait_s=WAIT_S)
@@ -144,7 +148,7 @@ def test_who_waits_goes_on_waiting_while_its_partition_is_forgotten_again_and_ag
 def test_strangers_that_went_away_make_room_in_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "STRANGERS_OF_ALL_KEPT_MAX", 2)
     waiting = Waiting()
-    gone, here = Strangers(waiting), Strangers(waiting)
+    gone, here = (waiting.of(PARTITION._replace(partition=number)) for number in range(2))
     gone.make_wait(1, EPOCH, 5, 0.0, wait_s=WAIT_S)
     here.make_wait(2, EPOCH, 5, 60.0, wait_s=WAIT_S)
     here.make_wait(3, EPOCH, 5, 60.0, wait_s=WAIT_S)
