@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/$(VENV)/pycache
 endif
 
-.PHONY: help setup setup-dev demo serve services services-stop services-clean kafka check test test-slow compat second-opinion docs lint format types bench clean
+.PHONY: help setup setup-dev demo serve services services-stop services-clean kafka check test test-slow test-more compat second-opinion docs lint format types bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -61,8 +61,11 @@ check: lint types  ## what to run while you work: lint, types, and the tests tha
 test: setup-dev  ## every test that is not marked slow, several at a time (ARGS="-n0 tests/unit" for one at a time)
 	@$(BIN)/python -m pytest -m "not slow" --numprocesses=auto --durations=10 $(ARGS)
 
-test-slow: setup-dev  ## the tests marked slow
+test-slow: setup-dev  ## the tests marked slow, one at a time: an hour, and Java
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-more: setup-dev  ## those of them that take at most ten seconds and no Java, several at a time
+	@$(BIN)/python -m pytest -m "slow and not long" --numprocesses=logical $(ARGS)
 
 compat: setup-dev  ## real Kafka clients play one scenario (ARGS="franz-go --against=kafka"); renews docs/protocol/support.md
 	@$(BIN)/python -m tests.compat $(ARGS)

@@ -105,7 +105,7 @@ def stores(tmp_path: Path) -> Iterator[tuple[OxiaServer, S3Server]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("outage_s", [SHORT_S, pytest.param(LONG_S, marks=pytest.mark.slow)], ids=["short", "long"])
+@pytest.mark.parametrize("outage_s", [SHORT_S, pytest.param(LONG_S, marks=[pytest.mark.slow, pytest.mark.long])], ids=["short", "long"])
 @pytest.mark.parametrize("stopped", ["oxia", "s3"])
 def test_memory_stays_within_its_bound_in_an_outage_and_traffic_goes_on_after_it(
     tmp_path: Path, stores: tuple[OxiaServer, S3Server], stopped: str, outage_s: float

@@ -82,6 +82,7 @@ def test_an_example_reads_what_it_produced_and_the_next_run_goes_on_where_it_com
     assert len(places) == 2 * ORDERS, "the second run read none of the records of the first"
 
 
+@pytest.mark.long
 @pytest.mark.slow  # Maven fetches its plugins for minutes, once
 @pytest.mark.timeout(FETCHED_WITHIN_S)
 def test_the_java_example_runs_as_its_first_lines_say(served: Served, tmp_path: Path) -> None:

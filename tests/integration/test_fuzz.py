@@ -123,6 +123,7 @@ def test_chance_ends_in_a_reply_or_a_closed_connection_and_harms_nobody(served: 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1_200)
 def test_ten_minutes_of_chance_harm_nobody(served: Served, quiet: Served) -> None:
     seed = int(os.environ.get("FOREBAY_FUZZ_SEED", SEED + 1))

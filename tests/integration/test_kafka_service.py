@@ -101,6 +101,7 @@ def test_data_outlive_a_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_data_outlive_a_kill(tmp_path: Path) -> None:
     with running_kafka(tmp_path) as kafka:
         create(kafka, TOPIC)
@@ -113,6 +114,7 @@ def test_data_outlive_a_kill(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_clients_are_sent_to_the_address_that_is_advertised(tmp_path: Path) -> None:
     with running_kafka(tmp_path, advertised="localhost:1") as kafka:
         brokers = admin_of(kafka).list_topics(timeout=WITHIN_S).brokers

@@ -226,6 +226,7 @@ def test_memory_stays_bounded_while_data_flow() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_memory_stays_bounded_while_much_data_flows() -> None:
     assert flow(2048 * MIB) < FLOWING_RSS_BYTES_MAX

@@ -49,6 +49,21 @@ STATES_SLOW_MAX = 400_000
 """About 1 GB."""
 LARGER = ("G1", "Forebay", "Spill-", "Page-")
 """Names of variants that hold and may have more states than a test has time for begin like these."""
+LONG = {
+    "F-spill",
+    "Forebay",
+    "Forebay-all",
+    "Forebay-inline",
+    "Forebay-pages",
+    "Forebay-pages-drop",
+    "Forebay-pages-expiry",
+    "Forebay-pages-key",
+    "Forebay-pages-three",
+    "Forebay-retention",
+    "Page-key-attempt",
+    "Spill-order",
+}
+"""Eleven minutes together; the others take two."""
 
 
 def explore(name: str) -> Result:
@@ -101,7 +116,7 @@ def test_a_name_that_no_variant_has_is_refused(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in ALL])
 def test_every_variant_ends_as_expected(name: str) -> None:
     result = ALL[name].explore(states_max=STATES_SLOW_MAX)
 

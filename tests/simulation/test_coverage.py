@@ -10,6 +10,7 @@ SEEDS = (1, 1_000)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1_800)
 def test_a_thousand_seeds_take_every_branch_but_those_that_are_said_to_be_out_of_reach() -> None:
     """Fifteen minutes of CPU at most. A branch that is new here wants a seed that takes it, or a reason in sim/unreachable.py."""

@@ -17,7 +17,7 @@ from tests.compat.frameworks.brokers import AGAINST, WARNED_OF, Against, Group, 
 from tests.compat.frameworks.jvm import complaints
 from tests.compat.frameworks.workers import GROUP, TOPICS, Worker, working
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(180)]
 
 WITHIN_S: Final = 60.0
 PARTITIONS: Final = 3

@@ -12,7 +12,7 @@ import pytest
 from tests.compat.frameworks.brokers import AGAINST, WARNED_OF, Against, recorded, until
 from tests.compat.frameworks.jvm import complaints, program
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(180)]
 
 WITHIN_S: Final = 60.0
 GROUP: Final = "schema-registry"

@@ -25,7 +25,7 @@ from tests.compat.frameworks.test_streams import (
 )
 from tests.integration.serving import serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(180)]
 
 LINES: Final = [f"{word} {VOCABULARY[0]}" for word in VOCABULARY * 50]
 EXPECTED_OF_A_DEAD_BROKER: Final = {

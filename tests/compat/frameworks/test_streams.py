@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.compat.frameworks.brokers import AGAINST, WARNED_OF, Against, Group, Recorded, recorded, until
 from tests.compat.frameworks.jvm import Program, complaints, program
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(180)]
 
 WITHIN_S: Final = 60.0
 PARTITIONS: Final = 2

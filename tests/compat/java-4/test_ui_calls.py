@@ -173,6 +173,7 @@ def test_no_call_failed(seen: Mapping[str, object]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_apache_kafka_shows_the_same(seen: Mapping[str, object], tmp_path: Path) -> None:
     with running_kafka(tmp_path) as kafka:
         there = calls(kafka.bootstrap)
