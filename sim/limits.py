@@ -39,10 +39,12 @@ SMALL: Final = (
     Limit("storage.log.read_places", "PLACES_KEPT_MAX", 2),
     Limit("storage.log.tail", "JOIN_BELOW_BYTES", 100),
     Limit("storage.log.upload_places", "SLOW_UPLOADS_MAX", 1),
+    Limit("broker.fetching.gathering", "LOOKED_AT_PER_STEP", 1),
     Limit("broker.fetching.gathering", "READS_AT_ONCE", 1),
     Limit("broker.fetching.gathering", "READS_UNDER_WAY_MAX", 2),
+    Limit("broker.protocol.fetch", "PARTITIONS_PER_STEP", 1),
 )
-"""The ring, the hot producers, the writers and the memories of a reader overflow within seconds."""
+"""The ring, the hot producers, the writers and the memories of a reader overflow within seconds, and a fetch of two partitions is wide."""
 TIGHT: Final = (
     Limit("storage.limits", "PENDING_ENTRIES_MAX", 9),
     Limit("storage.limits", "CONTROL_BYTES_MAX", 1_400),
