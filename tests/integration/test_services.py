@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ import pytest
 from obstore.store import S3Store
 
 from runtime.clock import SystemClock
-from services.build import OXIA, VERSITYGW, BuildError, built
+from services.build import OXIA, VERSITYGW, BuildError, Fix, built
 from services.oxia import OxiaServer, running_oxia
 from services.ports import HOST, free_port, is_free
 from services.process import ServerError
@@ -209,8 +210,8 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 def test_a_program_is_built_once_even_by_two_at_a_time(tmp_path: Path, fake_go: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
-        files = list(pool.map(lambda _: built(OXIA, cache=tmp_path / "cache"), range(2)))
-    again = built(OXIA, cache=tmp_path / "cache")
+        files = list(pool.map(lambda _: built(VERSITYGW, cache=tmp_path / "cache"), range(2)))
+    again = built(VERSITYGW, cache=tmp_path / "cache")
 
     assert files == [again, again]
     assert again.read_text() == "fresh\n"
@@ -222,6 +223,31 @@ def test_a_kept_program_is_named_by_the_version_in_go_mod(tmp_path: Path) -> Non
     assert (OXIA.version, VERSITYGW.version) == ("0.14.0", "1.8.0")
     assert OXIA.file_name.startswith("oxia-0.14.0-")
     assert OXIA.file_name != VERSITYGW.file_name
+
+
+def test_a_module_is_built_with_its_fix_and_one_that_has_changed_is_refused(
+    tmp_path: Path, fake_go: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "module"
+    module.mkdir()
+    source = module / "a.go"
+    source.write_text("wrong\n")
+    program = fake_go.with_name("path") / "go"
+    program.write_text(
+        "#!/bin/sh\n"
+        f"""if [ "$2" = download ]; then echo '{{"Dir": "{module}"}}'; exit; fi\n"""
+        "for word; do case $word in -modfile=*) mod=${word#-modfile=};; esac; done\n"
+        'while [ "$1" != -o ]; do shift; done\n'
+        'cat "$(sed -n "s/^replace .* => //p" "$mod")/a.go" > "$2"\n'
+    )
+    fixed = replace(OXIA, fixes=(Fix(path="a.go", before="wrong", after="right"),))
+
+    assert built(fixed, cache=tmp_path / "cache").read_text() == "right\n"
+    assert source.read_text() == "wrong\n"
+    assert fixed.file_name not in {OXIA.file_name, replace(OXIA, fixes=()).file_name}
+    source.write_text("other\n")
+    with pytest.raises(BuildError, match=r"oxia 0\.14\.0 is not as its fix in services/build\.py expects it: a\.go"):
+        built(fixed, cache=tmp_path / "other")
 
 
 def test_a_build_that_fails_leaves_nothing_and_quotes_go(tmp_path: Path, fake_go: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +292,7 @@ def test_a_cache_may_be_named_from_here(tmp_path: Path, fake_go: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FOREBAY_CACHE", "cache")
 
-    assert built(OXIA) == tmp_path / "cache" / "bin" / OXIA.file_name
+    assert built(VERSITYGW) == tmp_path / "cache" / "bin" / VERSITYGW.file_name
 
 
 def test_starting_in_the_background_twice_starts_once(background: InBackground) -> None:
