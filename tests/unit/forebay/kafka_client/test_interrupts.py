@@ -77,12 +77,15 @@ def test_a_long_call_gives_what_it_returns_and_raises_what_it_raises() -> None:
 
 
 def test_a_long_call_is_left_at_once_when_somebody_interrupts() -> None:
-    answered = threading.Event()
+    answered, ended = threading.Event(), threading.Event()
 
-    def call() -> bool:
-        signal.raise_signal(signal.SIGINT)  # arrives in the main thread, as Ctrl-C does
-        return answered.wait(30)
+    def call() -> None:
+        os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C does; a signal for this thread alone would wake nobody
+        answered.wait(WITHIN_S)
+        ended.set()
 
     with pytest.raises(KeyboardInterrupt):
         interruptible(call)
+    assert not ended.is_set(), "it was waited for"
     answered.set()
+    assert ended.wait(WITHIN_S)
