@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -22,6 +23,8 @@ _ORDERED_BY: Final = (
 )
 _NOWS: Final = frozenset({"log_append_time", "last_timestamp", "log_append_time_ms", "last_fetch_timestamp", "last_caught_up_timestamp"})
 _SIZES: Final = frozenset({"total_bytes", "usable_bytes"})
+_GROWING: Final = {"DescribeQuorum": frozenset({"log_end_offset", "high_watermark"})}
+"""By API: where a log ends to which a controller writes all the time."""
 PATIENCE_S: Final = 30.0
 ASK_EVERY_S: Final = 0.02
 _NOW_MIN_MS: Final = 1_700_000_100_000
@@ -42,13 +45,13 @@ class Asked:
     def keep(self, title: str, api: str, version: int, answer: Mapping[str, Any] | None) -> None:
         key = f"{api} {version}: {title}"
         assert key not in self.answers, f"two probes of one name: {key}"
-        self.answers[key] = None if answer is None else self._comparable("", answer)
+        self.answers[key] = None if answer is None else self._comparable("", answer, _GROWING.get(api, frozenset()))
 
-    def _comparable(self, name: str, value: Any) -> Any:
+    def _comparable(self, name: str, value: Any, growing: AbstractSet[str]) -> Any:
         if isinstance(value, Mapping):
-            return {key: self._comparable(key, one) for key, one in value.items() if key not in _LEFT_OUT}
+            return {key: self._comparable(key, one, growing) for key, one in value.items() if key not in _LEFT_OUT}
         if isinstance(value, list):
-            return sorted((self._comparable(name, one) for one in value), key=_order)
+            return sorted((self._comparable(name, one, growing) for one in value), key=_order)
         if name in _TEXTS:
             return "text" if value else None
         if name in _MADE and _is_made(value):
@@ -57,6 +60,8 @@ class Asked:
             return "now"
         if name == "session_id" and value:
             return "a session_id"
+        if name in growing and value:
+            return "an end"
         if name in _SIZES:
             return "bytes"
         if name == "log_dir":
