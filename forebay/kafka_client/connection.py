@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class BootstrapServer:
     host: str
     port: int
 
@@ -50,7 +50,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_bootstrap(text: str) -> tuple[Address, ...]:
+def parse_bootstrap(text: str) -> tuple[BootstrapServer, ...]:
     """`host:port,[::1]:port`; without a port it is Kafka's. Raise `ClientFailed` for anything else."""
     addresses = []
     for one in (part.strip() for part in text.split(",")):
@@ -60,7 +60,7 @@ def parse_bootstrap(text: str) -> tuple[Address, ...]:
         host = host.removeprefix("[").removesuffix("]")
         if not host or "/" in host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 0 < int(port) <= PORT_MAX:
             raise ClientFailed(f'-b "{text}": "{one}" is not HOST:PORT. Write for example localhost:9092.', exit_code=EXIT_USAGE)
-        addresses.append(Address(host, int(port)))
+        addresses.append(BootstrapServer(host, int(port)))
     return tuple(addresses)
 
 
@@ -68,7 +68,7 @@ def parse_bootstrap(text: str) -> tuple[Address, ...]:
 class Connection:
     """How to reach a cluster of which one bootstrap broker has just accepted a connection."""
 
-    bootstrap: tuple[Address, ...]
+    bootstrap: tuple[BootstrapServer, ...]
     timeout_s: float
 
     @property
@@ -140,7 +140,7 @@ class Connection:
                 exit_code=EXIT_TIMED_OUT,
             )
         for broker in seen.nodes:
-            cause = cannot_reach(Address(broker.host, broker.port), within_s=DIAGNOSE_WITHIN_S)
+            cause = cannot_reach(BootstrapServer(broker.host, broker.port), within_s=DIAGNOSE_WITHIN_S)
             if cause is not None:
                 return ClientFailed(
                     f"Reached {self.named}, but it advertises {broker.host}:{broker.port}, which cannot be reached from here "
@@ -185,12 +185,12 @@ def connect(bootstrap: str, *, timeout_s: float) -> Connection:
     raise unreachable(causes)
 
 
-def unreachable(causes: Iterable[tuple[Address, str | None]]) -> ClientFailed:
+def unreachable(causes: Iterable[tuple[BootstrapServer, str | None]]) -> ClientFailed:
     each = ", ".join(f"{address} ({cause})" for address, cause in causes)
     return ClientFailed(f"Cannot reach {each}. Set -b HOST:PORT or FOREBAY_BOOTSTRAP.", exit_code=EXIT_UNREACHABLE)
 
 
-def cannot_reach(address: Address, *, within_s: float) -> str | None:
+def cannot_reach(address: BootstrapServer, *, within_s: float) -> str | None:
     """Nothing, if it accepts a connection; otherwise why it does not."""
     try:
         socket.create_connection((address.host, address.port), timeout=within_s).close()

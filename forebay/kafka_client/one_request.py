@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 from kio.serial import entity_reader, entity_writer
 
-from forebay.kafka_client.connection import CLIENT_ID, Address
+from forebay.kafka_client.connection import CLIENT_ID, BootstrapServer
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, EXIT_UNREACHABLE, ClientFailed
 from runtime.clock import Clock
 
@@ -17,7 +17,7 @@ _CORRELATION_ID: Final = 1
 T = TypeVar("T")
 
 
-def answered(address: Address, request: Any, answer: type[T], *, within_s: float, clock: Clock) -> T:
+def answered(address: BootstrapServer, request: Any, answer: type[T], *, within_s: float, clock: Clock) -> T:
     """For versions that are not flexible. Raise `ClientFailed` if no answer comes."""
     name = CLIENT_ID.encode()
     header = struct.pack(">hhih", request.__api_key__, request.__version__, _CORRELATION_ID, len(name)) + name

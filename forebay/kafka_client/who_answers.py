@@ -7,7 +7,7 @@ import socket
 import struct
 from typing import Final, NamedTuple
 
-from forebay.kafka_client.connection import CLIENT_ID, Address
+from forebay.kafka_client.connection import CLIENT_ID, BootstrapServer
 
 _METADATA: Final = 3
 _VERSION: Final = 4
@@ -27,7 +27,7 @@ class ClusterSeen(NamedTuple):
     nodes: tuple[Node, ...]
 
 
-def ask(address: Address, *, within_s: float) -> ClusterSeen:
+def ask(address: BootstrapServer, *, within_s: float) -> ClusterSeen:
     """Raise OSError if there is no answer, ValueError if it is not one of Kafka's."""
     client = CLIENT_ID.encode()
     # No topics, and none to be made.

@@ -23,7 +23,7 @@ from process.http.health import Readiness
 from process.http.loop_lag import LoopLag
 from process.http.scrape import JSON, TEXT, Page, render_json, render_text
 from process.http.unreadable import Unreadable
-from process.settings.listeners import Address, Listener
+from process.settings.listeners import HttpAddress, Listener
 from process.settings.ports import cannot_listen
 from runtime.blocking import Blocking
 from runtime.clock import Clock
@@ -77,7 +77,7 @@ class HttpServer:
         PlatformCollector(registry=telemetry.registry)
         GCCollector(registry=telemetry.registry)
 
-    async def start(self, address: Address) -> Address:
+    async def start(self, address: HttpAddress) -> HttpAddress:
         """Listen; the address that was bound. Raise `StartError` if it cannot be had."""
         try:
             bound = bind(address.host, address.port)

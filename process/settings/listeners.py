@@ -27,7 +27,7 @@ class Listener(NamedTuple):
         return f"{self.name}://{bracketed(self.host)}:{self.port}"
 
 
-class Address(NamedTuple):
+class HttpAddress(NamedTuple):
     """Where the HTTP server listens; `port` 0 as above."""
 
     host: str
@@ -90,13 +90,13 @@ def advertised_for(listeners: Sequence[Listener], *, hostname: str) -> tuple[Lis
     return tuple(listener._replace(host=hostname) if is_wildcard(listener.host) else listener for listener in listeners)
 
 
-def parse_address(value: object) -> Address:
-    if isinstance(value, Address):
+def parse_address(value: object) -> HttpAddress:
+    if isinstance(value, HttpAddress):
         return value
     match = _ADDRESS.fullmatch(str(value).strip())
     if match is None or int(match[2]) > _PORT_MAX:
         raise ValueError("is not an address: write host:port, e.g. 127.0.0.1:8070")
-    return Address(match[1].strip("[]"), int(match[2]))
+    return HttpAddress(match[1].strip("[]"), int(match[2]))
 
 
 def _items(value: object) -> list[object]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Final, Literal
 
-from process.settings.listeners import ADDRESS, ADVERTISED_LISTENERS, LISTENERS, Address, Listener
+from process.settings.listeners import ADDRESS, ADVERTISED_LISTENERS, LISTENERS, HttpAddress, Listener
 from process.settings.notation import (
     ASSIGNED_OR_COUNT,
     FLAG,
@@ -23,7 +23,7 @@ from storage.limits import MIB
 KAFKA_PORT: Final = 9092
 HTTP_PORT: Final = 8070
 _KAFKA_LISTENER: Final = Listener("PLAINTEXT", "127.0.0.1", KAFKA_PORT)
-_HTTP_ADDRESS: Final = Address("127.0.0.1", HTTP_PORT)
+_HTTP_ADDRESS: Final = HttpAddress("127.0.0.1", HTTP_PORT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class GroupsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    listen: Annotated[Address, ADDRESS, "where health, metrics and the HTTP API are served"] = _HTTP_ADDRESS
+    listen: Annotated[HttpAddress, ADDRESS, "where health, metrics and the HTTP API are served"] = _HTTP_ADDRESS
     insecure: Annotated[bool, FLAG, "allow http.listen beyond this machine, where anybody can read it without a login"] = False
 
 

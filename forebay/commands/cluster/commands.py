@@ -185,9 +185,9 @@ def _facts(bootstrap: str, timeout: str) -> "ClusterFacts":
 
 def _health(bootstrap: str, timeout_s: float) -> "Health":
     from forebay.commands.cluster.health import answers, judged
-    from forebay.kafka_client.connection import Address, connect
+    from forebay.kafka_client.connection import BootstrapServer, connect
 
     connection = connect(bootstrap, timeout_s=timeout_s)
     metadata = connection.metadata(connection.admin())
-    addresses = {broker.id: Address(str(broker.host), broker.port) for broker in metadata.brokers.values()}
+    addresses = {broker.id: BootstrapServer(str(broker.host), broker.port) for broker in metadata.brokers.values()}
     return judged(metadata, answers(addresses, within_s=min(timeout_s, ANSWER_WITHIN_S)))

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from confluent_kafka.admin import ClusterMetadata  # type: ignore[attr-defined]
 
-from forebay.kafka_client.connection import Address, cannot_reach
+from forebay.kafka_client.connection import BootstrapServer, cannot_reach
 
 ASKED_AT_A_TIME: Final = 16
 NAMED_MAX: Final = 3
@@ -66,7 +66,7 @@ def judged(metadata: ClusterMetadata, causes: dict[int, str | None]) -> Health:
     )
 
 
-def answers(addresses: Mapping[int, Address], *, within_s: float) -> dict[int, str | None]:
+def answers(addresses: Mapping[int, BootstrapServer], *, within_s: float) -> dict[int, str | None]:
     """By broker id: why it accepts no connection, or None. A few are asked at a time."""
     with ThreadPoolExecutor(max_workers=ASKED_AT_A_TIME) as pool:
         causes = pool.map(lambda address: cannot_reach(address, within_s=within_s), addresses.values())

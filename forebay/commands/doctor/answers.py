@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from forebay.kafka_client.connection import Address, cannot_reach
+from forebay.kafka_client.connection import BootstrapServer, cannot_reach
 from forebay.kafka_client.who_answers import ask
 
 
@@ -36,7 +36,7 @@ class _BrokerFacts(msgspec.Struct):
 
 def at_kafka(host: str, port: int, *, within_s: float) -> Answer | NoAnswer:
     """Asked as clients ask first: with Metadata."""
-    address = Address(host, port)
+    address = BootstrapServer(host, port)
     if (cause := cannot_reach(address, within_s=within_s)) is not None:
         return NoAnswer(cause, is_closed=True)
     try:
@@ -49,7 +49,7 @@ def at_kafka(host: str, port: int, *, within_s: float) -> Answer | NoAnswer:
 
 def at_http(host: str, port: int, *, within_s: float) -> Answer | NoAnswer:
     """Asked as people do."""
-    if (cause := cannot_reach(Address(host, port), within_s=within_s)) is not None:
+    if (cause := cannot_reach(BootstrapServer(host, port), within_s=within_s)) is not None:
         return NoAnswer(cause, is_closed=True)
     connection = http.client.HTTPConnection(host, port, timeout=within_s)
     try:

@@ -9,7 +9,7 @@ from forebay.commands.doctor.answers import Answer, NoAnswer, at_http, at_kafka
 from forebay.commands.doctor.finding import Finding, failed, ok, warning
 from forebay.commands.doctor.metadata import Cluster
 from process.settings.errors import StartError
-from process.settings.listeners import Address, Listener, bracketed, is_wildcard
+from process.settings.listeners import HttpAddress, Listener, bracketed, is_wildcard
 from process.settings.model import Settings
 from process.settings.ports import cannot_listen, owner_of_port
 
@@ -94,7 +94,7 @@ def _of_listener(listener: Listener) -> Port:
     return Port(f"port: {listener.name}", listener.host, listener.port, fix, at_kafka)
 
 
-def _of_http(address: Address) -> Port:
+def _of_http(address: HttpAddress) -> Port:
     return Port("port: HTTP", address.host, address.port, f"--set http.listen={address._replace(port=address.port + 1)}", at_http)
 
 

@@ -12,7 +12,7 @@ from kio.schema.offset_delete.v0.response import OffsetDeleteResponse
 from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i32
 
-from forebay.kafka_client.connection import Address
+from forebay.kafka_client.connection import BootstrapServer
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_TIMED_OUT, EXIT_UNREACHABLE, ClientFailed
 from forebay.kafka_client.one_request import answered
 from runtime.clock import SystemClock
@@ -40,7 +40,9 @@ def asked(reply: Callable[[socket.socket], object]) -> OffsetDeleteResponse:
         peer = threading.Thread(target=serve)
         peer.start()
         try:
-            return answered(Address(HOST, server.getsockname()[1]), REQUEST, OffsetDeleteResponse, within_s=WITHIN_S, clock=SystemClock())
+            return answered(
+                BootstrapServer(HOST, server.getsockname()[1]), REQUEST, OffsetDeleteResponse, within_s=WITHIN_S, clock=SystemClock()
+            )
         finally:
             peer.join(WITHIN_S)
 
@@ -73,7 +75,7 @@ def test_a_peer_that_closes_is_named_and_may_be_too_old() -> None:
 
 def test_a_peer_that_does_not_answer_is_not_waited_for_any_longer() -> None:
     with socket.create_server((HOST, 0)) as server:
-        address = Address(HOST, server.getsockname()[1])
+        address = BootstrapServer(HOST, server.getsockname()[1])
         with pytest.raises(ClientFailed, match=r"did not answer within 0\.2 s") as failed:
             answered(address, REQUEST, OffsetDeleteResponse, within_s=SOON_S, clock=SystemClock())
 
@@ -93,7 +95,7 @@ def test_a_peer_that_is_no_broker_is_not_believed() -> None:
 
 def test_an_address_that_nobody_listens_at_is_unreachable() -> None:
     with socket.create_server((HOST, 0)) as server:
-        address = Address(HOST, server.getsockname()[1])
+        address = BootstrapServer(HOST, server.getsockname()[1])
 
     with pytest.raises(ClientFailed, match="connection refused") as failed:
         answered(address, REQUEST, OffsetDeleteResponse, within_s=WITHIN_S, clock=SystemClock())

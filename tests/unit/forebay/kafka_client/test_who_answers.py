@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from forebay.kafka_client.connection import Address
+from forebay.kafka_client.connection import BootstrapServer
 from forebay.kafka_client.who_answers import ClusterSeen, Node, ask, parse
 
 
@@ -41,5 +41,5 @@ def test_what_is_no_kafka_broker_is_told_from_one(said: bytes) -> None:
         talking = threading.Thread(target=talk)
         talking.start()
         with pytest.raises((OSError, ValueError)):
-            ask(Address("127.0.0.1", server.getsockname()[1]), within_s=5)
+            ask(BootstrapServer("127.0.0.1", server.getsockname()[1]), within_s=5)
         talking.join(10)

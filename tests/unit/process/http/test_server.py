@@ -13,14 +13,14 @@ from process.http.health import Readiness
 from process.http.server import BrokerFacts, HttpServer
 from process.http.unreadable import UNREADABLE
 from process.settings.errors import StartError
-from process.settings.listeners import Address, Listener
+from process.settings.listeners import HttpAddress, Listener
 from runtime.blocking import ThreadBlocking
 from runtime.telemetry import Telemetry
 from storage.outcomes import StoreOutcomes
 from tests.unit.process.http.manual_clock import ManualClock
 
 FACTS = BrokerFacts(broker_id=3, cluster_id="c-1", version="0.1.0", listeners=(Listener("PLAINTEXT", "127.0.0.1", 9092),))
-LOCAL = Address("127.0.0.1", 0)
+LOCAL = HttpAddress("127.0.0.1", 0)
 
 
 class Running:
@@ -33,7 +33,7 @@ class Running:
         readiness: Readiness,
         outcomes: StoreOutcomes,
         server: HttpServer,
-        address: Address,
+        address: HttpAddress,
         telemetry: Telemetry,
     ) -> None:
         self.server = server
@@ -168,7 +168,7 @@ async def test_an_address_that_is_taken_is_said_so_with_the_setting_to_change() 
         port = taken.getsockname()[1]
 
         with pytest.raises(StartError, match=rf"Port {port} on 127\.0\.0\.1 is in use .*--set http\.listen=127\.0\.0\.1:{port + 1}\."):
-            await server.start(Address("127.0.0.1", port))
+            await server.start(HttpAddress("127.0.0.1", port))
     await server.stop()
     blocking.close()
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from process.settings.listeners import (
     ADVERTISED_LISTENERS,
     LISTENERS,
-    Address,
+    HttpAddress,
     Listener,
     advertised_for,
     is_loopback,
@@ -85,7 +85,7 @@ def test_a_wildcard_listener_is_advertised_by_the_name_of_the_machine() -> None:
 
 
 def test_addresses_are_read_and_shown() -> None:
-    assert parse_address("127.0.0.1:8070") == Address("127.0.0.1", 8070)
+    assert parse_address("127.0.0.1:8070") == HttpAddress("127.0.0.1", 8070)
     assert str(parse_address("[::1]:8070")) == "[::1]:8070"
     for text in ("8070", ":8070", "localhost", "h:70000", "a:b:1"):
         with pytest.raises(ValueError, match="is not an address"):

@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from process.settings.listeners import Address, Listener
+from process.settings.listeners import HttpAddress, Listener
 from process.settings.model import InvalidSettings, Settings, derived_defaults
 from process.settings.sections import KafkaSettings, StorageSettings
 
@@ -18,7 +18,7 @@ def test_the_defaults_are_those_of_embedded_mode() -> None:
     assert settings.storage.flush_interval == timedelta(milliseconds=5)
     assert (settings.storage.flush_bytes, settings.storage.max_buffer_bytes, settings.storage.cache_bytes) == (2**23, 2**28, 2**28)
     assert settings.metadata.url == "sqlite:///./forebay-data/meta.db"
-    assert settings.http.listen == Address("127.0.0.1", 8070)
+    assert settings.http.listen == HttpAddress("127.0.0.1", 8070)
     assert (settings.shutdown.drain, settings.shutdown.deadline) == (timedelta(seconds=1), timedelta(seconds=60))
 
 

@@ -2,7 +2,7 @@ import socket
 from types import SimpleNamespace
 
 from forebay.commands.cluster.health import answers, judged
-from forebay.kafka_client.connection import Address
+from forebay.kafka_client.connection import BootstrapServer
 
 
 def metadata(*, brokers: dict[int, str], partitions: dict[int, tuple[int, list[int], list[int]]]) -> SimpleNamespace:
@@ -54,7 +54,11 @@ def test_a_cluster_without_brokers_is_not_healthy() -> None:
 
 def test_brokers_are_asked_by_connecting_to_them() -> None:
     with socket.create_server(("127.0.0.1", 0)) as there, socket.create_server(("127.0.0.1", 0)) as gone:
-        addresses = {1: Address(*there.getsockname()), 2: Address(*gone.getsockname()), 3: Address("no-such-host.invalid", 9092)}
+        addresses = {
+            1: BootstrapServer(*there.getsockname()),
+            2: BootstrapServer(*gone.getsockname()),
+            3: BootstrapServer("no-such-host.invalid", 9092),
+        }
         gone.close()
 
         found = answers(addresses, within_s=5)
