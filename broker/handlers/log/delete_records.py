@@ -42,7 +42,7 @@ LINE_AS_PARTITIONS: Final = 5
 """What a line of the log costs, beside a partition."""
 _NONE: Final = -1
 
-Answer = int | ErrorCode
+DeleteRecordsAnswer = int | ErrorCode
 """The log start afterwards, or why it is not known to have moved."""
 
 
@@ -52,7 +52,7 @@ async def handle(context: Context, request: Request[DeleteRecordsRequest]) -> De
     asked: list[tuple[TopicPartition, int]] = []
     for topic in body.topics:
         asked += await turns.each(_asked_of(topic), topic.partitions)
-    answers: dict[TopicPartition, Answer] = {partition: ErrorCode.request_timed_out for partition, _ in asked}
+    answers: dict[TopicPartition, DeleteRecordsAnswer] = {partition: ErrorCode.request_timed_out for partition, _ in asked}
     try:
         async with asyncio.timeout(min(max(milliseconds(body.timeout), TIMEOUT_MS_MIN), TIMEOUT_MS_MAX) / 1_000):
             await _delete_all(context.parts, asked, answers)
@@ -71,14 +71,16 @@ def _asked_of(topic: DeleteRecordsTopic) -> Callable[[DeleteRecordsPartition], t
     return lambda partition: (TopicPartition(topic.name, partition.partition_index), partition.offset)
 
 
-async def _answer(topic: DeleteRecordsTopic, answers: dict[TopicPartition, Answer], turns: Turns) -> DeleteRecordsTopicResult:
+async def _answer(topic: DeleteRecordsTopic, answers: dict[TopicPartition, DeleteRecordsAnswer], turns: Turns) -> DeleteRecordsTopicResult:
     def respond(partition: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
         return _respond(partition.partition_index, answers[TopicPartition(topic.name, partition.partition_index)])
 
     return DeleteRecordsTopicResult(name=topic.name, partitions=tuple(await turns.each(respond, topic.partitions)))
 
 
-async def _delete_all(parts: BrokerParts, asked: Sequence[tuple[TopicPartition, int]], answers: dict[TopicPartition, Answer]) -> None:
+async def _delete_all(
+    parts: BrokerParts, asked: Sequence[tuple[TopicPartition, int]], answers: dict[TopicPartition, DeleteRecordsAnswer]
+) -> None:
     turns = Turns()
     occurrences = await turns.count(partition for partition, _ in asked)
     topics = await find_existing(parts, occurrences)
@@ -111,7 +113,7 @@ async def _delete_all(parts: BrokerParts, asked: Sequence[tuple[TopicPartition, 
             group.create_task(trim())
 
 
-async def _note(parts: BrokerParts, by: By, answers: Mapping[TopicPartition, Answer]) -> None:
+async def _note(parts: BrokerParts, by: By, answers: Mapping[TopicPartition, DeleteRecordsAnswer]) -> None:
     """One line per topic for what was deleted, and one for each way it was not."""
     turns = Turns()
     starts: dict[str, dict[int, int]] = {}
@@ -137,7 +139,7 @@ def _refusal(topic: Topic, offset: int) -> ErrorCode | None:
     return ErrorCode.offset_out_of_range if offset < HIGH_WATERMARK else None
 
 
-def _respond(partition: int, answer: Answer) -> DeleteRecordsPartitionResult:
+def _respond(partition: int, answer: DeleteRecordsAnswer) -> DeleteRecordsPartitionResult:
     is_error = isinstance(answer, ErrorCode)
     return DeleteRecordsPartitionResult(
         partition_index=as_i32(partition),

@@ -33,7 +33,7 @@ READS_MAX: Final = 16
 """Partitions of one request that are read at the same time."""
 _NO_COORDINATOR: Final = -1
 
-Answer = list[ActiveProducer] | ErrorCode
+DescribeProducersAnswer = list[ActiveProducer] | ErrorCode
 
 
 async def handle(context: Context, request: Request[DescribeProducersRequest]) -> DescribeProducersResponse:
@@ -53,7 +53,9 @@ async def handle(context: Context, request: Request[DescribeProducersRequest]) -
     )
 
 
-async def _answer(name: TopicName, named: Iterable[int], answers: dict[TopicPartition, Answer], turns: Turns) -> TopicResponse:
+async def _answer(
+    name: TopicName, named: Iterable[int], answers: dict[TopicPartition, DescribeProducersAnswer], turns: Turns
+) -> TopicResponse:
     partitions = []
     for partition in named:
         answer = answers[TopicPartition(name, partition)]
@@ -62,8 +64,8 @@ async def _answer(name: TopicName, named: Iterable[int], answers: dict[TopicPart
     return TopicResponse(name=name, partitions=tuple(partitions))
 
 
-async def _read_all(parts: BrokerParts, asked: dict[TopicPartition, None]) -> dict[TopicPartition, Answer]:
-    answers: dict[TopicPartition, Answer] = {}
+async def _read_all(parts: BrokerParts, asked: dict[TopicPartition, None]) -> dict[TopicPartition, DescribeProducersAnswer]:
+    answers: dict[TopicPartition, DescribeProducersAnswer] = {}
     existing: list[tuple[TopicPartition, PartitionId]] = []
     turns = Turns()
     for partition, topic in (await find_existing(parts, asked)).items():
@@ -88,7 +90,7 @@ async def _read_all(parts: BrokerParts, asked: dict[TopicPartition, None]) -> di
     return answers
 
 
-def _respond(partition: int, answer: Answer) -> PartitionResponse:
+def _respond(partition: int, answer: DescribeProducersAnswer) -> PartitionResponse:
     producers = () if isinstance(answer, ErrorCode) else tuple(map(_producer, answer))
     return PartitionResponse(
         partition_index=as_i32(partition),

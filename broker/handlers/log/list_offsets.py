@@ -43,7 +43,7 @@ SEARCHES_MAX: Final = 16
 SEARCH_PATIENCE_S: Final = 10.0
 """For all searches of a request: a slow prefix of the bucket must not hold up the other answers until clients give up."""
 
-Answer = TimestampedOffset | ErrorCode | None
+ListOffsetsAnswer = TimestampedOffset | ErrorCode | None
 
 
 async def handle(context: Context, request: Request[ListOffsetsRequest]) -> ListOffsetsResponse:
@@ -52,7 +52,7 @@ async def handle(context: Context, request: Request[ListOffsetsRequest]) -> List
     for asked, _ in _partitions(request.body):
         occurrences[asked] += 1
         await turns.spent()
-    answers: dict[TopicPartition, Answer] = {}
+    answers: dict[TopicPartition, ListOffsetsAnswer] = {}
     served: dict[TopicPartition, ListOffsetsPartition] = {}
     for asked, partition in _partitions(request.body):
         await turns.spent()
@@ -69,7 +69,7 @@ async def handle(context: Context, request: Request[ListOffsetsRequest]) -> List
     )
 
 
-async def _answer(topic: ListOffsetsTopic, answers: dict[TopicPartition, Answer], turns: Turns) -> ListOffsetsTopicResponse:
+async def _answer(topic: ListOffsetsTopic, answers: dict[TopicPartition, ListOffsetsAnswer], turns: Turns) -> ListOffsetsTopicResponse:
     def respond(partition: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
         return _respond(partition.partition_index, answers[TopicPartition(topic.name, partition.partition_index)])
 
@@ -92,8 +92,8 @@ async def _answers(
     timestamps: Timestamps,
     served: dict[TopicPartition, ListOffsetsPartition],
     located: dict[TopicPartition, Located | ErrorCode],
-) -> dict[TopicPartition, Answer]:
-    answers: dict[TopicPartition, Answer] = {}
+) -> dict[TopicPartition, ListOffsetsAnswer]:
+    answers: dict[TopicPartition, ListOffsetsAnswer] = {}
     searched: list[tuple[TopicPartition, Located]] = []
     turns = Turns()
     for asked, partition in served.items():
@@ -127,7 +127,7 @@ async def _answers(
     return dict.fromkeys(served, error_code_of(Unavailable("no answer in time"))) | answers
 
 
-async def _search(timestamps: Timestamps, found: Located, timestamp_ms: int) -> Answer:
+async def _search(timestamps: Timestamps, found: Located, timestamp_ms: int) -> ListOffsetsAnswer:
     try:
         if timestamp_ms == MAX_TIMESTAMP:
             return await timestamps.of_maximum(found.partition)
@@ -136,7 +136,7 @@ async def _search(timestamps: Timestamps, found: Located, timestamp_ms: int) -> 
         return error_code_of(error)
 
 
-def _respond(partition: int, answer: Answer) -> ListOffsetsPartitionResponse:
+def _respond(partition: int, answer: ListOffsetsAnswer) -> ListOffsetsPartitionResponse:
     error = answer if isinstance(answer, ErrorCode) else ErrorCode.none
     found = answer if isinstance(answer, TimestampedOffset) else None
     return ListOffsetsPartitionResponse(

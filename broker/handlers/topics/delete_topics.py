@@ -44,7 +44,7 @@ class Asked(NamedTuple):
     topic_id: TopicId | None
 
 
-class Answer(NamedTuple):
+class DeleteTopicsAnswer(NamedTuple):
     error: ErrorCode
     message: str | None = None
     topic: Topic | None = None
@@ -54,7 +54,7 @@ async def handle(context: Context, request: Request[DeleteTopicsRequest]) -> Del
     turns = Turns()
     asked = await _asked(request.body, turns)
     by = context.by(request.client_id)
-    timed_out = Answer(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
+    timed_out = DeleteTopicsAnswer(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
     answers = dict.fromkeys(asked, timed_out)
     try:
         async with asyncio.timeout(min(max(milliseconds(request.body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
@@ -76,15 +76,15 @@ async def _asked(body: DeleteTopicsRequest, turns: Turns) -> list[Asked]:
     return await turns.each(lambda topic: Asked(topic.name, None if topic.topic_id is None else as_topic_id(topic.topic_id)), body.topics)
 
 
-async def _delete_all(parts: BrokerParts, asked: list[Asked], answers: dict[Asked, Answer], by: By) -> None:
+async def _delete_all(parts: BrokerParts, asked: list[Asked], answers: dict[Asked, DeleteTopicsAnswer], by: By) -> None:
     served = []
     turns = Turns()
     for named, occurrences in (await turns.count(asked)).items():
         await turns.spent()
         if (named.name is None) == (named.topic_id is None):
-            answers[named] = Answer(ErrorCode.invalid_request, "a topic is named either by its name or by its id")
+            answers[named] = DeleteTopicsAnswer(ErrorCode.invalid_request, "a topic is named either by its name or by its id")
         elif occurrences > 1:
-            answers[named] = Answer(ErrorCode.invalid_request, "the request names this topic more than once")
+            answers[named] = DeleteTopicsAnswer(ErrorCode.invalid_request, "the request names this topic more than once")
         else:
             served.append(named)
     try:
@@ -100,7 +100,7 @@ async def _delete_all(parts: BrokerParts, asked: list[Asked], answers: dict[Aske
         if topic is None:
             answers[named] = await _delete_if_there(parts, named, by)
         elif incarnations[topic.topic_id] > 1:
-            answers[named] = Answer(ErrorCode.invalid_request, "the request names this topic by its name and by its id", topic)
+            answers[named] = DeleteTopicsAnswer(ErrorCode.invalid_request, "the request names this topic by its name and by its id", topic)
         else:
             answers[named] = await _delete(parts, named, topic, by)
 
@@ -118,7 +118,7 @@ async def _find(parts: BrokerParts, served: list[Asked]) -> dict[Asked, Topic]:
     return found
 
 
-async def _delete_if_there(parts: BrokerParts, named: Asked, by: By) -> Answer:
+async def _delete_if_there(parts: BrokerParts, named: Asked, by: By) -> DeleteTopicsAnswer:
     """What a read did not find. Who is told that there is no such topic takes it for deleted."""
     if named.name is None or validate_name(named.name) is not None:
         return _unknown(named)
@@ -129,7 +129,7 @@ async def _delete_if_there(parts: BrokerParts, named: Asked, by: By) -> Answer:
     return _unknown(named) if topic is None else await _delete(parts, named, topic, by)
 
 
-async def _delete(parts: BrokerParts, named: Asked, topic: Topic, by: By) -> Answer:
+async def _delete(parts: BrokerParts, named: Asked, topic: Topic, by: By) -> DeleteTopicsAnswer:
     try:
         await parts.topics.delete(topic)
     except NotFound:
@@ -137,22 +137,24 @@ async def _delete(parts: BrokerParts, named: Asked, topic: Topic, by: By) -> Ans
     except StorageError as error:
         return _failed(error)
     parts.administration.changed("topic_deleted", by, topic=topic.name, topic_id=topic.topic_id)
-    return Answer(ErrorCode.none, None, topic)
+    return DeleteTopicsAnswer(ErrorCode.none, None, topic)
 
 
-def _unknown(named: Asked) -> Answer:
-    return Answer(ErrorCode.unknown_topic_or_partition if named.topic_id is None else ErrorCode.unknown_topic_id, "no such topic")
+def _unknown(named: Asked) -> DeleteTopicsAnswer:
+    return DeleteTopicsAnswer(
+        ErrorCode.unknown_topic_or_partition if named.topic_id is None else ErrorCode.unknown_topic_id, "no such topic"
+    )
 
 
-def _failed(error: StorageError) -> Answer:
-    return Answer(error_code_of(error), str(error))
+def _failed(error: StorageError) -> DeleteTopicsAnswer:
+    return DeleteTopicsAnswer(error_code_of(error), str(error))
 
 
-def _as_known(named: Asked, answer: Answer) -> Asked:
+def _as_known(named: Asked, answer: DeleteTopicsAnswer) -> Asked:
     return named if answer.topic is None else Asked(answer.topic.name, answer.topic.topic_id)
 
 
-def _respond(answered: tuple[Asked, Answer]) -> DeletableTopicResult:
+def _respond(answered: tuple[Asked, DeleteTopicsAnswer]) -> DeletableTopicResult:
     named, answer = answered
     name, topic_id = _as_known(named, answer)
     return DeletableTopicResult(

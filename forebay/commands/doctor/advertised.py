@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from forebay.commands.doctor.answers import Answer, NoAnswer
+from forebay.commands.doctor.answers import NoAnswer, Respondent
 from forebay.commands.doctor.finding import Finding, failed, ok, skipped, warning
 from forebay.commands.doctor.metadata import Cluster
 from forebay.commands.doctor.ports import is_ours
@@ -12,7 +12,9 @@ FIX: Final = "Set kafka.advertised_listeners to an address that clients can reac
 NAME_UNKNOWN: Final = "name does not resolve"
 
 
-def of_address(bound: Listener, advertised: Listener, answer: Answer | NoAnswer | None, cluster: Cluster, *, is_served: bool) -> Finding:
+def of_address(
+    bound: Listener, advertised: Listener, answer: Respondent | NoAnswer | None, cluster: Cluster, *, is_served: bool
+) -> Finding:
     """`answer`: what is at the advertised address, None if it was not asked; `is_served`: a broker on these settings runs."""
     check = f"advertised: {advertised.name}"
     where = f"{advertised}"
@@ -26,11 +28,11 @@ def of_address(bound: Listener, advertised: Listener, answer: Answer | NoAnswer 
     match answer:
         case None:
             return skipped(check, f"the port of {where} is not known before the broker listens")
-        case Answer() if is_ours(answer, cluster):
+        case Respondent() if is_ours(answer, cluster):
             return ok(check, f"{where} is answered by {answer}")
-        case Answer() if not cluster.is_known:
+        case Respondent() if not cluster.is_known:
             return ok(check, f"{where} is answered by {answer}; whether that is the cluster of these settings is not known")
-        case Answer():
+        case Respondent():
             return failed(check, f"{where} is answered by {answer}, which is another cluster. {FIX}.")
         case NoAnswer(cause, is_closed=True) if cause == NAME_UNKNOWN:
             return warning(check, f"{where} does not resolve from here. {FIX}, or let its name be resolved where clients are.")

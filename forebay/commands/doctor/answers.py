@@ -9,7 +9,7 @@ from forebay.kafka_client.connection import BootstrapServer, cannot_reach
 from forebay.kafka_client.who_answers import ask
 
 
-class Answer(NamedTuple):
+class Respondent(NamedTuple):
     """Of a broker. `broker_id`: which of the cluster's, where that is known."""
 
     what: str
@@ -34,7 +34,7 @@ class _BrokerFacts(msgspec.Struct):
     version: str
 
 
-def at_kafka(host: str, port: int, *, within_s: float) -> Answer | NoAnswer:
+def at_kafka(host: str, port: int, *, within_s: float) -> Respondent | NoAnswer:
     """Asked as clients ask first: with Metadata."""
     address = BootstrapServer(host, port)
     if (cause := cannot_reach(address, within_s=within_s)) is not None:
@@ -44,10 +44,10 @@ def at_kafka(host: str, port: int, *, within_s: float) -> Answer | NoAnswer:
     except (OSError, ValueError):
         return NoAnswer(f"what listens at {address} does not answer as a Kafka broker without TLS and SASL", is_closed=False)
     ids = [node.broker_id for node in found.nodes if (node.host, node.port) == (host, port)]
-    return Answer("broker" if ids else "a Kafka broker", found.cluster_id, ids[0] if ids else None)
+    return Respondent("broker" if ids else "a Kafka broker", found.cluster_id, ids[0] if ids else None)
 
 
-def at_http(host: str, port: int, *, within_s: float) -> Answer | NoAnswer:
+def at_http(host: str, port: int, *, within_s: float) -> Respondent | NoAnswer:
     """Asked as people do."""
     if (cause := cannot_reach(BootstrapServer(host, port), within_s=within_s)) is not None:
         return NoAnswer(cause, is_closed=True)
@@ -59,4 +59,4 @@ def at_http(host: str, port: int, *, within_s: float) -> Answer | NoAnswer:
         return NoAnswer("what listens there is not the HTTP side of a Forebay broker", is_closed=False)
     finally:
         connection.close()
-    return Answer(f"forebay {facts.version}, broker", facts.cluster_id, facts.broker_id)
+    return Respondent(f"forebay {facts.version}, broker", facts.cluster_id, facts.broker_id)

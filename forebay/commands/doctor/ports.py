@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from forebay.commands.doctor.answers import Answer, NoAnswer, at_http, at_kafka
+from forebay.commands.doctor.answers import NoAnswer, Respondent, at_http, at_kafka
 from forebay.commands.doctor.finding import Finding, failed, ok, warning
 from forebay.commands.doctor.metadata import Cluster
 from process.settings.errors import StartError
@@ -13,7 +13,7 @@ from process.settings.listeners import HttpAddress, Listener, bracketed, is_wild
 from process.settings.model import Settings
 from process.settings.ports import cannot_listen, owner_of_port
 
-Ask = Callable[..., Answer | NoAnswer]
+Ask = Callable[..., Respondent | NoAnswer]
 ANSWER_S: Final = 5.0
 
 
@@ -34,7 +34,7 @@ class Taken(NamedTuple):
     """Why it cannot be listened on: `error` as `serve` says it; `answer` is of who is there already."""
 
     error: StartError
-    answer: Answer | NoAnswer | None
+    answer: Respondent | NoAnswer | None
     owner: str
 
 
@@ -61,12 +61,12 @@ def of_port(port: Port, taken: Taken | None, cluster: Cluster) -> Finding:
     if taken is None:
         return ok(port.check, f"{port} can be listened on" if port.port else f"{bracketed(port.host)}: the system assigns a port")
     match taken.answer:
-        case Answer() as answer if is_ours(answer, cluster):
+        case Respondent() as answer if is_ours(answer, cluster):
             return ok(port.check, f"{port} is listened on by {_who(answer, taken.owner)}: a broker on these settings runs")
-        case Answer() as answer if not cluster.is_known:
+        case Respondent() as answer if not cluster.is_known:
             which = "Whether it is one on these settings is not known"
             return warning(port.check, f"{taken.error} It is {_who(answer, '')}. {which}.")
-        case Answer() as answer:
+        case Respondent() as answer:
             return failed(port.check, f"{taken.error} It is {_who(answer, '')}, not of the cluster of metadata.url.")
         case NoAnswer(cause, is_closed=False):
             return failed(port.check, f"{taken.error} {cause[:1].upper()}{cause[1:]}.")
@@ -74,7 +74,7 @@ def of_port(port: Port, taken: Taken | None, cluster: Cluster) -> Finding:
             return failed(port.check, str(taken.error))
 
 
-def is_ours(answer: Answer, cluster: Cluster) -> bool:
+def is_ours(answer: Respondent, cluster: Cluster) -> bool:
     return cluster.is_known and answer.cluster_id == cluster.cluster_id
 
 
@@ -85,7 +85,7 @@ def reachable_host(host: str) -> str:
     return "::1" if ":" in host else "127.0.0.1"
 
 
-def _who(answer: Answer, owner: str) -> str:
+def _who(answer: Respondent, owner: str) -> str:
     return f"{answer} ({owner})" if owner else str(answer)
 
 

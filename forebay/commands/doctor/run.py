@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 from forebay.commands.doctor import advertised, machine, metadata, objects, ports, together
-from forebay.commands.doctor.answers import Answer, at_kafka
+from forebay.commands.doctor.answers import Respondent, at_kafka
 from forebay.commands.doctor.finding import Checks, Finding, Verdict, failed, ok, skipped, warning
 from forebay.commands.doctor.metadata import Cluster, MetadataChecks
 from forebay.commands.doctor.objects import ObjectChecks
@@ -202,7 +202,7 @@ async def _look_at_addresses(settings: Settings, cluster: Cluster, checks: Check
 
     async def port_of(port: ports.Port) -> Finding:
         taken = await blocking.run(partial(ports.look, port))
-        if taken is not None and isinstance(taken.answer, Answer):
+        if taken is not None and isinstance(taken.answer, Respondent):
             served.add(port.port)
         return ports.of_port(port, taken, cluster)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from forebay.commands.doctor.advertised import of_address
-from forebay.commands.doctor.answers import Answer, NoAnswer
+from forebay.commands.doctor.answers import NoAnswer, Respondent
 from forebay.commands.doctor.finding import Verdict
 from forebay.commands.doctor.metadata import Cluster
 from forebay.commands.doctor.ports import Port, Taken, of_port, ports_of, reachable_host
@@ -14,7 +14,7 @@ from process.settings.model import Settings
 from storage.catalog.brokers import BrokerRecord, Endpoint
 
 OURS, NONE_YET, UNKNOWN = Cluster(True, "ours"), Cluster(True, None), Cluster()
-OF_OURS, OF_ANOTHER = Answer("broker", "ours", 1), Answer("broker", "another", 4)
+OF_OURS, OF_ANOTHER = Respondent("broker", "ours", 1), Respondent("broker", "another", 4)
 IN_USE = StartError("Port 9092 on 127.0.0.1 is in use (pid 7, java). Choose another.", exit_code=EXIT_FAILED)
 
 
@@ -41,7 +41,7 @@ def test_every_listener_and_http_have_a_port() -> None:
     ],
 )
 def test_a_port_that_is_taken_is_judged_by_who_has_it(
-    answer: Answer | NoAnswer | None, cluster: Cluster, verdict: Verdict, phrase: str
+    answer: Respondent | NoAnswer | None, cluster: Cluster, verdict: Verdict, phrase: str
 ) -> None:
     found = of_port(port(), Taken(IN_USE, answer, "pid 7, java"), cluster)
 
@@ -74,7 +74,7 @@ def test_every_address_is_reached_at_the_loopback_one(host: str, reached: str) -
     ],
 )
 def test_an_advertised_address_is_judged_as_a_client_sees_it(
-    bound: str, address: str, answer: Answer | NoAnswer | None, cluster: Cluster, is_served: bool, verdict: Verdict, phrase: str
+    bound: str, address: str, answer: Respondent | NoAnswer | None, cluster: Cluster, is_served: bool, verdict: Verdict, phrase: str
 ) -> None:
     found = of_address(Listener("A", bound, 9092), Listener("A", address, 9092), answer, cluster, is_served=is_served)
 
