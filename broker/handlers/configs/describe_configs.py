@@ -55,7 +55,7 @@ class Details(NamedTuple):
     documentation: bool
 
 
-class Asked(NamedTuple):
+class AskedResource(NamedTuple):
     resource_type: int
     resource_name: str
     keys: set[str]
@@ -91,15 +91,15 @@ async def handle(context: Context, request: Request[DescribeConfigsRequest]) -> 
     return DescribeConfigsResponse(throttle_time=as_field(0), results=tuple(results))
 
 
-async def _merged(named: Sequence[DescribeConfigsResource], turns: Turns) -> Collection[Asked]:
+async def _merged(named: Sequence[DescribeConfigsResource], turns: Turns) -> Collection[AskedResource]:
     """Each resource once, with all keys that are asked of it; without any, all of them."""
-    merged: dict[tuple[int, str], Asked] = {}
+    merged: dict[tuple[int, str], AskedResource] = {}
     for resource in named:
         key = resource.resource_type, resource.resource_name
         keys = frozenset(resource.configuration_keys or ())
         before = merged.get(key)
         if before is None:
-            merged[key] = Asked(*key, set(keys))
+            merged[key] = AskedResource(*key, set(keys))
         elif keys and before.keys:
             before.keys.update(keys)
         else:
@@ -108,7 +108,7 @@ async def _merged(named: Sequence[DescribeConfigsResource], turns: Turns) -> Col
     return merged.values()
 
 
-async def _topics(context: Context, resources: Iterable[Asked]) -> Callable[[str], Topic | Refusal]:
+async def _topics(context: Context, resources: Iterable[AskedResource]) -> Callable[[str], Topic | Refusal]:
     """Answers by name, all from one read."""
     names = [resource.resource_name for resource in resources if resource.resource_type == TOPIC]
     try:
@@ -190,7 +190,7 @@ def _synonym(name: str, value: str | None, source: int) -> DescribeConfigsSynony
     return DescribeConfigsSynonym(name=name, value=value, source=as_i8(source))
 
 
-def _result(resource: Asked, entries: Entries | Refusal) -> DescribeConfigsResult:
+def _result(resource: AskedResource, entries: Entries | Refusal) -> DescribeConfigsResult:
     refusal = entries if isinstance(entries, Refusal) else None
     wanted = resource.keys
     return DescribeConfigsResult(

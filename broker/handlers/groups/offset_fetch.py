@@ -33,7 +33,7 @@ from storage.vocabulary import TopicId
 
 OffsetFetchRequest = v7.OffsetFetchRequest | v9.OffsetFetchRequest
 OffsetFetchResponse = v7.OffsetFetchResponse | v9.OffsetFetchResponse
-Asked = Iterable[tuple[str, tuple[int, ...]]]
+AskedPartitions = Iterable[tuple[str, tuple[int, ...]]]
 Read = tuple[GroupError, Mapping[str, Mapping[int, Committed]]]
 
 _TOP_LEVEL_ERROR_MINIMUM: Final = 2
@@ -117,7 +117,7 @@ async def _answer_of_several(name: str, partitions: Mapping[int, Committed], tur
     return OffsetFetchResponseTopics(name=as_topic_name(name), partitions=tuple(await turns.each(respond, partitions.items())))
 
 
-async def _read(context: Context, group_id: str, asked: Asked | None) -> Read:
+async def _read(context: Context, group_id: str, asked: AskedPartitions | None) -> Read:
     try:
         loaded = await context.parts.groups.checked(group_id)
         if asked is None:

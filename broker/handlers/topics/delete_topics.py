@@ -37,7 +37,7 @@ LINE_AS_TOPICS: Final = 5
 """What it costs to log a topic, beside answering it."""
 
 
-class Asked(NamedTuple):
+class AskedTopic(NamedTuple):
     """A topic as the request names it: one of the two is None, unless the request is wrong."""
 
     name: str | None
@@ -70,13 +70,15 @@ async def handle(context: Context, request: Request[DeleteTopicsRequest]) -> Del
     return DeleteTopicsResponse(throttle_time=as_field(0), responses=tuple(await turns.each(_respond, answers.items())))
 
 
-async def _asked(body: DeleteTopicsRequest, turns: Turns) -> list[Asked]:
+async def _asked(body: DeleteTopicsRequest, turns: Turns) -> list[AskedTopic]:
     if isinstance(body, v5.DeleteTopicsRequest):
-        return await turns.each(lambda name: Asked(name, None), body.topic_names)
-    return await turns.each(lambda topic: Asked(topic.name, None if topic.topic_id is None else as_topic_id(topic.topic_id)), body.topics)
+        return await turns.each(lambda name: AskedTopic(name, None), body.topic_names)
+    return await turns.each(
+        lambda topic: AskedTopic(topic.name, None if topic.topic_id is None else as_topic_id(topic.topic_id)), body.topics
+    )
 
 
-async def _delete_all(parts: BrokerParts, asked: list[Asked], answers: dict[Asked, DeleteTopicsAnswer], by: By) -> None:
+async def _delete_all(parts: BrokerParts, asked: list[AskedTopic], answers: dict[AskedTopic, DeleteTopicsAnswer], by: By) -> None:
     served = []
     turns = Turns()
     for named, occurrences in (await turns.count(asked)).items():
@@ -105,10 +107,10 @@ async def _delete_all(parts: BrokerParts, asked: list[Asked], answers: dict[Aske
             answers[named] = await _delete(parts, named, topic, by)
 
 
-async def _find(parts: BrokerParts, served: list[Asked]) -> dict[Asked, Topic]:
+async def _find(parts: BrokerParts, served: list[AskedTopic]) -> dict[AskedTopic, Topic]:
     by_name = await parts.topics.lookup_now([named.name for named in served if named.name is not None])
     by_id = await parts.topics.lookup_ids([named.topic_id for named in served if named.topic_id is not None])
-    found: dict[Asked, Topic] = {}
+    found: dict[AskedTopic, Topic] = {}
     turns = Turns()
     for named in served:
         topic = by_id.get(named.topic_id) if named.topic_id is not None else by_name.get(named.name or "")
@@ -118,7 +120,7 @@ async def _find(parts: BrokerParts, served: list[Asked]) -> dict[Asked, Topic]:
     return found
 
 
-async def _delete_if_there(parts: BrokerParts, named: Asked, by: By) -> DeleteTopicsAnswer:
+async def _delete_if_there(parts: BrokerParts, named: AskedTopic, by: By) -> DeleteTopicsAnswer:
     """What a read did not find. Who is told that there is no such topic takes it for deleted."""
     if named.name is None or validate_name(named.name) is not None:
         return _unknown(named)
@@ -129,7 +131,7 @@ async def _delete_if_there(parts: BrokerParts, named: Asked, by: By) -> DeleteTo
     return _unknown(named) if topic is None else await _delete(parts, named, topic, by)
 
 
-async def _delete(parts: BrokerParts, named: Asked, topic: Topic, by: By) -> DeleteTopicsAnswer:
+async def _delete(parts: BrokerParts, named: AskedTopic, topic: Topic, by: By) -> DeleteTopicsAnswer:
     try:
         await parts.topics.delete(topic)
     except NotFound:
@@ -140,7 +142,7 @@ async def _delete(parts: BrokerParts, named: Asked, topic: Topic, by: By) -> Del
     return DeleteTopicsAnswer(ErrorCode.none, None, topic)
 
 
-def _unknown(named: Asked) -> DeleteTopicsAnswer:
+def _unknown(named: AskedTopic) -> DeleteTopicsAnswer:
     return DeleteTopicsAnswer(
         ErrorCode.unknown_topic_or_partition if named.topic_id is None else ErrorCode.unknown_topic_id, "no such topic"
     )
@@ -150,11 +152,11 @@ def _failed(error: StorageError) -> DeleteTopicsAnswer:
     return DeleteTopicsAnswer(error_code_of(error), str(error))
 
 
-def _as_known(named: Asked, answer: DeleteTopicsAnswer) -> Asked:
-    return named if answer.topic is None else Asked(answer.topic.name, answer.topic.topic_id)
+def _as_known(named: AskedTopic, answer: DeleteTopicsAnswer) -> AskedTopic:
+    return named if answer.topic is None else AskedTopic(answer.topic.name, answer.topic.topic_id)
 
 
-def _respond(answered: tuple[Asked, DeleteTopicsAnswer]) -> DeletableTopicResult:
+def _respond(answered: tuple[AskedTopic, DeleteTopicsAnswer]) -> DeletableTopicResult:
     named, answer = answered
     name, topic_id = _as_known(named, answer)
     return DeletableTopicResult(
