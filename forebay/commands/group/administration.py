@@ -47,7 +47,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     failures: list[str]
 
 
-class Assigned(msgspec.Struct, frozen=True, kw_only=True):
+class AssignedTopic(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     partitions: list[int]
 
@@ -57,7 +57,7 @@ class MemberFacts(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     member_id: str
     instance_id: str | None
-    assignment: list[Assigned]
+    assignment: list[AssignedTopic]
 
 
 class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,8 +210,8 @@ def _member(member: MemberDescription) -> MemberFacts:
     )
 
 
-def _assignment(partitions: Iterable[Partition]) -> list[Assigned]:
+def _assignment(partitions: Iterable[Partition]) -> list[AssignedTopic]:
     by_topic: dict[str, list[int]] = {}
     for topic, partition in sorted(partitions):
         by_topic.setdefault(topic, []).append(partition)
-    return [Assigned(topic=topic, partitions=chosen) for topic, chosen in by_topic.items()]
+    return [AssignedTopic(topic=topic, partitions=chosen) for topic, chosen in by_topic.items()]

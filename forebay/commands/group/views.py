@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from forebay.commands.group.administration import Assigned, GroupFacts, GroupLine, MemberFacts
+from forebay.commands.group.administration import AssignedTopic, GroupFacts, GroupLine, MemberFacts
 from forebay.commands.group.lag import GroupLag
 from forebay.commands.group.resetting import DeletedOffset, OffsetReset
 from forebay.kafka_client.tables import NOTHING, aligned, facts
@@ -79,7 +79,7 @@ def offsets_table(offsets: Sequence[DeletedOffset]) -> str:
     return aligned(("TOPIC", "PARTITION", "OFFSET"), [(one.topic, one.partition, one.offset) for one in offsets])
 
 
-def _assignment(assignment: Sequence[Assigned]) -> str:
+def _assignment(assignment: Sequence[AssignedTopic]) -> str:
     return " ".join(f"{one.topic}:{','.join(map(str, one.partitions))}" for one in assignment) or NOTHING
 
 
