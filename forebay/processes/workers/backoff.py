@@ -8,7 +8,7 @@ FORGOTTEN_AFTER_S: Final = 60.0
 """One that ran this long before it died is as good as new."""
 
 
-class Backoff:
+class RestartBackoff:
     def __init__(self, *, first_s: float = FIRST_S, max_s: float = MAX_S, forgotten_after_s: float = FORGOTTEN_AFTER_S) -> None:
         assert 0 < first_s <= max_s
         self._first_s = first_s

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import structlog
 
-from forebay.processes.workers.backoff import Backoff
+from forebay.processes.workers.backoff import RestartBackoff
 from forebay.processes.workers.process import SIGNALLED, Ended, WorkerProcess
 from process.settings.errors import EXIT_FAILED
 from process.stopping import EXIT_INTERRUPTED, ExitNow
@@ -44,7 +44,7 @@ class Supervisor:
         said: Callable[[int, str], None],
         failed: Callable[[int, str, int], None],
         clock: Clock,
-        make_backoff: Callable[[], Backoff] = Backoff,
+        make_backoff: Callable[[], RestartBackoff] = RestartBackoff,
         exit_now: ExitNow = os._exit,
     ) -> None:
         assert workers > 0
