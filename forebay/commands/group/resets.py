@@ -8,7 +8,7 @@ from forebay.commands.group.administration import Partition, committed, describe
 from forebay.commands.group.lag import existing
 from forebay.commands.group.resetting import AtEach, OffsetReset, Scope, Target, planned
 from forebay.commands.topic.administration import bounds, offsets_at
-from forebay.commands.topic.starting import AtTime, Bounds
+from forebay.commands.topic.starting import AtTime, OffsetBounds
 from forebay.kafka_client.connection import Connection
 from forebay.kafka_client.failures import EXIT_FAILED, ClientFailed, unknown_partition, unknown_topic
 
@@ -33,7 +33,7 @@ def plan(
     if not partitions:
         raise ClientFailed(f'Group "{name}" has committed nothing that could be reset. Name topics: --topic TOPIC', exit_code=EXIT_FAILED)
     at_time: dict[Partition, int] = {}
-    within: dict[Partition, Bounds] = {}
+    within: dict[Partition, OffsetBounds] = {}
     for topic, numbers in _by_topic(partitions).items():
         within |= {(topic, at): found for at, found in bounds(connection, admin, topic, numbers).items()}
         if isinstance(target, AtTime):

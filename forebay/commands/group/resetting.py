@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forebay.commands.topic.starting import AtEnd, AtOffset, AtStart, AtTime, Bounds
+from forebay.commands.topic.starting import AtEnd, AtOffset, AtStart, AtTime, OffsetBounds
 from forebay.kafka_client.failures import ClientFailed
 
 Partition = tuple[str, int]
@@ -100,7 +100,7 @@ def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def planned(
-    target: Target, committed: Mapping[Partition, int], bounds: Mapping[Partition, Bounds], *, at_time: Mapping[Partition, int]
+    target: Target, committed: Mapping[Partition, int], bounds: Mapping[Partition, OffsetBounds], *, at_time: Mapping[Partition, int]
 ) -> tuple[list[OffsetReset], list[str]]:
     """What to commit for each partition of `bounds`, by topic and number, and warnings. `at_time` has -1 for no such record.
 
@@ -119,7 +119,7 @@ def planned(
 
 
 def _wanted(
-    target: Target, at: Partition, current: int | None, within: Bounds, at_time: Mapping[Partition, int], warnings: list[str]
+    target: Target, at: Partition, current: int | None, within: OffsetBounds, at_time: Mapping[Partition, int], warnings: list[str]
 ) -> int:
     match target:
         case AtStart():

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     TopicDescription,
 )
 
-from forebay.commands.topic.starting import Bounds
+from forebay.commands.topic.starting import OffsetBounds
 from forebay.kafka_client.codes import UNKNOWN_TOPIC, exit_code_of
 from forebay.kafka_client.connection import Connection, said
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, ClientFailed, unknown_topic
@@ -113,11 +113,11 @@ def described(connection: Connection, admin: AdminClient, name: str) -> TopicFac
     )
 
 
-def bounds(connection: Connection, admin: AdminClient, name: str, partitions: Iterable[int]) -> dict[int, Bounds]:
+def bounds(connection: Connection, admin: AdminClient, name: str, partitions: Iterable[int]) -> dict[int, OffsetBounds]:
     chosen = list(partitions)
     starts = offsets_at(connection, admin, name, dict.fromkeys(chosen, _EARLIEST))
     ends = offsets_at(connection, admin, name, dict.fromkeys(chosen, _LATEST))
-    return {partition: Bounds(starts[partition], ends[partition]) for partition in chosen}
+    return {partition: OffsetBounds(starts[partition], ends[partition]) for partition in chosen}
 
 
 def create(

@@ -49,7 +49,7 @@ Stop = AtEnd | AtOffset | BeforeEnd | AtTime
 Start = AtStart | Stop
 
 
-class Bounds(NamedTuple):
+class OffsetBounds(NamedTuple):
     """Offsets of a partition: from `start`, before `end`."""
 
     start: int
@@ -82,7 +82,7 @@ def _place(text: str, *, now_ms: int) -> Stop | None:
     return BeforeEnd(-int(text)) if text.startswith("-") else AtOffset(int(text))
 
 
-def offsets(start: Start, topic: str, bounds: Mapping[int, Bounds], *, at_time: Mapping[int, int]) -> dict[int, int]:
+def offsets(start: Start, topic: str, bounds: Mapping[int, OffsetBounds], *, at_time: Mapping[int, int]) -> dict[int, int]:
     """The first offset to read, by partition; `at_time` has the answers for `AtTime`, -1 for none.
 
     Raise `ClientFailed` for an offset that a partition does not have; its end is allowed, because the next record will be there.
@@ -108,7 +108,7 @@ def offsets(start: Start, topic: str, bounds: Mapping[int, Bounds], *, at_time: 
             return dict.fromkeys(bounds, offset)
 
 
-def stops(stop: Stop, bounds: Mapping[int, Bounds], *, at_time: Mapping[int, int]) -> dict[int, int]:
+def stops(stop: Stop, bounds: Mapping[int, OffsetBounds], *, at_time: Mapping[int, int]) -> dict[int, int]:
     """The first offset that is not read any more, by partition: of what there is now, except for an offset that is still to come."""
     match stop:
         case AtEnd():

@@ -3,10 +3,10 @@ from collections.abc import Mapping
 import pytest
 
 from forebay.commands.group.resetting import AtCurrent, AtEach, Partition, Scope, ShiftedBy, Target, parse_rows, parse_scope, planned
-from forebay.commands.topic.starting import AtEnd, AtOffset, AtStart, AtTime, Bounds
+from forebay.commands.topic.starting import AtEnd, AtOffset, AtStart, AtTime, OffsetBounds
 from forebay.kafka_client.failures import ClientFailed
 
-BOUNDS = {("orders", 0): Bounds(0, 10), ("orders", 1): Bounds(5, 100)}
+BOUNDS = {("orders", 0): OffsetBounds(0, 10), ("orders", 1): OffsetBounds(5, 100)}
 COMMITTED = {("orders", 0): 3, ("orders", 1): 50}
 
 

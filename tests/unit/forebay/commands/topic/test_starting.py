@@ -6,7 +6,7 @@ from forebay.commands.topic.starting import (
     AtStart,
     AtTime,
     BeforeEnd,
-    Bounds,
+    OffsetBounds,
     Start,
     Stop,
     offsets,
@@ -17,7 +17,7 @@ from forebay.commands.topic.starting import (
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed
 
 NOW_MS = 1_795_250_400_000
-BOUNDS = {0: Bounds(0, 10), 1: Bounds(5, 100)}
+BOUNDS = {0: OffsetBounds(0, 10), 1: OffsetBounds(5, 100)}
 
 
 @pytest.mark.parametrize(
