@@ -12,7 +12,7 @@ from broker.coordination.slots import Claim, Slots, slots_by_shard
 from broker.groups.by_shard import ByShard
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, HeartbeatAnswer, Join, JoinAnswer, Leave, LeaveAnswer, Sync, SyncAnswer
-from broker.groups.loaded import Check, Closed, CommitOffsets, DeleteGroup, DeleteOffsets, LoadedGroup
+from broker.groups.loaded import Closed, CommitOffsets, ConfirmOwnership, DeleteGroup, DeleteOffsets, LoadedGroup
 from broker.groups.memory import GroupMemory, brought_bytes
 from broker.groups.metrics import GroupMetrics
 from broker.groups.offsets import StoredGroup
@@ -227,7 +227,7 @@ class Coordinator:
     async def checked(self, group_id: str) -> LoadedGroup:
         """The group to read from, its offsets no older than this question."""
         loaded = await self.find(group_id)
-        await loaded.do(Check(), deadline_s=DEADLINE_S)
+        await loaded.do(ConfirmOwnership(), deadline_s=DEADLINE_S)
         return loaded
 
     async def delete(self, group_id: str) -> GroupError:

@@ -52,7 +52,7 @@ class CommitOffsets:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ConfirmOwnership:
     """That the group is still this broker's, as of a read made for it: what memory says next is no older than the question."""
 
 
@@ -73,7 +73,7 @@ class DeleteGroup:
     pass
 
 
-Job = Event | CommitOffsets | Check | DeleteOffsets | DeleteGroup | Expire
+Job = Event | CommitOffsets | ConfirmOwnership | DeleteOffsets | DeleteGroup | Expire
 A = TypeVar("A")
 
 REFUSALS: Final = Refusals(
@@ -173,7 +173,7 @@ class LoadedGroup:
             self._group, self._stored.offsets, names, now_ms=self._clock.now_ms(), retention_ms=self._settings.offsets_retention_ms
         )
 
-    async def do(self, job: CommitOffsets | Check | DeleteOffsets | DeleteGroup | Expire, *, deadline_s: float) -> GroupError:
+    async def do(self, job: CommitOffsets | ConfirmOwnership | DeleteOffsets | DeleteGroup | Expire, *, deadline_s: float) -> GroupError:
         """Durable when it returns NONE. As `ask`."""
         error: GroupError = await self._record.ask(lambda _token: job, deadline_s=deadline_s)
         return error
@@ -208,7 +208,7 @@ class LoadedGroup:
             case DeleteOffsets():
                 held = [partition for partition in job.partitions if self._stored.offset(partition) is not None]
                 return self._write(partial(self._stored.delete_offsets, self._group, held), [token])
-            case Check():
+            case ConfirmOwnership():
                 return self._write(self._stored.check, [token])
             case DeleteGroup():
                 return self._start_delete(token)

@@ -9,7 +9,7 @@ from broker.coordination.rendezvous import Candidate, slot_of, winner_of
 from broker.groups.coordinator import GROUP_NAME_BYTES_MAX
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, JoinAnswer
-from broker.groups.loaded import Check, Closed, DeleteOffsets
+from broker.groups.loaded import Closed, ConfirmOwnership, DeleteOffsets
 from broker.groups.members import GroupState
 from broker.groups.settings import GroupSettings
 from storage.metadata import keys
@@ -375,7 +375,7 @@ async def test_who_waits_for_a_write_that_ends_before_it_began_is_answered(monke
 
         monkeypatch.setattr(made.nursery, "spawn", ending)
         with pytest.raises(Closed, match="COORDINATOR_NOT_AVAILABLE"):
-            await loaded.do(Check(), deadline_s=PATIENCE_S)
+            await loaded.do(ConfirmOwnership(), deadline_s=PATIENCE_S)
         monkeypatch.undo()
 
         assert not loaded.is_open

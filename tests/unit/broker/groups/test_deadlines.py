@@ -8,7 +8,7 @@ import pytest
 from broker.groups import coordinator as coordinator_module
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, JoinAnswer, Sync
-from broker.groups.loaded import Check, Closed, LoadedGroup
+from broker.groups.loaded import Closed, ConfirmOwnership, LoadedGroup
 from broker.groups.members import GroupState
 from broker.groups.settings import GroupSettings
 from storage.metadata.port import WriteOp
@@ -103,7 +103,7 @@ async def test_groups_without_members_have_no_timer(node: Node) -> None:
     await stable(node, "g0", session_timeout_s=SESSION_S)
     assert loaded[0]._record.timer.is_set
     await is_in(loaded[0], GroupState.EMPTY)
-    await loaded[0].do(Check(), deadline_s=PATIENCE_S)
+    await loaded[0].do(ConfirmOwnership(), deadline_s=PATIENCE_S)
     assert not loaded[0]._record.timer.is_set
 
 
