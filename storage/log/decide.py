@@ -32,7 +32,7 @@ NONE_LOST: Mapping[int, int] = MappingProxyType({})
 NOBODY: Mapping[int, Start] = MappingProxyType({})
 
 
-class Claim(Protocol):
+class CandidateBatch(Protocol):
     """What a decision needs to know of a batch."""
 
     @property
@@ -96,7 +96,7 @@ class Decision(NamedTuple):
 
 def decide(
     control: Control,
-    claims: Sequence[Claim],
+    claims: Sequence[CandidateBatch],
     *,
     object_id: ObjectId,
     writer: Writer,
@@ -211,7 +211,7 @@ def advance_sequence(sequence: int, count: int) -> int:
     return (sequence + count) & SEQUENCE_MAX
 
 
-def _judge(known: ProducerState | None, claim: Claim, lost_seq: int | None, begin_at: Start | None) -> Verdict | None:
+def _judge(known: ProducerState | None, claim: CandidateBatch, lost_seq: int | None, begin_at: Start | None) -> Verdict | None:
     """The verdict on a batch that is not to be appended; None for one that is."""
     if known is None:
         if lost_seq is not None and claim.first_seq > lost_seq:
@@ -231,7 +231,7 @@ def _judge(known: ProducerState | None, claim: Claim, lost_seq: int | None, begi
     return Verdict(Outcome.OUT_OF_ORDER_SEQUENCE, -1)
 
 
-def _after(known: ProducerState | None, claim: Claim, base_offset: int, now_ms: int) -> ProducerState:
+def _after(known: ProducerState | None, claim: CandidateBatch, base_offset: int, now_ms: int) -> ProducerState:
     batch = ProducerBatch(claim.first_seq, advance_sequence(claim.first_seq, claim.record_count - 1), base_offset, now_ms)
     if known is None or known.epoch != claim.producer_epoch:
         return ProducerState(claim.producer_epoch, (batch,))

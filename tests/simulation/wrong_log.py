@@ -122,7 +122,7 @@ def commits_objects_that_were_revoked() -> Iterator[None]:
 def lets_strangers_begin_with_any_sequence() -> Iterator[None]:
     """ADR 9."""
 
-    def judge(original: Callable[..., Any], known: object, claim: decide.Claim, lost: object, _begin_at: object) -> object:
+    def judge(original: Callable[..., Any], known: object, claim: decide.CandidateBatch, lost: object, _begin_at: object) -> object:
         return original(known, claim, lost, Start(claim.producer_epoch, SEQUENCE_MAX))
 
     with _around(decide, "_judge", judge):
