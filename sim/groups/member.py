@@ -37,7 +37,7 @@ class Moved(Exception):
     """Find the coordinator, and ask it again."""
 
 
-class Client:
+class GroupClient:
     """Asks whoever coordinates the group."""
 
     def __init__(self, name: str, brokers: Callable[[], Sequence[GroupBroker]], trace: Trace, chance: random.Random) -> None:
@@ -73,7 +73,7 @@ class Client:
         return found
 
 
-class Member(Client):
+class Member(GroupClient):
     """`run` until `leave` is set; a member that is to pause does so between any two of its steps, and then goes on as if nothing were."""
 
     def __init__(
@@ -245,7 +245,7 @@ class Member(Client):
         await self.gate.wait()
 
 
-async def committed(client: Client, partitions: Sequence[PartitionId], history: History) -> dict[int, int]:
+async def committed(client: GroupClient, partitions: Sequence[PartitionId], history: History) -> dict[int, int]:
     """What the coordinator says is committed; -1 for nothing. Raises `Moved`."""
 
     async def read(coordinator: Coordinator) -> dict[int, int]:

@@ -20,7 +20,7 @@ from sim.groups.history import (
     reread_below_a_commit,
     shown_from_nowhere,
 )
-from sim.groups.member import Client, Member, Moved, committed
+from sim.groups.member import GroupClient, Member, Moved, committed
 from sim.history import History as Trace
 from sim.loop import Deadlock, VirtualClock, VirtualLoop
 from storage.metadata.memory import MemoryMetadataStore
@@ -165,7 +165,7 @@ class _World:
 
     async def _look(self, name: str) -> None:
         """Somebody who asks for the offsets again and again, whoever answers."""
-        client = Client(name, self._live, self._trace, self._child())
+        client = GroupClient(name, self._live, self._trace, self._child())
         while True:
             with contextlib.suppress(Moved):
                 await committed(client, self._partitions, self._history)
