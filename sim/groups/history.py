@@ -35,7 +35,7 @@ class Processed(NamedTuple):
     at_s: float
 
 
-class Committed(NamedTuple):
+class AcknowledgedCommit(NamedTuple):
     """A commit that was acknowledged: the next offset to read."""
 
     member: str
@@ -70,12 +70,12 @@ class History:
 
     assigned: list[Assigned] = field(default_factory=list)
     processed: list[Processed] = field(default_factory=list)
-    committed: list[Committed] = field(default_factory=list)
+    committed: list[AcknowledgedCommit] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, *facts: Assigned | Processed | Committed | Tried | Seen) -> None:
+    def note(self, *facts: Assigned | Processed | AcknowledgedCommit | Tried | Seen) -> None:
         with self._lock:
             for fact in facts:
                 match fact:
@@ -83,7 +83,7 @@ class History:
                         self.assigned.append(fact)
                     case Processed():
                         self.processed.append(fact)
-                    case Committed():
+                    case AcknowledgedCommit():
                         self.committed.append(fact)
                     case Tried():
                         self.tried.append(fact)
@@ -182,7 +182,7 @@ def committed_unprocessed(history: History) -> list[str]:
     offsets: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
     for fact in history.processed:
         offsets[fact.partition].append((fact.at_s, fact.offset))
-    commits: defaultdict[int, list[Committed]] = defaultdict(list)
+    commits: defaultdict[int, list[AcknowledgedCommit]] = defaultdict(list)
     for commit in history.committed:
         commits[commit.partition].append(commit)
     found: list[str] = []

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from broker.groups.committed import Committed as CommittedOffset
+from broker.groups.committed import AcknowledgedCommit as CommittedOffset
 from broker.groups.coordinator import Coordinator
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, Join, JoinAnswer, Leave, Sync, SyncAnswer
@@ -18,7 +18,7 @@ from broker.groups.loaded import Closed, CommitOffsets
 from broker.groups.members import Protocol
 from sim.broker import ConnectionLost
 from sim.groups.broker import GroupBroker
-from sim.groups.history import Assigned, Committed, History, Processed, Seen, Tried
+from sim.groups.history import AcknowledgedCommit, Assigned, History, Processed, Seen, Tried
 from sim.history import History as Trace
 from storage.errors import StorageError
 from storage.vocabulary import PartitionId
@@ -227,7 +227,7 @@ class Member(GroupClient):
             if error:
                 self._forget(error)
                 return False
-            self._history.note(Committed(self._member_id, partition, upto, began_s, self.trace.now_s))
+            self._history.note(AcknowledgedCommit(self._member_id, partition, upto, began_s, self.trace.now_s))
             positions[partition] = upto
             return True
         return False

@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from kio.schema.offset_fetch.v7.request import OffsetFetchRequest, OffsetFetchRequestTopic
 
-from sim.groups.history import Assigned, Committed, History, Processed, Seen, now_s
+from sim.groups.history import AcknowledgedCommit, Assigned, History, Processed, Seen, now_s
 from tests.integration.raw_client import RawClient
 from tests.integration.serving import HOST
 
@@ -164,7 +164,7 @@ class Worker:
             return
         at_s = now_s()
         assert done is not None
-        self.history.note(*(Committed(self.name, one.partition, one.offset, began_s, at_s) for one in done if one.error is None))
+        self.history.note(*(AcknowledgedCommit(self.name, one.partition, one.offset, began_s, at_s) for one in done if one.error is None))
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.assigned_s = now_s()

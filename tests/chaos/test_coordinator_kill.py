@@ -24,8 +24,8 @@ from kio.schema.offset_commit.v8.request import OffsetCommitRequest, OffsetCommi
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import S3Server, running_s3
 from sim.groups.history import (
+    AcknowledgedCommit,
     Assigned,
-    Committed,
     History,
     Processed,
     Seen,
@@ -244,9 +244,9 @@ def test_the_judgement_finds_what_is_wrong() -> None:
         Assigned("one", 1, frozenset({0, 1}), 0.0),
         Assigned("other", 1, frozenset({1}), 0.1),
         Processed("one", 0, 0, 10, 0.0, 1.0),
-        Committed("one", 0, 1, 1.1, 1.2),
+        AcknowledgedCommit("one", 0, 1, 1.1, 1.2),
         Processed("other", 0, 0, 10, 1.3, 1.4),
-        Committed("other", 0, 3, 1.5, 1.6),
+        AcknowledgedCommit("other", 0, 3, 1.5, 1.6),
         Seen(1, {0: 3}, 1.7, 1.8),
         Seen(2, {0: 1}, 1.75, 1.9),
         Seen(2, {0: 1}, 1.81, 2.0),
