@@ -9,7 +9,7 @@ from process.settings.sections import GroupsSettings, HttpSettings, KafkaSetting
 from process.settings.urls import is_memory
 
 
-class Conflict(NamedTuple):
+class SettingsConflict(NamedTuple):
     """What is wrong with the value of `key`, given those of `others`."""
 
     key: str
@@ -18,12 +18,12 @@ class Conflict(NamedTuple):
 
 
 class ConflictError(ValueError):
-    def __init__(self, found: Sequence[Conflict]) -> None:
+    def __init__(self, found: Sequence[SettingsConflict]) -> None:
         super().__init__("; ".join(f"{one.key} {one.phrase}" for one in found))
         self.found = tuple(found)
 
 
-def of_listeners(kafka: KafkaSettings) -> list[Conflict]:
+def of_listeners(kafka: KafkaSettings) -> list[SettingsConflict]:
     bound = {listener.name: listener for listener in kafka.listeners}
     advertised = {listener.name: listener for listener in kafka.advertised_listeners}
     phrases = [f"names {name}, which is not in kafka.listeners. Use {', '.join(bound)}" for name in advertised if name not in bound]
@@ -35,44 +35,44 @@ def of_listeners(kafka: KafkaSettings) -> list[Conflict]:
         for name, listener in advertised.items()
         if name in bound and listener.port == 0 != bound[name].port
     ]
-    return [Conflict("kafka.advertised_listeners", phrase, ("kafka.listeners",)) for phrase in phrases]
+    return [SettingsConflict("kafka.advertised_listeners", phrase, ("kafka.listeners",)) for phrase in phrases]
 
 
-def of_http(http: HttpSettings) -> list[Conflict]:
+def of_http(http: HttpSettings) -> list[SettingsConflict]:
     if http.insecure or is_loopback(http.listen.host):
         return []
     exposed = "would show metrics and health to everybody who can reach it, without a login"
-    return [Conflict("http.listen", f"{exposed}. Listen on 127.0.0.1, or set http.insecure: true", ("http.insecure",))]
+    return [SettingsConflict("http.listen", f"{exposed}. Listen on 127.0.0.1, or set http.insecure: true", ("http.insecure",))]
 
 
-def of_stores(storage: StorageSettings, metadata: MetadataSettings) -> list[Conflict]:
+def of_stores(storage: StorageSettings, metadata: MetadataSettings) -> list[SettingsConflict]:
     if is_memory(storage.url) == is_memory(metadata.url):
         return []
     ours, theirs = ("is forgotten at the end", "is kept") if is_memory(storage.url) else ("is kept", "is forgotten at the end")
     phrase = f"{ours} while metadata.url {metadata.url} {theirs}. Use memory:// for both or for neither"
-    return [Conflict("storage.url", phrase, ("metadata.url",))]
+    return [SettingsConflict("storage.url", phrase, ("metadata.url",))]
 
 
-def of_groups(groups: GroupsSettings) -> list[Conflict]:
+def of_groups(groups: GroupsSettings) -> list[SettingsConflict]:
     found = []
     if groups.session_timeout_min > groups.session_timeout_max:
         phrase = "is shorter than groups.session_timeout_min: no member could ever join"
-        found.append(Conflict("groups.session_timeout_max", phrase, ("groups.session_timeout_min",)))
+        found.append(SettingsConflict("groups.session_timeout_max", phrase, ("groups.session_timeout_min",)))
     if groups.offsets_retention % timedelta(minutes=1):
         phrase = "is not a whole number of minutes, and Kafka's tools know minutes only"
-        found.append(Conflict("groups.offsets_retention", phrase))
+        found.append(SettingsConflict("groups.offsets_retention", phrase))
     return found
 
 
-def of_bounds(kafka: KafkaSettings, storage: StorageSettings, shutdown: ShutdownSettings) -> list[Conflict]:
+def of_bounds(kafka: KafkaSettings, storage: StorageSettings, shutdown: ShutdownSettings) -> list[SettingsConflict]:
     found = []
     if kafka.max_request_bytes > storage.max_buffer_bytes:
         phrase = "is less than kafka.max_request_bytes: such a request could never be served"
-        found.append(Conflict("storage.max_buffer_bytes", phrase, ("kafka.max_request_bytes",)))
+        found.append(SettingsConflict("storage.max_buffer_bytes", phrase, ("kafka.max_request_bytes",)))
     if storage.flush_bytes > storage.max_buffer_bytes:
         phrase = "is less than storage.flush_bytes: no object could ever be full"
-        found.append(Conflict("storage.max_buffer_bytes", phrase, ("storage.flush_bytes",)))
+        found.append(SettingsConflict("storage.max_buffer_bytes", phrase, ("storage.flush_bytes",)))
     if shutdown.drain > shutdown.deadline:
         phrase = "is shorter than shutdown.drain: the drain could never end"
-        found.append(Conflict("shutdown.deadline", phrase, ("shutdown.drain",)))
+        found.append(SettingsConflict("shutdown.deadline", phrase, ("shutdown.drain",)))
     return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from process.settings.conflicts import Conflict, ConflictError
+from process.settings.conflicts import ConflictError, SettingsConflict
 from process.settings.errors import SettingsError
 from process.settings.exposure import warning_of_listeners
 from process.settings.keys import ENVIRONMENT_PREFIX, SECTIONS, SETTINGS, nearest, variable_of
@@ -138,7 +138,7 @@ def _wrong(key: str, cause: ValueError, given: Mapping[str, Given]) -> str:
     return f"{_quoted(key, given)}: {phrase}{'' if phrase.endswith('?') else '.'}"
 
 
-def _contradictions(conflicts: Sequence[Conflict], given: Mapping[str, Given]) -> list[str]:
+def _contradictions(conflicts: Sequence[SettingsConflict], given: Mapping[str, Given]) -> list[str]:
     return [f"{_quoted(one.key, given)}: {one.phrase}." for one in conflicts]
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, Final, get_type_hints
 
-from process.settings.conflicts import Conflict, ConflictError, of_bounds, of_groups, of_http, of_listeners, of_stores
+from process.settings.conflicts import ConflictError, SettingsConflict, of_bounds, of_groups, of_http, of_listeners, of_stores
 from process.settings.listeners import advertised_for, parse_listeners
 from process.settings.notation import Notation
 from process.settings.sections import (
@@ -52,7 +52,7 @@ class InvalidSettings(ValueError):
     `conflicts` are among the other values.
     """
 
-    def __init__(self, found: Sequence[tuple[str, ValueError]], conflicts: Sequence[Conflict]) -> None:
+    def __init__(self, found: Sequence[tuple[str, ValueError]], conflicts: Sequence[SettingsConflict]) -> None:
         super().__init__("; ".join([*(f"{key} {cause}" for key, cause in found), *(f"{one.key} {one.phrase}" for one in conflicts)]))
         self.found = tuple(found)
         self.conflicts = tuple(conflicts)
