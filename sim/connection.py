@@ -28,7 +28,7 @@ class Arriving:
         self.batch = batch
 
 
-class Connection:
+class SimConnection:
     """Its requests arrive even when it is closed meanwhile, and those that need not wait are begun."""
 
     def __init__(self, broker: SimBroker) -> None:

@@ -22,7 +22,7 @@ from broker.handling.kio_types import as_i16, as_producer_id
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from sim.broker import ConnectionLost, Serving
-from sim.connection import Connection
+from sim.connection import SimConnection
 from sim.history import Identity, Outcome, Sent
 from sim.producers import IN_FLIGHT_MAX, Flight, Producer
 
@@ -55,7 +55,7 @@ class Pending:
     sent: Sent
     first_seq: int
     flight: Flight | None = None
-    connection: Connection | None = None
+    connection: SimConnection | None = None
     failures: int = 0
     was_next: bool = False
     first_sent_s: float = math.inf
@@ -83,7 +83,7 @@ class IdempotentProducer(Producer):
         self._epoch = 0
         self._next_seq = 0
         self._window: list[Pending] = []
-        self._connection: Connection | None = None
+        self._connection: SimConnection | None = None
         self._next_batch_s = 0.0
         self._must_begin_anew = False
 
@@ -122,7 +122,7 @@ class IdempotentProducer(Producer):
                 self._history.violation(f"fatal answer: no producer id: {self._name} {code.name}")
             await asyncio.sleep(self._chance.uniform(0.05, 0.5))
 
-    def _send_again(self, connection: Connection) -> None:
+    def _send_again(self, connection: SimConnection) -> None:
         waiting = [pending for pending in self._window if pending.flight is None]
         if self._style is Style.JAVA:
             # One at a time: the next is sent when the first of all has its ack.
@@ -152,7 +152,7 @@ class IdempotentProducer(Producer):
             if self._chance.random() > SPEED_RATE:
                 self._next_batch_s = self._history.now_s + self._chance.expovariate(1 / self._pause_s)
 
-    def _fly(self, pending: Pending, connection: Connection) -> None:
+    def _fly(self, pending: Pending, connection: SimConnection) -> None:
         identity = Identity(self._producer_id, self._epoch, pending.first_seq)
         pending.was_next = pending is self._window[0]
         pending.first_sent_s = min(pending.first_sent_s, self._history.now_s)

@@ -11,7 +11,7 @@ from kio.schema.errors import ErrorCode
 from broker.protocol.produce import PartitionResult
 from sim.batches import TIMESTAMP_MS, encode
 from sim.broker import ConnectionLost, SimBroker
-from sim.connection import Connection
+from sim.connection import SimConnection
 from sim.history import PLAIN, Attempt, History, Identity, Outcome, Sent
 from sim.places import INDEFINITE, Brokers, Place
 from storage.recordbatch import NO_PRODUCER
@@ -129,14 +129,14 @@ class Producer:
             timestamp_ms=TIMESTAMP_MS + sent.number % 5,
         )
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> SimConnection:
         while True:
             try:
-                return Connection(self._chance.choice(self._brokers()))
+                return SimConnection(self._chance.choice(self._brokers()))
             except ConnectionLost:
                 await asyncio.sleep(self._chance.uniform(0.05, 0.3))
 
-    def _send(self, connection: Connection, sent: Sent, batch: bytes, identity: Identity) -> Flight:
+    def _send(self, connection: SimConnection, sent: Sent, batch: bytes, identity: Identity) -> Flight:
         attempt = self._history.invoke(sent, connection.broker.name, identity, connection.number)
         return Flight(sent, attempt, connection.produce(self.place.topic, self.place.partition, batch, attempt))
 

@@ -12,7 +12,7 @@ from forebay.kafka_client.options import DEFAULT_BOOTSTRAP
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
-    from forebay.kafka_client.connection import Connection
+    from forebay.kafka_client.connection import ClusterConnection
 
 WITHIN_S: Final = 1.0
 """Longer than this, nobody waits for a completion."""
@@ -31,13 +31,13 @@ def group_names(context: typer.Context, incomplete: str) -> list[str]:
     return _offered(context, incomplete, _groups)
 
 
-def _groups(connection: "Connection", admin: "AdminClient") -> Iterable[str]:
+def _groups(connection: "ClusterConnection", admin: "AdminClient") -> Iterable[str]:
     from forebay.commands.group.administration import listed
 
     return [group.name for group in listed(connection, admin).groups]
 
 
-def _offered(context: typer.Context, incomplete: str, names: "Callable[[Connection, AdminClient], Iterable[str]]") -> list[str]:
+def _offered(context: typer.Context, incomplete: str, names: "Callable[[ClusterConnection, AdminClient], Iterable[str]]") -> list[str]:
     from forebay.kafka_client.connection import connect
 
     try:

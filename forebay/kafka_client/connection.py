@@ -65,7 +65,7 @@ def parse_bootstrap(text: str) -> tuple[BootstrapServer, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class ClusterConnection:
     """How to reach a cluster of which one bootstrap broker has just accepted a connection."""
 
     bootstrap: tuple[BootstrapServer, ...]
@@ -172,7 +172,7 @@ class Connection:
         }
 
 
-def connect(bootstrap: str, *, timeout_s: float) -> Connection:
+def connect(bootstrap: str, *, timeout_s: float) -> ClusterConnection:
     """Raise `ClientFailed` unless one of the addresses accepts a connection."""
     addresses = parse_bootstrap(bootstrap)
     timeout_s = min(timeout_s, ANSWER_WITHIN_MAX_S)
@@ -180,7 +180,7 @@ def connect(bootstrap: str, *, timeout_s: float) -> Connection:
     for address in addresses:
         cause = cannot_reach(address, within_s=min(timeout_s, CONNECT_WITHIN_S))
         if cause is None:
-            return Connection(bootstrap=addresses, timeout_s=timeout_s)
+            return ClusterConnection(bootstrap=addresses, timeout_s=timeout_s)
         causes.append((address, cause))
     raise unreachable(causes)
 

@@ -12,7 +12,7 @@ from forebay.kafka_client.text import checked_text, printable, printable_json
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
-    from forebay.kafka_client.connection import Connection
+    from forebay.kafka_client.connection import ClusterConnection
 
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
 DEFAULT_TIMEOUT: Final = "10s"
@@ -65,7 +65,7 @@ class Terminal:
             typer.echo(printable_json(msgspec.json.format(msgspec.json.encode(data), indent=2).decode()))
 
 
-def connected(bootstrap: str, timeout: str) -> "tuple[Connection, AdminClient]":
+def connected(bootstrap: str, timeout: str) -> "tuple[ClusterConnection, AdminClient]":
     """Raise `BadParameter`, or `ClientFailed` if there is no way to the brokers."""
     from forebay.kafka_client.connection import connect
 

@@ -9,7 +9,7 @@ from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, Co
 from confluent_kafka.admin import AdminClient, ConsumerGroupDescription, MemberDescription  # type: ignore[attr-defined]
 
 from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
-from forebay.kafka_client.connection import Connection, said
+from forebay.kafka_client.connection import ClusterConnection, said
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_TIMED_OUT, ClientFailed
 
 ASKED_AT_A_TIME: Final = 16
@@ -72,7 +72,7 @@ class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
     members: list[MemberFacts]
 
 
-def listed(connection: Connection, admin: AdminClient) -> Groups:
+def listed(connection: ClusterConnection, admin: AdminClient) -> Groups:
     with connection.answers_awaited():
         found = connection.result(admin.list_consumer_groups(request_timeout=connection.timeout_s))
     failures = sorted({said(error.args[0]) if isinstance(error, KafkaException) else str(error) for error in found.errors or ()})
@@ -87,7 +87,7 @@ def listed(connection: Connection, admin: AdminClient) -> Groups:
     return Groups(groups=sorted(lines, key=lambda line: line.name), failures=failures)
 
 
-def described(connection: Connection, admin: AdminClient, names: Sequence[str]) -> dict[str, GroupFacts]:
+def described(connection: ClusterConnection, admin: AdminClient, names: Sequence[str]) -> dict[str, GroupFacts]:
     """Without those that do not exist."""
     found = {}
     for name, future in admin.describe_consumer_groups(list(names), request_timeout=connection.timeout_s).items():
@@ -102,25 +102,25 @@ def described(connection: Connection, admin: AdminClient, names: Sequence[str]) 
     return found
 
 
-def looked_up(connection: Connection, admin: AdminClient, name: str) -> GroupFacts:
+def looked_up(connection: ClusterConnection, admin: AdminClient, name: str) -> GroupFacts:
     found = described(connection, admin, [name]).get(name)
     if found is None:
         raise unknown_group(connection, admin, name)
     return found
 
 
-def unknown_group(connection: Connection, admin: AdminClient, name: str) -> ClientFailed:
+def unknown_group(connection: ClusterConnection, admin: AdminClient, name: str) -> ClientFailed:
     nearest = nearest_of(connection, admin, name)
     return ClientFailed(f'Group "{name}" does not exist.{nearest} List them: forebay group list', exit_code=EXIT_NOT_FOUND)
 
 
-def nearest_of(connection: Connection, admin: AdminClient, name: str) -> str:
+def nearest_of(connection: ClusterConnection, admin: AdminClient, name: str) -> str:
     """A sentence, with a space before it; nothing, if no name is like it."""
     near = difflib.get_close_matches(name, [group.name for group in listed(connection, admin).groups], n=1)
     return f' Nearest: "{near[0]}".' if near else ""
 
 
-def committed(connection: Connection, admin: AdminClient, names: Sequence[str]) -> dict[str, dict[Partition, int]]:
+def committed(connection: ClusterConnection, admin: AdminClient, names: Sequence[str]) -> dict[str, dict[Partition, int]]:
     """All committed offsets, by group."""
     found = {}
     for first in range(0, len(names), ASKED_AT_A_TIME):
@@ -138,7 +138,7 @@ def committed(connection: Connection, admin: AdminClient, names: Sequence[str]) 
     return found
 
 
-def commit(connection: Connection, admin: AdminClient, name: str, offsets: Mapping[Partition, int]) -> None:
+def commit(connection: ClusterConnection, admin: AdminClient, name: str, offsets: Mapping[Partition, int]) -> None:
     """In the place of members that the group must not have. Some may be committed when others were refused."""
     partitions = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
     asked = [ConsumerGroupTopicPartitions(name, partitions)]
@@ -158,7 +158,7 @@ def commit(connection: Connection, admin: AdminClient, name: str, offsets: Mappi
         raise _not_reset(name, wrong[0].error)
 
 
-def delete(connection: Connection, admin: AdminClient, name: str) -> None:
+def delete(connection: ClusterConnection, admin: AdminClient, name: str) -> None:
     try:
         connection.result(admin.delete_consumer_groups([name], request_timeout=connection.timeout_s)[name])
     except KafkaException as error:

@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec  # ty
 
 from forebay.commands.group.administration import GroupFacts, MemberFacts, Partition, committed, described, refused
 from forebay.kafka_client.codes import UNKNOWN_TOPIC
-from forebay.kafka_client.connection import Connection
+from forebay.kafka_client.connection import ClusterConnection
 
 
 class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
     partitions: list[PartitionLag]
 
 
-def lags(connection: Connection, admin: AdminClient, names: Sequence[str]) -> list[GroupLag]:
+def lags(connection: ClusterConnection, admin: AdminClient, names: Sequence[str]) -> list[GroupLag]:
     """In the order of the names, without groups that do not exist. Raise `ClientFailed`."""
     groups = described(connection, admin, names) if names else {}
     # Ends are asked for after commits, which they are never behind then.
@@ -94,7 +94,7 @@ def _readers(group: GroupFacts) -> dict[Partition, MemberFacts]:
     }
 
 
-def _ends(connection: Connection, admin: AdminClient, partitions: Iterable[Partition]) -> dict[Partition, int]:
+def _ends(connection: ClusterConnection, admin: AdminClient, partitions: Iterable[Partition]) -> dict[Partition, int]:
     """Of those that exist."""
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     asked = {TopicPartition(*at): latest for at in existing(connection.metadata(admin), partitions)}

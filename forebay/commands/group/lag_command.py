@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
     from forebay.commands.group.lag import GroupLag
-    from forebay.kafka_client.connection import Connection
+    from forebay.kafka_client.connection import ClusterConnection
 
 INTERVAL: Final = "2s"
 CLEAR_SCREEN: Final = "\x1b[H\x1b[2J"
@@ -105,7 +105,7 @@ def _watch(look: "Callable[[], list[GroupLag]]", name: str | None, terminal: Ter
         time.sleep(pause_s)
 
 
-def _looked(connection: "Connection", admin: "AdminClient", name: str | None) -> "list[GroupLag]":
+def _looked(connection: "ClusterConnection", admin: "AdminClient", name: str | None) -> "list[GroupLag]":
     from forebay.commands.group.administration import listed, unknown_group
     from forebay.commands.group.lag import lags
 

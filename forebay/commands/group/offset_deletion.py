@@ -14,7 +14,7 @@ from kio.static.primitive import i32
 from forebay.commands.group.administration import Partition, committed, looked_up
 from forebay.commands.group.resetting import Scope
 from forebay.kafka_client.codes import exit_code_of
-from forebay.kafka_client.connection import Connection, parse_bootstrap, said
+from forebay.kafka_client.connection import ClusterConnection, parse_bootstrap, said
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed
 from forebay.kafka_client.one_request import answered
 from runtime.clock import Clock
@@ -23,7 +23,7 @@ _HAS_MEMBERS: Final = frozenset({ErrorCode.group_subscribed_to_topic, ErrorCode.
 
 
 def found(
-    connection: Connection, admin: AdminClient, name: str, scopes: Sequence[Scope]
+    connection: ClusterConnection, admin: AdminClient, name: str, scopes: Sequence[Scope]
 ) -> tuple[dict[Partition, int], dict[str, ClientFailed]]:
     """What the group has committed there; and where it has committed nothing, by what was asked for."""
     looked_up(connection, admin, name)
@@ -44,7 +44,7 @@ def found(
 
 
 def deleted(
-    connection: Connection, admin: AdminClient, name: str, partitions: Iterable[Partition], *, clock: Clock
+    connection: ClusterConnection, admin: AdminClient, name: str, partitions: Iterable[Partition], *, clock: Clock
 ) -> Mapping[Partition, ClientFailed | None]:
     """What became of each."""
     coordinator = looked_up(connection, admin, name).coordinator

@@ -9,12 +9,12 @@ from forebay.commands.group.lag import existing
 from forebay.commands.group.resetting import AtEach, OffsetReset, Scope, Target, planned
 from forebay.commands.topic.administration import bounds, offsets_at
 from forebay.commands.topic.starting import AtTime, OffsetBounds
-from forebay.kafka_client.connection import Connection
+from forebay.kafka_client.connection import ClusterConnection
 from forebay.kafka_client.failures import EXIT_FAILED, ClientFailed, unknown_partition, unknown_topic
 
 
 def plan(
-    connection: Connection, admin: AdminClient, name: str, target: Target, scopes: Sequence[Scope] | None
+    connection: ClusterConnection, admin: AdminClient, name: str, target: Target, scopes: Sequence[Scope] | None
 ) -> tuple[list[OffsetReset], list[str]]:
     """Of the partitions in `scopes`, or else of those that the target names, or of all that have a commit; and warnings."""
     warnings: list[str] = []
@@ -44,7 +44,7 @@ def plan(
 
 
 def _partitions(
-    connection: Connection,
+    connection: ClusterConnection,
     admin: AdminClient,
     target: Target,
     scopes: Sequence[Scope] | None,

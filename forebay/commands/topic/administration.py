@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from forebay.commands.topic.starting import OffsetBounds
 from forebay.kafka_client.codes import UNKNOWN_TOPIC, exit_code_of
-from forebay.kafka_client.connection import Connection, said
+from forebay.kafka_client.connection import ClusterConnection, said
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, ClientFailed, unknown_topic
 from runtime.clock import Clock
 
@@ -60,7 +60,7 @@ class TopicFacts(msgspec.Struct, frozen=True, kw_only=True):
     configs: dict[str, ConfigFacts]
 
 
-def listed(connection: Connection, admin: AdminClient) -> list[TopicLine]:
+def listed(connection: ClusterConnection, admin: AdminClient) -> list[TopicLine]:
     """By name."""
     topics = connection.metadata(admin).topics
     return [
@@ -73,7 +73,7 @@ def listed(connection: Connection, admin: AdminClient) -> list[TopicLine]:
     ]
 
 
-def looked_up(connection: Connection, admin: AdminClient, name: str) -> TopicDescription:
+def looked_up(connection: ClusterConnection, admin: AdminClient, name: str) -> TopicDescription:
     """Asking this way never creates a topic."""
     try:
         found: TopicDescription = connection.result(
@@ -91,7 +91,7 @@ def id_of(topic: TopicDescription) -> str:
     return str(topic.topic_id).replace("+", "-").replace("/", "_")
 
 
-def described(connection: Connection, admin: AdminClient, name: str) -> TopicFacts:
+def described(connection: ClusterConnection, admin: AdminClient, name: str) -> TopicFacts:
     found = looked_up(connection, admin, name)
     ends = bounds(connection, admin, name, (partition.id for partition in found.partitions if partition.leader is not None))
     return TopicFacts(
@@ -113,7 +113,7 @@ def described(connection: Connection, admin: AdminClient, name: str) -> TopicFac
     )
 
 
-def bounds(connection: Connection, admin: AdminClient, name: str, partitions: Iterable[int]) -> dict[int, OffsetBounds]:
+def bounds(connection: ClusterConnection, admin: AdminClient, name: str, partitions: Iterable[int]) -> dict[int, OffsetBounds]:
     chosen = list(partitions)
     starts = offsets_at(connection, admin, name, dict.fromkeys(chosen, _EARLIEST))
     ends = offsets_at(connection, admin, name, dict.fromkeys(chosen, _LATEST))
@@ -121,7 +121,7 @@ def bounds(connection: Connection, admin: AdminClient, name: str, partitions: It
 
 
 def create(
-    connection: Connection,
+    connection: ClusterConnection,
     admin: AdminClient,
     name: str,
     *,
@@ -157,7 +157,7 @@ def create(
 
 
 def add_partitions(
-    connection: Connection, admin: AdminClient, name: str, *, more: int | None, total: int | None, partitions_max: int
+    connection: ClusterConnection, admin: AdminClient, name: str, *, more: int | None, total: int | None, partitions_max: int
 ) -> tuple[int, int]:
     """So many `more`, or so many that there are `total`; how many there were, and are."""
     before = len(looked_up(connection, admin, name).partitions)
@@ -181,7 +181,7 @@ def add_partitions(
     return before, after
 
 
-def alter(connection: Connection, admin: AdminClient, name: str, *, set_to: Mapping[str, str], unset: Iterable[str]) -> None:
+def alter(connection: ClusterConnection, admin: AdminClient, name: str, *, set_to: Mapping[str, str], unset: Iterable[str]) -> None:
     looked_up(connection, admin, name)
     entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in set_to.items()]
     entries += [ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in unset]
@@ -192,7 +192,7 @@ def alter(connection: Connection, admin: AdminClient, name: str, *, set_to: Mapp
         raise refused(f'Topic "{name}" was not altered', error.args[0]) from error
 
 
-def delete(connection: Connection, admin: AdminClient, name: str) -> None:
+def delete(connection: ClusterConnection, admin: AdminClient, name: str) -> None:
     try:
         connection.result(admin.delete_topics([name], request_timeout=connection.timeout_s)[name])
     except KafkaException as error:
@@ -205,7 +205,7 @@ def refused(what: str, error: KafkaError) -> ClientFailed:
     return ClientFailed(f"{what}: {said(error)}", exit_code=exit_code_of(error))
 
 
-def offsets_at(connection: Connection, admin: AdminClient, name: str, specs: Mapping[int, OffsetSpec]) -> dict[int, int]:
+def offsets_at(connection: ClusterConnection, admin: AdminClient, name: str, specs: Mapping[int, OffsetSpec]) -> dict[int, int]:
     """By partition; -1 where no record has the timestamp that was asked for."""
     if not specs:
         return {}
@@ -217,7 +217,7 @@ def offsets_at(connection: Connection, admin: AdminClient, name: str, specs: Map
         raise refused(f'Offsets of topic "{name}"', error.args[0]) from error
 
 
-def _configs(connection: Connection, admin: AdminClient, name: str) -> dict[str, ConfigFacts]:
+def _configs(connection: ClusterConnection, admin: AdminClient, name: str) -> dict[str, ConfigFacts]:
     """By name; only what was not left at its default has the source DYNAMIC_TOPIC_CONFIG."""
     resource = ConfigResource(ResourceType.TOPIC, name)
     try:

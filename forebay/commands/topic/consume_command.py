@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forebay.commands.topic.batch_format import BatchFormat
     from forebay.commands.topic.consuming import Consumed, Write
     from forebay.commands.topic.starting import Start, Stop
-    from forebay.kafka_client.connection import Connection
+    from forebay.kafka_client.connection import ClusterConnection
     from runtime.clock import Clock
 
 TAIL_RECORDS: Final = 10
@@ -306,7 +306,7 @@ class Reading:
         if interrupted and not until.follows:
             raise KeyboardInterrupt
 
-    def _named(self, connection: "Connection", admin: "AdminClient") -> list[str]:
+    def _named(self, connection: "ClusterConnection", admin: "AdminClient") -> list[str]:
         from forebay.commands.topic.extents import topics_like
 
         patterns = [topic for topic in self.topics if isinstance(topic, re.Pattern)]

@@ -3,7 +3,7 @@ import socket
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from forebay.kafka_client.connection import BootstrapServer, Connection, connect, parse_bootstrap
+from forebay.kafka_client.connection import BootstrapServer, ClusterConnection, connect, parse_bootstrap
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, EXIT_UNREACHABLE, EXIT_USAGE, ClientFailed
 
 
@@ -89,7 +89,7 @@ class SlowAdmin:
 
 def test_topics_are_asked_for_with_all_the_time_there_is_and_again_where_the_library_gave_up_early() -> None:
     admin = SlowAdmin()
-    connection = Connection(bootstrap=(BootstrapServer("nowhere", 1),), timeout_s=44.0)
+    connection = ClusterConnection(bootstrap=(BootstrapServer("nowhere", 1),), timeout_s=44.0)
 
     assert connection.metadata(admin) == "answered"  # type: ignore[comparison-overlap, arg-type]
     assert [round(seconds, -1) for seconds in admin.asked_s] == [40.0, 40.0]
@@ -97,4 +97,4 @@ def test_topics_are_asked_for_with_all_the_time_there_is_and_again_where_the_lib
 
 @pytest.mark.parametrize(("timeout_s", "socket_ms"), [(1.0, 60_000), (120.0, 120_000), (3_600.0, 300_000)])
 def test_the_library_waits_for_one_answer_as_long_as_it_may(timeout_s: float, socket_ms: int) -> None:
-    assert Connection(bootstrap=(BootstrapServer("nowhere", 1),), timeout_s=timeout_s)._config()["socket.timeout.ms"] == socket_ms
+    assert ClusterConnection(bootstrap=(BootstrapServer("nowhere", 1),), timeout_s=timeout_s)._config()["socket.timeout.ms"] == socket_ms

@@ -7,9 +7,9 @@ from typing import Any
 
 from confluent_kafka import ConsumerGroupState, ConsumerGroupType, KafkaError, KafkaException, TopicPartition
 
-from forebay.kafka_client.connection import BootstrapServer, Connection
+from forebay.kafka_client.connection import BootstrapServer, ClusterConnection
 
-CONNECTION = Connection(bootstrap=(BootstrapServer("broker", 9092),), timeout_s=5)
+CONNECTION = ClusterConnection(bootstrap=(BootstrapServer("broker", 9092),), timeout_s=5)
 
 
 def member(client_id: str, *partitions: tuple[str, int], host: str = "/10.0.0.7") -> SimpleNamespace:
