@@ -19,7 +19,7 @@ import crc32c
 from runtime.blocking import ThreadBlocking
 from storage.objects.port import ObjectStat
 from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, USER_AGENT, Credentials, Page, Refusal
-from storage.objects.s3.endpoint import Endpoint
+from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import Interrupted, NoCredentials, Refused, RequestFault, Unreached
 from storage.vocabulary import Buffer
 
@@ -29,7 +29,7 @@ LIST_PAGE_OBJECTS: Final = 1_000
 class Aioboto3Client:
     """A `DataClient` and a `ControlClient`. All its requests belong to the loop of its first one."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: BucketEndpoint) -> None:
         self._endpoint = endpoint
         self._blocking = ThreadBlocking(threads=1, name="s3-sdk")
         self._closing = contextlib.AsyncExitStack()

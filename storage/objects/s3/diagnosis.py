@@ -9,7 +9,7 @@ from typing import Final
 
 from storage.errors import NotFound, OutcomeUnknown, Unavailable
 from storage.objects.s3.client import ControlClient
-from storage.objects.s3.endpoint import Endpoint
+from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import Interrupted, NoCredentials, Refused, RequestFault, Unreached
 from storage.objects.s3.location import S3Location
 
@@ -44,7 +44,7 @@ class Facts:
     """What `explain` knows besides the fault."""
 
     location: S3Location
-    endpoint: Endpoint
+    endpoint: BucketEndpoint
     identity: str
     source: str
     """Of the credentials; empty if unknown, as `identity`."""
@@ -54,7 +54,7 @@ class Facts:
 class Diagnosis:
     """Of one probe."""
 
-    def __init__(self, location: S3Location, endpoint: Endpoint, control: ControlClient) -> None:
+    def __init__(self, location: S3Location, endpoint: BucketEndpoint, control: ControlClient) -> None:
         self._location = location
         self._endpoint = endpoint
         self._control = control
@@ -180,7 +180,7 @@ def _explain_refusal(step: Step, fault: Refused, facts: Facts, place: str, who: 
     return f"{place} refused a test {step.value[0]}: {fault}{who}."
 
 
-def _other_region(location: S3Location, endpoint: Endpoint, actual: str) -> str:
+def _other_region(location: S3Location, endpoint: BucketEndpoint, actual: str) -> str:
     return f'Bucket "{location.bucket}" is in {actual}, but region {endpoint.region} is set. Use ?region={actual}.'
 
 
@@ -188,12 +188,12 @@ def _is_about_region(fault: Refused) -> bool:
     return fault.code in _REGION_CODES or fault.status in (301, 307)
 
 
-def _no_conditions(location: S3Location, endpoint: Endpoint) -> str:
+def _no_conditions(location: S3Location, endpoint: BucketEndpoint) -> str:
     return (
         f"{_place(location, endpoint)} does not honour If-None-Match: a second writer of a name would replace what is acknowledged. "
         "Use a store with conditional writes (AWS S3, MinIO, Ceph, Versity)."
     )
 
 
-def _place(location: S3Location, endpoint: Endpoint) -> str:
+def _place(location: S3Location, endpoint: BucketEndpoint) -> str:
     return f'Bucket "{location.bucket}" at {endpoint.shown} (region {endpoint.region})'

@@ -11,7 +11,7 @@ REGION_DEFAULT: Final = "us-east-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class BucketEndpoint:
     """`url` is None for AWS itself."""
 
     bucket: str
@@ -32,14 +32,14 @@ class Endpoint:
         return self.url or "AWS"
 
 
-def resolve_endpoint(location: S3Location, environment: Mapping[str, str]) -> Endpoint:
+def resolve_endpoint(location: S3Location, environment: Mapping[str, str]) -> BucketEndpoint:
     """What the URL says goes before the environment."""
 
     def first(*names: str) -> str | None:
         return next((environment[name] for name in names if environment.get(name)), None)
 
     url = location.endpoint or first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-    return Endpoint(
+    return BucketEndpoint(
         bucket=location.bucket,
         url=url and url.rstrip("/"),
         region=location.region or first("AWS_REGION", "AWS_DEFAULT_REGION") or REGION_DEFAULT,

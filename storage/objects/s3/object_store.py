@@ -22,7 +22,7 @@ from storage.objects.port import ObjectStat
 from storage.objects.s3.backoff import Backoff
 from storage.objects.s3.client import ControlClient, DataClient, Refusal
 from storage.objects.s3.diagnosis import Diagnosis, Step
-from storage.objects.s3.endpoint import Endpoint
+from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import Interrupted, Refused, RequestFault, Unreached
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.multipart import put_in_parts
@@ -57,7 +57,7 @@ class S3ObjectStore:
     def __init__(
         self,
         location: S3Location,
-        endpoint: Endpoint,
+        endpoint: BucketEndpoint,
         *,
         data: DataClient,
         control: ControlClient,

@@ -16,7 +16,7 @@ from obstore.store import S3Store
 
 from storage.objects.port import ObjectStat
 from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, USER_AGENT, Credentials
-from storage.objects.s3.endpoint import Endpoint
+from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import Interrupted, Refused, RequestFault, Unreached, refused_from
 from storage.vocabulary import Buffer
 
@@ -35,7 +35,7 @@ _ANSWER: Final = re.compile(r"Server returned non-2xx status code: (\d{3})[^:\n]
 class ObstoreClient:
     """A `DataClient`. Buffers of a cancelled put may be read for a moment after it: they must not change at all."""
 
-    def __init__(self, endpoint: Endpoint, *, credentials: Callable[[], Awaitable[Credentials]] | None) -> None:
+    def __init__(self, endpoint: BucketEndpoint, *, credentials: Callable[[], Awaitable[Credentials]] | None) -> None:
         """`credentials` None: they are in AWS_ACCESS_KEY_ID and its siblings, which obstore reads itself."""
 
         async def provide() -> dict[str, object]:

@@ -1,6 +1,6 @@
 import pytest
 
-from storage.objects.s3.endpoint import Endpoint, has_keys, resolve_endpoint
+from storage.objects.s3.endpoint import BucketEndpoint, has_keys, resolve_endpoint
 from storage.objects.s3.location import S3Location
 
 OURS = "http://127.0.0.1:7070"
@@ -24,15 +24,16 @@ def test_the_url_goes_before_the_environment(
 ) -> None:
     found = resolve_endpoint(location, environment)
 
-    assert found == Endpoint(bucket=location.bucket, url=url, region=region, path_style=path_style)
+    assert found == BucketEndpoint(bucket=location.bucket, url=url, region=region, path_style=path_style)
 
 
 def test_a_bucket_that_is_a_host_name_is_part_of_the_address() -> None:
     assert (
-        Endpoint(bucket="b-1", url="https://s3.example:8443", region="r", path_style=False).url_of_bucket == "https://b-1.s3.example:8443"
+        BucketEndpoint(bucket="b-1", url="https://s3.example:8443", region="r", path_style=False).url_of_bucket
+        == "https://b-1.s3.example:8443"
     )
-    assert Endpoint(bucket="b-1", url="https://s3.example", region="r", path_style=True).url_of_bucket == "https://s3.example"
-    assert Endpoint(bucket="b-1", url=None, region="r", path_style=False).url_of_bucket is None
+    assert BucketEndpoint(bucket="b-1", url="https://s3.example", region="r", path_style=True).url_of_bucket == "https://s3.example"
+    assert BucketEndpoint(bucket="b-1", url=None, region="r", path_style=False).url_of_bucket is None
 
 
 def test_keys_are_in_the_environment_only_as_a_pair() -> None:

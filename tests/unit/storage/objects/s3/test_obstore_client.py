@@ -6,7 +6,7 @@ import pytest
 
 from runtime.clock import SystemClock
 from storage.objects.s3.client import Credentials
-from storage.objects.s3.endpoint import Endpoint
+from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import Interrupted, NoCredentials
 from storage.objects.s3.obstore_client import ObstoreClient
 from tests.unit.storage.objects.s3.scripted import BUCKET, ScriptedS3
@@ -18,8 +18,8 @@ async def server() -> AsyncIterator[ScriptedS3]:
         yield server
 
 
-def endpoint(server: ScriptedS3) -> Endpoint:
-    return Endpoint(bucket=BUCKET, url=server.endpoint, region="us-east-1", path_style=True)
+def endpoint(server: ScriptedS3) -> BucketEndpoint:
+    return BucketEndpoint(bucket=BUCKET, url=server.endpoint, region="us-east-1", path_style=True)
 
 
 async def test_credentials_of_a_role_are_asked_for_again_before_they_expire(server: ScriptedS3) -> None:

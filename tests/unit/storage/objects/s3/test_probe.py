@@ -6,7 +6,7 @@ import pytest
 
 from storage.errors import Unavailable
 from storage.objects.s3.diagnosis import Facts, Step, explain
-from storage.objects.s3.endpoint import Endpoint
+from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import Refused
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.object_store import S3ObjectStore
@@ -186,7 +186,7 @@ async def test_credentials_of_a_profile_are_used_by_both_clients(
 def test_on_aws_the_identity_is_an_arn(step: Step) -> None:
     facts = Facts(
         location=S3Location(bucket="my-bucket"),
-        endpoint=Endpoint(bucket="my-bucket", url=None, region="eu-west-1", path_style=False),
+        endpoint=BucketEndpoint(bucket="my-bucket", url=None, region="eu-west-1", path_style=False),
         identity="arn:aws:iam::123:role/x",
         source="assume-role-with-web-identity",
         region_of_bucket="",
