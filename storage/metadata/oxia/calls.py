@@ -10,7 +10,7 @@ import grpc
 from runtime.clock import Clock
 from storage.errors import Unavailable
 from storage.metadata.oxia.assignments import Assignments
-from storage.metadata.oxia.failures import Failure, Fate, read_failure
+from storage.metadata.oxia.failures import CallFate, Failure, read_failure
 from storage.metadata.oxia.nodes import Nodes, OxiaNode
 
 DEADLINE_S: Final = 5.0
@@ -18,7 +18,7 @@ DEADLINE_S: Final = 5.0
 PAUSE_S_MIN: Final = 0.02
 PAUSE_S_MAX: Final = 0.5
 
-_REPEATABLE: Final = (Fate.NOT_LEADER, Fate.NOT_SENT, Fate.BROKEN_OFF)
+_REPEATABLE: Final = (CallFate.NOT_LEADER, CallFate.NOT_SENT, CallFate.BROKEN_OFF)
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class ShardCalls:
             self.ensure_open()
             leader = self.assignments.leader_of(shard)
             if leader is None:
-                failure = Failure(Fate.NOT_SENT, f"oxia names no leader of shard {shard}")
+                failure = Failure(CallFate.NOT_SENT, f"oxia names no leader of shard {shard}")
             else:
                 try:
                     return await attempt(self.nodes.at(leader), max(patience.left_s, PAUSE_S_MIN))
@@ -97,7 +97,7 @@ class ShardCalls:
     def note(self, shard: int, error: grpc.aio.AioRpcError, leader: str) -> Failure:
         """What the error means; a leader that is none is remembered as such."""
         failure = read_failure(error, leader)
-        if failure.fate is Fate.NOT_LEADER:
+        if failure.fate is CallFate.NOT_LEADER:
             self.assignments.refuse(shard, leader)
         return failure
 
@@ -120,7 +120,7 @@ class ShardCalls:
             async with asyncio.timeout(within_s):
                 message = await call.read()
         except TimeoutError:
-            raise CallFailed(Failure(Fate.NO_ANSWER, f"oxia at {address}: no answer in time")) from None
+            raise CallFailed(Failure(CallFate.NO_ANSWER, f"oxia at {address}: no answer in time")) from None
         if message is None:
             # gRPC gives None for a message that it could not decode: taken for the end, it would cut an answer short.
             raise unreadable(address)
@@ -128,4 +128,4 @@ class ShardCalls:
 
 
 def unreadable(address: str) -> CallFailed:
-    return CallFailed(Failure(Fate.FAILED, f"oxia at {address}: gave an answer that cannot be read"))
+    return CallFailed(Failure(CallFate.FAILED, f"oxia at {address}: gave an answer that cannot be read"))

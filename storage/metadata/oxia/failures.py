@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import grpc
 
 
-class Fate(Enum):
+class CallFate(Enum):
     NOT_LEADER = "not_leader"  # refused before anything was done; another node may lead
     NOT_SENT = "not_sent"  # no connection: it never left this process
     REFUSED = "refused"  # certainly not carried out, and another try would not be either
@@ -25,7 +25,7 @@ class Fate(Enum):
 
 
 class Failure(NamedTuple):
-    fate: Fate
+    fate: CallFate
     reason: str
     """One line in lower case that names the address."""
 
@@ -73,19 +73,19 @@ def read_failure(error: grpc.aio.AioRpcError, address: str) -> Failure:
     code, details = error.code(), error.details() or ""
     fate = _fate_of(code, details)
     match fate:
-        case Fate.NOT_SENT:
+        case CallFate.NOT_SENT:
             what = next((says for sign, says in _CONNECTING if sign in details), _one_line(details))
-        case Fate.NO_ANSWER:
+        case CallFate.NO_ANSWER:
             what = "no answer in time"
-        case Fate.NAMESPACE_MISSING:
+        case CallFate.NAMESPACE_MISSING:
             what = "there is no such namespace: create it there or correct metadata.url"
-        case Fate.STUCK:
+        case CallFate.STUCK:
             what = f"the shard takes no writes until Oxia is started again: {_one_line(details)}"
-        case Fate.REFUSED if code is grpc.StatusCode.UNIMPLEMENTED:
+        case CallFate.REFUSED if code is grpc.StatusCode.UNIMPLEMENTED:
             what = "what listens there does not speak Oxia's protocol: correct metadata.url"
-        case Fate.REFUSED if code is grpc.StatusCode.UNAUTHENTICATED:
+        case CallFate.REFUSED if code is grpc.StatusCode.UNAUTHENTICATED:
             what = f"it does not let us in ({_one_line(details)}): name a file with a valid token by token_file in metadata.url"
-        case Fate.REFUSED if "unexpected authority" in details:
+        case CallFate.REFUSED if "unexpected authority" in details:
             what = (
                 f"it refuses the address it is called by ({_one_line(details)}): "
                 "set featureFlags.authorityValidation to false in the configuration of Oxia's coordinator"
@@ -95,24 +95,24 @@ def read_failure(error: grpc.aio.AioRpcError, address: str) -> Failure:
     return Failure(fate, f"oxia at {address}: {what}")
 
 
-def _fate_of(code: grpc.StatusCode, details: str) -> Fate:
+def _fate_of(code: grpc.StatusCode, details: str) -> CallFate:
     if "can not immediately follow" in details:
-        return Fate.STUCK
+        return CallFate.STUCK
     if details.startswith(_NOT_LEADER) or details in _NOT_LEADER_WHOLE:
-        return Fate.NOT_LEADER
+        return CallFate.NOT_LEADER
     if "session not found" in details:
-        return Fate.SESSION_GONE
+        return CallFate.SESSION_GONE
     if "namespace not found" in details:
-        return Fate.NAMESPACE_MISSING
+        return CallFate.NAMESPACE_MISSING
     if code in _REFUSED_CODES:
-        return Fate.REFUSED
+        return CallFate.REFUSED
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Fate.NO_ANSWER
+        return CallFate.NO_ANSWER
     if code is grpc.StatusCode.UNAVAILABLE:
-        return Fate.NOT_SENT if details.startswith(_NOT_SENT) else Fate.BROKEN_OFF
+        return CallFate.NOT_SENT if details.startswith(_NOT_SENT) else CallFate.BROKEN_OFF
     if any(sign in details for sign in _BROKEN_OFF):
-        return Fate.BROKEN_OFF
-    return Fate.FAILED
+        return CallFate.BROKEN_OFF
+    return CallFate.FAILED
 
 
 def _one_line(details: str) -> str:

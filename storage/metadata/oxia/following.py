@@ -11,7 +11,7 @@ from storage.errors import Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.oxia.assignments import ShardClaim
 from storage.metadata.oxia.calls import CallFailed, ShardCalls
-from storage.metadata.oxia.failures import Failure, Fate, read_failure
+from storage.metadata.oxia.failures import CallFate, Failure, read_failure
 from storage.metadata.oxia.location import OxiaLocation
 
 STREAMS_MAX: Final = 3
@@ -28,7 +28,7 @@ PAUSE_S_MAX: Final = 1.0
 PAUSE_S_MAX_WHEN_FOLLOWING: Final = 15.0
 """Between tries to reach one node while the stream of another is open."""
 
-_DEFINITE: Final = (Fate.NAMESPACE_MISSING, Fate.REFUSED)
+_DEFINITE: Final = (CallFate.NAMESPACE_MISSING, CallFate.REFUSED)
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +60,7 @@ class AssignmentFollower:
         failures = [self._failures[address] for address in self._location.addresses if address in self._failures]
         if len(failures) == len(self._location.addresses) and (
             all(failure.fate in _DEFINITE for failure in failures)
-            or (waited_s > REFUSED_PATIENCE_S and all(failure.fate in (*_DEFINITE, Fate.NOT_SENT) for failure in failures))
+            or (waited_s > REFUSED_PATIENCE_S and all(failure.fate in (*_DEFINITE, CallFate.NOT_SENT) for failure in failures))
         ):
             return "; ".join(failure.reason for failure in failures)
         if waited_s > OPEN_TIMEOUT_S:
@@ -113,13 +113,13 @@ class AssignmentFollower:
         except grpc.aio.AioRpcError as error:
             self._failures[address] = read_failure(error, address)
         except ValueError as error:
-            self._failures[address] = Failure(Fate.FAILED, f"oxia at {address}: {error}")
+            self._failures[address] = Failure(CallFate.FAILED, f"oxia at {address}: {error}")
         finally:
             call.cancel()
             if told:
                 self._open_streams -= 1
         if told and not self._calls.is_closed:
-            failure = self._failures.setdefault(address, Failure(Fate.BROKEN_OFF, f"oxia at {address}: it ended the stream"))
+            failure = self._failures.setdefault(address, Failure(CallFate.BROKEN_OFF, f"oxia at {address}: it ended the stream"))
             log.info("oxia_assignments_interrupted", address=address, reason=failure.reason)
         return told
 

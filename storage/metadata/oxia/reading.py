@@ -9,7 +9,7 @@ import grpc
 from storage.errors import Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.oxia.calls import CallFailed, Patience, ShardCalls
-from storage.metadata.oxia.failures import Failure, Fate
+from storage.metadata.oxia.failures import CallFate, Failure
 from storage.metadata.oxia.nodes import OxiaNode
 from storage.metadata.oxia.one_parent import is_empty, parent_of
 from storage.metadata.port import Key, Record
@@ -64,7 +64,7 @@ class Reading:
         patience: Patience | None = None
         while True:
             leader = self._calls.assignments.leader_of(shard)
-            failure = Failure(Fate.NOT_SENT, f"oxia names no leader of shard {shard}")
+            failure = Failure(CallFate.NOT_SENT, f"oxia names no leader of shard {shard}")
             if leader is not None:
                 call = self._calls.nodes.at(leader).range_scan(request)
                 try:
@@ -151,7 +151,7 @@ class Reading:
                 finally:
                     call.cancel()
             if len(found) != len(request.gets):
-                raise CallFailed(Failure(Fate.FAILED, f"oxia at {node.address}: {len(found)} answers to {len(request.gets)} gets"))
+                raise CallFailed(Failure(CallFate.FAILED, f"oxia at {node.address}: {len(found)} answers to {len(request.gets)} gets"))
             return found
 
         return await self._calls.repeat(shard, attempt)

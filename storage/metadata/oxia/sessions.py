@@ -14,7 +14,7 @@ import grpc
 from storage.errors import OutcomeUnknown, StorageError, Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.oxia.calls import CallFailed, ShardCalls, unreadable
-from storage.metadata.oxia.failures import Fate, read_failure
+from storage.metadata.oxia.failures import CallFate, read_failure
 from storage.metadata.oxia.nodes import OxiaNode
 
 KEEP_ALIVES_PER_TIMEOUT: Final = 3
@@ -161,7 +161,7 @@ class OxiaSession:
             try:
                 await self._calls.nodes.at(leader).keep_alive(heartbeat, timeout=timeout_s)
             except grpc.aio.AioRpcError as error:
-                if self._calls.note(shard, error, leader).fate is Fate.SESSION_GONE:
+                if self._calls.note(shard, error, leader).fate is CallFate.SESSION_GONE:
                     return
                 pause_s = self._timeout_s / RETRIES_PER_TIMEOUT
             else:
@@ -177,9 +177,9 @@ class OxiaSession:
                 await node.close_session(request, timeout=timeout_s)
             except grpc.aio.AioRpcError as error:
                 failure = read_failure(error, node.address)
-                if failure.fate in (Fate.NOT_LEADER, Fate.NOT_SENT):
+                if failure.fate in (CallFate.NOT_LEADER, CallFate.NOT_SENT):
                     raise
-                return None if failure.fate is Fate.SESSION_GONE else OutcomeUnknown(f"session perhaps not closed: {failure.reason}")
+                return None if failure.fate is CallFate.SESSION_GONE else OutcomeUnknown(f"session perhaps not closed: {failure.reason}")
             return None
 
         try:

@@ -17,7 +17,7 @@ import structlog
 from storage.errors import Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.oxia.calls import ShardCalls, unreadable
-from storage.metadata.oxia.failures import Failure, Fate
+from storage.metadata.oxia.failures import CallFate, Failure
 from storage.metadata.oxia.sessions import NOBODYS, Sessions
 from storage.metadata.oxia.write_request import Together, UnreadableAnswer, Write, checked, decode, encode
 from storage.metadata.port import Applied, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
@@ -167,7 +167,7 @@ class Writing:
         while True:
             leader = calls.assignments.leader_of(shard)
             if leader is None:
-                failure = Failure(Fate.NOT_SENT, f"oxia names no leader of shard {shard}")
+                failure = Failure(CallFate.NOT_SENT, f"oxia names no leader of shard {shard}")
             else:
                 try:
                     response: wire.WriteResponse | None = await calls.nodes.at(leader).write(request, timeout=DEADLINE_S)
@@ -176,14 +176,14 @@ class Writing:
                 except grpc.aio.AioRpcError as error:
                     failure = calls.note(shard, error, leader)
             match failure.fate:
-                case Fate.NOT_LEADER | Fate.NOT_SENT:
+                case CallFate.NOT_LEADER | CallFate.NOT_SENT:
                     pause_s = patience.next_pause_s()
                     if pause_s is None:
                         return NotApplied(failure.reason)
                     await calls.assignments.wait_changed(pause_s)
-                case Fate.REFUSED | Fate.NAMESPACE_MISSING:
+                case CallFate.REFUSED | CallFate.NAMESPACE_MISSING:
                     return NotApplied(failure.reason)
-                case Fate.STUCK:
+                case CallFate.STUCK:
                     if shard not in self._stuck:
                         log.error("oxia_shard_stuck", shard=shard, reason=failure.reason)
                     self._stuck[shard] = failure.reason, calls.assignments.taken
