@@ -30,7 +30,7 @@ class Line(NamedTuple):
     timestamp_ms: int = 0
 
 
-class Field(NamedTuple):
+class LineField(NamedTuple):
     name: str
     encoding: str | None
     end: bytes
@@ -39,9 +39,9 @@ class Field(NamedTuple):
 Parse = Callable[[bytes], Line]
 
 
-def line_fields(text: str) -> list[Field]:
+def line_fields(text: str) -> list[LineField]:
     """Raise ValueError with a phrase for a format that no line can be read by."""
-    fields: list[Field] = []
+    fields: list[LineField] = []
     begin = b""
     for token in tokens(text):
         between = literal(token)
@@ -69,7 +69,7 @@ def line_fields(text: str) -> list[Field]:
     return fields
 
 
-def line_parse(fields: Sequence[Field], rest: Line, *, empty_is_null: bool = False) -> Parse:
+def line_parse(fields: Sequence[LineField], rest: Line, *, empty_is_null: bool = False) -> Parse:
     """`rest` has what lines do not say; its headers come before theirs. The function raises ValueError with a phrase about a line."""
     last = len(fields) - 1
 
@@ -99,16 +99,16 @@ def line_parse(fields: Sequence[Field], rest: Line, *, empty_is_null: bool = Fal
     return parsed
 
 
-def _field(name: str, encoding: str | None) -> Field:
+def _field(name: str, encoding: str | None) -> LineField:
     name = KCAT.get(name, name)
     if name not in _FIELDS or not name:
         raise ValueError(f"has %{name}, which no line can give: {' '.join(f'%{known}' for known in _FIELDS)} can")
     if encoding is not None and not (name in _ENCODED and encoding in {"hex", "base64"}):
         raise ValueError(f"has %{name}{{{encoding}}}: there is %k{{hex}} %k{{base64}} %v{{hex}} %v{{base64}}")
-    return Field(name, encoding, b"")
+    return LineField(name, encoding, b"")
 
 
-def _decoded(field: Field, part: bytes) -> bytes:
+def _decoded(field: LineField, part: bytes) -> bytes:
     if field.encoding is None:
         return part
     try:
