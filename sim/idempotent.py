@@ -24,7 +24,7 @@ from broker.protocol.request import Request
 from sim.broker import ConnectionLost, Serving
 from sim.connection import SimConnection
 from sim.history import Identity, Outcome, Sent
-from sim.producers import IN_FLIGHT_MAX, Flight, Producer
+from sim.producers import IN_FLIGHT_MAX, BatchInFlight, Producer
 
 INIT_PRODUCER_ID: Final = 22
 INIT_VERSION: Final = 4
@@ -54,7 +54,7 @@ class Pending:
 
     sent: Sent
     first_seq: int
-    flight: Flight | None = None
+    flight: BatchInFlight | None = None
     connection: SimConnection | None = None
     failures: int = 0
     was_next: bool = False
@@ -189,7 +189,7 @@ class IdempotentProducer(Producer):
                 await self._consider_giving_up()
             await self._pause()
 
-    def _take_in(self, pending: Pending, flight: Flight) -> bool:
+    def _take_in(self, pending: Pending, flight: BatchInFlight) -> bool:
         """Take in an answer. False if the connection is to be closed."""
         try:
             answer = flight.answer.result()

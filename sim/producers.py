@@ -26,7 +26,7 @@ VALUE_BYTES_MIN: Final = 24
 
 
 @dataclass(slots=True)
-class Flight:
+class BatchInFlight:
     """A batch on its way, and the answer to it."""
 
     sent: Sent
@@ -136,11 +136,11 @@ class Producer:
             except ConnectionLost:
                 await asyncio.sleep(self._chance.uniform(0.05, 0.3))
 
-    def _send(self, connection: SimConnection, sent: Sent, batch: bytes, identity: Identity) -> Flight:
+    def _send(self, connection: SimConnection, sent: Sent, batch: bytes, identity: Identity) -> BatchInFlight:
         attempt = self._history.invoke(sent, connection.broker.name, identity, connection.number)
-        return Flight(sent, attempt, connection.produce(self.place.topic, self.place.partition, batch, attempt))
+        return BatchInFlight(sent, attempt, connection.produce(self.place.topic, self.place.partition, batch, attempt))
 
-    async def _hear(self, flight: Flight) -> bool:
+    async def _hear(self, flight: BatchInFlight) -> bool:
         """Wait for the answer. True if it is an ack."""
         history, sent, attempt = self._history, flight.sent, flight.attempt
         if attempt.outcome is not Outcome.OPEN:
@@ -157,7 +157,7 @@ class Producer:
             self._complain(flight, answer)
         return code is ErrorCode.none
 
-    def _judge(self, flight: Flight, answer: PartitionResult) -> ErrorCode:
+    def _judge(self, flight: BatchInFlight, answer: PartitionResult) -> ErrorCode:
         """Note what the answer means to a client."""
         code = ErrorCode(answer.error_code)
         if code is ErrorCode.none:
@@ -167,12 +167,12 @@ class Producer:
             self._history.end(flight.sent, flight.attempt, outcome, cause=f"{code.name} {answer.error_message}")
         return code
 
-    def _complain(self, flight: Flight, answer: PartitionResult) -> None:
+    def _complain(self, flight: BatchInFlight, answer: PartitionResult) -> None:
         code = ErrorCode(answer.error_code).name
         self._history.violation(f"fatal answer: {flight.sent.value!r} broker={flight.attempt.broker} {code} {answer.error_message}")
         self._is_stopped = True
 
-    def _leave(self, flying: "deque[Flight] | list[Flight]") -> None:
+    def _leave(self, flying: "deque[BatchInFlight] | list[BatchInFlight]") -> None:
         """Close the connection: what it still owes is never heard."""
         for one in flying:
             one.answer.cancel()
