@@ -11,7 +11,7 @@ from process.settings.urls import without_secrets
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from storage.catalog.cluster import ClusterRecord, read_cluster
-from storage.catalog.store_identity import Found, Identity, Verdict, identify
+from storage.catalog.store_identity import Identity, StoreContents, Verdict, identify
 from storage.catalog.store_marker import KEY, read_marker
 from storage.errors import StorageError
 from storage.opening import Stores
@@ -48,7 +48,7 @@ async def check_same(stores: Stores, settings: Settings) -> None:
     """
     try:
         async with asyncio.timeout(LOOK_S):
-            found = Found(await read_cluster(stores.metadata), await read_marker(stores.objects))
+            found = StoreContents(await read_cluster(stores.metadata), await read_marker(stores.objects))
     except (StorageError, TimeoutError):
         return
     if found.cluster is not None and found.marker is not None and found.cluster.cluster_id != found.marker.cluster_id:
@@ -92,5 +92,5 @@ def refusal(identity: Identity, settings: Settings, *, accept_new_store: bool) -
             assert_never(identity.verdict)
 
 
-def _marked(found: Found) -> str:
+def _marked(found: StoreContents) -> str:
     return "unknown" if found.marker is None else found.marker.cluster_id

@@ -42,7 +42,7 @@ class Objects(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoreContents:
     """`named`: an object that the metadata name; `strange`: one of `Objects.STRANGE`. What is behind a marker is not looked for."""
 
     cluster: ClusterRecord | None
@@ -66,7 +66,7 @@ class Verdict(Enum):
         return self in (Verdict.ANOTHERS, Verdict.LOST_METADATA, Verdict.GONE, Verdict.STRANGE)
 
 
-def judge(found: Found, *, accept_new_store: bool) -> Verdict:
+def judge(found: StoreContents, *, accept_new_store: bool) -> Verdict:
     """PURE. A store with the marker of another cluster is refused whatever is accepted: that cluster may be alive."""
     if found.marker is not None:
         if found.cluster is None:
@@ -90,7 +90,7 @@ class Identity:
 
     cluster: ClusterRecord | None
     verdict: Verdict
-    found: Found
+    found: StoreContents
 
 
 async def identify(
@@ -114,27 +114,27 @@ async def identify(
     marker = found.marker or await write_marker(objects, cluster)
     if marker.cluster_id != cluster.cluster_id:
         # Two clusters began at the same time: the store is that of the first marker.
-        return Identity(None, Verdict.ANOTHERS, Found(cluster, marker))
+        return Identity(None, Verdict.ANOTHERS, StoreContents(cluster, marker))
     return Identity(cluster, verdict, found)
 
 
-async def look(metadata: MetadataStore, objects: ObjectStore) -> Found:
+async def look(metadata: MetadataStore, objects: ObjectStore) -> StoreContents:
     """What both stores hold, as far as `judge` asks. Two reads of each where there is a marker."""
     cluster = await read_cluster(metadata)
     marker = await read_marker(objects)
     if marker is not None:
-        return Found(cluster, marker)
+        return StoreContents(cluster, marker)
     named = await _named(metadata)
     for key in named:
         if await _is_there(objects, key):
-            return Found(cluster, None, named=named[0], objects=Objects.OURS)
+            return StoreContents(cluster, None, named=named[0], objects=Objects.OURS)
     first_named, strange = next(iter(named), None), None
     async for key, partitions in _listed(objects):
         known = await metadata.get_many([keys.PartitionKeys(partition).control for partition in partitions])
         if any(record is not None for record in known):
-            return Found(cluster, None, named=first_named, objects=Objects.OURS)
+            return StoreContents(cluster, None, named=first_named, objects=Objects.OURS)
         strange = strange or key
-    return Found(cluster, None, named=first_named, objects=Objects.STRANGE if strange else Objects.NOTHING, strange=strange)
+    return StoreContents(cluster, None, named=first_named, objects=Objects.STRANGE if strange else Objects.NOTHING, strange=strange)
 
 
 async def _named(metadata: MetadataStore) -> list[str]:

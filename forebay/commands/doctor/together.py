@@ -9,7 +9,7 @@ from process.settings.model import Settings
 from process.store_clocks import AGREES_MS, DIFFERS_MS, MetadataClock, ObjectClock, Timed
 from runtime.clock import Clock
 from storage.catalog.brokers import BROKER_ID_MAX
-from storage.catalog.store_identity import Found, Identity, judge, look
+from storage.catalog.store_identity import Identity, StoreContents, judge, look
 from storage.opening import Stores
 
 BELONG: Final = "both stores"
@@ -17,7 +17,7 @@ CLOCKS: Final = {"object_store": "clock of the object store", "metadata": "clock
 LOOK_S: Final = 20.0
 
 
-def of_identity(found: Found, settings: Settings) -> Finding:
+def of_identity(found: StoreContents, settings: Settings) -> Finding:
     """PURE. As a start without --accept-new-store would judge."""
     verdict = judge(found, accept_new_store=False)
     if verdict.is_refusal:

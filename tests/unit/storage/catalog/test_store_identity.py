@@ -8,7 +8,7 @@ import pytest
 
 from runtime.ids import IdSource
 from storage.catalog.cluster import ClusterRecord, open_cluster
-from storage.catalog.store_identity import LISTED_MAX, NAMED_MAX, Found, Identity, Objects, Verdict, identify, judge
+from storage.catalog.store_identity import LISTED_MAX, NAMED_MAX, Identity, Objects, StoreContents, Verdict, identify, judge
 from storage.catalog.store_marker import KEY, StoreMarker, read_marker, write_marker
 from storage.catalog.topic_records import read_topic
 from storage.catalog.topics import Topics
@@ -101,7 +101,7 @@ EXPECTED = {
 def test_every_cell_of_the_decision(
     cluster: ClusterRecord | None, marker: StoreMarker | None, named: str | None, objects: Objects, accept: bool
 ) -> None:
-    verdict = judge(Found(cluster, marker, named=named, objects=objects), accept_new_store=accept)
+    verdict = judge(StoreContents(cluster, marker, named=named, objects=objects), accept_new_store=accept)
 
     if marker is None:
         assert verdict is EXPECTED[cluster and cluster.cluster_id, None, named, objects][accept]

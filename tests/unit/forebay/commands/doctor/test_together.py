@@ -4,7 +4,7 @@ from forebay.commands.doctor.finding import Verdict
 from forebay.commands.doctor.together import of_clock, of_identity
 from process.settings.model import Settings
 from storage.catalog.cluster import ClusterRecord
-from storage.catalog.store_identity import Found, Objects
+from storage.catalog.store_identity import Objects, StoreContents
 from storage.catalog.store_marker import StoreMarker
 
 OURS = ClusterRecord(cluster_id="ours", created_at_ms=1)
@@ -18,16 +18,16 @@ def marker(cluster_id: str) -> StoreMarker:
 @pytest.mark.parametrize(
     ("found", "verdict", "words"),
     [
-        (Found(OURS, marker("ours")), Verdict.OK, "those of cluster ours"),
-        (Found(None, None), Verdict.OK, "no cluster has used them yet"),
-        (Found(OURS, None, named="wal/a", objects=Objects.OURS), Verdict.OK, "the next start marks the object store"),
-        (Found(OURS, marker("theirs")), Verdict.FAILED, "the object store of cluster theirs"),
-        (Found(None, marker("theirs")), Verdict.FAILED, "holds no cluster"),
-        (Found(OURS, None, named="wal/a"), Verdict.FAILED, "--accept-new-store goes on without them"),
-        (Found(OURS, None, objects=Objects.STRANGE, strange="wal/b"), Verdict.FAILED, "objects like wal/b"),
+        (StoreContents(OURS, marker("ours")), Verdict.OK, "those of cluster ours"),
+        (StoreContents(None, None), Verdict.OK, "no cluster has used them yet"),
+        (StoreContents(OURS, None, named="wal/a", objects=Objects.OURS), Verdict.OK, "the next start marks the object store"),
+        (StoreContents(OURS, marker("theirs")), Verdict.FAILED, "the object store of cluster theirs"),
+        (StoreContents(None, marker("theirs")), Verdict.FAILED, "holds no cluster"),
+        (StoreContents(OURS, None, named="wal/a"), Verdict.FAILED, "--accept-new-store goes on without them"),
+        (StoreContents(OURS, None, objects=Objects.STRANGE, strange="wal/b"), Verdict.FAILED, "objects like wal/b"),
     ],
 )
-def test_whose_the_stores_are_is_judged_as_a_start_would(found: Found, verdict: Verdict, words: str) -> None:
+def test_whose_the_stores_are_is_judged_as_a_start_would(found: StoreContents, verdict: Verdict, words: str) -> None:
     finding = of_identity(found, SETTINGS)
 
     assert finding.verdict is verdict
