@@ -12,7 +12,7 @@ import msgspec
 
 from runtime.clock import Clock
 from storage.catalog.cluster import decode_cluster
-from storage.catalog.gathering import Gathering
+from storage.catalog.gathering import SharedReads
 from storage.catalog.live_brokers import read_live
 from storage.catalog.membership import MembershipLog
 from storage.catalog.records import decode, encode
@@ -103,9 +103,9 @@ class BrokerDirectory:
         self._changes = 0
         self._hinted = asyncio.Event()
         self._membership = MembershipLog()
-        self._scans = Gathering(self._scan)
+        self._scans = SharedReads(self._scan)
         self._witnesses = 0
-        self._epoch_reads = Gathering(self._read_epochs)
+        self._epoch_reads = SharedReads(self._read_epochs)
         self._subscription = metadata.subscribe(self._changed, prefix=keys.BROKERS_PREFIX)
 
     async def register(

@@ -22,7 +22,7 @@ class _Round(Generic[K, V]):
     """None: whoever ran it was cancelled, or failed in a way that is its own business."""
 
 
-class Gathering(Generic[K, V]):
+class SharedReads(Generic[K, V]):
     """`read` is given the keys of all questions of a round, without repeats, and answers every one of them."""
 
     def __init__(self, read: Callable[[list[K]], Awaitable[dict[K, V]]]) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from runtime.ids import Entropy
-from storage.catalog.gathering import Gathering
+from storage.catalog.gathering import SharedReads
 from storage.catalog.records import decode, encode
 from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause, write_one
 from storage.metadata.keys import PRODUCER_IDS
@@ -38,7 +38,7 @@ class ProducerIds:
         self._entropy = entropy
         self._next = 0
         self._end = 0
-        self._allocations = Gathering(self._allocate)
+        self._allocations = SharedReads(self._allocate)
 
     async def next(self) -> int:
         """An id that nobody was or will be given. Raises `Unavailable` or `OutcomeUnknown`: no id is lost by asking again."""

@@ -20,7 +20,7 @@ from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
 from runtime.telemetry import Metric, Telemetry
 from runtime.turns import Turns
-from storage.catalog.gathering import Gathering
+from storage.catalog.gathering import SharedReads
 from storage.catalog.silence import Silence
 from storage.catalog.topic_changes import TopicChanges, altered
 from storage.catalog.topic_names import collision_key, may_collide, validate_name
@@ -81,9 +81,9 @@ class Topics:
         self._by_name: OrderedDict[str, tuple[Topic, float]] = OrderedDict()
         self._by_id: dict[TopicId, str] = {}
         self._changes = 0
-        self._reads = Gathering(self._read_names)
-        self._id_reads = Gathering(self._read_ids)
-        self._scans = Gathering(self._scan)
+        self._reads = SharedReads(self._read_names)
+        self._id_reads = SharedReads(self._read_ids)
+        self._scans = SharedReads(self._scan)
         self._subscription = metadata.subscribe(self._changed, prefix=keys.TOPICS_PREFIX)
 
     def close(self) -> None:
@@ -290,7 +290,7 @@ class Topics:
         wanted: list[K],
         known: Container[K],
         find: Callable[[K], Topic | None],
-        reads: Gathering[K, Topic | None],
+        reads: SharedReads[K, Topic | None],
         patience_s: float,
     ) -> tuple[dict[K, Topic], StorageError | None]:
         """`found`, and what of `wanted` is read or, while the catalog is silent, served stale; an error unless that is all of them."""
@@ -304,7 +304,7 @@ class Topics:
         return found | stale, unread if missing else None
 
     async def _read_patiently(
-        self, reads: Gathering[K, Topic | None], wanted: list[K], patience_s: float, *, is_known: bool
+        self, reads: SharedReads[K, Topic | None], wanted: list[K], patience_s: float, *, is_known: bool
     ) -> tuple[dict[K, Topic | None], StorageError | None]:
         """What was read, or why nothing was. Raises what is no silence of the store: a record that cannot be read."""
         patience_s = min(patience_s, SILENT_PATIENCE_S if self._silence.is_on else STALE_PATIENCE_S if is_known else PATIENCE_S)

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from storage.catalog.gathering import Gathering
+from storage.catalog.gathering import SharedReads
 from storage.errors import Unavailable
 
 
@@ -29,7 +29,7 @@ async def turn() -> None:
 
 async def test_questions_that_arrive_during_a_read_share_the_next_one() -> None:
     reader = Reader()
-    gathering = Gathering(reader.read)
+    gathering = SharedReads(reader.read)
     loop = asyncio.get_running_loop()
     first = loop.create_task(gathering.ask([1, 1]))
     await turn()
@@ -45,7 +45,7 @@ async def test_questions_that_arrive_during_a_read_share_the_next_one() -> None:
 async def test_an_error_reaches_everyone_of_the_round_and_nobody_of_the_next() -> None:
     reader = Reader()
     reader.error = Unavailable("down")
-    gathering = Gathering(reader.read)
+    gathering = SharedReads(reader.read)
     loop = asyncio.get_running_loop()
     first = loop.create_task(gathering.ask([0]))
     await turn()
@@ -61,7 +61,7 @@ async def test_an_error_reaches_everyone_of_the_round_and_nobody_of_the_next() -
 
 async def test_two_reads_never_run_at_once_even_if_the_one_that_waits_is_cancelled() -> None:
     reader = Reader()
-    gathering = Gathering(reader.read)
+    gathering = SharedReads(reader.read)
     loop = asyncio.get_running_loop()
     running = loop.create_task(gathering.ask([0]))
     await turn()
@@ -82,7 +82,7 @@ async def test_two_reads_never_run_at_once_even_if_the_one_that_waits_is_cancell
 @pytest.mark.parametrize("leader_runs", [True, False])
 async def test_when_the_asker_that_reads_is_cancelled_another_reads(leader_runs: bool) -> None:
     reader = Reader()
-    gathering = Gathering(reader.read)
+    gathering = SharedReads(reader.read)
     loop = asyncio.get_running_loop()
     blocker = loop.create_task(gathering.ask([0]))
     await turn()
@@ -104,7 +104,7 @@ async def test_when_the_asker_that_reads_is_cancelled_another_reads(leader_runs:
 
 async def test_a_cancelled_follower_disturbs_nobody() -> None:
     reader = Reader()
-    gathering = Gathering(reader.read)
+    gathering = SharedReads(reader.read)
     loop = asyncio.get_running_loop()
     blocker, leader, follower = (loop.create_task(gathering.ask([number])) for number in range(3))
     await turn()
