@@ -79,7 +79,7 @@ class Guesses:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class GroupGround:
     """What all brokers stand on."""
 
     metadata: MemoryMetadataStore
@@ -92,7 +92,7 @@ class Ground:
 class GroupBroker:
     """One life of a broker, as `sim.broker.SimBroker` is one."""
 
-    def __init__(self, broker_id: int, life: int, ground: Ground, chance: random.Random) -> None:
+    def __init__(self, broker_id: int, life: int, ground: GroupGround, chance: random.Random) -> None:
         self.broker_id = broker_id
         self.name = f"broker-{broker_id}.{life}"
         self._ground = ground

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from sim.determinism import OrderedNursery
 from sim.faults import PROFILES, FaultPlan, Profile, Temper
-from sim.groups.broker import Ground, GroupBroker, Guessing
+from sim.groups.broker import GroupBroker, GroupGround, Guessing
 from sim.groups.history import (
     History,
     backwards,
@@ -93,7 +93,7 @@ class _World:
         plan = FaultPlan(self._child(), Temper(self._profile), self._loop)
         async with OrderedNursery() as nursery:
             self._nursery = nursery
-            self._ground = Ground(metadata, plan, nursery, self._trace, self._guessing)
+            self._ground = GroupGround(metadata, plan, nursery, self._trace, self._guessing)
             self._brokers = [self._start(broker_id) for broker_id in range(1, self._chance.randint(2, 4) + 1)]
             for _ in range(self._chance.randint(1, 3)):
                 self._join()
