@@ -21,7 +21,7 @@ from forebay.kafka_client.options import (
 )
 
 if TYPE_CHECKING:
-    from forebay.commands.cluster.health import Health
+    from forebay.commands.cluster.health import ClusterHealth
     from forebay.commands.cluster.views import ClusterFacts
 
 cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show the brokers of a Kafka cluster and their health.")
@@ -183,7 +183,7 @@ def _facts(bootstrap: str, timeout: str) -> "ClusterFacts":
         return cluster_facts(connection.result(admin.describe_cluster(request_timeout=connection.timeout_s)), connection.metadata(admin))
 
 
-def _health(bootstrap: str, timeout_s: float) -> "Health":
+def _health(bootstrap: str, timeout_s: float) -> "ClusterHealth":
     from forebay.commands.cluster.health import answers, judged
     from forebay.kafka_client.connection import BootstrapServer, connect
 

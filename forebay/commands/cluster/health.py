@@ -22,7 +22,7 @@ class BrokerHealth(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Healthy is what has no reason against it. Partitions are named `topic/partition`."""
 
     healthy: bool
@@ -34,7 +34,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     under_replicated: list[str]
 
 
-def judged(metadata: ClusterMetadata, causes: dict[int, str | None]) -> Health:
+def judged(metadata: ClusterMetadata, causes: dict[int, str | None]) -> ClusterHealth:
     """`causes` has an answer for each broker that the metadata names."""
     brokers = [
         BrokerHealth(id=broker.id, address=f"{broker.host}:{broker.port}", cause=causes[broker.id])
@@ -55,7 +55,7 @@ def judged(metadata: ClusterMetadata, causes: dict[int, str | None]) -> Health:
         reasons.append(f"no leader: {_named(leaderless)}")
     if under_replicated:
         reasons.append(f"too few replicas in sync: {_named(under_replicated)}")
-    return Health(
+    return ClusterHealth(
         healthy=not reasons,
         reasons=reasons,
         brokers=brokers,

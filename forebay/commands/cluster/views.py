@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from confluent_kafka.admin import ClusterMetadata, DescribeClusterResult  # type: ignore[attr-defined]
 
-from forebay.commands.cluster.health import Health
+from forebay.commands.cluster.health import ClusterHealth
 from forebay.kafka_client.tables import aligned, facts
 
 
@@ -57,7 +57,7 @@ def brokers_table(brokers: Sequence[BrokerLine]) -> str:
     return aligned(("ID", "HOST", "PORT", "RACK"), [(broker.id, broker.host, broker.port, broker.rack or "-") for broker in brokers])
 
 
-def health_table(health: Health) -> str:
+def health_table(health: ClusterHealth) -> str:
     answering = sum(broker.cause is None for broker in health.brokers)
     return facts(
         [
