@@ -65,7 +65,7 @@ class Seen(NamedTuple):
 
 
 @dataclass
-class History:
+class GroupHistory:
     """Appended to by many threads; judged when they have ended."""
 
     assigned: list[Assigned] = field(default_factory=list)
@@ -111,7 +111,7 @@ class History:
         return max(first.values()) - since_s if len(first) == partitions else None
 
 
-def backwards(history: History) -> list[str]:
+def backwards(history: GroupHistory) -> list[str]:
     """Every look that showed less than an earlier look had shown, or than an earlier commit was acknowledged for."""
     facts = [(fact.began_s, fact.at_s, fact.partition, fact.offset, f"a commit of {fact.member}") for fact in history.committed]
     looks: list[tuple[float, float, int, int, str]] = []
@@ -134,7 +134,7 @@ def backwards(history: History) -> list[str]:
     return found
 
 
-def shown_from_nowhere(history: History) -> list[str]:
+def shown_from_nowhere(history: GroupHistory) -> list[str]:
     """Offsets that a look showed though nobody was committing them: every such attempt had ended when an earlier look showed another.
 
     A commit whose outcome its member never heard may have applied, but the first look after it settles that. For histories with `tried`.
@@ -162,7 +162,7 @@ def shown_from_nowhere(history: History) -> list[str]:
     return found
 
 
-def reread_below_a_commit(history: History) -> list[str]:
+def reread_below_a_commit(history: GroupHistory) -> list[str]:
     """Records that a member got again although a commit past them had been acknowledged before it got the partition."""
     commits = sorted(history.committed, key=lambda commit: commit.at_s)
     found: list[str] = []
@@ -177,7 +177,7 @@ def reread_below_a_commit(history: History) -> list[str]:
     return found
 
 
-def committed_unprocessed(history: History) -> list[str]:
+def committed_unprocessed(history: GroupHistory) -> list[str]:
     """Commits of offsets up to which not all records had been processed."""
     offsets: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
     for fact in history.processed:
@@ -201,7 +201,7 @@ def committed_unprocessed(history: History) -> list[str]:
     return found
 
 
-def generations_with_two_assignments(history: History) -> list[str]:
+def generations_with_two_assignments(history: GroupHistory) -> list[str]:
     """A generation in which a partition went to two members, or one member got two different shares."""
     shares: dict[int, dict[str, frozenset[int]]] = {}
     found: list[str] = []
@@ -215,7 +215,7 @@ def generations_with_two_assignments(history: History) -> list[str]:
     return found
 
 
-def unprocessed(history: History, acked: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+def unprocessed(history: GroupHistory, acked: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
     """(partition, offset) → number of acknowledged records that no member got, or got as another record."""
     got = {(fact.partition, fact.offset): fact.number for fact in history.processed}
     return {place: number for place, number in acked.items() if got.get(place) != number}

@@ -18,8 +18,8 @@ from broker.groups.loaded import Closed, CommitOffsets
 from broker.groups.members import Protocol
 from sim.broker import ConnectionLost
 from sim.groups.broker import GroupBroker
-from sim.groups.history import AcknowledgedCommit, Assigned, History, Processed, Seen, Tried
-from sim.history import History as Trace
+from sim.groups.history import AcknowledgedCommit, Assigned, GroupHistory, Processed, Seen, Tried
+from sim.history import GroupHistory as Trace
 from storage.errors import StorageError
 from storage.vocabulary import PartitionId
 
@@ -80,7 +80,7 @@ class Member(GroupClient):
         self,
         name: str,
         partitions: Sequence[PartitionId],
-        history: History,
+        history: GroupHistory,
         brokers: Callable[[], Sequence[GroupBroker]],
         trace: Trace,
         chance: random.Random,
@@ -245,7 +245,7 @@ class Member(GroupClient):
         await self.gate.wait()
 
 
-async def committed(client: GroupClient, partitions: Sequence[PartitionId], history: History) -> dict[int, int]:
+async def committed(client: GroupClient, partitions: Sequence[PartitionId], history: GroupHistory) -> dict[int, int]:
     """What the coordinator says is committed; -1 for nothing. Raises `Moved`."""
 
     async def read(coordinator: Coordinator) -> dict[int, int]:

@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from kio.schema.offset_fetch.v7.request import OffsetFetchRequest, OffsetFetchRequestTopic
 
-from sim.groups.history import AcknowledgedCommit, Assigned, History, Processed, Seen, now_s
+from sim.groups.history import AcknowledgedCommit, Assigned, GroupHistory, Processed, Seen, now_s
 from tests.integration.raw_client import RawClient
 from tests.integration.serving import HOST
 
@@ -108,7 +108,7 @@ class Worker:
     bootstrap: str
     topic: str
     group: str
-    history: History
+    history: GroupHistory
     stopping: threading.Event
     failure: BaseException | None = None
     assigned_s: float = 0.0
@@ -183,7 +183,7 @@ class Eye:
     topic: str
     partitions: int
     group: str
-    history: History
+    history: GroupHistory
     stopping: threading.Event
     answers: int = 0
 

@@ -18,7 +18,7 @@ from kio.schema.find_coordinator.v3 import FindCoordinatorRequest as KioFindCoor
 
 from sim.groups.estranged import Estranged
 from sim.groups.history import (
-    History,
+    GroupHistory,
     backwards,
     committed_unprocessed,
     generations_with_two_assignments,
@@ -190,7 +190,7 @@ async def until_loaded(one: Raw) -> int:
 
 @pytest.mark.timeout(120)
 def test_no_committed_offset_is_lost_across_a_takeover_while_every_third_reply_of_oxia_is(tmp_path: Path) -> None:
-    history, stopping = History(), threading.Event()
+    history, stopping = GroupHistory(), threading.Event()
     with native_services(tmp_path) as native, contextlib.ExitStack() as closing:
         brokers = [closing.enter_context(native.broker()) for _ in range(2)]
         bootstrap = ",".join(broker.bootstrap for broker in brokers)

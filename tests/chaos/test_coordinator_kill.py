@@ -26,7 +26,7 @@ from services.versitygw import S3Server, running_s3
 from sim.groups.history import (
     AcknowledgedCommit,
     Assigned,
-    History,
+    GroupHistory,
     Processed,
     Seen,
     backwards,
@@ -126,7 +126,7 @@ def heartbeat_of(member_id: str, generation: int) -> Any:
 def test_a_group_of_two_survives_its_coordinator_again_and_again(cluster: Cluster, record_property: Any) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(20)
-    history, stopping = History(), threading.Event()
+    history, stopping = GroupHistory(), threading.Event()
     load = Steady(cluster.bootstrap, TOPIC, PARTITIONS)
     workers = [Worker(name, cluster.bootstrap, TOPIC, GROUP, history, stopping) for name in ("one", "other")]
     eyes = [Eye(port, TOPIC, PARTITIONS, GROUP, history, stopping) for port in cluster.brokers]
@@ -239,7 +239,7 @@ def _errors_of(answer: Any) -> str:
 
 
 def test_the_judgement_finds_what_is_wrong() -> None:
-    history = History()
+    history = GroupHistory()
     history.note(
         Assigned("one", 1, frozenset({0, 1}), 0.0),
         Assigned("other", 1, frozenset({1}), 0.1),

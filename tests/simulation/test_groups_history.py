@@ -2,7 +2,7 @@
 
 import math
 
-from sim.groups.history import History, Seen, Tried, shown_from_nowhere
+from sim.groups.history import GroupHistory, Seen, Tried, shown_from_nowhere
 
 
 def looks(*shown: tuple[float, int]) -> list[Seen]:
@@ -10,7 +10,7 @@ def looks(*shown: tuple[float, int]) -> list[Seen]:
 
 
 def test_an_offset_that_is_shown_after_its_commit_was_given_up_and_another_was_shown_is_from_nowhere() -> None:
-    history = History()
+    history = GroupHistory()
     history.note(Tried("m", 0, 7, 1.0, 2.0), *looks((0.5, -1), (3.0, -1), (4.0, 7)))
 
     assert shown_from_nowhere(history) == [
@@ -19,21 +19,21 @@ def test_an_offset_that_is_shown_after_its_commit_was_given_up_and_another_was_s
 
 
 def test_a_commit_that_nobody_heard_of_may_be_shown_by_the_first_look_after_it() -> None:
-    history = History()
+    history = GroupHistory()
     history.note(Tried("m", 0, 7, 1.0, 2.0), *looks((0.5, -1), (3.0, 7), (4.0, 7)))
 
     assert shown_from_nowhere(history) == []
 
 
 def test_a_commit_may_be_shown_as_long_as_it_goes_on() -> None:
-    history = History()
+    history = GroupHistory()
     history.note(Tried("m", 0, 7, 1.0, 3.5), Tried("m", 0, 9, 4.2, math.inf), *looks((0.5, -1), (3.0, -1), (4.0, 7), (60.0, 9)))
 
     assert shown_from_nowhere(history) == []
 
 
 def test_looks_that_overlap_are_in_no_order() -> None:
-    history = History()
+    history = GroupHistory()
     history.note(Tried("m", 0, 7, 1.0, 2.0), Seen(1, {0: -1}, 1.5, 6.0), Seen(2, {0: 7}, 5.0, 5.5))
 
     assert shown_from_nowhere(history) == []
