@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sim.history import PLAIN, Attempt, End, History, Identity, Outcome, Seen, Sent
+from sim.history import PLAIN, Attempt, BatchIdentity, End, History, Outcome, Seen, Sent
 
 
 class Stored(NamedTuple):
@@ -15,7 +15,7 @@ class Stored(NamedTuple):
     offset: int
     record_count: int
     value: bytes
-    identity: Identity = PLAIN
+    identity: BatchIdentity = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _sequences(log: Log, numbers: dict[tuple[str, bytes], int], *, is_only: bool
 
     A producer goes on in a topic that was created again, where nobody knows what came before.
     """
-    last: dict[int, tuple[Identity, int, int]] = {}  # by producer id: its last batch, the sequence that follows, and its number
+    last: dict[int, tuple[BatchIdentity, int, int]] = {}  # by producer id: its last batch, the sequence that follows, and its number
     for one in log.batches:
         identity = one.identity
         if identity == PLAIN:

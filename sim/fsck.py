@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from sim.batches import value_of
 from sim.check import Log, Stored
-from sim.history import Identity
+from sim.history import BatchIdentity
 from storage.errors import StorageError
 from storage.formats.control import Control, Entry, decode_chunk
 from storage.formats.wal import object_key
@@ -86,7 +86,7 @@ async def _batches(objects: MemoryObjectStore, entry: Entry) -> list[Stored]:
             header = parse_header(body)
             batch = body[: header.size_bytes]
             verify(batch, header, where=f"offset={offset}")
-            identity = Identity(header.producer_id, header.producer_epoch, header.base_sequence)
+            identity = BatchIdentity(header.producer_id, header.producer_epoch, header.base_sequence)
             found.append(Stored(offset, header.record_count, value_of(batch), identity))
             offset += header.record_count
             body = body[header.size_bytes :]

@@ -15,7 +15,7 @@ class Outcome(Enum):
     UNKNOWN = "unknown"
 
 
-class Identity(NamedTuple):
+class BatchIdentity(NamedTuple):
     """What a batch carries of its producer. No batch of a producer without sequences has one of its own."""
 
     producer_id: int
@@ -23,7 +23,7 @@ class Identity(NamedTuple):
     first_seq: int
 
 
-PLAIN: Final = Identity(-1, -1, -1)
+PLAIN: Final = BatchIdentity(-1, -1, -1)
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Attempt:
 
     broker: str
     invoked_s: float
-    identity: Identity = PLAIN
+    identity: BatchIdentity = PLAIN
     connection: int = -1
     outcome: Outcome = Outcome.OPEN
     arrived_s: float = float("inf")
@@ -130,7 +130,7 @@ class History:
         self._connections += 1
         return self._connections
 
-    def invoke(self, sent: Sent, broker: str, identity: Identity, connection: int) -> Attempt:
+    def invoke(self, sent: Sent, broker: str, identity: BatchIdentity, connection: int) -> Attempt:
         attempt = Attempt(broker, self.now_s, identity, connection)
         sent.attempts.append(attempt)
         self.trace(sent.producer, f"invoke {_name(sent)}", f"attempt={len(sent.attempts)} {broker} {identity.epoch} {identity.first_seq}")

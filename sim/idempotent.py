@@ -23,7 +23,7 @@ from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from sim.broker import ConnectionLost, Serving
 from sim.connection import SimConnection
-from sim.history import Identity, Outcome, Sent
+from sim.history import BatchIdentity, Outcome, Sent
 from sim.producers import IN_FLIGHT_MAX, BatchInFlight, Producer
 
 INIT_PRODUCER_ID: Final = 22
@@ -153,7 +153,7 @@ class IdempotentProducer(Producer):
                 self._next_batch_s = self._history.now_s + self._chance.expovariate(1 / self._pause_s)
 
     def _fly(self, pending: Pending, connection: SimConnection) -> None:
-        identity = Identity(self._producer_id, self._epoch, pending.first_seq)
+        identity = BatchIdentity(self._producer_id, self._epoch, pending.first_seq)
         pending.was_next = pending is self._window[0]
         pending.first_sent_s = min(pending.first_sent_s, self._history.now_s)
         pending.connection = connection

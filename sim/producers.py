@@ -12,7 +12,7 @@ from broker.protocol.produce import PartitionResult
 from sim.batches import TIMESTAMP_MS, encode
 from sim.broker import ConnectionLost, SimBroker
 from sim.connection import SimConnection
-from sim.history import PLAIN, Attempt, History, Identity, Outcome, Sent
+from sim.history import PLAIN, Attempt, BatchIdentity, History, Outcome, Sent
 from sim.places import INDEFINITE, Brokers, Place
 from storage.recordbatch import NO_PRODUCER
 
@@ -119,7 +119,7 @@ class Producer:
         self._next_number += 1
         return sent
 
-    def _encode(self, sent: Sent, identity: Identity) -> bytes:
+    def _encode(self, sent: Sent, identity: BatchIdentity) -> bytes:
         return encode(
             sent.value,
             record_count=sent.record_count,
@@ -136,7 +136,7 @@ class Producer:
             except ConnectionLost:
                 await asyncio.sleep(self._chance.uniform(0.05, 0.3))
 
-    def _send(self, connection: SimConnection, sent: Sent, batch: bytes, identity: Identity) -> BatchInFlight:
+    def _send(self, connection: SimConnection, sent: Sent, batch: bytes, identity: BatchIdentity) -> BatchInFlight:
         attempt = self._history.invoke(sent, connection.broker.name, identity, connection.number)
         return BatchInFlight(sent, attempt, connection.produce(self.place.topic, self.place.partition, batch, attempt))
 

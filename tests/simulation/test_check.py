@@ -3,7 +3,7 @@
 import pytest
 
 from sim.check import Log, Remembered, Stored, check, forgotten
-from sim.history import PLAIN, Attempt, End, History, Identity, Outcome, Seen, Sent
+from sim.history import PLAIN, Attempt, BatchIdentity, End, History, Outcome, Seen, Sent
 from sim.loop import VirtualLoop
 
 
@@ -37,7 +37,7 @@ def sent(
         Attempt(
             "b",
             at_s,
-            Identity(7, epochs[place] if epochs else 0, number) if idempotent else PLAIN,
+            BatchIdentity(7, epochs[place] if epochs else 0, number) if idempotent else PLAIN,
             1,
             outcome,
             arrived_s=at_s,
@@ -60,7 +60,7 @@ def end(asker: str, broker: str, invoked_s: float, ended_s: float, offset: int, 
 
 
 def stored(offset: int, value: bytes, *, seq: int, epoch: int = 0) -> Stored:
-    return Stored(offset, 1, value, Identity(7, epoch, seq))
+    return Stored(offset, 1, value, BatchIdentity(7, epoch, seq))
 
 
 OK, FAIL, UNKNOWN = Outcome.OK, Outcome.FAIL, Outcome.UNKNOWN
@@ -147,7 +147,7 @@ def test_an_append_to_a_topic_whose_deletion_was_confirmed_before_is_found() -> 
 
 
 def numbered(producer_id: int, first_seq: int, offset: int) -> Stored:
-    return Stored(offset, 2, b"%d:%d" % (producer_id, first_seq), Identity(producer_id, 0, first_seq))
+    return Stored(offset, 2, b"%d:%d" % (producer_id, first_seq), BatchIdentity(producer_id, 0, first_seq))
 
 
 @pytest.mark.parametrize(
