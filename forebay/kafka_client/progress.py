@@ -27,7 +27,7 @@ class Silent:
         pass
 
 
-class Line:
+class ProgressLine:
     """`whole` is what there will be, counted as `of` says: records, or bytes. What is done within half a second is not talked about."""
 
     def __init__(self, stream: TextIO, *, whole: int | None, in_bytes: bool, clock: Clock) -> None:
@@ -71,7 +71,7 @@ def progress(*, quiet: bool, whole: int | None = None, in_bytes: bool = False, c
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield Silent()
         return
-    line = Line(sys.stderr, whole=whole, in_bytes=in_bytes, clock=clock)
+    line = ProgressLine(sys.stderr, whole=whole, in_bytes=in_bytes, clock=clock)
     try:
         yield line
     finally:

@@ -20,7 +20,7 @@ _ENCODED: Final = frozenset("kv")
 _NUMBER_MAX: Final = {"p": 2**31 - 1, "d": 2**63 - 1}
 
 
-class Line(NamedTuple):
+class RecordLine(NamedTuple):
     """A record to be. Partition -1 is chosen by key, timestamp 0 is now."""
 
     value: bytes | None
@@ -36,7 +36,7 @@ class LineField(NamedTuple):
     end: bytes
 
 
-Parse = Callable[[bytes], Line]
+Parse = Callable[[bytes], RecordLine]
 
 
 def line_fields(text: str) -> list[LineField]:
@@ -69,11 +69,11 @@ def line_fields(text: str) -> list[LineField]:
     return fields
 
 
-def line_parse(fields: Sequence[LineField], rest: Line, *, empty_is_null: bool = False) -> Parse:
+def line_parse(fields: Sequence[LineField], rest: RecordLine, *, empty_is_null: bool = False) -> Parse:
     """`rest` has what lines do not say; its headers come before theirs. The function raises ValueError with a phrase about a line."""
     last = len(fields) - 1
 
-    def parsed(line: bytes) -> Line:
+    def parsed(line: bytes) -> RecordLine:
         parts: dict[str, bytes] = {}
         begin = 0
         for number, field in enumerate(fields):
@@ -88,7 +88,7 @@ def line_parse(fields: Sequence[LineField], rest: Line, *, empty_is_null: bool =
             parts[field.name] = _decoded(field, line[begin:end])
             begin = end + len(field.end)
         key, value = parts.get("k", rest.key), parts.get("v", rest.value)
-        return Line(
+        return RecordLine(
             None if empty_is_null and not value else value,
             None if empty_is_null and not key else key,
             [*rest.headers, *_headers(parts["h"])] if "h" in parts else rest.headers,

@@ -24,7 +24,7 @@ from forebay.kafka_client.options import (
 from forebay.kafka_client.text import checked_text
 
 if TYPE_CHECKING:
-    from forebay.commands.topic.line_format import Line, Parse
+    from forebay.commands.topic.line_format import Parse, RecordLine
     from forebay.commands.topic.producing import Produced, Readable
 
 
@@ -53,9 +53,9 @@ def produce(
 ) -> None:
     """Append the lines of stdin, or of a file, as records. It ends when all records are stored."""
     with failures_reported():
-        from forebay.commands.topic.line_format import Line
+        from forebay.commands.topic.line_format import RecordLine
 
-        rest = Line(
+        rest = RecordLine(
             None,
             None if key is None or (empty_is_null and not key) else os.fsencode(key),
             tuple(_header(one) for one in headers or ()),
@@ -127,7 +127,7 @@ def _judge(produced: "Produced", left: int, timeout_s: float) -> None:
         )
 
 
-def _parse(text: str | None, key_delimiter: str | None, rest: "Line", *, empty_is_null: bool) -> "Parse | None":
+def _parse(text: str | None, key_delimiter: str | None, rest: "RecordLine", *, empty_is_null: bool) -> "Parse | None":
     """None: lines are values."""
     from forebay.commands.topic.line_format import line_fields, line_parse
     from forebay.commands.topic.record_format import keyed

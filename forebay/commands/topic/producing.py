@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from forebay.commands.topic.line_format import Line, Parse
+from forebay.commands.topic.line_format import Parse, RecordLine
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
 from forebay.kafka_client.interrupts import uninterrupted
 from runtime.clock import Clock
@@ -79,7 +79,7 @@ class Values:
     """Lines that are values; `rest` is what else all of them have."""
 
     values: Sequence[bytes]
-    rest: Line
+    rest: RecordLine
     empty_is_null: bool = False
 
     @property
@@ -90,7 +90,7 @@ class Values:
     def size_bytes(self) -> int:
         return len(self.values) + sum(map(len, self.values))
 
-    def records(self) -> Sequence[Line]:
+    def records(self) -> Sequence[RecordLine]:
         return [self.rest._replace(value=None if self.empty_is_null and not value else value) for value in self.values]
 
     def together(self, reports: Iterator[Report]) -> Messages | None:
@@ -108,13 +108,13 @@ class Values:
 class Parsed:
     """Lines with keys and more of their own."""
 
-    lines: Sequence[Line]
+    lines: Sequence[RecordLine]
     partition: ClassVar[int] = -1
 
     def size_bytes(self) -> int:
         return sum(1 + len(line.value or b"") + len(line.key or b"") for line in self.lines)
 
-    def records(self) -> Sequence[Line]:
+    def records(self) -> Sequence[RecordLine]:
         return self.lines
 
     def together(self, reports: Iterator[Report]) -> Messages | None:
@@ -125,14 +125,14 @@ class Parsed:
 Block = Values | Parsed
 
 
-def _is_alone(line: Line) -> bool:
+def _is_alone(line: RecordLine) -> bool:
     # Of many at a time the library takes one partition for all, and does not look at those of the messages.
     return bool(
         line.headers or line.timestamp_ms or line.partition >= 0 or len(line.value or b"") + len(line.key or b"") > _TOGETHER_BYTES_MAX
     )
 
 
-def _together(lines: Sequence[Line], reports: Iterator[Report]) -> Messages:
+def _together(lines: Sequence[RecordLine], reports: Iterator[Report]) -> Messages:
     return [{"value": line.value, "key": line.key, "callback": report} for line, report in zip(lines, reports, strict=False)]
 
 
@@ -159,7 +159,7 @@ def lines(stream: Readable) -> Iterator[list[bytes]]:
         yield [b"".join(begun)]
 
 
-def values(stream: Readable, rest: Line, *, empty_is_null: bool = False) -> Iterator[Block]:
+def values(stream: Readable, rest: RecordLine, *, empty_is_null: bool = False) -> Iterator[Block]:
     """Raise as `lines`."""
     for block in lines(stream):
         yield Values(block, rest, empty_is_null)
@@ -243,7 +243,7 @@ def _hand_over_together(producer: Producer, topic: str, messages: Messages, part
         at += len(some)
 
 
-def _hand_over_singly(producer: Producer, topic: str, lines: Sequence[Line], number: int, produced: Produced) -> None:
+def _hand_over_singly(producer: Producer, topic: str, lines: Sequence[RecordLine], number: int, produced: Produced) -> None:
     """As many as the queue has room for, or to the first that is refused."""
     for at, line in enumerate(lines, start=number):
         try:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from forebay.kafka_client.progress import DRAWN_EVERY_S, SHOWN_AFTER_S, Line, Silent, progress
+from forebay.kafka_client.progress import DRAWN_EVERY_S, SHOWN_AFTER_S, ProgressLine, Silent, progress
 
 
 class HandClock:
@@ -23,7 +23,7 @@ class Watched:
     def __init__(self, *, whole: int | None = None, in_bytes: bool = False) -> None:
         self.clock = HandClock()
         self.stream = io.StringIO()
-        self.line = Line(self.stream, whole=whole, in_bytes=in_bytes, clock=self.clock)
+        self.line = ProgressLine(self.stream, whole=whole, in_bytes=in_bytes, clock=self.clock)
 
     def after(self, seconds: float, records: int, size_bytes: int) -> str:
         """What is on the line now, if it was drawn."""
@@ -72,7 +72,7 @@ def test_a_terminal_is_drawn_on_unless_it_is_to_be_quiet(monkeypatch: pytest.Mon
         monkeypatch.setattr(sys, "stderr", terminal)
 
         with progress(quiet=False, clock=HandClock()) as shown:
-            assert isinstance(shown, Line)
+            assert isinstance(shown, ProgressLine)
         with progress(quiet=True, clock=HandClock()) as shown:
             assert isinstance(shown, Silent)
     os.close(ours)

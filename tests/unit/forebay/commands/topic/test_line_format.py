@@ -1,44 +1,44 @@
 import pytest
 
-from forebay.commands.topic.line_format import Line, Parse, line_fields, line_parse
+from forebay.commands.topic.line_format import Parse, RecordLine, line_fields, line_parse
 
-NOTHING = Line(None)
+NOTHING = RecordLine(None)
 
 
-def reading(text: str, rest: Line = NOTHING, *, empty_is_null: bool = False) -> Parse:
+def reading(text: str, rest: RecordLine = NOTHING, *, empty_is_null: bool = False) -> Parse:
     return line_parse(line_fields(text), rest, empty_is_null=empty_is_null)
 
 
 @pytest.mark.parametrize(
     ("text", "line", "expected"),
     [
-        (r"%k:%v\n", b"user:a:b", Line(b"a:b", b"user")),
-        ("%k %v", b"k v w", Line(b"v w", b"k")),
-        (r"%k\t%s", b"k\t", Line(b"", b"k")),
-        ("%v", b"\xff\x00", Line(b"\xff\x00")),
-        ("%v;", b"a;b;", Line(b"a;b")),
-        ("%v{hex} %k{base64}", b"ff00 /wA=", Line(b"\xff\x00", b"\xff\x00")),
-        ("%p|%d|%h|%v", b"3|1795250358763|a=b,c=|x", Line(b"x", None, [("a", b"b"), ("c", b"")], 3, 1_795_250_358_763)),
-        ("%T,%v", b"5,x", Line(b"x", timestamp_ms=5)),
-        ("%h %v", b" x", Line(b"x", None, [])),
-        ("%k%%%v", b"50%x", Line(b"x", b"50")),
+        (r"%k:%v\n", b"user:a:b", RecordLine(b"a:b", b"user")),
+        ("%k %v", b"k v w", RecordLine(b"v w", b"k")),
+        (r"%k\t%s", b"k\t", RecordLine(b"", b"k")),
+        ("%v", b"\xff\x00", RecordLine(b"\xff\x00")),
+        ("%v;", b"a;b;", RecordLine(b"a;b")),
+        ("%v{hex} %k{base64}", b"ff00 /wA=", RecordLine(b"\xff\x00", b"\xff\x00")),
+        ("%p|%d|%h|%v", b"3|1795250358763|a=b,c=|x", RecordLine(b"x", None, [("a", b"b"), ("c", b"")], 3, 1_795_250_358_763)),
+        ("%T,%v", b"5,x", RecordLine(b"x", timestamp_ms=5)),
+        ("%h %v", b" x", RecordLine(b"x", None, [])),
+        ("%k%%%v", b"50%x", RecordLine(b"x", b"50")),
     ],
 )
-def test_a_line_is_read_as_the_format_says(text: str, line: bytes, expected: Line) -> None:
+def test_a_line_is_read_as_the_format_says(text: str, line: bytes, expected: RecordLine) -> None:
     assert reading(text)(line) == expected
 
 
 def test_what_lines_do_not_say_is_taken_from_the_options() -> None:
-    rest = Line(None, b"key", (("of", b"all"),), 2)
+    rest = RecordLine(None, b"key", (("of", b"all"),), 2)
 
-    assert reading("%v", rest)(b"x") == Line(b"x", b"key", (("of", b"all"),), 2)
+    assert reading("%v", rest)(b"x") == RecordLine(b"x", b"key", (("of", b"all"),), 2)
     assert reading("%h|%v", rest)(b"a=b|x").headers == [("of", b"all"), ("a", b"b")]
 
 
 def test_nothing_is_null_only_if_that_is_wanted() -> None:
-    assert reading("%k:%v")(b":") == Line(b"", b"")
-    assert reading("%k:%v", empty_is_null=True)(b":") == Line(None, None)
-    assert reading("%k:%v", empty_is_null=True)(b"k:v") == Line(b"v", b"k")
+    assert reading("%k:%v")(b":") == RecordLine(b"", b"")
+    assert reading("%k:%v", empty_is_null=True)(b":") == RecordLine(None, None)
+    assert reading("%k:%v", empty_is_null=True)(b"k:v") == RecordLine(b"v", b"k")
 
 
 @pytest.mark.parametrize(

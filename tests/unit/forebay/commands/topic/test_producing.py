@@ -5,7 +5,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from forebay.commands.topic import producing
-from forebay.commands.topic.line_format import Line
+from forebay.commands.topic.line_format import RecordLine
 from forebay.commands.topic.producing import LINE_BYTES_MAX, Parsed, Produced, Values, lines, produce
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
 
@@ -88,7 +88,7 @@ def handed_over(library: Any, *blocks: Values | Parsed) -> Produced:
 
 
 def values(*given: bytes, headers: bool = False) -> Values:
-    return Values(given, Line(None, headers=(("a", b"b"),) if headers else ()))
+    return Values(given, RecordLine(None, headers=(("a", b"b"),) if headers else ()))
 
 
 @pytest.mark.parametrize("headers", [False, True])
@@ -133,8 +133,8 @@ def test_what_is_queued_is_not_stored_yet() -> None:
 def test_lines_go_together_unless_one_has_what_only_single_ones_can() -> None:
     together, timed, large = Library(), Library(), Library()
 
-    handed_over(together, values(b"a", b"b"), Parsed([Line(b"c", b"k"), Line(None)]))
-    handed_over(timed, Parsed([Line(b"c", timestamp_ms=1), Line(b"d")]))
+    handed_over(together, values(b"a", b"b"), Parsed([RecordLine(b"c", b"k"), RecordLine(None)]))
+    handed_over(timed, Parsed([RecordLine(b"c", timestamp_ms=1), RecordLine(b"d")]))
     handed_over(large, values(b"a", b"x" * 10_000))
 
     assert (together.calls, timed.calls, large.calls) == (2, 2, 2)
