@@ -6,12 +6,12 @@ from typing import Any
 import structlog
 
 from process.stopping import ExitNow
-from runtime.logs import Log
+from runtime.logs import ProcessLog
 
 _log = structlog.get_logger(__name__)
 
 
-def say_cannot_serve(log: Log, message: str, *, exit_code: int, worker: int | None = None) -> None:
+def say_cannot_serve(log: ProcessLog, message: str, *, exit_code: int, worker: int | None = None) -> None:
     """`message`: what is wrong and how to mend it. `worker`: whose words they are, under a supervisor."""
     if log.is_console:
         log.write_line(message if worker is None else f"worker {worker}: {message}")
@@ -20,7 +20,7 @@ def say_cannot_serve(log: Log, message: str, *, exit_code: int, worker: int | No
     _log.error("cannot_serve", message=message, exit_code=exit_code, **facts)
 
 
-def flushed(exit_now: ExitNow, log: Log) -> ExitNow:
+def flushed(exit_now: ExitNow, log: ProcessLog) -> ExitNow:
     """Ends the process without any clean-up but that of its log."""
 
     def flush_and_exit(code: int) -> Any:

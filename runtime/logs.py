@@ -53,7 +53,7 @@ Later = Callable[[float, Callable[[], None]], Cancellable]
 """Calls back after so many seconds, as `call_later` of a loop does."""
 
 
-class Log(logging.Handler):
+class ProcessLog(logging.Handler):
     """Where every line of this process goes. Any thread may log; nobody waits but in `flush` and `close`.
 
     Python closes it when the interpreter ends. Who ends the process in another way calls `flush` before.
@@ -181,7 +181,7 @@ def configure(
     stream: TextIO | None = None,
     clock: Clock | None = None,
     later: Later | None = None,
-) -> Log:
+) -> ProcessLog:
     """All logs of this process go to `stream` (default: standard error) from now on.
 
     `format`: auto, console or json; auto asks whether `stream` is a terminal.
@@ -190,11 +190,11 @@ def configure(
     out: TextIO | None = sys.stderr if stream is None else stream  # None where a process was started without it
     console = out is not None and out.isatty() if format == "auto" else format == "console"
     threshold = logging.getLevelNamesMapping()[level.upper()]
-    log = Log(out, console=console, clock=clock or SystemClock(), later=later or _on_a_thread, shares=LineShares())
+    log = ProcessLog(out, console=console, clock=clock or SystemClock(), later=later or _on_a_thread, shares=LineShares())
     root = logging.getLogger()
     replaced, root.handlers = root.handlers, [log]
     for handler in replaced:
-        if isinstance(handler, Log):
+        if isinstance(handler, ProcessLog):
             handler.close()
     root.setLevel(threshold)
     for name in QUIET:

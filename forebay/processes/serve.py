@@ -30,7 +30,7 @@ from process.stopping import EXIT_INTERRUPTED, Deadline, ExitNow, StopRequest
 from runtime import logs
 from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock, SystemClock
-from runtime.logs import Log
+from runtime.logs import ProcessLog
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from runtime.version import forebay_version
@@ -125,7 +125,7 @@ async def _until_stopped(
     deadline: Deadline,
     link: SupervisorLink | None,
     exit_now: ExitNow,
-    log: Log,
+    log: ProcessLog,
 ) -> int:
     stop = StopRequest(exit_now=exit_now)
     stop.install()
