@@ -73,7 +73,7 @@ class GroupClient:
         return found
 
 
-class Member(GroupClient):
+class SimMember(GroupClient):
     """`run` until `leave` is set; a member that is to pause does so between any two of its steps, and then goes on as if nothing were."""
 
     def __init__(

@@ -20,7 +20,7 @@ from sim.groups.history import (
     reread_below_a_commit,
     shown_from_nowhere,
 )
-from sim.groups.member import GroupClient, Member, Moved, committed
+from sim.groups.member import GroupClient, Moved, SimMember, committed
 from sim.history import GroupHistory as Trace
 from sim.loop import Deadlock, VirtualClock, VirtualLoop
 from storage.metadata.memory import MemoryMetadataStore
@@ -85,7 +85,7 @@ class _World:
         self._guessing = guessing
         self._partitions = tuple(PartitionId(TOPIC, number) for number in range(chance.randint(1, 4)))
         self._brokers: list[GroupBroker] = []
-        self._members: list[tuple[Member, asyncio.Task[None]]] = []
+        self._members: list[tuple[SimMember, asyncio.Task[None]]] = []
         self._lives = 0
 
     async def run(self) -> None:
@@ -173,7 +173,7 @@ class _World:
 
     def _join(self) -> None:
         self._lives += 1
-        member = Member(f"member-{self._lives}", self._partitions, self._history, self._live, self._trace, self._child())
+        member = SimMember(f"member-{self._lives}", self._partitions, self._history, self._live, self._trace, self._child())
         self._members.append((member, self._nursery.spawn(member.run(), name=member.name)))
 
     def _start(self, broker_id: int) -> GroupBroker:
