@@ -16,7 +16,7 @@ _CORRELATION_ID: Final = 4_711
 _ANSWER_BYTES_MAX: Final = 2**20
 
 
-class Node(NamedTuple):
+class AdvertisedNode(NamedTuple):
     broker_id: int
     host: str
     port: int
@@ -24,7 +24,7 @@ class Node(NamedTuple):
 
 class ClusterSeen(NamedTuple):
     cluster_id: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[AdvertisedNode, ...]
 
 
 def ask(address: BootstrapServer, *, within_s: float) -> ClusterSeen:
@@ -52,7 +52,7 @@ def parse(answer: bytes) -> ClusterSeen:
             host, position = _text(answer, position + 4)
             (port,) = struct.unpack_from(">i", answer, position)
             _, position = _text(answer, position + 4)
-            nodes.append(Node(broker_id, host or "", port))
+            nodes.append(AdvertisedNode(broker_id, host or "", port))
         cluster_id, _ = _text(answer, position)
     except struct.error as error:
         raise ValueError(f"an answer that is too short: bytes={len(answer)}") from error

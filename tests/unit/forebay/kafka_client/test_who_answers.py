@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from forebay.kafka_client.connection import BootstrapServer
-from forebay.kafka_client.who_answers import ClusterSeen, Node, ask, parse
+from forebay.kafka_client.who_answers import AdvertisedNode, ClusterSeen, ask, parse
 
 
 def answer(*, correlation_id: int = 4_711) -> bytes:
@@ -14,7 +14,7 @@ def answer(*, correlation_id: int = 4_711) -> bytes:
 
 
 def test_the_cluster_and_its_brokers_are_read() -> None:
-    assert parse(answer()) == ClusterSeen("ours", (Node(7, "b-1", 9092),))
+    assert parse(answer()) == ClusterSeen("ours", (AdvertisedNode(7, "b-1", 9092),))
 
 
 @pytest.mark.parametrize("length", range(len(answer()) - 4))
