@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from sim import coverage
 
 if TYPE_CHECKING:
-    from sim.worlds import Outcome
+    from sim.worlds import RunOutcome
 
 VIOLATIONS_SHOWN_MAX: Final = 10
 WORLDS: Final = ("log", "groups")
@@ -74,7 +74,7 @@ def _counted(did: Mapping[str, int]) -> str:
     return " ".join(f"{name}={count}" for name, count in did.items())
 
 
-def _tell(outcome: "Outcome") -> None:
+def _tell(outcome: "RunOutcome") -> None:
     _say(f"seed {outcome.run.seed}: {len(outcome.violations)} violations; {outcome.run.command}")
     for text in outcome.violations[:VIOLATIONS_SHOWN_MAX]:
         _say(f"  {text}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sim.history import PLAIN, Attempt, BatchIdentity, End, History, Outcome, Seen, Sent
+from sim.history import PLAIN, Attempt, BatchIdentity, End, History, OperationOutcome, Seen, Sent
 
 
 class Stored(NamedTuple):
@@ -128,7 +128,7 @@ def _appends(history: History, by_place: dict[str, list[Log]]) -> Iterator[str]:
     for sent in history.sent:
         standing = places.pop((sent.place, sent.value), [])
         offsets = [one.offset for _, one in standing]
-        oks = [attempt for attempt in sent.attempts if attempt.outcome is Outcome.OK]
+        oks = [attempt for attempt in sent.attempts if attempt.outcome is OperationOutcome.OK]
         yield from (f"lost ack: {_name(sent)} acked_at={ok.offset} found_at={offsets}" for ok in oks if ok.offset not in offsets)
         yield from _too_late(history, sent, oks, standing)
         if standing:
@@ -204,7 +204,7 @@ def _append_times(place: str, everything: Iterable[Sent]) -> Iterator[str]:
     begins: list[tuple[float, int, Sent]] = []
     for sent in everything:
         for attempt in sent.attempts:
-            if attempt.outcome is Outcome.OK:
+            if attempt.outcome is OperationOutcome.OK:
                 acks.append((attempt.ended_s, attempt.offset))
                 begins.append((_begin_of(sent, attempt), attempt.offset, sent))
     highest = _Highest(acks)
@@ -229,7 +229,7 @@ def _ends(place: str, everything: Sequence[Sent], ends: Sequence[End], seen: Seq
         (attempt.ended_s, attempt.offset + sent.record_count)
         for sent in everything
         for attempt in sent.attempts
-        if attempt.outcome is Outcome.OK
+        if attempt.outcome is OperationOutcome.OK
     ]
     known += [(one.at_s, one.offset + one.record_count) for one in seen]
     known += [(one.ended_s, one.offset) for one in ends]

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 
-class Outcome(Enum):
+class OperationOutcome(Enum):
     OPEN = "open"
     OK = "ok"
     FAIL = "fail"
@@ -37,7 +37,7 @@ class Attempt:
     invoked_s: float
     identity: BatchIdentity = PLAIN
     connection: int = -1
-    outcome: Outcome = Outcome.OPEN
+    outcome: OperationOutcome = OperationOutcome.OPEN
     arrived_s: float = float("inf")
     settled_s: float = float("inf")
     was_taken: bool | None = None
@@ -60,12 +60,12 @@ class Sent:
 
     @property
     def acked(self) -> Attempt | None:
-        return next((attempt for attempt in self.attempts if attempt.outcome is Outcome.OK), None)
+        return next((attempt for attempt in self.attempts if attempt.outcome is OperationOutcome.OK), None)
 
     @property
     def possible(self) -> list[Attempt]:
         """Those that did not fail for certain."""
-        return [attempt for attempt in self.attempts if attempt.outcome is not Outcome.FAIL]
+        return [attempt for attempt in self.attempts if attempt.outcome is not OperationOutcome.FAIL]
 
 
 class Seen(NamedTuple):
@@ -136,7 +136,7 @@ class History:
         self.trace(sent.producer, f"invoke {_name(sent)}", f"attempt={len(sent.attempts)} {broker} {identity.epoch} {identity.first_seq}")
         return attempt
 
-    def end(self, sent: Sent, attempt: Attempt, outcome: Outcome, *, offset: int = -1, cause: str = "") -> None:
+    def end(self, sent: Sent, attempt: Attempt, outcome: OperationOutcome, *, offset: int = -1, cause: str = "") -> None:
         attempt.outcome, attempt.ended_s, attempt.offset, attempt.cause = outcome, self.now_s, offset, cause
         self.trace(sent.producer, f"{outcome.value} {_name(sent)}", f"offset={offset} {attempt.broker} {cause}")
 

@@ -23,7 +23,7 @@ from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from sim.broker import ConnectionLost, Serving
 from sim.connection import SimConnection
-from sim.history import BatchIdentity, Outcome, Sent
+from sim.history import BatchIdentity, OperationOutcome, Sent
 from sim.producers import IN_FLIGHT_MAX, BatchInFlight, Producer
 
 INIT_PRODUCER_ID: Final = 22
@@ -194,7 +194,7 @@ class IdempotentProducer(Producer):
         try:
             answer = flight.answer.result()
         except ConnectionLost as error:
-            self._history.end(flight.sent, flight.attempt, Outcome.UNKNOWN, cause=repr(error))
+            self._history.end(flight.sent, flight.attempt, OperationOutcome.UNKNOWN, cause=repr(error))
             pending.flight, pending.failures = None, pending.failures + 1
             return False
         code = self._judge(flight, answer)

@@ -12,7 +12,7 @@ from broker.protocol.produce import PartitionResult
 from sim.batches import TIMESTAMP_MS, encode
 from sim.broker import ConnectionLost, SimBroker
 from sim.connection import SimConnection
-from sim.history import PLAIN, Attempt, BatchIdentity, History, Outcome, Sent
+from sim.history import PLAIN, Attempt, BatchIdentity, History, OperationOutcome, Sent
 from sim.places import INDEFINITE, Brokers, Place
 from storage.recordbatch import NO_PRODUCER
 
@@ -143,14 +143,14 @@ class Producer:
     async def _hear(self, flight: BatchInFlight) -> bool:
         """Wait for the answer. True if it is an ack."""
         history, sent, attempt = self._history, flight.sent, flight.attempt
-        if attempt.outcome is not Outcome.OPEN:
-            return attempt.outcome is Outcome.OK
+        if attempt.outcome is not OperationOutcome.OPEN:
+            return attempt.outcome is OperationOutcome.OK
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.wait({flight.answer})
                 answer = flight.answer.result()
         except (TimeoutError, ConnectionLost) as error:
-            history.end(sent, attempt, Outcome.UNKNOWN, cause=repr(error))
+            history.end(sent, attempt, OperationOutcome.UNKNOWN, cause=repr(error))
             return False
         code = self._judge(flight, answer)
         if code is not ErrorCode.none and not self.place.is_deserved(code):
@@ -161,9 +161,9 @@ class Producer:
         """Note what the answer means to a client."""
         code = ErrorCode(answer.error_code)
         if code is ErrorCode.none:
-            self._history.end(flight.sent, flight.attempt, Outcome.OK, offset=answer.base_offset)
+            self._history.end(flight.sent, flight.attempt, OperationOutcome.OK, offset=answer.base_offset)
         else:
-            outcome = Outcome.UNKNOWN if code in INDEFINITE else Outcome.FAIL
+            outcome = OperationOutcome.UNKNOWN if code in INDEFINITE else OperationOutcome.FAIL
             self._history.end(flight.sent, flight.attempt, outcome, cause=f"{code.name} {answer.error_message}")
         return code
 
@@ -176,8 +176,8 @@ class Producer:
         """Close the connection: what it still owes is never heard."""
         for one in flying:
             one.answer.cancel()
-            if one.attempt.outcome is Outcome.OPEN:
-                self._history.end(one.sent, one.attempt, Outcome.UNKNOWN, cause="connection closed")
+            if one.attempt.outcome is OperationOutcome.OPEN:
+                self._history.end(one.sent, one.attempt, OperationOutcome.UNKNOWN, cause="connection closed")
 
     async def _sleep_at_first(self) -> None:
         await asyncio.sleep(self._chance.choice((0.0, self._chance.uniform(0, self._start_s_max))))

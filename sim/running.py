@@ -3,10 +3,10 @@
 import multiprocessing
 from collections.abc import Iterator, Sequence
 
-from sim.worlds import Outcome, Run, simulate
+from sim.worlds import Run, RunOutcome, simulate
 
 
-def run_all(runs: Sequence[Run], *, jobs: int) -> Iterator[Outcome]:
+def run_all(runs: Sequence[Run], *, jobs: int) -> Iterator[RunOutcome]:
     """Their outcomes, in the order of `runs`."""
     if jobs == 1 or len(runs) < 2:
         yield from map(simulate, runs)

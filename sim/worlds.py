@@ -37,7 +37,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """`did` counts what was done, so that a run that did nothing is not taken for one that found nothing."""
 
     run: Run
@@ -47,11 +47,11 @@ class Outcome:
     cpu_s: float
 
 
-def simulate(run: Run, *, show: Show | None = None) -> Outcome:
+def simulate(run: Run, *, show: Show | None = None) -> RunOutcome:
     """Must not be called from a running loop. `show` is given every line of the trace."""
     began_s = time.process_time()
     violations, digest, did = _WORLDS[run.world](run, show)
-    return Outcome(run, violations, digest, did, time.process_time() - began_s)
+    return RunOutcome(run, violations, digest, did, time.process_time() - began_s)
 
 
 def _log(run: Run, show: Show | None) -> tuple[list[str], str, dict[str, int]]:

@@ -125,10 +125,10 @@ class HedgedObjectStore:
         await self._inner.close()
 
 
-Outcome = bytes | Exception
+GetResult = bytes | Exception
 
 
-async def _outcome(store: ObjectStore, key: str, start: int, end: int) -> Outcome:
+async def _outcome(store: ObjectStore, key: str, start: int, end: int) -> GetResult:
     """What a read ends in, as a value: a failed one must not end the group that the other one runs in."""
     try:
         return await store.get_range(key, start, end)
@@ -136,7 +136,7 @@ async def _outcome(store: ObjectStore, key: str, start: int, end: int) -> Outcom
         return error
 
 
-async def _first_answer(tasks: Sequence[asyncio.Task[Outcome]]) -> tuple[Outcome, asyncio.Task[Outcome]]:
+async def _first_answer(tasks: Sequence[asyncio.Task[GetResult]]) -> tuple[GetResult, asyncio.Task[GetResult]]:
     """The first bytes, else the last error."""
     pending = set(tasks)
     while True:

@@ -25,10 +25,10 @@ DURATION: Final = Metric(
 BYTES: Final = Metric("forebay_object_store_bytes_total", "Bytes of objects sent (put) and received (get).", ("op",))
 
 Op = Literal["put", "get", "stat", "list", "delete"]
-Outcome = Literal["ok", "not_found", "exists", "unavailable", "unknown"]
+RequestOutcome = Literal["ok", "not_found", "exists", "unavailable", "unknown"]
 
 OPS: Final[tuple[Op, ...]] = ("put", "get", "stat", "list", "delete")
-OUTCOMES: Final[tuple[Outcome, ...]] = ("ok", "not_found", "exists", "unavailable", "unknown")
+OUTCOMES: Final[tuple[RequestOutcome, ...]] = ("ok", "not_found", "exists", "unavailable", "unknown")
 
 _ANSWERS: Final = (NotFound, AlreadyExists, EndsEarly)
 """Errors by which a store that is well says how things are."""
@@ -78,7 +78,7 @@ class MeteredObjectStore:
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
         found = self._inner.list(prefix, start_after=start_after)
         spent_s = 0.0
-        outcome: Outcome = "unknown"
+        outcome: RequestOutcome = "unknown"
         try:
             while True:
                 began_s = self._clock.monotonic_s()
@@ -121,12 +121,12 @@ class MeteredObjectStore:
         if outcomes is not None:
             (outcomes.probed if is_probe else outcomes.ok)(now_s)
 
-    def _count(self, op: Op, outcome: Outcome, seconds: float) -> None:
+    def _count(self, op: Op, outcome: RequestOutcome, seconds: float) -> None:
         self._requests[op, outcome].inc()
         self._durations[op].observe(seconds)
 
 
-def _outcome_of(error: BaseException) -> Outcome:
+def _outcome_of(error: BaseException) -> RequestOutcome:
     match error:
         case NotFound():
             return "not_found"

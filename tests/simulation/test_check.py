@@ -3,7 +3,7 @@
 import pytest
 
 from sim.check import Log, Remembered, Stored, check, forgotten
-from sim.history import PLAIN, Attempt, BatchIdentity, End, History, Outcome, Seen, Sent
+from sim.history import PLAIN, Attempt, BatchIdentity, End, History, OperationOutcome, Seen, Sent
 from sim.loop import VirtualLoop
 
 
@@ -24,7 +24,7 @@ def history(*events: Sent | Seen | End) -> History:
 
 def sent(
     value: bytes,
-    *outcomes: Outcome,
+    *outcomes: OperationOutcome,
     offset: int = 0,
     number: int = 0,
     at_s: float = 1.0,
@@ -42,9 +42,9 @@ def sent(
             outcome,
             arrived_s=at_s,
             settled_s=settled_s,
-            was_taken=outcome is Outcome.OK,
+            was_taken=outcome is OperationOutcome.OK,
             ended_s=at_s + 0.5,
-            offset=offset if outcome is Outcome.OK else -1,
+            offset=offset if outcome is OperationOutcome.OK else -1,
         )
         for place, outcome in enumerate(outcomes)
     ]
@@ -63,7 +63,7 @@ def stored(offset: int, value: bytes, *, seq: int, epoch: int = 0) -> Stored:
     return Stored(offset, 1, value, BatchIdentity(7, epoch, seq))
 
 
-OK, FAIL, UNKNOWN = Outcome.OK, Outcome.FAIL, Outcome.UNKNOWN
+OK, FAIL, UNKNOWN = OperationOutcome.OK, OperationOutcome.FAIL, OperationOutcome.UNKNOWN
 A, B = stored(0, b"a", seq=0), stored(1, b"b", seq=1)
 PLAIN_A, PLAIN_B = Stored(0, 1, b"a"), Stored(1, 1, b"b")
 

@@ -16,9 +16,9 @@ from storage.objects.hedged import (
     BUDGET_SHARE,
     WARM_READS,
     WINDOW_READS,
+    GetResult,
     HedgedObjectStore,
     LatencyWindow,
-    Outcome,
     _first_answer,
 )
 from storage.objects.memory import MemoryObjectStore
@@ -231,13 +231,13 @@ def test_times_outside_the_buckets_are_counted() -> None:
 
 
 async def test_bytes_count_when_both_have_ended_and_one_failed() -> None:
-    async def ends_in(outcome: Outcome) -> Outcome:
+    async def ends_in(outcome: GetResult) -> GetResult:
         return outcome
 
     answers = []
     # Many times, because a set of tasks has no order.
     for number in range(40):
-        outcomes: list[Outcome] = [Unavailable("failed"), b"x"]
+        outcomes: list[GetResult] = [Unavailable("failed"), b"x"]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(ends_in(outcome)) for outcome in outcomes[:: 1 if number % 2 else -1]]
         answers.append((await _first_answer(tasks))[0])
