@@ -16,7 +16,7 @@ TEXT: Final = CONTENT_TYPE_PLAIN_0_0_4
 JSON: Final = "application/json"
 
 
-class Page:
+class MetricsPage:
     """One rendering of a registry, kept for a second; concurrent readers share it."""
 
     def __init__(

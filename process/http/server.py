@@ -21,7 +21,7 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from process.accepting import HTTP_CONNECTIONS_MAX, Acceptor, bind
 from process.http.health import Readiness
 from process.http.loop_lag import LoopLag
-from process.http.scrape import JSON, TEXT, Page, render_json, render_text
+from process.http.scrape import JSON, TEXT, MetricsPage, render_json, render_text
 from process.http.unreadable import Unreadable
 from process.settings.listeners import HttpAddress, Listener
 from process.settings.ports import cannot_listen
@@ -58,8 +58,8 @@ class HttpServer:
         self._clock = clock
         self._began_s, self._began_ms = clock.monotonic_s(), clock.now_ms()
         self._lag = LoopLag(telemetry=telemetry, clock=clock)
-        self._text = Page(render_text, telemetry.registry, blocking=blocking, clock=clock)
-        self._json = Page(render_json, telemetry.registry, blocking=blocking, clock=clock)
+        self._text = MetricsPage(render_text, telemetry.registry, blocking=blocking, clock=clock)
+        self._json = MetricsPage(render_json, telemetry.registry, blocking=blocking, clock=clock)
         self._telemetry = telemetry
         self._nursery = Nursery()
         self._acceptor: Acceptor[asyncio.BaseProtocol] | None = None

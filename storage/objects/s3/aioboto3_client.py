@@ -18,7 +18,7 @@ import crc32c
 
 from runtime.blocking import ThreadBlocking
 from storage.objects.port import ObjectStat
-from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, USER_AGENT, Credentials, Page, Refusal
+from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, USER_AGENT, Credentials, ListedPage, Refusal
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import Interrupted, NoCredentials, Refused, RequestFault, Unreached
 from storage.vocabulary import Buffer
@@ -66,7 +66,7 @@ class Aioboto3Client:
 
     # Control
 
-    async def list_page(self, prefix: str, start_after: str) -> Page:
+    async def list_page(self, prefix: str, start_after: str) -> ListedPage:
         client = await self._opened()
         asked = {"Bucket": self._endpoint.bucket, "Prefix": prefix, "MaxKeys": LIST_PAGE_OBJECTS}
         if start_after:
@@ -74,7 +74,7 @@ class Aioboto3Client:
         with _translated():
             reply = await client.list_objects_v2(**asked)
             stats = [ObjectStat(one["Key"], one["Size"], _whole_seconds_ms(one["LastModified"])) for one in reply.get("Contents", ())]
-            return Page(stats, bool(reply["IsTruncated"]))
+            return ListedPage(stats, bool(reply["IsTruncated"]))
 
     async def delete(self, names: Sequence[str]) -> Sequence[Refusal]:
         client = await self._opened()

@@ -15,7 +15,7 @@ CONNECTIONS_MAX: Final = 64
 USER_AGENT: Final = "forebay"
 
 
-class Page(NamedTuple):
+class ListedPage(NamedTuple):
     """Objects in the order of their keys; `more` if others follow."""
 
     stats: Sequence[ObjectStat]
@@ -63,7 +63,7 @@ class DataClient(Protocol):
 class ControlClient(Protocol):
     """The other requests. Opened by its first use."""
 
-    async def list_page(self, prefix: str, start_after: str) -> Page: ...
+    async def list_page(self, prefix: str, start_after: str) -> ListedPage: ...
 
     async def delete(self, names: Sequence[str]) -> Sequence[Refusal]:
         """Up to 1,000 names; absent ones are deleted."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge
 
-from process.http.scrape import AGE_MAX_S, Page, render_json, render_text
+from process.http.scrape import AGE_MAX_S, MetricsPage, render_json, render_text
 from runtime.blocking import InlineBlocking
 from tests.unit.process.http.manual_clock import ManualClock
 
@@ -47,7 +47,7 @@ async def test_a_page_is_rendered_at_most_once_a_second_and_concurrent_readers_s
         rendered += 1
         return b"%d" % rendered
 
-    page = Page(render, CollectorRegistry(), blocking=SlowBlocking(), clock=clock)
+    page = MetricsPage(render, CollectorRegistry(), blocking=SlowBlocking(), clock=clock)
 
     together = list(await asyncio.gather(page.body(), page.body(), page.body()))
     clock.advance(AGE_MAX_S - 0.01)
