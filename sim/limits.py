@@ -84,7 +84,7 @@ SHORTEST_WAIT: Final = (
 """For runs in which no request is late and no broker pauses: longer than a commit is all that a stranger has to wait."""
 
 
-class Place(NamedTuple):
+class LimitPlace(NamedTuple):
     """Where a value lives that follows from a lowered limit: an attribute of `owner`, or the default of a parameter."""
 
     owner: Any  # a module or a function
@@ -116,7 +116,7 @@ class Place(NamedTuple):
 @contextlib.contextmanager
 def lowered(limits: Sequence[Limit]) -> Iterator[None]:
     """Every place of the code that follows from `limits` has its new value meanwhile. Raises `LookupError` for a limit that is gone."""
-    changed: list[tuple[Place, object]] = []
+    changed: list[tuple[LimitPlace, object]] = []
     try:
         for place in places(tuple(limits)):
             changed.append((place, place.current))
@@ -128,13 +128,13 @@ def lowered(limits: Sequence[Limit]) -> Iterator[None]:
 
 
 @functools.cache
-def places(limits: tuple[Limit, ...]) -> tuple[Place, ...]:
+def places(limits: tuple[Limit, ...]) -> tuple[LimitPlace, ...]:
     """All places of the modules loaded now that follow from `limits`, with the values they should have."""
     wanted: dict[tuple[str, str], object] = {(limit.module, limit.name): limit.value for limit in limits}
     for module, name in wanted:
         if not hasattr(sys.modules.get(module), name):
             raise LookupError(f"there is no limit {name} in {module} any more: mend sim/limits.py")
-    found: dict[tuple[int, str], Place] = {}
+    found: dict[tuple[int, str], LimitPlace] = {}
     count = -1
     while count != len(found):  # a value computed from a limit may be imported, and computed with, in turn
         count = len(found)
@@ -147,7 +147,7 @@ def places(limits: tuple[Limit, ...]) -> tuple[Place, ...]:
     return tuple(found.values())
 
 
-def _places_in(module: ModuleType, wanted: dict[tuple[str, str], object]) -> Iterator[Place]:
+def _places_in(module: ModuleType, wanted: dict[tuple[str, str], object]) -> Iterator[LimitPlace]:
     if not any(name in _source_of(module.__name__) for _, name in wanted):
         return
     here = {name: value for (owner, name), value in wanted.items() if owner == module.__name__}
@@ -158,7 +158,7 @@ def _places_in(module: ModuleType, wanted: dict[tuple[str, str], object]) -> Ite
                 if (node.module or "", alias.name) in wanted:
                     here[alias.asname or alias.name] = wanted[node.module or "", alias.name]
     for name, value in here.items():
-        yield Place(module, name, value)
+        yield LimitPlace(module, name, value)
     for node in tree.body:
         match node:
             case (
@@ -167,14 +167,14 @@ def _places_in(module: ModuleType, wanted: dict[tuple[str, str], object]) -> Ite
             ):
                 if name not in here and _reads(expression, here):
                     here[name] = _computed(expression, module, here)
-                    yield Place(module, name, here[name])
+                    yield LimitPlace(module, name, here[name])
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield from _defaults(node, getattr(module, node.name), module, here)
             case ast.ClassDef():
                 yield from _class_places(node, getattr(module, node.name), module, here)
 
 
-def _class_places(node: ast.ClassDef, owner: type, module: ModuleType, here: dict[str, object]) -> Iterator[Place]:
+def _class_places(node: ast.ClassDef, owner: type, module: ModuleType, here: dict[str, object]) -> Iterator[LimitPlace]:
     for member in node.body:
         match member:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -186,14 +186,16 @@ def _class_places(node: ast.ClassDef, owner: type, module: ModuleType, here: dic
                     raise LookupError(f"a lowered limit is the default of a field, which cannot be replaced: {module.__name__}.{node.name}")
 
 
-def _defaults(node: ast.FunctionDef | ast.AsyncFunctionDef, function: Any, module: ModuleType, here: dict[str, object]) -> Iterator[Place]:
+def _defaults(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, function: Any, module: ModuleType, here: dict[str, object]
+) -> Iterator[LimitPlace]:
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
     pairs = [*zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True)]
     pairs += [(name, default) for name, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is not None]
     for argument, default in pairs:
         if _reads(default, here):
-            yield Place(function, argument.arg, _computed(default, module, here))
+            yield LimitPlace(function, argument.arg, _computed(default, module, here))
 
 
 def _reads(expression: ast.expr, here: dict[str, object]) -> bool:

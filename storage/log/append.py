@@ -25,7 +25,7 @@ from storage.log.commit import Committer
 from storage.log.lane import Commit, InFlight, enter
 from storage.log.partition import PartitionLog
 from storage.log.upload import Uploader
-from storage.log.upload_places import Place, UploadPlaces
+from storage.log.upload_places import UploadPlace, UploadPlaces
 from storage.vocabulary import Buffer, ObjectId
 
 FLUSHES: Final = Metric("forebay_flush_objects_total", "WAL objects sealed, by what made them due", ("trigger",))
@@ -181,7 +181,7 @@ class Appender:
         if len(self._in_flight) and not self._is_stopped:
             self._overdue_check = asyncio.get_running_loop().call_later(OVERDUE_CHECK_S, self._give_up_overdue)
 
-    async def _flush(self, flush: Flush, place: Place) -> None:
+    async def _flush(self, flush: Flush, place: UploadPlace) -> None:
         began_s = self._clock.monotonic_s()
         try:
             try:

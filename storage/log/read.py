@@ -21,7 +21,7 @@ from storage.log.damage import Cause, Damage
 from storage.log.flights import Flights
 from storage.log.index import EntryIndex, check_range
 from storage.log.partition import PartitionLog
-from storage.log.read_places import Place, ReadPlaces
+from storage.log.read_places import ReadPlace, ReadPlaces
 from storage.log.readplan import Window, scan
 from storage.log.runs import BatchRun
 from storage.recordbatch import parse_header, restamp, verify
@@ -118,7 +118,7 @@ class Reader:
                     return None
                 if found.starts:
                     run, end_position = _stamp(window, found, where, entry)
-                    self._places.add(log.partition, run.last + 1, Place(entry.base, span, position + end_position))
+                    self._places.add(log.partition, run.last + 1, ReadPlace(entry.base, span, position + end_position))
                     return run
                 if found.missing_bytes and position + len(window) >= span_end:
                     raise Corrupt(f"a batch ends outside its slice: {where} missing_bytes={found.missing_bytes}")
@@ -132,7 +132,7 @@ class Reader:
             raise
 
 
-def _start(place: Place | None, entry: Entry, offset: int) -> tuple[int, int, int]:
+def _start(place: ReadPlace | None, entry: Entry, offset: int) -> tuple[int, int, int]:
     """Span, position (-1: its start) and offset to scan from: where a read of this log ended, if one ended at `offset`."""
     if place is not None and place.entry_base == entry.base:
         return place.span, place.position, offset

@@ -28,10 +28,10 @@ class UploadPlaces:
         """Who asks now will have to wait."""
         return self._asked >= UPLOADS_MAX
 
-    def ask(self) -> "Place":
+    def ask(self) -> "UploadPlace":
         """It counts from now on. Enter it to wait for it; it must be entered."""
         self._asked += 1
-        return Place(self)
+        return UploadPlace(self)
 
     async def take(self) -> None:
         try:
@@ -56,7 +56,7 @@ class UploadPlaces:
         self._slow -= 1
 
 
-class Place:
+class UploadPlace:
     """Held while the upload runs, or until it turns out to be slow."""
 
     __slots__ = ("_is_slow", "_places", "_timer")

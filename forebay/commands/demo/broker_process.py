@@ -30,7 +30,7 @@ _REFUSAL_BYTES_MAX: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DemoPlace:
     """`log` is where the broker's own words go."""
 
     kafka_port: int
@@ -74,7 +74,7 @@ def free_port(first: int, *, promised: Collection[int] = ()) -> int:
 class BrokerProcess:
     """Runs while the `with` block does; leaving stops it."""
 
-    def __init__(self, place: Place, *, clock: Clock) -> None:
+    def __init__(self, place: DemoPlace, *, clock: Clock) -> None:
         self.place = place
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None

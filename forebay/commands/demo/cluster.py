@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from forebay.commands.demo.broker_process import BrokerProcess, Place, free_port
+from forebay.commands.demo.broker_process import BrokerProcess, DemoPlace, free_port
 from forebay.commands.demo.stores import DemoStores
 from process.settings.sections import HTTP_PORT
 from runtime.clock import Clock
@@ -15,9 +15,9 @@ from runtime.clock import Clock
 _LOOK_EVERY_S: Final = 0.2
 
 
-def places(stores: DemoStores, *, brokers: int, port: int, log_folder: Path, say: Callable[[str], None]) -> list[Place]:
+def places(stores: DemoStores, *, brokers: int, port: int, log_folder: Path, say: Callable[[str], None]) -> list[DemoPlace]:
     """Free ports from `port` and the usual HTTP port on. Raise `StartError` when there are none."""
-    found: list[Place] = []
+    found: list[DemoPlace] = []
     kafka_port, http_port = port, HTTP_PORT
     promised: set[int] = set()
     for number in range(brokers):
@@ -27,7 +27,7 @@ def places(stores: DemoStores, *, brokers: int, port: int, log_folder: Path, say
             if wanted != given:
                 say(f"port {wanted} is in use, {given} is free")
         log = log_folder / ("broker.log" if brokers == 1 else f"broker-{number}.log")
-        found.append(Place(kafka_port=kafka, http_port=http, stores=stores, log=log))
+        found.append(DemoPlace(kafka_port=kafka, http_port=http, stores=stores, log=log))
         kafka_port, http_port = kafka + 1, http + 1
     return found
 
@@ -35,7 +35,7 @@ def places(stores: DemoStores, *, brokers: int, port: int, log_folder: Path, say
 class Brokers:
     """Run while the `with` block does; leaving stops them."""
 
-    def __init__(self, places: Sequence[Place], *, clock: Clock) -> None:
+    def __init__(self, places: Sequence[DemoPlace], *, clock: Clock) -> None:
         self.places = tuple(places)
         self._clock = clock
         self._stack = ExitStack()
@@ -59,24 +59,24 @@ class Brokers:
             for broker in begun:
                 broker.wait_ready()
 
-    def running(self) -> list[Place]:
+    def running(self) -> list[DemoPlace]:
         """Those that live: one may have ended by itself, or have been killed a moment ago."""
         return [broker.place for broker in self._running if broker.is_running()]
 
-    def at(self, address: str) -> Place:
+    def at(self, address: str) -> DemoPlace:
         """Of the broker that listens there."""
         return next(place for place in self.places if place.address == address)
 
-    def note_metrics(self, place: Place) -> None:
+    def note_metrics(self, place: DemoPlace) -> None:
         """Of one that is about to be killed: what it does after this is not counted."""
         self._metrics_of_killed += self._process(place).metrics()
 
-    def kill9(self, place: Place) -> None:
+    def kill9(self, place: DemoPlace) -> None:
         broker = self._process(place)
         broker.kill9()
         self._running.remove(broker)
 
-    def _process(self, place: Place) -> BrokerProcess:
+    def _process(self, place: DemoPlace) -> BrokerProcess:
         return next(broker for broker in self._running if broker.place == place)
 
     def metrics(self) -> list[Mapping[str, Any]]:

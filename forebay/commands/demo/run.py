@@ -14,7 +14,7 @@ from typing import Final
 from rich.console import Console
 
 from forebay.commands.demo.administration import Deletion, create_topic, delete_topic
-from forebay.commands.demo.broker_process import HOST, Place
+from forebay.commands.demo.broker_process import HOST, DemoPlace
 from forebay.commands.demo.cluster import Brokers, places
 from forebay.commands.demo.flights import archive_path, flights
 from forebay.commands.demo.killing import Killing
@@ -178,7 +178,7 @@ def _make_topic(bootstrap: str, topic: str, data: Path | None, console: Console)
         note(data, OwnTopic(topic, topic_id))
 
 
-def _another(brokers: Brokers, *, than: list[str]) -> Place:
+def _another(brokers: Brokers, *, than: list[str]) -> DemoPlace:
     """One that was not produced through, if there is one. Where none lives, reading tells."""
     running = brokers.running() or brokers.places
     return next((place for place in running if place.address not in than), running[0])

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from forebay.commands.demo import broker_process
-from forebay.commands.demo.broker_process import BrokerProcess, Place, free_port
+from forebay.commands.demo.broker_process import BrokerProcess, DemoPlace, free_port
 from forebay.commands.demo.stores import own
 from process.settings.errors import StartError
 from process.settings.loading import load
 from runtime.clock import SystemClock
 
 
-def place(folder: Path, *, data: Path | None = None) -> Place:
-    return Place(kafka_port=9092, http_port=1, stores=own(data), log=folder / "logs" / "broker.log")
+def place(folder: Path, *, data: Path | None = None) -> DemoPlace:
+    return DemoPlace(kafka_port=9092, http_port=1, stores=own(data), log=folder / "logs" / "broker.log")
 
 
 def test_a_port_in_use_is_passed_over() -> None:
