@@ -49,7 +49,7 @@ LINE_AS_TOPICS: Final = 5
 """What it costs to log a topic, beside answering it."""
 
 
-class Plan(NamedTuple):
+class TopicPlan(NamedTuple):
     """A topic that may be created."""
 
     partition_count: int
@@ -68,7 +68,7 @@ async def handle(context: Context, request: Request[CreateTopicsRequest]) -> Cre
     timed_out = Refusal(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
     turns = Turns()
     named = await turns.each(attrgetter("name"), body.topics)
-    answers: dict[str, Plan | Refusal] = dict.fromkeys(named, timed_out)
+    answers: dict[str, TopicPlan | Refusal] = dict.fromkeys(named, timed_out)
     try:
         async with asyncio.timeout(min(max(milliseconds(body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
             await _create_all(context.parts, body, await turns.count(named), answers, by)
@@ -88,7 +88,7 @@ async def handle(context: Context, request: Request[CreateTopicsRequest]) -> Cre
 
 
 async def _create_all(
-    parts: BrokerParts, body: CreateTopicsRequest, occurrences: Counter[str], answers: dict[str, Plan | Refusal], by: By
+    parts: BrokerParts, body: CreateTopicsRequest, occurrences: Counter[str], answers: dict[str, TopicPlan | Refusal], by: By
 ) -> None:
     try:
         existing = await parts.topics.lookup_now(list(occurrences))
@@ -107,11 +107,11 @@ async def _create_all(
         if topic.name in existing:
             planned = plan(topic, partition_count_default=parts.topic_defaults.partition_count, partitions_max=allowed)
             answers[topic.name] = Refusal(ErrorCode.topic_already_exists, f"topic {topic.name!r} already exists")
-            if isinstance(planned, Plan) and not body.validate_only:
+            if isinstance(planned, TopicPlan) and not body.validate_only:
                 # A read may be older than a deletion that its client has the answer of. Only a write that finds the name taken is proof.
                 answers[topic.name] = created = await _create(parts, topic.name, planned, by)
                 await turns.spent(CREATED_AS_TOPICS + planned.partition_count)
-                allowed -= created.partition_count if isinstance(created, Plan) else 0
+                allowed -= created.partition_count if isinstance(created, TopicPlan) else 0
             continue
         other = colliding.get(topic.name, planned_names.get(collision_key(topic.name)))
         if other is not None:
@@ -119,7 +119,7 @@ async def _create_all(
             answers[topic.name] = Refusal(ErrorCode.invalid_topic_exception, message)
             continue
         planned = plan(topic, partition_count_default=parts.topic_defaults.partition_count, partitions_max=allowed)
-        if isinstance(planned, Plan):
+        if isinstance(planned, TopicPlan):
             allowed -= planned.partition_count
             planned_names[collision_key(topic.name)] = topic.name
             if body.validate_only:
@@ -133,7 +133,7 @@ async def _create_all(
             await turns.spent(REFUSED_AS_TOPICS)
 
 
-async def _create(parts: BrokerParts, name: str, planned: Plan, by: By) -> Plan | Refusal:
+async def _create(parts: BrokerParts, name: str, planned: TopicPlan, by: By) -> TopicPlan | Refusal:
     try:
         topic = await parts.topics.create(
             name,
@@ -155,7 +155,7 @@ async def _create(parts: BrokerParts, name: str, planned: Plan, by: By) -> Plan 
     return planned._replace(topic_id=topic.topic_id)
 
 
-def plan(topic: CreatableTopic, *, partition_count_default: int, partitions_max: int) -> Plan | Refusal:
+def plan(topic: CreatableTopic, *, partition_count_default: int, partitions_max: int) -> TopicPlan | Refusal:
     """What to create, or what is wrong with the request, apart from what exists already."""
     problem = validate_name(topic.name)
     if problem is not None:
@@ -184,7 +184,7 @@ def plan(topic: CreatableTopic, *, partition_count_default: int, partitions_max:
     if partition_count > partitions_max:
         message = f"{partition_count} partitions: one request may create {PARTITIONS_MAX}, {partitions_max} of them are left"
         return Refusal(ErrorCode.invalid_partitions, message)
-    return Plan(partition_count, replication_factor, configs)
+    return TopicPlan(partition_count, replication_factor, configs)
 
 
 def _check_assignments(topic: CreatableTopic) -> Refusal | None:
@@ -214,7 +214,7 @@ def _refusal_of(error: StorageError) -> Refusal:
     return Refusal(error_code_of(error), str(error))
 
 
-def _respond(answered: tuple[str, Plan | Refusal]) -> CreatableTopicResult:
+def _respond(answered: tuple[str, TopicPlan | Refusal]) -> CreatableTopicResult:
     name, answer = answered
     if isinstance(answer, Refusal):
         return CreatableTopicResult(
