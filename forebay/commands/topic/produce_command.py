@@ -25,7 +25,7 @@ from forebay.kafka_client.text import checked_text
 
 if TYPE_CHECKING:
     from forebay.commands.topic.line_format import Parse, RecordLine
-    from forebay.commands.topic.producing import Produced, Readable
+    from forebay.commands.topic.producing import ProducedLines, Readable
 
 
 def produce(
@@ -78,7 +78,7 @@ def produce(
             raise unknown_partition(name, partition, count)
         reports = {} if output is Output.JSON else producing.FAILURES_ONLY
         producer = connection.producer({**producing.CONFIG, **reports, "message.timeout.ms": int(connection.timeout_s * 1_000)})
-        produced = producing.Produced()
+        produced = producing.ProducedLines()
         interrupted = False
         unreadable: ClientFailed | None = None
         opened: AbstractContextManager[Readable] = file.open("rb") if file is not None else _standard_input(terminal)
@@ -110,7 +110,7 @@ def produce(
             raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _judge(produced: "Produced", left: int, timeout_s: float) -> None:
+def _judge(produced: "ProducedLines", left: int, timeout_s: float) -> None:
     """Raise for lines that were not stored, or of which that is not known."""
     from forebay.commands.topic.views import counted
     from forebay.kafka_client.codes import NO_ANSWER, exit_code_of

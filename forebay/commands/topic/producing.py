@@ -35,7 +35,7 @@ CONFIG: Final = {
     "queue.buffering.max.messages": _QUEUED_MAX,
 }
 FAILURES_ONLY: Final = {"delivery.report.only.error": True}
-"""For those who do not ask for `Produced.by_partition`."""
+"""For those who do not ask for `ProducedLines.by_partition`."""
 
 Report = Callable[[KafkaError | None, Message], None]
 Messages = list[dict[str, Any]]
@@ -46,7 +46,7 @@ class Readable(Protocol):
 
 
 @dataclass(slots=True)
-class Produced:
+class ProducedLines:
     """What became of the lines so far. `refused` is the first that was not stored: its number from 1, and why."""
 
     taken: int = 0
@@ -193,7 +193,9 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def produce(producer: Producer, topic: str, given: Iterator[Block], produced: Produced, *, moved: Callable[[int, int], object]) -> None:
+def produce(
+    producer: Producer, topic: str, given: Iterator[Block], produced: ProducedLines, *, moved: Callable[[int, int], object]
+) -> None:
     """Hand over every record, or stop at the first that is known to be refused; a full queue is waited for.
 
     `moved` hears now and then how many more were handed over, and how many bytes of lines they were.
@@ -208,7 +210,7 @@ def produce(producer: Producer, topic: str, given: Iterator[Block], produced: Pr
         producer.poll(0)
 
 
-def _hand_over(producer: Producer, topic: str, block: Block, number: int, produced: Produced) -> None:
+def _hand_over(producer: Producer, topic: str, block: Block, number: int, produced: ProducedLines) -> None:
     """The first of the block is the line of that number."""
     messages = block.together(map(functools.partial, itertools.repeat(produced.reported), itertools.count(number)))
     if messages is not None:
@@ -225,7 +227,7 @@ def _hand_over(producer: Producer, topic: str, block: Block, number: int, produc
             producer.poll(_POLL_S)
 
 
-def _hand_over_together(producer: Producer, topic: str, messages: Messages, partition: int, number: int, produced: Produced) -> None:
+def _hand_over_together(producer: Producer, topic: str, messages: Messages, partition: int, number: int, produced: ProducedLines) -> None:
     at = 0
     while at < len(messages) and produced.refused is None:
         # With no room for some, the library would go on behind them when there is room again.
@@ -243,7 +245,7 @@ def _hand_over_together(producer: Producer, topic: str, messages: Messages, part
         at += len(some)
 
 
-def _hand_over_singly(producer: Producer, topic: str, lines: Sequence[RecordLine], number: int, produced: Produced) -> None:
+def _hand_over_singly(producer: Producer, topic: str, lines: Sequence[RecordLine], number: int, produced: ProducedLines) -> None:
     """As many as the queue has room for, or to the first that is refused."""
     for at, line in enumerate(lines, start=number):
         try:

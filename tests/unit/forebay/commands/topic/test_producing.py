@@ -6,7 +6,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from forebay.commands.topic import producing
 from forebay.commands.topic.line_format import RecordLine
-from forebay.commands.topic.producing import LINE_BYTES_MAX, Parsed, Produced, Values, lines, produce
+from forebay.commands.topic.producing import LINE_BYTES_MAX, Parsed, ProducedLines, Values, lines, produce
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
 
 NOBODY: Any = None
@@ -81,8 +81,8 @@ class Library:
         return 0
 
 
-def handed_over(library: Any, *blocks: Values | Parsed) -> Produced:
-    produced = Produced()
+def handed_over(library: Any, *blocks: Values | Parsed) -> ProducedLines:
+    produced = ProducedLines()
     produce(library, "t", iter(blocks), produced, moved=lambda _records, _size_bytes: None)
     return produced
 
