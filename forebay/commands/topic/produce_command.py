@@ -25,7 +25,7 @@ from forebay.kafka_client.text import checked_text
 
 if TYPE_CHECKING:
     from forebay.commands.topic.line_format import Parse, RecordLine
-    from forebay.commands.topic.producing import ProducedLines, Readable
+    from forebay.commands.topic.producing import ByteSource, ProducedLines
 
 
 def produce(
@@ -81,7 +81,7 @@ def produce(
         produced = producing.ProducedLines()
         interrupted = False
         unreadable: ClientFailed | None = None
-        opened: AbstractContextManager[Readable] = file.open("rb") if file is not None else _standard_input(terminal)
+        opened: AbstractContextManager[ByteSource] = file.open("rb") if file is not None else _standard_input(terminal)
         whole = None if file is None else file.stat().st_size
         with (
             interrupted_between_calls(),
@@ -158,7 +158,7 @@ def _header(text: str) -> tuple[str, bytes]:
     return checked_text(name, option="-H"), os.fsencode(value)
 
 
-def _standard_input(terminal: Terminal) -> "AbstractContextManager[Readable]":
+def _standard_input(terminal: Terminal) -> "AbstractContextManager[ByteSource]":
     if sys.stdin is None:
         raise ClientFailed("Standard input is closed: there are no lines to read. Give --file FILE.", exit_code=EXIT_USAGE)
     if sys.stdin.isatty():

@@ -41,7 +41,7 @@ Report = Callable[[KafkaError | None, Message], None]
 Messages = list[dict[str, Any]]
 
 
-class Readable(Protocol):
+class ByteSource(Protocol):
     def read1(self, size_bytes: int, /) -> bytes: ...
 
 
@@ -136,7 +136,7 @@ def _together(lines: Sequence[RecordLine], reports: Iterator[Report]) -> Message
     return [{"value": line.value, "key": line.key, "callback": report} for line, report in zip(lines, reports, strict=False)]
 
 
-def lines(stream: Readable) -> Iterator[list[bytes]]:
+def lines(stream: ByteSource) -> Iterator[list[bytes]]:
     """As many at a time as are there, without what ends them; a last line that nothing ends counts.
 
     Raise `ClientFailed` for one that is longer than a record may be, behind those before it.
@@ -159,13 +159,13 @@ def lines(stream: Readable) -> Iterator[list[bytes]]:
         yield [b"".join(begun)]
 
 
-def values(stream: Readable, rest: RecordLine, *, empty_is_null: bool = False) -> Iterator[Block]:
+def values(stream: ByteSource, rest: RecordLine, *, empty_is_null: bool = False) -> Iterator[Block]:
     """Raise as `lines`."""
     for block in lines(stream):
         yield Values(block, rest, empty_is_null)
 
 
-def records(stream: Readable, parse: Parse) -> Iterator[Block]:
+def records(stream: ByteSource, parse: Parse) -> Iterator[Block]:
     """As `lines`; raise also for a line that `parse` refuses."""
     number = 0
     for block in lines(stream):
