@@ -35,7 +35,7 @@ LIST_OFFSETS_VERSION: Final = 7
 QUESTIONS: Final = (LATEST, LATEST, LATEST, EARLIEST, MAX_TIMESTAMP, TIMESTAMP_MS + 2)
 
 
-class Reader:
+class SimReader:
     """Reads every offset once, in order, as a consumer that begins anew when the topic is another one. `stop_at` ends it."""
 
     def __init__(self, name: str, places: Sequence[Place], brokers: Brokers, history: History, chance: random.Random) -> None:

@@ -23,7 +23,7 @@ from sim.limits import lowered
 from sim.loop import Deadlock, VirtualClock, VirtualLoop
 from sim.places import Place
 from sim.producers import Producer
-from sim.readers import EndAsker, Reader
+from sim.readers import EndAsker, SimReader
 from sim.shards import Shards
 from sim.themes import Crowd, Theme, theme_of
 from sim.weather import Weather
@@ -111,7 +111,7 @@ class _World:
         self._producer_ids: set[int] = set()
         self._producers = 0
         self._tasks: list[asyncio.Task[None]] = []
-        self._readers: list[tuple[Reader, asyncio.Task[None]]] = []
+        self._readers: list[tuple[SimReader, asyncio.Task[None]]] = []
 
     async def run(self) -> None:
         self._topic = await self._create_steady()
@@ -222,11 +222,11 @@ class _World:
     async def _read_all_again(self) -> None:
         """Through each broker alone: what one of them keeps in memory must not be what keeps it from answering."""
         for broker in list(self._brokers):
-            reader = Reader(f"reader of {broker.name}", self._places, lambda broker=broker: [broker], self._history, self._child())  # type: ignore[misc]
+            reader = SimReader(f"reader of {broker.name}", self._places, lambda broker=broker: [broker], self._history, self._child())  # type: ignore[misc]
             reader.stop_at = await self._ends_of(reader)
             await self._end([self._nursery.spawn(reader.run(), name="reader")], f"{broker.name} does not serve all that there is", SERVED_S)
 
-    async def _ends_of(self, reader: Reader) -> tuple[str, dict[int, int]]:
+    async def _ends_of(self, reader: SimReader) -> tuple[str, dict[int, int]]:
         topics = Topics(self._metadata, clock=self._clock, ids=self._ids, entropy=self._chance.randbytes)
         name = reader.places[0].topic
         topic = (await topics.lookup([name])).get(name)
@@ -295,7 +295,7 @@ class _World:
         return broker
 
     def _follow(self, places: list[Place]) -> None:
-        reader = Reader(f"reader-{len(self._readers)}", list(places), self._live, self._history, self._child())
+        reader = SimReader(f"reader-{len(self._readers)}", list(places), self._live, self._history, self._child())
         self._readers.append((reader, self._nursery.spawn(reader.run(), name="reader")))
 
     def _produce(self, place: Place, crowd: Crowd) -> None:

@@ -36,7 +36,7 @@ from storage.metadata.port import Applied, Key, NotApplied, Record, Session, Sub
 from storage.metadata.sqlite_files import DatabaseFiles
 from storage.metadata.sqlite_group_commit import GroupCommit
 from storage.metadata.sqlite_owners import Liveness, Owners, owners_folder, read_boot_id
-from storage.metadata.sqlite_reader import DeadSessionFound, Reader
+from storage.metadata.sqlite_reader import DeadSessionFound, SqliteReader
 from storage.metadata.sqlite_sessions import SqliteSession
 from storage.metadata.sqlite_transaction import Transaction, prepare
 
@@ -85,7 +85,7 @@ class SqliteMetadataStore:
         self._writer = writer
         self._liveness = liveness
         self._blocking = blocking
-        self._reader = Reader(reader, liveness)
+        self._reader = SqliteReader(reader, liveness)
         self._commits = GroupCommit(
             writer, files=self._files, liveness=liveness, blocking=blocking, busy_timeout_s=busy_timeout_s, committed=self._on_commit
         )

@@ -24,7 +24,7 @@ class DeadSessionFound(Exception):
     """The answer would hold records of a dead session: end it, then read again."""
 
 
-class Reader:
+class SqliteReader:
     """Raises sqlite3.Error and `DeadSessionFound`."""
 
     def __init__(self, connection: sqlite3.Connection, liveness: Liveness) -> None:
