@@ -11,7 +11,7 @@ HELD_S_MIN: Final = 0.05
 """What is shorter is no news."""
 
 
-class Reading(NamedTuple):
+class LoopReading(NamedTuple):
     """Of the loop's thread, at one time: CPU it has used, and for how long it was ready to run and had no processor."""
 
     at_s: float
@@ -32,7 +32,7 @@ class Held(NamedTuple):
     gc_s: float
 
 
-def judge(before: Reading, after: Reading, *, due_s: float, unseen_s: float) -> Held | None:
+def judge(before: LoopReading, after: LoopReading, *, due_s: float, unseen_s: float) -> Held | None:
     """`before` was read at the last beat, `after` at the one that was due at `due_s`; for `unseen_s` of the time between nobody else in the
     process could run either. None if the loop was held for less than HELD_S_MIN.
     """

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from process.loop_watch.judging import HELD_S_MIN, Held, Reading, judge
+from process.loop_watch.judging import HELD_S_MIN, Held, LoopReading, judge
 from process.loop_watch.stacks import NOTHING_SEEN, ApiOfFile, Seen, seen
 from runtime.clock import Clock
 from runtime.logs import SAID_EVERY_S
@@ -68,7 +68,7 @@ class LoopWatch:
         self._usage = usage
         self._gc_s = 0.0
         self._gc_began_s = 0.0
-        self._before = Reading(0.0, 0.0, 0.0, 0.0)
+        self._before = LoopReading(0.0, 0.0, 0.0, 0.0)
         self._due_s = 0.0
         self._look: Look | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -98,8 +98,8 @@ class LoopWatch:
         self._due_s = self._before.at_s + BEAT_S
         self._timer = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
 
-    def _read(self) -> Reading:
-        return Reading(self._clock.monotonic_s(), *self._usage(), self._gc_s)
+    def _read(self) -> LoopReading:
+        return LoopReading(self._clock.monotonic_s(), *self._usage(), self._gc_s)
 
     def _beat(self) -> None:
         due_s = self._due_s
@@ -107,7 +107,7 @@ class LoopWatch:
             self._note(self._read(), due_s)
         self._expect_beat()
 
-    def _note(self, after: Reading, due_s: float) -> None:
+    def _note(self, after: LoopReading, due_s: float) -> None:
         look = self._look
         if look is not None and look.due_s != due_s:
             look = None  # of an earlier turn

@@ -93,7 +93,7 @@ def consume(
 
         clock = SystemClock()
         begin = _place(starting.parse_start, "-o", start or "start", clock)
-        reading = Reading(
+        reading = ConsumeRequest(
             topics=_topics(names, regex=regex),
             count=number,
             at_end=at_end,
@@ -139,7 +139,7 @@ def tail(
         from forebay.commands.topic.starting import BeforeEnd
         from runtime.clock import SystemClock
 
-        reading = Reading(
+        reading = ConsumeRequest(
             topics=_topics(names, regex=regex),
             count=None,
             at_end=at_end,
@@ -235,7 +235,7 @@ def _losses_said(terminal: Terminal) -> "dict[str, Callable[[KafkaError], None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ConsumeRequest:
     """What was asked for, however it is read."""
 
     topics: "list[str] | list[re.Pattern[str]]"

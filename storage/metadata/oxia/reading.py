@@ -18,7 +18,7 @@ GETS_MAX: Final = 1_000
 """Keys in one request; more are asked for one request after the other."""
 
 
-class Reading:
+class OxiaReader:
     def __init__(self, calls: ShardCalls) -> None:
         self._calls = calls
 

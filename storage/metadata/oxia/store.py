@@ -21,7 +21,7 @@ from storage.metadata.oxia.following import AssignmentFollower
 from storage.metadata.oxia.location import OxiaLocation
 from storage.metadata.oxia.nodes import CLOSE_TIMEOUT_S, Nodes
 from storage.metadata.oxia.notifications import NotificationFollower
-from storage.metadata.oxia.reading import Reading
+from storage.metadata.oxia.reading import OxiaReader
 from storage.metadata.oxia.sessions import Sessions
 from storage.metadata.oxia.writing import Writing
 from storage.metadata.port import Key, Record, Session, Subscription, WriteOp, WriteOutcome
@@ -47,7 +47,7 @@ class OxiaMetadataStore:
         self._hints = Hints()
         self._sessions = Sessions(self._calls, client_identity=client_identity, spawn=self._spawn)
         self._writing = Writing(self._calls, self._sessions, client_identity=client_identity, spawn=self._spawn)
-        self._reading = Reading(self._calls)
+        self._reading = OxiaReader(self._calls)
         self._assignments = AssignmentFollower(location, self._calls)
         self._notifications = NotificationFollower(self._calls, self._hints, spawn=self._spawn)
         self.write: Callable[[Sequence[WriteOp]], Coroutine[Any, Any, WriteOutcome]] = self._writing.write

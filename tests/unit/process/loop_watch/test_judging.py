@@ -1,11 +1,11 @@
-from process.loop_watch.judging import HELD_S_MIN, Held, Reading, judge
+from process.loop_watch.judging import HELD_S_MIN, Held, LoopReading, judge
 
 DUE_S = 100.0
-BEFORE = Reading(DUE_S - 0.05, 7.0, 3.0, 1.0)
+BEFORE = LoopReading(DUE_S - 0.05, 7.0, 3.0, 1.0)
 
 
 def judged(*, late_s: float, cpu_s: float = 0.0, waited_s: float = 0.0, gc_s: float = 0.0, unseen_s: float = 0.0) -> Held | None:
-    after = Reading(DUE_S + late_s, BEFORE.cpu_s + cpu_s, BEFORE.waited_s + waited_s, BEFORE.gc_s + gc_s)
+    after = LoopReading(DUE_S + late_s, BEFORE.cpu_s + cpu_s, BEFORE.waited_s + waited_s, BEFORE.gc_s + gc_s)
     return judge(BEFORE, after, due_s=DUE_S, unseen_s=unseen_s)
 
 
