@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import Message
 
-from forebay.commands.topic.record_format import Record, after_values, as_it_is, record_format
+from forebay.commands.topic.record_format import ConsumedRecord, after_values, as_it_is, record_format
 
 BatchFormat = Callable[[Sequence[Message]], bytes]
 
@@ -19,13 +19,13 @@ def batch_format(text: str, *, shown: Callable[[bytes], bytes] = as_it_is) -> Ba
     return lambda messages: end.join([*[message.value() or b"" for message in messages], b""])
 
 
-def record_of(message: Message) -> Record:
+def record_of(message: Message) -> ConsumedRecord:
     topic, partition, offset = message.topic(), message.partition(), message.offset()
     assert topic is not None, "a record has a topic"
     assert partition is not None, "a record has a partition"
     assert offset is not None, "a record has an offset"
     headers: Sequence[tuple[str, str | bytes | None]] = message.headers() or ()  # type: ignore[assignment]
-    return Record(
+    return ConsumedRecord(
         topic,
         partition,
         offset,

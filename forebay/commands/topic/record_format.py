@@ -28,7 +28,7 @@ _TOKEN: Final = re.compile(r"%(?P<field>.|$)(?:\{(?P<as>[^}]*)\})?|\\(?P<escape>
 _ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
-class Record(NamedTuple):
+class ConsumedRecord(NamedTuple):
     topic: str
     partition: int
     offset: int
@@ -38,7 +38,7 @@ class Record(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
-Part = Callable[[Record], bytes]
+Part = Callable[[ConsumedRecord], bytes]
 
 
 def as_it_is(held: bytes) -> bytes:
@@ -115,11 +115,11 @@ def _field(field: str, written_as: str | None) -> Part:
     return parts[written_as]
 
 
-def _number(of: Callable[[Record], int]) -> dict[str | None, Part]:
+def _number(of: Callable[[ConsumedRecord], int]) -> dict[str | None, Part]:
     return {None: lambda record: str(of(record)).encode()}
 
 
-def _bytes(of: Callable[[Record], bytes | None]) -> dict[str | None, Part]:
+def _bytes(of: Callable[[ConsumedRecord], bytes | None]) -> dict[str | None, Part]:
     return {
         None: lambda record: of(record) or b"",
         "hex": lambda record: (of(record) or b"").hex().encode(),
@@ -131,7 +131,7 @@ def _length(held: bytes | None) -> int:
     return -1 if held is None else len(held)
 
 
-def _utc(record: Record) -> bytes:
+def _utc(record: ConsumedRecord) -> bytes:
     try:
         at = datetime.fromtimestamp(record.timestamp_ms / 1_000, tz=UTC)
     except (OverflowError, ValueError, OSError):
@@ -154,7 +154,7 @@ _OWN_FIELDS: Final[dict[str, dict[str | None, Part]]] = {
 _FIELDS: Final = _OWN_FIELDS | {kcat: _OWN_FIELDS[ours] for kcat, ours in KCAT.items()}
 
 
-def _as_json(record: Record) -> bytes:
+def _as_json(record: ConsumedRecord) -> bytes:
     """One line, which no terminal obeys. Bytes that are no UTF-8 text are `{"base64": …}`."""
     return (
         printable_json(

@@ -2,7 +2,7 @@ import pytest
 from confluent_kafka import Message
 
 from forebay.commands.topic.batch_format import batch_format, record_of
-from forebay.commands.topic.record_format import Record, after_values, keyed, record_format
+from forebay.commands.topic.record_format import ConsumedRecord, after_values, keyed, record_format
 from forebay.kafka_client.text import printable_record
 
 MESSAGES = [
@@ -23,8 +23,8 @@ def test_many_records_are_written_as_each_of_them_would_be(text: str) -> None:
 
 
 def test_a_message_is_a_record_with_all_its_parts() -> None:
-    assert record_of(MESSAGES[0]) == Record("t", 1, 7, 99, b"k", b"\xffv", (("h", b"x"), ("n", None)))
-    assert record_of(MESSAGES[1]) == Record("t", 0, 0, -1, None, None)
+    assert record_of(MESSAGES[0]) == ConsumedRecord("t", 1, 7, 99, b"k", b"\xffv", (("h", b"x"), ("n", None)))
+    assert record_of(MESSAGES[1]) == ConsumedRecord("t", 0, 0, -1, None, None)
 
 
 @pytest.mark.parametrize(

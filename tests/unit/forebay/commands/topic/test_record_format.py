@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from forebay.commands.topic.record_format import DEFAULT_FORMAT, Record, record_format
+from forebay.commands.topic.record_format import DEFAULT_FORMAT, ConsumedRecord, record_format
 from forebay.kafka_client.text import printable_record
 
-RECORD = Record("orders", 3, 42, 1_795_250_358_763, b"k", b"\xff\x00v", (("a", b"b"), ("c", None)))
-NOTHING = Record("orders", 0, 0, -1, None, None)
+RECORD = ConsumedRecord("orders", 3, 42, 1_795_250_358_763, b"k", b"\xff\x00v", (("a", b"b"), ("c", None)))
+NOTHING = ConsumedRecord("orders", 0, 0, -1, None, None)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_format_that_cannot_be_meant_is_refused(text: str, phrase: str) -> Non
 
 
 def test_a_terminal_is_shown_what_others_wrote_and_obeys_the_format_alone() -> None:
-    hostile = Record("t", 0, 0, 0, b"k\x1b]0;owned\x07", b"v\r\xff\tx\n", (("h\x1b[2J", b"\x00"),))
+    hostile = ConsumedRecord("t", 0, 0, 0, b"k\x1b]0;owned\x07", b"v\r\xff\tx\n", (("h\x1b[2J", b"\x00"),))
 
     assert record_format(r"\x1b[1m%k %v %h", shown=printable_record)(hostile) == (
         b"\x1b[1mk\\x1b]0;owned\\x07 v\\r\\xff\tx\n h\\x1b[2J=\\x00"
@@ -81,7 +81,7 @@ def test_a_terminal_is_shown_what_others_wrote_and_obeys_the_format_alone() -> N
 
 
 def test_json_has_no_character_that_a_terminal_obeys() -> None:
-    line = record_format("json")(Record("t", 0, 0, 0, None, "\x9b31m\x7f\u202e".encode()))
+    line = record_format("json")(ConsumedRecord("t", 0, 0, 0, None, "\x9b31m\x7f\u202e".encode()))
 
     assert line.isascii()
     assert json.loads(line)["value"] == "\x9b31m\x7f\u202e"
