@@ -18,7 +18,7 @@ import crc32c
 
 from runtime.blocking import ThreadBlocking
 from storage.objects.port import ObjectStat
-from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, USER_AGENT, Credentials, ListedPage, Refusal
+from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, USER_AGENT, Credentials, ListedPage, UndeletedKey
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import Interrupted, NoCredentials, Refused, RequestFault, Unreached
 from storage.vocabulary import Buffer
@@ -76,12 +76,12 @@ class Aioboto3Client:
             stats = [ObjectStat(one["Key"], one["Size"], _whole_seconds_ms(one["LastModified"])) for one in reply.get("Contents", ())]
             return ListedPage(stats, bool(reply["IsTruncated"]))
 
-    async def delete(self, names: Sequence[str]) -> Sequence[Refusal]:
+    async def delete(self, names: Sequence[str]) -> Sequence[UndeletedKey]:
         client = await self._opened()
         delete = {"Objects": [{"Key": name} for name in names], "Quiet": True}
         with _translated():
             reply = await client.delete_objects(Bucket=self._endpoint.bucket, Delete=delete)
-        return [Refusal(one.get("Key", ""), one.get("Code", ""), one.get("Message", "")) for one in reply.get("Errors", ())]
+        return [UndeletedKey(one.get("Key", ""), one.get("Code", ""), one.get("Message", "")) for one in reply.get("Errors", ())]
 
     async def begin_upload(self, name: str) -> str:
         client = await self._opened()

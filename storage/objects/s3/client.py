@@ -22,7 +22,7 @@ class ListedPage(NamedTuple):
     more: bool
 
 
-class Refusal(NamedTuple):
+class UndeletedKey(NamedTuple):
     """A key that a delete request did not delete, though the request as a whole succeeded."""
 
     key: str
@@ -65,7 +65,7 @@ class ControlClient(Protocol):
 
     async def list_page(self, prefix: str, start_after: str) -> ListedPage: ...
 
-    async def delete(self, names: Sequence[str]) -> Sequence[Refusal]:
+    async def delete(self, names: Sequence[str]) -> Sequence[UndeletedKey]:
         """Up to 1,000 names; absent ones are deleted."""
         ...
 

@@ -20,7 +20,7 @@ from storage.limits import MIB
 from storage.objects.naming import check_key, is_key
 from storage.objects.port import ObjectStat
 from storage.objects.s3.backoff import Backoff
-from storage.objects.s3.client import ControlClient, DataClient, Refusal
+from storage.objects.s3.client import ControlClient, DataClient, UndeletedKey
 from storage.objects.s3.diagnosis import Diagnosis, Step
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import Interrupted, Refused, RequestFault, Unreached
@@ -349,7 +349,7 @@ def _cause_name(cause: RequestFault | TimeoutError) -> str:
     return "throttled" if isinstance(cause, Refused) else "unreached" if isinstance(cause, Unreached) else "interrupted"
 
 
-def _cause(refusals: Sequence[Refusal]) -> Refused:
+def _cause(refusals: Sequence[UndeletedKey]) -> Refused:
     """One fault for the keys that a reply names: what is worth another try only if all of them are."""
     faults = [Refused(503 if one.code == "InternalError" else 403, one.code, one.message) for one in refusals]
     return next((fault for fault in faults if not fault.is_transient), faults[0])
