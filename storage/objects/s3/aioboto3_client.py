@@ -20,7 +20,7 @@ from runtime.blocking import ThreadBlocking
 from storage.objects.port import ObjectStat
 from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, USER_AGENT, Credentials, ListedPage, UndeletedKey
 from storage.objects.s3.endpoint import BucketEndpoint
-from storage.objects.s3.faults import Interrupted, NoCredentials, Refused, RequestFault, Unreached
+from storage.objects.s3.faults import ErrorReply, Interrupted, NoCredentials, RequestFault, Unreached
 from storage.vocabulary import Buffer
 
 LIST_PAGE_OBJECTS: Final = 1_000
@@ -52,7 +52,7 @@ class Aioboto3Client:
             reply = await client.get_object(**self._of(name), Range=f"bytes={start}-{end - 1}")
             async with reply["Body"] as body:
                 if reply["ResponseMetadata"]["HTTPStatusCode"] != 206:
-                    raise Refused(200, "", "a whole object, or something else, where a range was asked for")
+                    raise ErrorReply(200, "", "a whole object, or something else, where a range was asked for")
                 if not reply["ContentRange"].startswith(f"bytes {start}-"):
                     raise ValueError(f"bytes {start}-{end - 1} were asked for: content_range={reply['ContentRange']!r}")
                 found: bytes = await body.read()
@@ -136,7 +136,7 @@ class Aioboto3Client:
         try:
             with _translated():
                 reply = await client.head_bucket(Bucket=self._endpoint.bucket)
-        except Refused as refused:
+        except ErrorReply as refused:
             return refused.region
         return str(reply["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region", ""))
 
@@ -251,12 +251,12 @@ def _translated() -> Iterator[None]:
         raise Interrupted(f"the reply is not one of S3: {error!r}") from error
 
 
-def _refused(response: dict[str, Any]) -> Refused:
+def _refused(response: dict[str, Any]) -> ErrorReply:
     error, metadata = response.get("Error", {}), response.get("ResponseMetadata", {})
     region = error.get("Region") or metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region") or ""
     code = str(error.get("Code", ""))
     # Replies without a body have their status as a code.
-    return Refused(int(metadata.get("HTTPStatusCode", 0)), "" if code.isdigit() else code, str(error.get("Message", "")), region=region)
+    return ErrorReply(int(metadata.get("HTTPStatusCode", 0)), "" if code.isdigit() else code, str(error.get("Message", "")), region=region)
 
 
 def _without_reply(error: Exception) -> RequestFault:

@@ -10,7 +10,7 @@ from typing import Final
 from storage.errors import NotFound, OutcomeUnknown, Unavailable
 from storage.objects.s3.client import ControlClient
 from storage.objects.s3.endpoint import BucketEndpoint
-from storage.objects.s3.faults import Interrupted, NoCredentials, Refused, RequestFault, Unreached
+from storage.objects.s3.faults import ErrorReply, Interrupted, NoCredentials, RequestFault, Unreached
 from storage.objects.s3.location import S3Location
 
 LOOK_UP_S: Final = 5.0
@@ -75,7 +75,7 @@ class Diagnosis:
     async def explained(self, step: Step, fault: RequestFault | TimeoutError) -> str:
         """The line for `fault`, after a few questions to the server where they help."""
         identity = source = region = ""
-        if isinstance(fault, Refused):
+        if isinstance(fault, ErrorReply):
             if _is_about_region(fault):
                 region = fault.region or await self._region_of_bucket()
             elif fault.status < 500:
@@ -143,13 +143,13 @@ def explain(step: Step, fault: RequestFault | TimeoutError, facts: Facts) -> str
         case Interrupted() | TimeoutError():
             what = "in time" if isinstance(fault, TimeoutError) else f"that is whole ({fault})"
             return f"{place} gave no answer {what} to a test {step.value[0]}. Check that endpoint in storage.url names an S3 server."
-        case Refused():
+        case ErrorReply():
             return _explain_refusal(step, fault, facts, place, who)
         case _:
             return f"{place} failed a test {step.value[0]}: {fault}"
 
 
-def _explain_refusal(step: Step, fault: Refused, facts: Facts, place: str, who: str) -> str:
+def _explain_refusal(step: Step, fault: ErrorReply, facts: Facts, place: str, who: str) -> str:
     location, endpoint = facts.location, facts.endpoint
     if _is_about_region(fault):
         if facts.region_of_bucket and facts.region_of_bucket != endpoint.region:
@@ -184,7 +184,7 @@ def _other_region(location: S3Location, endpoint: BucketEndpoint, actual: str) -
     return f'Bucket "{location.bucket}" is in {actual}, but region {endpoint.region} is set. Use ?region={actual}.'
 
 
-def _is_about_region(fault: Refused) -> bool:
+def _is_about_region(fault: ErrorReply) -> bool:
     return fault.code in _REGION_CODES or fault.status in (301, 307)
 
 

@@ -4,7 +4,7 @@
     Interrupted   sent, in part or whole, and no whole reply: it may have happened
     Refused       the server answered with an error
 
-`Throttled` below is a question to a `Refused`, not a fault of its own.
+`Throttled` below is a question to a `ErrorReply`, not a fault of its own.
 """
 
 import re
@@ -47,7 +47,7 @@ class NoCredentials(RequestFault):
     """There is nothing to sign a request with: nothing was sent."""
 
 
-class Refused(RequestFault):
+class ErrorReply(RequestFault):
     """The server answered with an error. `code` is S3's, or empty where the reply had none (HEAD, or not S3 at all)."""
 
     def __init__(self, status: int, code: str = "", message: str = "", *, region: str = "") -> None:
@@ -98,10 +98,10 @@ class Refused(RequestFault):
         return self.is_not_done or (self.status >= 500 and self.status != 501)
 
 
-def refused_from(status: int, body: str) -> Refused:
+def refused_from(status: int, body: str) -> ErrorReply:
     """The fault that an answer with an error status and `body` (XML, in part, or none) is."""
     found = {name: match[1] for name, pattern in _TAG.items() if (match := pattern.search(body))}
-    return Refused(status, found.get("Code", ""), _plain(found.get("Message", "")), region=found.get("Region", ""))
+    return ErrorReply(status, found.get("Code", ""), _plain(found.get("Message", "")), region=found.get("Region", ""))
 
 
 def _plain(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 from storage.limits import MIB
 from storage.objects.s3.backoff import Backoff
 from storage.objects.s3.client import ControlClient
-from storage.objects.s3.faults import Interrupted, Refused, RequestFault, Unreached
+from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached
 from storage.vocabulary import Buffer
 
 PART_BYTES: Final = 16 * MIB
@@ -61,7 +61,7 @@ async def _put_part(client: ControlClient, name: str, upload: str, number: int, 
             return await client.put_part(name, upload, number, body)
         except (Unreached, Interrupted) as error:
             fault: RequestFault = error
-        except Refused as error:
+        except ErrorReply as error:
             if not error.is_transient:
                 raise
             fault = error

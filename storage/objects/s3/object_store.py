@@ -23,7 +23,7 @@ from storage.objects.s3.backoff import Backoff
 from storage.objects.s3.client import ControlClient, DataClient, UndeletedKey
 from storage.objects.s3.diagnosis import Diagnosis, Step
 from storage.objects.s3.endpoint import BucketEndpoint
-from storage.objects.s3.faults import Interrupted, Refused, RequestFault, Unreached
+from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.multipart import put_in_parts
 from storage.vocabulary import Buffer
@@ -182,7 +182,7 @@ class S3ObjectStore:
                 return
             except (RequestFault, TimeoutError) as error:
                 cause = _without_frames(error)
-            if isinstance(cause, Refused):
+            if isinstance(cause, ErrorReply):
                 if cause.is_taken:
                     if may_be_ours and await self._is_stored(key, parts, size_bytes):
                         return
@@ -211,7 +211,7 @@ class S3ObjectStore:
                 async with asyncio.timeout(attempt_s):
                     await put_in_parts(self._control, name, parts, backoff=partial(self._backoff, attempt_s, PART_TRIES_MAX))
                 return
-            except Refused as refused:
+            except ErrorReply as refused:
                 # Some stores know conditions for single requests only.
                 if not refused.is_not_implemented:
                     raise
@@ -243,7 +243,7 @@ class S3ObjectStore:
         try:
             return await self._read("get", key, partial(self._data.get_range, name, start, end), _attempt_s(end - start))
         except Unavailable as error:
-            if isinstance(error.__cause__, Refused) and error.__cause__.is_past_the_end:
+            if isinstance(error.__cause__, ErrorReply) and error.__cause__.is_past_the_end:
                 raise EndsEarly(f"object ends before the range: key={key!r} start={start} end={end}") from error.__cause__
             raise
 
@@ -255,7 +255,7 @@ class S3ObjectStore:
             return True
         except Unavailable as error:
             # An empty object has no first byte.
-            if not (isinstance(error.__cause__, Refused) and error.__cause__.is_past_the_end):
+            if not (isinstance(error.__cause__, ErrorReply) and error.__cause__.is_past_the_end):
                 raise
         return False
 
@@ -269,7 +269,7 @@ class S3ObjectStore:
                         return await request()
                 except (RequestFault, TimeoutError) as error:
                     cause = _without_frames(error)
-                if isinstance(cause, Refused) and (cause.is_missing or (op == "stat" and cause.is_bare_404)):
+                if isinstance(cause, ErrorReply) and (cause.is_missing or (op == "stat" and cause.is_bare_404)):
                     raise NotFound(f"no such object: key={key!r}") from cause
                 if not _is_transient(cause) or not await self._pause(op, backoff, cause):
                     raise Unavailable(self._failure(f"{op} failed", key, cause, tries=backoff.tries)) from cause
@@ -286,7 +286,7 @@ class S3ObjectStore:
             except (RequestFault, TimeoutError) as error:
                 cause = _without_frames(error)
                 begun |= isinstance(error, Interrupted | TimeoutError) or (
-                    isinstance(error, Refused) and error.is_transient and not error.is_not_done
+                    isinstance(error, ErrorReply) and error.is_transient and not error.is_not_done
                 )
             else:
                 refusals = [refusal for refusal in refusals if refusal.code not in ("NoSuchKey", "NoSuchVersion")]
@@ -323,7 +323,7 @@ class S3ObjectStore:
 
     def _failure(self, what: str, key: str, cause: Exception, *, tries: int) -> str:
         reason = "no reply in time" if isinstance(cause, TimeoutError) else str(cause)
-        if isinstance(cause, Refused) and cause.is_about_the_clock:
+        if isinstance(cause, ErrorReply) and cause.is_about_the_clock:
             reason += " - this machine's clock is too far from the server's: set it, e.g. by NTP"
         return f"{what}: bucket={self._location.bucket!r} key={key!r} tries={tries} cause={reason}"
 
@@ -342,14 +342,14 @@ def _attempt_s(size_bytes: int) -> float:
 
 
 def _is_transient(cause: RequestFault | TimeoutError) -> bool:
-    return cause.is_transient if isinstance(cause, Refused) else isinstance(cause, Unreached | Interrupted | TimeoutError)
+    return cause.is_transient if isinstance(cause, ErrorReply) else isinstance(cause, Unreached | Interrupted | TimeoutError)
 
 
 def _cause_name(cause: RequestFault | TimeoutError) -> str:
-    return "throttled" if isinstance(cause, Refused) else "unreached" if isinstance(cause, Unreached) else "interrupted"
+    return "throttled" if isinstance(cause, ErrorReply) else "unreached" if isinstance(cause, Unreached) else "interrupted"
 
 
-def _cause(refusals: Sequence[UndeletedKey]) -> Refused:
+def _cause(refusals: Sequence[UndeletedKey]) -> ErrorReply:
     """One fault for the keys that a reply names: what is worth another try only if all of them are."""
-    faults = [Refused(503 if one.code == "InternalError" else 403, one.code, one.message) for one in refusals]
+    faults = [ErrorReply(503 if one.code == "InternalError" else 403, one.code, one.message) for one in refusals]
     return next((fault for fault in faults if not fault.is_transient), faults[0])

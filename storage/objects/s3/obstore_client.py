@@ -17,7 +17,7 @@ from obstore.store import S3Store
 from storage.objects.port import ObjectStat
 from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, USER_AGENT, Credentials
 from storage.objects.s3.endpoint import BucketEndpoint
-from storage.objects.s3.faults import Interrupted, Refused, RequestFault, Unreached, refused_from
+from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached, refused_from
 from storage.vocabulary import Buffer
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ def _fault(error: Exception) -> RequestFault:
     if "kind: Connect" in debug:
         return Unreached(reason)
     if "redirect without LOCATION" in text:
-        return Refused(301, "PermanentRedirect", "the bucket is in another region")
+        return ErrorReply(301, "PermanentRedirect", "the bucket is in another region")
     if "NotPartial" in debug:
-        return Refused(200, "", "a whole object, or something else, where a range was asked for")
+        return ErrorReply(200, "", "a whole object, or something else, where a range was asked for")
     return Interrupted(reason)
 
 

@@ -16,7 +16,7 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, OpResult, Put, Status, WriteOp, WriteOutcome, children_of
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.s3.diagnosis import Step
-from storage.objects.s3.faults import Refused
+from storage.objects.s3.faults import ErrorReply
 from storage.vocabulary import Buffer
 
 clock = SystemClock()
@@ -171,7 +171,7 @@ async def test_a_store_that_takes_no_puts_is_still_asked_what_it_allows() -> Non
 )
 def test_a_refusal_of_s3_names_the_permission_it_needs(step: Step, needs: str) -> None:
     error = Unavailable("not done")
-    error.__cause__ = Refused(403, "AccessDenied")
+    error.__cause__ = ErrorReply(403, "AccessDenied")
 
     why = reason_at("s3://records/llog?endpoint=http://s3:9000", step, error)
 

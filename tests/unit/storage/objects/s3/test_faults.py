@@ -1,47 +1,47 @@
 import pytest
 
-from storage.objects.s3.faults import Refused, refused_from
+from storage.objects.s3.faults import ErrorReply, refused_from
 
 
 @pytest.mark.parametrize(
     ("refused", "not_done", "transient"),
     [
-        (Refused(503, "SlowDown"), True, True),
-        (Refused(503, "ServiceUnavailable"), True, True),
-        (Refused(429), True, True),
-        (Refused(408), True, True),
-        (Refused(400, "RequestTimeout"), True, True),
-        (Refused(400, "IncompleteBody"), True, True),
-        (Refused(409, "ConditionalRequestConflict"), True, True),
-        (Refused(409), True, True),
-        (Refused(409, "ObjectParentIsFile"), False, False),
+        (ErrorReply(503, "SlowDown"), True, True),
+        (ErrorReply(503, "ServiceUnavailable"), True, True),
+        (ErrorReply(429), True, True),
+        (ErrorReply(408), True, True),
+        (ErrorReply(400, "RequestTimeout"), True, True),
+        (ErrorReply(400, "IncompleteBody"), True, True),
+        (ErrorReply(409, "ConditionalRequestConflict"), True, True),
+        (ErrorReply(409), True, True),
+        (ErrorReply(409, "ObjectParentIsFile"), False, False),
         # A proxy that lost the reply says so, too.
-        (Refused(503), False, True),
-        (Refused(500, "InternalError"), False, True),
-        (Refused(502), False, True),
-        (Refused(504), False, True),
-        (Refused(501, "NotImplemented"), False, False),
-        (Refused(403, "AccessDenied"), False, False),
-        (Refused(412, "PreconditionFailed"), False, False),
-        (Refused(404, "NoSuchKey"), False, False),
-        (Refused(301, "PermanentRedirect"), False, False),
+        (ErrorReply(503), False, True),
+        (ErrorReply(500, "InternalError"), False, True),
+        (ErrorReply(502), False, True),
+        (ErrorReply(504), False, True),
+        (ErrorReply(501, "NotImplemented"), False, False),
+        (ErrorReply(403, "AccessDenied"), False, False),
+        (ErrorReply(412, "PreconditionFailed"), False, False),
+        (ErrorReply(404, "NoSuchKey"), False, False),
+        (ErrorReply(301, "PermanentRedirect"), False, False),
     ],
 )
-def test_what_is_tried_again_and_what_certainly_did_not_happen(refused: Refused, not_done: bool, transient: bool) -> None:
+def test_what_is_tried_again_and_what_certainly_did_not_happen(refused: ErrorReply, not_done: bool, transient: bool) -> None:
     assert (refused.is_not_done, refused.is_transient) == (not_done, transient)
 
 
 @pytest.mark.parametrize(
     ("refused", "missing", "bare"),
     [
-        (Refused(404, "NoSuchKey"), True, False),
-        (Refused(404), False, True),
-        (Refused(404, "NoSuchBucket"), False, False),
-        (Refused(404, "NoSuchUpload"), False, False),
-        (Refused(403, "NoSuchKey"), False, False),
+        (ErrorReply(404, "NoSuchKey"), True, False),
+        (ErrorReply(404), False, True),
+        (ErrorReply(404, "NoSuchBucket"), False, False),
+        (ErrorReply(404, "NoSuchUpload"), False, False),
+        (ErrorReply(403, "NoSuchKey"), False, False),
     ],
 )
-def test_an_absent_object_is_told_from_all_else_that_is_not_found(refused: Refused, missing: bool, bare: bool) -> None:
+def test_an_absent_object_is_told_from_all_else_that_is_not_found(refused: ErrorReply, missing: bool, bare: bool) -> None:
     assert (refused.is_missing, refused.is_bare_404) == (missing, bare)
 
 

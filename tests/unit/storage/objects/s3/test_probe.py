@@ -7,7 +7,7 @@ import pytest
 from storage.errors import Unavailable
 from storage.objects.s3.diagnosis import Facts, Step, explain
 from storage.objects.s3.endpoint import BucketEndpoint
-from storage.objects.s3.faults import Refused
+from storage.objects.s3.faults import ErrorReply
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
@@ -191,7 +191,7 @@ def test_on_aws_the_identity_is_an_arn(step: Step) -> None:
         source="assume-role-with-web-identity",
         region_of_bucket="",
     )
-    line = explain(step, Refused(403, "AccessDenied"), facts)
+    line = explain(step, ErrorReply(403, "AccessDenied"), facts)
 
     assert line.startswith('Bucket "my-bucket" at AWS (region eu-west-1) refused a test ')
     assert "as arn:aws:iam::123:role/x (credentials from: assume-role-with-web-identity). Needs s3:" in line
