@@ -52,14 +52,14 @@ def check(history: History, logs: Sequence[Log]) -> list[str]:
     return found
 
 
-class Remembered(NamedTuple):
+class RememberedProducers(NamedTuple):
     """Epoch and last sequence by producer id, as a broker says, and where the log ended before it was asked."""
 
     end: int
     producers: Mapping[int, tuple[int, int]]
 
 
-def forgotten(logs: Sequence[Log], known: Mapping[str, Remembered], may_have_expired: Callable[[Stored], bool]) -> Iterator[str]:
+def forgotten(logs: Sequence[Log], known: Mapping[str, RememberedProducers], may_have_expired: Callable[[Stored], bool]) -> Iterator[str]:
     """The last batch of every producer is what its partition remembers: else what is sent again could not be told from what is new.
 
     `known`: by place; those that are not in it are not judged. What a client gave up may be appended while a broker is asked, and later.

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from runtime.ids import IdSource
 from sim.admin import Admin
 from sim.broker import ConnectionLost, Ground, Serving, SimBroker
-from sim.check import Log, Remembered, Stored, check, forgotten
+from sim.check import Log, RememberedProducers, Stored, check, forgotten
 from sim.determinism import OrderedNursery, stable_order
 from sim.faults import FaultPlan, ObjectFaults
 from sim.fsck import fsck
@@ -240,7 +240,7 @@ class _World:
             ends[place.partition] = 0 if control is None else control.sequence_counter
         return topic.topic_id, ends
 
-    async def _remembered_of(self, place: Place) -> Remembered:
+    async def _remembered_of(self, place: Place) -> RememberedProducers:
         """What a broker says that the partition remembers."""
         control = self._control_of(PartitionId(self._topic.topic_id, place.partition))
         end = 0 if control is None else control.sequence_counter
@@ -254,11 +254,11 @@ class _World:
             except ConnectionLost:
                 await asyncio.sleep(1.0)
             else:
-                return Remembered(end, {one.producer_id: (one.epoch, one.last_sequence) for one in found})
+                return RememberedProducers(end, {one.producer_id: (one.epoch, one.last_sequence) for one in found})
         self._history.violation(f"liveness: nobody says what producers there are: {place}")
-        return Remembered(0, {})
+        return RememberedProducers(0, {})
 
-    async def _judge(self, weather: Weather, remembered: Mapping[str, Remembered]) -> None:
+    async def _judge(self, weather: Weather, remembered: Mapping[str, RememberedProducers]) -> None:
         logs: list[Log] = []
         for partition, record in self._shards.control_records().items():
             control = decode_control(record.value, path=record.path)

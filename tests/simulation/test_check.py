@@ -2,7 +2,7 @@
 
 import pytest
 
-from sim.check import Log, Remembered, Stored, check, forgotten
+from sim.check import Log, RememberedProducers, Stored, check, forgotten
 from sim.history import PLAIN, Attempt, BatchIdentity, End, History, OperationOutcome, Seen, Sent
 from sim.loop import VirtualLoop
 
@@ -164,7 +164,7 @@ def numbered(producer_id: int, first_seq: int, offset: int) -> Stored:
 def test_the_last_batch_of_a_producer_must_be_remembered(told: dict[int, tuple[int, int]], is_wrong: bool) -> None:
     log = Log("t/0", "id", [numbered(7, 0, 0), numbered(8, 0, 2), numbered(7, 2, 4), numbered(7, 4, 6), numbered(9, 0, 8)])
 
-    found = list(forgotten([log], {"t/0": Remembered(6, told)}, lambda _last: False))
+    found = list(forgotten([log], {"t/0": RememberedProducers(6, told)}, lambda _last: False))
 
     assert bool(found) is is_wrong
     assert list(forgotten([log], {}, lambda _last: False)) == []
@@ -176,6 +176,6 @@ def test_a_producer_may_be_forgotten_when_it_may_have_expired() -> None:
     def may_have_expired(last: Stored) -> bool:
         return last.identity.producer_id == 7
 
-    assert list(forgotten([log], {"t/0": Remembered(4, {8: (0, 1)})}, may_have_expired)) == []
-    assert len(list(forgotten([log], {"t/0": Remembered(4, {})}, may_have_expired))) == 1
-    assert len(list(forgotten([log], {"t/0": Remembered(4, {7: (0, 9), 8: (0, 1)})}, may_have_expired))) == 1
+    assert list(forgotten([log], {"t/0": RememberedProducers(4, {8: (0, 1)})}, may_have_expired)) == []
+    assert len(list(forgotten([log], {"t/0": RememberedProducers(4, {})}, may_have_expired))) == 1
+    assert len(list(forgotten([log], {"t/0": RememberedProducers(4, {7: (0, 9), 8: (0, 1)})}, may_have_expired))) == 1
