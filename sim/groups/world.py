@@ -38,7 +38,7 @@ SHARDS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class GroupReport:
     """`violations` is what the group did wrong; equal seeds have equal digests."""
 
     violations: list[str]
@@ -50,7 +50,7 @@ class Report:
     lost_claims: int
 
 
-def run_seed(seed: int, faults: str, *, guesses: float = 0.0, show: Callable[[str], None] | None = None) -> Report:
+def run_seed(seed: int, faults: str, *, guesses: float = 0.0, show: Callable[[str], None] | None = None) -> GroupReport:
     """Must not be called from a running loop. `guesses`: how likely a broker takes another for dead, whatever that does."""
     chance = random.Random(f"groups {seed} {faults}")
     loop = VirtualLoop()
@@ -68,7 +68,7 @@ def run_seed(seed: int, faults: str, *, guesses: float = 0.0, show: Callable[[st
     judges = (backwards, shown_from_nowhere, reread_below_a_commit, committed_unprocessed, generations_with_two_assignments)
     wrong = [text for judge in judges for text in judge(history)]
     generations = {fact.generation for fact in history.assigned}
-    return Report(
+    return GroupReport(
         trace.violations + wrong, trace.digest(), len(history.committed), len(generations), len(history.seen), guessing.wrong, guessing.lost
     )
 

@@ -37,7 +37,7 @@ CONFIG: Final = {
 FAILURES_ONLY: Final = {"delivery.report.only.error": True}
 """For those who do not ask for `ProducedLines.by_partition`."""
 
-Report = Callable[[KafkaError | None, Message], None]
+DeliveryCallback = Callable[[KafkaError | None, Message], None]
 Messages = list[dict[str, Any]]
 
 
@@ -93,7 +93,7 @@ class Values:
     def records(self) -> Sequence[RecordLine]:
         return [self.rest._replace(value=None if self.empty_is_null and not value else value) for value in self.values]
 
-    def together(self, reports: Iterator[Report]) -> Messages | None:
+    def together(self, reports: Iterator[DeliveryCallback]) -> Messages | None:
         """As the library takes many at a time; None where it cannot."""
         rest = self.rest
         longest = max(map(len, self.values), default=0) + len(rest.key or b"")
@@ -117,7 +117,7 @@ class Parsed:
     def records(self) -> Sequence[RecordLine]:
         return self.lines
 
-    def together(self, reports: Iterator[Report]) -> Messages | None:
+    def together(self, reports: Iterator[DeliveryCallback]) -> Messages | None:
         """As `Values`."""
         return None if any(map(_is_alone, self.lines)) else _together(self.lines, reports)
 
@@ -132,7 +132,7 @@ def _is_alone(line: RecordLine) -> bool:
     )
 
 
-def _together(lines: Sequence[RecordLine], reports: Iterator[Report]) -> Messages:
+def _together(lines: Sequence[RecordLine], reports: Iterator[DeliveryCallback]) -> Messages:
     return [{"value": line.value, "key": line.key, "callback": report} for line, report in zip(lines, reports, strict=False)]
 
 
