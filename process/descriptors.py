@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DescriptorLimits:
     """What this process may open (`limit`), what a broker keeps from clients, and how many connections the settings allow."""
 
     limit: int
@@ -77,10 +77,10 @@ def fitted(settings: Settings) -> Settings:
     return dataclasses.replace(settings, kafka=dataclasses.replace(settings.kafka, max_connections=room.connections))
 
 
-def room_for(settings: Settings) -> Room:
+def room_for(settings: Settings) -> DescriptorLimits:
     """As it is once the limit of this process was raised. Raise `StartError` if there is none for a connection."""
     wanted, reserved = settings.kafka.max_connections, reserve_of(settings)
-    room = Room(raised_limit(wanted + reserved), reserved, wanted)
+    room = DescriptorLimits(raised_limit(wanted + reserved), reserved, wanted)
     if room.connections < 1:
         raise StartError(
             f"This process may open {room.limit} files, and a broker holds {reserved} in reserve beside its connections. "

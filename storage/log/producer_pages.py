@@ -43,7 +43,7 @@ class NewPage(NamedTuple):
     page: ProducerPage
 
 
-class Room(NamedTuple):
+class PagedStates(NamedTuple):
     hot: dict[int, ProducerState]
     refs: tuple[PageRef, ...]
     written: tuple[NewPage, ...]
@@ -135,7 +135,7 @@ def make_room(
     now_ms: int,
     expired_before_ms: int,
     name: str,
-) -> Room:
+) -> PagedStates:
     """Forget what has expired, and when `hot` is over its bounds, move states into pages until half of the bounds is free.
 
     `hot` is in the order of last use, and is changed. Of `claimed`, the producers of this commit, few stay hot and many go: into the pages
@@ -149,11 +149,11 @@ def make_room(
         if not _is_covered(kept_refs, producer_id):
             del hot[producer_id]
     if len(hot) <= _sure_room():
-        return Room(hot, kept_refs, ())
+        return PagedStates(hot, kept_refs, ())
     excess_bytes = sum(map(_size_bytes, hot.values())) - PRODUCERS_HOT_BYTES_MAX
     excess_count = len(hot) - PRODUCERS_HOT_MAX
     if excess_bytes <= 0 and excess_count <= 0:
-        return Room(hot, kept_refs, ())
+        return PagedStates(hot, kept_refs, ())
     excess_bytes += PRODUCERS_HOT_BYTES_MAX // 2
     excess_count += PRODUCERS_HOT_MAX // 2
     is_crowd = len(claimed) > _sure_room() // 2
@@ -184,7 +184,7 @@ def make_room(
     # Placed by all of `refs`, as `needed` was: a page that expires takes what falls into its range, or goes.
     kept = [one for place, ref in enumerate(refs) for one in replaced.pop(place, (ref,) if ref.newest_ms >= expired_before_ms else ())]
     kept += replaced.pop(0, ())  # there were none
-    return Room(hot, _forget_oldest(kept, {page.name for page in written}, now_ms), tuple(written))
+    return PagedStates(hot, _forget_oldest(kept, {page.name for page in written}, now_ms), tuple(written))
 
 
 def _by_place(

@@ -22,13 +22,13 @@ from storage.metadata.port import ABSENT, Applied, Put
 def drops_producers_without_spilling_them() -> Iterator[None]:
     def make_room(
         refs: tuple[PageRef, ...], hot: dict[int, Any], _pages: object, *, claimed: Collection[int], **_how: object
-    ) -> producer_pages.Room:
+    ) -> producer_pages.PagedStates:
         for producer_id in list(hot):
             if len(hot) <= producer_pages.PRODUCERS_HOT_MAX:
                 break
             if producer_id not in claimed:
                 del hot[producer_id]
-        return producer_pages.Room(hot, refs, ())
+        return producer_pages.PagedStates(hot, refs, ())
 
     with mock.patch.object(decide, "make_room", make_room):
         yield
@@ -199,8 +199,8 @@ def places_producers_by_the_pages_that_have_not_expired() -> Iterator[None]:
     """The pages read for a commit are those that all of the record's pages call for."""
 
     def make_room(
-        original: Callable[..., producer_pages.Room], refs: tuple[PageRef, ...], *given: Any, expired_before_ms: int, **how: Any
-    ) -> producer_pages.Room:
+        original: Callable[..., producer_pages.PagedStates], refs: tuple[PageRef, ...], *given: Any, expired_before_ms: int, **how: Any
+    ) -> producer_pages.PagedStates:
         kept = tuple(ref for ref in refs if ref.newest_ms >= expired_before_ms)
         return original(kept, *given, expired_before_ms=expired_before_ms, **how)
 

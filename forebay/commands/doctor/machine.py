@@ -9,7 +9,7 @@ from broker.audit import refusal
 from forebay.commands.doctor.finding import Finding, failed, ok, warning
 from forebay.processes.serve import TRIMMED_ABOVE_BYTES
 from process import preflight
-from process.descriptors import Room
+from process.descriptors import DescriptorLimits
 from process.disk_space import FileSystem
 from process.settings.model import Settings
 from runtime.version import forebay_version
@@ -25,7 +25,7 @@ def versions() -> Finding:
     return ok("versions", f"forebay {forebay_version()}, Python {platform.python_version()}, {system}")
 
 
-def of_open_files(room: Room) -> Finding:
+def of_open_files(room: DescriptorLimits) -> Finding:
     known = f"this process may open {room.limit} files, {room.reserved} of them are held in reserve"
     if room.connections < room.wanted:
         return warning(OPEN_FILES, f"{known}: {room.effect}. Fix: {room.fix}.")

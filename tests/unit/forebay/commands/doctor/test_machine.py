@@ -4,7 +4,7 @@ import pytest
 
 from forebay.commands.doctor.finding import Verdict
 from forebay.commands.doctor.machine import of_disk, of_memory, of_open_files, versions
-from process.descriptors import Room
+from process.descriptors import DescriptorLimits
 from process.disk_space import FileSystem, Space
 from process.settings.errors import StartError
 from process.settings.model import Settings
@@ -19,7 +19,7 @@ def test_versions_are_told() -> None:
 
 @pytest.mark.parametrize(("limit", "verdict"), [(2_096, Verdict.OK), (2_095, Verdict.WARNING), (97, Verdict.WARNING)])
 def test_open_files_are_compared_with_connections(limit: int, verdict: Verdict) -> None:
-    found = of_open_files(Room(limit, 96, 2_000))
+    found = of_open_files(DescriptorLimits(limit, 96, 2_000))
 
     assert found.verdict is verdict
     if verdict is Verdict.WARNING:
