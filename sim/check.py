@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sim.history import PLAIN, Attempt, BatchIdentity, End, History, OperationOutcome, Seen, Sent
+from sim.history import PLAIN, Attempt, BatchIdentity, End, History, OperationOutcome, SeenBatch, Sent
 
 
 class Stored(NamedTuple):
@@ -187,7 +187,7 @@ def _overtaken(everything: Iterable[Sent]) -> Iterator[str]:
                         yield f"overtaken: {_name(sent)} was refused, {_name(other)} behind it was not"
 
 
-def _reads(seen: Iterable[Seen], logs: Sequence[Log]) -> Iterator[str]:
+def _reads(seen: Iterable[SeenBatch], logs: Sequence[Log]) -> Iterator[str]:
     """What any reader ever saw is what stands there in the end."""
     standing = {(log.place, log.topic_id, one.offset): one for log in logs for one in log.batches}
     for one in seen:
@@ -220,7 +220,7 @@ def _begin_of(sent: Sent, acked: Attempt) -> float:
     return min(attempt.invoked_s for attempt in sent.attempts if attempt.identity == acked.identity)
 
 
-def _ends(place: str, everything: Sequence[Sent], ends: Sequence[End], seen: Sequence[Seen]) -> Iterator[str]:
+def _ends(place: str, everything: Sequence[Sent], ends: Sequence[End], seen: Sequence[SeenBatch]) -> Iterator[str]:
     """An end is beyond every ack, every read and every end told before it was asked for (promise 5).
 
     Of a broker that may have asked a deposed leader no more can be expected than that it says what was true once.

@@ -68,7 +68,7 @@ class Sent:
         return [attempt for attempt in self.attempts if attempt.outcome is not OperationOutcome.FAIL]
 
 
-class Seen(NamedTuple):
+class SeenBatch(NamedTuple):
     """A batch as some reader saw it. `topic_id` says in which incarnation of the topic."""
 
     reader: str
@@ -103,7 +103,7 @@ class History:
         self.turns = 0
         self._connections = 0
         self.sent: list[Sent] = []
-        self.seen: list[Seen] = []
+        self.seen: list[SeenBatch] = []
         self.ends: list[End] = []
         self.violations: list[str] = []
         self.deleted_s: dict[str, float] = {}
@@ -140,7 +140,7 @@ class History:
         attempt.outcome, attempt.ended_s, attempt.offset, attempt.cause = outcome, self.now_s, offset, cause
         self.trace(sent.producer, f"{outcome.value} {_name(sent)}", f"offset={offset} {attempt.broker} {cause}")
 
-    def saw(self, seen: Seen) -> None:
+    def saw(self, seen: SeenBatch) -> None:
         self.seen.append(seen)
         self.trace(seen.reader, f"read {seen.value!r}", f"{seen.place} offset={seen.offset} {seen.broker}")
 

@@ -18,7 +18,7 @@ from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest
 from broker.protocol.request import Request
 from sim.batches import TIMESTAMP_MS, value_of
 from sim.broker import ConnectionLost, Serving, SimBroker
-from sim.history import End, History, Seen
+from sim.history import End, History, SeenBatch
 from sim.places import ABSENT, Brokers, Place
 from storage.catalog.topics import Topic
 from storage.recordbatch import parse_header
@@ -137,7 +137,7 @@ class SimReader:
             if not begun or header.base_offset + header.record_count <= wanted:
                 where = f"{place} wanted={wanted} got={header.base_offset}"
                 self._history.violation(f"a reader was sent elsewhere: {self._name} broker={broker.name} {where}")
-            seen = Seen(
+            seen = SeenBatch(
                 self._name,
                 broker.name,
                 str(place),

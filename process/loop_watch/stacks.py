@@ -17,16 +17,16 @@ ApiOfFile = Callable[[str], str | None]
 """A file, named from the root of the repository or of its library on → the API it serves, one of a bounded number; None: it serves none."""
 
 
-class Seen(NamedTuple):
+class SampledStack(NamedTuple):
     api: str
     stack: tuple[str, ...]
     """Innermost first: file:line function."""
 
 
-NOTHING_SEEN: Final = Seen(NO_API, ())
+NOTHING_SEEN: Final = SampledStack(NO_API, ())
 
 
-def seen(frame: FrameType | None, api_of_file: ApiOfFile) -> Seen:
+def seen(frame: FrameType | None, api_of_file: ApiOfFile) -> SampledStack:
     """The API of the innermost frame that has one, and the FRAMES_MAX innermost frames. Keeps no frame."""
     api: str | None = None
     stack: list[str] = []
@@ -36,7 +36,7 @@ def seen(frame: FrameType | None, api_of_file: ApiOfFile) -> Seen:
             stack.append(f"{name}:{frame.f_lineno} {frame.f_code.co_name}")
         api = api or api_of_file(name)
         frame = frame.f_back
-    return Seen(api or NO_API, tuple(stack))
+    return SampledStack(api or NO_API, tuple(stack))
 
 
 def _shown(filename: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from process.loop_watch.judging import HELD_S_MIN, Held, LoopReading, judge
-from process.loop_watch.stacks import NOTHING_SEEN, ApiOfFile, Seen, seen
+from process.loop_watch.stacks import NOTHING_SEEN, ApiOfFile, SampledStack, seen
 from runtime.clock import Clock
 from runtime.logs import SAID_EVERY_S
 from runtime.telemetry import Metric, Telemetry
@@ -55,7 +55,7 @@ class Look(NamedTuple):
 
     due_s: float
     at_s: float
-    seen: Seen
+    seen: SampledStack
 
 
 class LoopWatch:
@@ -118,7 +118,7 @@ class LoopWatch:
             if held.held_s >= WARN_ABOVE_S:
                 self._say(held, found, after.at_s)
 
-    def _say(self, held: Held, found: Seen, now_s: float) -> None:
+    def _say(self, held: Held, found: SampledStack, now_s: float) -> None:
         is_recent = self._said_s is not None and now_s - self._said_s < SAID_EVERY_S
         if is_recent and held.held_s < WORSE * self._said_held_s:
             self._unsaid += 1

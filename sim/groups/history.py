@@ -55,7 +55,7 @@ class Tried(NamedTuple):
     at_s: float
 
 
-class Seen(NamedTuple):
+class FetchedOffsets(NamedTuple):
     """What one OffsetFetch of broker `port` answered, by partition; -1 where nothing was committed."""
 
     port: int
@@ -72,10 +72,10 @@ class GroupHistory:
     processed: list[Processed] = field(default_factory=list)
     committed: list[AcknowledgedCommit] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[FetchedOffsets] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, *facts: Assigned | Processed | AcknowledgedCommit | Tried | Seen) -> None:
+    def note(self, *facts: Assigned | Processed | AcknowledgedCommit | Tried | FetchedOffsets) -> None:
         with self._lock:
             for fact in facts:
                 match fact:
@@ -87,7 +87,7 @@ class GroupHistory:
                         self.committed.append(fact)
                     case Tried():
                         self.tried.append(fact)
-                    case Seen():
+                    case FetchedOffsets():
                         self.seen.append(fact)
 
     @property
@@ -141,7 +141,7 @@ def shown_from_nowhere(history: GroupHistory) -> list[str]:
     """
     found: list[str] = []
     ended = sorted(history.seen, key=lambda look: look.at_s)
-    before: Seen | None = None
+    before: FetchedOffsets | None = None
     position = 0
     for look in sorted(history.seen, key=lambda look: look.began_s):
         while position < len(ended) and ended[position].at_s < look.began_s:

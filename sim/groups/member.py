@@ -18,7 +18,7 @@ from broker.groups.loaded import Closed, CommitOffsets
 from broker.groups.members import Protocol
 from sim.broker import ConnectionLost
 from sim.groups.broker import GroupBroker
-from sim.groups.history import AcknowledgedCommit, Assigned, GroupHistory, Processed, Seen, Tried
+from sim.groups.history import AcknowledgedCommit, Assigned, FetchedOffsets, GroupHistory, Processed, Tried
 from sim.history import GroupHistory as Trace
 from storage.errors import StorageError
 from storage.vocabulary import PartitionId
@@ -255,5 +255,5 @@ async def committed(client: GroupClient, partitions: Sequence[PartitionId], hist
     began_s = client.trace.now_s
     found = await client.ask(read)
     assert isinstance(found, dict)
-    history.note(Seen(0, found, began_s, client.trace.now_s))
+    history.note(FetchedOffsets(0, found, began_s, client.trace.now_s))
     return found

@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from kio.schema.offset_fetch.v7.request import OffsetFetchRequest, OffsetFetchRequestTopic
 
-from sim.groups.history import AcknowledgedCommit, Assigned, GroupHistory, Processed, Seen, now_s
+from sim.groups.history import AcknowledgedCommit, Assigned, FetchedOffsets, GroupHistory, Processed, now_s
 from tests.integration.raw_client import RawClient
 from tests.integration.serving import HOST
 
@@ -208,7 +208,7 @@ class Eye:
         self.answers += 1
         if answer.error_code == 0:
             found = {one.partition_index: one.committed_offset for one in answer.topics[0].partitions}
-            self.history.note(Seen(self.port, found, began_s, now_s()))
+            self.history.note(FetchedOffsets(self.port, found, began_s, now_s()))
 
 
 @contextlib.contextmanager

@@ -26,9 +26,9 @@ from services.versitygw import S3Server, running_s3
 from sim.groups.history import (
     AcknowledgedCommit,
     Assigned,
+    FetchedOffsets,
     GroupHistory,
     Processed,
-    Seen,
     backwards,
     committed_unprocessed,
     generations_with_two_assignments,
@@ -247,9 +247,9 @@ def test_the_judgement_finds_what_is_wrong() -> None:
         AcknowledgedCommit("one", 0, 1, 1.1, 1.2),
         Processed("other", 0, 0, 10, 1.3, 1.4),
         AcknowledgedCommit("other", 0, 3, 1.5, 1.6),
-        Seen(1, {0: 3}, 1.7, 1.8),
-        Seen(2, {0: 1}, 1.75, 1.9),
-        Seen(2, {0: 1}, 1.81, 2.0),
+        FetchedOffsets(1, {0: 3}, 1.7, 1.8),
+        FetchedOffsets(2, {0: 1}, 1.75, 1.9),
+        FetchedOffsets(2, {0: 1}, 1.81, 2.0),
     )
 
     assert len(generations_with_two_assignments(history)) == 1

@@ -3,11 +3,11 @@
 import pytest
 
 from sim.check import Log, RememberedProducers, Stored, check, forgotten
-from sim.history import PLAIN, Attempt, BatchIdentity, End, History, OperationOutcome, Seen, Sent
+from sim.history import PLAIN, Attempt, BatchIdentity, End, History, OperationOutcome, SeenBatch, Sent
 from sim.loop import VirtualLoop
 
 
-def history(*events: Sent | Seen | End) -> History:
+def history(*events: Sent | SeenBatch | End) -> History:
     loop = VirtualLoop()
     loop.close()
     made = History(loop)
@@ -15,7 +15,7 @@ def history(*events: Sent | Seen | End) -> History:
         match event:
             case Sent():
                 made.sent.append(event)
-            case Seen():
+            case SeenBatch():
                 made.seen.append(event)
             case End():
                 made.ends.append(event)
@@ -51,8 +51,8 @@ def sent(
     return Sent("p", idempotent, "t/0", number, 1, value, attempts)
 
 
-def seen(value: bytes, offset: int, at_s: float = 5.0) -> Seen:
-    return Seen("r", "b", "t/0", "id", offset, 1, value, at_s)
+def seen(value: bytes, offset: int, at_s: float = 5.0) -> SeenBatch:
+    return SeenBatch("r", "b", "t/0", "id", offset, 1, value, at_s)
 
 
 def end(asker: str, broker: str, invoked_s: float, ended_s: float, offset: int, *, may_be_old: bool = False) -> End:
@@ -103,7 +103,7 @@ PLAIN_A, PLAIN_B = Stored(0, 1, b"a"), Stored(1, 1, b"b")
         ),
     ],
 )
-def test_what_is_wrong_is_called_by_its_name(expected: str, events: list[Sent | Seen | End], log: list[Stored]) -> None:
+def test_what_is_wrong_is_called_by_its_name(expected: str, events: list[Sent | SeenBatch | End], log: list[Stored]) -> None:
     found = check(history(*events), [Log("t/0", "id", log)])
 
     assert expected in {text.partition(":")[0] for text in found}, found
@@ -127,7 +127,7 @@ def test_what_is_wrong_is_called_by_its_name(expected: str, events: list[Sent | 
         ),
     ],
 )
-def test_what_may_happen_is_no_violation(events: list[Sent | Seen | End], log: list[Stored]) -> None:
+def test_what_may_happen_is_no_violation(events: list[Sent | SeenBatch | End], log: list[Stored]) -> None:
     assert check(history(*events), [Log("t/0", "id", log)]) == []
 
 

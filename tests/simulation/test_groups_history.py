@@ -2,11 +2,11 @@
 
 import math
 
-from sim.groups.history import GroupHistory, Seen, Tried, shown_from_nowhere
+from sim.groups.history import FetchedOffsets, GroupHistory, Tried, shown_from_nowhere
 
 
-def looks(*shown: tuple[float, int]) -> list[Seen]:
-    return [Seen(1, {0: offset}, began_s, began_s + 0.1) for began_s, offset in shown]
+def looks(*shown: tuple[float, int]) -> list[FetchedOffsets]:
+    return [FetchedOffsets(1, {0: offset}, began_s, began_s + 0.1) for began_s, offset in shown]
 
 
 def test_an_offset_that_is_shown_after_its_commit_was_given_up_and_another_was_shown_is_from_nowhere() -> None:
@@ -34,6 +34,6 @@ def test_a_commit_may_be_shown_as_long_as_it_goes_on() -> None:
 
 def test_looks_that_overlap_are_in_no_order() -> None:
     history = GroupHistory()
-    history.note(Tried("m", 0, 7, 1.0, 2.0), Seen(1, {0: -1}, 1.5, 6.0), Seen(2, {0: 7}, 5.0, 5.5))
+    history.note(Tried("m", 0, 7, 1.0, 2.0), FetchedOffsets(1, {0: -1}, 1.5, 6.0), FetchedOffsets(2, {0: 7}, 5.0, 5.5))
 
     assert shown_from_nowhere(history) == []

@@ -16,7 +16,7 @@ def test_the_innermost_file_that_serves_an_api_names_it() -> None:
 
 
 def test_the_stack_begins_innermost_and_is_cut() -> None:
-    def deeper(left: int) -> stacks.Seen:
+    def deeper(left: int) -> stacks.SampledStack:
         return deeper(left - 1) if left else stacks.seen(sys._getframe(), nothing)
 
     seen = deeper(20)
