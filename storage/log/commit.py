@@ -67,7 +67,7 @@ class Send(NamedTuple):
     size_bytes: int
 
 
-class Step(Enum):
+class CommitStep(Enum):
     """What comes next for a commit that sends nothing now."""
 
     FINISHED = auto()
@@ -206,11 +206,11 @@ class Committer:
                 case Send() as send:
                     commit.is_sent = send.purpose is Purpose.COMMIT
                     sends.append(send)
-                case Step.FINISHED:
+                case CommitStep.FINISHED:
                     _add(opened, release(commit))
-                case Step.READ:
+                case CommitStep.READ:
                     again.append(commit)
-                case Step.UPLOAD_AGAIN:
+                case CommitStep.UPLOAD_AGAIN:
                     self._nursery.spawn(self._reupload(commit), name="commit-reupload")
         requests = _split(sends)
         outcomes = await self._write_all([[op for send in request for op in send.ops] for request in requests])
@@ -218,14 +218,14 @@ class Committer:
             first = 0
             for send in request:
                 send.commit.is_sent = False
-                if self._hear(send, outcome, first + send.control_at) is Step.FINISHED:
+                if self._hear(send, outcome, first + send.control_at) is CommitStep.FINISHED:
                     _add(opened, release(send.commit))
                 else:
                     again.append(send.commit)
                 first += len(send.ops)
         return opened, again
 
-    def _prepare(self, commit: Commit, *, is_fresh: bool) -> Send | Step:
+    def _prepare(self, commit: Commit, *, is_fresh: bool) -> Send | CommitStep:
         """What this attempt sends, or what became of the commit without sending. Synchronous: control cannot change meanwhile."""
         log = commit.log
         seen = log.seen
@@ -233,30 +233,30 @@ class Committer:
             if not commit.has_begun:
                 commit.batches = [batch for batch in commit.batches if not batch.is_settled]
             if commit.is_given_up or not commit.batches:
-                return Step.FINISHED
+                return CommitStep.FINISHED
             if (broken := seen.broken or commit.unreadable) is not None:
                 self._lose(commit, broken, _after_lost())
-                return Step.FINISHED
+                return CommitStep.FINISHED
         # A hint saves a CAS that could only fail; what is not hinted is found out by the CAS (I10).
         if not is_fresh and (seen.control is None or seen.unexplained_hints > 0):
-            return Step.READ
+            return CommitStep.READ
         if seen.control is None:
             if seen.is_behind:
                 commit.cause = f"metadata answered from the past: known_version={seen.version}"
-                return Step.READ
+                return CommitStep.READ
             # attempt without an answer … it applies, readers see it … the topic is deleted … no record: nobody may say that it never was
             gone: StorageError = NotFound(f"no such partition: {log.partition}")
             if commit.unknown is not None:
                 gone = OutcomeUnknown(f"the partition is gone: {log.partition}")
             self._lose(commit, gone, _after_lost())
-            return Step.FINISHED
+            return CommitStep.FINISHED
         if commit.unknown is not None:
             step = self._settle(commit, commit.unknown, seen.control)
-            if step is not Step.DECIDE:
+            if step is not CommitStep.DECIDE:
                 return step
         return self._decide(commit, seen.control, is_fresh=is_fresh)
 
-    def _settle(self, commit: Commit, unknown: UnknownAttempts, control: Control) -> Send | Step:
+    def _settle(self, commit: Commit, unknown: UnknownAttempts, control: Control) -> Send | CommitStep:
         """What a read says of attempts without an answer: the table of storage/log/unknown.py."""
         log = commit.log
         fate = fate_of(
@@ -270,27 +270,27 @@ class Committer:
         match fate:
             case Found(attempt):
                 self._applied(commit, unknown.decision(attempt))
-                return Step.FINISHED
+                return CommitStep.FINISHED
             case Fate.NEVER_KNOWN:
                 self._lose(commit, OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"), _after_lost())
-                return Step.FINISHED
+                return CommitStep.FINISHED
             case Fate.FAILED:
                 # None of its attempts can land any more: it may be cut, and refused for certain, like one that was never sent.
                 commit.unknown = None
-                return Step.FINISHED if commit.is_given_up else Step.DECIDE
+                return CommitStep.FINISHED if commit.is_given_up else CommitStep.DECIDE
             case Fate.UNDECIDED:
                 # What it becomes may not change behind the answer of its clients:
                 #     attempt at version 7 … no answer … given up: REQUEST_TIMED_OUT … who looks finds nothing … the attempt lands
                 # A put at version 7 decides it: whichever of the two comes second finds version 8.
-                return self._put_again(commit, Purpose.BURIAL, _NOTHING, control) if commit.is_given_up else Step.DECIDE
+                return self._put_again(commit, Purpose.BURIAL, _NOTHING, control) if commit.is_given_up else CommitStep.DECIDE
 
-    def _decide(self, commit: Commit, control: Control, *, is_fresh: bool) -> Send | Step:
+    def _decide(self, commit: Commit, control: Control, *, is_fresh: bool) -> Send | CommitStep:
         log = commit.log
         version, producers = log.seen.version, log.producers
         if control.pages and self._pages.missing(commit):
-            return Step.READ
+            return CommitStep.READ
         if control.revoked_floor and commit.object_id <= control.revoked_floor:
-            return Step.UPLOAD_AGAIN
+            return CommitStep.UPLOAD_AGAIN
         if len(commit.batches) > 1 and (count := fitting(control, commit.batches)) < len(commit.batches):
             carry(commit, count)  # not of one that may have been applied: the version is the one at which it fitted
         commit.begin(self._epoch)
@@ -312,14 +312,14 @@ class Committer:
         )
         if decision.control is None:
             if decision.has_refusal and not is_fresh:
-                return Step.READ  # a negative answer is never given from a record that may be old
+                return CommitStep.READ  # a negative answer is never given from a record that may be old
             # Time alone may turn what an attempt would append into a refusal, a producer expires: then it must not land behind the answer.
             #     attempt 1 at version 7 … no answer … its producer expires, attempt 2 refuses … attempt 1 lands: appended and refused
             # As a burial does, a proof at version 7 decides it before the answer is given.
             if commit.unknown is not None or any(verdict.outcome is Outcome.OUT_OF_ORDER_SEQUENCE for verdict in decision.verdicts):
                 return self._put_again(commit, Purpose.PROOF, decision, control)
             self._answer(commit, decision.verdicts)
-            return Step.FINISHED
+            return CommitStep.FINISHED
         value = encode(decision.control)
         if len(value) > CONTROL_BYTES_MAX:
             return self._make_smaller(commit, len(value), CONTROL_BYTES_MAX)
@@ -340,7 +340,7 @@ class Committer:
             producers.forget_page_garbage()
         return send
 
-    def _make_smaller(self, commit: Commit, size_bytes: int, bytes_max: int) -> Step:
+    def _make_smaller(self, commit: Commit, size_bytes: int, bytes_max: int) -> CommitStep:
         """The control record, or the request, would be too large: drain the ring of pending entries, else take fewer batches."""
         if not commit.must_drain:
             commit.must_drain = True
@@ -351,8 +351,8 @@ class Committer:
         else:
             facts = f"partition={commit.log.partition} bytes={size_bytes} max={bytes_max}"
             self._lose(commit, Unavailable(f"control record is full: {facts}"), _after_lost())
-            return Step.FINISHED
-        return Step.READ
+            return CommitStep.FINISHED
+        return CommitStep.READ
 
     def _put_again(self, commit: Commit, purpose: Purpose, decision: Decision, control: Control) -> Send:
         version = commit.log.seen.version
@@ -375,7 +375,7 @@ class Committer:
         except TimeoutError:
             return Unknown(f"no answer after {WRITE_TIMEOUT_S} s")
 
-    def _hear(self, send: Send, outcome: WriteOutcome, control_at: int) -> Step:
+    def _hear(self, send: Send, outcome: WriteOutcome, control_at: int) -> CommitStep:
         """Take in what became of an attempt.
 
         Meanwhile a reader may have seen what was written, or newer records still, so what is known never goes back:
@@ -394,7 +394,7 @@ class Committer:
                         commit.log.note_put_again(send.expected_version, result.version)
                     if send.purpose is Purpose.PROOF:
                         self._answer(commit, send.decision.verdicts)
-                    return Step.FINISHED
+                    return CommitStep.FINISHED
                 # Of this attempt nothing happened. Of those before that had no answer it says nothing, so `unknown` stays:
                 #     attempt 1 at version 7 … no answer … a read finds 7 … attempt 1 lands: version 8 … attempt 2 at 7: conflict
                 self._conflicts.inc()
@@ -407,7 +407,7 @@ class Committer:
                     commit.unknown = one_more(commit.unknown, commit.attempt, send.decision, version=send.expected_version)
             case NotApplied(reason):
                 commit.cause = reason
-        return Step.READ
+        return CommitStep.READ
 
     def _applied(self, commit: Commit, decision: Decision, *, version: int | None = None) -> None:
         """The CAS is known to have applied: only now are batches shown (I8) and acknowledged (I1)."""

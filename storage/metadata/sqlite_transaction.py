@@ -24,7 +24,7 @@ _CURRENT: Final = "SELECT version, session FROM records WHERE k = ?"
 _KINDS: Final = (Put, Delete, DeleteRange)
 
 
-class Step(NamedTuple):
+class EncodedOp(NamedTuple):
     """One op of a request, checked and encoded before it is queued: what is wrong with it is its own caller's business."""
 
     place: int
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    steps: list[Step]
+    steps: list[EncodedOp]
     """In the order of application."""
     size_bytes: int
 
@@ -43,7 +43,7 @@ class Prepared(NamedTuple):
 def prepare(ops: Sequence[WriteOp]) -> Prepared:
     """Puts, then deletes, then range deletes."""
     assert len(ops) <= WRITE_REQUEST_OPS_MAX, f"too many ops in one request: {len(ops)}"
-    steps: list[Step] = []
+    steps: list[EncodedOp] = []
     size_bytes = 0
     for kind in _KINDS:
         for place, op in enumerate(ops):
@@ -52,12 +52,12 @@ def prepare(ops: Sequence[WriteOp]) -> Prepared:
             match op:
                 case Put():
                     assert len(op.value) <= METADATA_VALUE_BYTES_MAX, f"value too large: key={op.key.path!r} bytes={len(op.value)}"
-                    step = Step(place, op, key_order.encode(op.key.path), b"")
+                    step = EncodedOp(place, op, key_order.encode(op.key.path), b"")
                     size_bytes += len(op.value)
                 case Delete():
-                    step = Step(place, op, key_order.encode(op.key.path), b"")
+                    step = EncodedOp(place, op, key_order.encode(op.key.path), b"")
                 case DeleteRange():
-                    step = Step(place, op, *key_order.range_bounds(op.start.path, op.end))
+                    step = EncodedOp(place, op, *key_order.range_bounds(op.start.path, op.end))
             size_bytes += len(step.start) + len(step.end)
             steps.append(step)
     assert size_bytes <= WRITE_REQUEST_BYTES_MAX, f"request too large: bytes={size_bytes} ops={len(ops)}"
@@ -76,7 +76,7 @@ class Transaction:
         self.changed: list[str] = []
         self.ended_sessions: list[int] = []
 
-    def apply(self, steps: Sequence[Step]) -> tuple[OpResult, ...]:
+    def apply(self, steps: Sequence[EncodedOp]) -> tuple[OpResult, ...]:
         """One request; the results in the order of its ops."""
         results: dict[int, OpResult] = {}
         for step in steps:

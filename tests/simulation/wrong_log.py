@@ -85,7 +85,7 @@ def takes_a_conflict_after_an_unknown_attempt_for_the_end_of_it() -> Iterator[No
 
     def hear(original: Callable[..., Any], self: object, send: commit.Send, outcome: object, *rest: Any) -> object:
         step = original(self, send, outcome, *rest)
-        if step is not commit.Step.FINISHED and isinstance(outcome, Applied):
+        if step is not commit.CommitStep.FINISHED and isinstance(outcome, Applied):
             send.commit.unknown = None
         return step
 

@@ -16,7 +16,7 @@ from runtime.ids import IdSource
 from storage.errors import AlreadyExists, NotFound
 from storage.limits import KIB
 from storage.objects.port import ObjectStore
-from storage.objects.s3.diagnosis import Facts, Step, explain
+from storage.objects.s3.diagnosis import Facts, ProbeStep, explain
 from storage.objects.s3.endpoint import resolve_endpoint
 from storage.objects.s3.faults import Interrupted, NoCredentials, RequestFault, Unreached
 from storage.objects.s3.location import parse_s3_url
@@ -73,7 +73,7 @@ def of_latency(seconds: Sequence[float]) -> Finding:
     return ok(LATENCY, known)
 
 
-def reason_at(url: str, step: Step, error: Exception) -> str | None:
+def reason_at(url: str, step: ProbeStep, error: Exception) -> str | None:
     """Why a request failed; of S3 with the permission it needs."""
     fault = fault_of(error)
     if fault is None or scheme_of(url) != "s3":
@@ -110,25 +110,25 @@ class ObjectChecks:
 
     async def run(self) -> None:
         """All of them, one after the other; one that needs another that failed is skipped."""
-        await self._step(STORE, Step.PUT, self._probe, within_s=PROBE_S)
+        await self._step(STORE, ProbeStep.PUT, self._probe, within_s=PROBE_S)
         if self._is_silent:
             for check in OF_STORE:
                 self._checks.add(skipped(check, "the object store gives no answers"))
             return
-        self._can_put = await self._step(PUT, Step.PUT, self._put) is Verdict.OK
+        self._can_put = await self._step(PUT, ProbeStep.PUT, self._put) is Verdict.OK
         for check, step, look in (
-            (PUT_AGAIN, Step.PUT_AGAIN, self._put_again),
-            (GET, Step.GET, self._get),
-            (LIST, Step.LIST, self._list),
-            (LATENCY, Step.PUT, self._latency),
+            (PUT_AGAIN, ProbeStep.PUT_AGAIN, self._put_again),
+            (GET, ProbeStep.GET, self._get),
+            (LIST, ProbeStep.LIST, self._list),
+            (LATENCY, ProbeStep.PUT, self._latency),
         ):
             if self._can_put or check == LIST:
                 await self._step(check, step, look)
             else:
                 self._checks.add(skipped(check, "nothing could be put"))
-        await self._step(DELETE, Step.DELETE, self._delete)
+        await self._step(DELETE, ProbeStep.DELETE, self._delete)
 
-    async def _step(self, check: str, step: Step, look: Callable[[], Awaitable[Finding]], *, within_s: float = STEP_S) -> Verdict:
+    async def _step(self, check: str, step: ProbeStep, look: Callable[[], Awaitable[Finding]], *, within_s: float = STEP_S) -> Verdict:
         async def noting() -> Finding:
             try:
                 return await look()

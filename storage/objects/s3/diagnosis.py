@@ -28,7 +28,7 @@ _REGION_CODES: Final = frozenset(
 )
 
 
-class Step(enum.Enum):
+class ProbeStep(enum.Enum):
     """A request of the probe, or of who looks closer: what is told of it, and the permission it needs."""
 
     PUT = ("write", "s3:PutObject on {bucket}/{root}*")
@@ -60,19 +60,19 @@ class Diagnosis:
         self._control = control
 
     @asynccontextmanager
-    async def of(self, step: Step) -> AsyncIterator[None]:
+    async def of(self, step: ProbeStep) -> AsyncIterator[None]:
         """Turn what a request of the probe failed with into `Unavailable` with cause and fix. `NotFound` passes where it is expected."""
         try:
             yield
         except (Unavailable, OutcomeUnknown, NotFound) as error:
             cause = error.__cause__
-            if isinstance(error, NotFound) and step is Step.GET_ABSENT:
+            if isinstance(error, NotFound) and step is ProbeStep.GET_ABSENT:
                 raise
             if not isinstance(cause, RequestFault | TimeoutError):
                 raise Unavailable(f"{_place(self._location, self._endpoint)} failed a test {step.value[0]}: {error}") from error
             raise Unavailable(await self.explained(step, cause)) from error
 
-    async def explained(self, step: Step, fault: RequestFault | TimeoutError) -> str:
+    async def explained(self, step: ProbeStep, fault: RequestFault | TimeoutError) -> str:
         """The line for `fault`, after a few questions to the server where they help."""
         identity = source = region = ""
         if isinstance(fault, ErrorReply):
@@ -126,7 +126,7 @@ class Diagnosis:
             return ""
 
 
-def explain(step: Step, fault: RequestFault | TimeoutError, facts: Facts) -> str:
+def explain(step: ProbeStep, fault: RequestFault | TimeoutError, facts: Facts) -> str:
     """PURE: one line for a fault of a probe."""
     location, endpoint = facts.location, facts.endpoint
     place, server = _place(location, endpoint), f"S3 at {endpoint.shown}"
@@ -149,7 +149,7 @@ def explain(step: Step, fault: RequestFault | TimeoutError, facts: Facts) -> str
             return f"{place} failed a test {step.value[0]}: {fault}"
 
 
-def _explain_refusal(step: Step, fault: ErrorReply, facts: Facts, place: str, who: str) -> str:
+def _explain_refusal(step: ProbeStep, fault: ErrorReply, facts: Facts, place: str, who: str) -> str:
     location, endpoint = facts.location, facts.endpoint
     if _is_about_region(fault):
         if facts.region_of_bucket and facts.region_of_bucket != endpoint.region:

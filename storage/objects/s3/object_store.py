@@ -21,7 +21,7 @@ from storage.objects.naming import check_key, is_key
 from storage.objects.port import ObjectStat
 from storage.objects.s3.backoff import Backoff
 from storage.objects.s3.client import ControlClient, DataClient, UndeletedKey
-from storage.objects.s3.diagnosis import Diagnosis, Step
+from storage.objects.s3.diagnosis import Diagnosis, ProbeStep
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached
 from storage.objects.s3.location import S3Location
@@ -134,19 +134,19 @@ class S3ObjectStore:
         diagnosis = Diagnosis(self._location, self._endpoint, self._control)
         key = f".probe/{self._ids.next_ulid()}"
         body, other = key.encode(), key.encode()[::-1]
-        async with diagnosis.of(Step.PUT):
+        async with diagnosis.of(ProbeStep.PUT):
             await self._put(key, [body], patience_s=PROBE_PATIENCE_S)
         try:
-            async with diagnosis.of(Step.PUT_AGAIN):
+            async with diagnosis.of(ProbeStep.PUT_AGAIN):
                 await self._put(key, [other], patience_s=PROBE_PATIENCE_S)
         except AlreadyExists:
             honoured = True
         else:
             honoured = False
         if honoured:
-            async with diagnosis.of(Step.GET):
+            async with diagnosis.of(ProbeStep.GET):
                 found = await self.get_range(key, 0, len(body))
-        async with diagnosis.of(Step.DELETE):
+        async with diagnosis.of(ProbeStep.DELETE):
             await self.delete_many([key])
         if not honoured:
             raise Unavailable(diagnosis.no_conditions())
@@ -155,7 +155,7 @@ class S3ObjectStore:
         if found != body:
             raise Unavailable(diagnosis.other_bytes())
         try:
-            async with diagnosis.of(Step.GET_ABSENT):
+            async with diagnosis.of(ProbeStep.GET_ABSENT):
                 await self.get_range(key, 0, 1)
         except NotFound:
             return

@@ -15,7 +15,7 @@ from storage.errors import AlreadyExists, Unavailable
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, OpResult, Put, Status, WriteOp, WriteOutcome, children_of
 from storage.objects.memory import MemoryObjectStore
-from storage.objects.s3.diagnosis import Step
+from storage.objects.s3.diagnosis import ProbeStep
 from storage.objects.s3.faults import ErrorReply
 from storage.vocabulary import Buffer
 
@@ -163,13 +163,13 @@ async def test_a_store_that_takes_no_puts_is_still_asked_what_it_allows() -> Non
 @pytest.mark.parametrize(
     ("step", "needs"),
     [
-        (Step.PUT, "s3:PutObject on records/llog/*"),
-        (Step.GET, "s3:GetObject on records/llog/*"),
-        (Step.LIST, "s3:ListBucket on records"),
-        (Step.DELETE, "s3:DeleteObject on records/llog/*"),
+        (ProbeStep.PUT, "s3:PutObject on records/llog/*"),
+        (ProbeStep.GET, "s3:GetObject on records/llog/*"),
+        (ProbeStep.LIST, "s3:ListBucket on records"),
+        (ProbeStep.DELETE, "s3:DeleteObject on records/llog/*"),
     ],
 )
-def test_a_refusal_of_s3_names_the_permission_it_needs(step: Step, needs: str) -> None:
+def test_a_refusal_of_s3_names_the_permission_it_needs(step: ProbeStep, needs: str) -> None:
     error = Unavailable("not done")
     error.__cause__ = ErrorReply(403, "AccessDenied")
 

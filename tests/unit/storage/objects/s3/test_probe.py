@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from storage.errors import Unavailable
-from storage.objects.s3.diagnosis import Facts, Step, explain
+from storage.objects.s3.diagnosis import Facts, ProbeStep, explain
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply
 from storage.objects.s3.location import S3Location
@@ -182,8 +182,8 @@ async def test_credentials_of_a_profile_are_used_by_both_clients(
     assert all("Credential=AKIAOFAPROFILEX/" in request.headers["authorization"] for request in server.requests)
 
 
-@pytest.mark.parametrize("step", Step)
-def test_on_aws_the_identity_is_an_arn(step: Step) -> None:
+@pytest.mark.parametrize("step", ProbeStep)
+def test_on_aws_the_identity_is_an_arn(step: ProbeStep) -> None:
     facts = Facts(
         location=S3Location(bucket="my-bucket"),
         endpoint=BucketEndpoint(bucket="my-bucket", url=None, region="eu-west-1", path_style=False),
