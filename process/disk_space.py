@@ -39,7 +39,7 @@ class Space(NamedTuple):
         return max(LOW_BYTES, int(self.total_bytes * LOW_SHARE))
 
 
-class Told(Enum):
+class ReportedSpace(Enum):
     LOW = auto()
     ROOM = auto()
 
@@ -50,16 +50,16 @@ class Fullness:
     def __init__(self) -> None:
         self._told_s: float | None = None
 
-    def look(self, space: Space, *, now_s: float) -> Told | None:
+    def look(self, space: Space, *, now_s: float) -> ReportedSpace | None:
         if space.free_bytes < space.low_bytes:
             if self._told_s is not None and now_s < self._told_s + SAY_EVERY_S:
                 return None
             self._told_s = now_s
-            return Told.LOW
+            return ReportedSpace.LOW
         if self._told_s is None or space.free_bytes < space.low_bytes * ROOM_FACTOR:
             return None
         self._told_s = None
-        return Told.ROOM
+        return ReportedSpace.ROOM
 
 
 class FileSystem(NamedTuple):
@@ -90,7 +90,7 @@ class DiskSpace:
         for device, folders, space in await self._blocking.run(self._measure):
             told = self._known.setdefault(device, Fullness()).look(space, now_s=self._clock.monotonic_s())
             facts = {"folders": ", ".join(map(str, folders)), "free_bytes": space.free_bytes, "total_bytes": space.total_bytes}
-            if told is Told.LOW:
+            if told is ReportedSpace.LOW:
                 _log.warning(
                     "disk_nearly_full",
                     **facts,
@@ -98,7 +98,7 @@ class DiskSpace:
                     meaning="when it is full, Produce and commits of offsets are answered with errors that clients retry",
                     fix="free some space, or move the data to a larger disk",
                 )
-            elif told is Told.ROOM:
+            elif told is ReportedSpace.ROOM:
                 _log.info("disk_has_room", **facts)
 
 

@@ -47,7 +47,7 @@ def difference_ms(*, before_ms: int, after_ms: int, stamp_ms: int, resolution_ms
     return min(least, most, key=abs)
 
 
-class Told(Enum):
+class ReportedClocks(Enum):
     DIFFERS = auto()
     AGREES = auto()
 
@@ -58,13 +58,13 @@ class Agreement:
     def __init__(self) -> None:
         self._differs = False
 
-    def look(self, ahead_ms: int) -> Told | None:
+    def look(self, ahead_ms: int) -> ReportedClocks | None:
         if not self._differs and abs(ahead_ms) >= DIFFERS_MS:
             self._differs = True
-            return Told.DIFFERS
+            return ReportedClocks.DIFFERS
         if self._differs and abs(ahead_ms) < AGREES_MS:
             self._differs = False
-            return Told.AGREES
+            return ReportedClocks.AGREES
         return None
 
 
@@ -149,7 +149,7 @@ class StoreClocks:
                 continue
             gauge.set(ahead_ms / 1_000)
             told = agreement.look(ahead_ms)
-            if told is Told.DIFFERS:
+            if told is ReportedClocks.DIFFERS:
                 _log.warning(
                     "clock_differs",
                     store=name,
@@ -159,5 +159,5 @@ class StoreClocks:
                     "S3 refuses requests from 15 minutes on",
                     fix="set the clock of whichever machine is wrong, e.g. by NTP",
                 )
-            elif told is Told.AGREES:
+            elif told is ReportedClocks.AGREES:
                 _log.info("clock_agrees", store=name, seconds=round(ahead_ms / 1_000, 1))

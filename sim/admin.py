@@ -17,7 +17,7 @@ ASK_TIMEOUT_S: Final = 15.0
 PAUSE_S: Final = 1.5
 RETRY_S: Final = 0.3
 
-Told = Topic | StorageError | None
+AdminAnswer = Topic | StorageError | None
 
 
 class Admin:
@@ -46,7 +46,7 @@ class Admin:
     async def grow(self, topic: str, count: int) -> bool:
         """Raise the number of partitions. True if that is known to have been done."""
 
-        async def add(serving: Serving) -> Told:
+        async def add(serving: Serving) -> AdminAnswer:
             found = (await serving.parts.topics.lookup_now([topic])).get(topic)
             if found is not None:
                 await serving.parts.topics.add_partitions(found, count)
@@ -60,7 +60,7 @@ class Admin:
         known = self._history.trimmed.get(str(place), 0)
         self._history.trimmed[str(place)] = max(known, float("inf") if before == HIGH_WATERMARK else before)
 
-        async def trim(serving: Serving) -> Told:
+        async def trim(serving: Serving) -> AdminAnswer:
             await serving.parts.trimmer.trim(PartitionId(topic_id, place.partition), before)  # type: ignore[arg-type]
             return None
 
@@ -73,10 +73,10 @@ class Admin:
     async def _create(self, topic: str) -> None:
         """Return when it is there."""
 
-        async def create(serving: Serving) -> Told:
+        async def create(serving: Serving) -> AdminAnswer:
             return await serving.parts.topics.create(topic, partition_count=1, replication_factor=1, configs={})
 
-        async def look(serving: Serving) -> Told:
+        async def look(serving: Serving) -> AdminAnswer:
             return (await serving.parts.topics.lookup_now([topic])).get(topic)
 
         while True:
@@ -91,7 +91,7 @@ class Admin:
     async def _delete(self, topic: str) -> None:
         """Return when it is known to be gone; whichever incarnation was found is the one to be deleted."""
 
-        async def look(serving: Serving) -> Told:
+        async def look(serving: Serving) -> AdminAnswer:
             return (await serving.parts.topics.lookup_now([topic])).get(topic)
 
         found = await self._ask(self._broker(), f"find {topic}", look)
@@ -99,7 +99,7 @@ class Admin:
             return
         doomed = found
 
-        async def delete(serving: Serving) -> Told:
+        async def delete(serving: Serving) -> AdminAnswer:
             await serving.parts.topics.delete(doomed)
             return doomed
 
@@ -115,10 +115,10 @@ class Admin:
                 return
             await asyncio.sleep(self._chance.expovariate(1 / RETRY_S))
 
-    async def _ask(self, broker: SimBroker, what: str, work: Callable[[Serving], Awaitable[Told]]) -> Told:
+    async def _ask(self, broker: SimBroker, what: str, work: Callable[[Serving], Awaitable[AdminAnswer]]) -> AdminAnswer:
         """An answer, or None if there was none."""
 
-        async def serve(serving: Serving) -> Told:
+        async def serve(serving: Serving) -> AdminAnswer:
             try:
                 return await work(serving)
             except StorageError as error:

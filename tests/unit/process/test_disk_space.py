@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from process.disk_space import SAY_EVERY_S, DiskSpace, FileSystem, Fullness, Space, Told, folders_of, measured
+from process.disk_space import SAY_EVERY_S, DiskSpace, FileSystem, Fullness, ReportedSpace, Space, folders_of, measured
 from process.settings.model import Settings
 from runtime.blocking import InlineBlocking
 from tests.unit.process.http.manual_clock import ManualClock
@@ -31,16 +31,24 @@ def test_a_disk_that_fills_up_is_told_once_an_hour_and_when_there_is_room_again(
         (room, 90.0 + HOUR_S),
     ]
 
-    assert [fullness.look(space, now_s=now_s) for space, now_s in looks] == [None, Told.LOW, None, None, Told.LOW, Told.ROOM, None]
-    assert fullness.look(low, now_s=120.0 + HOUR_S) is Told.LOW
+    assert [fullness.look(space, now_s=now_s) for space, now_s in looks] == [
+        None,
+        ReportedSpace.LOW,
+        None,
+        None,
+        ReportedSpace.LOW,
+        ReportedSpace.ROOM,
+        None,
+    ]
+    assert fullness.look(low, now_s=120.0 + HOUR_S) is ReportedSpace.LOW
 
 
 def test_a_disk_whose_free_space_goes_up_and_down_a_little_is_told_once() -> None:
     fullness = Fullness()
     told = [fullness.look(Space(free * GIB // 10, 100 * GIB), now_s=float(number)) for number, free in enumerate([49, 51, 49, 54, 49])]
 
-    assert told == [Told.LOW, None, None, None, None]
-    assert fullness.look(Space(55 * GIB // 10, 100 * GIB), now_s=10.0) is Told.ROOM
+    assert told == [ReportedSpace.LOW, None, None, None, None]
+    assert fullness.look(Space(55 * GIB // 10, 100 * GIB), now_s=10.0) is ReportedSpace.ROOM
 
 
 async def test_the_lines_say_which_folders_how_much_is_left_what_it_means_and_what_to_do() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from process.store_clocks import DIFFERENCE, Agreement, MetadataClock, ObjectClock, StoreClocks, Timed, Told, difference_ms
+from process.store_clocks import DIFFERENCE, Agreement, MetadataClock, ObjectClock, ReportedClocks, StoreClocks, Timed, difference_ms
 from runtime.blocking import InlineBlocking
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
@@ -50,7 +50,7 @@ def test_a_difference_is_told_once_and_again_when_it_is_over(sign: int) -> None:
 
     told = [agreement.look(sign * ms) for ms in seen]
 
-    assert told == [None, None, Told.DIFFERS, None, None, None, None, Told.AGREES, None, Told.DIFFERS]
+    assert told == [None, None, ReportedClocks.DIFFERS, None, None, None, None, ReportedClocks.AGREES, None, ReportedClocks.DIFFERS]
 
 
 class Scripted:
