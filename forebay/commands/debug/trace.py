@@ -24,7 +24,7 @@ from storage.vocabulary import Buffer, ObjectId
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
-class TopicFacts(msgspec.Struct, frozen=True, kw_only=True):
+class TracedTopic(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     topic_id: str
     partition_count: int
@@ -113,7 +113,7 @@ class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """What was not reached is null; `problem` then says why."""
 
-    topic: TopicFacts
+    topic: TracedTopic
     partition: int
     offset: int
     control: ControlFacts

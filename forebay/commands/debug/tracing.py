@@ -13,8 +13,8 @@ from forebay.commands.debug.trace import (
     BatchFacts,
     ObjectFacts,
     SliceFacts,
-    TopicFacts,
     Trace,
+    TracedTopic,
     batch_facts,
     control_facts,
     created_ms,
@@ -121,7 +121,7 @@ class Tracer:
                 )
             control = decode_control(record.value, path=record.path)
             trace = Trace(
-                topic=TopicFacts(name=topic.name, topic_id=topic.topic_id, partition_count=topic.partition_count, state=topic.state.value),
+                topic=TracedTopic(name=topic.name, topic_id=topic.topic_id, partition_count=topic.partition_count, state=topic.state.value),
                 partition=partition,
                 offset=offset,
                 control=control_facts(control, record),
