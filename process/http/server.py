@@ -22,7 +22,7 @@ from process.accepting import HTTP_CONNECTIONS_MAX, Acceptor, bind
 from process.http.health import Readiness
 from process.http.loop_lag import LoopLag
 from process.http.scrape import JSON, TEXT, MetricsPage, render_json, render_text
-from process.http.unreadable import Unreadable
+from process.http.unreadable import UnreadableRequests
 from process.settings.listeners import HttpAddress, Listener
 from process.settings.ports import cannot_listen
 from runtime.blocking import Blocking
@@ -63,7 +63,7 @@ class HttpServer:
         self._telemetry = telemetry
         self._nursery = Nursery()
         self._acceptor: Acceptor[asyncio.BaseProtocol] | None = None
-        self._unreadable = Unreadable(telemetry)
+        self._unreadable = UnreadableRequests(telemetry)
         self._runner = web.AppRunner(
             self._application(),
             handle_signals=False,

@@ -19,7 +19,7 @@ _SERVER_LOG = "aiohttp.server"
 _log = structlog.get_logger("http")
 
 
-class Unreadable(logging.Filter):
+class UnreadableRequests(logging.Filter):
     """Made on the loop. `stop` says what is left to say."""
 
     def __init__(self, telemetry: Telemetry) -> None:
