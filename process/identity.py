@@ -11,7 +11,7 @@ from process.settings.urls import without_secrets
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from storage.catalog.cluster import ClusterRecord, read_cluster
-from storage.catalog.store_identity import Identity, StoreContents, Verdict, identify
+from storage.catalog.store_identity import Identity, StoreContents, StoreOwnership, identify
 from storage.catalog.store_marker import KEY, read_marker
 from storage.errors import StorageError
 from storage.opening import Stores
@@ -26,7 +26,7 @@ async def identified(stores: Stores, settings: Settings, ids: IdSource, clock: C
     identity = await identify(stores.metadata, stores.objects, ids, clock, accept_new_store=accept_new_store)
     if identity.cluster is None:
         raise StartError(refusal(identity, settings, accept_new_store=accept_new_store), exit_code=EXIT_USAGE)
-    if identity.verdict is Verdict.ACCEPTED:
+    if identity.verdict is StoreOwnership.ACCEPTED:
         found = identity.found
         _log.warning(
             "new_store_accepted",
@@ -52,7 +52,7 @@ async def check_same(stores: Stores, settings: Settings) -> None:
     except (StorageError, TimeoutError):
         return
     if found.cluster is not None and found.marker is not None and found.cluster.cluster_id != found.marker.cluster_id:
-        raise StartError(refusal(Identity(None, Verdict.ANOTHERS, found), settings, accept_new_store=False), exit_code=EXIT_USAGE)
+        raise StartError(refusal(Identity(None, StoreOwnership.ANOTHERS, found), settings, accept_new_store=False), exit_code=EXIT_USAGE)
 
 
 def refusal(identity: Identity, settings: Settings, *, accept_new_store: bool) -> str:
@@ -63,30 +63,30 @@ def refusal(identity: Identity, settings: Settings, *, accept_new_store: bool) -
     metadata = f'metadata.url "{without_secrets(settings.metadata.url)}"'
     in_vain = " --accept-new-store does not apply: the other cluster may be alive." if accept_new_store else ""
     match identity.verdict:
-        case Verdict.ANOTHERS:
+        case StoreOwnership.ANOTHERS:
             return (
                 f"{store} is the object store of cluster {_marked(found)}, and {metadata} holds {ours}. "
                 "Correct the one that is wrong. To give the object store to another cluster, empty it first, "
                 f"{KEY} included.{in_vain}"
             )
-        case Verdict.LOST_METADATA:
+        case StoreOwnership.LOST_METADATA:
             return (
                 f"{store} is the object store of cluster {_marked(found)}, and {metadata} holds no cluster. "
                 "Correct metadata.url (another path or namespace?) or bring that cluster's metadata back. To begin a new cluster, "
                 f"use another storage.url, or empty this one, {KEY} included.{in_vain}"
             )
-        case Verdict.GONE:
+        case StoreOwnership.GONE:
             return (
                 f"{store} holds nothing of {ours}, whose metadata in {metadata} name objects like {found.named}. "
                 "Correct storage.url, or bring the objects back. If they are lost for good, --accept-new-store goes on without them."
             )
-        case Verdict.STRANGE:
+        case StoreOwnership.STRANGE:
             return (
                 f"{store} holds objects like {found.strange} that {metadata} ({ours}) does not know, and no {KEY}. "
                 "Correct the one that is wrong, or use an empty object store. If no other cluster uses this one, "
                 "--accept-new-store takes it."
             )
-        case Verdict.SAME | Verdict.MARK | Verdict.ACCEPTED:
+        case StoreOwnership.SAME | StoreOwnership.MARK | StoreOwnership.ACCEPTED:
             raise AssertionError(f"no refusal: {identity.verdict}")
         case _:
             assert_never(identity.verdict)

@@ -15,7 +15,7 @@ from process.identity import refusal
 from process.settings.model import Settings
 from process.settings.urls import without_secrets
 from storage.catalog.cluster import ClusterRecord, read_cluster
-from storage.catalog.store_identity import Identity, Objects, Verdict, judge, look
+from storage.catalog.store_identity import Identity, Objects, StoreOwnership, judge, look
 from storage.catalog.store_marker import KEY, bears_marker, read_marker, write_marker
 from storage.errors import Corrupt, IncompatibleFormat, StorageError
 from storage.opening import Stores
@@ -78,15 +78,15 @@ class StoreWatch:
         found = await look(metadata, self._stores.objects)
         verdict = judge(found, accept_new_store=False)
         if verdict.is_refusal:
-            if verdict is not Verdict.LOST_METADATA:
+            if verdict is not StoreOwnership.LOST_METADATA:
                 # A folder that is away for a while holds nothing either: that is a store which fails, and recovers.
                 await self._stores.objects.probe()
             said = refusal(Identity(None, verdict, found), self._settings, accept_new_store=False)
-            return METADATA if verdict is Verdict.LOST_METADATA else OBJECT_STORE, f"replaced under a running broker: {said}"
+            return METADATA if verdict is StoreOwnership.LOST_METADATA else OBJECT_STORE, f"replaced under a running broker: {said}"
         if found.cluster is None:
             url = without_secrets(self._settings.metadata.url)
             return METADATA, f'metadata.url "{url}" was replaced under this broker of cluster {ours.cluster_id}: it holds no cluster'
-        if verdict is Verdict.MARK:
+        if verdict is StoreOwnership.MARK:
             await self._mark(found.objects, found.cluster)
         return None
 

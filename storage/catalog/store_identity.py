@@ -52,7 +52,7 @@ class StoreContents:
     strange: str | None = None
 
 
-class Verdict(Enum):
+class StoreOwnership(Enum):
     SAME = "both have the same id"
     MARK = "the store is new, or was used by a release that put no marker: put one"
     ACCEPTED = "as GONE or STRANGE, and the operator means it: put a marker"
@@ -63,25 +63,25 @@ class Verdict(Enum):
 
     @property
     def is_refusal(self) -> bool:
-        return self in (Verdict.ANOTHERS, Verdict.LOST_METADATA, Verdict.GONE, Verdict.STRANGE)
+        return self in (StoreOwnership.ANOTHERS, StoreOwnership.LOST_METADATA, StoreOwnership.GONE, StoreOwnership.STRANGE)
 
 
-def judge(found: StoreContents, *, accept_new_store: bool) -> Verdict:
+def judge(found: StoreContents, *, accept_new_store: bool) -> StoreOwnership:
     """PURE. A store with the marker of another cluster is refused whatever is accepted: that cluster may be alive."""
     if found.marker is not None:
         if found.cluster is None:
-            return Verdict.LOST_METADATA
-        return Verdict.SAME if found.cluster.cluster_id == found.marker.cluster_id else Verdict.ANOTHERS
+            return StoreOwnership.LOST_METADATA
+        return StoreOwnership.SAME if found.cluster.cluster_id == found.marker.cluster_id else StoreOwnership.ANOTHERS
     match found.objects:
         case Objects.OURS:
-            return Verdict.MARK
+            return StoreOwnership.MARK
         case Objects.STRANGE:
-            refusal = Verdict.STRANGE
+            refusal = StoreOwnership.STRANGE
         case Objects.NOTHING:
             if found.named is None:
-                return Verdict.MARK
-            refusal = Verdict.GONE
-    return Verdict.ACCEPTED if accept_new_store else refusal
+                return StoreOwnership.MARK
+            refusal = StoreOwnership.GONE
+    return StoreOwnership.ACCEPTED if accept_new_store else refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Identity:
     """`cluster` is None if the verdict is a refusal: then nothing was written, but perhaps a cluster's record in metadata that had none."""
 
     cluster: ClusterRecord | None
-    verdict: Verdict
+    verdict: StoreOwnership
     found: StoreContents
 
 
@@ -114,7 +114,7 @@ async def identify(
     marker = found.marker or await write_marker(objects, cluster)
     if marker.cluster_id != cluster.cluster_id:
         # Two clusters began at the same time: the store is that of the first marker.
-        return Identity(None, Verdict.ANOTHERS, StoreContents(cluster, marker))
+        return Identity(None, StoreOwnership.ANOTHERS, StoreContents(cluster, marker))
     return Identity(cluster, verdict, found)
 
 

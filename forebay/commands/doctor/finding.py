@@ -14,7 +14,7 @@ from storage.errors import StorageError
 _log = structlog.get_logger(__name__)
 
 
-class Verdict(enum.StrEnum):
+class FindingStatus(enum.StrEnum):
     OK = "ok"
     WARNING = "warning"
     FAILED = "failed"
@@ -25,29 +25,29 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the report; the fields of `-o json`. FAILED: a broker on these settings would not start, or not do its work."""
 
     check: str
-    verdict: Verdict
+    verdict: FindingStatus
     detail: str
 
 
 def ok(check: str, detail: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.OK, detail=detail)
+    return Finding(check=check, verdict=FindingStatus.OK, detail=detail)
 
 
 def warning(check: str, detail: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.WARNING, detail=detail)
+    return Finding(check=check, verdict=FindingStatus.WARNING, detail=detail)
 
 
 def failed(check: str, detail: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.FAILED, detail=detail)
+    return Finding(check=check, verdict=FindingStatus.FAILED, detail=detail)
 
 
 def skipped(check: str, because: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.SKIPPED, detail=f"because {because}")
+    return Finding(check=check, verdict=FindingStatus.SKIPPED, detail=f"because {because}")
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
     """0 unless something failed: who is warned may mean it."""
-    return EXIT_FAILED if any(finding.verdict is Verdict.FAILED for finding in findings) else 0
+    return EXIT_FAILED if any(finding.verdict is FindingStatus.FAILED for finding in findings) else 0
 
 
 def reason_of(error: Exception) -> str | None:
@@ -64,7 +64,7 @@ class Checks:
         self._tell = tell
         self.findings: list[Finding] = []
 
-    def add(self, finding: Finding) -> Verdict:
+    def add(self, finding: Finding) -> FindingStatus:
         self.findings.append(finding)
         self._tell(finding)
         return finding.verdict
@@ -76,7 +76,7 @@ class Checks:
         *,
         within_s: float,
         reason: Callable[[Exception], str | None] = reason_of,
-    ) -> Verdict:
+    ) -> FindingStatus:
         """Add what `look` finds; None is nothing to tell.
 
         What it raises, or that it does not end within `within_s`, is a failure of this check alone.
@@ -91,7 +91,7 @@ class Checks:
             if why is None:
                 _log.exception("check_failed", check=check)
             finding = failed(check, why or f"unexpected, please report it: {error!r}")
-        return Verdict.OK if finding is None else self.add(finding)
+        return FindingStatus.OK if finding is None else self.add(finding)
 
 
 def no_answer(error: TimeoutError, within_s: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from forebay.commands.doctor.finding import Checks, Finding, Verdict, failed, ok, skipped, warning
+from forebay.commands.doctor.finding import Checks, Finding, FindingStatus, failed, ok, skipped, warning
 from process.settings.errors import EXIT_FAILED, StartError
 from runtime.clock import Clock
 from runtime.ids import IdSource
@@ -123,7 +123,7 @@ class MetadataChecks:
 
     async def run(self) -> Cluster:
         """All of them, one after the other."""
-        knows_cluster = await self._checks.run(CLUSTER, self._look_at_cluster, within_s=STEP_S) is Verdict.OK
+        knows_cluster = await self._checks.run(CLUSTER, self._look_at_cluster, within_s=STEP_S) is FindingStatus.OK
         await self._checks.run(BROKERS, self._look_at_brokers, within_s=STEP_S)
         await self._write()
         cluster_id = None if self._cluster is None else self._cluster.cluster_id

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from forebay.commands.doctor.finding import Checks, Finding, Verdict, failed, ok, reason_of, skipped, warning
+from forebay.commands.doctor.finding import Checks, Finding, FindingStatus, failed, ok, reason_of, skipped, warning
 from process.settings.urls import scheme_of
 from runtime.clock import Clock
 from runtime.ids import IdSource
@@ -115,7 +115,7 @@ class ObjectChecks:
             for check in OF_STORE:
                 self._checks.add(skipped(check, "the object store gives no answers"))
             return
-        self._can_put = await self._step(PUT, ProbeStep.PUT, self._put) is Verdict.OK
+        self._can_put = await self._step(PUT, ProbeStep.PUT, self._put) is FindingStatus.OK
         for check, step, look in (
             (PUT_AGAIN, ProbeStep.PUT_AGAIN, self._put_again),
             (GET, ProbeStep.GET, self._get),
@@ -128,7 +128,9 @@ class ObjectChecks:
                 self._checks.add(skipped(check, "nothing could be put"))
         await self._step(DELETE, ProbeStep.DELETE, self._delete)
 
-    async def _step(self, check: str, step: ProbeStep, look: Callable[[], Awaitable[Finding]], *, within_s: float = STEP_S) -> Verdict:
+    async def _step(
+        self, check: str, step: ProbeStep, look: Callable[[], Awaitable[Finding]], *, within_s: float = STEP_S
+    ) -> FindingStatus:
         async def noting() -> Finding:
             try:
                 return await look()

@@ -7,7 +7,7 @@ from typing import Final
 
 from forebay.commands.doctor import advertised, machine, metadata, objects, ports, together
 from forebay.commands.doctor.answers import Respondent, at_kafka
-from forebay.commands.doctor.finding import Checks, Finding, Verdict, failed, ok, skipped, warning
+from forebay.commands.doctor.finding import Checks, Finding, FindingStatus, failed, ok, skipped, warning
 from forebay.commands.doctor.metadata import Cluster, MetadataChecks
 from forebay.commands.doctor.objects import ObjectChecks
 from forebay.commands.doctor.place import folder_of, is_there, looked_at
@@ -132,7 +132,7 @@ async def _look_at_stores(settings: Settings, checks: Checks, clock: Clock) -> C
                 opened.objects, checks, url=url, known=_known(url, "takes writes, and what was written is read back"), clock=clock, ids=ids
             ).run()
             await look_at_versions(url, checks)
-        if ordering is None or opened is None or any(one.verdict is Verdict.FAILED for one in checks.findings[first:]):
+        if ordering is None or opened is None or any(one.verdict is FindingStatus.FAILED for one in checks.findings[first:]):
             checks.add(skipped(together.BELONG, "one of them is not well"))
         else:
             both = Stores(ordering.metadata, opened.objects, ordering.times)

@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from forebay.commands.doctor.finding import Finding, Verdict
+from forebay.commands.doctor.finding import Finding, FindingStatus
 from forebay.kafka_client.text import printable, printable_json
 
-_VERDICT_WIDTH: Final = max(len(verdict.value) for verdict in Verdict)
+_VERDICT_WIDTH: Final = max(len(verdict.value) for verdict in FindingStatus)
 _CHECK_WIDTH: Final = 26
 
 
@@ -24,4 +24,4 @@ def as_json(findings: Sequence[Finding]) -> str:
 def summary(findings: Sequence[Finding]) -> str:
     """The last line, for people."""
     counts = Counter(finding.verdict for finding in findings)
-    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]) + "."
+    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in FindingStatus if counts[verdict]) + "."

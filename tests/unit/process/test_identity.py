@@ -8,7 +8,7 @@ from process.settings.model import Settings
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.catalog.cluster import ClusterRecord
-from storage.catalog.store_identity import Identity, Objects, StoreContents, Verdict
+from storage.catalog.store_identity import Identity, Objects, StoreContents, StoreOwnership
 from storage.catalog.store_marker import KEY, StoreMarker, write_marker
 from storage.metadata.memory import MemoryMetadataStore
 from storage.objects.memory import MemoryObjectStore
@@ -19,15 +19,21 @@ SETTINGS = Settings.model_validate(
 )
 OURS, THEIRS = ClusterRecord(cluster_id="OURS", created_at_ms=1), StoreMarker(cluster_id="THEIRS", created_at_ms=2)
 CASES = [
-    (Verdict.ANOTHERS, StoreContents(OURS, THEIRS), ["THEIRS", "OURS", KEY]),
-    (Verdict.LOST_METADATA, StoreContents(None, THEIRS), ["THEIRS", "no cluster", KEY]),
-    (Verdict.GONE, StoreContents(OURS, None, named="wal/x"), ["OURS", "wal/x", "--accept-new-store"]),
-    (Verdict.STRANGE, StoreContents(None, None, objects=Objects.STRANGE, strange="wal/y"), ["no cluster", "wal/y", "--accept-new-store"]),
+    (StoreOwnership.ANOTHERS, StoreContents(OURS, THEIRS), ["THEIRS", "OURS", KEY]),
+    (StoreOwnership.LOST_METADATA, StoreContents(None, THEIRS), ["THEIRS", "no cluster", KEY]),
+    (StoreOwnership.GONE, StoreContents(OURS, None, named="wal/x"), ["OURS", "wal/x", "--accept-new-store"]),
+    (
+        StoreOwnership.STRANGE,
+        StoreContents(None, None, objects=Objects.STRANGE, strange="wal/y"),
+        ["no cluster", "wal/y", "--accept-new-store"],
+    ),
 ]
 
 
 @pytest.mark.parametrize(("verdict", "found", "named"), CASES)
-def test_a_refusal_is_one_line_with_both_urls_what_was_found_and_the_fix(verdict: Verdict, found: StoreContents, named: list[str]) -> None:
+def test_a_refusal_is_one_line_with_both_urls_what_was_found_and_the_fix(
+    verdict: StoreOwnership, found: StoreContents, named: list[str]
+) -> None:
     text = refusal(Identity(None, verdict, found), SETTINGS, accept_new_store=False)
 
     assert "\n" not in text
@@ -36,11 +42,11 @@ def test_a_refusal_is_one_line_with_both_urls_what_was_found_and_the_fix(verdict
 
 
 def test_all_refusals_have_their_words() -> None:
-    assert {verdict for verdict, _, _ in CASES} == {verdict for verdict in Verdict if verdict.is_refusal}
+    assert {verdict for verdict, _, _ in CASES} == {verdict for verdict in StoreOwnership if verdict.is_refusal}
 
 
 @pytest.mark.parametrize(("verdict", "found"), [case[:2] for case in CASES[:2]])
-def test_who_accepts_in_vain_is_told_so(verdict: Verdict, found: StoreContents) -> None:
+def test_who_accepts_in_vain_is_told_so(verdict: StoreOwnership, found: StoreContents) -> None:
     assert "--accept-new-store does not apply" in refusal(Identity(None, verdict, found), SETTINGS, accept_new_store=True)
     assert "--accept-new-store" not in refusal(Identity(None, verdict, found), SETTINGS, accept_new_store=False)
 

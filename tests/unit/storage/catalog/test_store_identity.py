@@ -8,7 +8,7 @@ import pytest
 
 from runtime.ids import IdSource
 from storage.catalog.cluster import ClusterRecord, open_cluster
-from storage.catalog.store_identity import LISTED_MAX, NAMED_MAX, Identity, Objects, StoreContents, Verdict, identify, judge
+from storage.catalog.store_identity import LISTED_MAX, NAMED_MAX, Identity, Objects, StoreContents, StoreOwnership, identify, judge
 from storage.catalog.store_marker import KEY, StoreMarker, read_marker, write_marker
 from storage.catalog.topic_records import read_topic
 from storage.catalog.topics import Topics
@@ -78,18 +78,18 @@ class Place:
 
 EXPECTED = {
     # metadata, marker, what the metadata name, what the store holds: the verdict, and with --accept-new-store
-    (None, None, None, NOTHING): (Verdict.MARK, Verdict.MARK),
-    (None, None, None, OURS): (Verdict.MARK, Verdict.MARK),
-    (None, None, None, STRANGE): (Verdict.STRANGE, Verdict.ACCEPTED),
-    (None, None, "wal/x", NOTHING): (Verdict.GONE, Verdict.ACCEPTED),
-    (None, None, "wal/x", OURS): (Verdict.MARK, Verdict.MARK),
-    (None, None, "wal/x", STRANGE): (Verdict.STRANGE, Verdict.ACCEPTED),
-    ("A", None, None, NOTHING): (Verdict.MARK, Verdict.MARK),
-    ("A", None, None, OURS): (Verdict.MARK, Verdict.MARK),
-    ("A", None, None, STRANGE): (Verdict.STRANGE, Verdict.ACCEPTED),
-    ("A", None, "wal/x", NOTHING): (Verdict.GONE, Verdict.ACCEPTED),
-    ("A", None, "wal/x", OURS): (Verdict.MARK, Verdict.MARK),
-    ("A", None, "wal/x", STRANGE): (Verdict.STRANGE, Verdict.ACCEPTED),
+    (None, None, None, NOTHING): (StoreOwnership.MARK, StoreOwnership.MARK),
+    (None, None, None, OURS): (StoreOwnership.MARK, StoreOwnership.MARK),
+    (None, None, None, STRANGE): (StoreOwnership.STRANGE, StoreOwnership.ACCEPTED),
+    (None, None, "wal/x", NOTHING): (StoreOwnership.GONE, StoreOwnership.ACCEPTED),
+    (None, None, "wal/x", OURS): (StoreOwnership.MARK, StoreOwnership.MARK),
+    (None, None, "wal/x", STRANGE): (StoreOwnership.STRANGE, StoreOwnership.ACCEPTED),
+    ("A", None, None, NOTHING): (StoreOwnership.MARK, StoreOwnership.MARK),
+    ("A", None, None, OURS): (StoreOwnership.MARK, StoreOwnership.MARK),
+    ("A", None, None, STRANGE): (StoreOwnership.STRANGE, StoreOwnership.ACCEPTED),
+    ("A", None, "wal/x", NOTHING): (StoreOwnership.GONE, StoreOwnership.ACCEPTED),
+    ("A", None, "wal/x", OURS): (StoreOwnership.MARK, StoreOwnership.MARK),
+    ("A", None, "wal/x", STRANGE): (StoreOwnership.STRANGE, StoreOwnership.ACCEPTED),
 }
 
 
@@ -106,9 +106,9 @@ def test_every_cell_of_the_decision(
     if marker is None:
         assert verdict is EXPECTED[cluster and cluster.cluster_id, None, named, objects][accept]
     elif cluster is None:
-        assert verdict is Verdict.LOST_METADATA
+        assert verdict is StoreOwnership.LOST_METADATA
     else:
-        assert verdict is (Verdict.SAME if marker is MARK_A else Verdict.ANOTHERS)
+        assert verdict is (StoreOwnership.SAME if marker is MARK_A else StoreOwnership.ANOTHERS)
 
 
 async def test_new_stores_get_one_id_and_are_the_same_cluster_from_then_on() -> None:
@@ -116,7 +116,7 @@ async def test_new_stores_get_one_id_and_are_the_same_cluster_from_then_on() -> 
 
     first, second = await place.start(1), await place.start(2)
 
-    assert (first.verdict, second.verdict) == (Verdict.MARK, Verdict.SAME)
+    assert (first.verdict, second.verdict) == (StoreOwnership.MARK, StoreOwnership.SAME)
     assert first.cluster == second.cluster
     assert await place.marked() == await place.cluster_id()
 
@@ -138,7 +138,7 @@ async def test_of_two_clusters_that_begin_in_one_store_one_gets_it() -> None:
     started = await asyncio.gather(one.start(1), other.start(2))
     (refused,) = [identity for identity in started if identity.cluster is None]
 
-    assert refused.verdict is Verdict.ANOTHERS
+    assert refused.verdict is StoreOwnership.ANOTHERS
     assert [(await place.start()).cluster is None for place in (one, other)] == [identity.cluster is None for identity in started]
 
 
@@ -148,7 +148,7 @@ async def test_who_is_killed_between_the_two_ids_is_followed_by_who_writes_the_s
 
     identity = await place.start(7)
 
-    assert (identity.cluster, identity.verdict) == (began, Verdict.MARK)
+    assert (identity.cluster, identity.verdict) == (began, StoreOwnership.MARK)
     assert await place.marked() == began.cluster_id
 
 
@@ -162,7 +162,7 @@ async def test_an_older_release_has_put_no_marker_and_its_store_is_known_by_an_o
 
     identity = await place.start()
 
-    assert (identity.cluster, identity.verdict) == (began, Verdict.MARK)
+    assert (identity.cluster, identity.verdict) == (began, StoreOwnership.MARK)
     assert await place.marked() == began.cluster_id
 
 
@@ -175,7 +175,7 @@ async def test_one_lost_object_does_not_make_the_store_a_strange_one() -> None:
         if number < NAMED_MAX - 1:
             await place.objects.delete_many([key])
 
-    assert (await place.start()).verdict is Verdict.MARK
+    assert (await place.start()).verdict is StoreOwnership.MARK
 
 
 async def test_topics_without_a_record_and_an_empty_store_are_an_upgrade() -> None:
@@ -183,7 +183,7 @@ async def test_topics_without_a_record_and_an_empty_store_are_an_upgrade() -> No
     await place.begin_without_marker()
     await place.create_topic(partitions=300)
 
-    assert (await place.start()).verdict is Verdict.MARK
+    assert (await place.start()).verdict is StoreOwnership.MARK
 
 
 async def test_garbage_of_topics_that_were_deleted_is_known_by_their_partitions() -> None:
@@ -197,7 +197,7 @@ async def test_garbage_of_topics_that_were_deleted_is_known_by_their_partitions(
     await topics.delete(topic)
     topics.close()
 
-    assert (await place.start()).verdict is Verdict.MARK
+    assert (await place.start()).verdict is StoreOwnership.MARK
 
 
 async def test_a_store_without_what_the_metadata_name_is_refused_until_that_is_accepted() -> None:
@@ -212,9 +212,9 @@ async def test_a_store_without_what_the_metadata_name_is_refused_until_that_is_a
     accepted = await place.start(accept=True)
     after = await place.start()
 
-    assert (refused.cluster, refused.verdict, refused.found.named, marked_then) == (None, Verdict.GONE, key, None)
-    assert (accepted.cluster, accepted.verdict) == (began, Verdict.ACCEPTED)
-    assert (after.cluster, after.verdict) == (began, Verdict.SAME)
+    assert (refused.cluster, refused.verdict, refused.found.named, marked_then) == (None, StoreOwnership.GONE, key, None)
+    assert (accepted.cluster, accepted.verdict) == (began, StoreOwnership.ACCEPTED)
+    assert (after.cluster, after.verdict) == (began, StoreOwnership.SAME)
     control = (await place.metadata.get_many([PartitionKeys(partition).control]))[0]
     assert control is not None
     assert decode_control(control.value, path="").pending, "what was named stays named"
@@ -231,9 +231,9 @@ async def test_a_store_with_objects_that_nobody_knows_is_refused_until_that_is_a
     id_then = await place.cluster_id() if has_cluster else None
     accepted = await place.start(accept=True)
 
-    assert (refused.verdict, refused.found.strange) == (Verdict.STRANGE, strange)
+    assert (refused.verdict, refused.found.strange) == (StoreOwnership.STRANGE, strange)
     assert await place.marked() == accepted.cluster.cluster_id if accepted.cluster else None
-    assert accepted.verdict is Verdict.ACCEPTED
+    assert accepted.verdict is StoreOwnership.ACCEPTED
     assert id_then in (None, await place.cluster_id())
     assert [stat.key async for stat in place.objects.list("wal/")] == [strange], "what is strange is left alone"
 
@@ -242,7 +242,7 @@ async def test_an_object_that_is_none_of_ours_at_all_makes_the_store_strange() -
     place = Place()
     await place.objects.put_if_absent("wal/photo", [b"jpeg"])
 
-    assert (await place.start()).verdict is Verdict.STRANGE
+    assert (await place.start()).verdict is StoreOwnership.STRANGE
 
 
 @pytest.mark.parametrize("accept", [False, True])
@@ -255,8 +255,8 @@ async def test_a_store_of_another_cluster_is_refused_and_nothing_is_written(acce
 
     lost, anothers = await empty.start(3, accept=accept), await full.start(3, accept=accept)
 
-    assert (lost.cluster, lost.verdict) == (None, Verdict.LOST_METADATA)
-    assert (anothers.cluster, anothers.verdict) == (None, Verdict.ANOTHERS)
+    assert (lost.cluster, lost.verdict) == (None, StoreOwnership.LOST_METADATA)
+    assert (anothers.cluster, anothers.verdict) == (None, StoreOwnership.ANOTHERS)
     assert await empty.metadata.get_many([CLUSTER]) == [None]
     assert await other.marked() == await other.cluster_id()
 

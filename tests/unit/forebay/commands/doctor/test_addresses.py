@@ -4,7 +4,7 @@ import pytest
 
 from forebay.commands.doctor.advertised import of_address
 from forebay.commands.doctor.answers import NoAnswer, Respondent
-from forebay.commands.doctor.finding import Verdict
+from forebay.commands.doctor.finding import FindingStatus
 from forebay.commands.doctor.metadata import Cluster
 from forebay.commands.doctor.ports import Port, Taken, of_port, ports_of, reachable_host
 from forebay.commands.doctor.run import of_exposure, of_id
@@ -31,17 +31,17 @@ def test_every_listener_and_http_have_a_port() -> None:
 @pytest.mark.parametrize(
     ("answer", "cluster", "verdict", "phrase"),
     [
-        (OF_OURS, OURS, Verdict.OK, "broker 1 of cluster ours (pid 7, java): a broker on these settings runs"),
-        (OF_ANOTHER, OURS, Verdict.FAILED, f"{IN_USE} It is broker 4 of cluster another, not of the cluster of metadata.url."),
-        (OF_ANOTHER, NONE_YET, Verdict.FAILED, "not of the cluster of metadata.url"),
-        (OF_OURS, UNKNOWN, Verdict.WARNING, "is not known"),
-        (NoAnswer("it does not speak Kafka", is_closed=False), OURS, Verdict.FAILED, f"{IN_USE} It does not speak Kafka."),
-        (NoAnswer("connection refused", is_closed=True), OURS, Verdict.FAILED, str(IN_USE)),
-        (None, OURS, Verdict.FAILED, str(IN_USE)),
+        (OF_OURS, OURS, FindingStatus.OK, "broker 1 of cluster ours (pid 7, java): a broker on these settings runs"),
+        (OF_ANOTHER, OURS, FindingStatus.FAILED, f"{IN_USE} It is broker 4 of cluster another, not of the cluster of metadata.url."),
+        (OF_ANOTHER, NONE_YET, FindingStatus.FAILED, "not of the cluster of metadata.url"),
+        (OF_OURS, UNKNOWN, FindingStatus.WARNING, "is not known"),
+        (NoAnswer("it does not speak Kafka", is_closed=False), OURS, FindingStatus.FAILED, f"{IN_USE} It does not speak Kafka."),
+        (NoAnswer("connection refused", is_closed=True), OURS, FindingStatus.FAILED, str(IN_USE)),
+        (None, OURS, FindingStatus.FAILED, str(IN_USE)),
     ],
 )
 def test_a_port_that_is_taken_is_judged_by_who_has_it(
-    answer: Respondent | NoAnswer | None, cluster: Cluster, verdict: Verdict, phrase: str
+    answer: Respondent | NoAnswer | None, cluster: Cluster, verdict: FindingStatus, phrase: str
 ) -> None:
     found = of_port(port(), Taken(IN_USE, answer, "pid 7, java"), cluster)
 
@@ -62,19 +62,27 @@ def test_every_address_is_reached_at_the_loopback_one(host: str, reached: str) -
 @pytest.mark.parametrize(
     ("bound", "address", "answer", "cluster", "is_served", "verdict", "phrase"),
     [
-        ("127.0.0.1", "127.0.0.1", OF_OURS, OURS, True, Verdict.OK, "is answered by broker 1 of cluster ours"),
-        ("0.0.0.0", "b-1", OF_ANOTHER, OURS, True, Verdict.FAILED, "which is another cluster"),
-        ("0.0.0.0", "b-1", OF_ANOTHER, UNKNOWN, True, Verdict.OK, "is not known"),
-        ("0.0.0.0", "localhost", OF_OURS, OURS, True, Verdict.WARNING, "leads clients to their own machine"),
-        ("0.0.0.0", "b-1", NoAnswer("name does not resolve", is_closed=True), OURS, False, Verdict.WARNING, "does not resolve from here"),
-        ("0.0.0.0", "b-1", NoAnswer("connection refused", is_closed=True), OURS, False, Verdict.SKIPPED, "no broker listens now"),
-        ("0.0.0.0", "b-1", NoAnswer("connection refused", is_closed=True), OURS, True, Verdict.WARNING, "cannot be used from here"),
-        ("0.0.0.0", "b-1", NoAnswer("it is no Kafka", is_closed=False), OURS, False, Verdict.WARNING, "it is no Kafka"),
-        ("0.0.0.0", "b-1", None, OURS, False, Verdict.SKIPPED, "not known before the broker listens"),
+        ("127.0.0.1", "127.0.0.1", OF_OURS, OURS, True, FindingStatus.OK, "is answered by broker 1 of cluster ours"),
+        ("0.0.0.0", "b-1", OF_ANOTHER, OURS, True, FindingStatus.FAILED, "which is another cluster"),
+        ("0.0.0.0", "b-1", OF_ANOTHER, UNKNOWN, True, FindingStatus.OK, "is not known"),
+        ("0.0.0.0", "localhost", OF_OURS, OURS, True, FindingStatus.WARNING, "leads clients to their own machine"),
+        (
+            "0.0.0.0",
+            "b-1",
+            NoAnswer("name does not resolve", is_closed=True),
+            OURS,
+            False,
+            FindingStatus.WARNING,
+            "does not resolve from here",
+        ),
+        ("0.0.0.0", "b-1", NoAnswer("connection refused", is_closed=True), OURS, False, FindingStatus.SKIPPED, "no broker listens now"),
+        ("0.0.0.0", "b-1", NoAnswer("connection refused", is_closed=True), OURS, True, FindingStatus.WARNING, "cannot be used from here"),
+        ("0.0.0.0", "b-1", NoAnswer("it is no Kafka", is_closed=False), OURS, False, FindingStatus.WARNING, "it is no Kafka"),
+        ("0.0.0.0", "b-1", None, OURS, False, FindingStatus.SKIPPED, "not known before the broker listens"),
     ],
 )
 def test_an_advertised_address_is_judged_as_a_client_sees_it(
-    bound: str, address: str, answer: Respondent | NoAnswer | None, cluster: Cluster, is_served: bool, verdict: Verdict, phrase: str
+    bound: str, address: str, answer: Respondent | NoAnswer | None, cluster: Cluster, is_served: bool, verdict: FindingStatus, phrase: str
 ) -> None:
     found = of_address(Listener("A", bound, 9092), Listener("A", address, 9092), answer, cluster, is_served=is_served)
 
@@ -93,10 +101,10 @@ def test_an_id_that_another_broker_has_is_a_failure() -> None:
     found = {name: of_id(3, listeners, cluster) for name, cluster in {"taken": taken, "own": own, "free": OURS, "unknown": UNKNOWN}.items()}
 
     assert {name: one.verdict for name, one in found.items() if one is not None} == {
-        "taken": Verdict.FAILED,
-        "own": Verdict.OK,
-        "free": Verdict.OK,
-        "unknown": Verdict.SKIPPED,
+        "taken": FindingStatus.FAILED,
+        "own": FindingStatus.OK,
+        "free": FindingStatus.OK,
+        "unknown": FindingStatus.SKIPPED,
     }
     assert of_id(None, listeners, taken) is None
 
@@ -105,5 +113,5 @@ def test_what_everybody_can_reach_is_a_warning() -> None:
     here = Settings()
     everywhere = Settings(kafka={"listeners": "A://0.0.0.0:9092"}, http={"listen": "0.0.0.0:8070", "insecure": True})
 
-    assert [one.verdict for one in of_exposure(here)] == [Verdict.OK]
-    assert [one.verdict for one in of_exposure(everywhere)] == [Verdict.WARNING, Verdict.WARNING]
+    assert [one.verdict for one in of_exposure(here)] == [FindingStatus.OK]
+    assert [one.verdict for one in of_exposure(everywhere)] == [FindingStatus.WARNING, FindingStatus.WARNING]

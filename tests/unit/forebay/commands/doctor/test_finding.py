@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from forebay.commands.doctor.finding import Checks, Finding, Verdict, exit_code, failed, ok, skipped, warning
+from forebay.commands.doctor.finding import Checks, Finding, FindingStatus, exit_code, failed, ok, skipped, warning
 from forebay.commands.doctor.run import of_settings_errors
 from forebay.commands.doctor.views import as_json, as_line, summary
 from process.settings.errors import EXIT_USAGE, StartError
@@ -36,9 +36,9 @@ def test_wrong_settings_are_all_told_and_nothing_else_is_looked_at() -> None:
     found = of_settings_errors(["a is wrong", "b is wrong"])
 
     assert [(one.verdict, one.detail) for one in found] == [
-        (Verdict.FAILED, "a is wrong"),
-        (Verdict.FAILED, "b is wrong"),
-        (Verdict.SKIPPED, "because the settings are wrong"),
+        (FindingStatus.FAILED, "a is wrong"),
+        (FindingStatus.FAILED, "b is wrong"),
+        (FindingStatus.SKIPPED, "because the settings are wrong"),
     ]
 
 
@@ -62,8 +62,8 @@ async def test_what_a_check_raises_is_its_own_failure(error: Exception, detail: 
     async def well() -> Finding:
         return ok("second", "well")
 
-    assert await checks.run("first", raising, within_s=10) is Verdict.FAILED
-    assert await checks.run("second", well, within_s=10) is Verdict.OK
+    assert await checks.run("first", raising, within_s=10) is FindingStatus.FAILED
+    assert await checks.run("second", well, within_s=10) is FindingStatus.OK
     assert told == checks.findings == [failed("first", detail), ok("second", "well")]
 
 

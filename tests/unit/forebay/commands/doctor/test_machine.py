@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.commands.doctor.finding import Verdict
+from forebay.commands.doctor.finding import FindingStatus
 from forebay.commands.doctor.machine import of_disk, of_memory, of_open_files, versions
 from process.descriptors import DescriptorLimits
 from process.disk_space import FileSystem, Space
@@ -17,18 +17,18 @@ def test_versions_are_told() -> None:
     assert "Python 3." in versions().detail
 
 
-@pytest.mark.parametrize(("limit", "verdict"), [(2_096, Verdict.OK), (2_095, Verdict.WARNING), (97, Verdict.WARNING)])
-def test_open_files_are_compared_with_connections(limit: int, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("limit", "verdict"), [(2_096, FindingStatus.OK), (2_095, FindingStatus.WARNING), (97, FindingStatus.WARNING)])
+def test_open_files_are_compared_with_connections(limit: int, verdict: FindingStatus) -> None:
     found = of_open_files(DescriptorLimits(limit, 96, 2_000))
 
     assert found.verdict is verdict
-    if verdict is Verdict.WARNING:
+    if verdict is FindingStatus.WARNING:
         assert f"connections above {limit - 96} are closed at once" in found.detail
         assert "raise the limit of open files to 2096" in found.detail
 
 
-@pytest.mark.parametrize(("limit_mib", "verdict"), [(673, Verdict.OK), (600, Verdict.WARNING)])
-def test_budgets_are_compared_with_memory(limit_mib: int, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("limit_mib", "verdict"), [(673, FindingStatus.OK), (600, FindingStatus.WARNING)])
+def test_budgets_are_compared_with_memory(limit_mib: int, verdict: FindingStatus) -> None:
     assert of_memory(Settings(), limit_bytes=limit_mib * 2**20).verdict is verdict
 
 
@@ -37,8 +37,8 @@ def test_budgets_that_do_not_fit_are_refused_as_serve_refuses_them() -> None:
         of_memory(Settings(), limit_bytes=512 * 2**20)
 
 
-@pytest.mark.parametrize(("free_gib", "verdict"), [(6, Verdict.OK), (4, Verdict.WARNING)])
-def test_a_disk_with_less_than_a_twentieth_free_is_a_warning(free_gib: int, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("free_gib", "verdict"), [(6, FindingStatus.OK), (4, FindingStatus.WARNING)])
+def test_a_disk_with_less_than_a_twentieth_free_is_a_warning(free_gib: int, verdict: FindingStatus) -> None:
     found = of_disk(FileSystem(1, (Path("/data"),), Space(free_gib * GIB, 100 * GIB)))
 
     assert found.verdict is verdict

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from forebay.commands.doctor import metadata, objects
-from forebay.commands.doctor.finding import Checks, Finding, Verdict
+from forebay.commands.doctor.finding import Checks, Finding, FindingStatus
 from forebay.commands.doctor.metadata import Conditions, MetadataChecks
 from forebay.commands.doctor.objects import ObjectChecks, reason_at
 from runtime.clock import SystemClock
@@ -25,7 +25,7 @@ WON, LOST = OpResult(Status.OK, 1), OpResult(Status.UNEXPECTED_VERSION, None)
 RIGHT = Conditions(WON, LOST, OpResult(Status.OK, 2), LOST, b"2")
 
 
-def verdicts(checks: Checks) -> dict[str, Verdict]:
+def verdicts(checks: Checks) -> dict[str, FindingStatus]:
     return {one.check: one.verdict for one in checks.findings}
 
 
@@ -37,7 +37,7 @@ def detail(checks: Checks, check: str) -> str:
 
 
 def test_conditions_that_hold_are_well() -> None:
-    assert metadata.of_conditions(RIGHT).verdict is Verdict.OK
+    assert metadata.of_conditions(RIGHT).verdict is FindingStatus.OK
 
 
 @pytest.mark.parametrize(
@@ -54,21 +54,21 @@ def test_conditions_that_hold_are_well() -> None:
 def test_each_condition_that_does_not_hold_is_told(seen: Conditions, phrase: str) -> None:
     found = metadata.of_conditions(seen)
 
-    assert found.verdict is Verdict.FAILED
+    assert found.verdict is FindingStatus.FAILED
     assert phrase in found.detail
 
 
 def test_a_record_that_outlives_its_session_is_a_failure() -> None:
-    assert metadata.of_session(None).verdict is Verdict.OK
-    assert metadata.of_session(b"2").verdict is Verdict.FAILED
+    assert metadata.of_session(None).verdict is FindingStatus.OK
+    assert metadata.of_session(b"2").verdict is FindingStatus.FAILED
 
 
 @pytest.mark.parametrize("judge", [metadata.of_latency, objects.of_latency])
 def test_the_median_decides_whether_a_store_is_slow(judge: "object") -> None:
     assert callable(judge)
-    assert judge([0.001, 0.002, 0.003, 5.0, 5.0]).verdict is Verdict.OK
+    assert judge([0.001, 0.002, 0.003, 5.0, 5.0]).verdict is FindingStatus.OK
     assert "median 3.0 ms, slowest 5000.0 ms" in judge([0.001, 0.002, 0.003, 5.0, 5.0]).detail
-    assert judge([0.001, 0.002, 5.0, 5.0, 5.0]).verdict is Verdict.WARNING
+    assert judge([0.001, 0.002, 5.0, 5.0, 5.0]).verdict is FindingStatus.WARNING
 
 
 async def test_a_metadata_store_is_looked_at_and_left_as_it_was() -> None:
@@ -80,7 +80,7 @@ async def test_a_metadata_store_is_looked_at_and_left_as_it_was() -> None:
 
     start, end = children_of("llog/probes")
     assert (known.is_known, known.cluster_id, known.brokers) == (True, cluster.cluster_id, ())
-    assert verdicts(checks) == dict.fromkeys(metadata.OF_STORE, Verdict.OK)
+    assert verdicts(checks) == dict.fromkeys(metadata.OF_STORE, FindingStatus.OK)
     assert await store.list(Key(start, "llog"), end) == []
     await store.close()
 
@@ -98,7 +98,7 @@ async def test_a_store_that_ignores_conditions_is_found_out() -> None:
 
     await MetadataChecks(store, checks, clock=clock, ids=ids).run()
 
-    assert verdicts(checks)[metadata.CONDITIONS] is Verdict.FAILED
+    assert verdicts(checks)[metadata.CONDITIONS] is FindingStatus.FAILED
     assert "at an old version was not refused" in detail(checks, metadata.CONDITIONS)
     await store.close()
 
@@ -117,7 +117,7 @@ async def test_an_object_store_is_looked_at_and_left_as_it_was() -> None:
 
     checks = await run(store)
 
-    assert verdicts(checks) == dict.fromkeys((objects.STORE, *objects.OF_STORE), Verdict.OK)
+    assert verdicts(checks) == dict.fromkeys((objects.STORE, *objects.OF_STORE), FindingStatus.OK)
     assert [stat async for stat in store.list("")] == []
 
 
@@ -133,7 +133,7 @@ class Overwriting(MemoryObjectStore):
 async def test_a_store_that_overwrites_is_found_out() -> None:
     checks = await run(Overwriting(clock=clock))
 
-    assert verdicts(checks)[objects.PUT_AGAIN] is Verdict.FAILED
+    assert verdicts(checks)[objects.PUT_AGAIN] is FindingStatus.FAILED
     assert "a second writer would replace what is acknowledged" in detail(checks, objects.PUT_AGAIN)
 
 
@@ -149,13 +149,13 @@ async def test_a_store_that_takes_no_puts_is_still_asked_what_it_allows() -> Non
     checks = await run(ReadOnly(clock=clock))
 
     assert verdicts(checks) == {
-        objects.STORE: Verdict.FAILED,
-        objects.PUT: Verdict.FAILED,
-        objects.PUT_AGAIN: Verdict.SKIPPED,
-        objects.GET: Verdict.SKIPPED,
-        objects.LIST: Verdict.OK,
-        objects.LATENCY: Verdict.SKIPPED,
-        objects.DELETE: Verdict.OK,
+        objects.STORE: FindingStatus.FAILED,
+        objects.PUT: FindingStatus.FAILED,
+        objects.PUT_AGAIN: FindingStatus.SKIPPED,
+        objects.GET: FindingStatus.SKIPPED,
+        objects.LIST: FindingStatus.OK,
+        objects.LATENCY: FindingStatus.SKIPPED,
+        objects.DELETE: FindingStatus.OK,
     }
     assert (detail(checks, objects.STORE), detail(checks, objects.PUT)) == ("read-only", "for the same reason")
 
@@ -181,11 +181,11 @@ def test_a_refusal_of_s3_names_the_permission_it_needs(step: ProbeStep, needs: s
 
 
 def test_what_is_read_back_must_be_what_was_written() -> None:
-    assert objects.of_range_read(b"written", start=0, end=7).verdict is Verdict.OK
-    assert objects.of_range_read(b"changed", start=0, end=7).verdict is Verdict.FAILED
+    assert objects.of_range_read(b"written", start=0, end=7).verdict is FindingStatus.OK
+    assert objects.of_range_read(b"changed", start=0, end=7).verdict is FindingStatus.FAILED
 
 
 def test_a_list_that_lacks_an_object_is_a_warning() -> None:
     found: Finding = objects.of_list([".probe/b"], ".probe/a")
 
-    assert found.verdict is Verdict.WARNING
+    assert found.verdict is FindingStatus.WARNING

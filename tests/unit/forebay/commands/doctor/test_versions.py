@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from forebay.commands.doctor.finding import Checks, Verdict
+from forebay.commands.doctor.finding import Checks, FindingStatus
 from forebay.commands.doctor.versions import VERSIONS, look_at_versions
 
 ENABLED = "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
@@ -30,7 +30,7 @@ async def answering(status: str, body: str, asked: list[str]) -> AsyncIterator[s
         yield f"http://{host}:{port}"
 
 
-async def said(monkeypatch: pytest.MonkeyPatch, status: str, body: str) -> tuple[list[tuple[str, Verdict]], list[str]]:
+async def said(monkeypatch: pytest.MonkeyPatch, status: str, body: str) -> tuple[list[tuple[str, FindingStatus]], list[str]]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     checks, asked = Checks(lambda _: None), list[str]()
@@ -42,7 +42,7 @@ async def said(monkeypatch: pytest.MonkeyPatch, status: str, body: str) -> tuple
 async def test_a_bucket_that_keeps_versions_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     findings, asked = await said(monkeypatch, "200 OK", ENABLED)
 
-    assert findings == [(VERSIONS, Verdict.WARNING)]
+    assert findings == [(VERSIONS, FindingStatus.WARNING)]
     assert asked == ["GET /bucket?versioning HTTP/1.1"]
 
 
