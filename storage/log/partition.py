@@ -13,7 +13,7 @@ from storage.log.producer_memory import ProducerMemory
 from storage.log.readers import Readers
 from storage.log.seen import SeenControl
 from storage.log.sizes import control_bytes
-from storage.log.strangers import Waiting
+from storage.log.strangers import AllStrangers
 from storage.metadata.keys import PartitionKeys
 from storage.vocabulary import PartitionId
 
@@ -53,7 +53,7 @@ class Remembered:
         self.heard = heard or (lambda _log: None)
         self.size_bytes = 0
         self.lost = LostBatches()
-        self.waiting = Waiting()
+        self.waiting = AllStrangers()
 
 
 class PartitionLog:

@@ -29,7 +29,7 @@ class Stranger(NamedTuple):
     last_s: float
 
 
-class Waiting:
+class AllStrangers:
     """The strangers of all partitions of one broker, those refused longest ago ahead. They outlive what else is known of their partition:
     else those of a partition that is forgotten again and again would never begin.
     """
@@ -71,7 +71,7 @@ class Strangers:
 
     __slots__ = ("_waiting", "partition", "refused")
 
-    def __init__(self, waiting: Waiting, partition: PartitionId) -> None:
+    def __init__(self, waiting: AllStrangers, partition: PartitionId) -> None:
         self.partition = partition
         self._waiting = waiting
         self.refused: dict[int, Stranger] = {}

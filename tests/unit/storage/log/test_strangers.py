@@ -8,7 +8,7 @@ from storage.formats.control import encode
 from storage.log import strangers as strangers_module
 from storage.log.batch import Appended
 from storage.log.partition import Partitions
-from storage.log.strangers import Start, Strangers, Waiting
+from storage.log.strangers import Start, Strangers, AllStrangers
 from storage.metadata import keys
 from storage.metadata.port import Put
 from tests.unit.storage.log.batches import batch_bytes
@@ -19,7 +19,7 @@ EPOCH = 3
 
 
 def of_one() -> Strangers:
-    return Waiting().of(PARTITION)
+    return AllStrangers().of(PARTITION)
 
 
 def refused(*refusals: tuple[int, int, float]) -> Strangers:
@@ -114,7 +114,7 @@ def test_strangers_of_all_partitions_are_bounded_and_a_crowd_at_some_keeps_nobod
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(strangers_module, "STRANGERS_OF_ALL_KEPT_MAX", 20)
-    waiting = Waiting()
+    waiting = AllStrangers()
     *crowds, few = (waiting.of(PARTITION._replace(partition=number)) for number in range(3))
     for producer_id in range(100):
         for crowd in crowds:
@@ -147,7 +147,7 @@ def test_who_waits_goes_on_waiting_while_its_partition_is_forgotten_again_and_ag
 
 def test_strangers_that_went_away_make_room_in_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "STRANGERS_OF_ALL_KEPT_MAX", 2)
-    waiting = Waiting()
+    waiting = AllStrangers()
     gone, here = (waiting.of(PARTITION._replace(partition=number)) for number in range(2))
     gone.make_wait(1, EPOCH, 5, 0.0, wait_s=WAIT_S)
     here.make_wait(2, EPOCH, 5, 60.0, wait_s=WAIT_S)
