@@ -57,7 +57,7 @@ ConfigFile = Annotated[
         metavar="FILE",
     ),
 ]
-Assignments = Annotated[
+SettingOverrides = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -90,7 +90,7 @@ def _root(
 @application.command()
 def serve(
     config_file: ConfigFile = None,
-    assignments: Assignments = None,
+    assignments: SettingOverrides = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
     workers: Annotated[
@@ -158,7 +158,7 @@ def demo(
 @application.command()
 def doctor(
     config_file: ConfigFile = None,
-    assignments: Assignments = None,
+    assignments: SettingOverrides = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
     output: OutputFormat = Output.TABLE,
@@ -186,7 +186,7 @@ def version() -> None:
 @config.command()
 def show(
     config_file: ConfigFile = None,
-    assignments: Assignments = None,
+    assignments: SettingOverrides = None,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
     output: Annotated[str, typer.Option("--output", "-o", help="Write settings as table or json.", metavar="FORMAT")] = "table",
 ) -> None:
