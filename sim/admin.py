@@ -7,7 +7,7 @@ from typing import Final
 
 from sim.broker import ConnectionLost, Serving, SimBroker
 from sim.history import History
-from sim.places import Brokers, Place
+from sim.places import CurrentBrokers, Place
 from storage.catalog.topics import Topic
 from storage.errors import AlreadyExists, NotFound, OffsetOutOfRange, StorageError
 from storage.log.trim import HIGH_WATERMARK
@@ -21,7 +21,7 @@ AdminAnswer = Topic | StorageError | None
 
 
 class Admin:
-    def __init__(self, brokers: Brokers, history: History, chance: random.Random) -> None:
+    def __init__(self, brokers: CurrentBrokers, history: History, chance: random.Random) -> None:
         self._brokers = brokers
         self._history = history
         self._chance = chance

@@ -11,7 +11,7 @@ INDEFINITE: Final = frozenset({ErrorCode.request_timed_out, ErrorCode.not_leader
 """Answers to Produce after which a client does not know whether its batch was appended. After any other error it was not."""
 ABSENT: Final = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id, ErrorCode.inconsistent_topic_id})
 
-Brokers = Callable[[], list[SimBroker]]
+CurrentBrokers = Callable[[], list[SimBroker]]
 """Those that are there now, up or not."""
 
 

@@ -13,7 +13,7 @@ from sim.batches import TIMESTAMP_MS, encode
 from sim.broker import ConnectionLost, SimBroker
 from sim.connection import SimConnection
 from sim.history import PLAIN, Attempt, BatchIdentity, History, OperationOutcome, Sent
-from sim.places import INDEFINITE, Brokers, Place
+from sim.places import INDEFINITE, CurrentBrokers, Place
 from storage.recordbatch import NO_PRODUCER
 
 IN_FLIGHT_MAX: Final = 5
@@ -43,7 +43,7 @@ class Producer:
         *,
         place: Place,
         batches: int,
-        brokers: Brokers,
+        brokers: CurrentBrokers,
         history: History,
         chance: random.Random,
         pauses_s: tuple[float, ...] = (0.02, 0.3, 0.8),

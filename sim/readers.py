@@ -19,7 +19,7 @@ from broker.protocol.request import Request
 from sim.batches import TIMESTAMP_MS, value_of
 from sim.broker import ConnectionLost, Serving, SimBroker
 from sim.history import End, History, SeenBatch
-from sim.places import ABSENT, Brokers, Place
+from sim.places import ABSENT, CurrentBrokers, Place
 from storage.catalog.topics import Topic
 from storage.recordbatch import parse_header
 from storage.vocabulary import Buffer
@@ -38,7 +38,7 @@ QUESTIONS: Final = (LATEST, LATEST, LATEST, EARLIEST, MAX_TIMESTAMP, TIMESTAMP_M
 class SimReader:
     """Reads every offset once, in order, as a consumer that begins anew when the topic is another one. `stop_at` ends it."""
 
-    def __init__(self, name: str, places: Sequence[Place], brokers: Brokers, history: History, chance: random.Random) -> None:
+    def __init__(self, name: str, places: Sequence[Place], brokers: CurrentBrokers, history: History, chance: random.Random) -> None:
         """`places` are of one topic."""
         self._name = name
         self._places = {place.partition: place for place in places}
@@ -170,7 +170,7 @@ class SimReader:
 class EndAsker:
     """Asks any broker for the ends of partitions (ListOffsets), their beginnings, and offsets by time."""
 
-    def __init__(self, name: str, places: list[Place], brokers: Brokers, history: History, chance: random.Random) -> None:
+    def __init__(self, name: str, places: list[Place], brokers: CurrentBrokers, history: History, chance: random.Random) -> None:
         """`places` may grow."""
         self._name = name
         self._places = places
