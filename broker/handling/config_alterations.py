@@ -21,7 +21,7 @@ KEYS_MAX: Final = 1_000
 LINE_AS_RESOURCES: Final = 5
 """What it costs to log a resource, beside altering it."""
 
-Change = Callable[[Mapping[str, str]], dict[str, str]]
+ConfigChange = Callable[[Mapping[str, str]], dict[str, str]]
 """The configs of a topic → what they are to be. Raises `InvalidTopicConfig`."""
 
 
@@ -30,7 +30,7 @@ class ResourceChange(NamedTuple):
     resource_name: str
     keys: Collection[str]
     """What it would change."""
-    change: Change | Refusal
+    change: ConfigChange | Refusal
 
 
 async def alter_all(parts: BrokerParts, changes: Sequence[ResourceChange], by: By, *, validate_only: bool) -> list[Refusal | None]:
@@ -68,7 +68,7 @@ async def alter_all(parts: BrokerParts, changes: Sequence[ResourceChange], by: B
 async def _alter_topic(
     parts: BrokerParts,
     name: str,
-    change: Change,
+    change: ConfigChange,
     found: dict[str, Topic] | StorageError,
     by: By,
     noted: NotEnforced,
@@ -97,7 +97,7 @@ async def _alter_topic(
     return None
 
 
-async def _alter(parts: BrokerParts, topic: Topic, change: Change, by: By) -> dict[str, str]:
+async def _alter(parts: BrokerParts, topic: Topic, change: ConfigChange, by: By) -> dict[str, str]:
     """Its configs are altered from the newest there are, which are not known before: those that were given another value."""
     before: dict[str, str] = {}
     after: dict[str, str] = {}

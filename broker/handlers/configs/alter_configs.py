@@ -11,7 +11,7 @@ from kio.schema.alter_configs.v2.request import AlterableConfig, AlterConfigsRes
 from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse
 from kio.schema.errors import ErrorCode
 
-from broker.handling.config_alterations import KEYS_MAX, Change, ResourceChange, alter_all
+from broker.handling.config_alterations import KEYS_MAX, ConfigChange, ResourceChange, alter_all
 from broker.handling.config_resources import Refusal
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
@@ -46,7 +46,7 @@ def _accept(resource: AlterConfigsResource) -> ResourceChange:
     return ResourceChange(resource.resource_type, resource.resource_name, keys, _change_of(resource.configs))
 
 
-def _change_of(configs: tuple[AlterableConfig, ...]) -> Change | Refusal:
+def _change_of(configs: tuple[AlterableConfig, ...]) -> ConfigChange | Refusal:
     if len(configs) > KEYS_MAX:
         return Refusal(
             ErrorCode.invalid_request, f"a request alters at most {KEYS_MAX} configs of a resource, and this one names {len(configs)}"

@@ -16,7 +16,7 @@ from kio.schema.incremental_alter_configs.v1 import IncrementalAlterConfigsReque
 from kio.schema.incremental_alter_configs.v1.request import AlterableConfig, AlterConfigsResource
 from kio.schema.incremental_alter_configs.v1.response import AlterConfigsResourceResponse
 
-from broker.handling.config_alterations import KEYS_MAX, Change, ResourceChange, alter_all
+from broker.handling.config_alterations import KEYS_MAX, ConfigChange, ResourceChange, alter_all
 from broker.handling.config_resources import TOPIC, Refusal
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
@@ -55,7 +55,7 @@ def _accept(resource: AlterConfigsResource) -> ResourceChange:
     return ResourceChange(resource.resource_type, resource.resource_name, keys, _change_of(resource.configs))
 
 
-def _change_of(configs: tuple[AlterableConfig, ...]) -> Change | Refusal:
+def _change_of(configs: tuple[AlterableConfig, ...]) -> ConfigChange | Refusal:
     if len(configs) > KEYS_MAX:
         return Refusal(
             ErrorCode.invalid_request, f"a request alters at most {KEYS_MAX} configs of a resource, and this one names {len(configs)}"
