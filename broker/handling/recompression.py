@@ -59,7 +59,7 @@ _CODECS: Final = tuple(CODEC_NUMBERS)
 
 log = structlog.get_logger("recompression")
 
-Done = Callable[[memoryview | Refused | None], None]
+RecompressionDone = Callable[[memoryview | Refused | None], None]
 """None: nothing was to be done."""
 
 
@@ -110,7 +110,7 @@ class Share:
 class _Job:
     work: Work | None
     share: Share
-    done: Done
+    done: RecompressionDone
     added_s: float
 
 
@@ -152,7 +152,7 @@ class Recompression:
         """Whether a batch of that source and partition would overtake another one if it did not stand in line."""
         return (id(source), partition) in self.lines
 
-    def add(self, source: object, partition: PartitionId, work: Work | None, share: Share, done: Done) -> None:
+    def add(self, source: object, partition: PartitionId, work: Work | None, share: Share, done: RecompressionDone) -> None:
         """Stand in line. `done` is called once, on the loop and never before this returns; without `work`, when it is its turn.
 
         `source` must live until then.

@@ -33,7 +33,7 @@ ACKS: Final = (-1, 0, 1)
 RULES_KEPT_MAX: Final = 50_000
 NOTHING_UNREAD: Final[Mapping[str, StorageError]] = {}
 
-Done = Callable[[list[PartitionResult]], None]
+ProduceDone = Callable[[list[PartitionResult]], None]
 
 
 class Produce:
@@ -124,7 +124,7 @@ class Produce:
         *,
         version: int,
         source: object,
-        done: Done,
+        done: ProduceDone,
         unread: Mapping[str, StorageError] = NOTHING_UNREAD,
     ) -> None:
         """Submit what passes its checks. `done` is called once, perhaps before this returns, with one result per partition, in order.
@@ -241,7 +241,7 @@ class ProduceUnderWay:
 
     __slots__ = ("_done", "_topics", "append_ms", "now_ms", "request", "results", "share")
 
-    def __init__(self, request: ProduceRequest, now_ms: int, topics: Topics, done: Done) -> None:
+    def __init__(self, request: ProduceRequest, now_ms: int, topics: Topics, done: ProduceDone) -> None:
         self.request = request
         self.now_ms = now_ms
         self.results: list[PartitionResult | int] = []
