@@ -10,7 +10,7 @@ from typing import Final
 
 from process.settings.keys import SETTINGS
 from runtime.telemetry import Metric
-from storage.catalog.topic_configs import TOPIC_CONFIGS, Effect
+from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigEffect
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 PAGES: Final = (DOCS / "operations.md", DOCS / "topic-configs.md")
@@ -34,17 +34,17 @@ def metrics_table() -> str:
     return _table(("Metric", "Labels", "What it says"), rows)
 
 
-def topic_configs_table(effect: Effect) -> str:
+def topic_configs_table(effect: ConfigEffect) -> str:
     found = [one for one in TOPIC_CONFIGS.values() if one.effect is effect]
     rows = [(f"`{one.name}`", one.type.name, f"`{one.default}`" if one.default else "empty", one.meaning) for one in found]
-    is_served = effect in (Effect.ENFORCED, Effect.NOT_YET)
+    is_served = effect in (ConfigEffect.ENFORCED, ConfigEffect.NOT_YET)
     return _table(("Config", "Type", "Default", "What it asks for" if is_served else "Because"), rows)
 
 
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "settings": settings_table,
     "metrics": metrics_table,
-    **{f"topic configs {effect.value}": partial(topic_configs_table, effect) for effect in Effect},
+    **{f"topic configs {effect.value}": partial(topic_configs_table, effect) for effect in ConfigEffect},
 }
 """What stands between `<!-- generated: name -->` and `<!-- end -->`, by name."""
 _PART: Final = re.compile(r"<!-- generated: ([^>]+) -->\n.*?<!-- end -->", re.DOTALL)

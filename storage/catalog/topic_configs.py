@@ -1,7 +1,7 @@
 """The topic configs of Apache Kafka 4: names, types, defaults, which values are accepted, and what they do here.
 
 The one table that CreateTopics, AlterConfigs, DescribeConfigs and docs/topic-configs.md are read off. A value is kept in the form Kafka
-would print it. What a broker does about it is the config's `Effect`: Connect, Streams and Schema Registry create compacted topics
+would print it. What a broker does about it is the config's `ConfigEffect`: Connect, Streams and Schema Registry create compacted topics
 and give up if they cannot, so what is not enforced yet is accepted, and said to be so wherever it is described.
 """
 
@@ -41,7 +41,7 @@ class ConfigType(Enum):
     LIST = 7
 
 
-class Effect(Enum):
+class ConfigEffect(Enum):
     """What a broker does about a config."""
 
     ENFORCED = "enforced"
@@ -61,7 +61,7 @@ class TopicConfig(NamedTuple):
     default: str
     rule: Rule
     synonym: str | None
-    effect: Effect
+    effect: ConfigEffect
     meaning: str
     """What it asks for; where there is nothing to do or it is refused, why."""
     idle: str | None = None
@@ -70,7 +70,7 @@ class TopicConfig(NamedTuple):
     @property
     def documentation(self) -> str:
         """What DescribeConfigs says of it."""
-        return self.meaning if self.effect is Effect.ENFORCED else f"{_INTRODUCTION[self.effect]} {self.meaning}"
+        return self.meaning if self.effect is ConfigEffect.ENFORCED else f"{_INTRODUCTION[self.effect]} {self.meaning}"
 
 
 class TopicConfigValue(NamedTuple):
@@ -130,9 +130,9 @@ def _throttled_replicas(text: str) -> str:
 
 
 _INTRODUCTION: Final = {
-    Effect.NOT_YET: "Kept, not yet enforced: nothing expires and nothing is compacted yet.",
-    Effect.NOTHING_TO_DO: "Kept for tools, without effect:",
-    Effect.REFUSED: "Other values are refused:",
+    ConfigEffect.NOT_YET: "Kept, not yet enforced: nothing expires and nothing is compacted yet.",
+    ConfigEffect.NOTHING_TO_DO: "Kept for tools, without effect:",
+    ConfigEffect.REFUSED: "Other values are refused:",
 }
 _NO_FILES: Final = "a broker here keeps no log files."
 _DURABLE: Final = "what is acknowledged is durable."
@@ -140,7 +140,7 @@ _NO_REPLICATION: Final = "there is no replication between brokers."
 _NO_TIER: Final = "there is no second tier, the whole log lies in the object store."
 _CODECS: Final = _one_of("uncompressed", "gzip", "snappy", "lz4", "zstd", "producer")
 
-_ENFORCED, _NOT_YET, _NOTHING_TO_DO, _REFUSED = Effect
+_ENFORCED, _NOT_YET, _NOTHING_TO_DO, _REFUSED = ConfigEffect
 _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
 _STRING, _LIST, _DOUBLE = ConfigType.STRING, ConfigType.LIST, ConfigType.DOUBLE
 
@@ -255,7 +255,7 @@ def validate(configs: Mapping[str, str | None]) -> dict[str, str]:
             kept[name] = config.rule(value.strip())
         except ValueError as error:
             raise InvalidTopicConfig(f"{name}={value}: {error} (default {config.default})") from error
-        if config.effect is Effect.REFUSED and kept[name] != config.default:
+        if config.effect is ConfigEffect.REFUSED and kept[name] != config.default:
             raise InvalidTopicConfig(f"{name}={value}: must be {config.default}: {config.meaning.removesuffix('.')}")
     size = sum(len(name) + len(value) for name, value in kept.items())
     if size > CONFIGS_BYTES_MAX:
@@ -278,7 +278,7 @@ def integer(configs: Mapping[str, str], name: str) -> int:
 def not_enforced(configs: Mapping[str, str]) -> list[str]:
     """Those of `configs`, by name, that ask for something that no broker does yet."""
     known = (config for name in configs if (config := TOPIC_CONFIGS.get(name)) is not None)
-    return sorted(config.name for config in known if config.effect is Effect.NOT_YET and configs[config.name] != config.idle)
+    return sorted(config.name for config in known if config.effect is ConfigEffect.NOT_YET and configs[config.name] != config.idle)
 
 
 def effective(configs: Mapping[str, str]) -> Iterator[TopicConfigValue]:

@@ -7,7 +7,7 @@ import pytest
 
 from forebay.reference import PAGES, PARTS, metrics, metrics_table, renewed, settings_table
 from process.settings.keys import SETTINGS
-from storage.catalog.topic_configs import TOPIC_CONFIGS, Effect
+from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigEffect
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +54,7 @@ def test_a_topic_config_is_called_enforced_if_and_only_if_a_handler_reads_it() -
     levels = {name for name in TOPIC_CONFIGS if name.startswith("compression.") and name.endswith(".level")}  # read by an f-string
     in_part = {"cleanup.policy"}  # keys are required and DeleteRecords is refused; nothing expires
 
-    assert {name for name, one in TOPIC_CONFIGS.items() if one.effect is Effect.ENFORCED} == (read | levels) - in_part
+    assert {name for name, one in TOPIC_CONFIGS.items() if one.effect is ConfigEffect.ENFORCED} == (read | levels) - in_part
 
 
 @pytest.mark.parametrize("key", SETTINGS)

@@ -3,8 +3,8 @@ import pytest
 from storage.catalog.topic_configs import (
     TOPIC_CONFIGS,
     Alteration,
+    ConfigEffect,
     ConfigType,
-    Effect,
     InvalidTopicConfig,
     Operation,
     alter,
@@ -21,7 +21,7 @@ def test_the_table_is_sorted_and_every_default_is_a_legal_value() -> None:
     for config in TOPIC_CONFIGS.values():
         assert config.rule(config.default) == config.default
         assert config.documentation
-        assert config.idle is None or (config.effect is Effect.NOT_YET and config.rule(config.idle) == config.idle)
+        assert config.idle is None or (config.effect is ConfigEffect.NOT_YET and config.rule(config.idle) == config.idle)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_bad_value_is_refused_with_what_is_expected(name: str, value: str, wor
 
 @pytest.mark.parametrize("name", ["remote.log.copy.disable", "remote.log.delete.on.disable", "remote.storage.enable"])
 def test_what_would_be_missed_is_refused_and_the_message_says_why(name: str) -> None:
-    assert TOPIC_CONFIGS[name].effect is Effect.REFUSED
+    assert TOPIC_CONFIGS[name].effect is ConfigEffect.REFUSED
     assert validate({name: "FALSE"}) == {name: "false"}
     with pytest.raises(InvalidTopicConfig, match=rf"^{name}=true: must be false: there is no second tier, the whole log lies in .*$"):
         validate({name: "true"})
