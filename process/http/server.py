@@ -36,7 +36,7 @@ READY: Final = Metric("forebay_ready", "1 while /readyz answers 200")
 BEAT_AGE_MAX_S: Final = 5.0
 _STOP_WITHIN_S: Final = 1.0
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+HttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class HttpServer:
 
 
 @web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _errors_as_json(request: web.Request, handler: HttpHandler) -> web.StreamResponse:
     try:
         return await handler(request)
     except web.HTTPNotFound:
