@@ -26,14 +26,14 @@ _STANDARD_INPUT: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class WorkerJob:
     """What a process that was just forked is to do."""
 
     assignments: list[str]
     accept_new_store: bool
 
 
-def jobs(control: socket.socket, *, after_first: Callable[[], None]) -> Job | None:
+def jobs(control: socket.socket, *, after_first: Callable[[], None]) -> WorkerJob | None:
     """Fork for every request. Returns in each child, its standard streams in place; in the parent, with None, when the supervisor is gone.
 
     `after_first` is called in the parent when it has forked once.
@@ -71,7 +71,7 @@ def jobs(control: socket.socket, *, after_first: Callable[[], None]) -> Job | No
                 for descriptor in (woken, wake, control.detach()):
                     os.close(descriptor)
                 _become(link, output)
-                return Job(**json.loads(request))
+                return WorkerJob(**json.loads(request))
 
 
 def _become(link: int, output: int) -> None:
