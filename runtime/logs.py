@@ -49,7 +49,7 @@ class Cancellable(Protocol):
     def cancel(self) -> object: ...
 
 
-Later = Callable[[float, Callable[[], None]], Cancellable]
+StartTimer = Callable[[float, Callable[[], None]], Cancellable]
 """Calls back after so many seconds, as `call_later` of a loop does."""
 
 
@@ -59,7 +59,7 @@ class ProcessLog(logging.Handler):
     Python closes it when the interpreter ends. Who ends the process in another way calls `flush` before.
     """
 
-    def __init__(self, out: TextIO | None, *, console: bool, clock: Clock, later: Later, shares: LineShares) -> None:
+    def __init__(self, out: TextIO | None, *, console: bool, clock: Clock, later: StartTimer, shares: LineShares) -> None:
         """`out` None: there is no such stream, and every line is dropped."""
         super().__init__()
         self.is_console: Final = console
@@ -180,7 +180,7 @@ def configure(
     level: str,
     stream: TextIO | None = None,
     clock: Clock | None = None,
-    later: Later | None = None,
+    later: StartTimer | None = None,
 ) -> ProcessLog:
     """All logs of this process go to `stream` (default: standard error) from now on.
 
@@ -256,7 +256,7 @@ def _rendering(*, console: bool, colors: bool) -> list[Processor]:
 class Rarely:
     """Says that something happened: the first time at once, then at most every `every_s`, with how often it happened since."""
 
-    def __init__(self, say: Callable[[int], None], *, later: Later, every_s: float = SAID_EVERY_S) -> None:
+    def __init__(self, say: Callable[[int], None], *, later: StartTimer, every_s: float = SAID_EVERY_S) -> None:
         self._say = say
         self._later = later
         self._every_s = every_s
