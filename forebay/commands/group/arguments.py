@@ -7,7 +7,7 @@ import typer
 from forebay.kafka_client.completion import group_names
 from forebay.kafka_client.text import checked_name
 
-Name = Annotated[
+GroupNameArgument = Annotated[
     str,
     typer.Argument(
         help="The group's name; put -- before a name that begins with a dash.",

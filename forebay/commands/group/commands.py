@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.commands.group.arguments import Name
+from forebay.commands.group.arguments import GroupNameArgument
 from forebay.commands.group.lag_command import lag
 from forebay.commands.group.offset_deletion_command import delete_offsets
 from forebay.commands.group.reset_command import reset_offsets
@@ -79,7 +79,7 @@ def list_groups(
 
 @group.command()
 def describe(
-    name: Name,
+    name: GroupNameArgument,
     members: Annotated[bool, typer.Option("--members", help="Show only the members, with their ids.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.commands.group.arguments import Name
+from forebay.commands.group.arguments import GroupNameArgument
 from forebay.kafka_client.completion import topic_names
 from forebay.kafka_client.failures import ClientFailed, confirmed, exit_if_any, failures_reported, noted
 from forebay.kafka_client.options import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def delete_offsets(
-    name: Name,
+    name: GroupNameArgument,
     topics: Annotated[
         list[str],
         typer.Argument(

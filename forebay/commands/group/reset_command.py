@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.commands.group.arguments import Name
+from forebay.commands.group.arguments import GroupNameArgument
 from forebay.kafka_client.completion import topic_names
 from forebay.kafka_client.failures import failures_reported
 from forebay.kafka_client.options import (
@@ -29,7 +29,7 @@ TIMESTAMP_MS_MAX = 2**63 - 1
 
 
 def reset_offsets(
-    name: Name,
+    name: GroupNameArgument,
     topics: Annotated[
         list[str] | None,
         typer.Option(

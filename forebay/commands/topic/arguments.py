@@ -7,7 +7,7 @@ import typer
 from forebay.kafka_client.completion import topic_names
 from forebay.kafka_client.text import checked_name, checked_names
 
-Name = Annotated[
+TopicNameArgument = Annotated[
     str,
     typer.Argument(
         help="The topic's name; put -- before a name that begins with a dash.",

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from forebay.commands.topic.arguments import Name, Names
+from forebay.commands.topic.arguments import Names, TopicNameArgument
 from forebay.commands.topic.consume_command import consume, tail
 from forebay.commands.topic.produce_command import produce
 from forebay.kafka_client.failures import ClientFailed, confirmed, exit_if_any, failures_reported, noted
@@ -63,7 +63,7 @@ def list_topics(
 
 @topic.command()
 def describe(
-    name: Name,
+    name: TopicNameArgument,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
@@ -138,7 +138,7 @@ def create(
 
 @topic.command()
 def alter(
-    name: Name,
+    name: TopicNameArgument,
     configs: Configs = None,
     unset: Annotated[
         list[str] | None, typer.Option("--unset", help="Set this config back to its default; repeatable.", metavar="KEY")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.commands.topic.arguments import Name
+from forebay.commands.topic.arguments import TopicNameArgument
 from forebay.kafka_client.failures import EXIT_INTERRUPTED, EXIT_TIMED_OUT, EXIT_USAGE, ClientFailed, failures_reported
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def produce(
-    name: Name,
+    name: TopicNameArgument,
     key: Annotated[str | None, typer.Option("--key", "-k", help="Give every record this key.", metavar="KEY")] = None,
     key_delimiter: Annotated[
         str | None, typer.Option("--key-delimiter", "-K", help="Split each line at the first TEXT into key and value.", metavar="TEXT")
