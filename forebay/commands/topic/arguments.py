@@ -17,7 +17,7 @@ TopicNameArgument = Annotated[
     ),
 ]
 
-Names = Annotated[
+TopicNamesArgument = Annotated[
     list[str],
     typer.Argument(
         help="The topics' names; put -- before a name that begins with a dash.",

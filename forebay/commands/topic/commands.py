@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from forebay.commands.topic.arguments import Names, TopicNameArgument
+from forebay.commands.topic.arguments import TopicNameArgument, TopicNamesArgument
 from forebay.commands.topic.consume_command import consume, tail
 from forebay.commands.topic.produce_command import produce
 from forebay.kafka_client.failures import ClientFailed, confirmed, exit_if_any, failures_reported, noted
@@ -80,7 +80,7 @@ def describe(
 
 @topic.command()
 def create(
-    names: Names,
+    names: TopicNamesArgument,
     partitions: Annotated[
         int | None,
         typer.Option(
@@ -170,7 +170,7 @@ def alter(
 
 @topic.command("add-partitions")
 def add_partitions(
-    names: Names,
+    names: TopicNamesArgument,
     more: Annotated[int | None, typer.Option("--num", "-n", min=1, max=PARTITIONS_MAX, help="Add this many partitions.")] = None,
     total: Annotated[
         int | None, typer.Option("--partitions", "-p", min=1, callback=_partition_count, help="Add as many as it takes to have this many.")
@@ -204,7 +204,7 @@ def add_partitions(
 @topic.command("rm", hidden=True)
 @topic.command("delete")
 def delete(
-    names: Names,
+    names: TopicNamesArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,

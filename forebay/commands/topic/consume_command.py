@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, TypeVar
 
 import typer
 
-from forebay.commands.topic.arguments import Names
+from forebay.commands.topic.arguments import TopicNamesArgument
 from forebay.kafka_client.completion import group_names
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, ClientFailed, failures_reported
 from forebay.kafka_client.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT, Bootstrap, Quiet, Terminal, connected, seconds
@@ -47,7 +47,7 @@ Silence = Annotated[
 
 
 def consume(
-    names: Names,
+    names: TopicNamesArgument,
     regex: Regex = False,
     start: Annotated[
         str | None,
@@ -123,7 +123,7 @@ def consume(
 
 
 def tail(
-    names: Names,
+    names: TopicNamesArgument,
     regex: Regex = False,
     number: Annotated[int, typer.Option("--number", "-n", min=0, help="Write this many records of each partition.")] = TAIL_RECORDS,
     partition: Partition = None,
