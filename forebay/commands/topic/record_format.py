@@ -38,14 +38,14 @@ class ConsumedRecord(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
-Part = Callable[[ConsumedRecord], bytes]
+RecordPart = Callable[[ConsumedRecord], bytes]
 
 
 def as_it_is(held: bytes) -> bytes:
     return held
 
 
-def record_format(text: str, *, shown: Callable[[bytes], bytes] = as_it_is) -> Part:
+def record_format(text: str, *, shown: Callable[[bytes], bytes] = as_it_is) -> RecordPart:
     """`shown` is asked about what others wrote: keys, values and headers, in a percent format.
 
     Raise ValueError with a phrase for a format that says nothing or something unknown.
@@ -76,7 +76,7 @@ def after_values(text: str) -> bytes | None:
     return None if None in ends else b"".join(filter(None, ends))
 
 
-def _part(token: re.Match[str], shown: Callable[[bytes], bytes]) -> Part:
+def _part(token: re.Match[str], shown: Callable[[bytes], bytes]) -> RecordPart:
     between = literal(token)
     if between is not None:
         return lambda _: between
@@ -105,7 +105,7 @@ def literal(token: re.Match[str]) -> bytes | None:
     return None
 
 
-def _field(field: str, written_as: str | None) -> Part:
+def _field(field: str, written_as: str | None) -> RecordPart:
     parts = _FIELDS.get(field)
     if parts is None:
         raise ValueError(f"has %{field}, which is no field: {' '.join(f'%{name}' for name in _OWN_FIELDS)} and %% are")
@@ -115,11 +115,11 @@ def _field(field: str, written_as: str | None) -> Part:
     return parts[written_as]
 
 
-def _number(of: Callable[[ConsumedRecord], int]) -> dict[str | None, Part]:
+def _number(of: Callable[[ConsumedRecord], int]) -> dict[str | None, RecordPart]:
     return {None: lambda record: str(of(record)).encode()}
 
 
-def _bytes(of: Callable[[ConsumedRecord], bytes | None]) -> dict[str | None, Part]:
+def _bytes(of: Callable[[ConsumedRecord], bytes | None]) -> dict[str | None, RecordPart]:
     return {
         None: lambda record: of(record) or b"",
         "hex": lambda record: (of(record) or b"").hex().encode(),
@@ -139,7 +139,7 @@ def _utc(record: ConsumedRecord) -> bytes:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
 
 
-_OWN_FIELDS: Final[dict[str, dict[str | None, Part]]] = {
+_OWN_FIELDS: Final[dict[str, dict[str | None, RecordPart]]] = {
     "t": {None: lambda record: record.topic.encode()},
     "p": _number(lambda record: record.partition),
     "o": _number(lambda record: record.offset),
