@@ -32,7 +32,7 @@ TAIL_RECORDS: Final = 10
 P = TypeVar("P")
 
 Regex = Annotated[bool, typer.Option("--regex", "-r", help="Treat TOPIC as a pattern: read all topics that match it now.")]
-Partition = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Read one partition.  [default: all]")]
+PartitionOption = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Read one partition.  [default: all]")]
 Format = Annotated[
     str | None,
     typer.Option(
@@ -67,7 +67,7 @@ def consume(
     number: Annotated[
         int | None, typer.Option("--number", "-n", min=1, help="Stop after this many records.  [default: wait for more]")
     ] = None,
-    partition: Partition = None,
+    partition: PartitionOption = None,
     group: Annotated[
         str | None,
         typer.Option(
@@ -126,7 +126,7 @@ def tail(
     names: TopicNamesArgument,
     regex: Regex = False,
     number: Annotated[int, typer.Option("--number", "-n", min=0, help="Write this many records of each partition.")] = TAIL_RECORDS,
-    partition: Partition = None,
+    partition: PartitionOption = None,
     record_format: Format = None,
     key_delimiter: KeyDelimiter = None,
     at_end: Annotated[bool, typer.Option("--exit", "-e", help="Exit instead of waiting for more.")] = False,
