@@ -40,7 +40,7 @@ Format = Annotated[
     ),
 ]
 KeyDelimiter = Annotated[str | None, typer.Option("--key-delimiter", "-K", help="Write keys, too, each followed by TEXT.", metavar="TEXT")]
-Silence = Annotated[
+TimeoutOption = Annotated[
     str | None,
     typer.Option("--timeout", help="Give up when no record comes for this long.  [default: wait for ever]", metavar="DURATION"),
 ]
@@ -84,7 +84,7 @@ def consume(
     at_end: Annotated[bool, typer.Option("--exit", "-e", help="Exit when all partitions were read to their ends.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     quiet: Quiet = False,
-    timeout: Silence = None,
+    timeout: TimeoutOption = None,
 ) -> None:
     """Write the records of topics, and wait for more. Ctrl-C ends it. Without -g it joins no group and commits nothing."""
     with failures_reported():
@@ -132,7 +132,7 @@ def tail(
     at_end: Annotated[bool, typer.Option("--exit", "-e", help="Exit instead of waiting for more.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     quiet: Quiet = False,
-    timeout: Silence = None,
+    timeout: TimeoutOption = None,
 ) -> None:
     """Write the last records of topics, and those to come. Ctrl-C ends it."""
     with failures_reported():
