@@ -22,14 +22,14 @@ from storage.formats.control import (
 )
 from storage.limits import PENDING_ENTRIES_MAX, PRODUCER_BATCHES_KEPT, SEQUENCE_MAX
 from storage.log.producer_pages import NO_PAGES, NewPage, Pages, find, has_no_room, has_room, is_expired, make_room, page_name
-from storage.log.strangers import Start
+from storage.log.strangers import PermittedStart
 from storage.recordbatch import NO_PRODUCER
 from storage.vocabulary import ObjectId
 
 PRODUCER_EXPIRATION_MS = 86_400_000
 """producer.id.expiration.ms: how long a producer that appends no more is remembered."""
 NONE_LOST: Mapping[int, int] = MappingProxyType({})
-NOBODY: Mapping[int, Start] = MappingProxyType({})
+NOBODY: Mapping[int, PermittedStart] = MappingProxyType({})
 
 
 class CandidateBatch(Protocol):
@@ -103,7 +103,7 @@ def decide(
     now_ms: int,
     pages: Pages = NO_PAGES,
     lost: Mapping[int, int] = NONE_LOST,
-    begin_at: Mapping[int, Start] = NOBODY,
+    begin_at: Mapping[int, PermittedStart] = NOBODY,
     dead_writers: Collection[int] = (),
     version: int = 0,
     expiration_ms: int = PRODUCER_EXPIRATION_MS,
@@ -211,7 +211,7 @@ def advance_sequence(sequence: int, count: int) -> int:
     return (sequence + count) & SEQUENCE_MAX
 
 
-def _judge(known: ProducerState | None, claim: CandidateBatch, lost_seq: int | None, begin_at: Start | None) -> Verdict | None:
+def _judge(known: ProducerState | None, claim: CandidateBatch, lost_seq: int | None, begin_at: PermittedStart | None) -> Verdict | None:
     """The verdict on a batch that is not to be appended; None for one that is."""
     if known is None:
         if lost_seq is not None and claim.first_seq > lost_seq:

@@ -12,7 +12,7 @@ STRANGERS_OF_ALL_KEPT_MAX: Final = 32_768
 """Of all partitions, 500 bytes of memory each."""
 
 
-class Start(NamedTuple):
+class PermittedStart(NamedTuple):
     """A producer that nobody knows may begin, under this epoch, with sequences up to this one."""
 
     producer_epoch: int
@@ -24,7 +24,7 @@ class Stranger(NamedTuple):
     sequence was refused last.
     """
 
-    start: Start
+    start: PermittedStart
     since_s: float
     last_s: float
 
@@ -81,7 +81,7 @@ class Strangers:
         """A batch was refused. Whose lowest sequence was not refused for twice `wait_s` before begins to wait anew: it was known meanwhile,
         went away, or gave that batch up. So does a newer epoch: what comes before its batches was not sent while the older one waited.
         """
-        start = Start(producer_epoch, first_seq)
+        start = PermittedStart(producer_epoch, first_seq)
         before = self.refused.get(producer_id)
         if before is not None and before.start.producer_epoch >= producer_epoch and before.last_s >= now_s - 2 * wait_s:
             if before.start.producer_epoch == producer_epoch and first_seq <= before.start.first_seq:
@@ -99,7 +99,7 @@ class Strangers:
         if self.refused.pop(producer_id, None) is not None:
             self._waiting.drop(self, producer_id)
 
-    def begin_at(self, now_s: float, *, wait_s: float) -> Mapping[int, Start]:
+    def begin_at(self, now_s: float, *, wait_s: float) -> Mapping[int, PermittedStart]:
         """Those that were refused for `wait_s`, each with the sequence up to which it may begin: the lowest that it was refused.
 
         It may have been refused the first of several batches a moment before its time was over. The others wait until that is sent again:

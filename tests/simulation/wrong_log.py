@@ -14,7 +14,7 @@ from storage.errors import StorageError
 from storage.formats.control import Control, IndexChunk, PageRef, encode
 from storage.limits import SEQUENCE_MAX
 from storage.log import batch, broker_epoch, commit, dead_writers, decide, lane, page_store, producer_pages
-from storage.log.strangers import Start
+from storage.log.strangers import PermittedStart
 from storage.metadata.port import ABSENT, Applied, Put
 
 
@@ -123,7 +123,7 @@ def lets_strangers_begin_with_any_sequence() -> Iterator[None]:
     """ADR 9."""
 
     def judge(original: Callable[..., Any], known: object, claim: decide.CandidateBatch, lost: object, _begin_at: object) -> object:
-        return original(known, claim, lost, Start(claim.producer_epoch, SEQUENCE_MAX))
+        return original(known, claim, lost, PermittedStart(claim.producer_epoch, SEQUENCE_MAX))
 
     with _around(decide, "_judge", judge):
         yield

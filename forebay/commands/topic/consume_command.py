@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from forebay.commands.topic.batch_format import BatchFormat
     from forebay.commands.topic.consuming import Consumed, Write
-    from forebay.commands.topic.starting import Start, Stop
+    from forebay.commands.topic.starting import StartingPoint, Stop
     from forebay.kafka_client.connection import ClusterConnection
     from runtime.clock import Clock
 
@@ -248,7 +248,7 @@ class ConsumeRequest:
     timeout: str
     clock: "Clock"
 
-    def by_assignment(self, begin: "Start", stop: "Stop | None", *, partition: int | None) -> None:
+    def by_assignment(self, begin: "StartingPoint", stop: "Stop | None", *, partition: int | None) -> None:
         from forebay.commands.topic import consuming
         from forebay.commands.topic.extents import extent
         from forebay.kafka_client.interrupts import interrupted_between_calls

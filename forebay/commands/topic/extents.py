@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from forebay.commands.topic.administration import bounds, looked_up, offsets_at
 from forebay.commands.topic.consuming import Partition
-from forebay.commands.topic.starting import AtTime, Start, Stop, offsets, stops
+from forebay.commands.topic.starting import AtTime, StartingPoint, Stop, offsets, stops
 from forebay.kafka_client.connection import ClusterConnection
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed, unknown_partition
 
@@ -35,7 +35,13 @@ def topics_like(connection: ClusterConnection, admin: AdminClient, patterns: Seq
 
 
 def extent(
-    connection: ClusterConnection, admin: AdminClient, topics: Iterable[str], start: Start, stop: Stop | None, *, partition: int | None
+    connection: ClusterConnection,
+    admin: AdminClient,
+    topics: Iterable[str],
+    start: StartingPoint,
+    stop: Stop | None,
+    *,
+    partition: int | None,
 ) -> Extent:
     """Of one partition of each topic, or of all."""
     first: dict[Partition, int] = {}
@@ -55,7 +61,9 @@ def extent(
     return Extent(offsets=first, stops=last, records=records)
 
 
-def _at_time(connection: ClusterConnection, admin: AdminClient, topic: str, partitions: Iterable[int], place: Start) -> dict[int, int]:
+def _at_time(
+    connection: ClusterConnection, admin: AdminClient, topic: str, partitions: Iterable[int], place: StartingPoint
+) -> dict[int, int]:
     if not isinstance(place, AtTime):
         return {}
     return offsets_at(connection, admin, topic, dict.fromkeys(partitions, OffsetSpec.for_timestamp(place.timestamp_ms)))

@@ -46,7 +46,7 @@ class AtTime:
 
 
 Stop = AtEnd | AtOffset | BeforeEnd | AtTime
-Start = AtStart | Stop
+StartingPoint = AtStart | Stop
 
 
 class OffsetBounds(NamedTuple):
@@ -56,7 +56,7 @@ class OffsetBounds(NamedTuple):
     end: int
 
 
-def parse_start(text: str, *, now_ms: int) -> Start:
+def parse_start(text: str, *, now_ms: int) -> StartingPoint:
     """Raise ValueError with a phrase."""
     found = AtStart() if text == "start" else _place(text, now_ms=now_ms)
     if found is None:
@@ -82,7 +82,7 @@ def _place(text: str, *, now_ms: int) -> Stop | None:
     return BeforeEnd(-int(text)) if text.startswith("-") else AtOffset(int(text))
 
 
-def offsets(start: Start, topic: str, bounds: Mapping[int, OffsetBounds], *, at_time: Mapping[int, int]) -> dict[int, int]:
+def offsets(start: StartingPoint, topic: str, bounds: Mapping[int, OffsetBounds], *, at_time: Mapping[int, int]) -> dict[int, int]:
     """The first offset to read, by partition; `at_time` has the answers for `AtTime`, -1 for none.
 
     Raise `ClientFailed` for an offset that a partition does not have; its end is allowed, because the next record will be there.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from storage.formats.control import Control, Entry, LogState, ProducerBatch, ProducerState, WriterEntry, decode_control, encode
 from storage.limits import PENDING_ENTRIES_MAX, SEQUENCE_MAX
 from storage.log.decide import Decision, Outcome, Writer, advance_sequence, decide
-from storage.log.strangers import Start
+from storage.log.strangers import PermittedStart
 from storage.vocabulary import ObjectId
 
 OBJECT = ObjectId("01J00000000000000000000000")
@@ -99,7 +99,7 @@ def test_an_unknown_producer_begins_at_zero() -> None:
 
 
 def test_an_unknown_producer_that_was_waited_for_may_begin_up_to_the_sequence_that_it_was_refused() -> None:
-    begin_at = {9: Start(3, 77)}
+    begin_at = {9: PermittedStart(3, 77)}
 
     assert outcomes(run(Control(), Batch(9, 3, 77, 1), begin_at=begin_at)) == [Outcome.APPENDED]
     assert outcomes(run(Control(), Batch(9, 3, 76, 1), Batch(9, 3, 77, 1), begin_at=begin_at)) == [Outcome.APPENDED] * 2
@@ -196,7 +196,7 @@ class Reference:
     But for producers that the log does not know: they may begin up to the sequence in `begin_at`, where in Kafka they may with any.
     """
 
-    def __init__(self, begin_at: dict[int, Start]) -> None:
+    def __init__(self, begin_at: dict[int, PermittedStart]) -> None:
         self.begin_at = begin_at
         self.offset = 0
         self.epochs: dict[int, int] = {}
@@ -246,10 +246,12 @@ produced = st.builds(
 @given(
     commits=st.lists(st.lists(produced, min_size=1, max_size=5), max_size=20),
     begin_at=st.dictionaries(
-        st.sampled_from([1, 2]), st.builds(Start, st.integers(0, 2), st.one_of(st.integers(1, 12), st.just(SEQUENCE_MAX)))
+        st.sampled_from([1, 2]), st.builds(PermittedStart, st.integers(0, 2), st.one_of(st.integers(1, 12), st.just(SEQUENCE_MAX)))
     ),
 )
-def test_any_sequence_of_commits_decides_as_kafka_does_but_for_strangers(commits: list[list[Batch]], begin_at: dict[int, Start]) -> None:
+def test_any_sequence_of_commits_decides_as_kafka_does_but_for_strangers(
+    commits: list[list[Batch]], begin_at: dict[int, PermittedStart]
+) -> None:
     control, reference = Control(), Reference(begin_at)
     for batches in commits:
         decision = run(control, *batches, begin_at=begin_at)

@@ -11,7 +11,7 @@ from storage.formats.control import encode
 from storage.log import commit as commit_module
 from storage.log import upload_places
 from storage.log.batch import Appended
-from storage.log.strangers import Start, Strangers
+from storage.log.strangers import PermittedStart, Strangers
 from storage.metadata import keys
 from storage.metadata.port import Key, Put, Record, WriteOp, WriteOutcome
 from tests.unit.storage.log.batches import batch_bytes
@@ -112,7 +112,7 @@ async def test_a_commit_that_may_have_been_applied_is_not_cut(monkeypatch: pytes
             await broker.metadata.until_late()
             put = broker.metadata.late[0][-1]
             assert isinstance(put, Put)
-            monkeypatch.setattr(Strangers, "begin_at", lambda *_, **__: dict.fromkeys(range(5, 13), Start(0, 5)))
+            monkeypatch.setattr(Strangers, "begin_at", lambda *_, **__: dict.fromkeys(range(5, 13), PermittedStart(0, 5)))
             monkeypatch.setattr(commit_module, "CONTROL_BYTES_MAX", len(put.value) + 4)
             await asyncio.sleep(0.05)
             await broker.metadata.deliver_late()

@@ -8,7 +8,7 @@ from storage.formats.control import encode
 from storage.log import strangers as strangers_module
 from storage.log.batch import Appended
 from storage.log.partition import Partitions
-from storage.log.strangers import Start, Strangers, AllStrangers
+from storage.log.strangers import PermittedStart, Strangers, AllStrangers
 from storage.metadata import keys
 from storage.metadata.port import Put
 from tests.unit.storage.log.batches import batch_bytes
@@ -71,7 +71,7 @@ def test_a_newer_epoch_waits_anew_and_an_older_one_does_not_disturb_it() -> None
     strangers.make_wait(9, EPOCH, 1, 37.0, wait_s=WAIT_S)
 
     assert strangers.begin_at(70.9, wait_s=WAIT_S) == {}
-    assert strangers.begin_at(71.0, wait_s=WAIT_S) == {9: Start(EPOCH + 1, 3)}
+    assert strangers.begin_at(71.0, wait_s=WAIT_S) == {9: PermittedStart(EPOCH + 1, 3)}
 
 
 def test_who_was_answered_otherwise_is_no_stranger() -> None:
@@ -177,13 +177,13 @@ def let_it_have_waited(broker: Rig) -> None:
 
 async def test_what_is_refused_after_an_attempt_without_an_answer_is_not_appended_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """The producer might begin at the first attempt, and not at the second, as if it had expired. The first is still on its way."""
-    starts: list[dict[int, Start]] = []
+    starts: list[dict[int, PermittedStart]] = []
     monkeypatch.setattr(Strangers, "begin_at", lambda *_, **__: starts.pop() if starts else {})
     async with rig() as broker:
         assert await outcome(broker, 0) == Appended(0, 0)
         await forget_producers(broker)
         assert isinstance(await outcome(broker, 3), Unavailable)
-        starts.append({5: Start(0, 1)})
+        starts.append({5: PermittedStart(0, 1)})
         broker.metadata.faults.append("late")
 
         assert isinstance(await outcome(broker, 1), Unavailable)

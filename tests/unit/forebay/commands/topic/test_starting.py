@@ -7,7 +7,7 @@ from forebay.commands.topic.starting import (
     AtTime,
     BeforeEnd,
     OffsetBounds,
-    Start,
+    StartingPoint,
     Stop,
     offsets,
     parse_start,
@@ -38,7 +38,7 @@ BOUNDS = {0: OffsetBounds(0, 10), 1: OffsetBounds(5, 100)}
         ("@1960-01-01", AtTime(0)),
     ],
 )
-def test_a_place_to_start_is_understood(text: str, expected: Start) -> None:
+def test_a_place_to_start_is_understood(text: str, expected: StartingPoint) -> None:
     assert parse_start(text, now_ms=NOW_MS) == expected
 
 
@@ -59,7 +59,7 @@ def test_what_is_no_place_to_start_is_refused(text: str) -> None:
         (AtTime(1), {0: 10, 1: 77}),
     ],
 )
-def test_each_partition_is_read_from_where_it_says(start: Start, expected: dict[int, int]) -> None:
+def test_each_partition_is_read_from_where_it_says(start: StartingPoint, expected: dict[int, int]) -> None:
     assert offsets(start, "orders", BOUNDS, at_time={0: -1, 1: 77}) == expected
 
 
