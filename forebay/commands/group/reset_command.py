@@ -22,7 +22,7 @@ from forebay.kafka_client.options import (
 from forebay.kafka_client.text import checked_text
 
 if TYPE_CHECKING:
-    from forebay.commands.group.resetting import Scope, Target
+    from forebay.commands.group.resetting import ResetTarget, Scope
 
 ROWS_BYTES_MAX = 64 * 1024 * 1024
 TIMESTAMP_MS_MAX = 2**63 - 1
@@ -117,7 +117,7 @@ def _target(
     shift_by: int | None,
     by_duration: str | None,
     from_file: Path | None,
-) -> "Target":
+) -> "ResetTarget":
     """Of all the ways to say it, exactly one."""
     given: dict[str, object] = {option: True for option, is_given in flags.items() if is_given}
     values = {

@@ -6,7 +6,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from forebay.commands.group.administration import Partition, committed, described, member_count, nearest_of, unknown_group
 from forebay.commands.group.lag import existing
-from forebay.commands.group.resetting import AtEach, OffsetReset, Scope, Target, planned
+from forebay.commands.group.resetting import AtEach, OffsetReset, ResetTarget, Scope, planned
 from forebay.commands.topic.administration import bounds, offsets_at
 from forebay.commands.topic.starting import AtTime, OffsetBounds
 from forebay.kafka_client.connection import ClusterConnection
@@ -14,7 +14,7 @@ from forebay.kafka_client.failures import EXIT_FAILED, ClientFailed, unknown_par
 
 
 def plan(
-    connection: ClusterConnection, admin: AdminClient, name: str, target: Target, scopes: Sequence[Scope] | None
+    connection: ClusterConnection, admin: AdminClient, name: str, target: ResetTarget, scopes: Sequence[Scope] | None
 ) -> tuple[list[OffsetReset], list[str]]:
     """Of the partitions in `scopes`, or else of those that the target names, or of all that have a commit; and warnings."""
     warnings: list[str] = []
@@ -46,7 +46,7 @@ def plan(
 def _partitions(
     connection: ClusterConnection,
     admin: AdminClient,
-    target: Target,
+    target: ResetTarget,
     scopes: Sequence[Scope] | None,
     current: Mapping[Partition, int],
     warnings: list[str],

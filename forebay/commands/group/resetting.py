@@ -38,7 +38,7 @@ class AtEach:
     offsets: Mapping[Partition, int]
 
 
-Target = AtStart | AtEnd | AtOffset | AtTime | ShiftedBy | AtCurrent | AtEach
+ResetTarget = AtStart | AtEnd | AtOffset | AtTime | ShiftedBy | AtCurrent | AtEach
 
 
 class Scope(NamedTuple):
@@ -100,7 +100,7 @@ def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def planned(
-    target: Target, committed: Mapping[Partition, int], bounds: Mapping[Partition, OffsetBounds], *, at_time: Mapping[Partition, int]
+    target: ResetTarget, committed: Mapping[Partition, int], bounds: Mapping[Partition, OffsetBounds], *, at_time: Mapping[Partition, int]
 ) -> tuple[list[OffsetReset], list[str]]:
     """What to commit for each partition of `bounds`, by topic and number, and warnings. `at_time` has -1 for no such record.
 
@@ -119,7 +119,7 @@ def planned(
 
 
 def _wanted(
-    target: Target, at: Partition, current: int | None, within: OffsetBounds, at_time: Mapping[Partition, int], warnings: list[str]
+    target: ResetTarget, at: Partition, current: int | None, within: OffsetBounds, at_time: Mapping[Partition, int], warnings: list[str]
 ) -> int:
     match target:
         case AtStart():

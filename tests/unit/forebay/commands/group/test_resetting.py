@@ -2,7 +2,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from forebay.commands.group.resetting import AtCurrent, AtEach, Partition, Scope, ShiftedBy, Target, parse_rows, parse_scope, planned
+from forebay.commands.group.resetting import AtCurrent, AtEach, Partition, ResetTarget, Scope, ShiftedBy, parse_rows, parse_scope, planned
 from forebay.commands.topic.starting import AtEnd, AtOffset, AtStart, AtTime, OffsetBounds
 from forebay.kafka_client.failures import ClientFailed
 
@@ -10,7 +10,7 @@ BOUNDS = {("orders", 0): OffsetBounds(0, 10), ("orders", 1): OffsetBounds(5, 100
 COMMITTED = {("orders", 0): 3, ("orders", 1): 50}
 
 
-def new_offsets(target: Target, committed: Mapping[Partition, int] = COMMITTED) -> tuple[list[int], list[str]]:
+def new_offsets(target: ResetTarget, committed: Mapping[Partition, int] = COMMITTED) -> tuple[list[int], list[str]]:
     resets, warnings = planned(target, committed, BOUNDS, at_time={("orders", 0): -1, ("orders", 1): 77})
     return [one.new for one in resets], warnings
 
@@ -26,7 +26,7 @@ def new_offsets(target: Target, committed: Mapping[Partition, int] = COMMITTED) 
         (AtEach({("orders", 0): 10, ("orders", 1): 5}), [10, 5]),
     ],
 )
-def test_each_partition_goes_where_the_target_says(target: Target, expected: list[int]) -> None:
+def test_each_partition_goes_where_the_target_says(target: ResetTarget, expected: list[int]) -> None:
     assert new_offsets(target) == (expected, [])
 
 
