@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
     from forebay.commands.topic.batch_format import BatchFormat
-    from forebay.commands.topic.consuming import Consumed, Write
+    from forebay.commands.topic.consuming import Consumed, WriteMessages
     from forebay.commands.topic.starting import StartingPoint, Stop
     from forebay.kafka_client.connection import ClusterConnection
     from runtime.clock import Clock
@@ -125,7 +125,7 @@ def consume(
 def tail(
     names: TopicNamesArgument,
     regex: Regex = False,
-    number: Annotated[int, typer.Option("--number", "-n", min=0, help="Write this many records of each partition.")] = TAIL_RECORDS,
+    number: Annotated[int, typer.Option("--number", "-n", min=0, help="WriteMessages this many records of each partition.")] = TAIL_RECORDS,
     partition: PartitionOption = None,
     record_format: Format = None,
     key_delimiter: KeyDelimiter = None,
@@ -313,7 +313,7 @@ class ConsumeRequest:
         return topics_like(connection, admin, patterns) if patterns else [topic for topic in self.topics if isinstance(topic, str)]
 
     @contextlib.contextmanager
-    def _written(self, data: WholeWrites, whole: int | None) -> "Iterator[Write]":
+    def _written(self, data: WholeWrites, whole: int | None) -> "Iterator[WriteMessages]":
         """A bar is no good among records: there is one if they go elsewhere than to a terminal."""
         from forebay.kafka_client.progress import progress
 

@@ -29,7 +29,7 @@ CONFIG: Final[Mapping[str, Any]] = {
 }
 
 Partition = tuple[str, int]
-Write = Callable[[Sequence[Message]], object]
+WriteMessages = Callable[[Sequence[Message]], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def consume(
     until: Until,
     consumed: Consumed,
     *,
-    write: Write,
+    write: WriteMessages,
     flush: Callable[[], object],
     clock: Clock,
 ) -> None:

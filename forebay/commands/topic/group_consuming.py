@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from forebay.commands.topic.consuming import READING, Consumed, Partition, Until, Write, at, judge, next_batch, silence
+from forebay.commands.topic.consuming import READING, Consumed, Partition, Until, WriteMessages, at, judge, next_batch, silence
 from forebay.kafka_client.codes import exit_code_of
 from forebay.kafka_client.connection import said
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, ClientFailed
@@ -50,7 +50,7 @@ class GroupReader:
         self._committed_s = clock.monotonic_s()
         self._gave_up = False
 
-    def read(self, until: Until, consumed: Consumed, write: Write) -> None:
+    def read(self, until: Until, consumed: Consumed, write: WriteMessages) -> None:
         """Raise `ClientFailed`; whatever ends it, `settle` has to follow."""
         self._consumer.subscribe(list(self._topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         heard_s = self._clock.monotonic_s()
