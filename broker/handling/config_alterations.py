@@ -6,10 +6,11 @@ from typing import Final, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from broker.handling.administration import By
-from broker.handling.config_resources import BROKER, TOPIC, Refusal, refuse_broker_name, refuse_topic_name, refuse_type
+from broker.handling.config_resources import BROKER, TOPIC, refuse_broker_name, refuse_topic_name, refuse_type
 from broker.handling.context import BrokerParts
 from broker.handling.errors import error_code_of
 from broker.handling.not_enforced import NotEnforced, noting_not_enforced
+from broker.handling.refusal import Refusal
 from runtime.turns import Turns
 from storage.catalog.topic_configs import InvalidTopicConfig
 from storage.catalog.topics import Topic

@@ -1,9 +1,10 @@
 """The resources that have configs, in the numbers of the config APIs, and what may be wrong with the name of one."""
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from broker.handling.refusal import Refusal
 from storage.catalog.topic_names import validate_name
 
 TOPIC: Final = 2
@@ -11,11 +12,6 @@ BROKER: Final = 4
 BROKER_LOGGER: Final = 8
 CLIENT_METRICS: Final = 16
 GROUP: Final = 32
-
-
-class Refusal(NamedTuple):
-    error: ErrorCode
-    message: str
 
 
 def refuse_type(resource_type: int) -> Refusal:

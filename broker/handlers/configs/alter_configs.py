@@ -12,8 +12,8 @@ from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse
 from kio.schema.errors import ErrorCode
 
 from broker.handling.config_alterations import KEYS_MAX, ConfigChange, ResourceChange, alter_all
-from broker.handling.config_resources import Refusal
 from broker.handling.context import Context
+from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from runtime.turns import Turns

@@ -6,23 +6,19 @@ UNSUPPORTED_VERSION.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from kio.schema.describe_client_quotas.v1 import DescribeClientQuotasRequest, DescribeClientQuotasResponse
 from kio.schema.describe_client_quotas.v1.request import ComponentData
 from kio.schema.errors import ErrorCode
 
 from broker.handling.context import Context
+from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 
 _ENTITY_TYPES: Final = ("user", "client-id", "ip")
 _EXACT, _DEFAULT, _ANY = 0, 1, 2
-
-
-class Refusal(NamedTuple):
-    error: ErrorCode
-    message: str
 
 
 async def handle(_context: Context, request: Request[DescribeClientQuotasRequest]) -> DescribeClientQuotasResponse:

@@ -17,8 +17,9 @@ from kio.schema.incremental_alter_configs.v1.request import AlterableConfig, Alt
 from kio.schema.incremental_alter_configs.v1.response import AlterConfigsResourceResponse
 
 from broker.handling.config_alterations import KEYS_MAX, ConfigChange, ResourceChange, alter_all
-from broker.handling.config_resources import TOPIC, Refusal
+from broker.handling.config_resources import TOPIC
 from broker.handling.context import Context
+from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from runtime.turns import Turns

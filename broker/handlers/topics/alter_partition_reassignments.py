@@ -7,7 +7,6 @@ INVALID_REPLICATION_FACTOR; cancelling (null) is NO_REASSIGNMENT_IN_PROGRESS.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from kio.schema.alter_partition_reassignments.v1 import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
 from kio.schema.alter_partition_reassignments.v1.response import ReassignablePartitionResponse, ReassignableTopicResponse
@@ -18,16 +17,12 @@ from broker.handling.errors import error_code_of
 from broker.handling.existing_partitions import describe_absence, find_existing
 from broker.handling.kio_types import as_i32
 from broker.handling.partition_bounds import TopicPartition
+from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
-
-
-class Refusal(NamedTuple):
-    error: ErrorCode
-    message: str | None = None
 
 
 async def handle(context: Context, request: Request[AlterPartitionReassignmentsRequest]) -> AlterPartitionReassignmentsResponse:

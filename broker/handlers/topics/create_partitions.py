@@ -11,7 +11,7 @@ most as many to all its topics (INVALID_PARTITIONS).
 import asyncio
 from collections import Counter
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 from kio.schema.create_partitions.v3 import CreatePartitionsRequest, CreatePartitionsResponse
 from kio.schema.create_partitions.v3.request import CreatePartitionsTopic
@@ -22,6 +22,7 @@ from broker.handling.administration import By
 from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_topic_name
+from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from runtime.turns import Turns
@@ -32,11 +33,6 @@ TIMEOUT_MS_MAX: Final = 50_000
 """Below what the dispatcher gives any handler: the client is told what was done."""
 LINE_AS_TOPICS: Final = 5
 """What it costs to log a topic, beside answering it."""
-
-
-class Refusal(NamedTuple):
-    error: ErrorCode
-    message: str
 
 
 async def handle(context: Context, request: Request[CreatePartitionsRequest]) -> CreatePartitionsResponse:

@@ -28,6 +28,7 @@ from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_i8, as_i16, as_i32, as_topic_name, as_uuid
 from broker.handling.not_enforced import noting_not_enforced
+from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from runtime.turns import Turns
@@ -56,11 +57,6 @@ class TopicPlan(NamedTuple):
     replication_factor: int
     configs: dict[str, str]
     topic_id: TopicId | None = None
-
-
-class Refusal(NamedTuple):
-    error: ErrorCode
-    message: str
 
 
 async def handle(context: Context, request: Request[CreateTopicsRequest]) -> CreateTopicsResponse:
