@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
@@ -35,7 +35,9 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from runtime.version import forebay_version
 
-Announce = Callable[[str, dict[str, Any]], None]
+if TYPE_CHECKING:
+    from broker.assembly import Announce
+
 
 GC_THRESHOLDS: Final = (25_000, 1, 1_000)
 """The young are 25,000 objects, the next generation up to 75,000, and to look for cycles among these holds the event loop for up to 50 ms
@@ -67,7 +69,7 @@ class ServedBroker(Protocol):
 
 
 class OpenBroker(Protocol):
-    def __call__(self, settings: Settings, *, announce: Announce) -> AbstractAsyncContextManager[ServedBroker]: ...
+    def __call__(self, settings: Settings, *, announce: "Announce") -> AbstractAsyncContextManager[ServedBroker]: ...
 
 
 class Stages:
