@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from broker.groups.committed import AcknowledgedCommit as CommittedOffset
+from broker.groups.committed import Committed
 from broker.groups.coordinator import Coordinator
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, Join, JoinAnswer, Leave, Sync, SyncAnswer
@@ -19,7 +19,7 @@ from broker.groups.members import Protocol
 from sim.broker import ConnectionLost
 from sim.groups.broker import GroupBroker
 from sim.groups.history import AcknowledgedCommit, Assigned, FetchedOffsets, GroupHistory, Processed, Tried
-from sim.history import GroupHistory as Trace
+from sim.history import History
 from storage.errors import StorageError
 from storage.vocabulary import PartitionId
 
@@ -40,7 +40,7 @@ class Moved(Exception):
 class GroupClient:
     """Asks whoever coordinates the group."""
 
-    def __init__(self, name: str, brokers: Callable[[], Sequence[GroupBroker]], trace: Trace, chance: random.Random) -> None:
+    def __init__(self, name: str, brokers: Callable[[], Sequence[GroupBroker]], trace: History, chance: random.Random) -> None:
         self.name = name
         self._brokers = brokers
         self.trace = trace
@@ -82,7 +82,7 @@ class SimMember(GroupClient):
         partitions: Sequence[PartitionId],
         history: GroupHistory,
         brokers: Callable[[], Sequence[GroupBroker]],
-        trace: Trace,
+        trace: History,
         chance: random.Random,
     ) -> None:
         super().__init__(name, brokers, trace, chance)
@@ -208,7 +208,7 @@ class SimMember(GroupClient):
         now_s = self.trace.now_s
         self._history.note(*(Processed(self._member_id, partition, offset, offset, assigned_s, now_s) for offset in range(at, upto)))
         await self._step_aside()
-        offsets = {self._partitions[partition]: CommittedOffset(upto, -1, "", 1)}
+        offsets = {self._partitions[partition]: Committed(upto, -1, "", 1)}
         commit = CommitOffsets(member_id=self._member_id, instance_id=None, generation=self._generation, offsets=offsets)
         while not self.leave.is_set():
             began_s, ended_s, is_refused = self.trace.now_s, math.inf, False

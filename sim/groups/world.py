@@ -21,7 +21,7 @@ from sim.groups.history import (
     shown_from_nowhere,
 )
 from sim.groups.member import GroupClient, Moved, SimMember, committed
-from sim.history import GroupHistory as Trace
+from sim.history import History
 from sim.loop import Deadlock, VirtualClock, VirtualLoop
 from storage.metadata.memory import MemoryMetadataStore
 from storage.vocabulary import PartitionId, TopicId
@@ -54,7 +54,7 @@ def run_seed(seed: int, faults: str, *, guesses: float = 0.0, show: Callable[[st
     """Must not be called from a running loop. `guesses`: how likely a broker takes another for dead, whatever that does."""
     chance = random.Random(f"groups {seed} {faults}")
     loop = VirtualLoop()
-    trace, history, guessing = Trace(loop, show=show), GroupHistory(), Guessing(guesses)
+    trace, history, guessing = History(loop, show=show), GroupHistory(), Guessing(guesses)
 
     def failed(_: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         trace.violation(f"loop: {context.get('message')} {context.get('exception')!r}")
@@ -75,7 +75,7 @@ def run_seed(seed: int, faults: str, *, guesses: float = 0.0, show: Callable[[st
 
 class _World:
     def __init__(
-        self, chance: random.Random, profile: Profile, trace: Trace, history: GroupHistory, loop: VirtualLoop, guessing: Guessing
+        self, chance: random.Random, profile: Profile, trace: History, history: GroupHistory, loop: VirtualLoop, guessing: Guessing
     ) -> None:
         self._chance = chance
         self._profile = profile

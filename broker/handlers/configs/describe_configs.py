@@ -24,7 +24,6 @@ from broker.handling.config_resources import (
     BROKER,
     GROUP,
     TOPIC,
-    Refusal,
     refuse_broker_name,
     refuse_group_name,
     refuse_topic_name,
@@ -35,6 +34,7 @@ from broker.handling.config_sources import TOPIC as SET_FOR_TOPIC
 from broker.handling.context import Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_i8
+from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from runtime.turns import Turns

@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, ConsumerGroupDescription, MemberD
 from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
 from forebay.kafka_client.connection import ClusterConnection, said
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_TIMED_OUT, ClientFailed
+from forebay.kafka_client.partition import Partition
 
 ASKED_AT_A_TIME: Final = 16
 """So many questions about single groups are open at once."""
@@ -28,8 +29,6 @@ TYPES: Final[Mapping[object, str]] = {ConsumerGroupType.CONSUMER: "Consumer", Co
 _JOINED_MEANWHILE: Final = frozenset(
     {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS, KafkaError.NON_EMPTY_GROUP}
 )
-
-Partition = tuple[str, int]
 
 
 class GroupLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,10 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec  # type: ignore[attr-defined]
 
-from forebay.commands.group.administration import GroupFacts, MemberFacts, Partition, committed, described, refused
+from forebay.commands.group.administration import GroupFacts, MemberFacts, committed, described, refused
 from forebay.kafka_client.codes import UNKNOWN_TOPIC
 from forebay.kafka_client.connection import ClusterConnection
+from forebay.kafka_client.partition import Partition
 
 
 class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,12 +11,13 @@ from kio.schema.offset_delete.v0.response import OffsetDeleteResponse
 from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i32
 
-from forebay.commands.group.administration import Partition, committed, looked_up
+from forebay.commands.group.administration import committed, looked_up
 from forebay.commands.group.resetting import Scope
 from forebay.kafka_client.codes import exit_code_of
 from forebay.kafka_client.connection import ClusterConnection, parse_bootstrap, said
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed
 from forebay.kafka_client.one_request import answered
+from forebay.kafka_client.partition import Partition
 from runtime.clock import Clock
 
 _HAS_MEMBERS: Final = frozenset({ErrorCode.group_subscribed_to_topic, ErrorCode.non_empty_group})

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from forebay.commands.group.administration import Partition, committed, described, member_count, nearest_of, unknown_group
+from forebay.commands.group.administration import committed, described, member_count, nearest_of, unknown_group
 from forebay.commands.group.lag import existing
 from forebay.commands.group.resetting import AtEach, OffsetReset, ResetTarget, Scope, planned
 from forebay.commands.topic.administration import bounds, offsets_at
 from forebay.commands.topic.starting import AtTime, OffsetBounds
 from forebay.kafka_client.connection import ClusterConnection
 from forebay.kafka_client.failures import EXIT_FAILED, ClientFailed, unknown_partition, unknown_topic
+from forebay.kafka_client.partition import Partition
 
 
 def plan(

@@ -13,8 +13,7 @@ import msgspec
 
 from forebay.commands.topic.starting import AtEnd, AtOffset, AtStart, AtTime, OffsetBounds
 from forebay.kafka_client.failures import ClientFailed
-
-Partition = tuple[str, int]
+from forebay.kafka_client.partition import Partition
 
 _ROWS_MAX: Final = 1_000_000
 

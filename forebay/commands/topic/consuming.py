@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from forebay.kafka_client.codes import NO_ANSWER, UNKNOWN_TOPIC, exit_code_of
 from forebay.kafka_client.connection import said
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_TIMED_OUT, ClientFailed
+from forebay.kafka_client.partition import Partition
 from runtime.clock import Clock
 
 BATCH_RECORDS: Final = 1_000
@@ -28,7 +29,6 @@ CONFIG: Final[Mapping[str, Any]] = {
     "auto.offset.reset": "error",
 }
 
-Partition = tuple[str, int]
 WriteMessages = Callable[[Sequence[Message]], object]
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from forebay.commands.topic.administration import bounds, looked_up, offsets_at
-from forebay.commands.topic.consuming import Partition
 from forebay.commands.topic.starting import AtTime, StartingPoint, Stop, offsets, stops
 from forebay.kafka_client.connection import ClusterConnection
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed, unknown_partition
+from forebay.kafka_client.partition import Partition
 
 INTERNAL: str = "__"
 """Topics whose names begin so are a cluster's own."""

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pytest
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from forebay.commands.topic.consuming import BATCH_RECORDS, Consumed, Partition, Until, consume
+from forebay.commands.topic.consuming import BATCH_RECORDS, Consumed, Until, consume
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, ClientFailed
+from forebay.kafka_client.partition import Partition
 
 Step = Message | None
 
