@@ -1,0 +1,35 @@
+"""A name means one thing."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+PACKAGES: Final = ("forebay", "sim", "broker", "compactor", "process", "storage", "runtime")
+GENERATED: Final = {"wire_pb2.py"}
+
+
+def types_of(module: ast.Module) -> Iterator[str]:
+    """Public classes, however deep, and public aliases of types."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+    for node in module.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                if name[0].isupper() and not name.isupper():
+                    yield name
+
+
+def test_a_public_type_has_a_name_of_its_own() -> None:
+    homes = defaultdict(list)
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if path.name not in GENERATED:
+                for name in types_of(ast.parse(path.read_text())):
+                    homes[name].append(str(path.relative_to(ROOT)))
+
+    assert len(homes) > 500
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
