@@ -29,7 +29,7 @@ from bench.clients import create_topics
 from bench.processes import HOST, Start, Target, broker, starting
 from bench.stores import DISK, STORES, fresh
 from storage.limits import KIB, MIB
-from storage.records import compressed
+from storage.records import compress_records
 
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 RECORD_BYTES: Final = (100, KIB)
@@ -60,7 +60,7 @@ def batch_of(load: Load, chance: random.Random) -> bytes:
     size = load.record_bytes
     values = [(b'{"user":"%d","text":"' % chance.randrange(10**6) + chance.randbytes(size // 4).hex().encode() + b"a" * size)[:size]
               for _ in range(load.records)]  # fmt: skip
-    body = bytes(compressed(wire.records(values), load.codec))
+    body = bytes(compress_records(wire.records(values), load.codec))
     made = bytearray(wire.record_batch(body, load.records, now_ms=wire.now_ms()))
     struct.pack_into(">h", made, 21, load.codec)
     struct.pack_into(">I", made, 17, crc32c(made[21:]))

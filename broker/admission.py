@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Final, NamedTuple
 
 from broker.half_sent import BEHIND_LOOKS_MIN, FINISH_S, LOOK_S, WATCHED_SHARE, HalfSent, Sender
-from runtime.frames import FRAME_OVERHEAD_BYTES, Account, Frame, Soon, counted
+from runtime.frames import FRAME_OVERHEAD_BYTES, Account, Frame, Soon, make_frame
 from runtime.telemetry import Metric, Telemetry
 
 ADMITTED_BYTES: Final = Metric(
@@ -88,7 +88,7 @@ class Admission(Account):
         """A frame of a whole request; None if there is no room for it now."""
         if self.held_bytes + len(received) > self._bytes_max:
             return None
-        frame = counted(received, self)
+        frame = make_frame(received, self)
         if not self.is_watched and self.held_bytes > self._watched_from_bytes:
             self._begin_to_watch()
         return frame
@@ -104,7 +104,7 @@ class Admission(Account):
         claim_bytes = half_sent.claim_bytes(sender, room_bytes)
         if self.held_bytes - before_bytes + room_bytes > self._bytes_max or not half_sent.may_claim(claim_bytes):
             return None
-        frame = counted(room_bytes, self)
+        frame = make_frame(room_bytes, self)
         frame[: len(received)] = received
         half_sent.note(sender, room_bytes, claim_bytes=claim_bytes)
         if half_sent.held_bytes * WATCHED_SHARE > self._bytes_max:

@@ -33,10 +33,10 @@ from broker.registration import RegisteredLife
 from broker.responses import Responses
 from broker.server import ConnectionLimits, Server
 from process.accepting import bind
-from process.disk_space import DiskSpace, folders_of, measured
+from process.disk_space import DiskSpace, folders_of, measure_folders
 from process.http.health import METADATA, Readiness
 from process.http.probes import MetadataProbe, ObjectProbe, Probes
-from process.identity import identified
+from process.identity import identify_cluster
 from process.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from process.settings.listeners import Listener
 from process.settings.model import Settings
@@ -317,7 +317,7 @@ async def open_broker(
         if folders := folders_of(settings):
             looking = ThreadBlocking(threads=1, name="disk-space")
             closing.callback(looking.close)
-            nursery.spawn(DiskSpace(partial(measured, folders), blocking=looking, clock=clock).run(), name="disk-space")
+            nursery.spawn(DiskSpace(partial(measure_folders, folders), blocking=looking, clock=clock).run(), name="disk-space")
         readiness.note_listening()
         announce("kafka listening", {"listeners": ", ".join(map(str, bound)), "advertised": ", ".join(map(str, endpoints))})
         broker = Broker(
@@ -379,7 +379,7 @@ async def _probed(
         await stores.metadata.probe()
         await stores.objects.probe()
         outcomes.puts.ok(clock.monotonic_s())
-        cluster = await identified(stores, settings, ids, clock, accept_new_store=accept_new_store)
+        cluster = await identify_cluster(stores, settings, ids, clock, accept_new_store=accept_new_store)
         outcomes.writes.ok(clock.monotonic_s())
     except IncompatibleFormat as error:
         raise StartError(str(error), exit_code=EXIT_USAGE) from error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from broker.coordination.rendezvous import Candidate, ranked_for
+from broker.coordination.rendezvous import Candidate, rank_candidates
 from storage.vocabulary import TopicId
 
 ZONE_FIELD: Final = "zone="
@@ -58,7 +58,7 @@ class SelfLeadership:
     """The broker that was asked leads everything: a client keeps the connection it has. Zones are not looked at."""
 
     def placement(self, question: Question) -> Placement:
-        ranked = ranked_for(question.asker.key, question.live, zone=None)
+        ranked = rank_candidates(question.asker.key, question.live, zone=None)
         own = next((candidate for candidate in question.live if candidate.broker_id == question.own_id), None)
         if own is not None:
             ranked = [own, *(candidate for candidate in ranked if candidate is not own)]
@@ -69,7 +69,7 @@ class ClientLeadership:
     """One broker of its zone leads everything for a client, whichever it asks, as long as the same brokers live."""
 
     def placement(self, question: Question) -> Placement:
-        return _always(_ids(ranked_for(question.asker.key, question.live, zone=question.asker.zone), question))
+        return _always(_ids(rank_candidates(question.asker.key, question.live, zone=question.asker.zone), question))
 
 
 class PartitionLeadership:
@@ -79,7 +79,7 @@ class PartitionLeadership:
         zone = question.asker.zone
 
         def place(topic_id: TopicId, partition: int) -> Sequence[int]:
-            return _ids(ranked_for(f"{topic_id}/{partition}", question.live, zone=zone), question)
+            return _ids(rank_candidates(f"{topic_id}/{partition}", question.live, zone=zone), question)
 
         return place
 

@@ -50,7 +50,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
 _PART: Final = re.compile(r"<!-- generated: ([^>]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-def renewed(page: str) -> str:
+def renew_page(page: str) -> str:
     """The page with its generated parts as the code has them now. Raise KeyError for one that no code makes."""
     return _PART.sub(lambda part: f"<!-- generated: {part[1]} -->\n{PARTS[part[1]]()}\n<!-- end -->", page)
 
@@ -70,4 +70,4 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 if __name__ == "__main__":
     for file in PAGES:
-        file.write_text(renewed(file.read_text()))
+        file.write_text(renew_page(file.read_text()))

@@ -57,7 +57,7 @@ class DescriptorLimits:
         return f"raise the limit of open files to {self.needed} ({_HOW}), or set kafka.max_connections={self.connections}"
 
 
-def fitted(settings: Settings) -> Settings:
+def fit_connections(settings: Settings) -> Settings:
     """Raise the limit of open files as far as this process may, and lower `kafka.max_connections` to what it leaves.
 
     Raise `StartError` if it leaves none.
@@ -80,7 +80,7 @@ def fitted(settings: Settings) -> Settings:
 def room_for(settings: Settings) -> DescriptorLimits:
     """As it is once the limit of this process was raised. Raise `StartError` if there is none for a connection."""
     wanted, reserved = settings.kafka.max_connections, reserve_of(settings)
-    room = DescriptorLimits(raised_limit(wanted + reserved), reserved, wanted)
+    room = DescriptorLimits(raise_limit(wanted + reserved), reserved, wanted)
     if room.connections < 1:
         raise StartError(
             f"This process may open {room.limit} files, and a broker holds {reserved} in reserve beside its connections. "
@@ -95,7 +95,7 @@ def reserve_of(settings: Settings) -> int:
     return RESERVED + (RESERVED_FOR_REMOTE_STORES if schemes & _REMOTE else 0)
 
 
-def raised_limit(needed: int) -> int:
+def raise_limit(needed: int) -> int:
     """The limit of open files after it was raised to what the system allows this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # macOS says that there is no hard limit, and yet refuses more than it has.

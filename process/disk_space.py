@@ -102,7 +102,7 @@ class DiskSpace:
                 _log.info("disk_has_room", **facts)
 
 
-def measured(folders: Sequence[Path]) -> list[FileSystem]:
+def measure_folders(folders: Sequence[Path]) -> list[FileSystem]:
     """The file systems of the folders, without those that cannot be seen now: who writes there says so."""
     found: dict[int, FileSystem] = {}
     for folder in folders:

@@ -21,7 +21,7 @@ LOOK_S: Final = 5.0
 _log = structlog.get_logger("stores")
 
 
-async def identified(stores: Stores, settings: Settings, ids: IdSource, clock: Clock, *, accept_new_store: bool) -> ClusterRecord:
+async def identify_cluster(stores: Stores, settings: Settings, ids: IdSource, clock: Clock, *, accept_new_store: bool) -> ClusterRecord:
     """The cluster of the stores. Raise `StartError` if they are not one cluster's, and what storage/catalog/store_identity.py raises."""
     identity = await identify(stores.metadata, stores.objects, ids, clock, accept_new_store=accept_new_store)
     if identity.cluster is None:

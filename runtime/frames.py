@@ -29,7 +29,7 @@ class Account:
 
 
 class Frame(bytearray):
-    """A buffer in an account. Made by `counted` alone. Of its views, and of what it says of itself, only the bytes may change."""
+    """A buffer in an account. Made by `make_frame` alone. Of its views, and of what it says of itself, only the bytes may change."""
 
     __slots__ = ("account", "runs")
 
@@ -60,7 +60,7 @@ class Frame(bytearray):
             account.on_less()
 
 
-def counted(content: memoryview | bytearray | int, account: Account) -> Frame:
+def make_frame(content: memoryview | bytearray | int, account: Account) -> Frame:
     """A frame of these bytes, or of so many zeros. Whether there is room for it is for the caller to know."""
     frame = Frame(content)
     frame.account = account

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from runtime.clock import Clock
-from runtime.frames import Account, Frame, counted
+from runtime.frames import Account, Frame, make_frame
 
 LINGER_S: Final = 3.2
 """The longest pause between two tries of an upload, which nothing cuts short (storage/log/upload.py)."""
@@ -31,7 +31,7 @@ class Accounts:
         self._has_complained = False
 
     def receive(self, batch: bytes) -> Frame:
-        frame = counted(bytearray(batch), self._requests)
+        frame = make_frame(bytearray(batch), self._requests)
         self._owed_bytes += frame.cost_bytes
         return frame
 

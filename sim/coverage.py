@@ -44,7 +44,7 @@ RARE: Final = 20
 """A branch that is taken so seldom is named in the report."""
 
 
-def covered(seeds: tuple[int, int], *, faults: str, jobs: int) -> dict[str, int]:
+def count_branches(seeds: tuple[int, int], *, faults: str, jobs: int) -> dict[str, int]:
     """By name, how often each branch was taken. In processes of their own: theirs are the modules with counters."""
     first, last = seeds
     shares = [(first + place, last, jobs) for place in range(min(jobs, last + 1 - first))]
@@ -71,7 +71,7 @@ def outdated(counts: dict[str, int]) -> list[str]:
 
 def report(seeds: tuple[int, int], *, faults: str, jobs: int, is_short: bool, tell: Callable[[str], None]) -> int:
     """1 if a branch was never taken that should have been, or one was that is said to be out of reach."""
-    counts = covered(seeds, faults=faults, jobs=jobs)
+    counts = count_branches(seeds, faults=faults, jobs=jobs)
     never, wrong = never_taken(counts), outdated(counts)
     for name, count in sorted(counts.items(), key=lambda item: (item[1], item[0])):
         if not is_short or (0 < count <= RARE):

@@ -15,7 +15,7 @@ from storage.compressed_frames import check_frames, check_size
 from storage.errors import Corrupt
 from storage.limits import MIB
 from storage.recordbatch import CODEC_MASK, HEADER_BYTES, BatchHeader
-from storage.records import TooLarge, decompressed
+from storage.records import TooLarge, decompress_records
 from storage.vocabulary import Buffer
 
 SLICE_RECORDS: Final = 500
@@ -61,14 +61,14 @@ def read_records(
     """Read one batch whose header has been checked; what has no timestamp is never out of time.
 
     Blocks for as long as it takes, and calls `breathe` every SLICE_RECORDS records or headers, so that a thread can let others run.
-    Raises `Unreadable`, and `Corrupt` as `records.decompressed` and `check_frames` do, and `TooLarge` for what decompresses to more than
+    Raises `Unreadable`; `Corrupt` as `records.decompress_records` and `check_frames` do; `TooLarge` for what decompresses to more than
     `bytes_max` or has more headers than `headers_max`.
     """
     body = memoryview(batch)[HEADER_BYTES:]
     codec = header.attributes & CODEC_MASK
     if codec:
         check_frames(body, codec)
-        records = decompressed(body, codec, bytes_max=bytes_max)
+        records = decompress_records(body, codec, bytes_max=bytes_max)
         check_size(body, codec, len(records))
     else:
         records = body

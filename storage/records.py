@@ -65,7 +65,7 @@ class RecordFacts(NamedTuple):
 
 def walk(batch: Buffer, header: BatchHeader) -> Iterator[RecordFacts]:
     """The records of one batch, in order. Raises `Corrupt` for records that are not what the header says."""
-    body = decompressed(memoryview(batch)[HEADER_BYTES:], header.attributes & CODEC_MASK)
+    body = decompress_records(memoryview(batch)[HEADER_BYTES:], header.attributes & CODEC_MASK)
     position = 0
     is_log_append = bool(header.attributes & ATTRIBUTE_LOG_APPEND_TIME)
     try:
@@ -84,20 +84,20 @@ def walk(batch: Buffer, header: BatchHeader) -> Iterator[RecordFacts]:
         raise Corrupt(f"records end early: record_count={header.record_count} bytes={len(body)}") from None
 
 
-def recompressed(
+def recompress_batch(
     batch: Buffer, header: BatchHeader, codec: int, *, level: int | None = None, append_ms: int | None = None, bytes_max: int | None = None
 ) -> bytearray:
     """One batch with its records in another codec, byte for byte the same when decompressed; the rest of its header stays as it is.
 
     `level` is the codec's, None for its default; `append_ms` marks it as LogAppendTime; uncompressed records stop at `bytes_max`, header
-    included. Blocks for as long as that takes: not for an event loop. Raises `TooLarge`, and `Corrupt` as `decompressed` does, and for
+    included. Blocks for as long as that takes: not for an event loop. Raises `TooLarge`, and `Corrupt` as `decompress_records` does and for
     fewer bytes than the header's records have.
     """
     room_bytes = None if bytes_max is None or codec != NONE else max(0, bytes_max - HEADER_BYTES)
-    body = decompressed(memoryview(batch)[HEADER_BYTES:], header.attributes & CODEC_MASK, bytes_max=room_bytes)
+    body = decompress_records(memoryview(batch)[HEADER_BYTES:], header.attributes & CODEC_MASK, bytes_max=room_bytes)
     if header.record_count > len(body) // RECORD_BYTES_MIN:
         raise Corrupt(f"{len(body)} bytes cannot hold {header.record_count} records")
-    packed = compressed(body, codec, level)
+    packed = compress_records(body, codec, level)
     made = bytearray(HEADER_BYTES + len(packed))
     made[:HEADER_BYTES] = memoryview(batch)[:HEADER_BYTES]
     made[HEADER_BYTES:] = packed
@@ -106,7 +106,7 @@ def recompressed(
     return made
 
 
-def compressed(body: Buffer, codec: int, level: int | None = None) -> Buffer:
+def compress_records(body: Buffer, codec: int, level: int | None = None) -> Buffer:
     """The record bytes as consumers of every kind decompress them: what Kafka's brokers write."""
     match codec:
         case 0:
@@ -133,7 +133,7 @@ class TooLarge(Exception):
     """Decompressed, the records have more bytes, or headers, than they may."""
 
 
-def decompressed(body: Buffer, codec: int, *, bytes_max: int | None = None) -> Buffer:
+def decompress_records(body: Buffer, codec: int, *, bytes_max: int | None = None) -> Buffer:
     """The record bytes. Raises `Corrupt` for an unknown codec, for bytes that the codec refuses, and above DECOMPRESSED_BYTES_MAX; where
     fewer are wanted, `TooLarge` above `bytes_max`.
     """

@@ -19,7 +19,7 @@ class Candidate(NamedTuple):
     rack: str | None
 
 
-def ranked_for(key: str, candidates: Collection[Candidate], *, zone: str | None) -> list[Candidate]:
+def rank_candidates(key: str, candidates: Collection[Candidate], *, zone: str | None) -> list[Candidate]:
     """All candidates by rendezvous hash, those of the zone first. A zone without candidates is no zone."""
     digest = xxhash.xxh3_64_intdigest
     ranks = [
@@ -36,5 +36,5 @@ def slot_of(key: str) -> int:
 
 def winner_of(slot: int, live: Collection[Candidate]) -> int | None:
     """The rendezvous winner of a slot of coordinators; None if nobody lives."""
-    ranked = ranked_for(f"coordinators/{slot:02}", live, zone=None)
+    ranked = rank_candidates(f"coordinators/{slot:02}", live, zone=None)
     return ranked[0].broker_id if ranked else None

@@ -21,7 +21,7 @@ from broker.groups.metrics import GroupMetrics
 from broker.groups.offsets import OFFSETS_MAX, StoredGroup
 from broker.groups.retention import Forgettable, Names, find_forgettable
 from broker.groups.settings import GroupSettings
-from broker.groups.state import step, touched
+from broker.groups.state import step, touch
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from storage.errors import StorageError
@@ -268,7 +268,7 @@ class LoadedGroup:
             if error:
                 self._record.answer(its_token, error)
             else:
-                self._group = touched(self._group, one.member_id, self._clock.monotonic_s())
+                self._group = touch(self._group, one.member_id, self._clock.monotonic_s())
                 offsets |= one.offsets
                 accepted.append(its_token)
                 self._coming_bytes += max(self._stored.growth_bytes(one.offsets), 0)

@@ -60,7 +60,7 @@ def step(group: Group, event: Event, now_s: float, settings: GroupSettings) -> t
     return turn.group, tuple(turn.effects)
 
 
-def touched(group: Group, member_id: str, now_s: float) -> Group:
+def touch(group: Group, member_id: str, now_s: float) -> Group:
     """After a sign of life of a member that is not a heartbeat (a commit of offsets)."""
     member = group.members.get(member_id)
     if member is None:

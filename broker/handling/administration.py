@@ -89,6 +89,6 @@ class Failures:
             _log.warning("outcome_unknown", change=self._event, **self._first, **self._by)
 
 
-def listed(partitions: Mapping[int, int]) -> dict[str, int]:
+def brief_offsets(partitions: Mapping[int, int]) -> dict[str, int]:
     """Partitions and their offsets as one line has room for them: the first LISTED_MAX."""
     return {str(partition): partitions[partition] for partition in sorted(partitions)[:LISTED_MAX]}

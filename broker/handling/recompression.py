@@ -28,7 +28,7 @@ from runtime.telemetry import Metric, Telemetry
 from storage.errors import Corrupt
 from storage.limits import KIB, MIB
 from storage.recordbatch import CODEC_MASK, BatchHeader
-from storage.records import TooLarge, recompressed
+from storage.records import TooLarge, recompress_batch
 from storage.vocabulary import PartitionId
 
 RECOMPRESSED: Final = Metric(
@@ -285,7 +285,7 @@ def _recompress(work: Work) -> memoryview | Refused:
     rules = work.rules
     assert rules.codec is not None
     try:
-        made = recompressed(
+        made = recompress_batch(
             work.batch,
             work.header,
             rules.codec,

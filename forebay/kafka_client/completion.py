@@ -32,9 +32,9 @@ def group_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _groups(connection: "ClusterConnection", admin: "AdminClient") -> Iterable[str]:
-    from forebay.commands.group.administration import listed
+    from forebay.commands.group.administration import read_groups
 
-    return [group.name for group in listed(connection, admin).groups]
+    return [group.name for group in read_groups(connection, admin).groups]
 
 
 def _offered(context: typer.Context, incomplete: str, names: "Callable[[ClusterConnection, AdminClient], Iterable[str]]") -> list[str]:

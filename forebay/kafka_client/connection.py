@@ -124,7 +124,7 @@ class ClusterConnection:
     def failure(self, error: KafkaError) -> ClientFailed:
         if error.code() in NO_ANSWER:
             return self._unanswered()
-        return ClientFailed(f"{self.named}: {said(error)}", exit_code=exit_code_of(error))
+        return ClientFailed(f"{self.named}: {message_of(error)}", exit_code=exit_code_of(error))
 
     def _unanswered(self) -> ClientFailed:
         """Looks for the cause: an address that was advertised and cannot be reached from here is the usual one."""
@@ -205,7 +205,7 @@ def cannot_reach(address: BootstrapServer, *, within_s: float) -> str | None:
     return None
 
 
-def said(error: KafkaError) -> str:
+def message_of(error: KafkaError) -> str:
     """What the broker said, as a sentence."""
     text = error.str().removeprefix("Broker: ").removeprefix("Local: ").strip()
     return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -56,7 +56,7 @@ def failures_reported() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def noted(failed: dict[str, ClientFailed], name: str) -> Iterator[None]:
+def noting_failure(failed: dict[str, ClientFailed], name: str) -> Iterator[None]:
     """One of several that fails is told of, and does not keep the others from their turn."""
     try:
         yield
@@ -71,7 +71,7 @@ def exit_if_any(failed: Mapping[str, ClientFailed], *, of: int) -> None:
         raise typer.Exit(EXIT_FAILED if of > 1 else next(iter(failed.values())).exit_code)
 
 
-def confirmed(what: str, question: str) -> None:
+def confirm(what: str, question: str) -> None:
     """Asks at a terminal. Raise `ClientFailed` unless the answer is yes; `what` is named where nobody can be asked."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise ClientFailed(f"{what} has to be confirmed: at a terminal, or with --yes.", exit_code=EXIT_USAGE)

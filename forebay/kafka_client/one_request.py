@@ -17,7 +17,7 @@ _CORRELATION_ID: Final = 1
 T = TypeVar("T")
 
 
-def answered(address: BootstrapServer, request: Any, answer: type[T], *, within_s: float, clock: Clock) -> T:
+def send_request(address: BootstrapServer, request: Any, answer: type[T], *, within_s: float, clock: Clock) -> T:
     """For versions that are not flexible. Raise `ClientFailed` if no answer comes."""
     name = CLIENT_ID.encode()
     header = struct.pack(">hhih", request.__api_key__, request.__version__, _CORRELATION_ID, len(name)) + name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from forebay.kafka_client.durations import parse_duration_ms
-from forebay.kafka_client.text import checked_text, printable, printable_json
+from forebay.kafka_client.text import check_text, printable, printable_json
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -65,7 +65,7 @@ class Terminal:
             typer.echo(printable_json(msgspec.json.format(msgspec.json.encode(data), indent=2).decode()))
 
 
-def connected(bootstrap: str, timeout: str) -> "tuple[ClusterConnection, AdminClient]":
+def open_connection(bootstrap: str, timeout: str) -> "tuple[ClusterConnection, AdminClient]":
     """Raise `BadParameter`, or `ClientFailed` if there is no way to the brokers."""
     from forebay.kafka_client.connection import connect
 
@@ -90,7 +90,7 @@ def pairs(given: list[str] | None, *, option: str, example: str) -> dict[str, st
     """`name=value`, each once. Raise `BadParameter` for anything else."""
     found: dict[str, str] = {}
     for one in given or ():
-        name, separator, value = checked_text(one, option=option).partition("=")
+        name, separator, value = check_text(one, option=option).partition("=")
         if not separator or not name:
             raise typer.BadParameter(f'{option} "{one}": write NAME=VALUE, for example {option} {example}')
         if name in found:

@@ -15,7 +15,7 @@ _GAP: Final = "  "
 _NAME_MIN: Final = 8
 
 
-def aligned(header: Sequence[str], rows: Sequence[Sequence[object]], *, columns: int | None = None) -> str:
+def align(header: Sequence[str], rows: Sequence[Sequence[object]], *, columns: int | None = None) -> str:
     """Numbers to the right, the rest to the left; no space at the end of a line.
 
     `columns` is how many a line may have; without it, as many as a terminal behind stdout has, or any number. Numbers and headers are never

@@ -26,22 +26,22 @@ def printable_json(document: str) -> str:
     return _UNSEEN_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 
-def checked_name(given: str | None) -> str | None:
+def check_name(given: str | None) -> str | None:
     """For arguments and options that are names. Raise `BadParameter` for what no cluster has; the library would end the process."""
     if given is None:
         return None
     if not given:
         raise typer.BadParameter("a name is not empty")
-    return checked_text(given)
+    return check_text(given)
 
 
-def checked_names(given: list[str]) -> list[str]:
+def check_names(given: list[str]) -> list[str]:
     for one in given:
-        checked_name(one)
+        check_name(one)
     return given
 
 
-def checked_text(given: str, *, option: str = "") -> str:
+def check_text(given: str, *, option: str = "") -> str:
     """Raise `BadParameter` for bytes that are no UTF-8 text."""
     try:
         given.encode()

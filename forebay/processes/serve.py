@@ -101,7 +101,7 @@ def serve(loaded: Loaded, *, open_broker: OpenBroker, link: SupervisorLink | Non
         link.watch(lambda: _stop_orphaned(orphaned, loaded.settings.shutdown.deadline.total_seconds()))
     try:
         preflight.check(loaded.settings)
-        settings = descriptors.fitted(loaded.settings)
+        settings = descriptors.fit_connections(loaded.settings)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             stopped = _until_stopped(settings, open_broker, stages, deadline, link, exit_now, log)
             return runner.run(stopped)

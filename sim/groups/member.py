@@ -195,7 +195,7 @@ class SimMember(GroupClient):
             await asyncio.sleep(WORK_S * self._chance.uniform(0.5, 1.5))
 
     async def _positions(self, share: Sequence[int]) -> dict[int, int]:
-        found = await committed(self, self._partitions, self._history)
+        found = await fetch_committed(self, self._partitions, self._history)
         return {partition: max(found[partition], 0) for partition in share}
 
     async def _process(self, positions: dict[int, int], assigned_s: float) -> bool:
@@ -245,7 +245,7 @@ class SimMember(GroupClient):
         await self.gate.wait()
 
 
-async def committed(client: GroupClient, partitions: Sequence[PartitionId], history: GroupHistory) -> dict[int, int]:
+async def fetch_committed(client: GroupClient, partitions: Sequence[PartitionId], history: GroupHistory) -> dict[int, int]:
     """What the coordinator says is committed; -1 for nothing. Raises `Moved`."""
 
     async def read(coordinator: Coordinator) -> dict[int, int]:

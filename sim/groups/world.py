@@ -20,7 +20,7 @@ from sim.groups.history import (
     reread_below_a_commit,
     shown_from_nowhere,
 )
-from sim.groups.member import GroupClient, Moved, SimMember, committed
+from sim.groups.member import GroupClient, Moved, SimMember, fetch_committed
 from sim.history import History
 from sim.loop import Deadlock, VirtualClock, VirtualLoop
 from storage.metadata.memory import MemoryMetadataStore
@@ -168,7 +168,7 @@ class _World:
         client = GroupClient(name, self._live, self._trace, self._child())
         while True:
             with contextlib.suppress(Moved):
-                await committed(client, self._partitions, self._history)
+                await fetch_committed(client, self._partitions, self._history)
             await asyncio.sleep(LOOK_S)
 
     def _join(self) -> None:

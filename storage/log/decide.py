@@ -111,7 +111,7 @@ def decide(
 ) -> Decision:
     """Decide the batches of one slice, in order.
 
-    `pages`: the contents of the pages that `producer_pages.needed` names; `claims` are no more than `producer_pages.fitting` says.
+    `pages`: the contents of the pages that `producer_pages.pages_needed` names; `claims` are no more than `producer_pages.fitting` says.
     `version`: the one that the CAS expects; new pages are named after it and `writer`, as no other attempt names its own.
     `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may not begin behind it: it
     would take the place of what is sent again.

@@ -16,7 +16,7 @@ from storage.formats.control import Control, ProducerState, decode_page
 from storage.limits import WRITE_REQUEST_OPS_MAX
 from storage.log.lane import Commit
 from storage.log.partition import PartitionLog
-from storage.log.producer_pages import NewPage, needed, prepared_for
+from storage.log.producer_pages import NewPage, pages_needed, prepared_for
 from storage.metadata.port import Delete, MetadataStore
 
 PAGES_CACHED_MAX: Final = 128
@@ -45,7 +45,7 @@ class PageStore:
         had = commit.pages
         found: dict[str, Mapping[int, ProducerState]] = {}
         missing: list[str] = []
-        for name in needed(control, commit.batches):
+        for name in pages_needed(control, commit.batches):
             path = commit.log.keys.producer_page(name).path
             page = had.get(name) or self._cached.get(path)
             if page is None:

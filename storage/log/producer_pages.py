@@ -64,7 +64,7 @@ def prepared_for(name: str) -> int:
 
 
 def find(control: Control, pages: Pages, producer_id: int) -> ProducerState | None:
-    """The newest state of a producer. `pages` must hold the page that covers the id, if `needed` named it."""
+    """The newest state of a producer. `pages` must hold the page that covers the id, if `pages_needed` named it."""
     hot = control.producers.get(producer_id)
     if hot is not None or not control.pages:
         return hot
@@ -73,7 +73,7 @@ def find(control: Control, pages: Pages, producer_id: int) -> ProducerState | No
     return pages[control.pages[_place(control.pages, producer_id)].name].get(producer_id)
 
 
-def needed(control: Control, claims: Sequence[Produced]) -> list[str]:
+def pages_needed(control: Control, claims: Sequence[Produced]) -> list[str]:
     """Names of the pages that deciding `claims` may look into: those of their producers, and those that may have to take others."""
     refs = control.pages
     if not refs:
@@ -139,7 +139,7 @@ def make_room(
     """Forget what has expired, and when `hot` is over its bounds, move states into pages until half of the bounds is free.
 
     `hot` is in the order of last use, and is changed. Of `claimed`, the producers of this commit, few stay hot and many go: into the pages
-    that they are in anyway. `pages` must hold what `needed` named. New pages are named after `name`, which must be unique to the attempt.
+    that they are in anyway. `pages` must hold what `pages_needed` named. New pages are named after `name`, which is unique to the attempt.
     """
     kept_refs = tuple([ref for ref in refs if ref.newest_ms >= expired_before_ms])
     for producer_id, state in list(hot.items()):
@@ -181,7 +181,7 @@ def make_room(
             written.append(new)
             newest_ms = max(state.batches[-1].at_ms if state.batches else now_ms for state in new.page.producers.values())
             replaced[place].append(PageRef(new.name, begin if part[0] == min(content) else part[0], part[-1], newest_ms))
-    # Placed by all of `refs`, as `needed` was: a page that expires takes what falls into its range, or goes.
+    # Placed by all of `refs`, as `pages_needed` was: a page that expires takes what falls into its range, or goes.
     kept = [one for place, ref in enumerate(refs) for one in replaced.pop(place, (ref,) if ref.newest_ms >= expired_before_ms else ())]
     kept += replaced.pop(0, ())  # there were none
     return PagedStates(hot, _forget_oldest(kept, {page.name for page in written}, now_ms), tuple(written))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.reference import PAGES, PARTS, metrics, metrics_table, renewed, settings_table
+from forebay.reference import PAGES, PARTS, metrics, metrics_table, renew_page, settings_table
 from process.settings.keys import SETTINGS
 from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigEffect
 
@@ -28,7 +28,7 @@ COUNTS_OF_THINGS = {
 
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
 def test_a_page_has_the_tables_of_the_code(file: Path) -> None:
-    assert renewed(file.read_text()) == file.read_text(), "run `make docs`"
+    assert renew_page(file.read_text()) == file.read_text(), "run `make docs`"
 
 
 def test_every_table_is_on_one_page() -> None:
@@ -78,11 +78,11 @@ def test_every_metric_is_in_the_table_and_named_as_prometheus_does() -> None:
 def test_the_parts_outside_the_marks_are_left_alone() -> None:
     text = "# A\n<!-- generated: settings -->\nold\n<!-- end -->\nB\n<!-- generated: metrics -->\n<!-- end -->\nC\n"
 
-    fresh = renewed(text)
+    fresh = renew_page(text)
 
     assert fresh.startswith("# A\n<!-- generated: settings -->\n| Setting |")
     assert "\n<!-- end -->\nB\n<!-- generated: metrics -->\n| Metric |" in fresh
     assert fresh.endswith("\n<!-- end -->\nC\n")
-    assert renewed(fresh) == fresh
+    assert renew_page(fresh) == fresh
     with pytest.raises(KeyError, match="prices"):
-        renewed("<!-- generated: prices -->\n<!-- end -->")
+        renew_page("<!-- generated: prices -->\n<!-- end -->")

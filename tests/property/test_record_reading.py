@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from storage.errors import Corrupt
 from storage.record_reading import read_records
 from storage.recordbatch import CODEC_MASK, HEADER_BYTES, BatchHeader, parse_header
-from storage.records import decompressed, walk
+from storage.records import decompress_records, walk
 from tests.unit.broker.handlers.record_batches import NOW_MS, batch_of_records, compressed, varint
 
 Record = tuple[int, int, int, bytes | None, bytes | None, list[tuple[bytes, bytes | None]]]
@@ -95,7 +95,7 @@ def plainly(data: bytes, count: int) -> list[Record]:
 
 
 def consumers_agree(batch: bytearray, header: BatchHeader) -> None:
-    body = bytes(decompressed(memoryview(batch)[HEADER_BYTES:], header.attributes & CODEC_MASK))
+    body = bytes(decompress_records(memoryview(batch)[HEADER_BYTES:], header.attributes & CODEC_MASK))
     plain = plainly(body, header.record_count)
     assert [offset for _, _, offset, _, _, _ in plain] == list(range(header.record_count))
     ours = list(walk(batch, header))

@@ -17,7 +17,7 @@ from kio.schema.delete_records.v2.request import DeleteRecordsPartition, DeleteR
 from kio.schema.delete_records.v2.response import DeleteRecordsPartitionResult, DeleteRecordsTopicResult
 from kio.schema.errors import ErrorCode
 
-from broker.handling.administration import LISTED_MAX, By, listed
+from broker.handling.administration import LISTED_MAX, By, brief_offsets
 from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.existing_partitions import find_existing
@@ -126,7 +126,7 @@ async def _note(parts: BrokerParts, by: By, answers: Mapping[TopicPartition, Del
         await turns.spent()
     for topic, moved in starts.items():
         await turns.spent(LINE_AS_PARTITIONS)
-        parts.administration.changed("records_deleted", by, topic=topic, partitions=len(moved), log_start_offsets=listed(moved))
+        parts.administration.changed("records_deleted", by, topic=topic, partitions=len(moved), log_start_offsets=brief_offsets(moved))
     with parts.administration.failures("records_deleted", by) as failures:
         for (topic, error), partitions in refused.items():
             await turns.spent(LINE_AS_PARTITIONS)

@@ -146,7 +146,7 @@ def upgrade(
     with failures_reported():
         import asyncio
 
-        from forebay.commands.cluster.upgrading import upgrade_table, upgraded
+        from forebay.commands.cluster.upgrading import upgrade_cluster, upgrade_table
         from process.explain import explain
         from process.settings.errors import SettingsError
         from process.settings.loading import load
@@ -154,7 +154,7 @@ def upgrade(
 
         try:
             loaded = load(file=config_file, environ=os.environ, assignments=assignments or ())
-            found = asyncio.run(upgraded(loaded.settings, to))
+            found = asyncio.run(upgrade_cluster(loaded.settings, to))
         except SettingsError as error:
             raise ClientFailed(str(error), exit_code=error.exit_code) from error
         except TimeoutError as error:
@@ -184,10 +184,10 @@ def _facts(bootstrap: str, timeout: str) -> "ClusterFacts":
 
 
 def _health(bootstrap: str, timeout_s: float) -> "ClusterHealth":
-    from forebay.commands.cluster.health import answers, judged
+    from forebay.commands.cluster.health import answers, judge_health
     from forebay.kafka_client.connection import BootstrapServer, connect
 
     connection = connect(bootstrap, timeout_s=timeout_s)
     metadata = connection.metadata(connection.admin())
     addresses = {broker.id: BootstrapServer(str(broker.host), broker.port) for broker in metadata.brokers.values()}
-    return judged(metadata, answers(addresses, within_s=min(timeout_s, ANSWER_WITHIN_S)))
+    return judge_health(metadata, answers(addresses, within_s=min(timeout_s, ANSWER_WITHIN_S)))

@@ -34,7 +34,7 @@ class ClusterHealth(msgspec.Struct, frozen=True, kw_only=True):
     under_replicated: list[str]
 
 
-def judged(metadata: ClusterMetadata, causes: dict[int, str | None]) -> ClusterHealth:
+def judge_health(metadata: ClusterMetadata, causes: dict[int, str | None]) -> ClusterHealth:
     """`causes` has an answer for each broker that the metadata names."""
     brokers = [
         BrokerHealth(id=broker.id, address=f"{broker.host}:{broker.port}", cause=causes[broker.id])

@@ -31,7 +31,7 @@ class Upgrade(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None
 
 
-async def upgraded(settings: Settings, target: int | None) -> Upgrade:
+async def upgrade_cluster(settings: Settings, target: int | None) -> Upgrade:
     """Raises `StartError`, `TimeoutError`, and as `raise_level` does."""
     async with open_for_reading(settings) as stores, asyncio.timeout(RAISING_TIMEOUT_S):
         return upgrade_of(await raise_level(stores.metadata, target))

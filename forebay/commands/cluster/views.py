@@ -6,7 +6,7 @@ import msgspec
 from confluent_kafka.admin import ClusterMetadata, DescribeClusterResult  # type: ignore[attr-defined]
 
 from forebay.commands.cluster.health import ClusterHealth
-from forebay.kafka_client.tables import aligned, facts
+from forebay.kafka_client.tables import align, facts
 
 
 class BrokerLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ def cluster_table(cluster: ClusterFacts) -> str:
 
 
 def brokers_table(brokers: Sequence[BrokerLine]) -> str:
-    return aligned(("ID", "HOST", "PORT", "RACK"), [(broker.id, broker.host, broker.port, broker.rack or "-") for broker in brokers])
+    return align(("ID", "HOST", "PORT", "RACK"), [(broker.id, broker.host, broker.port, broker.rack or "-") for broker in brokers])
 
 
 def health_table(health: ClusterHealth) -> str:

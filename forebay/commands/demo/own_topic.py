@@ -33,7 +33,7 @@ def is_demos_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def noted(data: Path) -> OwnTopic | None:
+def read_note(data: Path) -> OwnTopic | None:
     """What the last run in this folder noted; None for a note that no run has written."""
     try:
         match json.loads((data / NOTE).read_bytes()):

@@ -19,11 +19,11 @@ from forebay.commands.demo.cluster import Brokers, places
 from forebay.commands.demo.flights import archive_path, flights
 from forebay.commands.demo.killing import Killing
 from forebay.commands.demo.ledger import Ledger, differences
-from forebay.commands.demo.own_topic import OwnTopic, new_name, note, noted
+from forebay.commands.demo.own_topic import OwnTopic, new_name, note, read_note
 from forebay.commands.demo.progress import progress
 from forebay.commands.demo.replay import ReplayError, Routes, read_back, send
 from forebay.commands.demo.store_use import PRICES_OF, StoreUse, store_use
-from forebay.commands.demo.stores import DemoStores, own, shared
+from forebay.commands.demo.stores import DemoStores, choose_stores, own
 from process.settings.errors import EXIT_FAILED, StartError
 from process.stopping import EXIT_INTERRUPTED
 from runtime.clock import Clock, SystemClock
@@ -108,7 +108,7 @@ def _uninterrupted() -> Iterator[None]:
 
 def _choose_brokers(options: DemoOptions, environ: Mapping[str, str], stack: ExitStack, console: Console, clock: Clock) -> Brokers:
     archive_path()
-    stores = own(options.data) if options.brokers == 1 else shared(options.data, brokers=options.brokers, environ=environ)
+    stores = own(options.data) if options.brokers == 1 else choose_stores(options.data, brokers=options.brokers, environ=environ)
     folder = options.data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-demo-")))
     found = places(stores, brokers=options.brokers, port=options.port, log_folder=folder, say=console.print)
     return stack.enter_context(Brokers(found, clock=clock))
@@ -166,7 +166,7 @@ def _replay_with_a_kill(count: int, topic: str, brokers: Brokers, console: Conso
 def _make_topic(bootstrap: str, topic: str, data: Path | None, console: Console) -> None:
     """In a data folder it takes the place of the one an earlier run made there."""
     if data is not None:
-        if earlier := noted(data):
+        if earlier := read_note(data):
             match delete_topic(bootstrap, earlier.name, own_id=earlier.id):
                 case Deletion.DONE:
                     console.print(f"the topic {earlier.name} of an earlier run was deleted")

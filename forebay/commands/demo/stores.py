@@ -35,7 +35,7 @@ def own(data: Path | None) -> DemoStores:
     return DemoStores(metadata_url, storage_url, (f"storage.url={storage_url}", f"metadata.url={metadata_url}"), data, is_own=True)
 
 
-def shared(data: Path | None, *, brokers: int, environ: Mapping[str, str]) -> DemoStores:
+def choose_stores(data: Path | None, *, brokers: int, environ: Mapping[str, str]) -> DemoStores:
     """What the settings name, or embedded stores in `data` if they name none. Raise `StartError` if several brokers cannot share it."""
     file = environ.get(CONFIG_VARIABLE)
     loaded = load(file=Path(file) if file else None, environ=environ)

@@ -14,7 +14,7 @@ from forebay.commands.doctor.place import folder_of, is_there, looked_at
 from forebay.commands.doctor.versions import look_at_versions
 from process import preflight
 from process.descriptors import room_for
-from process.disk_space import measured
+from process.disk_space import measure_folders
 from process.settings.exposure import warning_of_listeners
 from process.settings.keys import SETTINGS
 from process.settings.listeners import Listener, is_loopback
@@ -96,7 +96,7 @@ async def _look_at_machine(settings: Settings, checks: Checks, blocking: Blockin
 async def _look_at_disks(settings: Settings, checks: Checks, blocking: Blocking) -> None:
     folders = sorted({folder_of(url) for url in (settings.storage.url, settings.metadata.url) if has_path(url)})
     try:
-        found = await blocking.run(lambda: measured(sorted({preflight.nearest_there(folder) for folder in folders})))
+        found = await blocking.run(lambda: measure_folders(sorted({preflight.nearest_there(folder) for folder in folders})))
     except OSError as error:
         # Whether that matters the stores tell.
         checks.add(skipped(machine.DISK, f"{error.filename} cannot be looked at ({error.strerror})"))

@@ -9,7 +9,7 @@ from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, Co
 from confluent_kafka.admin import AdminClient, ConsumerGroupDescription, MemberDescription  # type: ignore[attr-defined]
 
 from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
-from forebay.kafka_client.connection import ClusterConnection, said
+from forebay.kafka_client.connection import ClusterConnection, message_of
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_TIMED_OUT, ClientFailed
 from forebay.kafka_client.partition import Partition
 
@@ -71,10 +71,10 @@ class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
     members: list[MemberFacts]
 
 
-def listed(connection: ClusterConnection, admin: AdminClient) -> Groups:
+def read_groups(connection: ClusterConnection, admin: AdminClient) -> Groups:
     with connection.answers_awaited():
         found = connection.result(admin.list_consumer_groups(request_timeout=connection.timeout_s))
-    failures = sorted({said(error.args[0]) if isinstance(error, KafkaException) else str(error) for error in found.errors or ()})
+    failures = sorted({message_of(error.args[0]) if isinstance(error, KafkaException) else str(error) for error in found.errors or ()})
     lines = (
         GroupLine(
             name=group.group_id,
@@ -86,7 +86,7 @@ def listed(connection: ClusterConnection, admin: AdminClient) -> Groups:
     return Groups(groups=sorted(lines, key=lambda line: line.name), failures=failures)
 
 
-def described(connection: ClusterConnection, admin: AdminClient, names: Sequence[str]) -> dict[str, GroupFacts]:
+def describe_groups(connection: ClusterConnection, admin: AdminClient, names: Sequence[str]) -> dict[str, GroupFacts]:
     """Without those that do not exist."""
     found = {}
     for name, future in admin.describe_consumer_groups(list(names), request_timeout=connection.timeout_s).items():
@@ -95,14 +95,14 @@ def described(connection: ClusterConnection, admin: AdminClient, names: Sequence
         except KafkaException as error:
             if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
                 continue
-            raise refused(f'Group "{name}"', error.args[0]) from error
+            raise group_failure(f'Group "{name}"', error.args[0]) from error
         if group.state is not ConsumerGroupState.DEAD:
             found[name] = _facts(group)
     return found
 
 
-def looked_up(connection: ClusterConnection, admin: AdminClient, name: str) -> GroupFacts:
-    found = described(connection, admin, [name]).get(name)
+def look_up_group(connection: ClusterConnection, admin: AdminClient, name: str) -> GroupFacts:
+    found = describe_groups(connection, admin, [name]).get(name)
     if found is None:
         raise unknown_group(connection, admin, name)
     return found
@@ -115,11 +115,11 @@ def unknown_group(connection: ClusterConnection, admin: AdminClient, name: str) 
 
 def nearest_of(connection: ClusterConnection, admin: AdminClient, name: str) -> str:
     """A sentence, with a space before it; nothing, if no name is like it."""
-    near = difflib.get_close_matches(name, [group.name for group in listed(connection, admin).groups], n=1)
+    near = difflib.get_close_matches(name, [group.name for group in read_groups(connection, admin).groups], n=1)
     return f' Nearest: "{near[0]}".' if near else ""
 
 
-def committed(connection: ClusterConnection, admin: AdminClient, names: Sequence[str]) -> dict[str, dict[Partition, int]]:
+def read_committed(connection: ClusterConnection, admin: AdminClient, names: Sequence[str]) -> dict[str, dict[Partition, int]]:
     """All committed offsets, by group."""
     found = {}
     for first in range(0, len(names), ASKED_AT_A_TIME):
@@ -132,7 +132,7 @@ def committed(connection: ClusterConnection, admin: AdminClient, names: Sequence
             try:
                 partitions = connection.result(future).topic_partitions
             except KafkaException as error:
-                raise refused(f'Offsets of group "{name}"', error.args[0]) from error
+                raise group_failure(f'Offsets of group "{name}"', error.args[0]) from error
             found[name] = {(at.topic, at.partition): at.offset for at in partitions if at.offset >= 0}
     return found
 
@@ -150,7 +150,7 @@ def commit(connection: ClusterConnection, admin: AdminClient, name: str, offsets
         first = wrong[0]
         raise ClientFailed(
             f'Of group "{name}", {len(answers) - len(wrong)} of {len(answers)} offsets were reset. '
-            f"Not that of {first.topic}/{first.partition}: {said(first.error)}",
+            f"Not that of {first.topic}/{first.partition}: {message_of(first.error)}",
             exit_code=exit_code_of(first.error),
         )
     if wrong:
@@ -166,13 +166,13 @@ def delete(connection: ClusterConnection, admin: AdminClient, name: str) -> None
             raise unknown_group(connection, admin, name) from error
         if code in _JOINED_MEANWHILE:
             raise ClientFailed(f'Group "{name}" was not deleted: it has members. Stop its consumers first.') from error
-        raise refused(f'Group "{name}" was not deleted', error.args[0]) from error
+        raise group_failure(f'Group "{name}" was not deleted', error.args[0]) from error
 
 
-def refused(what: str, error: KafkaError) -> ClientFailed:
+def group_failure(what: str, error: KafkaError) -> ClientFailed:
     if error.code() in NO_ANSWER:
         return ClientFailed(f"{what}: no answer in time. Wait longer with --timeout.", exit_code=EXIT_TIMED_OUT)
-    return ClientFailed(f"{what}: {said(error)}", exit_code=exit_code_of(error))
+    return ClientFailed(f"{what}: {message_of(error)}", exit_code=exit_code_of(error))
 
 
 def member_count(count: int) -> str:
@@ -182,7 +182,7 @@ def member_count(count: int) -> str:
 def _not_reset(name: str, error: KafkaError) -> ClientFailed:
     if error.code() in _JOINED_MEANWHILE:
         return ClientFailed(f'Offsets of group "{name}" were not reset: a consumer joined it. Stop its consumers first.')
-    return refused(f'Offsets of group "{name}" were not reset', error)
+    return group_failure(f'Offsets of group "{name}" were not reset', error)
 
 
 def _facts(group: ConsumerGroupDescription) -> GroupFacts:

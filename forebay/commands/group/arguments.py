@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from forebay.kafka_client.completion import group_names
-from forebay.kafka_client.text import checked_name
+from forebay.kafka_client.text import check_name
 
 GroupNameArgument = Annotated[
     str,
@@ -13,6 +13,6 @@ GroupNameArgument = Annotated[
         help="The group's name; put -- before a name that begins with a dash.",
         metavar="GROUP",
         autocompletion=group_names,
-        callback=checked_name,
+        callback=check_name,
     ),
 ]

@@ -10,7 +10,7 @@ from forebay.commands.group.lag_command import lag
 from forebay.commands.group.offset_deletion_command import delete_offsets
 from forebay.commands.group.reset_command import reset_offsets
 from forebay.kafka_client.completion import group_names
-from forebay.kafka_client.failures import EXIT_FAILED, ClientFailed, confirmed, exit_if_any, failures_reported, noted
+from forebay.kafka_client.failures import EXIT_FAILED, ClientFailed, confirm, exit_if_any, failures_reported, noting_failure
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
@@ -21,9 +21,9 @@ from forebay.kafka_client.options import (
     Quiet,
     Terminal,
     Timeout,
-    connected,
+    open_connection,
 )
-from forebay.kafka_client.text import checked_names
+from forebay.kafka_client.text import check_names
 
 if TYPE_CHECKING:
     from forebay.commands.group.administration import GroupFacts
@@ -61,11 +61,11 @@ def list_groups(
 ) -> None:
     """List the groups by name."""
     with failures_reported():
-        from forebay.commands.group.administration import listed
+        from forebay.commands.group.administration import read_groups
         from forebay.commands.group.views import groups_table
 
         terminal = Terminal(output, quiet)
-        found = listed(*connected(bootstrap, timeout))
+        found = read_groups(*open_connection(bootstrap, timeout))
         groups = [one for one in found.groups if (state is None or one.state == state) and (kind is None or one.type == kind)]
         if groups or output is Output.JSON:
             terminal.show(groups, groups_table(groups))
@@ -88,11 +88,11 @@ def describe(
 ) -> None:
     """Show a group's state, coordinator and members. Each member is shown with the partitions that it reads."""
     with failures_reported():
-        from forebay.commands.group.administration import looked_up
+        from forebay.commands.group.administration import look_up_group
         from forebay.commands.group.views import group_table, members_table
 
         terminal = Terminal(output, quiet)
-        found = looked_up(*connected(bootstrap, timeout), name)
+        found = look_up_group(*open_connection(bootstrap, timeout), name)
         if not members:
             terminal.show(found, group_table(found))
         elif found.members or output is Output.JSON:
@@ -115,7 +115,7 @@ def delete(
             help="The groups' names; put -- before a name that begins with a dash.",
             metavar="GROUP",
             autocompletion=group_names,
-            callback=checked_names,
+            callback=check_names,
         ),
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
@@ -130,18 +130,18 @@ def delete(
 
         terminal = Terminal(output, quiet)
         names = list(dict.fromkeys(names))
-        connection, admin = connected(bootstrap, timeout)
+        connection, admin = open_connection(bootstrap, timeout)
         failed: dict[str, ClientFailed] = {}
         for name in names:
-            with noted(failed, name):
-                _refuse_members(administration.looked_up(connection, admin, name))
+            with noting_failure(failed, name):
+                _refuse_members(administration.look_up_group(connection, admin, name))
         left = [name for name in names if name not in failed]
         if left and not yes:
             what = f"group{'' if len(left) == 1 else 's'} " + ", ".join(f'"{name}"' for name in left)
-            confirmed(f"Deleting {what}", f"Delete {what} and all committed offsets?")
+            confirm(f"Deleting {what}", f"Delete {what} and all committed offsets?")
         deleted = []
         for name in left:
-            with noted(failed, name):
+            with noting_failure(failed, name):
                 administration.delete(connection, admin, name)
                 deleted.append(name)
                 terminal.say(f'Deleted group "{name}".')

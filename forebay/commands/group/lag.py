@@ -6,7 +6,7 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec  # type: ignore[attr-defined]
 
-from forebay.commands.group.administration import GroupFacts, MemberFacts, committed, described, refused
+from forebay.commands.group.administration import GroupFacts, MemberFacts, describe_groups, group_failure, read_committed
 from forebay.kafka_client.codes import UNKNOWN_TOPIC
 from forebay.kafka_client.connection import ClusterConnection
 from forebay.kafka_client.partition import Partition
@@ -43,9 +43,9 @@ class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
 
 def lags(connection: ClusterConnection, admin: AdminClient, names: Sequence[str]) -> list[GroupLag]:
     """In the order of the names, without groups that do not exist. Raise `ClientFailed`."""
-    groups = described(connection, admin, names) if names else {}
+    groups = describe_groups(connection, admin, names) if names else {}
     # Ends are asked for after commits, which they are never behind then.
-    offsets = committed(connection, admin, list(groups))
+    offsets = read_committed(connection, admin, list(groups))
     concerned = {partition for group in groups.values() for partition in {*offsets[group.name], *_readers(group)}}
     ends = _ends(connection, admin, concerned) if concerned else {}
     return [lag_of(groups[name], offsets[name], ends) for name in names if name in groups]
@@ -106,5 +106,5 @@ def _ends(connection: ClusterConnection, admin: AdminClient, partitions: Iterabl
         except KafkaException as error:
             # Deleted since the metadata were read; `_NOENT` is the library's own word for it.
             if error.args[0].code() not in {*UNKNOWN_TOPIC, KafkaError._NOENT}:  # noqa: SLF001
-                raise refused(f"The end of {at.topic}/{at.partition}", error.args[0]) from error
+                raise group_failure(f"The end of {at.topic}/{at.partition}", error.args[0]) from error
     return ends

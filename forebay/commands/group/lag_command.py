@@ -18,10 +18,10 @@ from forebay.kafka_client.options import (
     Quiet,
     Terminal,
     Timeout,
-    connected,
+    open_connection,
     seconds,
 )
-from forebay.kafka_client.text import checked_name
+from forebay.kafka_client.text import check_name
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -40,7 +40,7 @@ def lag(
             help="The group's name.  [default: all groups, one line each]",
             metavar="GROUP",
             autocompletion=group_names,
-            callback=checked_name,
+            callback=check_name,
         ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
@@ -60,7 +60,7 @@ def lag(
 
         def look() -> "list[GroupLag]":
             # By a client of its own: one that lost its broker in the middle of a question may end the process (librdkafka 2.16).
-            return _looked(*connected(bootstrap, timeout), name)
+            return _looked(*open_connection(bootstrap, timeout), name)
 
         if watch:
             _watch(look, name, terminal, pause_s=pause_s, rounds=rounds)
@@ -106,11 +106,11 @@ def _watch(look: "Callable[[], list[GroupLag]]", name: str | None, terminal: Ter
 
 
 def _looked(connection: "ClusterConnection", admin: "AdminClient", name: str | None) -> "list[GroupLag]":
-    from forebay.commands.group.administration import listed, unknown_group
+    from forebay.commands.group.administration import read_groups, unknown_group
     from forebay.commands.group.lag import lags
 
     if name is None:
-        groups = listed(connection, admin)
+        groups = read_groups(connection, admin)
         if groups.failures:
             raise ClientFailed(f"Not all groups are known: {' '.join(groups.failures)}")
         return lags(connection, admin, [group.name for group in groups.groups])

@@ -11,24 +11,24 @@ from kio.schema.offset_delete.v0.response import OffsetDeleteResponse
 from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i32
 
-from forebay.commands.group.administration import committed, looked_up
+from forebay.commands.group.administration import look_up_group, read_committed
 from forebay.commands.group.resetting import Scope
 from forebay.kafka_client.codes import exit_code_of
-from forebay.kafka_client.connection import ClusterConnection, parse_bootstrap, said
+from forebay.kafka_client.connection import ClusterConnection, message_of, parse_bootstrap
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed
-from forebay.kafka_client.one_request import answered
+from forebay.kafka_client.one_request import send_request
 from forebay.kafka_client.partition import Partition
 from runtime.clock import Clock
 
 _HAS_MEMBERS: Final = frozenset({ErrorCode.group_subscribed_to_topic, ErrorCode.non_empty_group})
 
 
-def found(
+def find_committed(
     connection: ClusterConnection, admin: AdminClient, name: str, scopes: Sequence[Scope]
 ) -> tuple[dict[Partition, int], dict[str, ClientFailed]]:
     """What the group has committed there; and where it has committed nothing, by what was asked for."""
-    looked_up(connection, admin, name)
-    current = committed(connection, admin, [name])[name]
+    look_up_group(connection, admin, name)
+    current = read_committed(connection, admin, [name])[name]
     there: dict[Partition, int] = {}
     failed: dict[str, ClientFailed] = {}
     for scope in scopes:
@@ -44,11 +44,11 @@ def found(
     return dict(sorted(there.items())), failed
 
 
-def deleted(
+def delete_committed(
     connection: ClusterConnection, admin: AdminClient, name: str, partitions: Iterable[Partition], *, clock: Clock
 ) -> Mapping[Partition, ClientFailed | None]:
     """What became of each."""
-    coordinator = looked_up(connection, admin, name).coordinator
+    coordinator = look_up_group(connection, admin, name).coordinator
     if coordinator is None:
         raise ClientFailed(f'Group "{name}" has no coordinator now. Try again.')
     by_topic: dict[str, list[int]] = {}
@@ -64,7 +64,7 @@ def deleted(
         ),
     )
     (address,) = parse_bootstrap(coordinator)
-    answer = answered(address, request, OffsetDeleteResponse, within_s=connection.timeout_s, clock=clock)
+    answer = send_request(address, request, OffsetDeleteResponse, within_s=connection.timeout_s, clock=clock)
     if answer.error_code != ErrorCode.none:
         raise _refused(name, f'Offsets of group "{name}" were', answer.error_code)
     return {
@@ -88,4 +88,4 @@ def _refused(name: str, what: str, code: ErrorCode) -> ClientFailed:
     if code in _HAS_MEMBERS:
         return ClientFailed(f"{what} not deleted: a consumer reads there. Stop it first; it is shown by: forebay group describe {name}")
     error = KafkaError(int(code))
-    return ClientFailed(f"{what} not deleted: {said(error)}", exit_code=exit_code_of(error))
+    return ClientFailed(f"{what} not deleted: {message_of(error)}", exit_code=exit_code_of(error))

@@ -6,7 +6,7 @@ import typer
 
 from forebay.commands.group.arguments import GroupNameArgument
 from forebay.kafka_client.completion import topic_names
-from forebay.kafka_client.failures import ClientFailed, confirmed, exit_if_any, failures_reported, noted
+from forebay.kafka_client.failures import ClientFailed, confirm, exit_if_any, failures_reported, noting_failure
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
@@ -16,9 +16,9 @@ from forebay.kafka_client.options import (
     Quiet,
     Terminal,
     Timeout,
-    connected,
+    open_connection,
 )
-from forebay.kafka_client.text import checked_names
+from forebay.kafka_client.text import check_names
 
 if TYPE_CHECKING:
     from forebay.commands.group.resetting import Scope
@@ -32,7 +32,7 @@ def delete_offsets(
             help="Delete the offsets of these topics, or of some of their partitions.",
             metavar="TOPIC[:0,1]",
             autocompletion=topic_names,
-            callback=checked_names,
+            callback=check_names,
         ),
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
@@ -51,19 +51,19 @@ def delete_offsets(
         from runtime.clock import SystemClock
 
         terminal = Terminal(output, quiet)
-        connection, admin = connected(bootstrap, timeout)
-        there, failed = offset_deletion.found(connection, admin, name, scopes)
+        connection, admin = open_connection(bootstrap, timeout)
+        there, failed = offset_deletion.find_committed(connection, admin, name, scopes)
         for each in failed.values():
             terminal.warn(str(each))
         if there and not yes:
-            confirmed(
+            confirm(
                 f'Deleting offsets of group "{name}"',
                 f'Delete {counted(len(there), "committed offset")} of group "{name}" ({", ".join(map(offset_deletion.shown, there))})?',
             )
-        outcome = offset_deletion.deleted(connection, admin, name, there, clock=SystemClock()) if there else {}
+        outcome = offset_deletion.delete_committed(connection, admin, name, there, clock=SystemClock()) if there else {}
         deleted = []
         for at, offset in there.items():
-            with noted(failed, offset_deletion.shown(at)):
+            with noting_failure(failed, offset_deletion.shown(at)):
                 failure = outcome.get(at, ClientFailed(f"{offset_deletion.shown(at)}: the coordinator did not say what became of it."))
                 if failure is not None:
                     raise failure

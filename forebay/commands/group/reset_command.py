@@ -17,9 +17,9 @@ from forebay.kafka_client.options import (
     Quiet,
     Terminal,
     Timeout,
-    connected,
+    open_connection,
 )
-from forebay.kafka_client.text import checked_text
+from forebay.kafka_client.text import check_text
 
 if TYPE_CHECKING:
     from forebay.commands.group.resetting import ResetTarget, Scope
@@ -97,7 +97,7 @@ def reset_offsets(
         from forebay.commands.group.views import resets_rows, resets_table
 
         terminal = Terminal(output, quiet)
-        connection, admin = connected(bootstrap, timeout)
+        connection, admin = open_connection(bootstrap, timeout)
         resets, warnings = plan(connection, admin, name, target, scopes)
         for warning in warnings:
             terminal.say(f"Warning: {warning}")
@@ -194,7 +194,7 @@ def _scopes(topics: list[str] | None, *, all_topics: bool, from_file: bool) -> "
 
     scopes = []
     for text in topics or ():
-        checked_text(text, option="--topic")
+        check_text(text, option="--topic")
         try:
             scopes.append(parse_scope(text))
         except ValueError as error:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from forebay.commands.group.administration import committed, described, member_count, nearest_of, unknown_group
+from forebay.commands.group.administration import describe_groups, member_count, nearest_of, read_committed, unknown_group
 from forebay.commands.group.lag import existing
-from forebay.commands.group.resetting import AtEach, OffsetReset, ResetTarget, Scope, planned
+from forebay.commands.group.resetting import AtEach, OffsetReset, ResetTarget, Scope, plan_resets
 from forebay.commands.topic.administration import bounds, offsets_at
 from forebay.commands.topic.starting import AtTime, OffsetBounds
 from forebay.kafka_client.connection import ClusterConnection
@@ -19,7 +19,7 @@ def plan(
 ) -> tuple[list[OffsetReset], list[str]]:
     """Of the partitions in `scopes`, or else of those that the target names, or of all that have a commit; and warnings."""
     warnings: list[str] = []
-    group = described(connection, admin, [name]).get(name)
+    group = describe_groups(connection, admin, [name]).get(name)
     if group is None:
         if scopes is None and not isinstance(target, AtEach):
             raise unknown_group(connection, admin, name)
@@ -29,7 +29,7 @@ def plan(
             f'Offsets of group "{name}" can only be reset while it is inactive, but it has {member_count(len(group.members))} '
             f"(state {group.state}). Stop its consumers first."
         )
-    current = committed(connection, admin, [name])[name]
+    current = read_committed(connection, admin, [name])[name]
     partitions = _partitions(connection, admin, target, scopes, current, warnings)
     if not partitions:
         raise ClientFailed(f'Group "{name}" has committed nothing that could be reset. Name topics: --topic TOPIC', exit_code=EXIT_FAILED)
@@ -40,7 +40,7 @@ def plan(
         if isinstance(target, AtTime):
             spec = OffsetSpec.for_timestamp(target.timestamp_ms)
             at_time |= {(topic, at): offset for at, offset in offsets_at(connection, admin, topic, dict.fromkeys(numbers, spec)).items()}
-    resets, more = planned(target, current, within, at_time=at_time)
+    resets, more = plan_resets(target, current, within, at_time=at_time)
     return resets, warnings + more
 
 

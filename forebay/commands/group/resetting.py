@@ -98,7 +98,7 @@ def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
         raise ValueError(f"cannot be read as rows: {error}") from error
 
 
-def planned(
+def plan_resets(
     target: ResetTarget, committed: Mapping[Partition, int], bounds: Mapping[Partition, OffsetBounds], *, at_time: Mapping[Partition, int]
 ) -> tuple[list[OffsetReset], list[str]]:
     """What to commit for each partition of `bounds`, by topic and number, and warnings. `at_time` has -1 for no such record.

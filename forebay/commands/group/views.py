@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from forebay.commands.group.administration import AssignedTopic, GroupFacts, GroupLine, MemberFacts
 from forebay.commands.group.lag import GroupLag
 from forebay.commands.group.resetting import DeletedOffset, OffsetReset
-from forebay.kafka_client.tables import NOTHING, aligned, facts
+from forebay.kafka_client.tables import NOTHING, align, facts
 
 
 def groups_table(groups: Sequence[GroupLine]) -> str:
-    return aligned(("NAME", "STATE", "TYPE"), [(group.name, group.state, group.type or NOTHING) for group in groups])
+    return align(("NAME", "STATE", "TYPE"), [(group.name, group.state, group.type or NOTHING) for group in groups])
 
 
 def group_table(group: GroupFacts) -> str:
@@ -27,11 +27,11 @@ def group_table(group: GroupFacts) -> str:
     if not group.members:
         return summary
     rows = [(member.client_id or NOTHING, member.host, _assignment(member.assignment)) for member in group.members]
-    return f"{summary}\n\n{aligned(('CLIENT ID', 'HOST', 'ASSIGNMENT'), rows)}"
+    return f"{summary}\n\n{align(('CLIENT ID', 'HOST', 'ASSIGNMENT'), rows)}"
 
 
 def members_table(members: Sequence[MemberFacts]) -> str:
-    return aligned(
+    return align(
         ("CLIENT ID", "HOST", "INSTANCE", "MEMBER", "ASSIGNMENT"),
         [
             (member.client_id or NOTHING, member.host, member.instance_id or NOTHING, member.member_id, _assignment(member.assignment))
@@ -56,18 +56,18 @@ def lag_table(lag: GroupLag) -> str:
     summary = facts([("group", lag.group), ("state", lag.state), ("members", lag.members), ("lag", _total(lag))])
     if not rows:
         return summary
-    return f"{summary}\n\n{aligned(('TOPIC', 'PARTITION', 'COMMITTED', 'END', 'LAG', 'CLIENT ID', 'HOST'), rows)}"
+    return f"{summary}\n\n{align(('TOPIC', 'PARTITION', 'COMMITTED', 'END', 'LAG', 'CLIENT ID', 'HOST'), rows)}"
 
 
 def lags_table(lags: Sequence[GroupLag]) -> str:
-    return aligned(
+    return align(
         ("GROUP", "STATE", "MEMBERS", "PARTITIONS", "LAG", "UNKNOWN"),
         [(lag.group, lag.state, lag.members, len(lag.partitions), _or_nothing(lag.lag), lag.lag_unknown) for lag in lags],
     )
 
 
 def resets_table(resets: Sequence[OffsetReset]) -> str:
-    return aligned(("TOPIC", "PARTITION", "OLD", "NEW"), [(one.topic, one.partition, _or_nothing(one.old), one.new) for one in resets])
+    return align(("TOPIC", "PARTITION", "OLD", "NEW"), [(one.topic, one.partition, _or_nothing(one.old), one.new) for one in resets])
 
 
 def resets_rows(resets: Sequence[OffsetReset]) -> str:
@@ -76,7 +76,7 @@ def resets_rows(resets: Sequence[OffsetReset]) -> str:
 
 
 def offsets_table(offsets: Sequence[DeletedOffset]) -> str:
-    return aligned(("TOPIC", "PARTITION", "OFFSET"), [(one.topic, one.partition, one.offset) for one in offsets])
+    return align(("TOPIC", "PARTITION", "OFFSET"), [(one.topic, one.partition, one.offset) for one in offsets])
 
 
 def _assignment(assignment: Sequence[AssignedTopic]) -> str:

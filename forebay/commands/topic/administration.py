@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from forebay.commands.topic.starting import OffsetBounds
 from forebay.kafka_client.codes import UNKNOWN_TOPIC, exit_code_of
-from forebay.kafka_client.connection import ClusterConnection, said
+from forebay.kafka_client.connection import ClusterConnection, message_of
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, ClientFailed, unknown_topic
 from runtime.clock import Clock
 
@@ -60,7 +60,7 @@ class TopicFacts(msgspec.Struct, frozen=True, kw_only=True):
     configs: dict[str, ConfigFacts]
 
 
-def listed(connection: ClusterConnection, admin: AdminClient) -> list[TopicLine]:
+def read_topics(connection: ClusterConnection, admin: AdminClient) -> list[TopicLine]:
     """By name."""
     topics = connection.metadata(admin).topics
     return [
@@ -73,7 +73,7 @@ def listed(connection: ClusterConnection, admin: AdminClient) -> list[TopicLine]
     ]
 
 
-def looked_up(connection: ClusterConnection, admin: AdminClient, name: str) -> TopicDescription:
+def look_up_topic(connection: ClusterConnection, admin: AdminClient, name: str) -> TopicDescription:
     """Asking this way never creates a topic."""
     try:
         found: TopicDescription = connection.result(
@@ -83,7 +83,7 @@ def looked_up(connection: ClusterConnection, admin: AdminClient, name: str) -> T
     except KafkaException as error:
         if error.args[0].code() in UNKNOWN_TOPIC:
             raise unknown_topic(name, connection.metadata(admin).topics) from error
-        raise refused(f'Topic "{name}"', error.args[0]) from error
+        raise topic_failure(f'Topic "{name}"', error.args[0]) from error
 
 
 def id_of(topic: TopicDescription) -> str:
@@ -91,8 +91,8 @@ def id_of(topic: TopicDescription) -> str:
     return str(topic.topic_id).replace("+", "-").replace("/", "_")
 
 
-def described(connection: ClusterConnection, admin: AdminClient, name: str) -> TopicFacts:
-    found = looked_up(connection, admin, name)
+def describe_topic(connection: ClusterConnection, admin: AdminClient, name: str) -> TopicFacts:
+    found = look_up_topic(connection, admin, name)
     ends = bounds(connection, admin, name, (partition.id for partition in found.partitions if partition.leader is not None))
     return TopicFacts(
         name=found.name,
@@ -142,11 +142,11 @@ def create(
     except KafkaException as error:
         if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
             raise ClientFailed(f'Topic "{name}" exists already. Look at it: forebay topic describe {name}') from error
-        raise refused(f'Topic "{name}" was not created', error.args[0]) from error
+        raise topic_failure(f'Topic "{name}" was not created', error.args[0]) from error
     give_up_s = clock.monotonic_s() + connection.timeout_s
     while True:
         try:
-            return described(connection, admin, name)
+            return describe_topic(connection, admin, name)
         except ClientFailed as error:
             # Brokers of Apache Kafka learn of a topic after the controller has answered.
             if error.exit_code not in {EXIT_NOT_FOUND, EXIT_FAILED} or clock.monotonic_s() >= give_up_s:
@@ -160,7 +160,7 @@ def add_partitions(
     connection: ClusterConnection, admin: AdminClient, name: str, *, more: int | None, total: int | None, partitions_max: int
 ) -> tuple[int, int]:
     """So many `more`, or so many that there are `total`; how many there were, and are."""
-    before = len(looked_up(connection, admin, name).partitions)
+    before = len(look_up_topic(connection, admin, name).partitions)
     after = before + more if total is None and more is not None else total or 0
     if after <= before:
         raise ClientFailed(
@@ -177,19 +177,19 @@ def add_partitions(
     try:
         connection.result(admin.create_partitions([NewPartitions(name, after)], request_timeout=connection.timeout_s)[name])
     except KafkaException as error:
-        raise refused(f'Topic "{name}" got no partitions', error.args[0]) from error
+        raise topic_failure(f'Topic "{name}" got no partitions', error.args[0]) from error
     return before, after
 
 
 def alter(connection: ClusterConnection, admin: AdminClient, name: str, *, set_to: Mapping[str, str], unset: Iterable[str]) -> None:
-    looked_up(connection, admin, name)
+    look_up_topic(connection, admin, name)
     entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in set_to.items()]
     entries += [ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in unset]
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
     try:
         connection.result(admin.incremental_alter_configs([resource], request_timeout=connection.timeout_s)[resource])
     except KafkaException as error:
-        raise refused(f'Topic "{name}" was not altered', error.args[0]) from error
+        raise topic_failure(f'Topic "{name}" was not altered', error.args[0]) from error
 
 
 def delete(connection: ClusterConnection, admin: AdminClient, name: str) -> None:
@@ -198,11 +198,11 @@ def delete(connection: ClusterConnection, admin: AdminClient, name: str) -> None
     except KafkaException as error:
         if error.args[0].code() in UNKNOWN_TOPIC:
             raise unknown_topic(name, connection.metadata(admin).topics) from error
-        raise refused(f'Topic "{name}" was not deleted', error.args[0]) from error
+        raise topic_failure(f'Topic "{name}" was not deleted', error.args[0]) from error
 
 
-def refused(what: str, error: KafkaError) -> ClientFailed:
-    return ClientFailed(f"{what}: {said(error)}", exit_code=exit_code_of(error))
+def topic_failure(what: str, error: KafkaError) -> ClientFailed:
+    return ClientFailed(f"{what}: {message_of(error)}", exit_code=exit_code_of(error))
 
 
 def offsets_at(connection: ClusterConnection, admin: AdminClient, name: str, specs: Mapping[int, OffsetSpec]) -> dict[int, int]:
@@ -214,7 +214,7 @@ def offsets_at(connection: ClusterConnection, admin: AdminClient, name: str, spe
         answers = admin.list_offsets(asked, request_timeout=connection.timeout_s)
         return {at.partition: connection.result(future).offset for at, future in answers.items()}
     except KafkaException as error:
-        raise refused(f'Offsets of topic "{name}"', error.args[0]) from error
+        raise topic_failure(f'Offsets of topic "{name}"', error.args[0]) from error
 
 
 def _configs(connection: ClusterConnection, admin: AdminClient, name: str) -> dict[str, ConfigFacts]:
@@ -223,5 +223,5 @@ def _configs(connection: ClusterConnection, admin: AdminClient, name: str) -> di
     try:
         found = connection.result(admin.describe_configs([resource], request_timeout=connection.timeout_s)[resource])
     except KafkaException as error:
-        raise refused(f'Configs of topic "{name}"', error.args[0]) from error
+        raise topic_failure(f'Configs of topic "{name}"', error.args[0]) from error
     return {key: ConfigFacts(value=entry.value, source=ConfigSource(entry.source).name) for key, entry in sorted(found.items())}

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from forebay.kafka_client.completion import topic_names
-from forebay.kafka_client.text import checked_name, checked_names
+from forebay.kafka_client.text import check_name, check_names
 
 TopicNameArgument = Annotated[
     str,
@@ -13,7 +13,7 @@ TopicNameArgument = Annotated[
         help="The topic's name; put -- before a name that begins with a dash.",
         metavar="TOPIC",
         autocompletion=topic_names,
-        callback=checked_name,
+        callback=check_name,
     ),
 ]
 
@@ -23,6 +23,6 @@ TopicNamesArgument = Annotated[
         help="The topics' names; put -- before a name that begins with a dash.",
         metavar="TOPIC",
         autocompletion=topic_names,
-        callback=checked_names,
+        callback=check_names,
     ),
 ]

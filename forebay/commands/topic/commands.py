@@ -8,7 +8,7 @@ import typer
 from forebay.commands.topic.arguments import TopicNameArgument, TopicNamesArgument
 from forebay.commands.topic.consume_command import consume, tail
 from forebay.commands.topic.produce_command import produce
-from forebay.kafka_client.failures import ClientFailed, confirmed, exit_if_any, failures_reported, noted
+from forebay.kafka_client.failures import ClientFailed, confirm, exit_if_any, failures_reported, noting_failure
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
@@ -19,10 +19,10 @@ from forebay.kafka_client.options import (
     Quiet,
     Terminal,
     Timeout,
-    connected,
+    open_connection,
     pairs,
 )
-from forebay.kafka_client.text import checked_text
+from forebay.kafka_client.text import check_text
 
 topic = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Manage topics, and write and read their records.", epilog=OTHER_NAMES
@@ -50,11 +50,11 @@ def list_topics(
 ) -> None:
     """List the topics by name."""
     with failures_reported():
-        from forebay.commands.topic.administration import listed
+        from forebay.commands.topic.administration import read_topics
         from forebay.commands.topic.views import topics_table
 
         terminal = Terminal(output, quiet)
-        topics = listed(*connected(bootstrap, timeout))
+        topics = read_topics(*open_connection(bootstrap, timeout))
         if topics or output is Output.JSON:
             terminal.show(topics, topics_table(topics))
         else:
@@ -71,10 +71,10 @@ def describe(
 ) -> None:
     """Show a topic's partitions, offsets and configs. A table shows the configs that were set, JSON all of them."""
     with failures_reported():
-        from forebay.commands.topic.administration import described
+        from forebay.commands.topic.administration import describe_topic
         from forebay.commands.topic.views import topic_table
 
-        found = described(*connected(bootstrap, timeout), name)
+        found = describe_topic(*open_connection(bootstrap, timeout), name)
         Terminal(output, quiet).show(found, topic_table(found))
 
 
@@ -110,11 +110,11 @@ def create(
 
         terminal = Terminal(output, quiet)
         names = list(dict.fromkeys(names))
-        connection, admin = connected(bootstrap, timeout)
+        connection, admin = open_connection(bootstrap, timeout)
         made: list[administration.TopicFacts] = []
         failed: dict[str, ClientFailed] = {}
         for name in names:
-            with noted(failed, name):
+            with noting_failure(failed, name):
                 created = administration.create(
                     connection,
                     admin,
@@ -154,13 +154,13 @@ def alter(
         if not given and not unset:
             raise typer.BadParameter("nothing to alter: give -c KEY=VALUE or --unset KEY")
         for key in unset or ():
-            if not checked_text(key, option="--unset"):
+            if not check_text(key, option="--unset"):
                 raise typer.BadParameter("--unset needs a name")
             if key in given:
                 raise typer.BadParameter(f"{key} is both set and unset")
         from forebay.commands.topic import administration
 
-        administration.alter(*connected(bootstrap, timeout), name, set_to=given, unset=unset or ())
+        administration.alter(*open_connection(bootstrap, timeout), name, set_to=given, unset=unset or ())
         terminal = Terminal(output, quiet)
         terminal.say(
             f'Altered topic "{name}": {", ".join([*(f"{k}={v}" for k, v in given.items()), *(f"{k} unset" for k in unset or ())])}.'
@@ -188,11 +188,11 @@ def add_partitions(
 
         terminal = Terminal(output, quiet)
         names = list(dict.fromkeys(names))
-        connection, admin = connected(bootstrap, timeout)
+        connection, admin = open_connection(bootstrap, timeout)
         grown = []
         failed: dict[str, ClientFailed] = {}
         for name in names:
-            with noted(failed, name):
+            with noting_failure(failed, name):
                 before, after = administration.add_partitions(
                     connection, admin, name, more=more, total=total, partitions_max=PARTITIONS_MAX
                 )
@@ -218,12 +218,12 @@ def delete(
 
         terminal = Terminal(output, quiet)
         names = list(dict.fromkeys(names))
-        connection, admin = connected(bootstrap, timeout)
+        connection, admin = open_connection(bootstrap, timeout)
         there = {}
         failed: dict[str, ClientFailed] = {}
         for name in names:
-            with noted(failed, name):
-                there[name] = administration.looked_up(connection, admin, name)
+            with noting_failure(failed, name):
+                there[name] = administration.look_up_topic(connection, admin, name)
         if there and not yes:
             what = f"topic{'' if len(there) == 1 else 's'} " + ", ".join(f'"{name}"' for name in there)
             held = sum(
@@ -232,10 +232,10 @@ def delete(
                 for partition in administration.bounds(connection, admin, name, range(len(found.partitions))).values()
             )
             partitions = counted(sum(len(found.partitions) for found in there.values()), "partition")
-            confirmed(f"Deleting {what}", f"Delete {what} with {partitions} and {counted(held, 'record')}?")
+            confirm(f"Deleting {what}", f"Delete {what} with {partitions} and {counted(held, 'record')}?")
         deleted = []
         for name, found in there.items():
-            with noted(failed, name):
+            with noting_failure(failed, name):
                 administration.delete(connection, admin, name)
                 deleted.append({"name": found.name, "id": administration.id_of(found)})
                 terminal.say(f'Deleted topic "{name}".')

@@ -14,8 +14,8 @@ import typer
 from forebay.commands.topic.arguments import TopicNamesArgument
 from forebay.kafka_client.completion import group_names
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, ClientFailed, failures_reported
-from forebay.kafka_client.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT, Bootstrap, Quiet, Terminal, connected, seconds
-from forebay.kafka_client.text import checked_name, printable_record
+from forebay.kafka_client.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT, Bootstrap, Quiet, Terminal, open_connection, seconds
+from forebay.kafka_client.text import check_name, printable_record
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
@@ -76,7 +76,7 @@ def consume(
             help="Join this group, go on from its committed offsets, and commit what was written.",
             metavar="GROUP",
             autocompletion=group_names,
-            callback=checked_name,
+            callback=check_name,
         ),
     ] = None,
     record_format: Format = None,
@@ -253,7 +253,7 @@ class ConsumeRequest:
         from forebay.commands.topic.extents import extent
         from forebay.kafka_client.interrupts import interrupted_between_calls
 
-        connection, admin = connected(self.bootstrap, self.timeout)
+        connection, admin = open_connection(self.bootstrap, self.timeout)
         topics = self._named(connection, admin)
         found = extent(connection, admin, topics, begin, stop, partition=partition)
         until = consuming.Until(count=self.count, at_end=self.at_end, stops=found.stops, silence_s=self.silence_s)
@@ -276,15 +276,15 @@ class ConsumeRequest:
         self.terminal.say(f"{_counted(consumed, topics)}.")
 
     def as_member(self, group: str, *, from_start: bool) -> None:
-        from forebay.commands.topic.administration import looked_up
+        from forebay.commands.topic.administration import look_up_topic
         from forebay.commands.topic.consuming import Consumed, Until
         from forebay.commands.topic.group_consuming import GroupReader, group_config
         from forebay.kafka_client.interrupts import interrupted_between_calls
 
-        connection, admin = connected(self.bootstrap, self.timeout)
+        connection, admin = open_connection(self.bootstrap, self.timeout)
         topics = self._named(connection, admin)
         for topic in topics:
-            looked_up(connection, admin, topic)
+            look_up_topic(connection, admin, topic)
         until = Until(count=self.count, at_end=self.at_end, silence_s=self.silence_s)
         data = _stdout()
         consumer = connection.consumer({**group_config(group, from_start=from_start), **_losses_said(self.terminal)})

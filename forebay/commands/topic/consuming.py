@@ -7,7 +7,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from forebay.kafka_client.codes import NO_ANSWER, UNKNOWN_TOPIC, exit_code_of
-from forebay.kafka_client.connection import said
+from forebay.kafka_client.connection import message_of
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_TIMED_OUT, ClientFailed
 from forebay.kafka_client.partition import Partition
 from runtime.clock import Clock
@@ -153,4 +153,4 @@ def judge(error: KafkaError, topic: str, partition: int | None) -> None:
     if error.code() in NO_ANSWER or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
         # The library connects again by itself; and it asks for the group, which is never joined.
         return
-    raise ClientFailed(f"Reading {topic}/{partition}: {said(error)}", exit_code=exit_code_of(error))
+    raise ClientFailed(f"Reading {topic}/{partition}: {message_of(error)}", exit_code=exit_code_of(error))

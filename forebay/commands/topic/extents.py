@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from forebay.commands.topic.administration import bounds, looked_up, offsets_at
+from forebay.commands.topic.administration import bounds, look_up_topic, offsets_at
 from forebay.commands.topic.starting import AtTime, StartingPoint, Stop, offsets, stops
 from forebay.kafka_client.connection import ClusterConnection
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed, unknown_partition
@@ -48,7 +48,7 @@ def extent(
     last: dict[Partition, int] = {}
     records = 0
     for topic in topics:
-        count = len(looked_up(connection, admin, topic).partitions)
+        count = len(look_up_topic(connection, admin, topic).partitions)
         if partition is not None and partition >= count:
             raise unknown_partition(topic, partition, count)
         chosen = range(count) if partition is None else (partition,)

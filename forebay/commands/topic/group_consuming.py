@@ -7,7 +7,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from forebay.commands.topic.consuming import READING, Consumed, Until, WriteMessages, at, judge, next_batch, silence
 from forebay.kafka_client.codes import exit_code_of
-from forebay.kafka_client.connection import said
+from forebay.kafka_client.connection import message_of
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, ClientFailed
 from forebay.kafka_client.partition import Partition
 from runtime.clock import Clock
@@ -87,7 +87,7 @@ class GroupReader:
             # Whoever reads us has paused for longer than the group waits; the library joins again.
             return
         elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            raise ClientFailed(f"The group may not be joined: {said(error)}", exit_code=exit_code_of(error))
+            raise ClientFailed(f"The group may not be joined: {message_of(error)}", exit_code=exit_code_of(error))
         else:
             judge(error, message.topic() or "", message.partition())
 
@@ -112,7 +112,7 @@ class GroupReader:
         if error.code() not in _MOVED_ON:
             self._gave_up = True
             raise ClientFailed(
-                f"What was written last was not committed, and will be written again: {said(error)}",
+                f"What was written last was not committed, and will be written again: {message_of(error)}",
                 exit_code=exit_code_of(error),
             )
 

@@ -19,9 +19,9 @@ from forebay.kafka_client.options import (
     Quiet,
     Terminal,
     Timeout,
-    connected,
+    open_connection,
 )
-from forebay.kafka_client.text import checked_text
+from forebay.kafka_client.text import check_text
 
 if TYPE_CHECKING:
     from forebay.commands.topic.line_format import Parse, RecordLine
@@ -63,7 +63,7 @@ def produce(
         )
         parse = _parse(line_format, key_delimiter, rest, empty_is_null=empty_is_null)
         from forebay.commands.topic import producing
-        from forebay.commands.topic.administration import looked_up
+        from forebay.commands.topic.administration import look_up_topic
         from forebay.commands.topic.views import counted
         from forebay.kafka_client.failures import unknown_partition
         from forebay.kafka_client.interrupts import interrupted_between_calls
@@ -72,8 +72,8 @@ def produce(
 
         clock = SystemClock()
         terminal = Terminal(output, quiet)
-        connection, admin = connected(bootstrap, timeout)
-        count = len(looked_up(connection, admin, name).partitions)
+        connection, admin = open_connection(bootstrap, timeout)
+        count = len(look_up_topic(connection, admin, name).partitions)
         if partition is not None and partition >= count:
             raise unknown_partition(name, partition, count)
         reports = {} if output is Output.JSON else producing.FAILURES_ONLY
@@ -114,13 +114,13 @@ def _judge(produced: "ProducedLines", left: int, timeout_s: float) -> None:
     """Raise for lines that were not stored, or of which that is not known."""
     from forebay.commands.topic.views import counted
     from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
-    from forebay.kafka_client.connection import said
+    from forebay.kafka_client.connection import message_of
 
     if produced.refused is not None:
         line, error = produced.refused
         if error.code() in NO_ANSWER:
             raise ClientFailed(f"Line {line} may or may not be stored: no answer within {timeout_s:g} s.", exit_code=EXIT_TIMED_OUT)
-        raise ClientFailed(f"Line {line} was not stored: {said(error)}", exit_code=exit_code_of(error))
+        raise ClientFailed(f"Line {line} was not stored: {message_of(error)}", exit_code=exit_code_of(error))
     if left:
         raise ClientFailed(
             f"{counted(left, 'record')} may or may not be stored: no answer within {timeout_s:g} s.", exit_code=EXIT_TIMED_OUT
@@ -155,7 +155,7 @@ def _header(text: str) -> tuple[str, bytes]:
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise typer.BadParameter(f'-H "{text}": write NAME=VALUE, for example -H source=web')
-    return checked_text(name, option="-H"), os.fsencode(value)
+    return check_text(name, option="-H"), os.fsencode(value)
 
 
 def _standard_input(terminal: Terminal) -> "AbstractContextManager[ByteSource]":

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from forebay.commands.topic.administration import TopicFacts, TopicLine
-from forebay.kafka_client.tables import aligned, facts
+from forebay.kafka_client.tables import align, facts
 
 _SET_FOR_TOPIC = "DYNAMIC_TOPIC_CONFIG"
 
 
 def topics_table(topics: Sequence[TopicLine]) -> str:
-    return aligned(("NAME", "PARTITIONS", "REPLICAS"), [(topic.name, topic.partitions, topic.replication_factor) for topic in topics])
+    return align(("NAME", "PARTITIONS", "REPLICAS"), [(topic.name, topic.partitions, topic.replication_factor) for topic in topics])
 
 
 def topic_table(topic: TopicFacts) -> str:
@@ -21,7 +21,7 @@ def topic_table(topic: TopicFacts) -> str:
     return "\n\n".join(
         (
             facts([("name", topic.name), ("id", topic.id), ("configs", ", ".join(given) or "defaults")]),
-            aligned(("PARTITION", "LEADER", "REPLICAS", "ISR", "START", "END", "RECORDS"), rows),
+            align(("PARTITION", "LEADER", "REPLICAS", "ISR", "START", "END", "RECORDS"), rows),
         )
     )
 

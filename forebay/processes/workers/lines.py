@@ -30,7 +30,7 @@ class LineCutter:
         return [rest.decode(errors="replace")] if rest else []
 
 
-def attributed(line: str, *, worker: int, log_format: str) -> str:
+def attribute_line(line: str, *, worker: int, log_format: str) -> str:
     """The line as the supervisor prints it."""
     if log_format != "json":
         return f"worker {worker}  {line}"

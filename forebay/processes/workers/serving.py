@@ -9,7 +9,7 @@ from functools import partial
 import structlog
 
 from forebay.processes.workers import plan
-from forebay.processes.workers.lines import attributed
+from forebay.processes.workers.lines import attribute_line
 from forebay.processes.workers.parent import WorkerParent
 from forebay.processes.workers.process import WorkerProcess
 from forebay.processes.workers.supervisor import Supervisor
@@ -67,7 +67,7 @@ def serve_workers(
         return error.exit_code
 
     def said(worker: int, line: str) -> None:
-        log.write_line(attributed(line, worker=worker, log_format=log_format))
+        log.write_line(attribute_line(line, worker=worker, log_format=log_format))
 
     def failed(worker: int, words: str, exit_code: int) -> None:
         say_cannot_serve(log, words, exit_code=exit_code, worker=worker)

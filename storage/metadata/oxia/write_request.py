@@ -39,7 +39,7 @@ class Write(NamedTuple):
     rank_max: int
 
 
-def checked(ops: Sequence[WriteOp], shard_of: Callable[[str], int]) -> Write:
+def check_ops(ops: Sequence[WriteOp], shard_of: Callable[[str], int]) -> Write:
     """What is wrong with it is a programmer's error."""
     assert len(ops) <= WRITE_REQUEST_OPS_MAX, f"too many ops in one request: {len(ops)}"
     partition_key = _partition_key_of(ops[0])

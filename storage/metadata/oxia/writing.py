@@ -19,7 +19,7 @@ from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.oxia.calls import ShardCalls, unreadable
 from storage.metadata.oxia.failures import CallFate, Failure
 from storage.metadata.oxia.sessions import NOBODYS, Sessions
-from storage.metadata.oxia.write_request import Together, UnreadableAnswer, Write, checked, decode, encode
+from storage.metadata.oxia.write_request import Together, UnreadableAnswer, Write, check_ops, decode, encode
 from storage.metadata.port import Applied, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
 
 DEADLINE_S: Final = 5.0
@@ -77,7 +77,7 @@ class Writing:
         if not ops:
             return Applied(())
         asked_s = self._calls.clock.monotonic_s()
-        write = checked(ops, self._calls.assignments.shard_of)
+        write = check_ops(ops, self._calls.assignments.shard_of)
         for session_id in write.sessions:
             if self._sessions.id_on(session_id, write.shard) is None:
                 try:

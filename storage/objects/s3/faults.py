@@ -98,7 +98,7 @@ class ErrorReply(RequestFault):
         return self.is_not_done or (self.status >= 500 and self.status != 501)
 
 
-def refused_from(status: int, body: str) -> ErrorReply:
+def error_reply_of(status: int, body: str) -> ErrorReply:
     """The fault that an answer with an error status and `body` (XML, in part, or none) is."""
     found = {name: match[1] for name, pattern in _TAG.items() if (match := pattern.search(body))}
     return ErrorReply(status, found.get("Code", ""), _plain(found.get("Message", "")), region=found.get("Region", ""))

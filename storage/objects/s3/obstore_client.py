@@ -17,7 +17,7 @@ from obstore.store import S3Store
 from storage.objects.port import ObjectStat
 from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, USER_AGENT, Credentials
 from storage.objects.s3.endpoint import BucketEndpoint
-from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached, refused_from
+from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached, error_reply_of
 from storage.vocabulary import Buffer
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _fault(error: Exception) -> RequestFault:
     text = str(error)
     answer = _ANSWER.search(text)
     if answer is not None:
-        return refused_from(int(answer[1]), answer[2])
+        return error_reply_of(int(answer[1]), answer[2])
     summary, _, debug = text.partition("\n\nDebug source:")
     reason = _reason(debug) or summary
     if "kind: Connect" in debug:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from runtime.clock import SystemClock
 from storage.recordbatch import CODEC_MASK, HEADER_BYTES, checksum, parse_header
-from storage.records import decompressed
+from storage.records import decompress_records
 from tests.compat.second_opinion.asking import Line, until, versions
 from tests.compat.second_opinion.topics import TIMEOUT_MS, append, create, topic, topic_id
 from tests.unit.broker.handlers.record_batches import record_batch
@@ -132,7 +132,7 @@ def _split(data: bytes) -> Iterator[bytes]:
 def _unpacked(batch: bytes) -> dict[str, Any]:
     """What is the same whoever compressed it."""
     header = parse_header(batch)
-    records = decompressed(batch[HEADER_BYTES:], header.attributes & CODEC_MASK)
+    records = decompress_records(batch[HEADER_BYTES:], header.attributes & CODEC_MASK)
     return {**header._replace(batch_length=0, crc=0)._asdict(), "records": bytes(records).hex(), "is_whole": checksum(batch) == header.crc}
 
 

@@ -21,7 +21,7 @@ from broker.dispatch import Unanswerable
 from broker.half_sent import BEHIND_LOOKS_MIN
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.framing import PREFIX_BYTES
-from runtime.frames import FRAME_OVERHEAD_BYTES, counted
+from runtime.frames import FRAME_OVERHEAD_BYTES, make_frame
 from runtime.telemetry import Telemetry
 from storage.limits import FRAME_BYTES_MAX, KIB, MIB
 from tests.unit.broker.connecting import Play, Timers, cost, framed, playing, settle
@@ -636,7 +636,7 @@ async def test_requests_that_wait_behind_another_count_too() -> None:
 
 def test_reading_pauses_while_the_broker_is_over_its_budget() -> None:
     play = Play(budget_bytes=MIB)
-    held = [counted(MIB // 4, play.admission) for _ in range(2)] + [play.admission.admit(memoryview(bytes(MIB // 4)))]
+    held = [make_frame(MIB // 4, play.admission) for _ in range(2)] + [play.admission.admit(memoryview(bytes(MIB // 4)))]
     play.receive(b"P1")
     over = play.transport.is_paused
     held.pop()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.responses import BYTES_MIN, GRANT_BYTES_MIN, GRANT_SHARE_MAX, RESPONSE_BYTES, SHORTAGES, Responses, Room
-from runtime.frames import counted
+from runtime.frames import make_frame
 from runtime.telemetry import Telemetry
 from storage.limits import MIB
 from tests.unit.broker.connecting import settle
@@ -113,7 +113,7 @@ async def test_who_comes_later_does_not_overtake_who_waits(budget: Responses) ->
 
 
 async def test_a_frame_that_readers_let_go_makes_room(budget: Responses) -> None:
-    dropped = [counted(LIMIT, budget)]
+    dropped = [make_frame(LIMIT, budget)]
     beyond = budget.room()
     assert await beyond.to_read(WANTED, SHORT_S) == 1
     waiting = asyncio.get_running_loop().create_task(budget.room().to_read(WANTED, LONG_S))

@@ -5,7 +5,7 @@ import pytest
 import structlog
 
 from process import descriptors
-from process.descriptors import RESERVED, RESERVED_FOR_REMOTE_STORES, fitted
+from process.descriptors import RESERVED, RESERVED_FOR_REMOTE_STORES, fit_connections
 from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.model import Settings
 
@@ -41,7 +41,7 @@ def test_the_soft_limit_is_raised_to_the_hard_one(hard: int, raised: int, monkey
     limits = Limits(monkeypatch, soft=256, hard=hard)
     wanted = settings()
 
-    assert fitted(wanted) is wanted
+    assert fit_connections(wanted) is wanted
     assert (limits.soft, limits.hard) == (raised, hard)
 
 
@@ -49,14 +49,14 @@ def test_where_the_hard_limit_cannot_be_had_what_is_needed_is_asked_for(monkeypa
     limits = Limits(monkeypatch, soft=256, hard=UNLIMITED, allowed=10_240)
     wanted = settings()
 
-    assert fitted(wanted) is wanted
+    assert fit_connections(wanted) is wanted
     assert limits.soft == 2_000 + RESERVED
 
 
 def test_a_limit_that_suffices_exactly_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     Limits(monkeypatch, soft=2_000 + RESERVED, hard=2_000 + RESERVED)
     with structlog.testing.capture_logs() as logged:
-        assert fitted(settings()).kafka.max_connections == 2_000
+        assert fit_connections(settings()).kafka.max_connections == 2_000
 
     assert logged == []
 
@@ -67,7 +67,7 @@ def test_a_limit_that_is_too_low_lowers_the_number_of_connections_and_is_told_wi
     Limits(monkeypatch, soft=256, hard=256)
     wanted = settings()
     with structlog.testing.capture_logs() as logged:
-        lowered = fitted(wanted)
+        lowered = fit_connections(wanted)
 
     assert lowered.kafka.max_connections == 256 - RESERVED
     assert lowered.storage == wanted.storage
@@ -89,14 +89,14 @@ def test_a_limit_that_is_too_low_lowers_the_number_of_connections_and_is_told_wi
 def test_stores_on_other_machines_need_a_larger_reserve(stores: dict[str, str], reserve: int, monkeypatch: pytest.MonkeyPatch) -> None:
     Limits(monkeypatch, soft=1_024, hard=1_024)
 
-    assert fitted(settings(**stores)).kafka.max_connections == 1_024 - reserve
+    assert fit_connections(settings(**stores)).kafka.max_connections == 1_024 - reserve
 
 
 def test_a_limit_that_leaves_no_connection_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     Limits(monkeypatch, soft=RESERVED, hard=RESERVED)
 
     with pytest.raises(StartError, match=rf"may open {RESERVED} files.* Raise the limit to {2_000 + RESERVED} \(ulimit -n") as refusal:
-        fitted(settings())
+        fit_connections(settings())
     assert refusal.value.exit_code == EXIT_USAGE
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from process.disk_space import SAY_EVERY_S, DiskSpace, FileSystem, Fullness, ReportedSpace, Space, folders_of, measured
+from process.disk_space import SAY_EVERY_S, DiskSpace, FileSystem, Fullness, ReportedSpace, Space, folders_of, measure_folders
 from process.settings.model import Settings
 from runtime.blocking import InlineBlocking
 from tests.unit.process.http.manual_clock import ManualClock
@@ -76,7 +76,7 @@ async def test_the_lines_say_which_folders_how_much_is_left_what_it_means_and_wh
 
 def test_folders_of_one_disk_are_one_file_system_and_what_is_not_there_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir()
-    [found] = measured([tmp_path / "objects", tmp_path, tmp_path / "absent"])
+    [found] = measure_folders([tmp_path / "objects", tmp_path, tmp_path / "absent"])
 
     assert found.folders == (tmp_path / "objects", tmp_path)
     assert 0 <= found.space.free_bytes <= found.space.total_bytes

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from process.identity import check_same, identified, refusal
+from process.identity import check_same, identify_cluster, refusal
 from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.model import Settings
 from runtime.clock import SystemClock
@@ -56,15 +56,15 @@ async def test_what_belongs_together_is_let_through_and_what_does_not_is_a_start
     ids = IdSource(clock=clock, entropy=os.urandom)
     stores = Stores(MemoryMetadataStore(clock=clock), MemoryObjectStore(clock=clock))
     await check_same(stores, SETTINGS)
-    cluster = await identified(stores, SETTINGS, ids, clock, accept_new_store=False)
-    again = await identified(stores, SETTINGS, ids, clock, accept_new_store=False)
+    cluster = await identify_cluster(stores, SETTINGS, ids, clock, accept_new_store=False)
+    again = await identify_cluster(stores, SETTINGS, ids, clock, accept_new_store=False)
     await check_same(stores, SETTINGS)
     others = MemoryObjectStore(clock=clock)
     await write_marker(others, OURS)
     mixed = Stores(stores.metadata, others)
 
     assert again == cluster
-    for refused in (identified(mixed, SETTINGS, ids, clock, accept_new_store=True), check_same(mixed, SETTINGS)):
+    for refused in (identify_cluster(mixed, SETTINGS, ids, clock, accept_new_store=True), check_same(mixed, SETTINGS)):
         with pytest.raises(StartError, match=f"cluster OURS.*cluster {cluster.cluster_id}") as raised:
             await refused
         assert raised.value.exit_code == EXIT_USAGE

@@ -5,12 +5,12 @@ import threading
 import pytest
 
 from runtime import frames
-from runtime.frames import FRAME_OVERHEAD_BYTES, Account, Frame, counted
+from runtime.frames import FRAME_OVERHEAD_BYTES, Account, Frame, make_frame
 
 
 def test_frames_that_die_in_many_threads_at_once_are_all_counted() -> None:
     account = Account()
-    made = [counted(100, account) for _ in range(40_000)]
+    made = [make_frame(100, account) for _ in range(40_000)]
     held = account.held_bytes
     parts = [made[start::4] for start in range(4)]
     made.clear()
@@ -22,7 +22,7 @@ def test_frames_that_die_in_many_threads_at_once_are_all_counted() -> None:
     threads = [threading.Thread(target=drop, args=(part,)) for part in parts]
     for thread in threads:
         thread.start()
-    own = [counted(100, account) for _ in range(10_000)]
+    own = [make_frame(100, account) for _ in range(10_000)]
     own.clear()
     for thread in threads:
         thread.join()
@@ -43,7 +43,7 @@ def test_what_happens_while_a_frame_is_measured_is_not_lost_from_the_account(mon
             return super().__len__()
 
     monkeypatch.setattr(frames, "Frame", Interrupted)
-    frame = counted(100, account)
+    frame = make_frame(100, account)
     assert account.held_bytes == 1 + 100 + FRAME_OVERHEAD_BYTES
 
     del frame
@@ -61,7 +61,7 @@ def test_an_account_that_is_watched_is_told_of_every_frame_that_left() -> None:
             told.append(self.held_bytes)
 
     account, other = Watching(), Account()
-    frames = [counted(memoryview(b"abc"), account) for _ in range(3)]
+    frames = [make_frame(memoryview(b"abc"), account) for _ in range(3)]
     frames.pop()
     account.is_watched = True
     frames.pop()

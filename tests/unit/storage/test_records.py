@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from storage import records
 from storage.errors import Corrupt
 from storage.recordbatch import ATTRIBUTE_LOG_APPEND_TIME, HEADER_BYTES, checksum, parse_header
-from storage.records import TooLarge, decompressed, recompressed, walk
+from storage.records import TooLarge, decompress_records, recompress_batch, walk
 from tests.unit.broker.handlers.record_batches import NOW_MS, record_batch
 from tests.unit.storage.log.batches import batch_bytes
 from tests.unit.storage.log.test_time_search import timed
@@ -30,14 +30,14 @@ def test_records_are_walked_in_order(codec: int) -> None:
 def test_large_bodies_decompress(codec: int) -> None:
     body = bytes(range(256)) * 20_000
 
-    assert bytes(decompressed(bytes(COMPRESS[codec](body)), codec)) == body
+    assert bytes(decompress_records(bytes(COMPRESS[codec](body)), codec)) == body
 
 
 def test_snappy_in_blocks_as_java_writes_it() -> None:
     block = bytes(cramjam.snappy.compress_raw(b"a" * 1_000))
     framed = b"\x82SNAPPY\x00" + b"\x00\x00\x00\x01" * 2 + (len(block).to_bytes(4, "big") + block) * 3
 
-    assert bytes(decompressed(framed, 2)) == b"a" * 3_000
+    assert bytes(decompress_records(framed, 2)) == b"a" * 3_000
 
 
 @pytest.mark.parametrize("codec", COMPRESS)
@@ -48,7 +48,7 @@ def test_a_small_body_that_claims_to_be_huge_is_corrupt(codec: int, monkeypatch:
     bomb = bytes(COMPRESS[codec](bytes(10_000_000)))
 
     with pytest.raises(Corrupt, match=r"more than|claim"):
-        decompressed(bomb, codec)
+        decompress_records(bomb, codec)
 
 
 @given(st.binary(max_size=200), st.integers(0, 7))
@@ -72,10 +72,10 @@ def test_another_codec_keeps_every_byte_of_the_records_and_all_else_in_the_heade
     values = [b"value %d " % n * 50 for n in range(300)]
     batch = of_codec(source, *values)
     header = parse_header(batch)
-    made = recompressed(memoryview(batch), header, target)
+    made = recompress_batch(memoryview(batch), header, target)
     found = parse_header(made)
 
-    assert bytes(decompressed(memoryview(made)[HEADER_BYTES:], target)) == bytes(of_codec(0, *values)[HEADER_BYTES:])
+    assert bytes(decompress_records(memoryview(made)[HEADER_BYTES:], target)) == bytes(of_codec(0, *values)[HEADER_BYTES:])
     assert found == header._replace(attributes=target, batch_length=len(made) - 12, crc=checksum(made))
     assert not target or len(made) < len(of_codec(0, *values)) // 4
     assert parse_header(batch) == header, "what came is left as it was"
@@ -84,15 +84,15 @@ def test_another_codec_keeps_every_byte_of_the_records_and_all_else_in_the_heade
 @given(st.lists(st.binary(max_size=2_000), min_size=1, max_size=30), st.integers(0, 4), st.integers(0, 4))
 def test_any_records_survive_any_codec(values: list[bytes], source: int, target: int) -> None:
     batch = of_codec(source, *values)
-    made = recompressed(memoryview(batch), parse_header(batch), target)
+    made = recompress_batch(memoryview(batch), parse_header(batch), target)
 
-    assert bytes(decompressed(memoryview(made)[HEADER_BYTES:], target)) == bytes(of_codec(0, *values)[HEADER_BYTES:])
+    assert bytes(decompress_records(memoryview(made)[HEADER_BYTES:], target)) == bytes(of_codec(0, *values)[HEADER_BYTES:])
     assert checksum(made) == parse_header(made).crc
 
 
 def test_append_time_is_stamped_with_the_codec() -> None:
     batch = of_codec(1, b"a")
-    made = recompressed(memoryview(batch), parse_header(batch), 4, append_ms=99)
+    made = recompress_batch(memoryview(batch), parse_header(batch), 4, append_ms=99)
 
     assert parse_header(made).attributes == 4 | ATTRIBUTE_LOG_APPEND_TIME
     assert parse_header(made).max_timestamp == 99
@@ -100,7 +100,7 @@ def test_append_time_is_stamped_with_the_codec() -> None:
 
 
 def test_lz4_blocks_do_not_depend_on_each_other_as_java_takes_no_others() -> None:
-    packed = bytes(records.compressed(bytes(range(256)) * 2_000, records.LZ4))
+    packed = bytes(records.compress_records(bytes(range(256)) * 2_000, records.LZ4))
 
     assert packed[:4] == b"\x04\x22\x4d\x18"
     assert packed[4] & 0b0010_0000
@@ -108,10 +108,10 @@ def test_lz4_blocks_do_not_depend_on_each_other_as_java_takes_no_others() -> Non
 
 def test_snappy_is_framed_as_java_writes_it() -> None:
     body = bytes(range(256)) * 1_000
-    packed = bytes(records.compressed(body, records.SNAPPY))
+    packed = bytes(records.compress_records(body, records.SNAPPY))
 
     assert packed.startswith(b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01")
-    assert bytes(decompressed(packed, records.SNAPPY)) == body
+    assert bytes(decompress_records(packed, records.SNAPPY)) == body
 
 
 @pytest.mark.parametrize(
@@ -120,15 +120,17 @@ def test_snappy_is_framed_as_java_writes_it() -> None:
 def test_every_level_that_a_topic_may_have_is_served(codec: int, level: int | None) -> None:
     body = b"some words that repeat " * 1_000
 
-    assert bytes(decompressed(bytes(records.compressed(body, codec, level)), codec)) == body
+    assert bytes(decompress_records(bytes(records.compress_records(body, codec, level)), codec)) == body
 
 
 def test_levels_matter() -> None:
     body = b"".join(b"%d %d," % (n * n % 977, n) for n in range(20_000))
 
-    assert len(bytes(records.compressed(body, 1, 9))) < len(bytes(records.compressed(body, 1, 1)))
-    assert len(bytes(records.compressed(body, 4, 15))) < len(bytes(records.compressed(body, 4, 1)))
-    assert len(bytes(records.compressed(body, 3, 12))) < len(bytes(records.compressed(body, 3, 9))), "9 is Kafka's number for the fast one"
+    assert len(bytes(records.compress_records(body, 1, 9))) < len(bytes(records.compress_records(body, 1, 1)))
+    assert len(bytes(records.compress_records(body, 4, 15))) < len(bytes(records.compress_records(body, 4, 1)))
+    assert len(bytes(records.compress_records(body, 3, 12))) < len(bytes(records.compress_records(body, 3, 9))), (
+        "9 is Kafka's number for the fast one"
+    )
 
 
 @pytest.mark.parametrize("codec", range(1, 5))
@@ -137,7 +139,7 @@ def test_what_does_not_decompress_is_corrupt(codec: int) -> None:
     batch[HEADER_BYTES + 6 :] = b"\xff" * (len(batch) - HEADER_BYTES - 6)
 
     with pytest.raises(Corrupt):
-        recompressed(memoryview(batch), parse_header(batch), 0)
+        recompress_batch(memoryview(batch), parse_header(batch), 0)
 
 
 @pytest.mark.parametrize("codec", range(1, 5))
@@ -145,7 +147,7 @@ def test_fewer_bytes_than_the_records_must_have_are_corrupt(codec: int) -> None:
     batch = record_batch(b"a", codec=codec, record_count=50, last_offset_delta=49)
 
     with pytest.raises(Corrupt, match="cannot hold 50 records"):
-        recompressed(memoryview(batch), parse_header(batch), 4)
+        recompress_batch(memoryview(batch), parse_header(batch), 4)
 
 
 @pytest.mark.parametrize("codec", range(1, 5))
@@ -153,6 +155,6 @@ def test_a_bomb_stops_at_what_the_topic_takes(codec: int) -> None:
     batch = of_codec(codec, bytes(5_000_000))
 
     with pytest.raises(TooLarge, match="more than 999939 bytes"):
-        recompressed(memoryview(batch), parse_header(batch), 0, bytes_max=1_000_000)
+        recompress_batch(memoryview(batch), parse_header(batch), 0, bytes_max=1_000_000)
     with pytest.raises(TooLarge):
-        recompressed(memoryview(batch), parse_header(batch), 0, bytes_max=0)
+        recompress_batch(memoryview(batch), parse_header(batch), 0, bytes_max=0)

@@ -21,7 +21,7 @@ from storage.catalog.topics import Topic
 from storage.errors import Unavailable
 from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
-from storage.metadata.oxia.write_request import checked
+from storage.metadata.oxia.write_request import check_ops
 from storage.metadata.port import Put, WriteOp
 from storage.vocabulary import PartitionId
 from tests.unit.broker.groups.coordinating import FIRST, Node, World, committed, join_of, of_member, simple, stable, world
@@ -521,7 +521,7 @@ async def test_no_request_is_too_large_however_long_the_name_of_the_group_is() -
         partitions = [topic.partition(number) for number in range(1_500)]
 
         async def check(ops: Sequence[WriteOp]) -> None:
-            checked(ops, node.metadata.shard_of)
+            check_ops(ops, node.metadata.shard_of)
 
         node.metadata.before_write = check
         name = "g" * GROUP_NAME_BYTES_MAX

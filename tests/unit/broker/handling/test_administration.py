@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from broker.handlers.groups import delete_groups
 from broker.handlers.topics import create_topics, delete_topics, metadata
-from broker.handling.administration import LISTED_MAX, NAMED_MAX, listed
+from broker.handling.administration import LISTED_MAX, NAMED_MAX, brief_offsets
 from runtime.supervision import Nursery
 from storage.errors import OutcomeUnknown
 from tests.unit.broker.handlers.asking import Cluster, cluster
@@ -234,4 +234,4 @@ async def test_members_that_keep_their_group_leave_one_line_for_who_tried_to_del
 
 
 def test_a_line_lists_some_partitions_and_counts_all() -> None:
-    assert listed(dict.fromkeys(range(5_000), 1)) == {str(partition): 1 for partition in range(LISTED_MAX)}
+    assert brief_offsets(dict.fromkeys(range(5_000), 1)) == {str(partition): 1 for partition in range(LISTED_MAX)}

@@ -12,7 +12,7 @@ from broker.handling import recompression
 from broker.protocol.produce import PartitionResult
 from runtime.blocking import ThreadBlocking
 from storage.recordbatch import CODEC_MASK, HEADER_BYTES, checksum, parse_header
-from storage.records import decompressed
+from storage.records import decompress_records
 from tests.unit.broker.handlers.logged import Node, asking, batches_of, node, produce_request
 from tests.unit.broker.handlers.record_batches import NOW_MS, record_batch
 
@@ -83,7 +83,7 @@ async def stored(broker: Node, topic: str = "t") -> list[bytes]:
 
 
 def records_of(batch: bytes) -> bytes:
-    return bytes(decompressed(memoryview(batch)[HEADER_BYTES:], parse_header(batch).attributes & CODEC_MASK))
+    return bytes(decompress_records(memoryview(batch)[HEADER_BYTES:], parse_header(batch).attributes & CODEC_MASK))
 
 
 async def values_of(broker: Node, topic: str = "t") -> list[bytes]:

@@ -14,7 +14,7 @@ from kio.static.primitive import i32
 
 from forebay.kafka_client.connection import BootstrapServer
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_TIMED_OUT, EXIT_UNREACHABLE, ClientFailed
-from forebay.kafka_client.one_request import answered
+from forebay.kafka_client.one_request import send_request
 from runtime.clock import SystemClock
 
 HOST = "127.0.0.1"
@@ -40,7 +40,7 @@ def asked(reply: Callable[[socket.socket], object]) -> OffsetDeleteResponse:
         peer = threading.Thread(target=serve)
         peer.start()
         try:
-            return answered(
+            return send_request(
                 BootstrapServer(HOST, server.getsockname()[1]), REQUEST, OffsetDeleteResponse, within_s=WITHIN_S, clock=SystemClock()
             )
         finally:
@@ -77,7 +77,7 @@ def test_a_peer_that_does_not_answer_is_not_waited_for_any_longer() -> None:
     with socket.create_server((HOST, 0)) as server:
         address = BootstrapServer(HOST, server.getsockname()[1])
         with pytest.raises(ClientFailed, match=r"did not answer within 0\.2 s") as failed:
-            answered(address, REQUEST, OffsetDeleteResponse, within_s=SOON_S, clock=SystemClock())
+            send_request(address, REQUEST, OffsetDeleteResponse, within_s=SOON_S, clock=SystemClock())
 
     assert failed.value.exit_code == EXIT_TIMED_OUT
 
@@ -98,6 +98,6 @@ def test_an_address_that_nobody_listens_at_is_unreachable() -> None:
         address = BootstrapServer(HOST, server.getsockname()[1])
 
     with pytest.raises(ClientFailed, match="connection refused") as failed:
-        answered(address, REQUEST, OffsetDeleteResponse, within_s=WITHIN_S, clock=SystemClock())
+        send_request(address, REQUEST, OffsetDeleteResponse, within_s=WITHIN_S, clock=SystemClock())
 
     assert failed.value.exit_code == EXIT_UNREACHABLE

@@ -2,7 +2,7 @@ import pytest
 import typer
 
 from forebay.kafka_client.options import Output, Terminal, pairs, seconds
-from forebay.kafka_client.tables import aligned, facts
+from forebay.kafka_client.tables import align, facts
 
 
 @pytest.mark.parametrize(("text", "expected"), [("60s", 60.0), ("250ms", 0.25), ("1m", 60.0)])
@@ -36,12 +36,12 @@ def test_quiet_silences_the_talk_and_not_the_data(capsys: pytest.CaptureFixture[
 
 
 def test_columns_are_as_wide_as_they_need_to_be() -> None:
-    assert aligned(("NAME", "N"), [("a", 1), ("bcdef", 100)]) == "NAME     N\na        1\nbcdef  100"
+    assert align(("NAME", "N"), [("a", 1), ("bcdef", 100)]) == "NAME     N\na        1\nbcdef  100"
     assert facts([("a", 1), ("bcd", "")]) == "a    1\nbcd"
 
 
 def test_a_number_that_is_missing_leaves_its_column_one_of_numbers() -> None:
-    assert aligned(("A", "LAG", "HOST"), [("x", 7, "-"), ("y", "-", "-"), ("z", 100, "-")]) == (
+    assert align(("A", "LAG", "HOST"), [("x", 7, "-"), ("y", "-", "-"), ("z", 100, "-")]) == (
         "A  LAG  HOST\nx    7  -\ny    -  -\nz  100  -"
     )
 
@@ -56,12 +56,12 @@ def test_a_number_that_is_missing_leaves_its_column_one_of_numbers() -> None:
     ],
 )
 def test_a_terminal_that_is_too_narrow_has_the_longest_name_cut_and_no_number(columns: int, expected: str) -> None:
-    assert aligned(("NAME", "N", "HOST"), [("abcdefghijklmn", 1, "h"), ("o", 2, "h")], columns=columns) == expected
-    assert aligned(("NUMBER",), [(12_345_678_901,)], columns=5) == "     NUMBER\n12345678901"
+    assert align(("NAME", "N", "HOST"), [("abcdefghijklmn", 1, "h"), ("o", 2, "h")], columns=columns) == expected
+    assert align(("NUMBER",), [(12_345_678_901,)], columns=5) == "     NUMBER\n12345678901"
 
 
 def test_several_long_names_give_way_together() -> None:
-    table = aligned(("A", "B"), [("a" * 30, "b" * 20)], columns=30)
+    table = align(("A", "B"), [("a" * 30, "b" * 20)], columns=30)
 
     assert table.splitlines()[1] == f"{'a' * 13}…  {'b' * 13}…"
 
@@ -69,6 +69,6 @@ def test_several_long_names_give_way_together() -> None:
 def test_a_name_that_would_steer_a_terminal_is_shown_instead_and_keeps_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     Terminal().say('Deleted group "a\x1b[2J\nb".')
 
-    assert aligned(("NAME", "N"), [("a\x1b[31m\nb", 1), ("c", 2)]) == "NAME          N\na\\x1b[31m\\nb  1\nc             2"
+    assert align(("NAME", "N"), [("a\x1b[31m\nb", 1), ("c", 2)]) == "NAME          N\na\\x1b[31m\\nb  1\nc             2"
     assert facts([("name", "a\rb")]) == "name  a\\rb"
     assert capsys.readouterr().err == 'Deleted group "a\\x1b[2J\\nb".\n'

@@ -21,7 +21,7 @@ from storage.limits import (
 )
 from storage.log import producer_pages
 from storage.log.decide import Decision, Outcome, Writer, decide
-from storage.log.producer_pages import fitting, needed
+from storage.log.producer_pages import fitting, pages_needed
 from storage.vocabulary import ObjectId
 from tests.unit.storage.log.test_decide import Batch, Reference
 
@@ -50,7 +50,7 @@ class Partition:
             object_id=OBJECT,
             writer=Writer(7, self.commits, 1),
             now_ms=self.now_ms,
-            pages={name: self.written[name] for name in needed(self.control, claims)},
+            pages={name: self.written[name] for name in pages_needed(self.control, claims)},
             version=self.commits,
         )
         if decision.control is not None:
@@ -198,8 +198,8 @@ def test_a_producer_beyond_the_greatest_id_of_its_page_is_unknown_without_a_read
     hot = next(iter(partition.control.producers))
     alone = dataclasses.replace(partition, control=Control(pages=partition.control.pages))
 
-    assert needed(alone.control, [claim(1_000, 0)]) == []
-    assert needed(alone.control, [claim(0, 0)]) != []
+    assert pages_needed(alone.control, [claim(1_000, 0)]) == []
+    assert pages_needed(alone.control, [claim(0, 0)]) != []
     assert hot >= 0
 
 

@@ -1,6 +1,6 @@
 """The tail cache and its runs."""
 
-from runtime.frames import FRAME_OVERHEAD_BYTES, Account, counted
+from runtime.frames import FRAME_OVERHEAD_BYTES, Account, make_frame
 from runtime.telemetry import Telemetry
 from storage.log.batch import Append, Batch
 from storage.log.runs import BatchRun
@@ -17,7 +17,7 @@ def batch(count: int = 1, payload: bytes = b"x" * 20) -> Batch:
 def framed(account: Account, *sizes: int, unused_bytes: int = 0) -> list[Batch]:
     """Batches with payloads of these sizes that came in one frame."""
     data = [batch_bytes(payload=b"z" * size) for size in sizes]
-    frame = memoryview(counted(memoryview(b"".join(data) + bytes(unused_bytes)), account))
+    frame = memoryview(make_frame(memoryview(b"".join(data) + bytes(unused_bytes)), account))
     batches, position = [], 0
     for part in data:
         view = frame[position : position + len(part)]

@@ -1,7 +1,7 @@
 import socket
 from types import SimpleNamespace
 
-from forebay.commands.cluster.health import answers, judged
+from forebay.commands.cluster.health import answers, judge_health
 from forebay.kafka_client.connection import BootstrapServer
 
 
@@ -21,14 +21,14 @@ def metadata(*, brokers: dict[int, str], partitions: dict[int, tuple[int, list[i
 
 
 def test_a_cluster_whose_brokers_answer_and_whose_partitions_are_led_is_healthy() -> None:
-    found = judged(metadata(brokers={1: "a", 2: "b"}, partitions={0: (1, [1], [1]), 1: (2, [2], [2])}), {1: None, 2: None})
+    found = judge_health(metadata(brokers={1: "a", 2: "b"}, partitions={0: (1, [1], [1]), 1: (2, [2], [2])}), {1: None, 2: None})
 
     assert found.healthy
     assert (found.reasons, found.topics, found.partitions) == ([], 1, 2)
 
 
 def test_every_reason_is_named() -> None:
-    found = judged(
+    found = judge_health(
         metadata(brokers={1: "a", 2: "b"}, partitions={0: (-1, [1], []), 1: (3, [3], [3]), 2: (1, [1, 2], [1])}),
         {1: None, 2: "connection refused"},
     )
@@ -42,14 +42,14 @@ def test_every_reason_is_named() -> None:
 
 
 def test_of_many_partitions_a_few_are_named_and_the_rest_is_counted() -> None:
-    found = judged(metadata(brokers={1: "a"}, partitions=dict.fromkeys(range(10), (-1, [1], []))), {1: None})
+    found = judge_health(metadata(brokers={1: "a"}, partitions=dict.fromkeys(range(10), (-1, [1], []))), {1: None})
 
     assert found.reasons == ["no leader: orders/0, orders/1, orders/2 and 7 more"]
     assert len(found.leaderless) == 10
 
 
 def test_a_cluster_without_brokers_is_not_healthy() -> None:
-    assert judged(metadata(brokers={}, partitions={}), {}).reasons == ["no brokers are registered"]
+    assert judge_health(metadata(brokers={}, partitions={}), {}).reasons == ["no brokers are registered"]
 
 
 def test_brokers_are_asked_by_connecting_to_them() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.commands.demo.own_topic import OwnTopic, is_demos_name, new_name, note, noted
+from forebay.commands.demo.own_topic import OwnTopic, is_demos_name, new_name, note, read_note
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 
@@ -25,7 +25,7 @@ def test_what_a_run_noted_the_next_one_knows(tmp_path: Path, topic: OwnTopic) ->
 
     note(tmp_path, topic)
 
-    assert noted(tmp_path) == topic
+    assert read_note(tmp_path) == topic
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_a_note_that_is_not_of_the_demo_names_no_topic(tmp_path: Path, written: 
     if written is not None:
         (tmp_path / "demo-topic.json").write_bytes(written)
 
-    assert noted(tmp_path) is None
+    assert read_note(tmp_path) is None

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.commands.demo.stores import own, shared
+from forebay.commands.demo.stores import choose_stores, own
 from process.settings.errors import StartError
 from process.settings.loading import load
 
@@ -15,7 +15,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_several_brokers_share_the_data_folder_unless_the_settings_name_stores() -> None:
-    stores = shared(DATA, brokers=3, environ={"FOREBAY_STORAGE__FLUSH_BYTES": "1MiB"})
+    stores = choose_stores(DATA, brokers=3, environ={"FOREBAY_STORAGE__FLUSH_BYTES": "1MiB"})
     settings = load(environ={}, assignments=stores.assignments).settings
 
     assert (stores.metadata_url, stores.storage_url) == (own(DATA).metadata_url, own(DATA).storage_url)
@@ -26,7 +26,7 @@ def test_several_brokers_share_the_data_folder_unless_the_settings_name_stores()
 def test_stores_of_the_environment_belong_to_others_too() -> None:
     environ = {"FOREBAY_METADATA__URL": "sqlite:////srv/meta.db", "FOREBAY_STORAGE__URL": "file:///srv/objects"}
 
-    stores = shared(DATA, brokers=3, environ=environ)
+    stores = choose_stores(DATA, brokers=3, environ=environ)
     settings = load(environ={}, assignments=stores.assignments).settings
 
     assert (stores.metadata_url, stores.storage_url) == ("sqlite:////srv/meta.db", "file:///srv/objects")
@@ -38,16 +38,16 @@ def test_stores_of_the_environment_belong_to_others_too() -> None:
 def test_stores_of_the_file_count_too(name: str) -> None:
     Path(name).write_text("metadata: {url: sqlite:////srv/meta.db}\nstorage: {url: file:///srv/objects}\n")
 
-    stores = shared(DATA, brokers=3, environ={"FOREBAY_CONFIG": name})
+    stores = choose_stores(DATA, brokers=3, environ={"FOREBAY_CONFIG": name})
 
     assert (stores.metadata_url, stores.is_own) == ("sqlite:////srv/meta.db", False)
 
 
 def test_memory_is_refused_for_several_and_what_helps_is_said() -> None:
     with pytest.raises(StartError, match=r"--brokers 3 .* `make services && \. \.services/env`") as without_settings:
-        shared(None, brokers=3, environ={})
+        choose_stores(None, brokers=3, environ={})
     with pytest.raises(StartError, match=r"--brokers 3 .* metadata\.url=memory://") as with_settings:
-        shared(DATA, brokers=3, environ={"FOREBAY_METADATA__URL": "memory://", "FOREBAY_STORAGE__URL": "memory://"})
+        choose_stores(DATA, brokers=3, environ={"FOREBAY_METADATA__URL": "memory://", "FOREBAY_STORAGE__URL": "memory://"})
 
     assert (without_settings.value.exit_code, with_settings.value.exit_code) == (2, 2)
 
@@ -55,6 +55,6 @@ def test_memory_is_refused_for_several_and_what_helps_is_said() -> None:
 def test_on_stores_of_others_no_topic_is_made_by_asking_for_it(tmp_path: Path) -> None:
     environ = {"FOREBAY_METADATA__URL": f"sqlite:///{tmp_path}/meta.db", "FOREBAY_STORAGE__URL": f"file://{tmp_path}/objects"}
 
-    settings = load(environ={}, assignments=shared(None, brokers=2, environ=environ).assignments).settings
+    settings = load(environ={}, assignments=choose_stores(None, brokers=2, environ=environ).assignments).settings
 
     assert not settings.kafka.auto_create_topics

@@ -18,7 +18,7 @@ def refused(code: int) -> KafkaError:
 def test_members_are_told_by_client_with_their_partitions_by_topic() -> None:
     group = described("g", member("b", ("orders", 1), ("events", 0), ("orders", 0)), member("a", host="10.0.0.8"))
 
-    found = administration.described(CONNECTION, FakeAdmin(groups={"g": group}), ["g"])["g"]
+    found = administration.describe_groups(CONNECTION, FakeAdmin(groups={"g": group}), ["g"])["g"]
 
     assert [(one.client_id, one.host) for one in found.members] == [("a", "10.0.0.8"), ("b", "10.0.0.7")]
     assert [(one.topic, one.partitions) for one in found.members[1].assignment] == [("events", [0]), ("orders", [0, 1])]
@@ -30,7 +30,7 @@ def test_a_group_that_older_and_newer_brokers_do_not_know_is_not_found_and_its_n
     admin = FakeAdmin(groups={"chekout": answer}, listing=listing("checkout", "audit"))
 
     with pytest.raises(ClientFailed) as failed:
-        administration.looked_up(CONNECTION, admin, "chekout")
+        administration.look_up_group(CONNECTION, admin, "chekout")
 
     assert failed.value.exit_code == 4
     assert str(failed.value) == 'Group "chekout" does not exist. Nearest: "checkout". List them: forebay group list'
@@ -40,7 +40,7 @@ def test_a_group_that_may_not_be_seen_is_refused_with_5() -> None:
     admin = FakeAdmin(groups={"g": refused(KafkaError.GROUP_AUTHORIZATION_FAILED)})
 
     with pytest.raises(ClientFailed, match=r'^Group "g": ') as failed:
-        administration.described(CONNECTION, admin, ["g"])
+        administration.describe_groups(CONNECTION, admin, ["g"])
 
     assert failed.value.exit_code == 5
 
@@ -48,7 +48,7 @@ def test_a_group_that_may_not_be_seen_is_refused_with_5() -> None:
 def test_a_list_says_which_answers_are_missing_and_has_the_others() -> None:
     errors: list[Exception] = [KafkaException(refused(KafkaError.COORDINATOR_NOT_AVAILABLE))]
 
-    found = administration.listed(CONNECTION, FakeAdmin(listing=listing("b", "a", errors=errors)))
+    found = administration.read_groups(CONNECTION, FakeAdmin(listing=listing("b", "a", errors=errors)))
 
     assert [group.name for group in found.groups] == ["a", "b"]
     assert len(found.failures) == 1
@@ -57,7 +57,7 @@ def test_a_list_says_which_answers_are_missing_and_has_the_others() -> None:
 def test_a_listing_of_an_old_broker_has_no_state_and_no_type() -> None:
     old = SimpleNamespace(valid=[SimpleNamespace(group_id="g")], errors=[])
 
-    found = administration.listed(CONNECTION, FakeAdmin(listing=old))
+    found = administration.read_groups(CONNECTION, FakeAdmin(listing=old))
 
     assert [(group.state, group.type) for group in found.groups] == [("Unknown", None)]
 

@@ -99,7 +99,7 @@ def test_a_cluster_that_cannot_be_reached_is_3(command: tuple[str, ...]) -> None
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, admin: Any) -> None:
-    monkeypatch.setattr("forebay.commands.group.commands.connected", lambda *_: (CONNECTION, admin))
+    monkeypatch.setattr("forebay.commands.group.commands.open_connection", lambda *_: (CONNECTION, admin))
 
 
 def test_what_a_broker_does_not_authorize_is_5(monkeypatch: pytest.MonkeyPatch) -> None:

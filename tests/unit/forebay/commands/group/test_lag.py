@@ -1,12 +1,12 @@
 import msgspec
 
-from forebay.commands.group.administration import described
+from forebay.commands.group.administration import describe_groups
 from forebay.commands.group.lag import lag_of
 from forebay.commands.group.views import group_table, lag_table, lags_table, members_table
 from tests.unit.forebay.commands.group.group_examples import CONNECTION, FakeAdmin, member
 from tests.unit.forebay.commands.group.group_examples import described as answered
 
-GROUP = described(CONNECTION, FakeAdmin(groups={"g": answered("g", member("app", ("orders", 0), ("orders", 2)))}), ["g"])["g"]
+GROUP = describe_groups(CONNECTION, FakeAdmin(groups={"g": answered("g", member("app", ("orders", 0), ("orders", 2)))}), ["g"])["g"]
 
 
 def test_lag_is_what_is_left_to_the_end_and_only_what_is_known_is_summed() -> None:
@@ -61,7 +61,7 @@ def test_tables_show_what_is_not_known_as_a_dash() -> None:
 
 
 def test_a_group_without_partitions_is_its_summary() -> None:
-    empty = described(CONNECTION, FakeAdmin(groups={"e": answered("e")}), ["e"])["e"]
+    empty = describe_groups(CONNECTION, FakeAdmin(groups={"e": answered("e")}), ["e"])["e"]
 
     assert lag_table(lag_of(empty, {}, {})).splitlines() == ["group    e", "state    Stable", "members  0", "lag      -"]
     assert group_table(empty).splitlines()[-1] == "members      0"

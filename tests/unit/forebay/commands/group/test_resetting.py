@@ -2,7 +2,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from forebay.commands.group.resetting import AtCurrent, AtEach, ResetTarget, Scope, ShiftedBy, parse_rows, parse_scope, planned
+from forebay.commands.group.resetting import AtCurrent, AtEach, ResetTarget, Scope, ShiftedBy, parse_rows, parse_scope, plan_resets
 from forebay.commands.topic.starting import AtEnd, AtOffset, AtStart, AtTime, OffsetBounds
 from forebay.kafka_client.failures import ClientFailed
 from forebay.kafka_client.partition import Partition
@@ -12,7 +12,7 @@ COMMITTED = {("orders", 0): 3, ("orders", 1): 50}
 
 
 def new_offsets(target: ResetTarget, committed: Mapping[Partition, int] = COMMITTED) -> tuple[list[int], list[str]]:
-    resets, warnings = planned(target, committed, BOUNDS, at_time={("orders", 0): -1, ("orders", 1): 77})
+    resets, warnings = plan_resets(target, committed, BOUNDS, at_time={("orders", 0): -1, ("orders", 1): 77})
     return [one.new for one in resets], warnings
 
 
@@ -49,7 +49,7 @@ def test_where_nothing_is_committed_there_is_no_shifting() -> None:
 
 
 def test_where_nothing_is_committed_the_current_offset_is_the_end_and_the_old_one_is_unknown() -> None:
-    resets, _ = planned(AtCurrent(), {("orders", 0): 3}, BOUNDS, at_time={})
+    resets, _ = plan_resets(AtCurrent(), {("orders", 0): 3}, BOUNDS, at_time={})
 
     assert [(one.partition, one.old, one.new) for one in resets] == [(0, 3, 3), (1, None, 100)]
 

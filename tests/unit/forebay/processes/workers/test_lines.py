@@ -3,7 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.processes.workers.lines import LineCutter, attributed
+from forebay.processes.workers.lines import LineCutter, attribute_line
 
 
 @given(st.lists(st.binary(max_size=20)))
@@ -27,12 +27,12 @@ def test_a_line_without_an_end_is_passed_on_in_parts() -> None:
 
 
 def test_an_event_in_json_gets_the_worker_as_a_field_and_other_words_become_one() -> None:
-    event = attributed('{"event": "ready", "seconds": 1}', worker=2, log_format="json")
-    words = attributed('Traceback "here"', worker=2, log_format="json")
+    event = attribute_line('{"event": "ready", "seconds": 1}', worker=2, log_format="json")
+    words = attribute_line('Traceback "here"', worker=2, log_format="json")
 
     assert json.loads(event) == {"worker": 2, "event": "ready", "seconds": 1}
     assert json.loads(words) == {"worker": 2, "event": "worker_said", "line": 'Traceback "here"'}
 
 
 def test_on_a_console_the_worker_is_a_prefix() -> None:
-    assert attributed("ready", worker=1, log_format="console") == "worker 1  ready"
+    assert attribute_line("ready", worker=1, log_format="console") == "worker 1  ready"

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from storage.limits import METADATA_VALUE_BYTES_MAX, WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
 from storage.metadata.oxia import wire_pb2 as wire
-from storage.metadata.oxia.write_request import Together, UnreadableAnswer, Write, checked, decode, encode
+from storage.metadata.oxia.write_request import Together, UnreadableAnswer, Write, check_ops, decode, encode
 from storage.metadata.port import ABSENT, Delete, DeleteRange, Key, OpResult, Put, Status, WriteOp
 
 K = Key("a/b", "a")
@@ -90,12 +90,12 @@ def test_an_answer_that_does_not_fit_is_no_answer(response: wire.WriteResponse) 
 )
 def test_what_exceeds_the_limits_is_a_programmer_s_error(ops: list[WriteOp]) -> None:
     with pytest.raises(AssertionError):
-        checked(ops, one_shard)
+        check_ops(ops, one_shard)
 
 
 def test_ops_on_two_shards_are_a_programmer_s_error() -> None:
     with pytest.raises(AssertionError, match="one write, one shard"):
-        checked([Put(K, b"", None), Put(Key("b", "bb"), b"", None)], len)
+        check_ops([Put(K, b"", None), Put(Key("b", "bb"), b"", None)], len)
 
 
 kinds = st.sampled_from([PUT, DELETE, RANGE])
@@ -106,7 +106,7 @@ def test_writes_that_travel_together_are_carried_out_as_if_one_after_the_other(w
     together = Together()
     travelling = []
     for number, ops in enumerate(writes):
-        if not together.admits(checked(ops, one_shard)):
+        if not together.admits(check_ops(ops, one_shard)):
             break
         travelling += [(number, op) for op in ops]
 

@@ -1,6 +1,6 @@
 import pytest
 
-from storage.objects.s3.faults import ErrorReply, refused_from
+from storage.objects.s3.faults import ErrorReply, error_reply_of
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_an_absent_object_is_told_from_all_else_that_is_not_found(refused: Error
 def test_an_answer_is_read_as_far_as_it_is_one() -> None:
     body = '<?xml version="1.0"?>\n<Error><Code>SlowDown</Code><Message>Please &#34;reduce&#34;\n your rate</Message>'
     body += "<Region>eu-west-1</Region>"
-    refused = refused_from(503, body)
+    refused = error_reply_of(503, body)
 
     assert (refused.code, refused.message, refused.region) == ("SlowDown", 'Please "reduce" your rate', "eu-west-1")
     assert str(refused) == '503 SlowDown (Please "reduce" your rate)'
-    assert str(refused_from(404, "<html>nginx</html>")) == "404"
-    assert len(refused_from(400, f"<Message>{'m' * 1_999}</Message>").message) <= 300
+    assert str(error_reply_of(404, "<html>nginx</html>")) == "404"
+    assert len(error_reply_of(400, f"<Message>{'m' * 1_999}</Message>").message) <= 300

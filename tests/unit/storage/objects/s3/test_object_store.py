@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from runtime.frames import Account, counted
+from runtime.frames import Account, make_frame
 from runtime.telemetry import Telemetry
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
 from storage.objects.s3 import object_store
@@ -134,7 +134,7 @@ async def test_what_was_put_is_let_go_with_the_result_though_tries_failed(
     gc.disable()
     try:
         with contextlib.suppress(Unavailable, OutcomeUnknown):
-            await store.put_if_absent(KEY, [memoryview(counted(memoryview(BODY), account))])
+            await store.put_if_absent(KEY, [memoryview(make_frame(memoryview(BODY), account))])
         async with asyncio.timeout(SOON_S):
             while account.held_bytes:  # noqa: ASYNC110 - threads of a client let go of buffers a moment after their result
                 await asyncio.sleep(0.001)
