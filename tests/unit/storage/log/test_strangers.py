@@ -8,7 +8,7 @@ from storage.formats.control import encode
 from storage.log import strangers as strangers_module
 from storage.log.batch import Appended
 from storage.log.partition import Partitions
-from storage.log.strangers import PermittedStart, Strangers, AllStrangers
+from storage.log.strangers import AllStrangers, PermittedStart, Strangers
 from storage.metadata import keys
 from storage.metadata.port import Put
 from tests.unit.storage.log.batches import batch_bytes
