@@ -560,7 +560,7 @@ def test_the_sdk_that_is_slow_to_import_is_imported_when_it_is_needed() -> None:
 import asyncio, os, random, sys
 os.environ.update(AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b")
 from runtime.clock import SystemClock
-from runtime.frames import Account, counted
+from runtime.frames import Account, make_frame
 from runtime.telemetry import Telemetry
 from storage.objects.s3.location import parse_s3_url
 from storage.objects.s3.store import open_s3
