@@ -203,7 +203,7 @@ def show(
 
 
 @config.command()
-def validate(file: Annotated[Path, typer.Argument(help="A settings file.")]) -> None:
+def validate(file: Annotated[Path, typer.Argument(help="A settings file.", metavar="FILE")]) -> None:
     """Check a settings file by itself, without the environment."""
     from process.settings.errors import SettingsError
     from process.settings.loading import load_file

@@ -38,7 +38,7 @@ def reset_offsets(
     ] = None,
     all_topics: Annotated[bool, typer.Option("--all-topics", help="Reset every topic that the group has committed offsets for.")] = False,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="Go to the first record.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="Go behind the last record.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Go to the end, after the last record.")] = False,
     to_current: Annotated[bool, typer.Option("--to-current", help="Keep the committed offset; without one, act as --to-latest.")] = False,
     to_offset: Annotated[int | None, typer.Option("--to-offset", min=0, help="Go to this offset.", metavar="N")] = None,
     to_datetime: Annotated[
@@ -68,7 +68,12 @@ def reset_offsets(
     from_file: Annotated[
         Path | None,
         typer.Option(
-            "--from-file", exists=True, dir_okay=False, readable=True, help="Read topic,partition,offset lines, as --export writes them."
+            "--from-file",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            metavar="FILE",
+            help="Read topic,partition,offset lines, as --export writes them.",
         ),
     ] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Change the offsets; without this, only show what would change.")] = False,

@@ -148,7 +148,7 @@ def alter(
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Set configs of a topic, or set them back to their defaults."""
+    """Set configs of a topic, or unset them."""
     with failures_reported():
         given = pairs(configs, option="-c", example="retention.ms=3600000")
         if not given and not unset:

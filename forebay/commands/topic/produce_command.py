@@ -44,7 +44,10 @@ def produce(
     empty_is_null: Annotated[bool, typer.Option("--null", "-Z", help="Store empty keys and values as null.")] = False,
     partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Write to this partition.  [default: by key]")] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", exists=True, dir_okay=False, readable=True, help="Read lines from this file instead of stdin.")
+        Path | None,
+        typer.Option(
+            "--file", exists=True, dir_okay=False, readable=True, metavar="FILE", help="Read lines from this file instead of stdin."
+        ),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
