@@ -46,7 +46,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "metrics": metrics_table,
     **{f"topic configs {effect.value}": partial(topic_configs_table, effect) for effect in ConfigEffect},
 }
-"""What stands between `<!-- generated: name -->` and `<!-- end -->`, by name."""
+"""The text between `<!-- generated: name -->` and `<!-- end -->`, by name."""
 _PART: Final = re.compile(r"<!-- generated: ([^>]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 

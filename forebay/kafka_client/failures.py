@@ -57,7 +57,7 @@ def failures_reported() -> Iterator[None]:
 
 @contextlib.contextmanager
 def noting_failure(failed: dict[str, ClientFailed], name: str) -> Iterator[None]:
-    """One of several that fails is told of, and does not keep the others from their turn."""
+    """Report a failure of one of several, and go on with the others."""
     try:
         yield
     except ClientFailed as failure:

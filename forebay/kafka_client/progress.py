@@ -1,4 +1,4 @@
-"""How far records have come, on one line of a terminal: so many, how large, how fast, and a bar where the whole is known."""
+"""How far records have come, on one line of a terminal: their number, size and rate, and a bar where the whole is known."""
 
 import contextlib
 import os

@@ -18,7 +18,7 @@ _NAME_MIN: Final = 8
 def align(header: Sequence[str], rows: Sequence[Sequence[object]], *, columns: int | None = None) -> str:
     """Numbers to the right, the rest to the left; no space at the end of a line.
 
-    `columns` is how many a line may have; without it, as many as a terminal behind stdout has, or any number. Numbers and headers are never
+    `columns` is the width of a line; by default that of the terminal behind stdout, or unbounded. Numbers and headers are never
     cut, and no name to fewer than eight characters: then lines are too long.
     """
     numeric = [
@@ -41,7 +41,7 @@ def align(header: Sequence[str], rows: Sequence[Sequence[object]], *, columns: i
 
 
 def terminal_columns() -> int | None:
-    """Of a terminal behind stdout; None if there is none."""
+    """The width of the terminal behind stdout; None if there is none."""
     try:
         if sys.stdout is None or not sys.stdout.isatty():
             return None

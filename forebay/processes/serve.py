@@ -1,4 +1,4 @@
-"""`forebay serve`: one broker and its HTTP side, until told to stop. Logs one line per stage, going up and coming down.
+"""`forebay serve`: one broker and its HTTP side, until a signal stops it. Logs one line per stage, going up and coming down.
 
 With a link it runs under a supervisor: it tells it when it is ready or why it cannot start, and stops in order when it is gone.
 """

@@ -201,7 +201,7 @@ class Tracer:
         )
 
     async def _names(self, topic_ids: list[TopicId]) -> dict[TopicId, str]:
-        """Those of topics that still exist."""
+        """The names of the topics that still exist."""
         records = await read_topic_ids(self._metadata, topic_ids)
         found = {topic_id: decode_topic_id(record) for topic_id, record in zip(topic_ids, records, strict=True) if record is not None}
         return {topic_id: record.name for topic_id, record in found.items() if not record.is_deleted}

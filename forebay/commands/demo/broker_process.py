@@ -134,7 +134,7 @@ class BrokerProcess:
         return series
 
     def failure(self, what: str) -> StartError:
-        """With the broker's last words: what it told us, or the end of its log."""
+        """With the broker's last words: what it reported, or the end of its log."""
         who = f"The broker on {self.place.address} {what}."
         refusal = self._refusal()
         if refusal:

@@ -64,11 +64,11 @@ class Brokers:
         return [broker.place for broker in self._running if broker.is_running()]
 
     def at(self, address: str) -> DemoPlace:
-        """Of the broker that listens there."""
+        """The place of the broker that listens there."""
         return next(place for place in self.places if place.address == address)
 
     def note_metrics(self, place: DemoPlace) -> None:
-        """Of one that is about to be killed: what it does after this is not counted."""
+        """Keep the metrics of a broker about to be killed: what it does after this is not counted."""
         self._metrics_of_killed += self._process(place).metrics()
 
     def kill9(self, place: DemoPlace) -> None:

@@ -18,7 +18,7 @@ _NAME: Final = re.compile(rf"{PREFIX}-[0-9a-z]{{26}}")
 
 
 class OwnTopic(NamedTuple):
-    """`id` is empty while nobody has told it: the topic may or may not have been made."""
+    """`id` is empty until the cluster has answered with it: the topic may or may not have been made."""
 
     name: str
     id: str

@@ -40,7 +40,7 @@ class Routes:
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self.address = ""
-        """Of the broker that leads most partitions now; empty before the client knows."""
+        """The address of the broker that leads most partitions now; empty before the client knows."""
         self.addresses: list[str] = []
         """All that ever did, in the order in which they came."""
 
@@ -60,12 +60,12 @@ class Mishap(Protocol):
 
     @property
     def acked_min(self) -> int:
-        """Not before so many were acknowledged."""
+        """Strike only after this many records were acknowledged."""
         ...
 
     @property
     def sent_max(self) -> int:
-        """Nor after so many were handed to the client, which waits for the acknowledgements it takes."""
+        """Hand no more than this many to the client before the strike; it waits for the acknowledgements."""
         ...
 
     def prepare(self, address: str) -> None: ...
@@ -73,7 +73,7 @@ class Mishap(Protocol):
     def strike(self, address: str) -> None: ...
 
     def struck(self, *, acked: int, open_count: int) -> None:
-        """Told right after: how many had been acknowledged, and how many handed to the client beyond that."""
+        """Called right after: how many had been acknowledged, and how many handed to the client beyond that."""
         ...
 
 
@@ -184,7 +184,7 @@ class _Stage:
         if self._target:
             self._is_over = True
             self._mishap.strike(self._target)
-            # What had been acknowledged by then is waiting to be told.
+            # Reports of what had been acknowledged by then are still waiting.
             self._producer.poll(0)
             self._mishap.struck(acked=self._deliveries.count, open_count=sent - self._deliveries.count)
             return

@@ -204,7 +204,7 @@ def verdict(sent: Ledger, read: Ledger, *, expected: int) -> str:
     """The line everything is about. Raise `ReplayError` that says what differs."""
     found = list(differences(sent, read))
     if sent.record_count != expected:
-        found.append(f"{expected} records were to be sent, {sent.record_count} were")
+        found.append(f"{expected} records were planned, {sent.record_count} were sent")
     if found:
         raise ReplayError("\n".join([f"{read.record_count} of {expected} records read back, but they differ:", *found]))
     return f"{read.record_count} of {expected} records read back, order and checksums match"

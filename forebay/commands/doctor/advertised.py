@@ -1,4 +1,4 @@
-"""What clients are told to connect to, seen from here as a client would."""
+"""The addresses clients are given to connect to, seen from here as a client would."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Who answers at a port. These calls block, for as long as they are given."""
+"""Finds out which server answers at a port. These calls block, for at most the time they are given."""
 
 import http.client
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from forebay.kafka_client.who_answers import ask
 
 
 class Respondent(NamedTuple):
-    """Of a broker. `broker_id`: which of the cluster's, where that is known."""
+    """A server that answers. `cluster_id`: the cluster, if it is a broker; `broker_id`: which of the cluster's, where that is known."""
 
     what: str
     cluster_id: str

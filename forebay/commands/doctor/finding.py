@@ -46,7 +46,7 @@ def skipped(check: str, because: str) -> Finding:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0 unless something failed: who is warned may mean it."""
+    """0 unless something failed: what a warning is about may be intended."""
     return EXIT_FAILED if any(finding.verdict is FindingStatus.FAILED for finding in findings) else 0
 
 

@@ -47,7 +47,7 @@ class Cluster:
 
 
 class Conditions(NamedTuple):
-    """What became of five requests on one key, each with a condition: put if absent, put if absent again, put at the version of the first,
+    """The outcomes of five requests on one key, each with a condition: put if absent, put if absent again, put at the version of the first,
     put at that version again, read.
     """
 
@@ -110,7 +110,7 @@ def of_latency(seconds: Sequence[float]) -> Finding:
 
 
 class MetadataChecks:
-    """Of a store that is open."""
+    """Checks an open metadata store."""
 
     def __init__(self, store: MetadataStore, checks: Checks, *, clock: Clock, ids: IdSource) -> None:
         self._store = store

@@ -94,7 +94,7 @@ def fault_of(error: BaseException | None) -> RequestFault | TimeoutError | None:
 
 
 class ObjectChecks:
-    """Of a store that is open at `url`; `known` is told when it works."""
+    """Checks an object store open at `url`; calls `known` when it works."""
 
     def __init__(self, store: ObjectStore, checks: Checks, *, url: str, known: str, clock: Clock, ids: IdSource) -> None:
         self._store = store

@@ -52,7 +52,7 @@ def of_settings(loaded: Loaded) -> Finding:
 
 
 async def examine(loaded: Loaded, tell: Callable[[Finding], None]) -> list[Finding]:
-    """Every finding, told as soon as it is there."""
+    """Every finding, yielded as soon as it is made."""
     checks, clock = Checks(tell), SystemClock()
     settings = loaded.settings
     checks.add(of_settings(loaded))
@@ -145,7 +145,7 @@ async def _look_at_stores(settings: Settings, checks: Checks, clock: Clock) -> C
 async def _opened(
     settings: Settings, check: str, key: str, checks: Checks, closing: contextlib.AsyncExitStack, clock: Clock
 ) -> Stores | None:
-    """The store of `key`, beside another that is empty; None if it does not open, which is told."""
+    """The store of `key`, beside another that is empty; None if it does not open, which is reported."""
     url = SETTINGS[key].value_in(settings)
     opened: list[Stores] = []
 
@@ -223,7 +223,7 @@ async def _look_at_addresses(settings: Settings, cluster: Cluster, checks: Check
 
 
 def of_exposure(settings: Settings) -> list[Finding]:
-    """Who can do what without a login."""
+    """What anyone can do without a login."""
     warned = warning_of_listeners(settings.kafka.listeners)
     found = [warning(AUTHENTICATION, warned) if warned else ok(AUTHENTICATION, "there is none, and Kafka is served to this machine alone")]
     if not is_loopback(settings.http.listen.host):

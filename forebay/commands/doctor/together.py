@@ -30,7 +30,7 @@ def of_identity(found: StoreContents, settings: Settings) -> Finding:
 
 
 def of_clock(check: str, ahead_ms: int | None) -> Finding:
-    """PURE. `ahead_ms`: how far this machine's clock is ahead of the store's; None if that cannot be told now."""
+    """PURE. `ahead_ms`: how far this machine's clock is ahead of the store's; None if that cannot be measured now."""
     if ahead_ms is None:
         return skipped(check, "what was put to look at it was removed meanwhile")
     if abs(ahead_ms) < AGREES_MS:

@@ -149,8 +149,8 @@ def commit(connection: ClusterConnection, admin: AdminClient, name: str, offsets
     if wrong and len(wrong) < len(answers):
         first = wrong[0]
         raise ClientFailed(
-            f'Of group "{name}", {len(answers) - len(wrong)} of {len(answers)} offsets were reset. '
-            f"Not that of {first.topic}/{first.partition}: {message_of(first.error)}",
+            f'{len(answers) - len(wrong)} of {len(answers)} offsets of group "{name}" were reset. '
+            f"The offset of {first.topic}/{first.partition} was not: {message_of(first.error)}",
             exit_code=exit_code_of(first.error),
         )
     if wrong:

@@ -52,7 +52,7 @@ def lags(connection: ClusterConnection, admin: AdminClient, names: Sequence[str]
 
 
 def lag_of(group: GroupFacts, offsets: Mapping[Partition, int], ends: Mapping[Partition, int]) -> GroupLag:
-    """Of every partition that the group has committed an offset of, or reads now."""
+    """The lag of every partition that the group has committed an offset for, or reads now."""
     readers = _readers(group)
     partitions = []
     for at in sorted({*offsets, *readers}):
@@ -96,7 +96,7 @@ def _readers(group: GroupFacts) -> dict[Partition, MemberFacts]:
 
 
 def _ends(connection: ClusterConnection, admin: AdminClient, partitions: Iterable[Partition]) -> dict[Partition, int]:
-    """Of those that exist."""
+    """The end offsets of the partitions that exist."""
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     asked = {TopicPartition(*at): latest for at in existing(connection.metadata(admin), partitions)}
     ends = {}

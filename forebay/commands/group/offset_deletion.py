@@ -47,7 +47,7 @@ def find_committed(
 def delete_committed(
     connection: ClusterConnection, admin: AdminClient, name: str, partitions: Iterable[Partition], *, clock: Clock
 ) -> Mapping[Partition, ClientFailed | None]:
-    """What became of each."""
+    """None for each partition whose offset was deleted, else why it was not."""
     coordinator = look_up_group(connection, admin, name).coordinator
     if coordinator is None:
         raise ClientFailed(f'Group "{name}" has no coordinator now. Try again.')

@@ -123,7 +123,7 @@ def _target(
     by_duration: str | None,
     from_file: Path | None,
 ) -> "ResetTarget":
-    """Of all the ways to say it, exactly one."""
+    """Require exactly one of the ways to name a target."""
     given: dict[str, object] = {option: True for option, is_given in flags.items() if is_given}
     values = {
         "--to-offset": to_offset,
@@ -186,7 +186,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _scopes(topics: list[str] | None, *, all_topics: bool, from_file: bool) -> "list[Scope] | None":
-    """None stands for what is committed, or for what the file names."""
+    """None means what is committed, or what the file names."""
     if from_file:
         if topics or all_topics:
             raise typer.BadParameter("--from-file names the partitions itself: leave out --topic and --all-topics")

@@ -17,7 +17,7 @@ from forebay.kafka_client.partition import Partition
 def plan(
     connection: ClusterConnection, admin: AdminClient, name: str, target: ResetTarget, scopes: Sequence[Scope] | None
 ) -> tuple[list[OffsetReset], list[str]]:
-    """Of the partitions in `scopes`, or else of those that the target names, or of all that have a commit; and warnings."""
+    """Resets of the partitions in `scopes`, or else of those that the target names, or of all that have a commit; and warnings."""
     warnings: list[str] = []
     group = describe_groups(connection, admin, [name]).get(name)
     if group is None:

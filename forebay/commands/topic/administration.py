@@ -159,7 +159,7 @@ def create(
 def add_partitions(
     connection: ClusterConnection, admin: AdminClient, name: str, *, more: int | None, total: int | None, partitions_max: int
 ) -> tuple[int, int]:
-    """So many `more`, or so many that there are `total`; how many there were, and are."""
+    """Add `more` partitions, or enough for `total`; return how many there were, and are."""
     before = len(look_up_topic(connection, admin, name).partitions)
     after = before + more if total is None and more is not None else total or 0
     if after <= before:

@@ -173,7 +173,7 @@ def add_partitions(
     names: TopicNamesArgument,
     more: Annotated[int | None, typer.Option("--num", "-n", min=1, max=PARTITIONS_MAX, help="Add this many partitions.")] = None,
     total: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, callback=_partition_count, help="Add as many as it takes to have this many.")
+        int | None, typer.Option("--partitions", "-p", min=1, callback=_partition_count, help="Add partitions until there are this many.")
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
@@ -245,7 +245,7 @@ def delete(
 def _told(
     terminal: Terminal, verb: str, key: str, names: list[str], failed: dict[str, ClientFailed], done: Sequence[object], *, alone: object
 ) -> None:
-    """What became of the topics that were named: of one as what it is, of several as what was done and what was not."""
+    """Print the outcome for the topics named: one as itself, several as what was done and what was not."""
     if len(names) == 1:
         if done:
             terminal.show_json(alone)

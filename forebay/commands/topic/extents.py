@@ -43,7 +43,7 @@ def extent(
     *,
     partition: int | None,
 ) -> Extent:
-    """Of one partition of each topic, or of all."""
+    """The extent of one partition of each topic, or of all partitions."""
     first: dict[Partition, int] = {}
     last: dict[Partition, int] = {}
     records = 0

@@ -24,7 +24,7 @@ _POLL_S: Final = 0.1
 _QUEUED_MAX: Final = 100_000
 """Records that the library has at a time, its own default."""
 _TOGETHER_BYTES_MAX: Final = 8 * 1024
-"""Of a record that is handed over with others: as many as may be queued are less than the library's default of 1 GiB."""
+"""The largest record handed over together with others: a full queue of these stays below the library's default of 1 GiB."""
 
 CONFIG: Final = {
     "enable.idempotence": True,
@@ -47,7 +47,7 @@ class ByteSource(Protocol):
 
 @dataclass(slots=True)
 class ProducedLines:
-    """What became of the lines so far. `refused` is the first that was not stored: its number from 1, and why."""
+    """The outcome of the lines so far. `refused` is the first that was not stored: its number from 1, and why."""
 
     taken: int = 0
     """By the library: each is stored, failed or queued."""
@@ -70,7 +70,7 @@ class ProducedLines:
             self.refused = number, error
 
     def stored(self, queued: int) -> int:
-        """When the library still has so many, whose reports were not served."""
+        """The number of records stored, when the library still holds `queued` whose reports were not served."""
         return max(0, self.taken - self.failed - queued)
 
 
@@ -84,7 +84,7 @@ class Values:
 
     @property
     def partition(self) -> int:
-        """Of all of them; -1: each goes where its key says."""
+        """The partition that all records go to; -1: each goes where its key says."""
         return self.rest.partition
 
     def size_bytes(self) -> int:
@@ -126,7 +126,7 @@ Block = Values | Parsed
 
 
 def _is_alone(line: RecordLine) -> bool:
-    # Of many at a time the library takes one partition for all, and does not look at those of the messages.
+    # Given many messages at once, the library takes one partition for all and ignores those of the messages.
     return bool(
         line.headers or line.timestamp_ms or line.partition >= 0 or len(line.value or b"") + len(line.key or b"") > _TOGETHER_BYTES_MAX
     )

@@ -13,7 +13,7 @@ def topics_table(topics: Sequence[TopicLine]) -> str:
 
 
 def topic_table(topic: TopicFacts) -> str:
-    """Of the configs, those that were set for this topic."""
+    """A topic, with those of its configs that were set for it."""
     given = [f"{name}={config.value}" for name, config in topic.configs.items() if config.source == _SET_FOR_TOPIC]
     rows = [
         (one.partition, one.leader, _ids(one.replicas), _ids(one.isr), one.start, one.end, one.end - one.start) for one in topic.partitions

@@ -24,7 +24,7 @@ def assignments(loaded: Loaded, overrides: Mapping[str, str]) -> list[str]:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of a process whose settings all come from its command line."""
+    """The environment of a process whose settings all come from its command line."""
     return {name: value for name, value in environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
 
 

@@ -25,7 +25,7 @@ STOP_MARGIN_S: Final = 5.0
 """Workers end by themselves at their shutdown.deadline; after this much more they are killed."""
 
 _INTERRUPTED_STARTS: Final = (EXIT_INTERRUPTED, SIGNALLED + signal.SIGTERM)
-"""Of a worker that was told to stop while it started; very early, SIGTERM ends a process by itself."""
+"""Exit codes of a worker stopped while it started; very early, SIGTERM ends a process by itself."""
 
 _log = structlog.get_logger(__name__)
 

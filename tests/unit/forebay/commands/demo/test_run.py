@@ -30,7 +30,7 @@ def test_a_mismatch_is_an_error_that_says_what_differs() -> None:
 
 
 def test_fewer_records_than_were_to_be_sent_are_no_success() -> None:
-    with pytest.raises(ReplayError, match="3 records were to be sent, 1 were"):
+    with pytest.raises(ReplayError, match="3 records were planned, 1 were sent"):
         verdict(ledger(b"a"), ledger(b"a"), expected=3)
 
 

@@ -77,7 +77,7 @@ def test_offsets_of_which_some_were_refused_are_counted() -> None:
     errors = (None, refused(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     answers = [SimpleNamespace(topic="orders", partition=at, error=error) for at, error in enumerate(errors)]
 
-    with pytest.raises(ClientFailed, match=r'^Of group "g", 1 of 2 offsets were reset. Not that of orders/1: ') as failed:
+    with pytest.raises(ClientFailed, match=r'^1 of 2 offsets of group "g" were reset. The offset of orders/1 was not: ') as failed:
         administration.commit(CONNECTION, FakeAdmin(altered=SimpleNamespace(topic_partitions=answers)), "g", OFFSETS)
 
     assert failed.value.exit_code == 5
