@@ -1,4 +1,4 @@
-"""Accepts connections of one listening socket, as many as there may be, and outlives a process that has no descriptors left.
+"""Accepts connections of one listening socket up to a bound, and outlives a lack of descriptors.
 
 The loop's own servers do not do for a broker: they know no bound, and where `accept` fails for want of descriptors uvloop closes the
 listener, while asyncio logs a thousand tracebacks a second.
@@ -18,7 +18,7 @@ from runtime.telemetry import Metric, Telemetry
 
 REFUSED: Final = Metric(
     "forebay_connections_refused_total",
-    "Connections closed at once because there were as many as there may be (forebay_connections_max); of HTTP the oldest of 32",
+    "Connections closed at once because there were already forebay_connections_max; for HTTP, the oldest of 32",
 )
 ACCEPT_FAILURES: Final = Metric(
     "forebay_accept_failures_total",
@@ -30,7 +30,7 @@ BACKLOG: Final = 1_024
 ACCEPTED_AT_ONCE: Final = 64
 """Then others have their turn on the loop."""
 RETRY_S: Final = 0.2
-"""Without descriptors; who connects meanwhile waits in the backlog."""
+"""The pause without descriptors; new connections wait in the backlog meanwhile."""
 HTTP_CONNECTIONS_MAX: Final = 32
 """Probes, scrapers and people: far more than there are, and few enough to be part of the descriptors held in reserve."""
 
@@ -46,7 +46,7 @@ log = structlog.get_logger("accepting")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that is bound and whose backlog fills from now on: who connects early waits. Raises OSError."""
+    """A bound socket whose backlog fills from now on: early clients wait. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
@@ -66,8 +66,8 @@ class Acceptor(Generic[P]):
         nursery: Nursery,
         telemetry: Telemetry,
     ) -> None:
-        """`has_room`: whether there may be another connection beside those that there are and those that arrive; who comes when there is
-        none is closed at once, unless `make_room` closes another and says so. The log then names the listener and the `fix`.
+        """`has_room`: whether another connection may be added to those open and arriving; without room a new one is closed at
+        once, unless `make_room` closes another and says so. The log then names the listener and the `fix`.
         """
         later = asyncio.get_running_loop().call_later
         self._bound = bound

@@ -21,9 +21,9 @@ LOOK_EVERY_S: Final = 5.0
 SAY_EVERY_S: Final = 3_600.0
 LOW_BYTES: Final = 1_024 * MIB
 LOW_SHARE: Final = 0.05
-"""Of the disk. The larger of both counts."""
+"""As a share of the disk. The larger of both counts."""
 ROOM_FACTOR: Final = 1.1
-"""So much more than low is room again: what is deleted and written all the time is not told."""
+"""Space counts as room again only this far above low, so that ordinary deletes and writes are not reported."""
 
 _log = structlog.get_logger(__name__)
 
@@ -45,7 +45,7 @@ class ReportedSpace(Enum):
 
 
 class Fullness:
-    """What is to be told of one file system. Plain state, without a clock of its own."""
+    """Decides what to report of one file system. Plain state, without a clock of its own."""
 
     def __init__(self) -> None:
         self._told_s: float | None = None
@@ -65,7 +65,7 @@ class Fullness:
 class FileSystem(NamedTuple):
     device: int
     folders: tuple[Path, ...]
-    """Of those that were asked about."""
+    """Those among the folders asked about."""
     space: Space
 
 
@@ -103,7 +103,7 @@ class DiskSpace:
 
 
 def measure_folders(folders: Sequence[Path]) -> list[FileSystem]:
-    """The file systems of the folders, without those that cannot be seen now: who writes there says so."""
+    """The file systems of the folders, without those that cannot be seen now: their writers report that."""
     found: dict[int, FileSystem] = {}
     for folder in folders:
         with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ class Explanation(NamedTuple):
 
 
 def explain(error: BaseException) -> Explanation | None:
-    """Of a group, the first part that can be explained; a failing start arrives wrapped in the groups of its tasks."""
+    """Explain an error, or the first part of a group that can be explained; a failing start arrives wrapped in the groups of its tasks."""
     for leaf in _leaves(error):
         match leaf:
             case StartError():

@@ -1,7 +1,7 @@
-"""This machine's clock against those of the stores: told when they differ, and when they agree again.
+"""Compares this machine's clock with those of the stores; reports when they differ, and when they agree again.
 
 A store tells its time by what it notes of something that was just put: when the object was modified, or the record. What lies between the
-moments before the put and after it is no difference, nor is the rest of a second, which S3 does not tell.
+moments before the put and after it is no difference, nor is the fraction of a second, which S3 leaves out.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ LOOK_EVERY_S: Final = 300.0
 DEADLINE_S: Final = 30.0
 DIFFERS_MS: Final = 5_000
 AGREES_MS: Final = 2_500
-"""A difference that goes up and down around DIFFERS_MS is told once."""
+"""A difference that goes up and down around DIFFERS_MS is reported once."""
 WHOLE_SECOND_MS: Final = 1_000
 
 DIFFERENCE: Final = Metric(
     "forebay_clock_difference_seconds",
-    "How far this machine's clock is ahead of that of the store (object_store, metadata); negative: behind. 0 below what can be told.",
+    "How far this machine's clock is ahead of that of the store (object_store, metadata); negative: behind. 0 below what can be measured.",
     ("store",),
 )
 
@@ -53,7 +53,7 @@ class ReportedClocks(Enum):
 
 
 class Agreement:
-    """What is to be told of one store's clock. Plain state."""
+    """Decides what to report of one store's clock. Plain state."""
 
     def __init__(self) -> None:
         self._differs = False
@@ -72,7 +72,7 @@ class Timed(Protocol):
     """A store whose clock can be asked."""
 
     async def ahead_ms(self) -> int | None:
-        """How far our clock is ahead of it; None if it cannot be told this time. Raise a `StorageError`."""
+        """How far our clock is ahead of it; None if it cannot be measured this time. Raise a `StorageError`."""
         ...
 
 
@@ -86,7 +86,7 @@ class ObjectClock:
 
     async def ahead_ms(self) -> int | None:
         key = f".probe/clock-{self.broker_id():010}"
-        # Of a broker that was killed here.
+        # Left by a broker that was killed here.
         await self.objects.delete_many([key])
         before_ms = self.clock.now_ms()
         await self.objects.put_if_absent(key, [b"x"])
@@ -138,7 +138,7 @@ class StoreClocks:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
-        """A store that fails says so by other means, and keeps what was told of its clock."""
+        """A store that fails is reported by other means, and keeps the last report of its clock."""
         for name, store, agreement, gauge in self._stores:
             try:
                 async with asyncio.timeout(DEADLINE_S):

@@ -32,7 +32,7 @@ _log = structlog.get_logger("stores")
 
 
 class StoreWatch:
-    """`on_lost` is told once which store is another's (a name of process/http/health.py), and why."""
+    """`on_lost` is called once, with the store that is another's (a name of process/http/health.py) and why."""
 
     def __init__(self, stores: Stores, settings: Settings, cluster: ClusterRecord, *, on_lost: Callable[[str, str], None]) -> None:
         self._stores = stores
@@ -58,7 +58,7 @@ class StoreWatch:
             async with asyncio.timeout(LOOK_S):
                 return await self._look()
         except (StorageError, TimeoutError):
-            return None  # that it does not answer is told by those who need it
+            return None  # those who need it report that it does not answer
 
     async def _look(self) -> tuple[str, str] | None:
         ours, metadata = self._cluster, self._stores.metadata

@@ -96,7 +96,7 @@ class Readiness:
         self._listeners = Check(True, None, self._clock.now_ms())
 
     def note_registration(self, lost: str | None) -> None:
-        """Whether this broker is registered: None, or why not. Unregistered it serves on, but clients are told of the others only."""
+        """Whether this broker is registered: None, or why not. Unregistered it serves on, but clients learn of the others only."""
         if self._registration is None or self._registration.error != lost:
             self._registration = Check(lost is None, lost, self._clock.now_ms())
 

@@ -74,12 +74,12 @@ class ObjectProbe:
         try:
             await self._objects.put_if_absent(key, parts)
         except AlreadyExists:
-            # Of a broker that was killed here, or of a put that was given up and happened after all.
+            # Left by a broker that was killed here, or by a put that was given up and happened after all.
             if not await self._remove(key):
                 return
             await self._objects.put_if_absent(key, parts)
         if self._outcomes.gets.failing_since_s is not None:
-            # Whoever counts gets is told what becomes of it.
+            # The counter of gets records its outcome.
             with contextlib.suppress(StorageError):
                 await self._objects.get_range(key, 0, 1)
         await self._remove(key)
@@ -98,9 +98,9 @@ class _Watched:
     name: str
     store: Probed
     outcomes: Outcomes
-    """Of its writes."""
+    """The outcomes of its writes."""
     shown: Sequence[Outcomes]
-    """Of all that a probe can show to succeed again."""
+    """The outcomes of everything that a probe can show to succeed again."""
     idle_s: float
     deadline_s: float
 
@@ -151,6 +151,6 @@ class Probes:
         else:
             outcomes.probed(self._clock.monotonic_s())
             return
-        # Where the write itself failed, whoever counts requests has told of it; and one that succeeded meanwhile says more.
+        # Where the write itself failed, the counter of requests has reported it; and one that succeeded meanwhile says more.
         if outcomes.failures == told and (outcomes.last_ok_s is None or outcomes.last_ok_s < began_s):
             outcomes.failed(cause, began_s=began_s, now_s=self._clock.monotonic_s(), is_probe=True)

@@ -173,7 +173,7 @@ def _open(server: web.Server) -> list[web.RequestHandler]:
 
 
 def _close_oldest(server: web.Server) -> bool:
-    """aiohttp waits for ever for the first request of a connection: as many as there may be would keep probes out for good."""
+    """aiohttp waits for ever for the first request of a connection: silent ones would fill the bound and keep probes out for good."""
     if not (found := _open(server)):
         return False
     found[0].force_close()

@@ -12,13 +12,13 @@ HELD_S_MIN: Final = 0.05
 
 
 class LoopReading(NamedTuple):
-    """Of the loop's thread, at one time: CPU it has used, and for how long it was ready to run and had no processor."""
+    """The state of the loop's thread at one time: CPU it has used, and how long it was ready to run and had no processor."""
 
     at_s: float
     cpu_s: float
     waited_s: float
     gc_s: float
-    """Of the process: a collection in any thread keeps all others from running Python."""
+    """Counted for the whole process: a collection in any thread keeps all others from running Python."""
 
 
 class Held(NamedTuple):

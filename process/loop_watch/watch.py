@@ -32,7 +32,7 @@ WARN_ABOVE_S: Final = 0.1
 LOOK_AGAIN_S: Final = 0.1
 """Between two looks whether a turn that was looked at is over."""
 WORSE: Final = 1.25
-"""Within SAID_EVERY_S of a line there is another only if the loop was held for so many times as long."""
+"""Within SAID_EVERY_S of a line, another follows only if the loop was held this many times as long."""
 END_WITHIN_S: Final = 5.0
 
 HELD: Final = Metric(

@@ -17,7 +17,7 @@ _PORT_MAX: Final = 65_535
 
 
 class Listener(NamedTuple):
-    """An address clients may use. `port` 0 stands for the port the system assigns when the listener is bound."""
+    """An address clients may use. `port` 0 means the port the system assigns when the listener is bound."""
 
     name: str
     host: str
@@ -58,7 +58,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_listeners(value: object) -> tuple[Listener, ...]:
-    """An empty host stands for every address, as in Kafka."""
+    """An empty host means every address, as in Kafka."""
     listeners = tuple(_listener(text) for text in _items(value))
     if not listeners:
         raise ValueError("names no listener: write for example PLAINTEXT://127.0.0.1:9092")
@@ -73,7 +73,7 @@ def parse_listeners(value: object) -> tuple[Listener, ...]:
 
 
 def parse_advertised_listeners(value: object) -> tuple[Listener, ...]:
-    """What clients are told to connect to; empty: derived from the listeners."""
+    """The addresses that clients connect to; empty: derived from the listeners."""
     if not _items(value):
         return ()
     listeners = parse_listeners(value)
@@ -86,7 +86,7 @@ def parse_advertised_listeners(value: object) -> tuple[Listener, ...]:
 
 
 def advertised_for(listeners: Sequence[Listener], *, hostname: str) -> tuple[Listener, ...]:
-    """What clients are told when nobody said: the listeners, with this machine's name where they mean every address."""
+    """The default advertised addresses: the listeners, with this machine's name where they mean every address."""
     return tuple(listener._replace(host=hostname) if is_wildcard(listener.host) else listener for listener in listeners)
 
 

@@ -107,7 +107,7 @@ SECTIONS: Final[Mapping[str, Any]] = {field.name: field.type for field in fields
 
 @cache
 def notations(section: type) -> Mapping[str, tuple[Notation, str]]:
-    """Of each field of a section how it is written, and what it is."""
+    """For each field of a section, how it is written and what it is."""
     hints = get_type_hints(section, include_extras=True)
     return {name: (hint.__metadata__[0], hint.__metadata__[1]) for name, hint in hints.items()}
 

@@ -25,7 +25,7 @@ class OutOfRangeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """`parse` raises ValueError with a phrase; `show` is its inverse. It stands in a field's `Annotated` type."""
+    """`parse` raises ValueError with a phrase; `show` is its inverse. Belongs in a field's `Annotated` type."""
 
     name: str
     parse: Callable[[object], Any]

@@ -109,7 +109,7 @@ class MetadataSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsSettings:
-    """Consumer groups; what Kafka calls each stands in parentheses."""
+    """Consumer groups; Kafka's name for each is in parentheses."""
 
     session_timeout_min: Annotated[
         timedelta,
