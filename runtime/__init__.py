@@ -1,1 +1,1 @@
-"""What every process of Forebay stands on: clock, ids, supervision, the blocking pool, telemetry, limits of the process itself."""
+"""What every process of Forebay needs: clock, ids, supervision, the blocking pool, telemetry, limits of the process itself."""

@@ -61,7 +61,7 @@ class Frame(bytearray):
 
 
 def make_frame(content: memoryview | bytearray | int, account: Account) -> Frame:
-    """A frame of these bytes, or of so many zeros. Whether there is room for it is for the caller to know."""
+    """Make a frame of these bytes, or of that number of zeros. The caller knows whether there is room for it."""
     frame = Frame(content)
     frame.account = account
     cost_bytes = len(frame) + FRAME_OVERHEAD_BYTES

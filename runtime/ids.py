@@ -27,7 +27,7 @@ class IdSource:
         floor = max(self._last_ulid, decode_ulid(above) if above else 0)
         value = self._clock.now_ms() << RANDOM_BITS | int.from_bytes(self._entropy(10), "big")
         if value <= floor:
-            # The wall clock stands behind the floor: continue one millisecond above it, with fresh chance in the low bits.
+            # The wall clock is behind the floor: continue one millisecond above it, with fresh chance in the low bits.
             value = ((floor >> RANDOM_BITS) + 1) << RANDOM_BITS | value & ((1 << RANDOM_BITS) - 1)
         self._last_ulid = value
         return encode_ulid(value)

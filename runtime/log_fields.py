@@ -24,7 +24,7 @@ LIMITS: Final[Mapping[str, int]] = {
     "message": LONG_TEXT_MAX,
 }
 _SINGLE_COST: Final = 8
-"""Of room, beside the characters of a text."""
+"""The room a value takes, beside the characters of a text."""
 
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _OF_SEVERAL_LINES: Final = ("event", "exception", "stack", "stack_info")

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Final, NamedTuple, Protocol, TextIO
 
 WAITING_BYTES_MAX: Final = 2**20
-"""Of the lines that nobody has read yet; a pipe holds 64 KiB more."""
+"""The size of the lines that nobody has read yet; a pipe holds 64 KiB more."""
 LINES_PER_WINDOW: Final = 100
 WINDOW_S: Final = 10.0
 KINDS_MAX: Final = 1_024
@@ -258,13 +258,13 @@ class LineShares:
         return True
 
     def take_left_out(self, now_s: float) -> list[LeftOut]:
-        """Of the windows that ended and were not taken yet."""
+        """Take what was left out in the windows that ended and were not taken yet."""
         self._end_windows(now_s)
         taken, self._left_out = self._left_out, []
         return taken
 
     def take_all(self) -> list[LeftOut]:
-        """Of the windows that have not ended, too: they end."""
+        """Take it for the windows that have not ended, too, and end them."""
         return self.take_left_out(float("inf"))
 
     def next_end_s(self) -> float | None:

@@ -50,13 +50,13 @@ class Cancellable(Protocol):
 
 
 StartTimer = Callable[[float, Callable[[], None]], Cancellable]
-"""Calls back after so many seconds, as `call_later` of a loop does."""
+"""Calls back after a number of seconds, as `call_later` of a loop does."""
 
 
 class ProcessLog(logging.Handler):
     """Where every line of this process goes. Any thread may log; nobody waits but in `flush` and `close`.
 
-    Python closes it when the interpreter ends. Who ends the process in another way calls `flush` before.
+    Python closes it when the interpreter ends. Code that ends the process in another way calls `flush` first.
     """
 
     def __init__(self, out: TextIO | None, *, console: bool, clock: Clock, later: StartTimer, shares: LineShares) -> None:
