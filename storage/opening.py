@@ -102,7 +102,7 @@ async def _open_metadata(
             blocking = ThreadBlocking(threads=1, name="sqlite")
             return await SqliteMetadataStore.open(Path(rest.removeprefix("/")), blocking=blocking, clock=clock, ids=ids, on_lost=tell)
         case "oxia":
-            # Its C library writes lines of its own to standard error, of what is told here as well: a handshake that failed.
+            # Its C library writes lines of its own to standard error about what is logged here as well: a handshake that failed.
             os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
             from storage.metadata.oxia.location import parse_oxia_url
             from storage.metadata.oxia.store import OxiaMetadataStore

@@ -1,6 +1,6 @@
-"""Whether what is asked of the stores succeeds, by kind of request: what readiness is judged by, what the log says, what alerts.
+"""Whether requests to the stores succeed, by kind: the source for readiness, the log and alerts.
 
-A kind that fails is told in one line when it begins, in one line every ten seconds while it goes on, and in one line when it is over.
+A kind that fails gets one line when it begins, in one line every ten seconds while it goes on, and in one line when it is over.
 Nothing is said per request, however failure and success take turns.
 """
 
@@ -17,7 +17,7 @@ SAY_EVERY_S: Final = 10.0
 BAD_AFTER_S: Final = 5.0
 """A kind is bad when one failed and none succeeded for so long: a request that is repeated, or one shard of many, does not make it so."""
 GIVEN_UP_AFTER_S: Final = 10.0
-"""Who cancels a request earlier had a reason of its own; later, the store did not answer."""
+"""A request cancelled earlier had another reason; later, the store did not answer."""
 
 BELIEVED_AGAIN_AFTER_S: Final = 30.0
 """A probe that a real request has contradicted is believed again when no other has failed for so long."""
@@ -33,7 +33,7 @@ _log = structlog.get_logger("stores")
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """To be told: it fails. `failed` counts since this was told last."""
+    """Report that it fails. `failed` counts since the last report."""
 
     is_first: bool
     failed: int
@@ -42,16 +42,16 @@ class Failing:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """To be told: what was told to fail succeeds. `failed` counts from the first failure on."""
+    """Report that it succeeds again. `failed` counts from the first failure on."""
 
     failed: int
     lasted_s: float
 
 
 class Streak:
-    """Failures without a success between them, and what is to be told of them. Plain state, without a clock of its own.
+    """Failures without a success between them, and what to report of them. Plain state, without a clock of its own.
 
-    A streak that begins within SAY_EVERY_S of the last line is not told before that time is over, and not at all if it ends by then.
+    A streak that begins within SAY_EVERY_S of the last line is reported after that time, or never if it ends by then.
     """
 
     __slots__ = ("_failed", "_is_told", "_told_s", "_untold", "since_s")
@@ -115,7 +115,7 @@ WRITE: Final = Kind(
 
 
 class Outcomes:
-    """Of one kind of request. On the loop."""
+    """The outcomes of one kind of request. On the loop."""
 
     def __init__(self, kind: Kind, *, clock: Clock, telemetry: Telemetry) -> None:
         self._kind = kind
@@ -128,7 +128,7 @@ class Outcomes:
         self.good_since_s: float | None = None
         """The first success, or the end of the last streak that was bad."""
         self.error: str | None = None
-        """Of the last failure, while none has succeeded since."""
+        """The error of the last failure, while no request has succeeded since."""
         self.failures = 0
         self.failed_bytes = 0
         """The largest request of this streak."""
@@ -214,7 +214,7 @@ class Outcomes:
 
 
 class StoreOutcomes:
-    """Of the kinds that clients notice: what both stores are watched by."""
+    """The outcomes of the kinds that clients notice: both stores are watched by these."""
 
     __slots__ = ("gets", "puts", "writes")
 

@@ -21,7 +21,7 @@ from storage.vocabulary import Buffer
 SLICE_RECORDS: Final = 500
 """Records, or headers, read between two calls of `breathe`: a quarter of a millisecond."""
 HEADERS_MAX: Final = 1_000_000
-"""Of all records of a batch: so many take a quarter of a second of a thread, and two bytes make one."""
+"""In all records of a batch: this number takes a quarter of a second of a thread, and two bytes make one."""
 NAMED_MAX: Final = 1_000
 """Indexes that are kept of records that break one rule."""
 NO_TIMESTAMP: Final = -1
@@ -192,7 +192,7 @@ def _headers(data: Buffer, at: int, before: int, limits: _Limits) -> tuple[int, 
     written, at = _varint(data, at, _INT32_BYTES_MAX)
     count = _signed(written)
     if not 0 <= count <= len(data) - at:
-        raise Unreadable(f"a record cannot have so many headers: {count}")
+        raise Unreadable(f"impossible number of headers: {count}")
     if before + count > HEADERS_MAX:
         raise Unreadable(f"the records of a batch have at most {HEADERS_MAX} headers")
     if limits.headers_max is not None and before + count > limits.headers_max:

@@ -3,7 +3,7 @@ whole in another codec. Never on the path of ordinary produce or fetch.
 
     record   length varint | attributes 1 | timestamp delta varint | offset delta varint | key length varint | key | …
 
-Varints are zigzag. Compressed records are decompressed as a whole, bounded: a batch that claims to be larger is told apart as `Corrupt`.
+Varints are zigzag. Compressed records are decompressed as a whole, bounded: a batch that claims to be larger is `Corrupt`.
 """
 
 import mmap
@@ -31,7 +31,7 @@ _FILLED_BYTES_MAX: Final = MIB
 _TRIES_BYTES: Final = (128 * KIB, _FILLED_BYTES_MAX)
 """Buffers for what is short, since to fill one takes longer than to decompress a little."""
 _EXPANSION: Final = 2
-"""Records decompress to so many times their size or more: whether a buffer is worth a try."""
+"""Records decompress to this many times their size or more: decides whether a buffer is worth a try."""
 _TOO_SMALL: Final = "failed to write whole buffer"
 """What cramjam says when the output does not fit; a test holds it to that."""
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"

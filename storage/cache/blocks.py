@@ -25,7 +25,7 @@ FETCH_BLOCKS_MAX: Final = 4
 """Blocks in one ranged GET: 16 MiB of the default size."""
 
 FETCHES_AT_ONCE: Final = 4
-"""Of one read; more wait for these."""
+"""Per read; further fetches wait for these."""
 
 FETCHING_BYTES_MIN: Final = FETCH_BLOCKS_MAX * BLOCK_BYTES
 """What may be fetched at a time whatever the size of the cache. A read that needs more goes on when no other does."""
@@ -43,7 +43,7 @@ FETCHING_BYTES: Final = Metric("forebay_cache_fetching_bytes", "Bytes that reads
 
 
 class RangeSource(Protocol):
-    """The part of an `ObjectStore` that a cache stands before."""
+    """The part of an `ObjectStore` that a cache needs."""
 
     async def get_range(self, key: str, start: int, end: int) -> bytes: ...
 
@@ -202,7 +202,7 @@ class BlockCache:
 
     @contextlib.asynccontextmanager
     async def _room(self, held_bytes: int) -> AsyncIterator[None]:
-        """Room for what one read holds; who asks first gets it first, all at once: reads with a part each would wait for each other."""
+        """Room for what one read holds, granted in order and all at once: reads with a part each would wait for each other."""
         limit = max(self._bytes_max, FETCHING_BYTES_MIN)
         async with self._fetching_turn:
             while self._bytes_fetching and self._bytes_fetching + held_bytes > limit:

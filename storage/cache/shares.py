@@ -29,7 +29,7 @@ class _Use:
 
 
 class Shares:
-    """`take` a place before a call and `give_back` after it. Who waits is served in order, but never behind a folder that has its share."""
+    """`take` a place before a call and `give_back` after it. Waiters are served in order, but never behind a folder that has its share."""
 
     def __init__(self) -> None:
         self._all = _Use()

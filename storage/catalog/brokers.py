@@ -25,7 +25,7 @@ from storage.metadata.port import ABSENT, MetadataStore, NotApplied, OpResult, P
 FMT: Final = 1
 CACHE_AGE_S: Final = 1.0
 LIVE_STALE_S: Final = 60.0
-"""While the store is away, brokers that were alive are still the best that clients can be told."""
+"""While the store is away, the brokers last seen alive are still the best answer for clients."""
 SESSION_TIMEOUT_MS: Final = 10_000
 BROKER_ID_MAX: Final = 2**31 - 1
 LEVEL_AGE_S: Final = 10.0
@@ -198,7 +198,7 @@ class BrokerDirectory:
 
     @property
     def session(self) -> Session | None:
-        """The one behind the registration, for records that are to go with it; None while there is no registration that stands."""
+        """The session of the registration, for records that end with it; None while there is no valid registration."""
         return self._session if self.is_registered else None
 
     @property
@@ -212,8 +212,8 @@ class BrokerDirectory:
         return self._level
 
     async def follow_level(self) -> None:
-        """Learn of a level that is raised, until cancelled. Raises `IncompatibleFormat` if this release does not know it: who was not
-        registered when it was raised must stop.
+        """Learn of a level that is raised, until cancelled. Raises `IncompatibleFormat` if this release does not know it: a broker
+        that was not registered when it was raised must stop.
         """
         while True:
             await asyncio.sleep(LEVEL_AGE_S)
@@ -278,9 +278,7 @@ class BrokerDirectory:
         return Registration(record.broker_id, epoch)
 
     async def _learn_level(self, registration: Registration) -> None:
-        """As of a state that has the registration: who announces a level after that sees this broker, and what was announced before is seen
-        here.
-        """
+        """As of a state that has the registration: an announcement made later finds this broker, and an earlier one is seen here."""
         for attempt in range(ATTEMPTS_MAX):
             own, cluster = await self._metadata.get_many([keys.broker(registration.broker_id), keys.CLUSTER])
             if own is not None and own.version >= registration.epoch:

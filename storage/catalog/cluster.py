@@ -24,8 +24,8 @@ FMT: Final = 1
 class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`cluster_id` is 22 characters of base64url, as Kafka writes a UUID.
 
-    `level`: which formats may be written (storage/formats/levels.py). `raising_to`: a level that is about to be; who does not know it may
-    not come any more. Every release reads `level`, whatever else a later one puts here.
+    `level`: which formats may be written (storage/formats/levels.py). `raising_to`: the level about to hold; brokers that do not know it
+    may not register any more. Every release reads `level`, whatever else a later one puts here.
     """
 
     fmt: int = FMT

@@ -28,7 +28,7 @@ READ_TIMEOUT_S: Final = 10.0
 _READ_KEYS_MAX: Final = 500
 """Control records in one question to the store."""
 PARTITIONS_LOOKED_AT_MAX: Final = 64
-"""Of a topic, for one on the shard that is wanted."""
+"""Per topic, to find a partition on the wanted shard."""
 PLACES_KEPT_MAX: Final = 50_000
 
 
@@ -175,7 +175,7 @@ class _Round:
 
 
 class _ShardReads:
-    """Of one shard: one read at a time, and what is asked meanwhile is the next."""
+    """The reads of one shard: one at a time; questions that arrive meanwhile share the next."""
 
     def __init__(self, metadata: MetadataStore, *, clock: Clock, nursery: Nursery) -> None:
         self._metadata = metadata

@@ -1,7 +1,7 @@
-"""Raising the format level (docs/adr/0017-a-format-gate.md): announce, look who is there, raise.
+"""Raising the format level (docs/adr/0017-a-format-gate.md): announce, read the registered brokers, raise.
 
-A broker registers first and reads the level then, from a state that has its own record. Who raises announces first and looks at the
-registered brokers then, with a witness. So either the one who raises sees the broker, or the broker sees the announcement.
+A broker registers first and reads the level then, from a state that has its own record. The raiser announces first and then
+reads the registered brokers, with a witness. So either the raiser sees the broker, or the broker sees the announcement.
 """
 
 import os
@@ -25,7 +25,7 @@ SESSION_TIMEOUT_MS: Final = 10_000
 
 
 class Raising(NamedTuple):
-    """What became of it. `problem` says why the level is not what was asked for; None if it is."""
+    """The outcome of raising. `problem` says why the level is not the one asked for; None if it is."""
 
     before: int
     level: int

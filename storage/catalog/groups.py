@@ -52,7 +52,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     `topics`: those whose offsets may be there, and `topic_pages` how many records name more of them. `members_packed`: the members as
     JSON, compressed with zlib, when there are many. `empty_since_ms`: since when it has had no members; None while it has, and if it never
     had any.
-    `has_expiries`: a commit that said itself how long it is to be kept may be among its offsets.
+    `has_expiries`: its offsets may include a commit with a retention time of its own.
     """
 
     fmt: int = FMT
@@ -99,7 +99,7 @@ class TopicsRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OffsetRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """groups/{group}/offsets/{topic_id}/{p}. `owner` as in the group. A commit that says how long it is to be kept has `expires_at_ms`."""
+    """groups/{group}/offsets/{topic_id}/{p}. `owner` as in the group. A commit with a retention time of its own has `expires_at_ms`."""
 
     fmt: int = FMT
     owner: int

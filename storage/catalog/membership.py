@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who was registered when it was last read, by id."""
+    """The brokers registered at the last read, by id."""
 
     by_id: dict[int, Registered]
 

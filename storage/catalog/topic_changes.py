@@ -33,7 +33,7 @@ from storage.vocabulary import TopicId
 LOOKS_MAX: Final = 10
 """How often a creation that another broker has begun is looked at before it is given up (pauses of up to half a second between)."""
 _PARTITIONS_PER_LOOK: Final = 500
-"""One look more for so many partitions, whose logs take their time."""
+"""Look once more per this number of partitions, whose logs take their time."""
 
 
 class TopicChanges:

@@ -65,7 +65,7 @@ class TopicConfig(NamedTuple):
     meaning: str
     """What it asks for; where there is nothing to do or it is refused, why."""
     idle: str | None = None
-    """Of what is not enforced yet: the value that asks for nothing that is missing."""
+    """The value of a config not enforced yet that asks for nothing that is missing."""
 
     @property
     def documentation(self) -> str:
@@ -276,7 +276,7 @@ def integer(configs: Mapping[str, str], name: str) -> int:
 
 
 def not_enforced(configs: Mapping[str, str]) -> list[str]:
-    """Those of `configs`, by name, that ask for something that no broker does yet."""
+    """Names of `configs` that ask for something no broker does yet."""
     known = (config for name in configs if (config := TOPIC_CONFIGS.get(name)) is not None)
     return sorted(config.name for config in known if config.effect is ConfigEffect.NOT_YET and configs[config.name] != config.idle)
 

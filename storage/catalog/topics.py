@@ -5,7 +5,8 @@ The cache may be behind (hints get lost, entries live for half a minute): a topi
 in it may exist. Writers are safe all the same: the control records of a deleted topic say so.
 
 While the store does not answer for the catalog, topics stay in the cache for STALE_S longer, unless something contradicts them. That rests
-on the same: a topic that was deleted takes no appends and has no records, whoever still believes in it; who finds that out forgets it.
+on the same: a topic that was deleted takes no appends and has no records, whoever still believes in it; a broker that finds that out
+forgets it.
 """
 
 import asyncio
@@ -127,7 +128,7 @@ class Topics:
             self._by_id.pop(entry[0].topic_id, None)
 
     async def lookup(self, names: Iterable[str]) -> dict[str, Topic]:
-        """Those of `names` that exist: from the cache, or by one read issued after the call. Raises `StorageError`, within PATIENCE_S."""
+        """The topics of `names` that exist: from the cache or by one read made after the call. Raises `StorageError`, within PATIENCE_S."""
         found, unread = await self.look_up(names)
         if unread is not None:
             raise unread
@@ -156,8 +157,8 @@ class Topics:
         return await self._active(read)
 
     async def lookup_certainly(self, name: str) -> Topic | None:
-        """The topic of that name; None only if the leader of the day says that nobody has it, or somebody has but reserved it. A read alone
-        may be answered by a deposed leader that has not heard of a topic yet, and who is told so takes a deletion for done.
+        """The topic of that name; None only if the shard's current leader says that it is free, or only reserved. A read alone
+        may be answered by a deposed leader that has not heard of a topic yet, and a client given that answer takes a deletion for done.
 
         Raises `StorageError`. Costs a write that changes nothing, where there is no such topic.
         """

@@ -29,13 +29,13 @@ OpOutcome = OpResult | NotApplied | Unknown
 
 
 async def write_one(metadata: MetadataStore, op: WriteOp) -> OpOutcome:
-    """What became of `op`, sent alone."""
+    """Send `op` alone; return its outcome."""
     (outcome,) = await write_each(metadata, [op])
     return outcome
 
 
 async def write_each(metadata: MetadataStore, ops: Sequence[WriteOp]) -> list[OpOutcome]:
-    """What became of each of `ops`, in their order. They may lie on any shards and are not one atomic batch."""
+    """Send `ops`; return the outcome of each, in order. They may lie on any shards and are not one atomic batch."""
     outcomes: list[OpOutcome | None] = [None] * len(ops)
     for positions in _requests(metadata, ops):
         outcome = await metadata.write([ops[position] for position in positions])

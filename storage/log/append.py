@@ -117,7 +117,7 @@ class Appender:
 
     @property
     def buffered_bytes(self) -> int:
-        """Of batches that are gathered, or have no outcome yet."""
+        """The size of batches that are gathered, or have no outcome yet."""
         return self._open.size_bytes + self._in_flight.size_bytes
 
     async def drain(self) -> None:

@@ -24,7 +24,7 @@ class BrokerEpoch:
         return self.registered_epoch() == epoch
 
     async def gone(self, epochs: Collection[int]) -> frozenset[int]:
-        """Those of `epochs`, read before the call, whose registration is certainly over; none of them while that cannot be shown."""
+        """The members of `epochs`, read before the call, whose registration is certainly over; none while that cannot be shown."""
         try:
             live = await self.live()
         except StorageError:

@@ -395,7 +395,7 @@ class Committer:
                     if send.purpose is Purpose.PROOF:
                         self._answer(commit, send.decision.verdicts)
                     return CommitStep.FINISHED
-                # Of this attempt nothing happened. Of those before that had no answer it says nothing, so `unknown` stays:
+                # Nothing of this attempt happened. Earlier attempts without an answer remain open, so `unknown` stays:
                 #     attempt 1 at version 7 … no answer … a read finds 7 … attempt 1 lands: version 8 … attempt 2 at 7: conflict
                 self._conflicts.inc()
                 if send.decision.pages:

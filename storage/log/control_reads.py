@@ -33,7 +33,7 @@ WAITING_FOR_SILENT_MAX: Final = 1_000
 
 
 class _Shard:
-    """`next` is the read that has not begun: who asks now gets that one. `began_s` is when the one under way did; None: there is none.
+    """`next` is the read that has not begun: new requests get that one. `began_s` is when the one under way did; None: there is none.
 
     `has_failed`: the last one that ended had no answer.
     """
@@ -63,9 +63,9 @@ class ControlReads:
         return self._proofs.ask(log)
 
     def ask(self, log: PartitionLog) -> asyncio.Future[None]:
-        """What is done when `log.seen.control` is at least as new as now, or fails with `Unavailable`. It is shared: never cancel it.
+        """A task that ends when `log.seen.control` is at least as new as now, or fails with `Unavailable`. It is shared: never cancel it.
 
-        A record that is there but unreadable is told by `log.seen.broken`.
+        `log.seen.broken` reports a record that is there but unreadable.
         """
         return self._ask(self._shard_of(log), log)
 

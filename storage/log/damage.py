@@ -1,7 +1,7 @@
-"""What came back from the object store otherwise than it was written: counted, told once in the log, and not asked for again at once.
+"""Damage: bytes that the object store returned otherwise than they were written. Counted, logged once, and not read again at once.
 
-A read that meets damage is repeated once (storage/log/read.py). Damage that is there the second time, too, is remembered for a while, so
-that clients who ask again and again cost neither GETs nor log lines.
+A read that meets damage is repeated once (storage/log/read.py). Damage found the second time, too, is remembered for a while, so
+that clients which keep asking cost neither GETs nor log lines.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ LOOK_AGAIN_S: Final = 10.0
 TELL_AGAIN_S: Final = 300.0
 """How long nothing more is logged of the same partition in the same object."""
 LINES_MAX: Final = 10
-"""Lines in LINES_PER_S: a store that lost everything is told, and not once per partition."""
+"""Lines in LINES_PER_S: a store that lost everything is logged, but not once per partition."""
 LINES_PER_S: Final = 60.0
 
 CORRUPT_READS: Final = Metric(
@@ -39,7 +39,7 @@ _log: Final = structlog.get_logger()
 
 
 class Damage:
-    """Of one broker's reads."""
+    """The damage that one broker's reads have met."""
 
     def __init__(self, *, clock: Clock, telemetry: Telemetry) -> None:
         self._clock = clock

@@ -56,7 +56,7 @@ class Outcome(Enum):
     DUPLICATE = auto()  # appended before, at the offset the verdict names
     OUT_OF_ORDER_SEQUENCE = auto()
     NO_PREDECESSOR = auto()  # of a producer nobody knows, and not its first: what comes before may be on its way through another broker
-    NO_ROOM = auto()  # of a producer nobody knows, while the partition remembers as many as it can
+    NO_ROOM = auto()  # an unknown producer, while the partition has no room to remember another
     INVALID_PRODUCER_EPOCH = auto()
     FENCED = auto()
     DELETED = auto()
@@ -73,7 +73,7 @@ class Verdict(NamedTuple):
 
 
 class Writer(NamedTuple):
-    """Who commits: names the attempt in `control.writers`, which makes a lost reply decidable."""
+    """The committer: names the attempt in `control.writers`, which makes a lost reply decidable."""
 
     epoch: int
     commit_seq: int

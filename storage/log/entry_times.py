@@ -10,11 +10,11 @@ KEPT_MAX: Final = 256
 
 
 class EntryTimes:
-    """Of the entries that cover the offsets from `start` up to `end` (exclusive).
+    """The timestamps of the entries that cover the offsets from `start` up to `end` (exclusive).
 
     `_falling`: base and timestamp of entries that no later one exceeds, oldest first: the first is the greatest, and when it is trimmed the
-    next one is. What has no room is not kept, only the greatest timestamp of it.
-    `_rising`: of some entries that exceed all before them: none before such an entry, nor it itself, reaches a later time.
+    next one is. Entries without room are dropped, except for their greatest timestamp.
+    `_rising`: some entries that exceed all before them: none before such an entry, nor it itself, reaches a later time.
     """
 
     __slots__ = ("_falling", "_left_out", "_rising", "_top", "end", "start")

@@ -18,7 +18,7 @@ from storage.log.runs import BatchRun
 
 UNATTENDED_MAX: Final = 64
 UNATTENDED_BYTES_MAX: Final = 64 * MIB
-"""Of what the reads may bring that nobody waits for."""
+"""The bytes that reads without a waiter may bring."""
 
 
 class Reads(Protocol):
@@ -69,7 +69,7 @@ class Flights:
 
     @property
     def unattended(self) -> int:
-        """Of these, those that nobody waits for."""
+        """The bytes among these that nobody waits for."""
         return len(self._unattended)
 
     def join(

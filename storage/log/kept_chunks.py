@@ -10,15 +10,15 @@ from storage.log.sizes import entries_bytes
 from storage.vocabulary import PartitionId
 
 CHUNKS_KEPT_MAX: Final = 64
-"""Of one partition."""
+"""Per partition."""
 CHUNKS_BYTES_MAX: Final = 16 * MIB
-"""Of memory, over all partitions: 2,000 ordinary chunks."""
+"""Memory over all partitions: 2,000 ordinary chunks."""
 CHUNK_BYTES: Final = 512
-"""Of a chunk beside its entries, and of what finds it."""
+"""The memory of a chunk and its index, without its entries."""
 
 
 class KeptChunks:
-    """The one that was read longest ago is dropped first; who asks for it reads it again."""
+    """The chunk read longest ago is dropped first; the next reader fetches it again."""
 
     def __init__(self) -> None:
         self._by_partition: dict[PartitionId, OrderedDict[int, IndexChunk]] = {}

@@ -111,7 +111,7 @@ class Commit:
     """What kept the last attempt from its outcome, in words."""
     pages: Pages = field(default_factory=dict)
     unreadable: StorageError | None = None
-    """Of a page that it needs and that was there, when it was last read."""
+    """Why a page that it needs could not be read, though it was there."""
 
     @property
     def has_begun(self) -> bool:

@@ -37,7 +37,7 @@ class LostBatches:
             self._forget(*next(iter(self._at_s)))
 
     def forget_before(self, producers: LosesBatches, before_s: float) -> None:
-        """Those of one partition."""
+        """Forget the lost batches of one partition."""
         while producers.lost and self._at_s[producers, producer_id := next(iter(producers.lost))] < before_s:
             self._forget(producers, producer_id)
 

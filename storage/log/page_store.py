@@ -88,7 +88,7 @@ class PageStore:
             self._keep(log.keys.producer_page(new.name).path, new.page.producers)
 
     def is_sweep_due(self, log: PartitionLog) -> bool:
-        """True once at intervals: then `sweep` is to be run."""
+        """True once at intervals: then the caller runs `sweep`."""
         return log.producers.is_sweep_due(self._clock.monotonic_s(), every_s=SWEEP_EVERY_S)
 
     async def sweep(self, log: PartitionLog, control: Control, version: int) -> None:

@@ -13,7 +13,7 @@ PAGE_GARBAGE_MAX: Final = 64
 class ProducerMemory:
     """`lost` holds, by producer, the lowest sequence that was answered with an error though the producer may have sent more behind it:
     written by `LostBatches`, which counts those of all partitions.
-    `strangers` are producers that nobody knew and that were told to wait for what comes before their batches.
+    `strangers` are unknown producers that wait for what comes before their batches.
     `page_garbage` names pages of producer states to be deleted with the next commit.
     """
 
@@ -47,7 +47,7 @@ class ProducerMemory:
         self.page_garbage = []
 
     def is_sweep_due(self, now_s: float, *, every_s: float) -> bool:
-        """True once in `every_s`: then the pages that nothing names are to be removed."""
+        """True once in `every_s`: then the caller removes the pages that nothing names."""
         if now_s < self._sweep_at_s:
             return False
         self._sweep_at_s = now_s + every_s

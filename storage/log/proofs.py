@@ -3,12 +3,12 @@
 docs/design/reading.md#reads-from-a-deposed-leader says why.
 
 A read may be answered by a deposed leader of the shard, from an older state: an offset behind an old end is out of range there, and a
-consumer that is told so begins anew somewhere else. Only a write is judged by the leader of the day. So the record is put once more, under
-the condition that it is still there; nothing but its version changes.
+consumer that gets that answer begins anew somewhere else. Only a write is judged by the leader of the day. So the record is put once more,
+under the condition that it is still there; nothing but its version changes.
 
 Proofs of a log are shared, one at a time and no more often than every PROOF_EVERY_S, whatever its readers ask for. Each shard of the
-metadata store has places of its own, and who gets none in time is refused: a silent one holds up nobody but who asks for its partitions,
-and those no longer if they are many.
+metadata store has places of its own, and a request that gets none in time is refused: a silent shard holds up only requests for its
+partitions, and these no longer when there are many.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ PROOF_EVERY_S: Final = 0.2
 TIMEOUT_S: Final = 3.0
 """For a proof, its wait for a place included."""
 AT_ONCE_MAX: Final = 16
-"""Of one shard."""
+"""Per shard."""
 
 
 class Proofs:

@@ -2,8 +2,8 @@
 
 offset → entry (index) → window of its span (blocks) → scan → copy once → CRC of each batch → base offsets → bytes
 
-What comes back otherwise than it was written is looked at once more before anybody is told: the pieces it came from leave the cache, the
-control record is read again, and so is the object. Only what is damaged twice is an alarm (storage/log/damage.py).
+Bytes that come back otherwise than they were written are read once more before anybody hears of it: the pieces it came from leave the
+cache, the control record is read again, and so is the object. Only what is damaged twice is an alarm (storage/log/damage.py).
 """
 
 import asyncio
@@ -148,7 +148,7 @@ def _check_passed(window: memoryview, found: Window, where: str) -> None:
 
 
 def _stamp(window: memoryview, found: Window, where: str, entry: Entry) -> tuple[BatchRun, int]:
-    """Copy the kept batches, check each, give each its offset. Those before a damaged one are served: who reads on is told.
+    """Copy the kept batches, check each, give each its offset. Batches before a damaged one are served: the next read reports it.
 
     Returns them with their end in `window`.
     """

@@ -1,4 +1,4 @@
-"""Where reads of the object store ended: who reads on from there need not pass over what comes before it in its entry."""
+"""Where reads of the object store ended: a reader that goes on from there skips what comes before it in its entry."""
 
 from collections import OrderedDict
 from typing import Final, NamedTuple

@@ -35,7 +35,7 @@ def scan(window: Buffer, *, base: int, wanted: int, bytes_max: int, where: str) 
     """Walk the batches of `window`, the first of which begins at offset `base`; keep those from the one that holds `wanted` on.
 
     Stops after `bytes_max` of kept bytes, but keeps at least one batch if it is whole. Raises `Corrupt` for what is no batch; behind kept
-    batches it stops there instead: who reads on is told.
+    batches it stops there instead: the next read raises.
     """
     starts: list[int] = []
     positions: list[int] = []

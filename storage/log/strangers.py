@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 from storage.vocabulary import PartitionId
 
 STRANGERS_KEPT_MAX: Final = 1_024
-"""Of one partition."""
+"""Per partition."""
 STRANGERS_OF_ALL_KEPT_MAX: Final = 32_768
-"""Of all partitions, 500 bytes of memory each."""
+"""Over all partitions, 500 bytes of memory each."""
 
 
 class PermittedStart(NamedTuple):
@@ -67,7 +67,7 @@ class AllStrangers:
 
 
 class Strangers:
-    """Of one partition, as this broker refused them. When there are too many, more do not begin to wait before one of these has begun."""
+    """The strangers of one partition, as this broker refused them. When full, it takes another only after one of these has begun."""
 
     __slots__ = ("_waiting", "partition", "refused")
 

@@ -40,7 +40,7 @@ class TrimDecision(NamedTuple):
     log_start: int
     """After it."""
     control: Control | None
-    """The record to put by CAS; None when nothing is to be deleted."""
+    """The record to put by CAS; None when there is nothing to delete."""
 
 
 def decide_trim(control: Control, before: int) -> TrimDecision:

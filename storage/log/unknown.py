@@ -1,4 +1,4 @@
-"""What became of a commit whose last attempt had no answer, pure: from the control record as read since.
+"""Decides the fate of a commit whose last attempt had no answer, pure: from the control record as read since.
 
 docs/design/commit.md#unknown-outcomes says why this is all that can be known.
 

@@ -25,7 +25,7 @@ class UploadPlaces:
 
     @property
     def are_taken(self) -> bool:
-        """Who asks now will have to wait."""
+        """Whether a new upload has to wait."""
         return self._asked >= UPLOADS_MAX
 
     def ask(self) -> "UploadPlace":

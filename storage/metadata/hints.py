@@ -1,4 +1,4 @@
-"""Who wants to hear of changed keys, inside one process (hints of port.py, I10)."""
+"""Subscriptions to changed keys, inside one process (hints of port.py, I10)."""
 
 import asyncio
 from collections.abc import Callable, Iterable

@@ -132,7 +132,7 @@ class GroupKeys:
         return Key(f"{self.root}/offsets/{partition.topic_id}/{partition.partition:05}", self.partition_key)
 
     def offsets(self, topic_id: TopicId) -> tuple[Key, str]:
-        """Those of one topic."""
+        """The range of keys of one topic."""
         start, end = children_of(f"{self.root}/offsets/{topic_id}")
         return Key(start, self.partition_key), end
 

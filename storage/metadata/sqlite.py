@@ -8,7 +8,7 @@ never read, counts as absent in every condition, and is removed, with its sessio
 keep-alive, by a write that touches it, and before a read that would have returned it. No process is needed to look after it.
 
 The files are looked after (sqlite_files.py): once one of them was removed or replaced, nothing is written, read or acknowledged any more.
-A commit and a read are told only if the files were there after them; an idle store looks twice a second.
+A commit or a read is reported only if the files were there after it; an idle store looks twice a second.
 
 Hints: own changes as soon as they are committed, those of other processes by asking every 50 ms whether the file changed,
 while somebody is subscribed.
@@ -110,7 +110,7 @@ class SqliteMetadataStore:
         """Open the file, made with its folders if there is none.
 
         `blocking` (one thread) belongs to the store from now on. `clock`: its monotonic time must be the machine's.
-        `boot_id` None: ask the system. `on_lost` is told once, on the loop, that the store is of no use any more, and why.
+        `boot_id` None: ask the system. `on_lost` is called once, on the loop, when the store is of no use any more, with the reason.
         Raise `Unavailable` with cause and fix, or `IncompatibleFormat`.
         """
         try:
@@ -286,7 +286,7 @@ class SqliteMetadataStore:
                 # An OSError: whether the owner of a session lives could not be seen, which takes a descriptor.
                 raise Unavailable(f"cannot read the metadata file: {sqlite_schema.reason_of(error)}: path={str(self._path)!r}") from error
             else:
-                # It may have read a commit that nobody will find again, and whose outcome is therefore told to nobody.
+                # It may have read a commit that nobody will find again, and whose outcome is therefore reported to nobody.
                 if (lost := self._files.look()) is not None:
                     raise Unavailable(lost)
                 return found

@@ -231,7 +231,7 @@ class DiskObjectStore:
             folders |= {folder.rpartition("/")[0] for folder in level if self._sync_and_remove(folder)}
 
     def _sync_and_remove(self, folder: str) -> bool:
-        """Whether `folder` is gone, so that the one above it is to be synced."""
+        """Whether `folder` is gone, so that the caller syncs the one above it."""
         try:
             sync_folder(self._path(folder))
         except (FileNotFoundError, NotADirectoryError):

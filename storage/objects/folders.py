@@ -1,9 +1,9 @@
 """Folders of a disk store: made on demand, and durable before a file in them counts.
 
 A file's name survives a power cut only if its folder was synced, and that folder's name only if *its* folder was.
-Other processes make and remove the same folders, so a path says little: the folder that stands there now may be another
+Other processes make and remove the same folders, so a path says little: the folder that is there now may be another
 than the one whose way down was synced. A descriptor says all: it names one folder for as long as it is open, and linking
-into a removed folder fails with ENOENT, whatever stands at its path by then. So emptied folders may be removed at any time.
+into a removed folder fails with ENOENT, whatever is at its path by then. So emptied folders may be removed at any time.
 """
 
 import os

@@ -18,7 +18,7 @@ from storage.vocabulary import Buffer
 WINDOW_READS: Final = 1_000
 """The latest reads of a size class whose times count."""
 WARM_READS: Final = 50
-"""Before so many of a class nothing is known, and nothing is asked twice."""
+"""Below this number of reads of a class nothing is known, and nothing is asked twice."""
 QUANTILE: Final = 0.95
 DELAY_S_MIN: Final = 0.02
 BUDGET_SHARE: Final = 0.05

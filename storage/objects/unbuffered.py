@@ -17,7 +17,7 @@ from storage.limits import BLOCK_BYTES, KIB
 from storage.vocabulary import Buffer
 
 ALIGNMENT_BYTES: Final = 4 * KIB
-"""Of memory, file positions and lengths: the largest sector size in use."""
+"""Alignment of memory, file positions and lengths: the largest sector size in use."""
 BUFFER_BYTES: Final = BLOCK_BYTES + 2 * ALIGNMENT_BYTES
 """A block that begins and ends in the middle of a sector fits."""
 WORTHWHILE_BYTES: Final = 128 * KIB

@@ -39,7 +39,7 @@ class Assignments:
 
     def __init__(self) -> None:
         self.taken = 0
-        """How often somebody told of the shards: a server that starts again does."""
+        """How often a server has sent the assignments: one that starts again does."""
         self._hash_mins: list[int] = []
         self._shards_by_hash: list[int] = []
         self._sources: dict[str, _Claims] = {}

@@ -14,7 +14,7 @@ from storage.metadata.oxia.failures import CallFate, Failure, read_failure
 from storage.metadata.oxia.nodes import Nodes, OxiaNode
 
 DEADLINE_S: Final = 5.0
-"""Of one request, and for a request that is repeated from its first attempt to the start of its last."""
+"""For one request; for one that is repeated, from its first attempt to the start of its last."""
 PAUSE_S_MIN: Final = 0.02
 PAUSE_S_MAX: Final = 0.5
 

@@ -66,5 +66,5 @@ class NotificationFollower:
         return offset
 
     def _publish(self, batch: wire.NotificationBatch) -> None:
-        # Of a deleted range the start is all that is told of its keys.
+        # A deleted range names only the start of its keys.
         self._hints.publish([path for path in batch.notifications if not path.startswith(INTERNAL_PREFIX)])

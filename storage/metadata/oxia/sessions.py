@@ -71,7 +71,7 @@ class OxiaSession:
         await self._lost.wait()
 
     async def close(self) -> None:
-        """Raise `Unavailable` or `OutcomeUnknown` if Oxia could not be told; the session then ends by itself, unrenewed."""
+        """Raise `Unavailable` or `OutcomeUnknown` if Oxia could not be reached; the session then ends by itself, unrenewed."""
         self._lost.set()
         for on_shard in list(self._on_shards.values()):
             error = await asyncio.shield(on_shard.ended)

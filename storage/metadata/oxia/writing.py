@@ -23,7 +23,7 @@ from storage.metadata.oxia.write_request import Together, UnreadableAnswer, Writ
 from storage.metadata.port import Applied, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
 
 DEADLINE_S: Final = 5.0
-"""Of one request. No attempt at a write begins later than this after it was asked for: so it takes at most twice as long."""
+"""For one request. No attempt at a write begins later than this after it was asked for: so it takes at most twice as long."""
 WAITING_MAX: Final = 10_000
 """Writes in line for one shard."""
 _CLOSED: Final = "the metadata store is closed"

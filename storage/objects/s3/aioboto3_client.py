@@ -203,7 +203,7 @@ def _http_session_class() -> type:
     parent: type = importlib.import_module("aiobotocore.httpsession").AIOHTTPSession
 
     class OnceOnlySession(parent):  # type: ignore[misc]
-        """aiohttp sends a PUT again when a kept-alive connection breaks: the second one meets the first one's object and is told 412."""
+        """aiohttp sends a PUT again when a kept-alive connection breaks: the second one meets the first one's object and gets 412."""
 
         async def _get_session(self, proxy_url: str | None) -> Any:
             session = await super()._get_session(proxy_url)

@@ -1,4 +1,4 @@
-"""How long to go on trying: full jitter, so that brokers who were told to slow down do not come back together."""
+"""How long to go on trying: full jitter, so that brokers asked to slow down do not come back together."""
 
 import asyncio
 import random

@@ -29,7 +29,7 @@ _REGION_CODES: Final = frozenset(
 
 
 class ProbeStep(enum.Enum):
-    """A request of the probe, or of who looks closer: what is told of it, and the permission it needs."""
+    """A request of the probe or of the closer look after it: its description, and the permission it needs."""
 
     PUT = ("write", "s3:PutObject on {bucket}/{root}*")
     PUT_AGAIN = ("second write", "s3:PutObject on {bucket}/{root}*")
@@ -47,12 +47,12 @@ class Facts:
     endpoint: BucketEndpoint
     identity: str
     source: str
-    """Of the credentials; empty if unknown, as `identity`."""
+    """Where the credentials come from; empty if unknown, as `identity`."""
     region_of_bucket: str
 
 
 class Diagnosis:
-    """Of one probe."""
+    """The result of one probe."""
 
     def __init__(self, location: S3Location, endpoint: BucketEndpoint, control: ControlClient) -> None:
         self._location = location

@@ -33,7 +33,7 @@ class S3Location:
 
     @property
     def root(self) -> str:
-        """What stands before every key."""
+        """The prefix of every key."""
         return f"{self.prefix}/" if self.prefix else ""
 
     @property

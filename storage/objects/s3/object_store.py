@@ -114,7 +114,7 @@ class S3ObjectStore:
         while more:
             page = await self._read("list", prefix, partial(self._control.list_page, self._root + prefix, last), ATTEMPT_S)
             for found in page.stats:
-                # Not every server begins where it is told to.
+                # Not every server begins where it was asked to.
                 if found.key > last and is_key(key := found.key.removeprefix(self._root)):
                     yield found._replace(key=key)
             more = page.more
@@ -248,7 +248,7 @@ class S3ObjectStore:
             raise
 
     async def _is_absent(self, key: str) -> bool:
-        """False if it is there after all. Raise `Unavailable` if it cannot be told."""
+        """False if it is there after all. Raise `Unavailable` if that cannot be found out."""
         try:
             await self._read("get", key, partial(self._data.get_range, self._root + key, 0, 1), ATTEMPT_S)
         except NotFound:
@@ -306,7 +306,7 @@ class S3ObjectStore:
 
     @contextmanager
     def _noting(self, what: str, key: str, backoff: Backoff) -> Iterator[None]:
-        """Who gives up waiting is told, in a note of the cancellation, what the last try failed with."""
+        """Add to the cancellation of a waiter a note that says what the last try failed with."""
         try:
             yield
         except asyncio.CancelledError as cancelled:

@@ -1,7 +1,7 @@
 """The data path by obstore: requests made and bodies copied by Rust threads, off the event loop and the GIL.
 
 Only this module knows obstore. Its retries are off, since it would repeat a PUT whose reply was lost and report the object as another's.
-Its errors are told apart by their text, which has the status and the server's answer: `tests/unit/storage/objects/s3` holds it to that.
+Its errors are distinguished by their text, which has the status and the server's answer: `tests/unit/storage/objects/s3` holds it to that.
 """
 
 import asyncio
