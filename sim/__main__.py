@@ -23,7 +23,7 @@ THEMES: Final = ("usual", "passing", "spilling", "churning", "stubborn")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run as told. 0 when no seed found anything wrong (and no branch was never taken), else 1."""
+    """Run the command line. 0 when no seed found anything wrong (and no branch was never taken), else 1."""
     given = _parse(arguments)
     match given.command:
         case "replay":
@@ -110,7 +110,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     jobs = len(os.sched_getaffinity(0))
     for command in (run, covered):
         command.add_argument("--seeds", type=_seeds, default=(1, 200), metavar="A-B")
-        command.add_argument("--jobs", type=_count, default=jobs, help="processes; as many as there are processors if not given")
+        command.add_argument("--jobs", type=_count, default=jobs, help="processes; by default one per processor")
     run.add_argument("--world", choices=(*WORLDS, ALL), default=ALL)
     replay.add_argument("--world", choices=WORLDS, default=WORLDS[0])
     replay.add_argument("--seed", type=int, required=True)

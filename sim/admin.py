@@ -1,4 +1,4 @@
-"""Who administers topics: one that is deleted and created again and again, partitions that are added, records that are deleted."""
+"""Administers topics: deletes and creates one again and again, adds partitions, deletes records."""
 
 import asyncio
 import random
@@ -83,7 +83,7 @@ class Admin:
             answer = await self._ask(self._broker(), f"create {topic}", create)
             if isinstance(answer, AlreadyExists) or not isinstance(answer, Topic):
                 answer = await self._ask(self._broker(), f"find {topic}", look)
-            # Of a deposed leader of the store it may be one that was deleted since.
+            # From a deposed leader of the store it may be one that was deleted since.
             if isinstance(answer, Topic) and answer.topic_id not in self._deleted:
                 return
             await asyncio.sleep(self._chance.expovariate(1 / RETRY_S))

@@ -90,7 +90,7 @@ class Serving:
 
 
 class SimBroker:
-    """One life of a broker. `start` begins it; `crash` ends it at whatever await it stands."""
+    """One life of a broker. `start` begins it; `crash` ends it at whatever await it has reached."""
 
     def __init__(self, broker_id: int, life: int, ground: Ground, chance: random.Random) -> None:
         loop = asyncio.get_running_loop()

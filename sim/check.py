@@ -60,7 +60,7 @@ class RememberedProducers(NamedTuple):
 
 
 def forgotten(logs: Sequence[Log], known: Mapping[str, RememberedProducers], may_have_expired: Callable[[Stored], bool]) -> Iterator[str]:
-    """The last batch of every producer is what its partition remembers: else what is sent again could not be told from what is new.
+    """The last batch of every producer is what its partition remembers: else a batch sent again could pass for a new one.
 
     `known`: by place; those that are not in it are not judged. What a client gave up may be appended while a broker is asked, and later.
     `may_have_expired` says so of a producer whose last batch this is.
@@ -119,7 +119,7 @@ def _sequences(log: Log, numbers: dict[tuple[str, bytes], int], *, is_only: bool
 
 
 def _appends(history: History, by_place: dict[str, list[Log]]) -> Iterator[str]:
-    """Acked: there, at the offset told. Failed: not there. Unknown: once or not at all, or as often as it was sent without a sequence."""
+    """Acked: there, at the offset answered. Failed: not there. Unknown: at most once, or as often as it was sent without a sequence."""
     places: dict[tuple[str, bytes], list[tuple[Log, Stored]]] = defaultdict(list)
     for place, logs in by_place.items():
         for log in logs:
@@ -145,22 +145,22 @@ def _repeated(sent: Sent, standing: Sequence[tuple[Log, Stored]]) -> Iterator[st
     offsets = [one.offset for _, one in standing]
     possible = sent.possible
     if not possible:
-        yield f"dirty read: {_name(sent)} failed for certain and stands at {offsets}"
+        yield f"dirty read: {_name(sent)} failed for certain and is at {offsets}"
     elif not sent.is_idempotent:
         if len(standing) > len(possible):
-            yield f"duplicate: {_name(sent)} stands at {offsets} attempts={len(sent.attempts)}"
+            yield f"duplicate: {_name(sent)} is at {offsets} attempts={len(sent.attempts)}"
     else:
         # Given a new epoch or id its client has sent it as another batch. In another incarnation of the topic nobody knows of it.
         copies = Counter((log.topic_id, one.identity) for log, one in standing)
         identities = {attempt.identity for attempt in possible}
         if max(copies.values()) > 1:
-            yield f"duplicate: {_name(sent)} stands at {offsets} attempts={len(sent.attempts)}"
+            yield f"duplicate: {_name(sent)} is at {offsets} attempts={len(sent.attempts)}"
         if any(identity not in identities for _, identity in copies):
-            yield f"never sent: {_name(sent)} stands under {[one.identity for _, one in standing]}, sent under {sorted(identities)}"
+            yield f"never sent: {_name(sent)} is under {[one.identity for _, one in standing]}, sent under {sorted(identities)}"
 
 
 def _too_late(history: History, sent: Sent, oks: Iterable[Attempt], standing: Sequence[tuple[Log, Stored]]) -> Iterator[str]:
-    """What was sent after the deletion of a topic was confirmed stands in a later incarnation of it."""
+    """A batch sent after the deletion of a topic was confirmed is in a later incarnation of it."""
     for ok in oks:
         deleted = [history.deleted_s.get(log.topic_id, float("inf")) for log, one in standing if one.offset == ok.offset]
         begun_s = min(attempt.invoked_s for attempt in sent.attempts if attempt.identity == ok.identity)
@@ -188,7 +188,7 @@ def _overtaken(everything: Iterable[Sent]) -> Iterator[str]:
 
 
 def _reads(seen: Iterable[SeenBatch], logs: Sequence[Log]) -> Iterator[str]:
-    """What any reader ever saw is what stands there in the end."""
+    """Whatever any reader saw at an offset is there in the end."""
     standing = {(log.place, log.topic_id, one.offset): one for log in logs for one in log.batches}
     for one in seen:
         stored = standing.get((one.place, one.topic_id, one.offset))
@@ -199,7 +199,7 @@ def _reads(seen: Iterable[SeenBatch], logs: Sequence[Log]) -> Iterator[str]:
 
 
 def _append_times(place: str, everything: Iterable[Sent]) -> Iterator[str]:
-    """What was sent after another batch was acked stands behind it."""
+    """A batch sent after another was acked is behind it."""
     acks: list[tuple[float, int]] = []
     begins: list[tuple[float, int, Sent]] = []
     for sent in everything:
@@ -221,9 +221,9 @@ def _begin_of(sent: Sent, acked: Attempt) -> float:
 
 
 def _ends(place: str, everything: Sequence[Sent], ends: Sequence[End], seen: Sequence[SeenBatch]) -> Iterator[str]:
-    """An end is beyond every ack, every read and every end told before it was asked for (promise 5).
+    """An end is beyond every ack, every read and every end answered before it was asked for (promise 5).
 
-    Of a broker that may have asked a deposed leader no more can be expected than that it says what was true once.
+    A broker that may have asked a deposed leader need only answer what was true once.
     """
     known = [
         (attempt.ended_s, attempt.offset + sent.record_count)

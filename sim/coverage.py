@@ -60,7 +60,7 @@ def count_branches(seeds: tuple[int, int], *, faults: str, jobs: int) -> dict[st
 
 
 def never_taken(counts: dict[str, int]) -> list[str]:
-    """Those that should have been."""
+    """The branches that should have been taken."""
     return [name for name, count in counts.items() if not count and name not in UNREACHABLE and name not in SELDOM]
 
 

@@ -20,7 +20,7 @@ class Fault(Enum):
     REQUEST_LOST = "request lost"  # nothing happens; the caller is left in doubt
     REPLY_LOST = "reply lost"  # it happens; the caller is left in doubt
     LATE = "late"  # the caller is left in doubt, and then it happens
-    REFUSED = "refused"  # nothing happens, and the caller is told
+    REFUSED = "refused"  # nothing happens, and the caller learns it
     SLOW = "slow"  # it happens, after a while
     DAMAGED = "damaged"  # what was read comes with one byte changed
     MISSING = "missing"  # what is there is said not to be
@@ -148,7 +148,7 @@ class FaultPlan:
 
 
 class ObjectFaults(FaultPlan):
-    """Those of an object store, whose answers may be wrong in themselves."""
+    """The faults of an object store, whose answers may be wrong in themselves."""
 
     def __init__(self, chance: random.Random, temper: Temper, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(chance, temper, loop)

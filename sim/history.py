@@ -64,7 +64,7 @@ class Sent:
 
     @property
     def possible(self) -> list[Attempt]:
-        """Those that did not fail for certain."""
+        """The attempts that did not fail for certain."""
         return [attempt for attempt in self.attempts if attempt.outcome is not OperationOutcome.FAIL]
 
 

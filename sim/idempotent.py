@@ -3,7 +3,7 @@
 Java's sends what failed one by one, the first of its sequences first, and goes on elsewhere when its metadata says so while earlier batches
 are on their way; librdkafka's closes the connection and sends all that is unanswered in order. Either gives a batch up after some time, or
 when nobody knows its sequences any more, and begins at sequence 0 again under the next epoch (Java) or under a new id (librdkafka): what
-was unanswered is sent again as something new, and stands twice if it stood already.
+was unanswered is sent again as something new, and is there twice if it was there already.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ ASK_TIMEOUT_S: Final = 5.0
 MOVE_RATE: Final = 0.15
 SPEED_RATE: Final = 0.7
 GIVE_UP_RATE: Final = 0.15
-"""Of the times that its first batch has failed again, if it is one that gives up."""
+"""How likely a producer that gives up does so when its first batch has failed again."""
 
 
 LATER_RATE: Final = 0.3
@@ -134,7 +134,7 @@ class IdempotentProducer(Producer):
 
     @property
     def _may_send_new(self) -> bool:
-        """Not while something is to be sent again first, nor further ahead of what has no ack than a broker remembers."""
+        """Not while something waits to be sent again, nor further ahead of what has no ack than a broker remembers."""
         is_clear = all(pending.flight is not None and not pending.failures for pending in self._window)
         span = self._next_number - self._window[0].sent.number if self._window else 0
         return bool(self._unsent) and is_clear and span < IN_FLIGHT_MAX
@@ -190,7 +190,7 @@ class IdempotentProducer(Producer):
             await self._pause()
 
     def _take_in(self, pending: Pending, flight: BatchInFlight) -> bool:
-        """Take in an answer. False if the connection is to be closed."""
+        """Take in an answer. False if the caller must close the connection."""
         try:
             answer = flight.answer.result()
         except ConnectionLost as error:

@@ -12,7 +12,7 @@ INDEFINITE: Final = frozenset({ErrorCode.request_timed_out, ErrorCode.not_leader
 ABSENT: Final = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id, ErrorCode.inconsistent_topic_id})
 
 CurrentBrokers = Callable[[], list[SimBroker]]
-"""Those that are there now, up or not."""
+"""The brokers there are now, up or not."""
 
 
 class Place(NamedTuple):

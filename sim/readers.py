@@ -194,7 +194,7 @@ class EndAsker:
             for place, (code, offset) in zip(asked, answers, strict=True):
                 if code is not ErrorCode.none:
                     if not place.is_deserved(code):
-                        self._history.violation(f"no offset told: {self._name} broker={broker.name} {place} {code.name}")
+                        self._history.violation(f"no offset given: {self._name} broker={broker.name} {place} {code.name}")
                 elif question == LATEST:
                     may_be_old = broker.may_have_read_old(invoked_s)
                     self._history.heard_end(End(self._name, broker.name, str(place), invoked_s, self._history.now_s, offset, may_be_old))

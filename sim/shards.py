@@ -1,7 +1,7 @@
 """The shards of the metadata store as its clients reach them: any may fall silent for all, and a deposed leader may answer from the past.
 
-Oxia answers a read from whoever believes to lead: a broker that still asks a deposed leader is told what was true when that was deposed,
-and hears of nothing more. A write is judged by the leader of the day, whoever is asked (docs/design/reading.md).
+Oxia answers a read from whoever believes to lead: a broker that still asks a deposed leader learns what was true when that was deposed,
+and nothing more. A write is judged by the leader of the day, whoever is asked (docs/design/reading.md).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ TOPIC_IDS: Final = topic_id("").path
 
 
 class _Writers(msgspec.Struct):
-    """Of a control record, whatever else there is in it."""
+    """The part of a control record that names its writers."""
 
     writers: dict[int, object] = {}
 
@@ -90,12 +90,12 @@ class Shards:
         return OldView(dict(self._records.shards[shard].records))
 
     def registered_epochs(self) -> set[int]:
-        """Those of the brokers whose records are there now."""
+        """The epochs of the brokers whose records are there now."""
         records = self._records.shards[self.of(CLUSTER)].records
         return {record.version for path, record in records.items() if path.startswith(BROKERS_PREFIX)}
 
     def control_records(self) -> dict[PartitionId, Record]:
-        """Those of every partition there ever was: nothing removes what was published."""
+        """The control records of every partition there ever was: nothing removes what was published."""
         found = {
             partition: record
             for shard in self._records.shards

@@ -25,7 +25,7 @@ DELIVERY_TIMEOUT_S: Final = 14.0
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Who produces: how many, how many batches each at most, how likely with sequences, how fast, and whether all to one partition.
+    """The producers: how many, how many batches each at most, how likely with sequences, how fast, and whether all to one partition.
 
     Half of them begin at once, the others within `start_s_max`. Those with sequences give up what has no ack after `delivery_timeout_s`.
     """
@@ -127,7 +127,7 @@ def _spilling(usual: Theme) -> Theme:
 
 
 def _passing(usual: Theme) -> Theme:
-    """Many producers append a little and are forgotten; some come back after that. No clock jumps, no broker stands still."""
+    """Many producers append a little and are forgotten; some come back after that. No clock jumps, no broker stalls."""
     return replace(
         usual,
         name="passing",

@@ -24,7 +24,7 @@ KINDS: Final = ("crash", "crash", "pause", "session", "outage", "clock", "floor"
 CHURN: Final = ("session", "crash", "crash", "pause", "pause")
 """Brokers come and go, and nothing else is wrong but their requests."""
 UNTIMED: Final = tuple(kind for kind in KINDS if kind not in ("clock", "pause"))
-"""No clock jumps and no broker stands still."""
+"""No clock jumps and no broker stalls."""
 OUTAGES: Final = ("objects away",)
 PARTITIONS_GROWN_MAX: Final = 2
 
@@ -55,7 +55,7 @@ class Weather:
         self._trim: Callable[[], Awaitable[None]] | None = None
         self._grown = 0
         self.changes: list[asyncio.Task[None]] = []
-        """Of topics and logs: those that were begun, which may outlast the faults."""
+        """Changes of topics and logs that were begun; they may outlast the faults."""
         self.floors: list[Floor] = []
 
     def let_grow(self, grow: Callable[[], Awaitable[None]]) -> None:

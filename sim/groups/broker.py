@@ -183,7 +183,7 @@ class GroupBroker:
     async def _live(self, nursery: Nursery) -> None:
         directory = BrokerDirectory(self._heard, clock=self._clock, session_timeout_ms=SESSION_TIMEOUT_MS)
         await self._register(directory)
-        # Of its own chance: seeds without guesses are what they were before there were any.
+        # From a chance of its own: seeds without guesses are what they were before there were any.
         guesses = Guesses(directory, self._ground.guessing, random.Random(f"guesses of {self.name}"), self._clock.monotonic_s)
         coordinator = Coordinator(
             metadata=self._heard,
