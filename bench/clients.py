@@ -84,7 +84,7 @@ def create_served_topics(bootstrap: str, names: Sequence[str], partitions: int) 
 
 
 def create_topics(bootstrap: str, names: Sequence[str], partitions: int) -> None:
-    """Each with so many partitions."""
+    """Each with this number of partitions."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for made in admin.create_topics([NewTopic(name, partitions, 1) for name in names], request_timeout=SETTLED_WITHIN_S).values():
         made.result(SETTLED_WITHIN_S)
@@ -142,7 +142,7 @@ def produce(made: Producer, topic: str, load: Load, *, bytes_per_s: float | None
 
 @contextlib.contextmanager
 def consumer(bootstrap: str, topic: str, partitions: int) -> Iterator[Consumer]:
-    """Reads every partition from its start. librdkafka pauses for a second when its queue is full, unless it is told not to."""
+    """Reads every partition from its start. librdkafka pauses for a second when its queue is full, unless configured otherwise."""
     made = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -163,11 +163,11 @@ def consumer(bootstrap: str, topic: str, partitions: int) -> Iterator[Consumer]:
 
 
 def consume(made: Consumer, records: int) -> None:
-    """Return when so many records have been read. Raise `Lost` if they do not come."""
+    """Return when this number of records has been read. Raise `Lost` if they do not come."""
     left = records
     deadline_s = _clock.monotonic_s() + SETTLED_WITHIN_S
     while left:
-        # It waits until it has as many as it was asked for: never ask for more than there are.
+        # It waits for the whole number it was asked for: never ask for more than there are.
         for message in made.consume(min(left, CONSUME_RECORDS_MAX), timeout=CONSUME_WAIT_S):
             error: KafkaError | None = message.error()
             if error is not None:

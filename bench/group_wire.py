@@ -19,7 +19,7 @@ _NO_TAGS: Final = b"\x00"
 _HEAD_BYTES: Final = 5
 """Correlation id and no tags."""
 _ERROR_AT: Final = _HEAD_BYTES + 4
-"""Behind the throttle time, where it stands in the answers of groups."""
+"""Behind the throttle time, its place in the answers of groups."""
 _COMMITTED: Final = struct.Struct(">ihx")
 
 
@@ -65,7 +65,7 @@ def heartbeat_request(group: str, member: Joined) -> bytes:
 
 
 def error_of(payload: bytes) -> int:
-    """Of an answer to a heartbeat or a sync."""
+    """The error code of an answer to a heartbeat or a sync."""
     return int.from_bytes(payload[_ERROR_AT : _ERROR_AT + 2], "big", signed=True)
 
 
@@ -79,7 +79,7 @@ def offset_commit_request(group: str, member: Joined, topic: str, partitions: Se
 
 
 def commit_errors(payload: bytes, topic: str) -> list[int]:
-    """Of each partition of an answer to `offset_commit_request`."""
+    """The error code of each partition of an answer to `offset_commit_request`."""
     count, at = read_uvarint(payload, _ERROR_AT + 1 + len(compact_string(topic)))
     return [_COMMITTED.unpack_from(payload, at + number * _COMMITTED.size)[1] for number in range(count - 1)]
 

@@ -56,7 +56,7 @@ class Turns:
 
 
 async def measure(*, topics: int, partitions: int, requests: int, are_named: bool) -> list[float]:
-    """Milliseconds of CPU of the longest turn while each of so many requests is answered."""
+    """Milliseconds of CPU of the longest turn while each of a number of requests is answered."""
     settings = Settings.model_validate(
         {
             "kafka": {"listeners": (Listener("PLAINTEXT", HOST, 0),)},

@@ -10,7 +10,7 @@ METADATA_VERSION: Final = 12
 
 
 def metadata_request(names: Sequence[str] | None) -> bytes:
-    """Of these topics, or of all."""
+    """A Metadata request for these topics, or for all."""
     if names is None:
         return wire.request(METADATA, METADATA_VERSION, 0, b"\x00" + b"\x00\x00\x00")
     body = bytearray(wire.uvarint(len(names) + 1))

@@ -1,6 +1,6 @@
 """A load at a fixed rate, whatever the broker makes of it: how long each request took from the moment it was due.
 
-A request that is due is sent, also while earlier ones of its connection are unanswered: a broker that stands still is charged for all
+A request that is due is sent, also while earlier ones of its connection are unanswered: a broker that stalls is charged for all
 that came meanwhile, and for what this client is late itself.
 """
 
@@ -48,7 +48,7 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """Of one connection: the answers, without their length, and what each took."""
+    """The result of one connection: the answers, without their length, and how long each took."""
 
     answers: list[bytes]
     seconds: list[float]

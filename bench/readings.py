@@ -22,7 +22,7 @@ FLUSH_SECONDS: Final = "forebay_flush_duration_seconds"
 PUT_SECONDS: Final = "forebay_object_store_request_duration_seconds"
 METADATA_SECONDS: Final = "forebay_metadata_request_duration_seconds"
 OXIA_WRITE_OPS: Final = ("oxia_server_db_puts_total", "oxia_server_db_deletes_total")
-"""Of all shards; Oxia counts an op whose condition failed, too. Range deletes are none of them: produce makes none."""
+"""Counted over all shards; Oxia counts an op whose condition failed, too. Range deletes are none of them: produce makes none."""
 OXIA_GETS: Final = "oxia_server_db_gets_total"
 
 _SAMPLE: Final = re.compile(r"^(\w+)(?:\{.*\})? (\S+)$", re.MULTILINE)

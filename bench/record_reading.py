@@ -2,7 +2,7 @@
 
     python -m bench.record_reading --repeats 5 --records 1 4 16 64
 
-Requests of one batch each, six in flight on each of four connections. `--records` are batches of so many records, beside those of 16 and
+Requests of one batch each, six in flight on each of four connections. `--records` adds batches of that many records to those of 16 and
 960 KiB. The levels take turns, and a ratio is the median of those of each turn, for a machine that others use at the same time. Where that
 is not enough, `--instructions` has valgrind count what the brokers run in user space, once and of fewer batches.
 Prints a table, and JSON in its last line.
@@ -89,7 +89,7 @@ class Time:
 
 
 class Instructions:
-    """Of user space, in thousands. What callgrind writes is in `folder`."""
+    """Instructions in user space, in thousands. callgrind writes its output to `folder`."""
 
     unit = "1,000 instructions"
     batches_max = 480

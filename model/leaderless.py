@@ -39,7 +39,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from model.search import Result, Search, search
 
 Name = int | str
-"""Of an object: a WAL object is called as its batch, a segment object by a word."""
+"""The name of an object: a WAL object has that of its batch, a segment object a word."""
 Batches = tuple[int, ...]
 A = TypeVar("A")
 

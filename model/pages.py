@@ -91,7 +91,7 @@ class Request(NamedTuple):
 
 
 class Spill(NamedTuple):
-    """Of one producer in the background. state: as taken from control; version: what the put expects; -1: not read yet."""
+    """A spill of one producer in the background. state: as taken from control; version: what the put expects; -1: not read yet."""
 
     producer: int
     state: int
@@ -182,7 +182,7 @@ def apply(v: Variant, s: State, r: Request) -> tuple[State, bool]:
 
 
 def acked(s: State, batches: Iterable[Batch]) -> State:
-    """Somebody is told that these were appended."""
+    """These are acknowledged as appended."""
     lies = [name(p, n) for p, n in batches if n >= s.controls[-1].appended[p]]
     return s._replace(wrong=f"{lies[0]} is acked and was never appended") if lies else s
 

@@ -56,7 +56,7 @@ class BackgroundServer:
         return self.folder / "server.pid"
 
     def pid(self) -> int | None:
-        """That of the server, if it runs."""
+        """The process id of the server, if it runs."""
         pid, command = self._remembered()
         return pid if pid and command_of(pid) == command else None
 

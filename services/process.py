@@ -49,7 +49,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """That of the last start."""
+        """The process id of the last start."""
         return self._runs.pid
 
     def kill9(self) -> None:

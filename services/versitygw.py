@@ -61,7 +61,7 @@ def command(program: str, folder: Path, *, address: str) -> list[str]:
 
 
 def options(address: str) -> list[str]:
-    """Those that go before the kind of backend."""
+    """The options that go before the kind of backend."""
     return ["--port", address, "--region", REGION, "--keep-alive", "--quiet"]
 
 

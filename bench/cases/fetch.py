@@ -119,7 +119,7 @@ def _followed(target: Target, topic: str, load: Load) -> Work:
 
 
 def _read(target: Target, topic: str, *, passes: int) -> Work:
-    """Read all there is, so many times."""
+    """Read all there is, a number of times."""
     records = clients.end_offsets(target.bootstrap, topic, PARTITIONS)
 
     def read() -> None:

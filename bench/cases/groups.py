@@ -34,7 +34,7 @@ _clock = SystemClock()
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """CLIENTS members, dealt out to so many groups; a group reads the whole topic, ten partitions a member."""
+    """CLIENTS members, dealt out to a number of groups; a group reads the whole topic, ten partitions a member."""
 
     groups: int
 

@@ -1,4 +1,4 @@
-"""A lone producer that waits for each answer, against the PUT and the commit that the answer stands for.
+"""A lone producer that waits for each answer, against the PUT and the commit behind the answer.
 
 The pauses between requests are longer than the flush interval, so that each finds a flush that may begin at once. In each pause a peer
 (this process, on the same stores) puts an object of the same size and, where metadata is a server, writes a record of about the same size.

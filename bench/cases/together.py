@@ -20,7 +20,7 @@ from bench.wire import Driver
 SECONDS: Final = 10
 METADATA_PER_S: Final = 5.0
 CONNECTIONS: Final = {"commit": GROUPS, "list_offsets": 20, "metadata": 4}
-"""Those of the heartbeats are the members' own."""
+"""Heartbeats use the connections of their members."""
 LAYOUT: Final = Layout(GROUPS)
 
 
