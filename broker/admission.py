@@ -31,7 +31,7 @@ ROUNDS_PER_TURN: Final = 32
 WAITED_LOOKS_MAX: Final = int(FINISH_S / LOOK_S)
 
 Later = Callable[[float, Callable[[], None]], object]
-"""Calls back after so many seconds, as `call_later` of the loop does."""
+"""Calls back after a number of seconds, as `call_later` of the loop does."""
 
 
 class Waiting(NamedTuple):
@@ -69,7 +69,7 @@ class Admission(Account):
         self._resume: set[Callable[[], None]] = set()
         self._for_room: dict[Sender, Waiting] = {}
         self._for_claims: dict[Sender, Waiting] = {}
-        """Who waits for a claim, and for room after that."""
+        """Senders that wait for a claim, and for room after that."""
         self._looks = 0
         self._soon = soon
         self._later = later
@@ -122,8 +122,8 @@ class Admission(Account):
     # Waiting
 
     def when_room(self, wanted_bytes: int, sender: Sender, on_room: Callable[[], None], *, room_bytes: int = 0) -> None:
-        """Call back when there is room for so much more, and for the claim that a buffer of `room_bytes` needs: who began a frame first is
-        called first, but small ones do not wait behind large claims.
+        """Call back when there is room for this much more, and for the claim that a buffer of `room_bytes` needs: in the order in which
+        frames began, but small ones do not wait behind large claims.
         """
         claim_bytes = self._half_sent.claim_bytes(sender, room_bytes)
         queue = self._for_claims if claim_bytes else self._for_room
@@ -253,7 +253,7 @@ class Admission(Account):
         return self.held_bytes - self._half_sent.held_bytes - self._half_sent.count * FRAME_OVERHEAD_BYTES
 
     def _queued(self) -> Container[Sender]:
-        """Who waits for a claim; and, unless it is whole requests that are in the way, who claimed nothing and has waited for too long."""
+        """Senders that wait for a claim and, unless whole requests are in the way, those without one that have waited for too long."""
         if not self._are_others_few:
             return self._for_claims
         late = takewhile(lambda item: self._looks - item[1].since_look >= WAITED_LOOKS_MAX, self._for_room.items())

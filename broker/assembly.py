@@ -66,7 +66,7 @@ from storage.outcomes import StoreOutcomes
 
 TAIL_SHARE: Final = 3 / 8
 BLOCKS_SHARE: Final = 3 / 8
-"""Of storage.cache_bytes; the last quarter is for what readers hold beside it: fetches under way and responses on their way out."""
+"""As a share of storage.cache_bytes; the last quarter is for what readers hold beside it: fetches under way and outgoing responses."""
 DRAIN_ANSWERS_S: Final = 30.0
 """Requests that were received are answered for this long after the drain."""
 DRAIN_COMMITS_S: Final = 30.0
@@ -409,7 +409,7 @@ def _bind(closing: contextlib.AsyncExitStack, listener: Listener) -> socket.sock
 
 
 def _advertised(settings: Settings, bound: Sequence[Listener]) -> tuple[Endpoint, ...]:
-    """What clients are told; port 0 stands for the port that was bound."""
+    """The addresses that clients are given; port 0 becomes the port that was bound."""
     ports = {listener.name: listener.port for listener in bound}
     return tuple(
         Endpoint(listener.name, listener.host, listener.port or ports[listener.name]) for listener in settings.kafka.advertised_listeners

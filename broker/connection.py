@@ -32,7 +32,7 @@ UNANSWERED_BYTES_MAX: Final = 8 * MIB
 UNANSWERED_REQUESTS_MAX: Final = 512
 GATHERED_BYTES_MAX: Final = 64 * KIB
 BEGUN_PER_TURN_BYTES: Final = 2 * ARENA_BYTES
-"""Of requests that waited: then others have their turn. More than one read brings, so that what comes together is begun together."""
+"""Per turn, of requests that waited. More than one read brings, so that requests arriving together begin together."""
 
 assert OWN_BUFFER_FROM_BYTES + PREFIX_BYTES < ARENA_BYTES, "what stays in the arena leaves room for more"
 
@@ -47,7 +47,7 @@ class Requests(Protocol):
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
         """Begin an overlapping request; `done` is called once. False: it has to wait for something first, use `prepare`.
 
-        Raises `ProtocolViolation` or `Unanswerable`, as all of these: the connection is to be closed.
+        Like all of these, raises `ProtocolViolation` or `Unanswerable`: the caller closes the connection.
         """
         ...
 
@@ -143,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost(self)
 
     def _let_go(self) -> None:
-        """Of all that was received and not begun. What was begun goes on without us, and dies when it is done."""
+        """Let go of everything received and not begun. Requests already begun go on without us, and die when they are done."""
         self._queue.clear()
         while not self._handed_over.empty():
             self._handed_over.get_nowait()

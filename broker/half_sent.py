@@ -25,7 +25,7 @@ SMALL_BYTES: Final = 2 * MIB
 """Twice what a producer sends in one request by its defaults."""
 CLAIMS_SHARE: Final = 2
 WATCHED_SHARE: Final = 8
-"""From an eighth of the budget on, looks are taken also while nobody waits: who waits later need not wait for them."""
+"""From an eighth of the budget on, looks are taken also while nobody waits: later waiters need not wait for them."""
 
 
 class Sender(Protocol):
@@ -66,7 +66,7 @@ def is_behind(*, arrived_bytes: int, progress_bytes: int, whole_bytes: int) -> b
 
 
 def in_the_way(parts: Iterable[tuple[Sender, Part]], short_bytes: int, queued: Container[Sender] = ()) -> Sequence[Sender]:
-    """Those to evict so that `short_bytes` become free: of those behind those that would take longest, the largest of them first; then of
+    """The senders to evict so that `short_bytes` become free: of those behind those that would take longest, the largest first; then of
     those `queued`, which hold memory and cannot go on, the largest and, of equal ones, those that came last. All if they do not do.
 
     Where honest clients share a line that is too slow for all, those that are nearly done are finished: else none would ever be.
@@ -166,6 +166,6 @@ class HalfSent:
         return part is not None and bool(part.claimed_bytes)
 
     def crowding(self, short_bytes: int) -> Sequence[Sender]:
-        """When they wait for each other: who goes so that `short_bytes` become free, of those that claimed nothing if there are any."""
+        """When they wait for each other: the senders to evict so that `short_bytes` become free; first those that claimed nothing."""
         unclaimed = {sender for sender, part in self._parts.items() if not part.claimed_bytes}
         return in_the_way(self._parts.items(), short_bytes, unclaimed or self._parts)

@@ -45,7 +45,7 @@ class Question:
 
 
 Placement = Callable[[TopicId, int], Sequence[int]]
-"""Of a partition: every candidate's id once, its leader first, the next as many of its replicas as are wanted. Never empty."""
+"""For a partition, every candidate's id once, its leader first, the next as many of its replicas as are wanted. Never empty."""
 
 
 class Leadership(Protocol):
@@ -98,7 +98,7 @@ def leadership_of(strategy: str) -> Leadership:
 
 
 def nearest(placed: Sequence[int], live: Collection[Candidate], *, rack: str) -> int | None:
-    """The first broker of that rack, so one of the replicas if these reach every rack (KIP-392). None: no broker stands there."""
+    """The first broker of that rack, so one of the replicas if these reach every rack (KIP-392). None: there is no broker in that rack."""
     near = {candidate.broker_id for candidate in live if candidate.rack == rack}
     return next((broker_id for broker_id in placed if broker_id in near), None)
 

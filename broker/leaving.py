@@ -17,7 +17,7 @@ from runtime.clock import Clock
 THROTTLE_MS: Final = 2_000
 """Longer than QUIET_S, so that a connection is closed before it is used again; short, because some clients keep it for the next broker."""
 QUIET_S: Final = 0.5
-"""Who was answered so and has sent nothing for this long has understood: more than a packet takes, and a client that waits for its CPU."""
+"""A client answered so that stays silent for this long has understood: more than a packet takes, and a client that waits for its CPU."""
 
 
 class Leaving:

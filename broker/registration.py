@@ -41,7 +41,7 @@ class RegisteredLife:
     ) -> None:
         """`fixed_id`: the id the operator gave; without one it is assigned, and assigned anew if somebody has it after a loss.
 
-        `on_change` is told why there is no registration, or None when there is one.
+        `on_change` gets the reason why there is no registration, or None when there is one.
         """
         self._directory = directory
         self._listeners = tuple(listeners)
@@ -54,7 +54,7 @@ class RegisteredLife:
 
     @property
     def broker_id(self) -> int:
-        """That of the registration, or of the last one."""
+        """The id of the current registration, or of the last one."""
         return self._directory.own_id
 
     async def begin(self) -> BrokerEpoch:

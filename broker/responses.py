@@ -25,7 +25,7 @@ READ_FACTOR: Final = 2
 GRANT_BYTES_MIN: Final = READ_FACTOR * BATCH_BYTES_DEFAULT_MAX
 """What a read may take whatever it asked for, as it returns at least one batch."""
 GRANT_SHARE_MAX: Final = 4
-"""Of the room that is left, one reader takes at most a quarter: who comes after it finds some, too."""
+"""A reader takes at most a quarter of the room that is left, so that the next finds some, too."""
 BYTES_MIN: Final = 4 * GRANT_BYTES_MIN
 LARGE_REPLY_BYTES: Final = 64 * KIB
 """A reply to anything but Fetch and Produce that is larger takes room."""
@@ -117,9 +117,9 @@ class Room:
         self._is_beyond = False
 
     async def to_read(self, wanted_bytes: int, timeout_s: float) -> int:
-        """How many bytes of records may be read now of those that are wanted; 1 if it is to be one batch; 0 if no room came in time.
+        """How many bytes of records may be read now of those that are wanted; 1 for one batch; 0 if no room came in time.
 
-        What was taken counts twice while it is read: `settle` when it has been.
+        The bytes taken count twice while they are read: `settle` when it has been.
         """
         if readable_bytes := self.to_read_now(wanted_bytes):
             return readable_bytes

@@ -55,7 +55,7 @@ FIX_TLS: Final = (
     "listeners are plaintext: use security.protocol=PLAINTEXT in the client, or let it connect to a proxy before the broker that ends TLS"
 )
 CLIENT_ID_CHARS_MAX: Final = 256
-"""Of a client id in the log."""
+"""Characters of a client id in the log."""
 _REASONS: Final = {STALLED: "half_sent", CROWDED: "crowded", UNREAD: "unread"}
 
 log = structlog.get_logger("server")

@@ -1,11 +1,11 @@
-"""Which registered brokers stand: one that was killed stays registered until its session ends, and its address says so at once (ADR 0011).
+"""Which registered brokers are alive: a killed one stays registered until its session ends, but its address shows it at once (ADR 0011).
 
 There are two kinds of evidence of death, and no third:
 - each of its listeners refuses connections, and an address that refuses has accepted one from here under the same registration;
 - a later registration advertises the same listeners: the broker was started again.
 
-Either counts for `DEATH_S`. Who is registered after that keeps its session alive, so it lives whatever its address says: a broker is wrong
-about a registration once, and not for long.
+Either counts for `DEATH_S`. A broker still registered after that keeps its session alive, so it lives whatever its address says: a broker
+is wrong about a registration once, and not for long.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ UNREACHED_S: Final = 10.0
 DEATH_S: Final = SESSION_TIMEOUT_MS / 1_000 + 2.0
 PROBES_MAX: Final = 8
 ADDRESSES_MAX: Final = 4
-"""Of one listener: a name may have more."""
+"""Per listener: a name may have more."""
 
 log = structlog.get_logger("groups")
 
@@ -53,7 +53,7 @@ class Network(Protocol):
         ...
 
     async def knock(self, address: Address) -> None:
-        """Connect and close. Raises `ConnectionRefusedError` if nobody listens there, another `OSError` if that cannot be told."""
+        """Connect and close. Raises `ConnectionRefusedError` if nobody listens there, another `OSError` if that cannot be found out."""
         ...
 
 
@@ -112,7 +112,7 @@ class Neighbours:
         self._subscription = metadata.subscribe(lambda _: self._claimed.set(), prefix=CLAIMS_PREFIX)
 
     async def run(self) -> None:
-        """Meet the others once there are claims, until cancelled: who is killed later was reached before. Without groups nobody is met."""
+        """Meet the others once there are claims, until cancelled: one killed later was then reached before. Without groups, meet none."""
         try:
             if any(await self._metadata.get_many([keys.coordinator(slot) for slot in range(COORDINATOR_SLOTS)])):
                 self._claimed.set()
@@ -138,7 +138,7 @@ class Neighbours:
         return [record for record in live if not self._is_dead(record.session_id)]
 
     async def meet(self) -> list[BrokerRecord]:
-        """As `standing`. Who is new is asked, and not waited for."""
+        """As `standing`. New brokers are asked, and not waited for."""
         standing = await self.standing()
         for found in self._known.values():
             if found.asked_at_s == float("-inf"):
@@ -146,10 +146,10 @@ class Neighbours:
         return standing
 
     async def stands(self, session_id: int) -> bool:
-        """Whether there is no evidence that who registered under that session is dead.
+        """Whether there is no evidence that the broker registered under that session is dead.
 
         Asks it if that was not done within `FRESH_S`, and waits for at most `PROBE_S` if the answer can make a difference.
-        Raises `StorageError`. Cancelled: who was asked may still answer.
+        Raises `StorageError`. When cancelled, a broker that was asked may still answer.
         """
         await self.meet()
         found = self._known.get(session_id)
@@ -162,7 +162,7 @@ class Neighbours:
         return not self._is_dead(session_id)
 
     def note_life(self, session_id: int) -> None:
-        """Who registered under that session has done something since it was taken for dead."""
+        """The broker registered under that session has done something since it was taken for dead."""
         if (found := self._known.get(session_id)) is not None and not found.lives:
             found.lives = True
             log.warning("broker_lives", broker_id=found.record.broker_id, though="it was taken for dead")

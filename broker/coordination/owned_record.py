@@ -1,7 +1,7 @@
 """A record that one broker owns, in its memory: one job at a time happens to it, and nobody hears of what is not durable yet.
 
 Requests and the passing of time are jobs in a line. A job that writes nothing is done at once; the others wait while a write is under way.
-When a write fails, the record is closed: everybody is told to ask again, and its owner reads it anew.
+When a write fails, the record is closed: everybody gets an error that makes them ask again, and its owner reads it anew.
 
 What a job does to the record is decided elsewhere. Here is what keeps that decision true: its order, its write, and who is answered.
 """
@@ -37,7 +37,7 @@ class WriteFirst(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusals(Generic[E]):
-    """What those are told whose job did not happen, or may not have; `closed` makes it an exception."""
+    """The answer to jobs that did not happen, or may not have; `closed` makes it an exception."""
 
     line_full: E
     fenced: E
@@ -76,7 +76,7 @@ class OwnedRecord(Generic[J, E]):
         self._name = name
         self._line: deque[tuple[J, int]] = deque()
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        """By token: who waits for an answer, be their jobs in the line, being written, or done."""
+        """The waiters for an answer, by token, be their jobs in the line, being written, or done."""
         self._last_token = NOBODY
         self._is_starting = False
         self._is_writing = False

@@ -1,4 +1,4 @@
-"""Who is the broker for something, of those that live: the one with the greatest hash of the thing's name and the broker's id. Pure.
+"""Picks the live broker for something: the one with the greatest hash of the thing's name and the broker's id. Pure.
 
 Rendezvous hashing needs nothing shared but the list of live brokers, and moves only what belonged to a broker that left, or belongs to one
 that came.
@@ -13,7 +13,7 @@ COORDINATOR_SLOTS: Final = 64
 
 
 class Candidate(NamedTuple):
-    """A live broker that can be reached by who asks. `rack` is the zone it stands in."""
+    """A live broker that the asker can reach. `rack` is its zone."""
 
     broker_id: int
     rack: str | None
@@ -30,7 +30,7 @@ def rank_candidates(key: str, candidates: Collection[Candidate], *, zone: str | 
 
 
 def slot_of(key: str) -> int:
-    """Of a group or transactional id, for ever."""
+    """The slot of a group or transactional id; it never changes."""
     return xxhash.xxh3_64_intdigest(key) % COORDINATOR_SLOTS
 
 

@@ -1,7 +1,7 @@
 """Which broker coordinates a slot: claims that go with a broker's registration (docs/design/coordination.md#slots).
 
 A slot is claimed by its rendezvous winner when it is first asked for, so a cluster without groups has no claims; and given up when another
-broker has become the winner. The claim of a broker that does not stand any more is replaced by the winner among those that do (ADR 0011).
+broker has become the winner. The claim of a dead broker is replaced by the winner among the live ones (ADR 0011).
 A claim says where to ask. That nobody writes over its successor is the business of versions (offsets.py).
 """
 
@@ -35,10 +35,10 @@ class Claim:
 
 
 class Standing(Protocol):
-    """Which registered brokers stand, as this broker sees it. It may be wrong: that costs a takeover, and nothing else."""
+    """Which registered brokers are alive, as this broker sees it. It may be wrong: that costs a takeover, and nothing else."""
 
     async def standing(self) -> list[BrokerRecord]:
-        """Those not known to be dead, this one among them. Nobody is asked. Raises `StorageError`."""
+        """The brokers not known to be dead, including this one. Nobody is asked. Raises `StorageError`."""
         ...
 
     async def meet(self) -> list[BrokerRecord]:
@@ -55,7 +55,7 @@ class Standing(Protocol):
 
 
 class AsRegistered:
-    """Who is registered stands."""
+    """Takes every registered broker for alive."""
 
     def __init__(self, brokers: BrokerDirectory) -> None:
         self._brokers = brokers
@@ -94,11 +94,11 @@ class Slots:
 
     @property
     def claims(self) -> list[Claim]:
-        """Those that were taken and not given up; `stands` says whether they are worth anything."""
+        """Claims that were taken and not given up; `stands` says whether they are valid."""
         return list(self._claims.values())
 
     def find(self, slot: int) -> Claim | None:
-        """The claim of this broker on that slot, if it stands."""
+        """The claim of this broker on that slot, if it is valid."""
         claim = self._claims.get(slot)
         return claim if claim is not None and self.stands(claim) else None
 
@@ -133,7 +133,7 @@ class Slots:
         return self._is_in_doubt
 
     async def replaced(self) -> list[Claim]:
-        """Those that are not there any more, as of one read made for this question: another broker took them. Raises `StorageError`."""
+        """The claims that are gone, as of one read made for this question: another broker took them. Raises `StorageError`."""
         self._is_in_doubt = False
         if not (claims := self.claims):
             return []
@@ -171,7 +171,7 @@ class Slots:
         return version
 
     async def _is_held(self, slot: int, record: Record) -> bool:
-        """Whether the claim is that of a broker that stands, as far as anybody knows."""
+        """Whether the claim is that of a broker that is alive, as far as anybody knows."""
         session_id = decode_claim(record).session_id
         replaced = self._replaced.get(slot)
         if replaced is not None and replaced.session_id == session_id and replaced.version < record.version:
@@ -180,7 +180,7 @@ class Slots:
         return await self._neighbours.stands(session_id)
 
     async def holders(self, groups: Iterable[str]) -> dict[str, int | None]:
-        """Who coordinates each group: the holder of its slot's claim, else the winner. None: nobody lives. Raises `StorageError`."""
+        """The coordinator of each group: the holder of its slot's claim, else the winner. None: no broker lives. Raises `StorageError`."""
         turns = Turns()
         by_group = await turns.by_key(slot_of, groups)
         holders = await self.holders_of(sorted(set(by_group.values())))
@@ -198,7 +198,7 @@ class Slots:
         return holders
 
     async def own(self) -> list[int]:
-        """Those that this broker holds, or is the winner of while nobody does. Raises `StorageError`."""
+        """The slots that this broker holds, or is the winner of while nobody does. Raises `StorageError`."""
         records = await self._metadata.get_many([keys.coordinator(slot) for slot in range(COORDINATOR_SLOTS)])
         # For housekeeping, which costs no connection.
         standing = [Candidate(record.broker_id, record.rack) for record in await self._neighbours.standing()]
@@ -210,7 +210,7 @@ class Slots:
         return self._brokers.own_id
 
     async def winner(self, slot: int) -> int | None:
-        """Among those that stand. Raises `StorageError`."""
+        """Among those alive. Raises `StorageError`."""
         standing = {record.broker_id: record for record in await self._neighbours.meet()}
         while True:
             winner = winner_of(slot, [Candidate(record.broker_id, record.rack) for record in standing.values()])
@@ -221,7 +221,7 @@ class Slots:
     async def give_up(self, claim: Claim) -> None:
         """Let the winner have it. What was loaded under it must be gone before."""
         self.forget(claim)
-        # The record is this broker's own until it is gone: it must not be taken for a claim that stands.
+        # The record is this broker's own until it is gone: it must not be taken for a valid claim.
         self._leaving.add(claim.slot)
         try:
             await write_one(self._metadata, Delete(keys.coordinator(claim.slot), claim.version))
@@ -237,7 +237,7 @@ class Slots:
             self._is_in_doubt = True
 
     def forget(self, claim: Claim) -> None:
-        """It does not stand any more."""
+        """Drop a claim that is no longer valid."""
         if self._claims.get(claim.slot) is claim:
             del self._claims[claim.slot]
 

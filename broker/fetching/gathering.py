@@ -24,9 +24,9 @@ from storage.log.runs import BatchRun
 LOOKED_AT_PER_STEP: Final = 500
 """Partitions of a fetch of many between two steps: a few milliseconds."""
 READS_AT_ONCE: Final = 4
-"""Of one fetch, late ones not counted."""
+"""Per fetch, not counting late reads."""
 READS_UNDER_WAY_MAX: Final = 16
-"""Of one fetch, with the late ones."""
+"""Per fetch, with late reads."""
 STORED_RUNS_MAX: Final = 64
 """Runs from the object store in one response: a log of tiny objects is answered in several."""
 RUNS_PER_READ: Final = 16
@@ -246,7 +246,7 @@ class Gathering:
             wanted.is_late = False
         control = log.seen.control
         if not wanted.is_proven and control is not None and wanted.offset > control.sequence_counter:
-            # Nobody is told that an offset is behind the end because a deposed leader of the shard has not heard of it.
+            # A deposed leader that has not heard of an offset is no reason to answer that it is behind the end.
             wanted.is_proven = True
             self._await(wanted, self._control_reads.prove(log))
             return

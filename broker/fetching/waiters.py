@@ -1,9 +1,9 @@
 """Waking long polls: own commits wake by themselves; commits of other brokers are learned by hints, and by a poll where hints get lost.
 
 A poll is one read per shard, of all its partitions that somebody waits for; a shard that is silent holds up no other. Where that is
-wanted, hints of a shard are trusted from the first that arrived until a poll finds what no hint had told, and partitions of trusted
-shards are polled rarely. So a stream of hints that dries up costs one wait of up to `trusted_poll_s`, which ends the trust: nothing rests
-on hints but time (I10).
+wanted, hints of a shard are trusted from the first that arrived until a poll finds a change that no hint announced, and partitions of
+trusted shards are polled rarely. So a stream of hints that dries up costs one wait of up to `trusted_poll_s`, which ends the trust: nothing
+rests on hints but time (I10).
 """
 
 import asyncio

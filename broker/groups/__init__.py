@@ -1,1 +1,1 @@
-"""Consumer groups: who is a member, what was committed, and which broker says so."""
+"""Consumer groups: their members, their committed offsets, and which broker coordinates them."""

@@ -11,7 +11,7 @@ from storage.metadata import keys
 from storage.metadata.port import MetadataStore
 
 LATE_MAX: Final = 256
-"""Of what was too late for its answer, so much goes on: a group that takes long to load would else never be loaded by who asks for many."""
+"""The loads too late for their answer that may go on: otherwise a slow group would never be loaded by a request for many."""
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 
 class Committed(NamedTuple):
-    """With what the client wrote beside it. `expires_at_ms`: when it is to be forgotten, if the commit said so."""
+    """A committed offset with the client's metadata. `expires_at_ms`: when to forget it, if the commit said so."""
 
     offset: int
     leader_epoch: int

@@ -35,7 +35,7 @@ LOST_CHECK_S: Final = 0.1
 """Whether the registration that the claims go with is lost: nobody is asked."""
 SLOTS_CHECK_S: Final = 1.0
 CHECKS_PER_LOOK: Final = 4
-"""Of these checks one looks whether the claims are still there, though nothing hints that they are not."""
+"""One in this number of checks looks whether the claims are still there, though nothing hints that they are not."""
 GROUPS_LOADED_MAX: Final = 10_000
 """Above it groups without members make room, as where their memory is used up, and then those whose members are silent."""
 SILENT_S: Final = 60.0
@@ -43,13 +43,13 @@ SILENT_S: Final = 60.0
 LOOK_FOR_SILENT_S: Final = 1.0
 GROUP_NAME_BYTES_MAX: Final = 1_024
 DEADLINE_S: Final = 30.0
-"""Of what waits for a write at most."""
+"""For a request that waits for a write at most."""
 PATIENCE_S: Final = 3.0
 """How long a question about many groups waits for one of them, or for who coordinates what, before it is answered without."""
 TOGETHER_S_MAX: Final = 20.0
 """How long all groups of one question are asked one after the other, before it is answered without the rest: clients give up after 30 s."""
 JOIN_WAIT_S_MAX: Final = 3_600.0
-"""Of what waits for other members: longer than any rebalance timeout that makes sense."""
+"""For a request that waits for other members: longer than any rebalance timeout that makes sense."""
 
 GROUP_CHARS_SAID_MAX: Final = 256
 REFUSALS: Final = {
@@ -127,7 +127,7 @@ class Coordinator:
         return f"{prefix}-{self._ids.random_uuid()}"
 
     async def run(self) -> None:
-        """Look after the claims, until cancelled. A broker that coordinates nothing only looks for what is to be forgotten."""
+        """Look after the claims, until cancelled. A broker that coordinates nothing only looks for offsets to forget."""
         self._nursery.spawn(self._sweep.run(), name="groups-sweep")
         checked_s = self._clock.monotonic_s()
         checking: asyncio.Task[None] | None = None
@@ -221,7 +221,7 @@ class Coordinator:
         return error
 
     async def sweep(self) -> None:
-        """Forget now what is to be forgotten, in all groups of this broker's slots. Raises `StorageError`."""
+        """Forget now what is due, in all groups of this broker's slots. Raises `StorageError`."""
         await self._sweep.sweep()
 
     async def checked(self, group_id: str) -> LoadedGroup:
@@ -311,7 +311,7 @@ class Coordinator:
                 return known[0]
             known[0].close(GroupError.NOT_COORDINATOR)
         if not await self._slots.is_held(claim):
-            # The session is gone and nobody has told us yet: taking the group over would only disturb who coordinates it now.
+            # The session is gone and we have not heard of it yet: taking the group over would only disturb its coordinator.
             self._slots.forget(claim)
             raise Closed(GroupError.NOT_COORDINATOR)
         self._make_room()
@@ -356,7 +356,7 @@ class Coordinator:
             raise Closed(GroupError.COORDINATOR_LOAD_IN_PROGRESS)
 
     def _let_go(self) -> None:
-        """Of half of the groups that nobody is in; of those that nobody has joined yet, where there are no others; then of silent ones."""
+        """Let go of half of the groups without members; if there are none, of those nobody has joined yet; then of silent ones."""
         idle = [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_idle]
         idle = idle or [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_unused]
         idle = idle or self._silent()

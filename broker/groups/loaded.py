@@ -36,7 +36,7 @@ log = structlog.get_logger("groups")
 
 
 class Closed(Exception):
-    """The group is not this broker's any more, or has to be loaded again: `error` is what the client is told."""
+    """The group is not this broker's any more, or has to be loaded again: `error` goes to the client."""
 
     def __init__(self, error: GroupError) -> None:
         super().__init__(error.name)
@@ -63,7 +63,7 @@ class DeleteOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Forget what is to be forgotten by now, at most `EXPIRED_TOGETHER_MAX` offsets, and the group itself if nothing is left of it."""
+    """Forget what is due by now, at most `EXPIRED_TOGETHER_MAX` offsets, and the group itself if nothing is left of it."""
 
     names: Names
 
@@ -144,7 +144,7 @@ class LoadedGroup:
 
     @property
     def is_unused(self) -> bool:
-        """Nobody is in it, but member ids were given out perhaps: who comes with one after it was closed is given another."""
+        """It has no members, but member ids may have been given out: a client that brings one after it was closed gets another."""
         return self._group.state is GroupState.EMPTY and self._record.is_at_rest
 
     def is_silent(self, since_s: float) -> bool:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from broker.groups.errors import GroupError
 
 NAME_CHARS_MAX: Final = 1_024
-"""Of a protocol, and of its type: they are in the record of the group, where a character may take six bytes."""
+"""For a protocol, and for its type: they are in the record of the group, where a character may take six bytes."""
 
 
 class GroupState(StrEnum):
@@ -30,7 +30,7 @@ class Protocol(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """`joining`, `syncing`: the request that waits for an answer, by its token; who waits is not expired."""
+    """`joining`, `syncing`: the request that waits for an answer, by its token; a waiting member does not expire."""
 
     member_id: str
     instance_id: str | None = None

@@ -26,7 +26,7 @@ REFUSED: Final = Metric(
 )
 
 GROUP_BYTES: Final = 4 * KIB
-"""Of a loaded group without members and offsets."""
+"""The size of a loaded group without members and offsets."""
 MEMBER_BYTES: Final = 2 * KIB
 PENDING_BYTES: Final = 256
 PROTOCOL_BYTES: Final = 160
@@ -83,7 +83,7 @@ class Loading:
 
 
 class GroupMemory:
-    """Of all groups that one broker coordinates."""
+    """The memory of all groups that one broker coordinates."""
 
     def __init__(self, *, bytes_max: int, telemetry: Telemetry, make_room: Callable[[], None]) -> None:
         """`make_room` lets go of groups that nobody is in."""

@@ -53,7 +53,7 @@ TOPICS_NAMED_MAX: Final = 256
 TOPICS_PAGE_MAX: Final = 1_000
 SCANS_TOGETHER_MAX: Final = 16
 _OFFSET_BYTES: Final = 256
-"""Of an offset's record at most, what the client wrote beside it excepted."""
+"""The largest record of an offset, without the client's metadata."""
 _KEY_BYTES: Final = 64
 """What follows the name of the group in the key of an offset, at most."""
 _TOPIC_BYTES: Final = 40
@@ -62,7 +62,7 @@ assert TOPICS_NAMED_MAX * _TOPIC_BYTES < PLAIN_BYTES_MAX
 assert TOPICS_PAGE_MAX * _TOPIC_BYTES < METADATA_VALUE_BYTES_MAX
 
 PUT_AT_ONCE: Final = 250
-"""Of a request that commits more, the first offsets of partitions have a turn of the event loop for each of their two writes."""
+"""In a request that commits more, each of the two writes of first offsets takes turns of the event loop."""
 
 N = TypeVar("N", PartitionId, int)
 
@@ -80,11 +80,11 @@ class StoredGroup:
         self._keys = keys
         self._owner = owner
         self._key_bytes = len(keys.root) + _KEY_BYTES
-        """Of an offset's key at most: what a group is called is told with each of its offsets."""
+        """The largest key of an offset: each contains the group's name."""
         self._version = ABSENT
         self._offsets: dict[PartitionId, _Stored] = {}
         self.held_bytes = 0
-        """Of its offsets, in memory."""
+        """The size of its offsets in memory."""
         self._per_topic: Counter[TopicId] = Counter()
         self._listed: list[TopicId] = []
         """Topics that are named as those that may have offsets, all that have some among them."""
@@ -126,7 +126,7 @@ class StoredGroup:
 
     @property
     def partitions(self) -> Collection[PartitionId]:
-        """Those in which it has offsets."""
+        """The partitions in which it has offsets."""
         return self._offsets.keys()
 
     def offset(self, partition: PartitionId) -> Committed | None:
@@ -139,11 +139,11 @@ class StoredGroup:
 
     @property
     def topic_ids(self) -> Collection[TopicId]:
-        """Of the topics in which it has offsets."""
+        """The ids of the topics in which it has offsets."""
         return self._per_topic.keys()
 
     def has_room(self, offsets: Collection[PartitionId], *, beside: Collection[PartitionId] = ()) -> bool:
-        """Whether these are not too many, with those that it has and those that are to be committed `beside` them."""
+        """Whether there is room for these, with those that it has and those to commit `beside` them."""
         count = len(self._offsets)
         if count + len(beside) + len(offsets) <= OFFSETS_MAX:
             return True
@@ -280,7 +280,7 @@ class StoredGroup:
         raise Unavailable(f"cannot name topics: another coordinator does: group={group.group_id!r}")
 
     async def _versions(self, stored_keys: Sequence[Key], names: Sequence[N]) -> dict[N, int]:
-        """Of those that are there."""
+        """The versions of the records that exist."""
         records = await self._metadata.get_many(stored_keys)
         return {name: record.version for name, record in zip(names, records, strict=True) if record is not None}
 
@@ -304,10 +304,10 @@ class StoredGroup:
         return True
 
     async def _list_anew(self, group: Group, *, page_count: int) -> None:
-        """Of the pages that there are, each gets a new version; topics without offsets are named no more.
+        """Give each existing page a new version; drop the names of topics without offsets.
 
-        Topics move to earlier places, each written there before it is written out of where it was: what is cut short in between is read
-        whole, and so is what a page that we no longer own becomes when such a write arrives late. Until all are there, the group's record
+        Topics move to earlier places, each written there before it is removed from its old place: a move cut short in between is read
+        whole, and so is a page that we no longer own when such a write arrives late. Until all are there, the group's record
         counts the pages that it counted before.
         """
         before, self._listed = self._listed, [topic_id for topic_id in self._listed if topic_id in self._per_topic]

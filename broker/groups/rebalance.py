@@ -1,6 +1,6 @@
 """From one generation to the next: members join again, the leader assigns, everybody gets its share. Pure.
 
-A turn is one step of the state machine under way: the group as changed so far, and what is to be done about it.
+A turn is one step of the state machine under way: the group as changed so far, and the effects that follow.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ class Turn:
 
 
 def prepare(turn: Turn) -> None:
-    """Ask all members to join again. Who waits for its assignment is told at once, the others by their next heartbeat."""
+    """Ask all members to join again. A member that waits for its assignment hears of it at once, the others by their next heartbeat."""
     group = turn.group
     waiting = [member for member in group.members.values() if member.syncing is not None]
     for member in waiting:
@@ -118,7 +118,7 @@ def complete(turn: Turn) -> None:
 
 
 def joined_answer(group: Group, member_id: str) -> JoinAnswer:
-    """What a member of the generation is told about it."""
+    """The answer about the generation to one of its members."""
     members: tuple[tuple[str, str | None, bytes], ...] = ()
     if member_id == group.leader:
         members = tuple((member.member_id, member.instance_id, member.metadata_of(group.protocol)) for member in group.members.values())
@@ -137,7 +137,7 @@ def synced_answer(group: Group, member: Member) -> SyncAnswer:
 
 
 def assign(turn: Turn, assignments: dict[str, bytes]) -> None:
-    """The leader has spoken: the generation is complete. Who is not mentioned gets nothing."""
+    """The leader's assignment completes the generation. Members that it leaves out get nothing."""
     group = turn.group
     waiting = [member for member in group.members.values() if member.syncing is not None]
     members = {

@@ -1,4 +1,4 @@
-"""Which committed offsets are to be forgotten, and when to look again (KIP-211). Pure; times are those of the wall clock.
+"""Which committed offsets to forget, and when to look again (KIP-211). Pure; times are those of the wall clock.
 
     no member ever                  the retention time after its commit
     no members any more             the retention time after the last one left, whenever it was committed
@@ -6,7 +6,7 @@
     any other group                 never
     a topic that is gone            at once
 
-A commit that says itself how long it is to be kept (OffsetCommit v2-v4) decides that instead of the retention time.
+A commit with a retention time of its own (OffsetCommit v2-v4) goes by that instead.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from storage.catalog.groups import GroupHead
 from storage.vocabulary import PartitionId, TopicId
 
 Names = Mapping[TopicId, str | None]
-"""Of topics by id; None for one that is gone. What is not there is not known, and its offsets are kept."""
+"""Names of topics by id; None for one that is gone. A missing id is unknown, and its offsets are kept."""
 
 
 class Forgettable(NamedTuple):
@@ -38,7 +38,7 @@ class Forgettable(NamedTuple):
 def find_forgettable(
     group: Group, offsets: Mapping[PartitionId, Committed], names: Names, *, now_ms: int, retention_ms: int
 ) -> Forgettable:
-    """Of a group as its coordinator knows it."""
+    """What to forget of a group, as its coordinator knows it."""
     starts_ms = _starts_ms(group.state, group.protocol_type, group.empty_since_ms)
     is_empty = group.state is GroupState.EMPTY
     wanted = subscribed_topics(group) if group.state is GroupState.STABLE else None

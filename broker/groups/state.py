@@ -99,7 +99,7 @@ def _asks_for_id(event: Join) -> bool:
 
 
 def _turn_away(turn: Turn, event: Join) -> None:
-    """Who finds no place is not a member any more either."""
+    """A member turned away loses its membership."""
     turn.reply(event.token, JoinAnswer(error=GroupError.GROUP_MAX_SIZE_REACHED))
     if event.member_id in turn.group.pending:
         _forget_pending(turn, [event.member_id])
@@ -203,7 +203,7 @@ def _replace_static(turn: Turn, event: Join, former: Member) -> None:
         if event.knows_skip_assignment:
             answer = replace(answer, skip_assignment=was_leader)
         elif was_leader:
-            # Before v9 a leader cannot be told to leave the assignment alone, so it is not told that it leads.
+            # Before v9 no answer makes a leader leave the assignment alone, so the answer hides that it leads.
             answer = replace(answer, leader=former.member_id, members=())
         turn.reply(event.token, answer)
         return

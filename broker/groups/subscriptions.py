@@ -25,7 +25,7 @@ def subscribed_topics(group: Group) -> frozenset[str] | None:
 
 
 def _topics_of(metadata: bytes) -> Iterable[str]:
-    """`version: i16, topics: array of string, …`, in every version there is. Who says nothing does not say that it wants nothing."""
+    """`version: i16, topics: array of string, …`, in every version there is. Empty metadata does not mean that the member wants nothing."""
     _, count = struct.unpack_from(">hi", metadata)
     if count < 0:
         raise ValueError(f"topics that are none: count={count}")

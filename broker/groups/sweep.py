@@ -1,10 +1,10 @@
-"""Finds the committed offsets that are to be forgotten, in the groups of the slots that this broker holds or may claim (KIP-211).
+"""Finds the committed offsets to forget, in the groups of the slots that this broker holds or may claim (KIP-211).
 
 A look at everything costs one read of the claims, one scan of group records a shard, and one read of the topics that they name; it is taken
-once a check interval. Groups that are loaded are judged as memory has them, the others by their record. Only what has something to forget,
-or members of whom nobody has heard, is loaded; to load a group is to take it over, so what is forgotten is fenced by versions like any
-other write. Of a group whose record does not say when its offsets are to go, they are read, and the time is remembered for as long as the
-record stays as it is: a later commit only makes it later.
+once a check interval. Groups that are loaded are judged as memory has them, the others by their record. Only groups with something to
+forget, or with silent members, are loaded; to load a group is to take it over, so what is forgotten is fenced by versions like any other
+write. If a group's record does not say when its offsets expire, they are read, and the time is remembered for as long as the record stays
+as it is: a later commit only makes it later.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ class Sweep:
                     log.warning("group_not_readable", group=head.group, cause=str(error))
 
     async def _topic_ids(self, head: GroupHead) -> Sequence[TopicId] | None:
-        """Of the topics in which the group may have offsets; None if that cannot be read."""
+        """The ids of topics in which the group may have offsets; None if that cannot be read."""
         loaded = self._loaded(head.group)
         if loaded is not None:
             return list(loaded.stored.topic_ids)

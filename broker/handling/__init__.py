@@ -1,1 +1,1 @@
-"""What handlers share: who asks, checks, answers that several APIs have in common."""
+"""What handlers share: the asker, checks, answers that several APIs have in common."""

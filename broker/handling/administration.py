@@ -14,15 +14,15 @@ Audit = Callable[[Mapping[str, object]], None]
 """Takes one line of the audit log, and neither waits nor raises."""
 
 LISTED_MAX: Final = 100
-"""Of partitions in one line."""
+"""Partitions in one line."""
 NAMED_MAX: Final = 5
-"""Of changes in one line of those of which nobody knows what became of them."""
+"""Names in one line about changes whose outcome is unknown."""
 
 _log = structlog.get_logger("administration")
 
 
 class By(NamedTuple):
-    """Who asked. A client id is what the client says: only the address proves anything."""
+    """The asker. A client id is what the client says: only the address proves anything."""
 
     client_host: str
     client_id: str | None
@@ -68,7 +68,7 @@ class Failures:
         self._first: dict[str, object] = {}
 
     def add(self, name: str, /, *, error: ErrorCode, message: str | None = None, **facts: object) -> None:
-        """`name` of what was to be changed, where the request may name several."""
+        """`name`: the thing to change, where the request may name several."""
         is_unknown = error is ErrorCode.request_timed_out
         if is_unknown:
             self._first = self._first or {"cause": message, **facts}

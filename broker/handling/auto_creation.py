@@ -13,7 +13,7 @@ from storage.catalog.topics import PARTITIONS_MAX, Topic
 from storage.errors import AlreadyExists, StorageError
 
 TOPICS_MAX: Final = 1_000
-"""Of one request, and no more than have PARTITIONS_MAX partitions together. For the rest the client asks again, as it does for any topic
+"""Per request, and with no more than PARTITIONS_MAX partitions together. For the rest the client asks again, as it does for any topic
 that is not there yet."""
 
 

@@ -14,7 +14,7 @@ UNDER_WAY: Final = Metric(
 
 
 class BatchRoom:
-    """Who comes first has room first; one has it when nobody else has any, however much it wants. On the loop."""
+    """Grants room in order; a batch of any size gets it when no other has any. On the loop."""
 
     def __init__(self, *, telemetry: Telemetry, batches_max: int = BATCHES_MAX) -> None:
         self._batches_max = batches_max

@@ -17,13 +17,13 @@ from storage.catalog.topics import Topic
 from storage.errors import StorageError
 
 KEYS_MAX: Final = 1_000
-"""Of one resource. A topic has some thirty."""
+"""Per resource. A topic has some thirty."""
 
 LINE_AS_RESOURCES: Final = 5
 """What it costs to log a resource, beside altering it."""
 
 ConfigChange = Callable[[Mapping[str, str]], dict[str, str]]
-"""The configs of a topic → what they are to be. Raises `InvalidTopicConfig`."""
+"""The configs of a topic → those after the change. Raises `InvalidTopicConfig`."""
 
 
 class ResourceChange(NamedTuple):

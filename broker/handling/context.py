@@ -1,4 +1,4 @@
-"""What a handler is given beside its request: who asks, and the narrow parts of the broker it may use."""
+"""What a handler is given beside its request: the asker, and the narrow parts of the broker it may use."""
 
 from dataclasses import dataclass
 
@@ -48,7 +48,7 @@ class BrokerParts:
 
     @property
     def broker_id(self) -> int:
-        """That of the registration, or of the last one: a broker that was assigned its id gets another when it lost that to somebody."""
+        """The id of the current or last registration: a broker with an assigned id gets another if a broker takes that after a loss."""
         return self.brokers.own_id
 
 
@@ -61,5 +61,5 @@ class Context(msgspec.Struct, frozen=True):
     large_answer: LargeAnswer = msgspec.field(default_factory=only_one)
 
     def by(self, client_id: str | None) -> By:
-        """Who asked, for the log."""
+        """The asker, for the log."""
         return By(self.client_host, client_id, self.listener)

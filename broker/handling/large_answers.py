@@ -27,5 +27,5 @@ class LargeAnswer:
 
 
 def only_one() -> LargeAnswer:
-    """Of a request that nobody else is beside."""
+    """The large answer of a request that shares with no other."""
     return LargeAnswer(asyncio.Semaphore())

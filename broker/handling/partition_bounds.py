@@ -15,7 +15,7 @@ from storage.log.bounds import LogBounds
 from storage.vocabulary import PartitionId
 
 LEADER_EPOCH: Final = 0
-"""Of every partition, for ever (I12)."""
+"""For every partition, for ever (I12)."""
 
 
 LookedUp = tuple[dict[str, Topic], StorageError | None]

@@ -42,25 +42,25 @@ READ: Final = Metric(
 
 THREADS: Final = 2
 RESULTS_BYTES_MAX: Final = 64 * MIB
-"""Of all requests that are not answered yet; above it no further one begins."""
+"""For all requests not answered yet; above it no further one begins."""
 RESULTS_OF_REQUEST_BYTES_MAX: Final = 64 * MIB
 WAIT_S_MAX: Final = 30.0
 """Then the client has given up: the default request.timeout.ms of Java producers."""
 READ_AT_ONCE_RECORDS_MAX: Final = 256
 READ_AT_ONCE_BYTES_MAX: Final = 128 * KIB
-"""Of one request on the loop, decompressed: a fraction of a millisecond, about what waking a thread takes."""
+"""Per request on the loop, decompressed: a fraction of a millisecond, about what waking a thread takes."""
 LEAVING_MAX: Final = 250
 """Batches of a line that leave it in one turn of the loop."""
 READ_AT_ONCE_HEADERS_EACH_MAX: Final = 8
-"""Of a record, on average: two bytes make a header, and to read it takes as long as a record."""
+"""Per record, on average: two bytes make a header, and to read it takes as long as a record."""
 _EXPANSION: Final = 8
-"""What decompresses to more than so many times its size is not read at once."""
+"""A batch that decompresses to more than this many times its size is not read at once."""
 _CODECS: Final = tuple(CODEC_NUMBERS)
 
 log = structlog.get_logger("recompression")
 
 RecompressionDone = Callable[[memoryview | Refused | None], None]
-"""None: nothing was to be done."""
+"""None: there was nothing to do."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class Recompression:
         self._nursery = nursery
         self._clock = clock
         self.lines: dict[_Line, deque[_Job]] = {}
-        """Those that have batches: while there are none, nothing can be overtaken. To be looked at only."""
+        """The lines that have batches: while there are none, nothing can be overtaken. Read-only for others."""
         self._ready: OrderedDict[int, deque[_Line]] = OrderedDict()
         """Lines that nobody works on, by connection, in the order of their turns."""
         self._turn = AtOnce()
@@ -142,7 +142,7 @@ class Recompression:
 
     @property
     def results_bytes(self) -> int:
-        """Of requests that are not answered yet."""
+        """The size of results of requests not answered yet."""
         return self._results_bytes
 
     def share(self) -> Share:
@@ -210,10 +210,10 @@ class Recompression:
             self._working -= 1
 
     async def _work_on(self, jobs: deque[_Job]) -> None:
-        """The first of a line, and what follows it without work; all of them, if the first is to be sent again."""
+        """The first of a line, and what follows it without work; all of them, if the client must send the first again."""
         job = jobs[0]
         result = await self._result_of(job)
-        # Those behind a batch that is to be sent again must not overtake it.
+        # Batches behind one that the client must send again may not overtake it.
         is_retried = isinstance(result, Refused) and result.error_code.retriable
         jobs.popleft().done(result)
         left = 1

@@ -20,7 +20,7 @@ from broker.protocol.errors import ProtocolViolation
 FLEXIBLE_MINIMUM: Final = 9
 READABLE: Final = range(3, 13)
 PARTITIONS_PER_STEP: Final = 500
-"""To read, check and begin so many takes 20 ms of the loop."""
+"""To read, check and begin this number takes 20 ms of the loop."""
 
 _ACKS_AND_TIMEOUT: Final = struct.Struct(">hi")
 _PARTITION: Final = struct.Struct(">i")

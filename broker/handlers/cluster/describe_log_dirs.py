@@ -85,7 +85,7 @@ def _partition(number: int, bounds: LogBounds) -> DescribeLogDirsPartition:
 
 
 def size_bytes(bounds: LogBounds) -> int:
-    """Of the batches that can be read: exact until records are deleted, then in proportion to the offsets."""
+    """The size of the batches that can be read: exact until records are deleted, then in proportion to the offsets."""
     if bounds.log_start == 0:
         return bounds.bytes_total
     return bounds.bytes_total * (bounds.high_watermark - bounds.log_start) // bounds.high_watermark

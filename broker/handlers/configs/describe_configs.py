@@ -43,7 +43,7 @@ from storage.catalog.topics import Topic
 from storage.errors import StorageError
 
 DESCRIBED_MAX: Final = 10_000
-"""Of one request: 14 MB, or several times that with synonyms and documentation."""
+"""Per request: 14 MB, or several times that with synonyms and documentation."""
 TURN_RESOURCES: Final = 20
 """Between two turns of other tasks: a topic has some thirty configs."""
 

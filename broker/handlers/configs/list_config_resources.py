@@ -1,6 +1,6 @@
 """ListConfigResources (API key 74), v0-v1.
 
-v1: topics and brokers; of loggers, client metrics and groups none has configs. No types stands for all of them; a type that does not exist
+v1: topics and brokers; loggers, client metrics and groups have no configs. No types means all of them; a type that does not exist
 is UNSUPPORTED_VERSION. v0 asks for client metrics alone.
 """
 

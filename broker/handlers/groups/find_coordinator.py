@@ -79,7 +79,7 @@ async def _find(context: Context, version: int, key_type: int, sought: Sequence[
         message = f"coordinators of key type {key_type} are not supported"
         return [_Answer(ErrorCode.invalid_request, message, _NO_NODE)] * len(sought)
     try:
-        # Of all brokers, not only those that this listener reaches: who asks by another listener must be told the same.
+        # Among all brokers, not only those that this listener reaches: the answer must be the same at every listener.
         holders = await context.parts.groups.slots.holders(sought)
         nodes = {node.broker_id: node for node in await live_nodes(context)}
     except StorageError as error:

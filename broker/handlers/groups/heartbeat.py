@@ -19,6 +19,6 @@ async def handle(context: Context, request: Request[HeartbeatRequest]) -> Heartb
         try:
             error = await context.parts.groups.heartbeat(body.group_id, heartbeat)
         except Closed as closed:
-            # While a group is being loaded its members go on, as in Kafka: some clients give up for being told so here.
+            # While a group is being loaded its members go on, as in Kafka: some clients give up on an error here.
             error = GroupError.NONE if closed.error is GroupError.COORDINATOR_LOAD_IN_PROGRESS else closed.error
     return HeartbeatResponse(throttle_time=as_field(0), error_code=ErrorCode(error))

@@ -74,7 +74,7 @@ async def _answer_of_one(name: str, partitions: Mapping[int, Committed], error: 
 
 
 def _without_repeats(groups: Sequence[v9.request.OffsetFetchRequestGroup]) -> Sequence[v9.request.OffsetFetchRequestGroup]:
-    """Who asks for the same again is not told again: all of a group may be a large answer."""
+    """The groups asked for, each once: all offsets of a group may be a large answer."""
     return list({(group.group_id, group.topics): group for group in groups}.values())
 
 

@@ -35,7 +35,7 @@ from storage.vocabulary import PartitionId
 TIMEOUT_MS_MIN: Final = 5_000
 """Longer than a deletion takes, shorter than clients wait for an answer."""
 TIMEOUT_MS_MAX: Final = 50_000
-"""Below what the dispatcher gives any handler: the client is told what was done."""
+"""Below the dispatcher's deadline for any handler: the client learns what was done."""
 TRIMS_MAX: Final = 16
 """Partitions of one request that are trimmed at the same time."""
 LINE_AS_PARTITIONS: Final = 5

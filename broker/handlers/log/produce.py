@@ -1,8 +1,8 @@
 """Produce (API key 0), v3-v11.
 
 Checks each batch as Kafka does and submits it; acks 1 and -1 both mean durable and committed. Errors are per partition. A batch of another
-codec than its topic's `compression.type` is compressed anew first, and one whose records are to be read waits until they are
-(broker/handling/recompression.py); only what is short is read at once.
+codec than its topic's `compression.type` is compressed anew first, and one whose records must be read waits until they are
+(broker/handling/recompression.py); only short ones are read at once.
 
 Differs from Apache Kafka: acks=0 is as durable as the rest, only unanswered; NOT_LEADER_OR_FOLLOWER says "try again", never "elsewhere",
 as every broker serves every partition; transactional batches are refused with INVALID_TXN_STATE until transactions are served.
@@ -69,8 +69,8 @@ class Produce:
         return found
 
     async def lookup_topics(self, highest: Mapping[str, int]) -> tuple[dict[str, Topic], dict[str, StorageError]]:
-        """Of these topics those that exist, each as of a read made now where the cache does not know it, or its highest partition named;
-        and why nobody could tell of others in time, or whether one has more partitions.
+        """The topics that exist, each from a read made now where the cache does not know it, or its highest partition named;
+        and the errors for those that could not be read in time, or whose partitions could not.
         """
         turns = Turns()
         found: dict[str, Topic] = {}
@@ -249,7 +249,7 @@ class ProduceUnderWay:
         self.append_ms: list[int] = []
         """What each of its batches is stamped with, by that index; -1 if it keeps its own times."""
         self.share: Share | None = None
-        """Of the recompression's memory, if a batch stands in its line."""
+        """Its share of the recompression's memory, if a batch waits for that."""
         self._topics = topics
         self._done = done
 

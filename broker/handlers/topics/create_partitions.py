@@ -30,7 +30,7 @@ from storage.catalog.topics import PARTITIONS_MAX, Topic
 from storage.errors import StorageError
 
 TIMEOUT_MS_MAX: Final = 50_000
-"""Below what the dispatcher gives any handler: the client is told what was done."""
+"""Below the dispatcher's deadline for any handler: the client learns what was done."""
 LINE_AS_TOPICS: Final = 5
 """What it costs to log a topic, beside answering it."""
 

@@ -39,7 +39,7 @@ from storage.errors import StorageError
 from storage.vocabulary import TopicId
 
 TIMEOUT_MS_MAX: Final = 50_000
-"""Below what the dispatcher gives any handler: the client is told what was done."""
+"""Below the dispatcher's deadline for any handler: the client learns what was done."""
 _DEFAULT: Final = -1
 _DEFAULT_REPLICATION_FACTOR: Final = 1
 CREATED_AS_TOPICS: Final = 50

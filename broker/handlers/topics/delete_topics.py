@@ -28,7 +28,7 @@ from storage.vocabulary import TopicId
 DeleteTopicsRequest = v5.DeleteTopicsRequest | v6.DeleteTopicsRequest
 
 TIMEOUT_MS_MAX: Final = 50_000
-"""Below what the dispatcher gives any handler: the client is told what was done."""
+"""Below the dispatcher's deadline for any handler: the client learns what was done."""
 
 
 CHANGED_AS_TOPICS: Final = 50
@@ -121,7 +121,7 @@ async def _find(parts: BrokerParts, served: list[AskedTopic]) -> dict[AskedTopic
 
 
 async def _delete_if_there(parts: BrokerParts, named: AskedTopic, by: By) -> DeleteTopicsAnswer:
-    """What a read did not find. Who is told that there is no such topic takes it for deleted."""
+    """Delete a topic that a read missed, if it is there after all: a client takes "no such topic" for a finished deletion."""
     if named.name is None or validate_name(named.name) is not None:
         return _unknown(named)
     try:

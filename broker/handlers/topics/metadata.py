@@ -2,9 +2,9 @@
 
 Lists all live brokers at the listener that was asked by, with racks; the one that answers is the controller. Leaders are named by
 the strategy `kafka.leader` (broker/leadership.py), with leader epoch 0 for ever: any broker serves any partition. Replicas and in-sync
-replicas are the leader and other live brokers, of as many racks as possible, as many as the topic was created with and as there are.
-Topics: null is all of them, an empty list none (v0: all); by name, or by id (v12+: UNKNOWN_TOPIC_ID). A name that is not there is created
-if the request allows it (before v4 it always does) and `kafka.auto_create_topics` is set, and answered at once, as it exists.
+replicas are the leader and other live brokers, from the largest number of racks, up to the topic's replication factor and the brokers there
+are. Topics: null is all of them, an empty list none (v0: all); by name, or by id (v12+: UNKNOWN_TOPIC_ID). A name that is not there is
+created if the request allows it (before v4 it always does) and `kafka.auto_create_topics` is set, and answered at once, as it exists.
 
 Differs from Apache Kafka: names beside ids in one request are answered, too.
 Raises `StorageError` if the brokers, or all topics, cannot be read: no version has a place to say so that clients heed.
@@ -55,7 +55,7 @@ TOPIC_AS_PARTITIONS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WithClusterOperations(MetadataResponse):
-    """Of v8 to v10: librdkafka describes a cluster by Metadata, and asks what may be done with it."""
+    """The response of v8 to v10: librdkafka describes a cluster by Metadata, and asks what may be done with it."""
 
     cluster_authorized_operations: i32 = field(metadata={"kafka_type": "int32"})
 
