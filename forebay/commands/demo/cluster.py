@@ -60,7 +60,7 @@ class Brokers:
                 broker.wait_ready()
 
     def running(self) -> list[DemoPlace]:
-        """Those that live: one may have ended by itself, or have been killed a moment ago."""
+        """The brokers alive: one may have ended by itself, or have been killed a moment ago."""
         return [broker.place for broker in self._running if broker.is_running()]
 
     def at(self, address: str) -> DemoPlace:

@@ -52,7 +52,7 @@ def _partitions(
     current: Mapping[Partition, int],
     warnings: list[str],
 ) -> list[Partition]:
-    """Those that exist. What was named and does not exist is an error; what was committed once is not."""
+    """The partitions that exist. A missing one is an error if it was named, but not if it was only committed once."""
     metadata = connection.metadata(admin)
     if scopes is None and not isinstance(target, AtEach):
         there = existing(metadata, current)

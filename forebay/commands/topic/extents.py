@@ -26,7 +26,7 @@ class Extent:
 
 
 def topics_like(connection: ClusterConnection, admin: AdminClient, patterns: Sequence[re.Pattern[str]]) -> list[str]:
-    """Those that are there now, by name."""
+    """The topics there are now, by name."""
     there = connection.metadata(admin).topics
     found = sorted(name for name in there if not name.startswith(INTERNAL) and any(pattern.search(name) for pattern in patterns))
     if not found:

@@ -53,7 +53,7 @@ class ProducedLines:
     """By the library: each is stored, failed or queued."""
     failed: int = 0
     by_partition: dict[int, int] = field(default_factory=dict)
-    """Those that are stored, if they are reported."""
+    """The records stored, if they are reported."""
     refused: tuple[int, KafkaError] | None = None
 
     def reported(self, number: int, error: KafkaError | None, message: Message) -> None:

@@ -73,7 +73,7 @@ def check(settings: Settings, *, workers: int) -> None:
 
 
 def _addresses(settings: Settings, number: int) -> Iterator[tuple[str, int, str]]:
-    """Those whose port is not left to the system: host, port, setting."""
+    """The addresses whose port is not left to the system: host, port, setting."""
     for listener in settings.kafka.listeners:
         if listener.port:
             yield listener.host, listener.port + number, f"kafka.listeners ({listener.name})"
