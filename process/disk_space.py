@@ -65,7 +65,7 @@ class Fullness:
 class FileSystem(NamedTuple):
     device: int
     folders: tuple[Path, ...]
-    """Those among the folders asked about."""
+    """The folders asked about that are on it."""
     space: Space
 
 

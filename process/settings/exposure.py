@@ -12,7 +12,7 @@ FIX: Final = (
 
 
 def exposed(listeners: Sequence[Listener]) -> tuple[Listener, ...]:
-    """Those that take connections from beyond this machine."""
+    """The listeners that take connections from beyond this machine."""
     return tuple(listener for listener in listeners if not is_loopback(listener.host))
 
 
