@@ -53,7 +53,7 @@ class ConfirmedTopics:
         self._places: dict[tuple[TopicId, int], tuple[PartitionId, int]] = {}
 
     async def by_name(self, highest: Mapping[str, int], *, beside: str) -> dict[str, Topic | StorageError]:
-        """Those topics of `highest` that exist, each no older than the call where it matters: the incarnation is the one that had the name,
+        """The topics of `highest` that exist, each no older than the call where it matters: the incarnation is the one that had the name,
         and if it has no partition of that number, it had none. An error says that nobody could tell.
         """
         cached: dict[str, Topic] = {}
@@ -65,7 +65,7 @@ class ConfirmedTopics:
         return await self._settle(list(highest), cached, beside=beside)
 
     async def by_id(self, topic_ids: Iterable[TopicId], *, beside: str) -> dict[TopicId, Topic]:
-        """Those that exist. Raises `StorageError` if nobody can tell of one of them."""
+        """The topics that exist. Raises `StorageError` if one of them cannot be read."""
         wanted = list(topic_ids)
         topics = await self._topics.lookup_ids(wanted)
         turns = Turns()

@@ -33,7 +33,7 @@ class ActiveProducers(Protocol):
     def expiration_ms(self) -> int: ...
 
     async def of(self, partition: PartitionId) -> list[ActiveProducer]:
-        """Those that have not expired, by producer id, as of a read issued after the call.
+        """The producers that have not expired, by producer id, as of a read issued after the call.
 
         Raises `NotFound`, `Corrupt`, `IncompatibleFormat`, `Unavailable`."""
         ...

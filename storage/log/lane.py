@@ -72,7 +72,7 @@ class InFlight:
         return len(self._commits)
 
     def overdue(self, now_s: float) -> Iterator["Commit"]:
-        """Those past their deadline, but for a carried one that is found when what was sealed before it was carried has gone."""
+        """The commits past their deadline, except a carried one, which is found once the commits sealed before it was carried have gone."""
         for commit in tuple(self._commits):
             if commit.deadline_s > now_s:
                 return

@@ -100,7 +100,7 @@ class Strangers:
             self._waiting.drop(self, producer_id)
 
     def begin_at(self, now_s: float, *, wait_s: float) -> Mapping[int, PermittedStart]:
-        """Those that were refused for `wait_s`, each with the sequence up to which it may begin: the lowest that it was refused.
+        """The strangers that were refused for `wait_s`, each with the sequence up to which it may begin: the lowest that it was refused.
 
         It may have been refused the first of several batches a moment before its time was over. The others wait until that is sent again:
         appended before it, they would turn it into one that is out of order.
@@ -114,6 +114,6 @@ class Strangers:
         }
 
     def _forget_gone(self, before_s: float) -> None:
-        """Those refused first; others when these have begun, or have gone, too."""
+        """Forget the strangers refused first; others when these have begun, or have gone, too."""
         while self.refused and self.refused[producer_id := next(iter(self.refused))].last_s < before_s:
             self.forget(producer_id)

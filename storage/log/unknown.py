@@ -43,7 +43,7 @@ class UnknownAttempts(NamedTuple):
 
 
 def one_more(before: UnknownAttempts | None, attempt: int, decision: Decision, *, version: int) -> UnknownAttempts:
-    """Those before it may still be the one that was applied."""
+    """Earlier attempts may still be the one that was applied."""
     return UnknownAttempts(version, (*(before.decisions if before is not None else ()), (attempt, decision)))
 
 

@@ -54,7 +54,7 @@ def broker(broker_id: int) -> Key:
 
 
 def brokers() -> tuple[Key, str]:
-    """Those that `broker` makes, which begin with a digit, and no witness."""
+    """The range of keys that `broker` makes, which begin with a digit; it contains no witness."""
     return Key(BROKERS_PREFIX, ROOT), f"{BROKERS_PREFIX}:"
 
 
