@@ -50,6 +50,7 @@ def test_the_guesses_do_take_claims_from_brokers_that_live() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("guesses", [0.0, *GUESSES])
 @pytest.mark.parametrize("first", range(1_001, 3_001, 100))
 def test_many_more_seeds_find_nothing_wrong(first: int, guesses: float) -> None:

@@ -65,11 +65,13 @@ def test_the_checker_soon_finds_by_its_theme_a_log_that(wrong: Wrong, theme: str
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)
 def test_the_checker_finds_by_its_theme_a_log_that_takes_an_absent_entry_for_an_attempt_that_was_not_applied() -> None:
     _find(wrong_log.takes_an_absent_entry_for_an_attempt_that_was_not_applied, first=1, theme="churning")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -27,6 +27,7 @@ def test_these_seeds_find_nothing_wrong(faults: str, first: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1_001, 3_001, 100))
 def test_many_more_seeds_find_nothing_wrong(first: int) -> None:
