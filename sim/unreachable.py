@@ -26,7 +26,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "batch Append.settle: if self.remaining == 0 → else": "requests of the simulation have one partition: test_produce.py",
     "proofs Proofs._prove: if control is None or control.log_state is LogState.DELETED or log.seen.broken is not None… → then": _BROKEN,
     "proofs Proofs._prove_wanted: if self._next.get(log) is asked → then": "takes more proofs at a time than a run has partitions: test_proofs.py",
-    "producer_pages needed: if not refs → then": _GUARD + "callers have looked",
+    "producer_pages pages_needed: if not refs → then": _GUARD + "callers have looked",
     "producer_pages make_room: if not _is_covered(kept_refs, producer_id) → else": "a producer that expired while hot, in the range of a page that did not: test_producer_pages.py",
     "producer_pages make_room: state.batches ? → else": _GUARD + "a state has batches until transactions are there",
     "producer_pages _parts: if part → else": _GUARD + "callers have looked",
