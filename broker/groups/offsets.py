@@ -62,7 +62,7 @@ assert TOPICS_NAMED_MAX * _TOPIC_BYTES < PLAIN_BYTES_MAX
 assert TOPICS_PAGE_MAX * _TOPIC_BYTES < METADATA_VALUE_BYTES_MAX
 
 PUT_AT_ONCE: Final = 250
-"""In a request that commits more, each of the two writes of first offsets takes turns of the event loop."""
+"""In a request that commits more, the first offsets of partitions take turns of the event loop in each of their two writes."""
 
 N = TypeVar("N", PartitionId, int)
 

@@ -48,7 +48,7 @@ class BrokerParts:
 
     @property
     def broker_id(self) -> int:
-        """The id of the current or last registration: a broker with an assigned id gets another if a broker takes that after a loss."""
+        """The id of the current or last registration: a broker with an assigned id gets another if it lost that to somebody."""
         return self.brokers.own_id
 
 
