@@ -322,8 +322,11 @@ class Gathering:
 
     def _must_read(self, wanted: Wanted, landed: Flight | None, offset: int, bytes_max: int, *, at_least_one: bool, now_s: float) -> bool:
         """Whether `offset` is read now, or will be; False if what has `landed` says that there is no use, or the response has enough."""
-        if landed is not None and landed.end == offset and (landed.error is not None or (landed.is_too_large and not at_least_one)):
-            return False
+        if landed is not None and landed.end == offset:
+            # What was too large for the room that others had left it then may fit by now.
+            is_too_large = landed.is_too_large and not at_least_one and bytes_max <= landed.left_bytes
+            if landed.error is not None or is_too_large:
+                return False
         if self._runs_left <= 0:
             return False
         if len(self._reading) >= READS_UNDER_WAY_MAX or sum(not other.is_late for other in self._reading) >= READS_AT_ONCE:

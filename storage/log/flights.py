@@ -31,15 +31,15 @@ class Reads(Protocol):
 
 class Flight:
     """Runs from `offset` on, in order, as they come. When it `is_done`, `error` is what ended it, and `is_too_large` says that the batch
-    behind the last run does not fit.
+    behind the last run does not fit into the `left_bytes`.
     """
 
-    __slots__ = ("began_s", "bytes_max", "error", "is_done", "is_too_large", "log", "offset", "runs", "task", "wakers")
+    __slots__ = ("began_s", "bytes_max", "error", "is_done", "is_too_large", "left_bytes", "log", "offset", "runs", "task", "wakers")
 
     def __init__(self, log: PartitionLog, offset: int, bytes_max: int, began_s: float) -> None:
         self.log = log
         self.offset = offset
-        self.bytes_max = bytes_max
+        self.bytes_max = self.left_bytes = bytes_max
         self.began_s = began_s
         self.runs: list[BatchRun] = []
         self.error: StorageError | None = None
@@ -106,17 +106,18 @@ class Flights:
             self._unattended_bytes -= flight.bytes_max
 
     async def _fly(self, flight: Flight, runs_max: int, at_least_one: bool) -> None:
-        log, left_bytes = flight.log, flight.bytes_max
+        log = flight.log
         try:
             while True:
+                left_bytes = flight.left_bytes
                 run = await self._reads.stored_within(log, flight.end, bytes_max=left_bytes, at_least_one=at_least_one and not flight.runs)
                 if run is None:
                     flight.is_too_large = True
                     break
                 flight.runs.append(run)
-                left_bytes = max(0, left_bytes - run.size_bytes)
+                flight.left_bytes = max(0, left_bytes - run.size_bytes)
                 end = flight.end
-                if not left_bytes or len(flight.runs) >= runs_max or not flight.wakers:
+                if not flight.left_bytes or len(flight.runs) >= runs_max or not flight.wakers:
                     break
                 if end >= log.seen.high_watermark or self._reads.cached(log, end) is not None:
                     break

@@ -208,6 +208,17 @@ async def test_the_limit_of_the_request_is_shared_by_its_partitions(broker: Node
     assert [len(offsets_of(answer)) for answer in response.partitions] == [4, 2, 0]
 
 
+async def test_a_partition_for_which_others_left_a_few_bytes_while_they_were_read_is_answered_when_they_need_less() -> None:
+    """A reader of many partitions with the clients' default of 1 MiB each, who was granted what one batch may take."""
+    async with nodes(2) as (broker, other):
+        await broker.create("t", partition_count=3)
+        for partition in range(3):
+            await other.send(("t", partition, record_batch(b"a")))
+        response = await broker.read(*[asking("t", partition, max_bytes=MIB) for partition in range(3)], max_bytes=MIB + 12)
+
+        assert [offsets_of(answer) for answer in response.partitions] == [[0], [0], [0]]
+
+
 async def test_a_response_has_a_limit_of_its_own(broker: Node) -> None:
     await filled(broker, *[record_batch(bytes(MIB - 100)) for _ in range(12)])
     response = await broker.read(asking("t", max_bytes=1 << 30), max_bytes=1 << 30)
