@@ -1,4 +1,4 @@
-"""Requests to handlers: decode, bound by a deadline, count, encode; and what is done when something goes wrong that nobody foresaw."""
+"""Requests to handlers: decode, bound by a deadline, count, encode; and what happens when a handler fails in an unforeseen way."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -45,14 +45,14 @@ HANDLER_TIMEOUT_S: Final = 60.0
 WAITING_TIMEOUTS_S: Final = {11: 2 * JOIN_WAIT_S_MAX, 14: 2 * JOIN_WAIT_S_MAX}
 """JoinGroup and SyncGroup wait for other members, within bounds of their own."""
 LARGE_REQUEST_BYTES: Final = 64 * KIB
-"""Larger requests, but for Produce and Fetch, are handled one at a time: their values take many times the memory of their bytes."""
+"""Larger requests other than Produce and Fetch are handled one at a time: their values take many times the memory of their bytes."""
 LONG_REQUEST_BYTES: Final = 4 * KIB
-"""Of larger ones, but for Produce and Fetch, one is decoded at a time, and no more than a step per turn of the event loop."""
+"""Larger requests other than Produce and Fetch are decoded one at a time, one step per turn of the event loop."""
 LARGE_ANSWERS_MAX: Final = 4
-"""Made and written at a time: each holds the event loop for a step per turn, and 10,000 partitions take 3 MiB until they are written."""
+"""How many are made and written at a time: each takes a step per turn of the event loop, and 10,000 partitions hold 3 MiB until written."""
 
 LONG_REPLY_BYTES: Final = 16 * KIB
-"""What larger ones were made of is looked through, and ends, in steps."""
+"""The values of larger requests are searched and released in steps."""
 
 _API_VERSIONS: Final = 18
 
@@ -65,7 +65,7 @@ Done = Callable[[Sequence[Buffer] | None], None]
 
 
 class Unanswerable(Exception):
-    """There is no answer for a reason that is not the client's: its connection is closed, so that it tries again."""
+    """There is no answer, and the client did not cause that: its connection is closed so that it tries again."""
 
 
 class Client(Protocol):
@@ -80,11 +80,11 @@ class Client(Protocol):
     def client_host(self) -> str: ...
 
     def close(self) -> None:
-        """After what is buffered for the client has been sent."""
+        """Returns after the bytes buffered for the client have been sent."""
         ...
 
     def until_written(self, release: Callable[[], None], covered_bytes: int) -> None:
-        """Call `release` once when the reply that comes next was taken by the client, or never will be. It counts these bytes of it."""
+        """Call `release` once, when the client has taken the next reply or never will. It counts that many bytes of the reply."""
         ...
 
 
@@ -157,8 +157,8 @@ class Dispatch:
         return self._start(frame, connection, done, self._produce.find_topics)
 
     async def prepare(self, frame: memoryview, connection: Client) -> Start | None:
-        """Look up the topics of a Produce request, and wait for room for its batches. It runs alone until then: it cannot be overtaken by
-        what follows it. None: it names so many partitions that it is to be handled alone.
+        """Look up the topics of a Produce request, and wait for room for its batches. Nothing else of the connection runs meanwhile, so no
+        later request overtakes it. None for a request that names too many partitions to be handled beside others.
         """
         _, request = self._read_produce(frame, connection)
         if request is None:
@@ -188,13 +188,13 @@ class Dispatch:
         *,
         has_room: bool = False,
     ) -> bool:
-        """`has_room`: it was taken for the batches of this request."""
+        """`has_room`: the caller has taken room for the batches of this request."""
         began_s = self._clock.monotonic_s()
         header, request = self._read_produce(frame, connection)
         if request is None:
             return False
         batches = len(request.partitions)
-        # Who waits for no answer (acks=0) cannot be refused, and is served.
+        # A client that waits for no answer (acks=0) cannot be refused, so it is served.
         is_refused = self._leaving.is_refusing and request.acks != 0
         topics = {} if is_refused else find_topics(request)
         if topics is None or not (has_room or self._room.take_now(batches)):
@@ -234,7 +234,7 @@ class Dispatch:
         return True
 
     async def handle(self, frame: memoryview, connection: Client) -> Sequence[Buffer] | None:
-        """Raises `ProtocolViolation` and `Unanswerable`: the connection is to be closed."""
+        """Raises `ProtocolViolation` and `Unanswerable`: the caller closes the connection."""
         began_s, size_bytes = self._clock.monotonic_s(), len(frame)
         try:
             header, reply, error_code = await self._handle(frame, connection)
@@ -300,14 +300,14 @@ class Dispatch:
         return header, [reply], error_code
 
     async def _meet(self, api_key: int, version: int) -> None:
-        """Load the handler and compile the codec of a version that is asked for the first time, with turns for others in between."""
+        """Load the handler and compile the codec of a version when a client asks for it first, with turns for others in between."""
         HANDLERS[api_key]  # imports it
         for _ in codec.compile_in_steps(api_key, version):
             await asyncio.sleep(0)
         self._met.add((api_key, version))
 
     async def _encode(self, header: codec.RequestHeader, answer: object, place: LargeAnswer) -> bytearray:
-        """What comes after the first step of a large answer is written by few requests at a time, with a turn for others in between."""
+        """A few requests at a time write large answers beyond the first step, with a turn for others after each step."""
         reply = bytearray()
         for _ in codec.encode_in_steps(header.api_key, header.api_version, header.correlation_id, answer, reply):
             await place.take()
@@ -371,7 +371,7 @@ class Dispatch:
         connection.until_written(room.give_back, reply_bytes)
 
     def _unanswerable(self, error: Exception, connection: Client) -> Unanswerable:
-        """What goes wrong with a request closes its connection, and concerns no other."""
+        """A request that fails closes its own connection and no other."""
         if isinstance(error, StorageError | TimeoutError):
             # Some answers have no field for "not now".
             log.warning("request_not_answered", client_host=connection.client_host, client_id=connection.client_id, cause=repr(error))
@@ -393,7 +393,7 @@ class Dispatch:
         return header
 
     def _read_produce(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, ProduceRequest | None]:
-        """None for a request that names so many partitions that it is to be handled alone."""
+        """None for a request that names too many partitions to be handled beside others."""
         header = self._read_header(frame, connection)
         if not support.is_served(header.api_key, header.api_version):
             raise ProtocolViolation(f"not served: api_key={header.api_key} api_version={header.api_version}")

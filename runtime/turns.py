@@ -1,4 +1,4 @@
-"""Work that grows with what was asked for, in turns: after so many items, others have theirs on the event loop."""
+"""Work that grows with a request, in turns: after a number of items, other tasks get the event loop."""
 
 import asyncio
 from collections import Counter
@@ -14,7 +14,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Turns:
-    """Counts the items of one piece of work, loops within loops included. `items`: how many there are to a turn."""
+    """Counts the items of one piece of work, nested loops included. `items` is the number of items in a turn."""
 
     __slots__ = ("_items", "_left")
 
@@ -23,14 +23,14 @@ class Turns:
         self._items = self._left = items
 
     async def spent(self, items: int = 1) -> None:
-        """So many were dealt with. The end of a turn, if that was the last of it."""
+        """Count `items` as done. Yields to other tasks when the turn is used up."""
         self._left -= items
         if self._left <= 0:
             self._left = self._items
             await asyncio.sleep(0)
 
     async def each(self, make: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """What `make` makes of each, in their order. The sequence counts as one of them: many that are empty take time, too."""
+        """Apply `make` to each item, in order. The sequence itself counts as one item: many empty ones take time, too."""
         made: list[R] = []
         remaining = iter(items)
         while part := tuple(islice(remaining, self._left)):
@@ -40,7 +40,7 @@ class Turns:
         return made
 
     async def by_key(self, make: Callable[[K], R], keys: Iterable[K]) -> dict[K, R]:
-        """What `make` makes of each key, by key."""
+        """Apply `make` to each key. Returns the results by key."""
         made: dict[K, R] = {}
         remaining = iter(keys)
         while part := tuple(islice(remaining, self._left)):
@@ -50,7 +50,7 @@ class Turns:
         return made
 
     async def count(self, keys: Iterable[K]) -> Counter[K]:
-        """How often each is there."""
+        """Count how often each key occurs."""
         counted: Counter[K] = Counter()
         remaining = iter(keys)
         while part := tuple(islice(remaining, self._left)):
@@ -61,7 +61,7 @@ class Turns:
 
 
 async def in_turns(steps: Generator[None, None, R]) -> R:
-    """What work in steps returns. After each step, others have their turn."""
+    """Run `steps` to its end and return its value. After each step, other tasks have a turn."""
     while True:
         try:
             next(steps)

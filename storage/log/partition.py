@@ -1,4 +1,4 @@
-"""What one broker remembers of partitions, and which of them it forgets to make room. All of it can be lost."""
+"""What one broker remembers about partitions, and which of them it forgets to make room. All of it can be lost."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -19,19 +19,19 @@ from storage.vocabulary import PartitionId
 
 PARTITIONS_KEPT_MAX: Final = 100_000
 PARTITIONS_BYTES_MAX: Final = 256 * MIB
-"""Of memory, estimated: 30,000 to 60,000 partitions with full or half-full rings of entries, 2,000 of the largest records there are."""
+"""Estimated memory: enough for 30,000 to 60,000 partitions with full or half-full rings of entries, or 2,000 with the largest records."""
 LOG_BYTES: Final = 2_048
-"""Of a log that knows nothing yet, and of what finds it."""
+"""A log that knows nothing yet, with the dictionary entries that lead to it."""
 PAGE_NAME_BYTES: Final = 100
 COUNTED_EVERY: Final = 4
-"""Entries by which a record of few producers grows before its memory is counted anew: up to three of FEW spans are not counted yet."""
+"""Entries that a record with few producers gains before its memory is counted again: up to three entries of FEW spans go uncounted."""
 FEW: Final = 4
 FORGOTTEN_BYTES: Final = 320
-"""Of what is kept of a log that was forgotten."""
+"""The version that outlives a forgotten log."""
 LOOKED_AT_MAX: Final = 8
-"""Logs that are looked at for one to forget when another one is asked for."""
+"""Logs examined, in search of one to forget, when a caller asks for another."""
 GONE_LOOKED_FOR_EVERY: Final = 1_000
-"""Partitions touched between two looks for those that were deleted."""
+"""Partitions created between two searches for deleted ones."""
 
 REMEMBERED: Final = Metric("forebay_partitions_remembered", "Partitions that this broker remembers")
 REMEMBERED_BYTES: Final = Metric(
@@ -45,7 +45,7 @@ WAITING: Final = Metric(
 
 
 class Remembered:
-    """What the logs of one broker have in common. `heard` is told what a log hears that was forgotten meanwhile."""
+    """State that the logs of one broker share. `heard` is called with a forgotten log that has just read a newer record."""
 
     __slots__ = ("heard", "lost", "size_bytes", "waiting")
 
@@ -57,11 +57,12 @@ class Remembered:
 
 
 class PartitionLog:
-    """One partition in one broker: four things that know nothing of each other, each with one writer, and what concerns all of them.
+    """One partition in one broker: four independent parts, each with one writer, and the steps that concern all of them.
 
-    `seen` is the control record as last seen, `lane` the order of commits, `readers` what is kept for them, `producers` what is remembered
-    of these beside the control record. Records are taken over here, since readers wake and memory is counted when `seen` changes.
-    `was_used`: since somebody looked for logs to forget. `is_forgotten`: who asks for the partition now gets another log.
+    `seen` is the control record as last seen, `lane` the order of commits, `readers` the tail and the wake-ups, `producers` the producer
+    memory beside the control record. Records are taken over here, since readers wake and memory is counted when `seen` changes.
+    `was_used` is set by each use and cleared by the search for logs to forget. `is_forgotten`: a caller that asks for the partition now
+    gets another log.
     """
 
     __slots__ = (
@@ -93,14 +94,14 @@ class PartitionLog:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing of it is gathered, queued or undecided, and nobody waits for it: it may be forgotten."""
+        """It may be forgotten: none of its batches is gathered, queued or undecided, and no reader waits."""
         return self.lane.is_empty and not self.readers.wakers
 
     def advance(self, control: Control, version: int) -> None:
-        """Take over a record this broker has just committed."""
+        """Take over the record that this broker has just committed."""
         self.seen.advance(control, version)
         pending = control.pending
-        # To count it takes longer than the rest of this, and a small record does not grow by much from one commit to the next.
+        # Counting takes longer than the rest of this method, and a small record grows little from one commit to the next.
         if len(pending) % COUNTED_EVERY == 1 or len(control.producers) > FEW or (pending and len(pending[-1].spans) > FEW):
             self._count()
         self.readers.wake()
@@ -128,7 +129,7 @@ class PartitionLog:
             self.advance(seen.control, after)
 
     def forget(self) -> None:
-        """It counts no more, whoever holds it still."""
+        """Stop counting its memory, even if a caller still holds it."""
         self.is_forgotten = True
         self.producers.forget_lost()
         self._remembered.size_bytes -= self._counted_bytes
@@ -143,9 +144,9 @@ class PartitionLog:
 
 
 class Partitions:
-    """The partitions this broker has touched, bounded in number and in memory. Those that were not used lately are forgotten.
+    """The partitions this broker has touched, bounded in number and in memory. Those not used lately are forgotten.
 
-    One with work is never forgotten: a second log of it would be a second lane (I6). Neither is one that somebody waits for.
+    A log with work is never forgotten: a second log of the partition would be a second lane (I6). Neither is one that a reader waits for.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class Partitions:
 
     @property
     def is_crowded(self) -> bool:
-        """What cannot be forgotten takes twice the memory that there is for all: nobody should wait for more partitions."""
+        """Logs that cannot be forgotten take twice the memory meant for all: no fetch should wait for more partitions."""
         return self._remembered.size_bytes > 2 * self._bytes_max
 
     def get(self, partition: PartitionId) -> PartitionLog:
@@ -201,7 +202,7 @@ class Partitions:
         return len(self._logs)
 
     def _make_room(self, coming: int = 0) -> None:
-        """Forget idle logs that were not used since they were looked at last. Few are looked at in one call: the next one goes on."""
+        """Forget idle logs that were not used since the last look. One call looks at a few; the next call goes on from there."""
         for _ in range(min(LOOKED_AT_MAX, len(self._logs))):
             if len(self._logs) + coming <= self._kept_max and self._remembered.size_bytes <= self._bytes_max:
                 return
@@ -218,14 +219,14 @@ class Partitions:
             self._forget(log)
 
     def _forget(self, log: PartitionLog) -> None:
-        """Its version is kept, but for tombstones, which nobody asks for: else a deposed leader could take back what was answered here."""
+        """Keep its version, so that a deposed leader cannot take back an answer. Tombstones need none: no client asks for them."""
         del self._logs[log.partition]
         del self._by_control_path[log.keys.control.path]
         log.forget()
         self._keep_version(log)
 
     def _hear(self, log: PartitionLog) -> None:
-        """Whoever held a log that was forgotten has read a newer record by it, and may tell what that says."""
+        """A caller that still holds a forgotten log has read a newer record through it, and may answer from that record."""
         known = self._logs.get(log.partition)
         if known is None:
             self._keep_version(log)

@@ -2,8 +2,8 @@
 
 Whole batches, the first one even if it is larger than asked for; waits for min_bytes up to max_wait. A read at or above the known end looks
 at the control record again first, so that no broker answers older than what any has acknowledged (docs/design/reading.md, promise 5).
-A reader that names a rack (v11+) is told a broker that stands there, if there is one and this is another (KIP-392), and served all the same
-if it stays. Every broker serves every partition, so nobody is ever refused for not asking the leader.
+A reader that names a rack (v11+) is sent to a broker of that rack, if there is one and it is not this one (KIP-392); a reader that stays is
+served. Every broker serves every partition, so no reader is refused for not asking the leader.
 
 Differs from Apache Kafka: no fetch sessions (session id 0, a full fetch each time: KIP-227 allows it); at most FETCH_RESPONSE_BYTES_MAX
 record bytes per response; a partition whose records are read slowly is answered empty while the others have some, and its read goes on;
@@ -40,7 +40,7 @@ FULL_FETCH_EPOCHS: Final = (0, -1)
 """Epochs of a request that begins a session or does without: it names all its partitions (KIP-227)."""
 FETCH_WAIT_S_MAX: Final = 300.0
 REFRESH_PATIENCE_S: Final = 3.0
-"""How long a request waits for what it must know before it reads, where there are partitions it can answer without."""
+"""How long a request with other partitions to answer waits for a topic, a control record or room."""
 PARTITIONS_WAITING_MAX: Final = 500_000
 """Partitions in all requests under way, about 150 MiB of values. Above it no request waits, above its double none is served."""
 PINNED_BYTES_MAX: Final = FETCH_RESPONSE_BYTES_MAX + 4 * MIB
@@ -49,7 +49,7 @@ PINNED_BYTES_MAX: Final = FETCH_RESPONSE_BYTES_MAX + 4 * MIB
 
 @dataclass(slots=True)
 class Target:
-    """A partition of the request: what is to be read of it, or the answer it has already."""
+    """A partition of the request with the records it wants, or with its answer."""
 
     asked: FetchPartition
     wanted: Wanted | None
@@ -80,7 +80,7 @@ class Fetch:
     async def handle(
         self, request: FetchRequest, *, version: int, client: Fetcher | None = None, room: Room | None = None
     ) -> FetchResponse:
-        """`client` is who asks, if it is to be told of nearer brokers; the caller gives `room` back, which is what the answer holds.
+        """Answer `request`. `client`, if given, may be sent to a nearer broker. The caller gives back `room`, which the answer holds.
 
         Raises `Unavailable` when too much is being fetched already.
         """
@@ -135,7 +135,7 @@ class Fetch:
         return FetchResponse(answers)
 
     async def _resolve_anew(self, targets: list[Target], version: int) -> None:
-        """Names that another incarnation has by now are answered from that one: the cache alone has said that there is nothing."""
+        """Read names anew that may belong to a newer incarnation of a topic by now: only the cache has said that there is none."""
         places = [place for place, target in enumerate(targets) if target.wanted is not None and isinstance(target.wanted.error, NotFound)]
         for place in places:
             wanted = targets[place].wanted
@@ -151,7 +151,7 @@ class Fetch:
     async def _gather(
         self, wanted: Sequence[Wanted], request: FetchRequest, began_s: float, room: Room | None, *, is_refused: bool
     ) -> None:
-        """`is_refused`: some of the request have been answered, so the others wait for no records. Without room there are none."""
+        """`is_refused`: some partitions have been refused, so the others wait for no records. Without room there are none."""
         may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX and not self._partitions.is_crowded
         is_wide = len(wanted) > PARTITIONS_PER_STEP
         wait = self._waiters.wait([one.log for one in wanted])
@@ -160,7 +160,7 @@ class Fetch:
         gathering = Gathering(
             wanted,
             bytes_max=bytes_max if room is None else _room_at_once(room, wanted, bytes_max),
-            # Who wants more than it takes is not kept waiting for it.
+            # A client that wants more than it takes would wait in vain.
             bytes_min=min(request.min_bytes, request.max_bytes),
             is_refused=is_refused,
             began_s=began_s,
@@ -212,7 +212,7 @@ class Fetch:
             gathering.look(self._clock.monotonic_s())
 
     async def _find_room(self, gathering: Gathering, room: Room | None, bytes_max: int, deadline_s: float, *, is_wide: bool) -> bool:
-        """Before the first record is taken. False if no room came in time: the answer goes without records, and the client asks again."""
+        """Wait for room before the first record is taken. False if none came in time: the answer has no records."""
         if room is None or not gathering.wants_room:
             return True
         patience_s = max(deadline_s - self._clock.monotonic_s(), REFRESH_PATIENCE_S)
@@ -223,7 +223,7 @@ class Fetch:
         return granted_bytes > 0
 
     async def _send_nearer(self, targets: Sequence[Target], near: Near, isolation_level: int) -> None:
-        """Answer with a broker of the reader's rack and without records, as Kafka does; what is not to be read anywhere is told here."""
+        """Answer with a broker of the reader's rack and without records, as Kafka does. Partitions that no broker can serve fail here."""
         by_log = {target.wanted.log: target for target in targets if target.wanted is not None}
         stale = [log for log, target in by_log.items() if needs_refresh(log, target.asked.fetch_offset)]
         failed = await self._control_reads.refresh_each(stale, patience_s=REFRESH_PATIENCE_S, silent_patience_s=0.0)
@@ -271,7 +271,7 @@ class Fetch:
     def _find_cached(
         self, asked: Iterable[FetchPartition], found: dict[str, Topic], missing: set[str], doubtful: dict[str, str], *, by_id: bool
     ) -> None:
-        """By what the request calls them: the topics that the cache knows; what it does not know; the names of those it contradicts."""
+        """Sort topics, by the name or id in the request, into those the cache knows, those it misses, and those it contradicts."""
         for partition in asked:
             name = partition.topic
             topic = found.get(name) or (self._topics.find_id(TopicId(name)) if by_id else self._topics.find(name))
@@ -285,9 +285,9 @@ class Fetch:
     async def _find_others(
         self, found: dict[str, Topic], missing: Iterable[str], doubtful: Mapping[str, str], *, by_id: bool
     ) -> tuple[dict[str, Topic], StorageError | None]:
-        """What the cache does not know, or contradicts, is read, and added to `found`; and why what is still missing could not be read."""
+        """Read topics that the cache misses or contradicts, and add them to `found`. Also returns why a topic could not be read."""
         unread: StorageError | None = None
-        # With nothing else to answer there is no hurry.
+        # Without other partitions to answer there is no hurry.
         patience_s = REFRESH_PATIENCE_S if found.keys() - doubtful.keys() else PATIENCE_S
         if missing:
             try:
@@ -335,14 +335,14 @@ class Fetch:
         return _refusal(target.asked, error)
 
     def _forget(self, partition: PartitionId) -> None:
-        """The cache contradicts the control record: the topic is gone, or is another one of that name by now."""
+        """Forget a topic whose control record contradicts the cache: it is gone, or another topic has its name by now."""
         topic = self._topics.find_id(partition.topic_id)
         if topic is not None:
             self._topics.forget(topic.name)
 
 
 async def _once_each(partitions: Sequence[FetchPartition]) -> list[FetchPartition]:
-    """Of a partition that is named more than once the last, in the place of the first, as in Kafka."""
+    """Keep the last entry for a partition that is named more than once, in the place of the first, as Kafka does."""
     latest: dict[tuple[str, int], FetchPartition] = {}
     turns = Turns(PARTITIONS_PER_STEP)
     for asked in partitions:
@@ -352,12 +352,12 @@ async def _once_each(partitions: Sequence[FetchPartition]) -> list[FetchPartitio
 
 
 def _left(targets: Iterable[Target]) -> list[Wanted]:
-    """What has no answer yet."""
+    """Partitions without an answer."""
     return [target.wanted for target in targets if target.wanted is not None and target.answer is None]
 
 
 def _room_at_once(room: Room, wanted: Iterable[Wanted], bytes_max: int) -> int | None:
-    """How much may be taken by the first look already; None if nobody knows yet of records to take, or there is a wait for room."""
+    """Bytes that the first look may take; None if it is not known yet whether there are records, or if readers wait for room."""
     for one in wanted:
         if not needs_refresh(one.log, one.offset):
             granted_bytes = room.to_read_now(bytes_max)
@@ -370,7 +370,7 @@ def _pinned_bytes(wanted: Iterable[Wanted]) -> int:
 
 
 def _copy_parts(wanted: Iterable[Wanted]) -> None:
-    """Copy what is only a part of the memory it keeps alive."""
+    """Copy buffers that are only a part of the memory they keep alive."""
     for one in wanted:
         one.buffers = [memoryview(bytes(view)) if len(view) < _whole_bytes(view) else view for view in one.buffers]
 
