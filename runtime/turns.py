@@ -4,9 +4,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable
 from itertools import islice
+from operator import length_hint
 from typing import Final, TypeVar
 
 ITEMS_DEFAULT: Final = 250
+"""Items in a turn. Hot loops count with `enumerate` and sleep at its multiples: `spent` costs a call per item."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -31,6 +33,9 @@ class Turns:
 
     async def each(self, make: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply `make` to each item, in order. The sequence itself counts as one item: many empty ones take time, too."""
+        if (size := length_hint(items, self._left)) + 1 < self._left:
+            self._left -= size + 1
+            return list(map(make, items))
         made: list[R] = []
         remaining = iter(items)
         while part := tuple(islice(remaining, self._left)):
@@ -41,6 +46,9 @@ class Turns:
 
     async def by_key(self, make: Callable[[K], R], keys: Iterable[K]) -> dict[K, R]:
         """Apply `make` to each key. Returns the results by key."""
+        if (size := length_hint(keys, self._left)) + 1 < self._left:
+            self._left -= size + 1
+            return {key: make(key) for key in keys}
         made: dict[K, R] = {}
         remaining = iter(keys)
         while part := tuple(islice(remaining, self._left)):

@@ -1,5 +1,6 @@
 """From the names of partitions to their logs: which incarnation of the topic, and where its log begins and ends."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -8,7 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.handling.context import BrokerParts
 from broker.handling.errors import error_code_of
-from runtime.turns import Turns
+from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.catalog.topics import Topic, Topics
 from storage.errors import StorageError
 from storage.log.bounds import LogBounds
@@ -37,8 +38,12 @@ async def read_bounds(parts: BrokerParts, wanted: Collection[TopicPartition]) ->
     That something does not exist is said only after the topic was read again, if it came from the cache.
     """
     topics = parts.topics
-    turns = Turns()
-    cached = await turns.by_key(lambda name: topics.find(name) is not None, await _names(wanted, turns))
+    cached: dict[str, bool] = {}
+    for number, asked in enumerate(wanted, 1):
+        if asked.topic not in cached:
+            cached[asked.topic] = topics.find(asked.topic) is not None
+        if number % ITEMS_DEFAULT == 0:
+            await asyncio.sleep(0)
     is_silent = False
 
     async def look_up(names: Collection[str]) -> LookedUp:
@@ -47,15 +52,16 @@ async def read_bounds(parts: BrokerParts, wanted: Collection[TopicPartition]) ->
         is_silent = topics.is_silent  # it may speak again while the ends are read
         return found
 
-    answers = await _read(parts, wanted, look_up)
+    answers = await _read(parts, wanted, cached, look_up)
     doubtful = []
-    for asked, answer in answers.items():
+    for number, (asked, answer) in enumerate(answers.items(), 1):
         if _is_absence(answer) and (cached[asked.topic] or is_silent):
             doubtful.append(asked)
-        await turns.spent()
+        if number % ITEMS_DEFAULT == 0:
+            await asyncio.sleep(0)
     if doubtful:
         # A client that is wrong about its partitions takes the topic from nobody else, should this read fail.
-        answers |= await _read(parts, doubtful, lambda names: _read_now(topics, names))
+        answers |= await _read(parts, doubtful, await _names(doubtful), lambda names: _read_now(topics, names))
     return answers
 
 
@@ -71,17 +77,20 @@ def check_leader_epoch(current_leader_epoch: int) -> ErrorCode:
 
 
 async def _read(
-    parts: BrokerParts, wanted: Collection[TopicPartition], look_up: Callable[[Collection[str]], Awaitable[LookedUp]]
+    parts: BrokerParts,
+    wanted: Collection[TopicPartition],
+    names: Collection[str],
+    look_up: Callable[[Collection[str]], Awaitable[LookedUp]],
 ) -> dict[TopicPartition, Located | ErrorCode]:
     try:
-        topics, unread = await look_up(await _names(wanted, Turns()))
+        topics, unread = await look_up(names)
     except StorageError as error:
         return dict.fromkeys(wanted, error_code_of(error))
     answers: dict[TopicPartition, Located | ErrorCode] = {}
     existing: dict[TopicPartition, PartitionId] = {}
-    turns = Turns()
-    for asked in wanted:
-        await turns.spent()
+    for number, asked in enumerate(wanted, 1):
+        if number % ITEMS_DEFAULT == 0:
+            await asyncio.sleep(0)
         topic: Topic | None = topics.get(asked.topic)
         if topic is not None and topic.has_partition(asked.partition):
             existing[asked] = topic.partition(asked.partition)
@@ -90,14 +99,15 @@ async def _read(
             answers[asked] = unknown if topic is not None or unread is None else error_code_of(unread)
     if existing:
         read = await parts.bounds.read(list(existing.values()))
-        for (asked, partition), bounds in zip(existing.items(), read, strict=True):
+        for number, ((asked, partition), bounds) in enumerate(zip(existing.items(), read, strict=True), 1):
             answers[asked] = error_code_of(bounds) if isinstance(bounds, StorageError) else Located(partition, bounds)
-            await turns.spent()
+            if number % ITEMS_DEFAULT == 0:
+                await asyncio.sleep(0)
     return answers
 
 
-async def _names(wanted: Iterable[TopicPartition], turns: Turns) -> dict[str, None]:
-    return dict.fromkeys(await turns.each(attrgetter("topic"), wanted))
+async def _names(wanted: Iterable[TopicPartition]) -> dict[str, None]:
+    return dict.fromkeys(await Turns().each(attrgetter("topic"), wanted))
 
 
 def _is_absence(answer: Located | ErrorCode) -> bool:

@@ -64,4 +64,6 @@ class SharedReads(Generic[K, V]):
                 # Cancelled while it waited its turn: the one before it may still be reading.
                 self._running = previous if previous is not None and not previous.done() else None
             current.done.set_result(outcome)
+        if len(outcome) == len(wanted):
+            return outcome
         return await Turns().by_key(outcome.__getitem__, wanted)

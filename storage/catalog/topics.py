@@ -20,7 +20,7 @@ import structlog
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
 from runtime.telemetry import Metric, Telemetry
-from runtime.turns import Turns
+from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.catalog.gathering import SharedReads
 from storage.catalog.silence import Silence
 from storage.catalog.topic_changes import TopicChanges, altered
@@ -321,11 +321,11 @@ class Topics:
 
     async def _active(self, read: Mapping[K, Topic | None]) -> dict[K, Topic]:
         active = {}
-        turns = Turns()
-        for key, topic in read.items():
+        for number, (key, topic) in enumerate(read.items(), 1):
             if topic is not None and await self._is_active(topic):
                 active[key] = topic
-            await turns.spent()
+            if number % ITEMS_DEFAULT == 0:
+                await asyncio.sleep(0)
         return active
 
     async def _is_active(self, topic: Topic) -> bool:
@@ -391,13 +391,13 @@ class Topics:
         """Cache what was read or made, unless a hint comes meanwhile: then it may be what the hint is about. Of hints nobody can tell whose
         they are, so a topic that was made here may have to be read once.
         """
-        turns = Turns()
-        for topic in topics:
+        for number, topic in enumerate(topics, 1):
             if changes != self._changes:
                 return
             if topic is not None and topic.state is TopicState.ACTIVE:
                 self._remember(topic)
-            await turns.spent()
+            if number % ITEMS_DEFAULT == 0:
+                await asyncio.sleep(0)
 
     def _remember(self, topic: Topic) -> None:
         self.forget(topic.name)
@@ -416,21 +416,21 @@ async def _split(keys_asked: Iterable[K], find: Callable[[K], Topic | None]) -> 
     """What `find` has, and the keys of what it does not have."""
     found: dict[K, Topic] = {}
     missing = []
-    turns = Turns()
-    for key in keys_asked:
+    for number, key in enumerate(keys_asked, 1):
         if (topic := find(key)) is not None:
             found[key] = topic
         else:
             missing.append(key)
-        await turns.spent()
+        if number % ITEMS_DEFAULT == 0:
+            await asyncio.sleep(0)
     return found, missing
 
 
 async def _valid(names: Iterable[str]) -> list[str]:
     valid = []
-    turns = Turns()
-    for name in names:
+    for number, name in enumerate(names, 1):
         if validate_name(name) is None:
             valid.append(name)
-        await turns.spent()
+        if number % ITEMS_DEFAULT == 0:
+            await asyncio.sleep(0)
     return valid

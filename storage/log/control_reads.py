@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from runtime.supervision import Nursery
-from runtime.turns import Turns
+from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, StorageError, Unavailable
 from storage.formats.control import LogState, decode_control
 from storage.log.bounds import LogBounds
@@ -92,9 +92,9 @@ class ControlReads:
         asked: dict[PartitionLog, asyncio.Future[None]] = {}
         reads: dict[asyncio.Future[None], _Shard] = {}
         silent: dict[asyncio.Future[None], _Shard] = {}
-        turns = Turns()
-        for log in logs:
-            await turns.spent()
+        for number, log in enumerate(logs, 1):
+            if number % ITEMS_DEFAULT == 0:
+                await asyncio.sleep(0)
             shard = self._shard_of(log)
             if not _is_silent(shard):
                 reads[self._ask(shard, log)] = shard
@@ -116,10 +116,11 @@ class ControlReads:
             finally:
                 for shard in silent.values():
                     shard.waiting -= 1
-        for log, read in asked.items():
+        for number, (log, read) in enumerate(asked.items(), 1):
             if (error := failure_of(read, log)) is not None:
                 failed[log] = error
-            await turns.spent()
+            if number % ITEMS_DEFAULT == 0:
+                await asyncio.sleep(0)
         return failed
 
     async def read(self, partitions: Sequence[PartitionId]) -> list[LogBounds | StorageError]:
@@ -171,7 +172,6 @@ class ControlReads:
                 shard.next = None
 
     async def _read(self, logs: Sequence[PartitionLog]) -> None:
-        turns = Turns(DECODED_AT_ONCE)
         for begin in range(0, len(logs), READ_KEYS_MAX):
             if begin:
                 await asyncio.sleep(0)
@@ -188,7 +188,7 @@ class ControlReads:
                     log.observe_absent()
                 elif log.seen.find(record.version):
                     news.append((log, record, log.seen.unexplained_hints))
-            for log, record, hints in news:
+            for number, (log, record, hints) in enumerate(news, 1):
                 # Not before the record is taken over: until then a reader has to ask, or would be served what was deleted.
                 log.seen.explain_hints(hints)
                 if log.seen.is_news(record.version):
@@ -196,7 +196,8 @@ class ControlReads:
                         log.observe(decode_control(record.value, path=record.path), record.version)
                     except (Corrupt, IncompatibleFormat) as error:
                         log.seen.observe_broken(error)  # the other partitions of this read are not concerned
-                await turns.spent()
+                if number % DECODED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
 
 
 def _is_silent(shard: _Shard) -> bool:

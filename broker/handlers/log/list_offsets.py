@@ -10,8 +10,7 @@ Differs from Apache Kafka: there are no transactions yet, so read_committed ends
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -25,7 +24,7 @@ from broker.handling.kio_types import as_i32, as_i64
 from broker.handling.partition_bounds import LEADER_EPOCH, Located, TopicPartition, check_leader_epoch, read_bounds
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
-from runtime.turns import Turns
+from runtime.turns import ITEMS_DEFAULT
 from storage.errors import StorageError, Unavailable
 from storage.log.timestamps import TimestampedOffset, Timestamps
 
@@ -47,33 +46,40 @@ ListOffsetsAnswer = TimestampedOffset | ErrorCode | None
 
 
 async def handle(context: Context, request: Request[ListOffsetsRequest]) -> ListOffsetsResponse:
-    turns = Turns()
-    occurrences: Counter[TopicPartition] = Counter()
-    for asked, _ in _partitions(request.body):
-        occurrences[asked] += 1
-        await turns.spent()
     answers: dict[TopicPartition, ListOffsetsAnswer] = {}
     served: dict[TopicPartition, ListOffsetsPartition] = {}
-    for asked, partition in _partitions(request.body):
-        await turns.spent()
-        refusal = ErrorCode.invalid_request if occurrences[asked] > 1 else _refusal(request.api_version, partition)
-        if refusal is ErrorCode.none:
+    for number, (asked, partition) in enumerate(_partitions(request.body), 1):
+        if asked in answers or asked in served:
+            served.pop(asked, None)
+            answers[asked] = ErrorCode.invalid_request
+        elif (refusal := _refusal(request.api_version, partition)) is ErrorCode.none:
             served[asked] = partition
         else:
             answers[asked] = refusal
+        if number % ITEMS_DEFAULT == 0:
+            await asyncio.sleep(0)
     located = await read_bounds(context.parts, list(served))
     answers |= await _answers(context.parts.timestamps, served, located)
-    return ListOffsetsResponse(
-        throttle_time=as_field(0),
-        topics=tuple([await _answer(topic, answers, turns) for topic in request.body.topics]),
-    )
+    return ListOffsetsResponse(throttle_time=as_field(0), topics=tuple(await _respond_all(request.body.topics, answers)))
 
 
-async def _answer(topic: ListOffsetsTopic, answers: dict[TopicPartition, ListOffsetsAnswer], turns: Turns) -> ListOffsetsTopicResponse:
-    def respond(partition: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
-        return _respond(partition.partition_index, answers[TopicPartition(topic.name, partition.partition_index)])
-
-    return ListOffsetsTopicResponse(name=topic.name, partitions=tuple(await turns.each(respond, topic.partitions)))
+async def _respond_all(
+    topics: Iterable[ListOffsetsTopic], answers: dict[TopicPartition, ListOffsetsAnswer]
+) -> list[ListOffsetsTopicResponse]:
+    responses = []
+    number = 0
+    for topic in topics:
+        partitions = []
+        for partition in topic.partitions:
+            partitions.append(_respond(partition.partition_index, answers[TopicPartition(topic.name, partition.partition_index)]))
+            number += 1
+            if number % ITEMS_DEFAULT == 0:
+                await asyncio.sleep(0)
+        responses.append(ListOffsetsTopicResponse(name=topic.name, partitions=tuple(partitions)))
+        number += 1  # many topics without partitions take time, too
+        if number % ITEMS_DEFAULT == 0:
+            await asyncio.sleep(0)
+    return responses
 
 
 def _partitions(body: ListOffsetsRequest) -> Iterator[tuple[TopicPartition, ListOffsetsPartition]]:
@@ -95,9 +101,9 @@ async def _answers(
 ) -> dict[TopicPartition, ListOffsetsAnswer]:
     answers: dict[TopicPartition, ListOffsetsAnswer] = {}
     searched: list[tuple[TopicPartition, Located]] = []
-    turns = Turns()
-    for asked, partition in served.items():
-        await turns.spent()
+    for number, (asked, partition) in enumerate(served.items(), 1):
+        if number % ITEMS_DEFAULT == 0:
+            await asyncio.sleep(0)
         found = located[asked]
         if isinstance(found, ErrorCode):
             answers[asked] = found

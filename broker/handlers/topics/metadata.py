@@ -10,8 +10,10 @@ Differs from Apache Kafka: names beside ids in one request are answered, too.
 Raises `StorageError` if the brokers, or all topics, cannot be read: no version has a place to say so that clients heed.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, chain
 from typing import Final
 
@@ -36,14 +38,14 @@ from broker.handling.partition_bounds import LEADER_EPOCH
 from broker.leadership import Asker, Placement, Question
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
-from runtime.turns import Turns
+from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.catalog.topic_names import validate_name
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.vocabulary import TopicId
 
 MetadataRequest = v10.MetadataRequest | v13.MetadataRequest
-_Wanted = Sequence[v10.request.MetadataRequestTopic] | Sequence[v13.request.MetadataRequestTopic]
+_Wanted = Sequence[v10.request.MetadataRequestTopic | v13.request.MetadataRequestTopic]
 
 _IDS_MINIMUM: Final = 12
 """The first version that may ask by topic id."""
@@ -103,20 +105,21 @@ async def _named(context: Context, answer: "_Answer", wanted: _Wanted, creator: 
     """One answer per id and per name, in the order of the request; repeats are answered once. `creator` None: missing topics stay so."""
     ids: dict[TopicId, None] = {}
     names: dict[str, None] = {}
-    turns = Turns()
-    for topic in wanted:
+    for number, topic in enumerate(wanted, 1):
+        if number % ITEMS_DEFAULT == 0:
+            await asyncio.sleep(0)
         if topic.topic_id is not None:
             ids[as_topic_id(topic.topic_id)] = None
         elif topic.name is not None:
             names[topic.name] = None
-        await turns.spent()
     by_id = await _find_ids(context.parts, list(ids))
     by_name = await _find_names(context.parts, list(names), creator)
     if _is_large(found for found in chain(by_id.values(), by_name.values()) if isinstance(found, Topic)):
         await context.large_answer.take()
     answers: dict[tuple[TopicId | None, str | None], MetadataResponseTopic] = {}
-    for topic in wanted:
-        await turns.spent()
+    for number, topic in enumerate(wanted, 1):
+        if number % ITEMS_DEFAULT == 0:
+            await asyncio.sleep(0)
         if topic.topic_id is not None:
             topic_id = as_topic_id(topic.topic_id)
             found = by_id[topic_id]
@@ -157,16 +160,17 @@ async def _find_names(parts: BrokerParts, names: list[str], creator: By | None) 
     except StorageError as error:
         return dict.fromkeys(names, error_code_of(error))
     unknown = ErrorCode.unknown_topic_or_partition if unread is None else error_code_of(unread)
-    turns = Turns()
-    answers: dict[str, Topic | ErrorCode] = await turns.by_key(lambda name: found.get(name, unknown), names)
+    answers: dict[str, Topic | ErrorCode] = {}
     missing = []
-    for name in names:
+    for number, name in enumerate(names, 1):
+        if number % ITEMS_DEFAULT == 0:
+            await asyncio.sleep(0)
+        answers[name] = found.get(name, unknown)
         if name not in found:
             if validate_name(name) is None:
                 missing.append(name)
             else:
                 answers[name] = ErrorCode.invalid_topic_exception
-        await turns.spent()
     if unread is None and creator is not None and parts.topic_defaults.auto_create:
         answers |= await create_missing(parts, missing, creator)
     return answers
@@ -182,7 +186,7 @@ class _Answer:
         self._made: dict[tuple[int, tuple[int, ...]], MetadataResponsePartition] = {}
 
     async def found(self, topic: Topic) -> MetadataResponseTopic:
-        partitions = await self._turns.each(lambda partition: self._partition(topic, partition), range(topic.partition_count))
+        partitions = await self._turns.each(partial(self._partition, topic), range(topic.partition_count))
         await self._turns.spent(TOPIC_AS_PARTITIONS - 1)
         return MetadataResponseTopic(
             error_code=ErrorCode.none,
