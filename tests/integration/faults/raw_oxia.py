@@ -25,6 +25,7 @@ from oxia.internal.proto.io.streamnative.oxia.proto import (
 SERVICE: Final = "/io.streamnative.oxia.proto.OxiaClient/"
 SHARD: Final = 0
 DEADLINE_S: Final = 30.0
+CONNECT_TIMEOUT_MS: Final = 10_000
 ABSENT: Final = -1
 
 
@@ -86,11 +87,11 @@ class RawOxia:
 
 @asynccontextmanager
 async def raw_oxia(address: str) -> AsyncIterator[RawOxia]:
-    """A client of its own connection. A server that comes back is tried again within 100 ms."""
+    """A client of its own connection. A server that comes back is tried again within 100 ms; one that is busy has CONNECT_TIMEOUT_MS."""
     options = [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", 100),
     ]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
