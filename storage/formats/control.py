@@ -58,6 +58,10 @@ class SegmentEntry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbi
     running_max_timestamp: int
 
 
+Source = Entry | SegmentEntry
+"""Where the batches of a range of offsets lie."""
+
+
 class WriterEntry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
     """The last commit of a broker epoch that was applied: makes an ambiguous commit decidable (I6)."""
 
@@ -121,6 +125,13 @@ class IndexChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unk
     entries: tuple[Entry, ...]
 
 
+class SegmentFact(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """The value of segments/{last offset}: a segment that the control record named before (I4)."""
+
+    fmt: int = FMT
+    entry: SegmentEntry
+
+
 class ProducerPage(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """The value of producers/{name}: states that left the control record in the commit that names the page. It never changes (ADR 13)."""
 
@@ -128,15 +139,16 @@ class ProducerPage(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_u
     producers: dict[int, ProducerState]
 
 
-T = TypeVar("T", Control, IndexChunk, ProducerPage)
+T = TypeVar("T", Control, IndexChunk, SegmentFact, ProducerPage)
 
 _encoder = msgspec.json.Encoder()
 _control_decoder = msgspec.json.Decoder(Control)
 _chunk_decoder = msgspec.json.Decoder(IndexChunk)
+_segment_decoder = msgspec.json.Decoder(SegmentFact)
 _page_decoder = msgspec.json.Decoder(ProducerPage)
 
 
-def encode(value: Control | IndexChunk | ProducerPage) -> bytes:
+def encode(value: Control | IndexChunk | SegmentFact | ProducerPage) -> bytes:
     return _encoder.encode(value)
 
 
@@ -161,6 +173,10 @@ def decode_chunk(data: bytes, *, path: str) -> IndexChunk:
     if not chunk.entries:
         raise Corrupt(f"empty index chunk: key={path!r}")
     return chunk
+
+
+def decode_segment(data: bytes, *, path: str) -> SegmentEntry:
+    return _decode(_segment_decoder, data, path).entry
 
 
 def decode_page(data: bytes, *, path: str) -> dict[int, ProducerState]:

@@ -1,6 +1,7 @@
-"""Offset → entry: `pending`, else a ceiling get on index/ (docs/design/reading.md). There are no segments yet.
+"""Offset → entry (docs/design/reading.md): below the cursor `segment`, else segments/; from it on `pending`, else index/ (I4).
 
-Entries are facts that never change, so a cached one is as good as a read one; an answer that does not cover the offset is no answer.
+Entries are facts that never change, so a cached one is as good as a read one, until its object is found to be gone: then others have taken
+its place. An answer that does not cover the offset is no answer.
 """
 
 import asyncio
@@ -8,11 +9,12 @@ from bisect import bisect_left
 from typing import Final
 
 from storage.errors import Corrupt, NotFound, OffsetOutOfRange, StorageError, Unavailable
-from storage.formats.control import Control, Entry, LogState, decode_chunk
+from storage.formats.control import Control, Entry, LogState, SegmentEntry, Source, decode_chunk, decode_segment
 from storage.log.control_reads import ControlReads
 from storage.log.kept_chunks import KeptChunks
+from storage.log.kept_segments import KeptSegments
 from storage.log.partition import PartitionLog
-from storage.metadata.port import MetadataStore
+from storage.metadata.port import Key, MetadataStore, Record
 
 READ_TIMEOUT_S: Final = 10.0
 
@@ -22,8 +24,9 @@ class EntryIndex:
         self._metadata = metadata
         self._control_reads = control_reads
         self._chunks = KeptChunks()
+        self._segments = KeptSegments()
 
-    async def find(self, log: PartitionLog, offset: int) -> Entry:
+    async def find(self, log: PartitionLog, offset: int) -> Source:
         """The entry that covers `offset`, which must lie in [log_start, high watermark) as `log.seen.control` was last seen.
 
         Raises `OffsetOutOfRange` if a refresh shows that it no longer does, `Corrupt` if it does and no entry covers it.
@@ -41,24 +44,46 @@ class EntryIndex:
     def drop(self, log: PartitionLog) -> None:
         """Read what is asked for next."""
         self._chunks.drop(log.partition)
+        self._segments.drop(log.partition)
 
-    async def _look(self, log: PartitionLog, offset: int) -> Entry | None:
+    async def _look(self, log: PartitionLog, offset: int) -> Source | None:
         control = readable(log)
+        if offset < control.compaction_cursor:
+            return await self._look_for_segment(log, control, offset)
         if control.pending and offset >= control.pending[0].base:
             return covering(control.pending, offset)
         for chunk in self._chunks.of(log.partition):
             if chunk.entries[0].base <= offset <= chunk.entries[-1].last:
                 return covering(chunk.entries, offset)
-        try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                record = await self._metadata.get_ceiling(log.keys.index(offset), within=log.keys.index_prefix)
-        except TimeoutError:
-            raise Unavailable(f"metadata did not answer: op=get_ceiling after_s={READ_TIMEOUT_S}") from None
+        record = await self._ceiling(log.keys.index(offset), within=log.keys.index_prefix)
         if record is None:
             return None
         chunk = decode_chunk(record.value, path=record.path)
         self._chunks.add(log.partition, chunk)
         return covering(chunk.entries, offset)
+
+    async def _look_for_segment(self, log: PartitionLog, control: Control, offset: int) -> SegmentEntry | None:
+        newest = control.segment
+        if newest is not None and newest.base <= offset:
+            return newest if offset <= newest.last else None
+        kept = self._segments.find(log.partition, offset)
+        if kept is not None:
+            return kept
+        record = await self._ceiling(log.keys.segment(offset), within=log.keys.segments_prefix)
+        if record is None:
+            return None
+        segment = decode_segment(record.value, path=record.path)
+        if not segment.base <= offset <= segment.last:
+            return None
+        self._segments.add(log.partition, segment)
+        return segment
+
+    async def _ceiling(self, key: Key, *, within: str) -> Record | None:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                return await self._metadata.get_ceiling(key, within=within)
+        except TimeoutError:
+            raise Unavailable(f"metadata did not answer: op=get_ceiling after_s={READ_TIMEOUT_S}") from None
 
 
 def covering(entries: tuple[Entry, ...], offset: int) -> Entry | None:

@@ -9,11 +9,14 @@ cache, the control record is read again, and so is the object. Only what is dama
 import asyncio
 from typing import Final
 
+import msgspec
+
 from runtime.clock import Clock
 from runtime.supervision import Nursery
-from storage.cache.blocks import BlockCache
+from storage.cache.blocks import BlockCache, RangeSource
 from storage.errors import Corrupt, EndsEarly, NotFound, Unavailable, without_frames
-from storage.formats.control import Entry
+from storage.formats.control import Entry, SegmentEntry, Source
+from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.limits import KIB
 from storage.log.control_reads import ControlReads
@@ -24,24 +27,36 @@ from storage.log.partition import PartitionLog
 from storage.log.read_places import ReadPlace, ReadPlaces
 from storage.log.readplan import Window, scan
 from storage.log.runs import BatchRun
+from storage.log.segments import Gap, SegmentReader
 from storage.recordbatch import parse_header, restamp, verify
 
 WINDOW_BYTES_MIN: Final = 256 * KIB
 """The least that is scanned at once: many small batches are passed over in one go."""
 READ_TIMEOUT_S: Final = 20.0
+SOURCES_MAX: Final = 16
+"""Entries that one read may find replaced, or to have no batch behind its offset."""
 
 
 class Reader:
     """Reads runs of batches. Which offsets may be read is the caller's business: `log.seen.control` must have been seen to cover them."""
 
     def __init__(
-        self, *, index: EntryIndex, blocks: BlockCache, control_reads: ControlReads, damage: Damage, clock: Clock, nursery: Nursery
+        self,
+        *,
+        index: EntryIndex,
+        objects: RangeSource,
+        blocks: BlockCache,
+        control_reads: ControlReads,
+        damage: Damage,
+        clock: Clock,
+        nursery: Nursery,
     ) -> None:
         self._index = index
         self._blocks = blocks
         self._control_reads = control_reads
         self._damage = damage
         self._places = ReadPlaces()
+        self.segments = SegmentReader(objects=objects, blocks=blocks)
         self.flights = Flights(self, nursery=nursery, clock=clock)
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None:
@@ -63,30 +78,52 @@ class Reader:
         self._damage.check(log.partition, offset)
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                entry = await self._index.find(log, offset)
-                try:
-                    return await self._read(log, entry, offset, bytes_max, at_least_one)
-                except (NotFound, EndsEarly, Corrupt) as error:
-                    first = without_frames(error)  # they hold what was read, and this frame would hold them
-                return await self._read_again(log, entry, offset, bytes_max, at_least_one, first)
+                return await self._stored_at(log, offset, bytes_max, at_least_one)
         except TimeoutError:
             raise Unavailable(f"read timed out: partition={log.partition} offset={offset} after_s={READ_TIMEOUT_S}") from None
 
-    async def _read_again(
-        self, log: PartitionLog, entry: Entry, offset: int, bytes_max: int, at_least_one: bool, first: NotFound | EndsEarly | Corrupt
-    ) -> BatchRun | None:
-        """The second look, after the first gave what was not written."""
-        key = object_key(entry.object_id)
-        self._damage.note(_cause(first))
-        # Compaction or retention may have moved on since the control record was read.
+    async def _stored_at(self, log: PartitionLog, offset: int, bytes_max: int, at_least_one: bool) -> BatchRun | None:
+        at = offset
+        source = await self._index.find(log, at)
+        for _ in range(SOURCES_MAX):
+            failed: NotFound | EndsEarly | Corrupt | None = None
+            try:
+                run = await self._read_source(log, source, at, bytes_max, at_least_one)
+            except (NotFound, EndsEarly, Corrupt) as error:
+                failed = without_frames(error)  # they hold what was read, and this frame would hold them
+            if failed is not None:
+                moved = await self._find_again(log, source, at)
+                if moved != source:
+                    source = moved
+                    continue
+                run = await self._read_again(log, source, at, bytes_max, at_least_one, failed)
+            if isinstance(run, Gap):
+                at = source.last + 1
+                source = await self._index.find(log, at)
+                continue
+            if run is not None and at > offset:
+                run = msgspec.structs.replace(run, base=offset)
+            return run
+        raise Unavailable(f"the log is compacted faster than it is read: partition={log.partition} offset={offset}")
+
+    async def _find_again(self, log: PartitionLog, source: Source, offset: int) -> Source:
+        """What holds `offset` by now, when a read gave what was not written: compaction or retention may have moved on."""
         self._index.drop(log)
         self._places.drop(log.partition, offset)
+        if isinstance(source, SegmentEntry):
+            self.segments.drop(source.object_id)
         await self._control_reads.refresh([log])
         check_range(log, offset)
-        if await self._index.find(log, offset) != entry:
-            raise Unavailable(f"the log was compacted meanwhile: partition={log.partition} offset={offset}") from first
+        return await self._index.find(log, offset)
+
+    async def _read_again(
+        self, log: PartitionLog, source: Source, offset: int, bytes_max: int, at_least_one: bool, first: NotFound | EndsEarly | Corrupt
+    ) -> BatchRun | Gap | None:
+        """The second look, after the first gave what was not written."""
+        key = _key_of(log, source)
+        self._damage.note(_cause(first))
         try:
-            run = await self._read(log, entry, offset, bytes_max, at_least_one)
+            run = await self._read_source(log, source, offset, bytes_max, at_least_one)
         except (NotFound, EndsEarly, Corrupt) as second:
             self._damage.note(_cause(without_frames(second)))
             confirmed = _confirmed(second, log, offset)
@@ -94,6 +131,13 @@ class Reader:
             raise Corrupt(confirmed) from None
         self._damage.heal(log.partition, offset, key=key, first=first)
         return run
+
+    async def _read_source(
+        self, log: PartitionLog, source: Source, offset: int, bytes_max: int, at_least_one: bool
+    ) -> BatchRun | Gap | None:
+        if isinstance(source, Entry):
+            return await self._read(log, source, offset, bytes_max, at_least_one)
+        return await self.segments.read(log.partition, source, offset, bytes_max=bytes_max, at_least_one=at_least_one)
 
     async def _read(self, log: PartitionLog, entry: Entry, offset: int, bytes_max: int, at_least_one: bool) -> BatchRun | None:
         key = object_key(entry.object_id)
@@ -171,6 +215,10 @@ def _stamp(window: memoryview, found: Window, where: str, entry: Entry) -> tuple
     if end_offset - 1 > entry.last:
         raise Corrupt(f"an entry has more records than it says: {where} end_offset={end_offset}")
     return BatchRun(starts[0], end_offset - 1, view.toreadonly(), tuple(starts), tuple(positions)), end_position
+
+
+def _key_of(log: PartitionLog, source: Source) -> str:
+    return object_key(source.object_id) if isinstance(source, Entry) else segment_key(log.partition, source.object_id)
 
 
 def _cause(error: NotFound | EndsEarly | Corrupt) -> Cause:

@@ -15,9 +15,10 @@ from typing import Final
 
 from runtime.blocking import Blocking
 from storage.cache.singleflight import SingleFlight
-from storage.errors import OffsetOutOfRange, Unavailable
-from storage.formats.control import Control, Entry, decode_chunk
+from storage.errors import Corrupt, EndsEarly, NotFound, OffsetOutOfRange, Unavailable
+from storage.formats.control import Control, SegmentEntry, Source
 from storage.log.control_reads import ControlReads
+from storage.log.entry_scan import EntriesMoved, entry_pages
 from storage.log.entry_times import EntryTimes
 from storage.log.index import EntryIndex, readable
 from storage.log.partition import PartitionLog, Partitions
@@ -25,13 +26,11 @@ from storage.log.read import Reader
 from storage.log.record_times import first_reaching, greatest_from
 from storage.log.runs import BatchRun
 from storage.log.timestamps import TimestampedOffset
-from storage.metadata.port import MetadataStore, children_of
+from storage.metadata.port import MetadataStore
 from storage.recordbatch import CODEC_MASK, BatchHeader, parse_header
 from storage.vocabulary import PartitionId
 
 READ_BYTES: Final = 1 << 20
-CHUNKS_PER_TURN: Final = 16
-"""Index chunks that are gone through in one turn of the loop: about 250 entries."""
 SCAN_S: Final = 20.0
 """One question goes through entries for so long; the next one goes on where it ended."""
 SCANS_AT_ONCE: Final = 4
@@ -80,13 +79,13 @@ class TimeSearch:
     async def _untrimmed(
         self, partition: PartitionId, search: Callable[[], Awaitable[TimestampedOffset | None]]
     ) -> TimestampedOffset | None:
-        """What is looked into may be trimmed meanwhile: then the search begins anew, behind it."""
+        """What is searched may be trimmed or compacted meanwhile: then the search begins anew."""
         for _ in range(TRIMS_MET_MAX):
             try:
                 return await search()
-            except OffsetOutOfRange:
+            except (OffsetOutOfRange, EntriesMoved):
                 continue
-        raise Unavailable(f"the log is trimmed faster than it is searched: partition={partition}")
+        raise Unavailable(f"the log is trimmed or compacted faster than it is searched: partition={partition}")
 
     async def _first_at_or_after(self, partition: PartitionId, timestamp_ms: int) -> TimestampedOffset | None:
         log = await self._fresh(partition)
@@ -94,12 +93,13 @@ class TimeSearch:
         if control.max_timestamp < timestamp_ms or control.log_start == control.sequence_counter:
             return None
         first = await self._index.find(log, control.log_start)
-        entry: Entry | None = first
+        entry: Source | None = first
         if first.max_timestamp < timestamp_ms:
             entry = await self._next_reaching(log, control, first, first.last + 1, timestamp_ms)
         # An entry may reach the time with records that are trimmed, or by the word of a header alone: then the next one is looked for.
         while entry is not None:
-            found = await self._first_in(log, max(entry.base, control.log_start), entry.last + 1, timestamp_ms)
+            begin = await self._first_block(log, entry, max(entry.base, control.log_start), timestamp_ms)
+            found = None if begin is None else await self._first_in(log, begin, entry.last + 1, timestamp_ms)
             if found is not None:
                 return found
             entry = await self._next_reaching(log, control, first, entry.last + 1, timestamp_ms)
@@ -121,7 +121,8 @@ class TimeSearch:
             cut = await self._greatest_in(log, first, log_start)
         if rest is not None and rest[1] > (-1 if cut is None else cut.timestamp_ms):
             entry = await self._index.find(log, rest[0])
-            return await self._first_in(log, entry.base, entry.last + 1, rest[1])
+            begin = await self._first_block(log, entry, max(entry.base, log_start), rest[1])
+            return None if begin is None else await self._first_in(log, begin, entry.last + 1, rest[1])
         return cut
 
     async def _fresh(self, partition: PartitionId) -> PartitionLog:
@@ -131,7 +132,7 @@ class TimeSearch:
 
     # Entries
 
-    async def _next_reaching(self, log: PartitionLog, control: Control, first: Entry, offset: int, timestamp_ms: int) -> Entry | None:
+    async def _next_reaching(self, log: PartitionLog, control: Control, first: Source, offset: int, timestamp_ms: int) -> Source | None:
         """The first entry from the one at `offset` on that reaches the time. `first` is the one that holds log_start."""
         if offset >= control.sequence_counter:
             return None
@@ -148,9 +149,9 @@ class TimeSearch:
                         return entry
         return None
 
-    async def _first_running(self, log: PartitionLog, low: int, high: int, timestamp_ms: int) -> Entry | None:
+    async def _first_running(self, log: PartitionLog, low: int, high: int, timestamp_ms: int) -> Source | None:
         """By bisection over offsets: each step is one look-up in pending or one ceiling get."""
-        best: Entry | None = None
+        best: Source | None = None
         while low <= high:
             entry = await self._index.find(log, (low + high) // 2)
             if entry.running_max_timestamp >= timestamp_ms:
@@ -159,7 +160,7 @@ class TimeSearch:
                 low = entry.last + 1
         return best
 
-    async def _greatest_entry(self, log: PartitionLog, control: Control, first: Entry) -> tuple[int, int] | None:
+    async def _greatest_entry(self, log: PartitionLog, control: Control, first: Source) -> tuple[int, int] | None:
         """Base and timestamp of the first entry behind `first` that holds the greatest timestamp; None if there is no entry."""
         while first.last + 1 < control.sequence_counter:
             times = await self._times_of(log, control, first.last + 1)
@@ -197,35 +198,30 @@ class TimeSearch:
             text = f"too many entries for one search by time, ask again: partition={log.partition} offsets={begin}..{end}"
             raise Unavailable(text) from None
 
-    async def _pages(self, log: PartitionLog, control: Control, offset: int) -> AsyncGenerator[list[Entry], None]:
-        """The entries from the one at `offset` on, as of `control`, without gaps."""
-        pending = control.pending
-        indexed_end = pending[0].base if pending else control.sequence_counter
-        chunks = 0
-        if offset < indexed_end:
-            end = children_of(log.keys.index_prefix.removesuffix("/"))[1]
-            async for record in self._metadata.range_scan(log.keys.index(offset), end):
-                entries = decode_chunk(record.value, path=record.path).entries
-                page = []
-                for entry in entries:
-                    # Chunks of racing drains may overlap.
-                    if entry.base <= offset <= entry.last and entry.base < indexed_end:
-                        page.append(entry)
-                        offset = entry.last + 1
-                if page:
+    async def _pages(self, log: PartitionLog, control: Control, offset: int) -> AsyncGenerator[list[Source], None]:
+        """The entries from `offset` on, as of `control`, without gaps."""
+        try:
+            async with contextlib.aclosing(entry_pages(self._metadata, log.keys, control, offset)) as pages:
+                async for page in pages:
                     yield page
-                if offset >= indexed_end:
-                    break
-                chunks += 1
-                if chunks % CHUNKS_PER_TURN == 0:
-                    await asyncio.sleep(0)
-            if offset < indexed_end:
-                # Trimmed meanwhile, and its keys are gone: then a look for the entry says so.
-                await self._index.find(log, offset)
-                raise Unavailable(f"the index changed while it was read: partition={log.partition} offset={offset}")
-        yield [entry for entry in pending if entry.last >= offset]
+        except EntriesMoved as moved:
+            # If that is because they were trimmed, a look for the entry says so.
+            await self._index.find(log, moved.offset)
+            raise
 
     # Batches
+
+    async def _first_block(self, log: PartitionLog, entry: Source, offset: int, timestamp_ms: int) -> int | None:
+        """Where to begin, from `offset` on, to look for a time: a segment says it by its footer. None: nothing in `entry` reaches it."""
+        if not isinstance(entry, SegmentEntry):
+            return offset
+        try:
+            footer = await self._reader.segments.footer(log.partition, entry)
+        except (NotFound, EndsEarly, Corrupt):
+            return offset  # whoever reads the records finds out what became of them
+        first = footer.find(offset)
+        block = None if first is None else footer.first_reaching(timestamp_ms, begin=first)
+        return None if block is None else max(offset, footer[block].base)
 
     async def _first_in(self, log: PartitionLog, offset: int, end: int, timestamp_ms: int) -> TimestampedOffset | None:
         """The first record from `offset` on that reaches the time, of the batches that begin before `end`."""
@@ -245,22 +241,42 @@ class TimeSearch:
 
         return await self._remembered((log.partition, offset, end, timestamp_ms), search)
 
-    async def _greatest_in(self, log: PartitionLog, entry: Entry, from_offset: int) -> TimestampedOffset | None:
+    async def _promising(self, log: PartitionLog, entry: Source, from_offset: int) -> list[tuple[int, int]]:
+        """Ranges of offsets, ends inclusive, of which one has the greatest timestamp from `from_offset` on. In a segment: the block that holds
+        that offset, which is cut, and the greatest one behind it.
+        """
+        whole = [(from_offset, entry.last)]
+        if not isinstance(entry, SegmentEntry):
+            return whole
+        try:
+            footer = await self._reader.segments.footer(log.partition, entry)
+        except (NotFound, EndsEarly, Corrupt):
+            return whole
+        first = footer.find(from_offset)
+        if first is None:
+            return []
+        behind = [footer[number] for number in range(first + 1, len(footer))]
+        greatest = max(behind, key=lambda block: block.max_timestamp, default=None)
+        cut = [(from_offset, footer[first].last)]
+        return cut if greatest is None else [*cut, (greatest.base, greatest.last)]
+
+    async def _greatest_in(self, log: PartitionLog, entry: Source, from_offset: int) -> TimestampedOffset | None:
         """The first record with the greatest timestamp of those that trimming has left of `entry`."""
 
         async def search() -> TimestampedOffset | None:
             best: TimestampedOffset | None = None
-            at = from_offset
-            while at <= entry.last:
-                run = await self._reader.stored(log, at, bytes_max=READ_BYTES)
-                for start, header, batch in _batches(run):
-                    if header.max_timestamp <= (-1 if best is None else best.timestamp_ms):
-                        continue
-                    if start >= from_offset:
-                        best = TimestampedOffset(start, header.max_timestamp)  # which record it is, is looked for in the end
-                    else:
-                        best = await self._walk(partial(greatest_from, batch, header, start, from_offset), header)
-                at = run.last + 1
+            for begin, last in await self._promising(log, entry, from_offset):
+                at = begin
+                while at <= last:
+                    run = await self._reader.stored(log, at, bytes_max=READ_BYTES)
+                    for start, header, batch in _batches(run):
+                        if header.max_timestamp <= (-1 if best is None else best.timestamp_ms):
+                            continue
+                        if start >= from_offset:
+                            best = TimestampedOffset(start, header.max_timestamp)  # which record it is, is looked for in the end
+                        else:
+                            best = await self._walk(partial(greatest_from, batch, header, start, from_offset), header)
+                    at = run.last + 1
             if best is None or best.offset < from_offset:
                 return best
             return await self._first_in(log, best.offset, best.offset + 1, best.timestamp_ms) or best

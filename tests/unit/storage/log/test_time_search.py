@@ -158,7 +158,7 @@ async def test_entries_are_gone_through_once_whatever_is_trimmed(monkeypatch: py
 
 async def test_answers_are_those_of_a_list_of_records_whatever_is_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_times, "KEPT_MAX", 3)
-    monkeypatch.setattr(time_search, "CHUNKS_PER_TURN", 1)
+    monkeypatch.setattr(entry_scan, "CHUNKS_PER_TURN", 1)
     for seed in range(8):
         chance = random.Random(seed)
         times: list[int] = []
@@ -206,7 +206,7 @@ async def test_a_log_that_is_trimmed_while_it_is_searched_is_searched_anew(monke
         trims.append(3)
         assert await search.first_at_or_after(PARTITION, 3_000) == TimestampedOffset(3, 4_000)
         monkeypatch.setattr(time_search, "TRIMS_MET_MAX", 0)
-        with pytest.raises(Unavailable, match="trimmed faster"):
+        with pytest.raises(Unavailable, match="trimmed or compacted faster"):
             await search.of_maximum(PARTITION)
 
 

@@ -1,0 +1,94 @@
+"""All entries of a partition in order, as a control record says: `segments/`, `segment`, index/, `pending` (docs/design/reading.md)."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import msgspec
+
+from storage.formats.control import Control, Entry, SegmentEntry, Source, decode_chunk, decode_segment
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import MetadataStore, children_of
+
+CHUNKS_PER_TURN: Final = 16
+"""Index chunks that are gone through in one turn of the loop: about 250 entries."""
+SEGMENTS_PER_TURN: Final = 250
+
+
+class EntriesMoved(Exception):
+    """Keys went while they were read: what they named was trimmed or compacted since `control` was read. Read that again."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"entries moved while they were read: offset={offset}")
+        self.offset = offset
+
+
+async def entry_pages(metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int) -> AsyncGenerator[list[Source], None]:
+    """The entries from `offset` on, as of `control`, without gaps. One that begins before `offset` is cut there only if it is a segment.
+
+    Raises `EntriesMoved`, `Corrupt`, `IncompatibleFormat`, `Unavailable`.
+    """
+    if offset < control.compaction_cursor:
+        async with contextlib.aclosing(_segment_pages(metadata, keys, control, offset)) as segments:
+            async for found in segments:
+                yield found
+        offset = control.compaction_cursor
+    async with contextlib.aclosing(uncompacted_pages(metadata, keys, control, offset)) as entries:
+        async for page in entries:
+            yield [*page]
+
+
+async def uncompacted_pages(
+    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int
+) -> AsyncGenerator[list[Entry], None]:
+    """As `entry_pages`, from an offset that is not below the cursor."""
+    pending = control.pending
+    indexed_end = pending[0].base if pending else control.sequence_counter
+    chunks = 0
+    if offset < indexed_end:
+        end = children_of(keys.index_prefix.removesuffix("/"))[1]
+        async for record in metadata.range_scan(keys.index(offset), end):
+            page: list[Entry] = []
+            for entry in decode_chunk(record.value, path=record.path).entries:
+                # Chunks of racing drains may overlap.
+                if entry.base <= offset <= entry.last and entry.base < indexed_end:
+                    page.append(entry)
+                    offset = entry.last + 1
+            if page:
+                yield page
+            if offset >= indexed_end:
+                break
+            chunks += 1
+            if chunks % CHUNKS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        if offset < indexed_end:
+            raise EntriesMoved(offset)
+    yield [entry for entry in pending if entry.last >= offset]
+
+
+async def _segment_pages(metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int) -> AsyncGenerator[list[Source], None]:
+    newest = control.segment
+    listed_end = control.compaction_cursor if newest is None else newest.base
+    if offset < listed_end:
+        end = children_of(keys.segments_prefix.removesuffix("/"))[1]
+        segments = 0
+        async for record in metadata.range_scan(keys.segment(offset), end):
+            segment = decode_segment(record.value, path=record.path)
+            if segment.base <= offset <= segment.last:
+                yield [_from(segment, offset)]
+                offset = segment.last + 1
+            if offset >= listed_end:
+                break
+            segments += 1
+            if segments % SEGMENTS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        if offset < listed_end:
+            raise EntriesMoved(offset)
+    if newest is not None and offset <= newest.last:
+        yield [_from(newest, offset)]
+
+
+def _from(segment: SegmentEntry, offset: int) -> SegmentEntry:
+    """It may have taken the place of entries that were gone through."""
+    return segment if segment.base >= offset else msgspec.structs.replace(segment, base=offset)

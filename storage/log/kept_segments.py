@@ -1,0 +1,39 @@
+"""Entries of segments that were read, bounded over all partitions."""
+
+from collections import OrderedDict
+from typing import Final
+
+from storage.formats.control import SegmentEntry
+from storage.vocabulary import PartitionId
+
+SEGMENTS_KEPT_MAX: Final = 8
+"""Per partition: readers in as many places of its history."""
+PARTITIONS_KEPT_MAX: Final = 4_096
+
+
+class KeptSegments:
+    """The segment found longest ago is dropped first; the next reader fetches it again."""
+
+    def __init__(self) -> None:
+        self._by_partition: OrderedDict[PartitionId, tuple[SegmentEntry, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Partitions with a segment."""
+        return len(self._by_partition)
+
+    def find(self, partition: PartitionId, offset: int) -> SegmentEntry | None:
+        for segment in self._by_partition.get(partition, ()):
+            if segment.base <= offset <= segment.last:
+                return segment
+        return None
+
+    def add(self, partition: PartitionId, segment: SegmentEntry) -> None:
+        kept = self._by_partition.get(partition, ())
+        self._by_partition[partition] = (segment, *kept)[:SEGMENTS_KEPT_MAX]
+        self._by_partition.move_to_end(partition)
+        while len(self._by_partition) > PARTITIONS_KEPT_MAX:
+            self._by_partition.popitem(last=False)
+
+    def drop(self, partition: PartitionId) -> None:
+        """All of its segments: something read by them was not there."""
+        self._by_partition.pop(partition, None)

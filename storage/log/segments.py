@@ -1,0 +1,119 @@
+"""Reading segments: offset → block (footer) → window of whole blocks → checksum → batches as they lie there, which have their offsets."""
+
+from collections import OrderedDict
+from enum import Enum, auto
+from typing import Final
+
+from storage.cache.blocks import BlockCache, RangeSource
+from storage.cache.singleflight import SingleFlight
+from storage.errors import Corrupt
+from storage.formats.control import SegmentEntry
+from storage.formats.segment import (
+    FOOTER_READ_BYTES,
+    SegmentFooter,
+    check_block,
+    decode_footer,
+    missing_footer_bytes,
+    segment_key,
+)
+from storage.limits import BLOCK_BYTES, MIB
+from storage.log.readplan import scan_stamped
+from storage.log.runs import BatchRun
+from storage.vocabulary import ObjectId, PartitionId
+
+FOOTERS_BYTES_MAX: Final = 16 * MIB
+"""Memory of the footers that are kept: those of some 1,400 segments of 64 MiB."""
+
+
+class Gap(Enum):
+    TO_THE_END = auto()
+    """The segment has no batch at or behind the offset: the next entry has it."""
+
+
+class SegmentReader:
+    def __init__(self, *, objects: RangeSource, blocks: BlockCache) -> None:
+        self._objects = objects
+        self._blocks = blocks
+        self._footers: OrderedDict[ObjectId, SegmentFooter] = OrderedDict()
+        self._footers_bytes = 0
+        self._reading: SingleFlight[ObjectId, SegmentFooter] = SingleFlight()
+
+    async def read(
+        self, partition: PartitionId, entry: SegmentEntry, offset: int, *, bytes_max: int, at_least_one: bool
+    ) -> BatchRun | Gap | None:
+        """Batches from the one that holds `offset`, or the first one behind it, about `bytes_max` of them and at least one.
+
+        None without `at_least_one` if the first is larger than `bytes_max`. Raises `NotFound`, `EndsEarly`, `Corrupt`, `Unavailable`.
+        """
+        footer = await self.footer(partition, entry)
+        first = footer.find(offset)
+        if first is None:
+            return Gap.TO_THE_END
+        key = segment_key(partition, entry.object_id)
+        blocks = [footer[first]]
+        begin, end = blocks[0].position, blocks[0].position + blocks[0].length
+        for number in range(first + 1, len(footer)):
+            block = footer[number]
+            if block.position + block.length - begin > bytes_max:
+                break
+            blocks.append(block)
+            end = block.position + block.length
+        views = await self._blocks.read(key, begin, end, object_size=entry.size_bytes)
+        window = views[0] if len(views) == 1 else memoryview(b"".join(views))
+        where = f"object={key!r} partition={partition} entry={entry.base}..{entry.last} window={begin}"
+        try:
+            for block in blocks:
+                check_block(window[block.position - begin : block.position - begin + block.length], block, key=key)
+            found = scan_stamped(window, wanted=offset, bytes_max=bytes_max, where=where)
+            if not found.starts or found.last > entry.last or found.starts[0] < entry.base:
+                raise Corrupt(f"a segment has other offsets than it says: {where} found={found.starts[:1]}..{found.last}")
+        except Corrupt:
+            self._blocks.drop_damaged(key, views)
+            raise
+        if not at_least_one and found.first_bytes > bytes_max:
+            return None
+        origin = found.positions[0]
+        positions = tuple([position - origin for position in found.positions])
+        buffer = window[origin : found.end_position].toreadonly()
+        return BatchRun(min(offset, found.starts[0]), found.last, buffer, tuple(found.starts), positions, has_gaps=True)
+
+    async def footer(self, partition: PartitionId, entry: SegmentEntry) -> SegmentFooter:
+        """Raises as `read` does."""
+        kept = self._footers.get(entry.object_id)
+        if kept is not None:
+            self._footers.move_to_end(entry.object_id)
+            return kept
+        return await self._reading.run(entry.object_id, lambda: self._read_footer(partition, entry))
+
+    def drop(self, object_id: ObjectId) -> None:
+        """Read the footer again: what was read by it was not there."""
+        footer = self._footers.pop(object_id, None)
+        if footer is not None:
+            self._footers_bytes -= footer.memory_bytes
+
+    async def _read_footer(self, partition: PartitionId, entry: SegmentEntry) -> SegmentFooter:
+        key, size_bytes = segment_key(partition, entry.object_id), entry.size_bytes
+        end = await self._read_end(key, size_bytes, FOOTER_READ_BYTES)
+        missing_bytes = missing_footer_bytes(end, size_bytes=size_bytes, key=key)
+        if missing_bytes:
+            end = await self._read_end(key, size_bytes, len(end) + missing_bytes)
+        footer = decode_footer(end, size_bytes=size_bytes, key=key)
+        if (footer.base, footer.last) != (entry.base, entry.last):
+            raise Corrupt(
+                f"a segment covers other offsets than its entry says: object={key!r} partition={partition} "
+                f"entry={entry.base}..{entry.last} footer={footer.base}..{footer.last}"
+            )
+        self.drop(entry.object_id)
+        self._footers[entry.object_id] = footer
+        self._footers_bytes += footer.memory_bytes
+        while self._footers_bytes > FOOTERS_BYTES_MAX:
+            _, oldest = self._footers.popitem(last=False)
+            self._footers_bytes -= oldest.memory_bytes
+        return footer
+
+    async def _read_end(self, key: str, size_bytes: int, wanted_bytes: int) -> bytes:
+        begin = max(0, size_bytes - wanted_bytes)
+        if size_bytes > BLOCK_BYTES:
+            return await self._objects.get_range(key, begin, size_bytes)
+        # All of a small segment comes with one GET, its batches too.
+        return b"".join(await self._blocks.read(key, begin, size_bytes, object_size=size_bytes))
