@@ -22,3 +22,8 @@ def decode_ulid(text: str) -> int:
     for character in text:
         value = value << 5 | _VALUE[character]
     return value
+
+
+def ulid_ms(text: str) -> int:
+    """The milliseconds of a ULID, by the clock of whoever made it. Raise ValueError if `text` is not a ULID."""
+    return decode_ulid(text) >> RANDOM_BITS

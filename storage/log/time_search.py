@@ -242,8 +242,8 @@ class TimeSearch:
         return await self._remembered((log.partition, offset, end, timestamp_ms), search)
 
     async def _promising(self, log: PartitionLog, entry: Source, from_offset: int) -> list[tuple[int, int]]:
-        """Ranges of offsets, ends inclusive, of which one has the greatest timestamp from `from_offset` on. In a segment: the block that holds
-        that offset, which is cut, and the greatest one behind it.
+        """Ranges of offsets, ends inclusive. One has the greatest timestamp from `from_offset` on: in a segment the block that holds that
+        offset, which is cut, or the greatest block behind it.
         """
         whole = [(from_offset, entry.last)]
         if not isinstance(entry, SegmentEntry):

@@ -7,6 +7,8 @@
     llog/{topic_id}/partitions/{p:05}/index/{end:020}       chunk of entries                  put-if-absent
     llog/{topic_id}/partitions/{p:05}/segments/{end:020}    segment entry                     put-if-absent
     llog/{topic_id}/partitions/{p:05}/producers/{page}      a page of producer states         put-if-absent
+    llog/{topic_id}/partitions/{p:05}/meta/compaction       a compaction under way            CAS
+    llog/{topic_id}/partitions/{p:05}/meta/compactor-claim  who compacts it                   ephemeral
     llog/brokers/{id:010}                                   a live broker                     ephemeral
     llog/brokers/w{session}-{n}                             proves that a list is fresh       ephemeral, put once
     llog/probes/{id:010}                                    shows that writes succeed         put and removed in one write
@@ -167,6 +169,14 @@ class PartitionKeys:
 
     def segment(self, end: int) -> Key:
         return Key(f"{self.segments_prefix}{end:020}", self.partition_key)
+
+    @property
+    def compaction(self) -> Key:
+        return Key(f"{self._root}/meta/compaction", self.partition_key)
+
+    @property
+    def compactor_claim(self) -> Key:
+        return Key(f"{self._root}/meta/compactor-claim", self.partition_key)
 
     def producer_page(self, name: str) -> Key:
         return Key(f"{self.producers_prefix}{name}", self.partition_key)

@@ -14,7 +14,7 @@ from runtime.blocking import InlineBlocking, T
 from storage.errors import Unavailable
 from storage.formats.control import Entry
 from storage.limits import PENDING_ENTRIES_MAX
-from storage.log import entry_times, record_times, time_search
+from storage.log import entry_scan, entry_times, record_times, time_search
 from storage.log.index import check_range
 from storage.log.partition import PartitionLog
 from storage.log.timestamps import TimestampedOffset

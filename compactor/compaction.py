@@ -1,0 +1,332 @@
+"""One compaction of one partition: entries become a segment (docs/design/upkeep.md, model Forebay-all).
+
+    claim → attempt WRITING_SEGMENT → the object → attempt COMMITTING → [previous `segment` into segments/] + [CAS control: cursor, segment]
+          → attempt DELETING_INDEX → index keys whose END is below the cursor go → the attempt goes → the claim goes
+
+The CAS commits; all else can be repeated by anybody, or dropped. The claim saves work and protects nothing. WAL objects, and objects of
+attempts that lost, are the collector's.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, TypeVar
+
+from compactor.cursor import Refusal, move_cursor
+from compactor.plan import CompactionPolicy, count_due, entry_bytes
+from compactor.slices import Slices, stamp
+from runtime.clock import Clock
+from runtime.ids import Entropy, IdSource
+from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause
+from storage.errors import AlreadyExists, Unavailable
+from storage.formats.compaction import CompactionAttempt, CompactionState, decode_attempt, encode_attempt
+from storage.formats.control import Control, Entry, LogState, SegmentEntry, SegmentFact, decode_control, decode_segment, encode
+from storage.formats.segment import SegmentWriter, segment_key
+from storage.log.entry_scan import EntriesMoved, uncompacted_pages
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import (
+    ABSENT,
+    Applied,
+    Delete,
+    DeleteRange,
+    Key,
+    MetadataStore,
+    NotApplied,
+    Put,
+    Record,
+    Session,
+    Status,
+    Unknown,
+    WriteOp,
+    WriteOutcome,
+)
+from storage.objects.port import ObjectStore
+from storage.vocabulary import ObjectId, PartitionId
+
+ENTRIES_MAX: Final = 20_000
+"""Entries of one segment: what is planned at a time takes about 10 MiB."""
+KEYS_PER_DELETE: Final = 1_000
+CALL_TIMEOUT_S: Final = 10.0
+
+T = TypeVar("T")
+
+
+class Ended(Enum):
+    """How a compaction ended."""
+
+    COMPACTED = "compacted"
+    NOTHING_DUE = "nothing_due"
+    CLAIMED = "claimed"
+    """Another compactor is at it."""
+    GONE = "gone"
+    OVERTAKEN = "overtaken"
+    REVOKED = "revoked"
+
+
+_ENDED_BY: Final = {Refusal.GONE: Ended.GONE, Refusal.OVERTAKEN: Ended.OVERTAKEN, Refusal.REVOKED: Ended.REVOKED}
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionResult:
+    """`recovered`: the attempt was begun by an earlier compaction. `read_bytes` are those of the slices."""
+
+    ended: Ended
+    segment: SegmentEntry | None = None
+    entries: int = 0
+    read_bytes: int = 0
+    recovered: bool = False
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A record that this compaction has put, and its version."""
+
+    key: Key
+    version: int | None = field(default=None)
+
+
+class Compaction:
+    """Compacts partitions, one call each. Calls may run side by side, for different partitions.
+
+    Errors of a call: `Corrupt` (an object or record is not what was written: the partition is left as it is), `IncompatibleFormat`,
+    `Unavailable`, `OutcomeUnknown`; all but the first two go away with another call. Cancelled: as if the process had died.
+    """
+
+    def __init__(
+        self,
+        *,
+        metadata: MetadataStore,
+        objects: ObjectStore,
+        slices: Slices,
+        session: Session,
+        ids: IdSource,
+        clock: Clock,
+        policy: CompactionPolicy | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> None:
+        self._metadata = metadata
+        self._objects = objects
+        self._slices = slices
+        self._session = session
+        self._name = ids.random_uuid().encode()
+        self._running: set[PartitionId] = set()
+        self._ids = ids
+        self._clock = clock
+        self._policy = policy or CompactionPolicy()
+        self._entropy = entropy
+
+    async def run(self, partition: PartitionId) -> CompactionResult:
+        """Finish what an earlier attempt has begun; else make one segment, if one is due."""
+        assert partition not in self._running, f"compacted already: {partition}"
+        keys = PartitionKeys(partition)
+        claim = _Kept(keys.compactor_claim)
+        self._running.add(partition)
+        try:
+            if not await self._claim(claim):
+                return CompactionResult(Ended.CLAIMED)
+            try:
+                return await self._run(partition, keys)
+            finally:
+                await self._release(claim)
+        finally:
+            self._running.discard(partition)
+
+    async def _run(self, partition: PartitionId, keys: PartitionKeys) -> CompactionResult:
+        control_record, attempt_record = await self._get(keys.control, keys.compaction)
+        if control_record is None:
+            return CompactionResult(Ended.GONE)
+        control = decode_control(control_record.value, path=control_record.path)
+        attempt = _Kept(keys.compaction)
+        if attempt_record is not None:
+            attempt.version = attempt_record.version
+            found = decode_attempt(attempt_record.value, path=attempt_record.path)
+            recovered = await self._recover(keys, control, attempt, found)
+            if recovered is not None:
+                return recovered
+        if control.log_state is LogState.DELETED:
+            return CompactionResult(Ended.GONE)
+        entries = await self._due(keys, control)
+        if not entries:
+            return CompactionResult(Ended.NOTHING_DUE)
+        return await self._compact(partition, keys, control, attempt, entries)
+
+    async def _due(self, keys: PartitionKeys, control: Control) -> Sequence[Entry]:
+        """The entries of the next segment. None if keys moved while they were read: another compaction is faster, or retention."""
+        entries: list[Entry] = []
+        filled_bytes = 0
+        try:
+            async for page in uncompacted_pages(self._metadata, keys, control, max(control.compaction_cursor, control.log_start)):
+                entries += page
+                filled_bytes += sum(map(entry_bytes, page))
+                if filled_bytes >= self._policy.segment_bytes or len(entries) >= ENTRIES_MAX:
+                    break
+        except EntriesMoved:
+            return ()
+        return entries[: count_due(entries, now_ms=self._clock.now_ms(), policy=self._policy)]
+
+    async def _compact(
+        self, partition: PartitionId, keys: PartitionKeys, control: Control, attempt: _Kept, entries: Sequence[Entry]
+    ) -> CompactionResult:
+        object_id = ObjectId(self._ids.next_ulid(above=control.revoked_floor))
+        cursor = control.compaction_cursor
+        if not await self._note(attempt, CompactionAttempt(state=CompactionState.WRITING_SEGMENT, cursor=cursor, object_id=object_id)):
+            return CompactionResult(Ended.OVERTAKEN)
+        segment = await self._write_segment(partition, object_id, entries)
+        committing = CompactionAttempt(state=CompactionState.COMMITTING, cursor=cursor, object_id=object_id, segment=segment)
+        if not await self._note(attempt, committing):
+            return CompactionResult(Ended.OVERTAKEN)
+        ended = await self._commit(keys, attempt, committing)
+        read_bytes = sum(map(entry_bytes, entries))
+        return CompactionResult(ended, segment if ended is Ended.COMPACTED else None, len(entries), read_bytes)
+
+    async def _recover(self, keys: PartitionKeys, control: Control, attempt: _Kept, found: CompactionAttempt) -> CompactionResult | None:
+        """What becomes of an earlier attempt; None if another may begin in its place."""
+        match found.state:
+            case CompactionState.WRITING_SEGMENT:
+                return None  # its object may be there, whole: the collector takes it
+            case CompactionState.COMMITTING:
+                ended = await self._commit(keys, attempt, found)
+                return CompactionResult(ended, found.segment, recovered=True) if ended is Ended.COMPACTED else None
+            case CompactionState.DELETING_INDEX:
+                await self._delete_index(keys, control.compaction_cursor)
+                await self._drop(attempt)
+                return CompactionResult(Ended.COMPACTED, found.segment, recovered=True)
+
+    async def _write_segment(self, partition: PartitionId, object_id: ObjectId, entries: Sequence[Entry]) -> SegmentEntry:
+        writer = SegmentWriter(partition, object_id, entries[0].base)
+        for entry in entries:
+            run = stamp(entry, await self._slices.read(entry), partition)
+            writer.add(run.buffer, run.starts, run.positions)
+        written = writer.finish(entries[-1].last)
+        key = segment_key(partition, object_id)
+        try:
+            await self._objects.put_if_absent(key, written.parts)
+        except AlreadyExists:
+            raise Unavailable(f"an object of that name is there already: key={key!r}") from None
+        return SegmentEntry(
+            base=entries[0].base,
+            last=entries[-1].last,
+            object_id=object_id,
+            size_bytes=written.footer.size_bytes,
+            max_timestamp=max(entry.max_timestamp for entry in entries),
+            running_max_timestamp=entries[-1].running_max_timestamp,
+        )
+
+    async def _commit(self, keys: PartitionKeys, attempt: _Kept, committing: CompactionAttempt) -> Ended:
+        """Move the cursor, and delete what that makes garbage."""
+        segment = committing.segment
+        assert segment is not None
+        ended = await self._move_cursor(keys, segment, committing.cursor)
+        if ended is Ended.COMPACTED:
+            deleting = CompactionAttempt(
+                state=CompactionState.DELETING_INDEX, cursor=committing.cursor, object_id=committing.object_id, segment=segment
+            )
+            if not await self._note(attempt, deleting):
+                return ended  # another goes on with it
+            await self._delete_index(keys, segment.last + 1)
+        await self._drop(attempt)
+        return ended
+
+    async def _move_cursor(self, keys: PartitionKeys, segment: SegmentEntry, cursor: int) -> Ended:
+        unknown: Unknown | None = None
+        reason = ""
+        for number in range(ATTEMPTS_MAX):
+            (record,) = await self._get(keys.control)
+            if record is None:
+                return Ended.GONE
+            control = decode_control(record.value, path=record.path)
+            if await self._is_committed(keys, control, segment):
+                return Ended.COMPACTED
+            moved = move_cursor(control, segment, cursor=cursor)
+            if isinstance(moved, Refusal):
+                return _ENDED_BY[moved]
+            ops: list[WriteOp] = []
+            if control.segment is not None:
+                ops.append(Put(keys.segment(control.segment.last), encode(SegmentFact(entry=control.segment)), ABSENT))
+            ops.append(Put(keys.control, encode(moved), record.version))
+            match await self._write(ops):
+                case Applied(results) if results[-1].status is Status.OK:
+                    return Ended.COMPACTED
+                case Applied():
+                    reason = "others committed each time"
+                case Unknown() as outcome:
+                    unknown = outcome
+                case NotApplied() as outcome:
+                    reason = outcome.reason
+            await pause(number, self._entropy)
+        raise given_up(f"move the compaction cursor of {keys.partition_key}", unknown=unknown, reason=reason)
+
+    async def _is_committed(self, keys: PartitionKeys, control: Control, segment: SegmentEntry) -> bool:
+        """Whether a CAS whose outcome was not known, of this compactor or of an earlier one, was applied: also if others followed it."""
+        if control.segment is not None and control.segment.object_id == segment.object_id:
+            return True
+        if control.compaction_cursor <= segment.last:
+            return False
+        (record,) = await self._get(keys.segment(segment.last))
+        return record is not None and decode_segment(record.value, path=record.path).object_id == segment.object_id
+
+    async def _delete_index(self, keys: PartitionKeys, cursor: int) -> None:
+        """The chunks that end below the cursor. One that holds the cursor stays (model F-base)."""
+        first, end = keys.index(0), keys.index(cursor).path
+        paths = await self._within(self._metadata.list(first, end))
+        for begin in range(0, len(paths), KEYS_PER_DELETE):
+            stop = paths[begin + KEYS_PER_DELETE] if begin + KEYS_PER_DELETE < len(paths) else end
+            outcome = await self._write([DeleteRange(Key(paths[begin], keys.partition_key), stop)])
+            if not isinstance(outcome, Applied):
+                raise Unavailable(f"index keys were not deleted: partition={keys.partition_key} cause={outcome.reason!r}")
+
+    # Records of its own
+
+    async def _claim(self, claim: _Kept) -> bool:
+        outcome = await self._write([Put(claim.key, self._name, ABSENT, session=self._session.session_id)])
+        if isinstance(outcome, Applied) and outcome.results[0].status is Status.OK:
+            claim.version = outcome.results[0].version
+            return True
+        if not isinstance(outcome, Applied):
+            raise Unavailable(f"the partition was not claimed: key={claim.key.path!r} cause={outcome.reason!r}")
+        (record,) = await self._get(claim.key)
+        if record is None or record.value != self._name:
+            return False
+        # Its own, put by a write whose answer was lost: it runs a partition once at a time.
+        claim.version = record.version
+        return True
+
+    async def _release(self, claim: _Kept) -> None:
+        """It goes with the session at the latest."""
+        await self._write([Delete(claim.key, claim.version)])
+
+    async def _note(self, attempt: _Kept, value: CompactionAttempt) -> bool:
+        """False if another compactor has changed the record: this one ends."""
+        expected = ABSENT if attempt.version is None else attempt.version
+        outcome = await self._write([Put(attempt.key, encode_attempt(value), expected)])
+        if not isinstance(outcome, Applied):
+            raise Unavailable(f"a compaction was not noted: key={attempt.key.path!r} cause={outcome.reason!r}")
+        (result,) = outcome.results
+        attempt.version = result.version
+        return result.status is Status.OK
+
+    async def _drop(self, attempt: _Kept) -> None:
+        """If that fails, the next compaction finds what it has nothing to do for."""
+        if attempt.version is not None:
+            await self._write([Delete(attempt.key, attempt.version)])
+
+    # Calls
+
+    async def _get(self, *keys: Key) -> list[Record | None]:
+        return await self._within(self._metadata.get_many(keys))
+
+    async def _within(self, call: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await call
+        except TimeoutError:
+            raise Unavailable(f"metadata did not answer: after_s={CALL_TIMEOUT_S}") from None
+
+    async def _write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await self._metadata.write(ops)
+        except TimeoutError:
+            return Unknown(f"no answer after {CALL_TIMEOUT_S} s")

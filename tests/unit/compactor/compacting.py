@@ -1,0 +1,58 @@
+"""A compactor over the stores of a rig, and what is left behind by one."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from compactor.compaction import Compaction
+from compactor.plan import CompactionPolicy
+from compactor.slices import StoredSlices
+from runtime.clock import SystemClock
+from runtime.ids import IdSource
+from storage.formats.control import SegmentEntry, decode_segment
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import MetadataStore, children_of
+from storage.objects.port import ObjectStore
+from storage.vocabulary import PartitionId
+from tests.unit.storage.log.rig import PARTITION
+
+AT_ONCE = CompactionPolicy(entries_due=1)
+"""All there is becomes a segment."""
+
+
+@contextlib.asynccontextmanager
+async def compacting(metadata: object, objects: object, *, policy: CompactionPolicy = AT_ONCE) -> AsyncIterator[Compaction]:
+    """`metadata` and `objects` are stores, or stand before some."""
+    store: MetadataStore = metadata  # type: ignore[assignment]
+    blobs: ObjectStore = objects  # type: ignore[assignment]
+    clock = SystemClock()
+    session = await store.open_session(timeout_ms=10_000)
+    try:
+        yield Compaction(
+            metadata=store,
+            objects=blobs,
+            slices=StoredSlices(blobs),
+            session=session,
+            ids=IdSource(clock=clock),
+            clock=clock,
+            policy=policy,
+        )
+    finally:
+        await session.close()
+
+
+async def index_ends(metadata: MetadataStore, partition: PartitionId = PARTITION) -> list[int]:
+    keys = PartitionKeys(partition)
+    start, end = children_of(keys.index_prefix.removesuffix("/"))
+    return [int(path.rsplit("/", 1)[1]) for path in await metadata.list(keys.index(0)._replace(path=start), end)]
+
+
+async def listed_segments(metadata: MetadataStore, partition: PartitionId = PARTITION) -> list[SegmentEntry]:
+    keys = PartitionKeys(partition)
+    start, end = children_of(keys.segments_prefix.removesuffix("/"))
+    return [decode_segment(one.value, path=one.path) async for one in metadata.range_scan(keys.segment(0)._replace(path=start), end)]
+
+
+async def left_behind(metadata: MetadataStore, partition: PartitionId = PARTITION) -> list[str]:
+    """The records of a compaction that should be gone when it has ended."""
+    keys = PartitionKeys(partition)
+    return [one.path for one in await metadata.get_many([keys.compaction, keys.compactor_claim]) if one is not None]

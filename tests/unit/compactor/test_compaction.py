@@ -1,0 +1,381 @@
+"""Entries become segments: the log stays the same, whatever happens on the way."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from compactor.compaction import CompactionResult, Ended
+from compactor.plan import CompactionPolicy
+from runtime.clock import SystemClock
+from storage.errors import Corrupt, OutcomeUnknown, Unavailable
+from storage.formats.compaction import CompactionState, decode_attempt
+from storage.formats.control import Control, LogState, encode
+from storage.formats.segment import decode_footer, parse_segment_key, segment_key
+from storage.formats.wal import object_key
+from storage.limits import PENDING_ENTRIES_MAX
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import Applied, Put
+from storage.objects.memory import MemoryObjectStore
+from storage.vocabulary import ObjectId
+from tests.unit.broker.handlers.record_batches import record_batch
+from tests.unit.compactor.compacting import compacting, index_ends, left_behind, listed_segments
+from tests.unit.storage.log.rig import PARTITION, FaultyMetadata, Rig, rig
+
+KEYS = PartitionKeys(PARTITION)
+NEVER = CompactionPolicy(entries_due=1_000_000)
+
+
+async def fill(broker: Rig, count: int = 40, *, begin: int = 0) -> None:
+    for number in range(begin, begin + count):
+        await broker.send(record_batch(b"%d" % number, b"and"))
+
+
+async def segment_keys(broker: Rig) -> list[str]:
+    return [stat.key async for stat in broker.objects.list("segments/")]  # type: ignore[operator]
+
+
+async def change(broker: Rig, **fields: Any) -> None:
+    (record,) = await broker.shared.get_many([KEYS.control])
+    assert record is not None
+    changed = msgspec.structs.replace(await broker.control(), **fields)
+    assert isinstance(await broker.shared.write([Put(KEYS.control, encode(changed), record.version)]), Applied)
+
+
+async def test_entries_become_a_segment_and_the_log_reads_as_before() -> None:
+    async with rig() as broker, compacting(broker.shared, broker.objects) as compaction:
+        await fill(broker)
+        before = await broker.read_all()
+        result = await compaction.run(PARTITION)
+        control = await broker.control()
+
+        assert result.ended is Ended.COMPACTED
+        assert (control.compaction_cursor, control.segment) == (80, result.segment)
+        assert control.sequence_counter == 80
+        assert await index_ends(broker.shared) == []
+        assert await left_behind(broker.shared) == []
+        assert await segment_keys(broker) == [segment_key(PARTITION, control.segment.object_id)]  # type: ignore[union-attr]
+    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
+        assert await other.read_all() == before, "batches, offsets and all"
+
+
+async def test_the_object_says_what_its_entry_says() -> None:
+    async with rig() as broker, compacting(broker.shared, broker.objects) as compaction:
+        await fill(broker)
+        segment = (await compaction.run(PARTITION)).segment
+        assert segment is not None
+        data = await broker.objects.get_range(segment_key(PARTITION, segment.object_id), 0, segment.size_bytes)  # type: ignore[operator]
+        footer = decode_footer(data, size_bytes=segment.size_bytes, key="test")
+
+        assert (footer.base, footer.last, footer.batch_count, footer.record_count) == (0, 79, 40, 80)
+        assert footer.max_timestamp == segment.max_timestamp == segment.running_max_timestamp
+
+
+async def test_the_segment_before_gets_a_key_of_its_own_when_the_cursor_moves_on() -> None:
+    async with rig() as broker, compacting(broker.shared, broker.objects) as compaction:
+        made = []
+        for begin in range(0, 60, 20):
+            await fill(broker, 20, begin=begin)
+            made.append((await compaction.run(PARTITION)).segment)
+
+        assert await listed_segments(broker.shared) == made[:2]
+        assert (await broker.control()).segment == made[2]
+        assert [segment.base for segment in made if segment] == [0, 40, 80]
+        assert len(await broker.read_all()) > 0
+
+
+async def test_nothing_is_due_until_there_is_enough_or_it_is_old() -> None:
+    async with rig() as broker, compacting(broker.shared, broker.objects, policy=NEVER) as compaction:
+        await fill(broker)
+
+        assert (await compaction.run(PARTITION)).ended is Ended.NOTHING_DUE
+        assert (await broker.control()).compaction_cursor == 0
+        assert await left_behind(broker.shared) == []
+
+
+async def test_full_segments_are_made_one_by_one() -> None:
+    async with rig() as broker, compacting(broker.shared, broker.objects, policy=CompactionPolicy(segment_bytes=500)) as compaction:
+        await fill(broker)
+        results = [await compaction.run(PARTITION) for _ in range(12)]
+
+        assert [result.entries for result in results[:5]] == [7] * 5, "79 bytes each"
+        assert {result.ended for result in results[:5]} == {Ended.COMPACTED}
+        assert {result.ended for result in results[5:]} == {Ended.NOTHING_DUE}
+
+
+async def test_compaction_begins_with_the_entry_that_holds_the_log_start() -> None:
+    async with rig() as broker, compacting(broker.shared, broker.objects) as compaction:
+        await fill(broker)
+        await broker.parts.trimmer.trim(PARTITION, 11)
+        segment = (await compaction.run(PARTITION)).segment
+
+        assert segment is not None
+        assert (segment.base, segment.last) == (10, 79)
+
+
+async def test_a_partition_that_is_not_there_or_was_deleted_is_gone() -> None:
+    async with rig() as broker, compacting(broker.shared, broker.objects) as compaction:
+        assert (await compaction.run(PARTITION._replace(partition=9))).ended is Ended.GONE
+        await fill(broker)
+        await change(broker, log_state=LogState.DELETED)
+
+        assert (await compaction.run(PARTITION)).ended is Ended.GONE
+        assert await segment_keys(broker) == []
+
+
+async def meanwhile(broker: Rig, act: Callable[[], Awaitable[None]]) -> CompactionResult:
+    """`act` runs when the object of the segment is about to be put."""
+    put = broker.objects._inner.put_if_absent
+
+    async def acting(key: str, parts: Any) -> None:
+        if key.startswith("segments/"):
+            await act()
+        await put(key, parts)
+
+    async with compacting(broker.shared, broker.objects) as compaction:
+        broker.objects.put_if_absent = acting  # type: ignore[method-assign]
+        return await compaction.run(PARTITION)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ended"),
+    [
+        ({"log_state": LogState.DELETED}, Ended.GONE),
+        ({"revoked_floor": ObjectId("7" + "Z" * 25)}, Ended.REVOKED),
+        ({"compaction_cursor": 2}, Ended.OVERTAKEN),
+    ],
+)
+async def test_a_segment_that_is_refused_stays_where_it_is(fields: dict[str, Any], ended: Ended) -> None:
+    async with rig() as broker:
+        await fill(broker)
+        result = await meanwhile(broker, lambda: change(broker, **fields))
+
+        assert (result.ended, result.segment) == (ended, None)
+        assert len(await segment_keys(broker)) == 1, "the loser deletes nothing"
+        assert (await broker.control()).segment is None
+        assert await left_behind(broker.shared) == []
+
+
+async def test_appends_meanwhile_are_no_reason_to_begin_anew() -> None:
+    async with rig() as broker:
+        await fill(broker, 20)
+        result = await meanwhile(broker, lambda: fill(broker, 20, begin=20))
+
+        assert result.ended is Ended.COMPACTED
+        assert (await broker.control()).compaction_cursor == 40
+        assert await index_ends(broker.shared) == [63], "the chunk that holds the cursor stays"
+    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
+        assert (await other.read_all()).count(b"and") == 40
+
+
+async def test_of_two_compactors_the_second_leaves_the_partition_to_the_first() -> None:
+    async with rig() as broker:
+        await fill(broker)
+        seen: list[Ended] = []
+
+        async def act() -> None:
+            async with compacting(broker.shared, broker.objects) as other:
+                seen.append((await other.run(PARTITION)).ended)
+
+        result = await meanwhile(broker, act)
+
+        assert (result.ended, seen) == (Ended.COMPACTED, [Ended.CLAIMED])
+
+
+async def test_a_compactor_whose_claim_was_lost_ends_when_another_goes_on() -> None:
+    async with rig() as broker:
+        await fill(broker)
+        took_over: list[CompactionResult] = []
+
+        async def act() -> None:
+            (claim,) = await broker.shared.get_many([KEYS.compactor_claim])
+            assert claim is not None
+            for session in broker.shared._sessions:
+                await session.close()
+            broker.objects.put_if_absent = broker.objects._inner.put_if_absent  # type: ignore[method-assign]
+            async with compacting(broker.shared, broker.objects) as other:
+                took_over.append(await other.run(PARTITION))
+
+        result = await meanwhile(broker, act)
+
+        assert (result.ended, took_over[0].ended) == (Ended.OVERTAKEN, Ended.COMPACTED)
+        assert (await broker.control()).segment == took_over[0].segment
+        assert await left_behind(broker.shared) == []
+
+
+async def test_a_damaged_slice_becomes_no_segment() -> None:
+    async with rig() as broker, compacting(broker.shared, broker.objects) as compaction:
+        await fill(broker)
+        control = await broker.control()
+        key = object_key(control.pending[-1].object_id)
+        position, length = control.pending[-1].spans[0]
+        stored = bytearray(await broker.objects.get_range(key, 0, position + length))  # type: ignore[operator]
+        stored[position + 70] ^= 1
+        await broker.objects.delete_many([key])  # type: ignore[operator]
+        await broker.objects._inner.put_if_absent(key, [stored])
+        with pytest.raises(Corrupt, match=key):
+            await compaction.run(PARTITION)
+
+        assert await segment_keys(broker) == []
+        assert (await broker.control()).compaction_cursor == 0
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+class Crashing:
+    """A store that dies before its n-th effect, or after it; `counted` says how many there were."""
+
+    def __init__(self, inner: object, *, at: int, is_done: bool, shared: "list[int]") -> None:
+        self._inner = inner
+        self._at = at
+        self._is_done = is_done
+        self._shared = shared
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._inner, name)
+        return self._effect(call) if name in {"write", "put_if_absent"} else call
+
+    def _effect(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def run(*given: Any, **named: Any) -> Any:
+            number, self._shared[0] = self._shared[0], self._shared[0] + 1
+            if number > self._at or (number == self._at and not self._is_done):
+                raise Crash
+            done = await call(*given, **named)
+            if number == self._at:
+                raise Crash
+            return done
+
+        return run
+
+
+EFFECTS = 8
+"""Claim, attempt, object, attempt, cursor, attempt, index, attempt gone; then the claim goes."""
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("at", range(EFFECTS + 1))
+async def test_a_compactor_that_dies_at_any_step_leaves_what_the_next_one_finishes(at: int, is_done: bool) -> None:
+    async with rig() as broker:
+        await fill(broker)
+        before = await broker.read_all()
+        counted = [0]
+        stores = [Crashing(store, at=at, is_done=is_done, shared=counted) for store in (broker.shared, broker.objects)]
+        with pytest.raises(Crash):
+            async with compacting(*stores) as compaction:
+                await compaction.run(PARTITION)
+        assert counted[0] >= at + 1
+    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
+        assert await other.read_all() == before, "nobody has gone on with it yet"
+        async with compacting(other.shared, other.objects) as compaction:
+            results = [await compaction.run(PARTITION), await compaction.run(PARTITION)]
+        control = await other.control()
+
+        assert {result.ended for result in results} <= {Ended.COMPACTED, Ended.NOTHING_DUE}
+        assert control.compaction_cursor == 80
+        assert await index_ends(other.shared) == []
+        assert await left_behind(other.shared) == []
+    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=9) as third:
+        assert await third.read_all() == before
+
+
+async def test_a_finished_object_is_not_written_again_by_who_finds_the_attempt() -> None:
+    async with rig() as broker:
+        await fill(broker)
+        with pytest.raises(Crash):
+            async with compacting(Crashing(broker.shared, at=3, is_done=False, shared=[0]), broker.objects) as compaction:
+                await compaction.run(PARTITION)
+        (record,) = await broker.shared.get_many([KEYS.compaction])
+        assert record is not None
+        assert decode_attempt(record.value, path=record.path).state is CompactionState.COMMITTING
+        async with compacting(broker.shared, broker.objects) as compaction:
+            result = await compaction.run(PARTITION)
+
+        assert (result.ended, result.recovered) == (Ended.COMPACTED, True)
+        assert len(await segment_keys(broker)) == 1
+
+
+@pytest.mark.parametrize("fault", ["request lost", "reply lost", "late", "refused"])
+@pytest.mark.parametrize("at", range(EFFECTS))
+async def test_a_write_without_an_answer_changes_nothing_of_the_log(at: int, fault: str) -> None:
+    async with rig() as broker:
+        await fill(broker)
+        before = await broker.read_all()
+        faulty = FaultyMetadata(broker.shared)
+        async with compacting(faulty, broker.objects) as compaction:
+            faulty.faults.extend(["none"] * at + [fault])
+            ended: list[Ended] = []
+            for _ in range(4):
+                try:
+                    ended.append((await compaction.run(PARTITION)).ended)
+                except (Unavailable, OutcomeUnknown):
+                    await faulty.deliver_late()
+            await faulty.deliver_late()
+            ended.append((await compaction.run(PARTITION)).ended)
+        control = await broker.control()
+
+        assert control.compaction_cursor == 80
+        assert await left_behind(broker.shared) == []
+    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
+        assert await other.read_all() == before
+
+
+async def test_a_compacted_log_equals_the_uncompacted_one_under_random_schedules() -> None:
+    compacted = merged = trimmed = 0
+    for seed in range(12):
+        chance = random.Random(seed)
+        clock = SystemClock()
+        shared, objects = MemoryMetadataStore(clock=clock, shards=1), MemoryObjectStore(clock=clock)
+        policy = CompactionPolicy(entries_due=chance.randint(1, 20), segment_bytes=chance.choice([400, 4_000, 1 << 20]))
+        expected = bytearray()
+        async with rig(shared=shared, objects=objects) as one, rig(shared=shared, objects=objects, epoch=8) as two:
+            async with compacting(shared, objects, policy=policy) as compaction:
+                for step in range(60):
+                    match chance.randrange(4):
+                        case 0 | 1:
+                            count = chance.randint(1, PENDING_ENTRIES_MAX)
+                            await asyncio.gather(
+                                *[chance.choice([one, two]).send(record_batch(b"%d.%d" % (step, n))) for n in range(count)]
+                            )
+                        case 2:
+                            compacted += (await compaction.run(PARTITION)).ended is Ended.COMPACTED
+                        case 3:
+                            for reader in (one, two):
+                                await check_reads(reader, chance)
+                expected = bytearray(await two.read_all())
+            assert expected == await one.read_all()
+            control = await one.control()
+            merged += control.compaction_cursor > 0
+            trimmed += control.compaction_cursor < control.sequence_counter
+            assert expected.count(b"\x02") > 0
+
+    assert compacted > 50
+    assert merged == 12
+    assert trimmed > 0
+
+
+async def check_reads(reader: Rig, chance: random.Random) -> None:
+    """A read of any offset brings the batch that holds it, from wherever it lies."""
+    log = reader.parts.partitions.get(PARTITION)
+    await reader.parts.control_reads.refresh([log])
+    for _ in range(5):
+        if log.seen.high_watermark <= 0:
+            return
+        offset = chance.randrange(log.seen.high_watermark)
+        run = await reader.parts.reader.stored(log, offset, bytes_max=chance.choice([1, 1_000]))
+        piece = run.from_offset(offset, 1, at_least_one=True)
+        assert piece is not None
+        view, _ = piece
+        assert int.from_bytes(view[:8], "big") == offset, "batches of one record"
+
+
+def test_names_of_segments_say_whose_they_are() -> None:
+    object_id = ObjectId("01J00000000000000000000000")
+
+    assert parse_segment_key(segment_key(PARTITION, object_id)) == (PARTITION, object_id)
+    assert Control().compaction_cursor == 0
