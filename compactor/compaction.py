@@ -195,7 +195,7 @@ class Compaction:
                 return CompactionResult(Ended.COMPACTED, found.segment, recovered=True)
 
     async def _write_segment(self, partition: PartitionId, object_id: ObjectId, entries: Sequence[Entry]) -> SegmentEntry:
-        writer = SegmentWriter(partition, object_id, entries[0].base)
+        writer = SegmentWriter(partition, object_id, entries[0].base, block_bytes=self._policy.block_bytes)
         for entry in entries:
             run = stamp(entry, await self._slices.read(entry), partition)
             writer.add(run.buffer, run.starts, run.positions)

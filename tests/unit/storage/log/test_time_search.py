@@ -10,6 +10,8 @@ import cramjam
 import pytest
 from crc32c import crc32c
 
+from compactor.compaction import Ended
+from compactor.plan import CompactionPolicy
 from runtime.blocking import InlineBlocking, T
 from storage.errors import Unavailable
 from storage.formats.control import Entry
@@ -19,6 +21,7 @@ from storage.log.index import check_range
 from storage.log.partition import PartitionLog
 from storage.log.timestamps import TimestampedOffset
 from storage.metadata import memory
+from tests.unit.compactor.compacting import compacting
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 
@@ -156,16 +159,25 @@ async def test_entries_are_gone_through_once_whatever_is_trimmed(monkeypatch: py
         assert len(added) <= count
 
 
-async def test_answers_are_those_of_a_list_of_records_whatever_is_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block_bytes", [0, 1, 300, 1_000_000], ids=["uncompacted", "a batch in each block", "a few", "one block"])
+async def test_answers_are_those_of_a_list_of_records_whatever_is_trimmed_or_compacted(
+    monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    compacted = 0
     monkeypatch.setattr(entry_times, "KEPT_MAX", 3)
     monkeypatch.setattr(entry_scan, "CHUNKS_PER_TURN", 1)
     for seed in range(8):
         chance = random.Random(seed)
         times: list[int] = []
         log_start = 0
-        async with rig() as broker:
+        policy = CompactionPolicy(
+            entries_due=chance.randint(1, 12), segment_bytes=chance.choice((300, 3_000)), block_bytes=block_bytes or 1
+        )
+        async with rig() as broker, compacting(broker.shared, broker.objects, policy=policy) as compaction:
             for _ in range(120):
-                match chance.choice(("send", "send", "send", "trim", "greatest", "first", "first")):
+                match chance.choice(("send", "send", "send", "trim", "greatest", "first", "first", "compact")):
+                    case "compact":
+                        compacted += block_bytes > 0 and (await compaction.run(PARTITION)).ended is Ended.COMPACTED
                     case "send":
                         batch = [chance.choice((chance.randrange(40), 40 - len(times) // 8, 7)) for _ in range(chance.randint(1, 4))]
                         await broker.send(timed(*batch, codec=chance.choice((0, 4))))
@@ -181,6 +193,8 @@ async def test_answers_are_those_of_a_list_of_records_whatever_is_trimmed(monkey
                         wanted = chance.randrange(42)
                         first = next(((at, time) for at, time in list(enumerate(times))[log_start:] if time >= wanted), None)
                         assert await search(broker, wanted) == first, f"seed={seed} wanted={wanted} log_start={log_start} times={times}"
+
+    assert (compacted > 20) is (block_bytes > 0)
 
 
 async def test_a_log_that_is_trimmed_while_it_is_searched_is_searched_anew(monkeypatch: pytest.MonkeyPatch) -> None:
