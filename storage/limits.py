@@ -42,14 +42,6 @@ METADATA_VALUE_BYTES_MAX: Final = 64 * KIB
 WRITE_REQUEST_BYTES_MAX: Final = 1 * MIB
 WRITE_REQUEST_OPS_MAX: Final = 1_000
 
-SEGMENT_BYTES_TARGET: Final = 64 * MIB
-"""A segment ends with the entry that brings it to so much."""
-SEGMENT_BYTES_MAX: Final = SEGMENT_BYTES_TARGET + WAL_OBJECT_BYTES_MAX
-SEGMENT_BLOCK_BYTES: Final = 256 * KIB
-"""A block of a segment ends with the batch that brings it to so much."""
-SEGMENT_BLOCKS_MAX: Final = SEGMENT_BYTES_MAX // SEGMENT_BLOCK_BYTES + 1
-SEGMENT_SECTIONS_BYTES_MAX: Final = 16 * MIB
-
 BLOCK_BYTES: Final = 4 * MIB
 FETCH_RESPONSE_BYTES_MAX: Final = 8 * MIB
 """Record bytes in one Fetch response, the first batch excepted; what a client that stops reading may pin."""

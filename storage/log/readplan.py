@@ -10,8 +10,6 @@ from storage.vocabulary import Buffer
 
 _SHAPE: Final = struct.Struct(">i4xb6xi")
 """batch length, magic, last offset delta: bytes 8 to 26 of a batch."""
-_STAMPED: Final = struct.Struct(">qi4xb6xi")
-"""base offset before them."""
 
 
 @dataclass(slots=True)
@@ -70,49 +68,3 @@ def scan(window: Buffer, *, base: int, wanted: int, bytes_max: int, where: str) 
         position += batch_bytes
     missing = HEADER_BYTES - (size - position) if position < size and not starts else 0
     return Window(starts, positions, passed, offset, position, missing, first_bytes)
-
-
-@dataclass(slots=True)
-class StampedWindow:
-    """Whole batches with offsets of their own: those kept, from `positions[0]` to `end_position`, up to offset `last`.
-
-    `first_bytes` is the size of the first batch that ends at or behind the wanted offset, 0 if there is none.
-    """
-
-    starts: list[int]
-    positions: list[int]
-    end_position: int
-    last: int
-    first_bytes: int
-
-
-def scan_stamped(window: Buffer, *, wanted: int, bytes_max: int, where: str) -> StampedWindow:
-    """Walk the batches that fill `window`; keep `bytes_max` from the first that ends at or behind `wanted` on, but at least one batch.
-
-    Raises `Corrupt` for what is no batch, and for offsets that do not rise.
-    """
-    starts: list[int] = []
-    positions: list[int] = []
-    position, size, before, last = 0, len(window), -1, -1
-    kept_from = first_bytes = 0
-    while position < size:
-        if size - position < HEADER_BYTES:
-            raise Corrupt(f"not a record batch: {where} position={position} bytes={size - position}")
-        base, length, magic, last_delta = _STAMPED.unpack_from(window, position)
-        batch_bytes = length + LENGTH_OFFSET_BYTES
-        if magic != MAGIC or not HEADER_BYTES <= batch_bytes <= size - position or last_delta < 0 or base <= before:
-            raise Corrupt(
-                f"not a record batch: {where} position={position} magic={magic} length={length} base_offset={base} "
-                f"after_offset={before} last_offset_delta={last_delta}"
-            )
-        before = base + last_delta
-        if before >= wanted:
-            if not starts:
-                kept_from, first_bytes = position, batch_bytes
-            elif position + batch_bytes - kept_from > bytes_max:
-                break
-            starts.append(base)
-            positions.append(position)
-            last = before
-        position += batch_bytes
-    return StampedWindow(starts, positions, position, last, first_bytes)
