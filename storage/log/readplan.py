@@ -1,4 +1,8 @@
-"""Where batches lie inside a window of slice bytes, pure: headers only, records stay bytes."""
+"""Where batches lie inside a window of an object's bytes, pure: headers only, records stay bytes.
+
+Slices of WAL objects hold batches without offsets, which are counted from the entry's base (`scan`); segments hold batches with their own
+offsets, and some offsets are missing between them (`scan_stamped`).
+"""
 
 import struct
 from dataclasses import dataclass
@@ -10,6 +14,8 @@ from storage.vocabulary import Buffer
 
 _SHAPE: Final = struct.Struct(">i4xb6xi")
 """batch length, magic, last offset delta: bytes 8 to 26 of a batch."""
+_STAMPED_SHAPE: Final = struct.Struct(">qi4xb6xi")
+"""base offset before them."""
 
 
 @dataclass(slots=True)
@@ -68,3 +74,42 @@ def scan(window: Buffer, *, base: int, wanted: int, bytes_max: int, where: str) 
         position += batch_bytes
     missing = HEADER_BYTES - (size - position) if position < size and not starts else 0
     return Window(starts, positions, passed, offset, position, missing, first_bytes)
+
+
+def scan_stamped(window: Buffer, *, wanted: int, bytes_max: int, where: str) -> Window:
+    """Walk the batches of `window`, which begins with one, by their own offsets; keep those from the first that reaches `wanted` on: its
+    offsets may all be above it.
+
+    Stops after `bytes_max` of kept bytes, but keeps at least one batch if it is whole. `passed` stays empty, since nothing is counted by
+    what is passed over, and `end_offset` is the one after the last kept batch, `wanted` if none is. Raises `Corrupt` for what is no batch
+    and for offsets that do not rise, also behind kept batches: the block was checked, so whoever wrote it was wrong.
+    """
+    starts: list[int] = []
+    positions: list[int] = []
+    position, size, last = 0, len(window), -1
+    end_offset = wanted
+    kept_from = first_bytes = missing = 0
+    while size - position >= HEADER_BYTES:
+        base, length, magic, last_delta = _STAMPED_SHAPE.unpack_from(window, position)
+        batch_bytes = length + LENGTH_OFFSET_BYTES
+        if magic != MAGIC or batch_bytes < HEADER_BYTES or last_delta < 0:
+            raise Corrupt(f"not a record batch: {where} position={position} magic={magic} length={length} last_offset_delta={last_delta}")
+        if base <= last:
+            raise Corrupt(f"offsets of batches do not rise: {where} position={position} base_offset={base} after={last}")
+        last = base + last_delta
+        if last >= wanted and not starts:
+            first_bytes = batch_bytes
+        if batch_bytes > size - position:
+            missing = 0 if starts else batch_bytes - (size - position)
+            return Window(starts, positions, [], end_offset, position, missing, first_bytes)
+        if last >= wanted:
+            if not starts:
+                kept_from = position
+            elif position + batch_bytes - kept_from > bytes_max:
+                return Window(starts, positions, [], end_offset, position, 0, first_bytes)
+            starts.append(base)
+            positions.append(position)
+            end_offset = last + 1
+        position += batch_bytes
+    missing = HEADER_BYTES - (size - position) if position < size and not starts else 0
+    return Window(starts, positions, [], end_offset, position, missing, first_bytes)
