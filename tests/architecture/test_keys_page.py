@@ -10,6 +10,7 @@ import pytest
 
 from storage.catalog import store_marker
 from storage.catalog.groups import topics_key
+from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.metadata import keys
 from storage.metadata.port import Key
@@ -94,9 +95,15 @@ def test_no_function_that_makes_a_key_is_left_out() -> None:
 
 
 def test_the_names_of_objects_are_on_the_page() -> None:
-    made = [store_marker.KEY, object_key(ObjectId(ULID)), f"{PROBES}{ULID}", f"{TEMPORARY_FOLDER}/owner-3"]
+    made = [
+        store_marker.KEY,
+        object_key(ObjectId(ULID)),
+        segment_key(PARTITION, ObjectId(ULID)),
+        f"{PROBES}{ULID}",
+        f"{TEMPORARY_FOLDER}/owner-3",
+    ]
 
     for name in made:
         assert any(pattern_of(row).fullmatch(name) for row in OBJECT_NAMES), name
-    assert all(row.startswith((store_marker.KEY, "wal/", PROBES, f"{TEMPORARY_FOLDER}/")) for row in OBJECT_NAMES)
+    assert all(row.startswith((store_marker.KEY, "wal/", "segments/", PROBES, f"{TEMPORARY_FOLDER}/")) for row in OBJECT_NAMES)
     assert any(pattern_of(row).fullmatch(f"{PROBES}clock-0000000007") and row.startswith(f"{PROBES}clock") for row in OBJECT_NAMES)

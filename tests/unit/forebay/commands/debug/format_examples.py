@@ -36,6 +36,8 @@ from storage.catalog.store_marker import write_marker
 from storage.catalog.topics import Topics
 from storage.errors import StorageError
 from storage.formats.control import ProducerPage, decode_control, encode
+from storage.formats.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
+from storage.formats.segment_writer import Segment, SegmentWriter
 from storage.formats.wal import decode_header, header_bytes
 from storage.limits import PENDING_ENTRIES_MAX
 from storage.log.batch import Append, Appended, batch_of
@@ -47,8 +49,8 @@ from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Key, Put
 from storage.objects.memory import MemoryObjectStore
-from storage.recordbatch import HEADER_BYTES, parse_header
-from storage.vocabulary import PartitionId
+from storage.recordbatch import HEADER_BYTES, parse_header, restamp
+from storage.vocabulary import ObjectId, PartitionId
 from tests.unit.broker.handlers.record_batches import record_batch
 
 PAGES: Final = Path(__file__).parents[5] / "docs" / "formats"
@@ -74,12 +76,14 @@ class SteadyClock(SystemClock):
 
 
 class Example(NamedTuple):
-    """`records`: the parts of the page on metadata by name; `object_key` and `body` are the shared object."""
+    """`records`: the parts of the page on metadata by name; `object_key` and `body` are the shared object, `segment` is one of the
+    first partition."""
 
     records: dict[str, tuple[str, bytes]]
     object_key: str
     body: bytes
     trace: str
+    segment: Segment
 
 
 async def make() -> Example:
@@ -153,7 +157,17 @@ async def make() -> Example:
     directory.close()
     await directory.deregister()
     await metadata.close()
-    return Example(found, shared, body, as_table(trace))
+    return Example(found, shared, body, as_table(trace), segment_of(first, ids, clock=clock))
+
+
+def segment_of(partition: PartitionId, ids: IdSource, *, clock: SteadyClock) -> Segment:
+    """Two batches; the offsets 2, 3 and 5 have none, as in a compacted topic."""
+    writer = SegmentWriter(partition, ObjectId(ids.next_ulid()), 0)
+    for base, values in ((0, (b"espresso", b"latte")), (4, (b"mocha",))):
+        batch = record_batch(*values, base_timestamp=clock.now_ms())
+        restamp(batch, 0, base)
+        writer.add(batch)
+    return writer.finish(5)
 
 
 async def group_with_offset(
@@ -231,7 +245,57 @@ def record_text(path: str, value: bytes) -> str:
 
 def object_text(key: str, body: bytes) -> str:
     """Every byte of a WAL object, field by field: position, bytes, meaning."""
-    rows = [*_header_rows(body, key), *_slice_rows(body, key)]
+    return _bytes_text(key, body, [*_header_rows(body, key), *_slice_rows(body, key)])
+
+
+def segment_text(segment: Segment) -> str:
+    """Every byte of a segment, field by field."""
+    body = b"".join(segment.parts)
+    footer = segment.footer
+    identity = (
+        (16, f"topic id {footer.partition.topic_id}"),
+        (4, f"partition {footer.partition.partition}"),
+        (26, f"object id {footer.object_id}"),
+        (8, f"base {footer.base}"),
+    )
+    fields: list[tuple[int, str]] = [(8, 'magic "FOREBAYS"'), (2, "format"), (4, "bytes of the header"), *identity]
+    fields.append((4, "CRC-32C of bytes 0 to here"))
+    position = SEGMENT_HEADER_BYTES
+    while position < SEGMENT_HEADER_BYTES + footer.body_bytes:
+        batch = parse_header(body, position)
+        fields += _batch_fields(f"batch: base offset {batch.base_offset}", batch.partition_leader_epoch)
+        fields.append((batch.size_bytes - HEADER_BYTES, "records"))
+        position += batch.size_bytes
+    fields += [(size, f"footer: {meaning}" if not number else meaning) for number, (size, meaning) in enumerate(identity)]
+    fields += [
+        (8, f"last {footer.last}"),
+        (8, f"batches {footer.batch_count}"),
+        (8, f"records {footer.record_count}"),
+        (8, f"bytes of the body {footer.body_bytes}"),
+        (8, "greatest timestamp"),
+        (8, f"base offset of the first batch that has it {footer.max_timestamp_offset}"),
+        (4, f"blocks {len(footer.firsts)}"),
+        (4, "facts 0"),
+    ]
+    for number, length in enumerate(footer.lengths):
+        fields += [
+            (8, f"block {number}: base offset of the first batch {footer.firsts[number]}"),
+            (8, f"last offset of the last batch {footer.lasts[number]}"),
+            (8, f"position {footer.positions[number]}"),
+            (4, f"length {length}"),
+            (4, "CRC-32C of the block"),
+            (8, "greatest timestamp"),
+        ]
+    fields += [
+        (4, "CRC-32C of the footer to here"),
+        (4, f"bytes of the footer {len(segment.parts[-1])}"),
+        (2, "format"),
+        (8, 'magic "FOREBAYE"'),
+    ]
+    return _bytes_text(segment.key, body, list(_rows(body, 0, tuple(fields))))
+
+
+def _bytes_text(key: str, body: bytes, rows: list[tuple[int, str, str]]) -> str:
     width = max(len(row[1]) for row in rows)
     shown = "\n".join(f"{position:>4}  {data:<{width}}  {meaning}".rstrip() for position, data, meaning in rows)
     return f"```\n{key}  ({len(body)} bytes)\n\n{shown}\n```"
@@ -253,7 +317,11 @@ def texts(example: Example) -> dict[str, str]:
     """The text of each example by its name in the pages."""
     parts = {name: record_text(path, value) for name, (path, value) in example.records.items()}
     command = f"forebay debug trace-offset {TOPIC} 0 {TRACED_OFFSET}"
-    return parts | {"object": object_text(example.object_key, example.body), "trace": f"```\n$ {command}\n{example.trace}\n```"}
+    return parts | {
+        "object": object_text(example.object_key, example.body),
+        "segment": segment_text(example.segment),
+        "trace": f"```\n$ {command}\n{example.trace}\n```",
+    }
 
 
 def _field(value: object) -> str:
@@ -284,10 +352,17 @@ def _header_rows(body: bytes, key: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _slice_rows(body: bytes, key: str) -> Iterator[tuple[int, str, str]]:
-    fields = (
-        (8, "batch of slice {}: base offset 0"),
+    for number, one in enumerate(decode_header(body, key=key).slices):
+        yield from _rows(body, one.position, _batch_fields(f"batch of slice {number}: base offset 0", -1))
+        start = one.position + HEADER_BYTES
+        yield from _rows(body, start, ((one.position + one.length - start, "records"),))
+
+
+def _batch_fields(first: str, leader_epoch: int) -> tuple[tuple[int, str], ...]:
+    return (
+        (8, first),
         (4, "batch length"),
-        (4, "leader epoch -1"),
+        (4, f"leader epoch {leader_epoch}"),
         (1, "magic 2"),
         (4, "CRC-32C of the rest of the batch"),
         (2, "attributes: codec none"),
@@ -299,10 +374,6 @@ def _slice_rows(body: bytes, key: str) -> Iterator[tuple[int, str, str]]:
         (4, "base sequence"),
         (4, "record count"),
     )
-    for number, one in enumerate(decode_header(body, key=key).slices):
-        yield from _rows(body, one.position, tuple((size, words.format(number)) for size, words in fields))
-        start = one.position + HEADER_BYTES
-        yield from _rows(body, start, ((one.position + one.length - start, "records"),))
 
 
 def _rows(body: bytes, position: int, fields: tuple[tuple[int, str], ...]) -> Iterator[tuple[int, str, str]]:

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from storage.formats import control, wal
+from storage.formats import control, segment, wal
 from storage.formats.wal import decode_header
-from tests.unit.forebay.commands.debug.format_examples import PAGES, Example, make, object_text, record_text, renewed, texts
+from tests.unit.forebay.commands.debug.format_examples import PAGES, Example, make, object_text, record_text, renewed, segment_text, texts
 
 ROOT = PAGES.parents[1]
 RENEW = "run `python -m tests.unit.forebay.commands.debug.format_examples`"
@@ -46,6 +46,18 @@ def test_the_object_is_shown_to_its_last_byte(example: Example) -> None:
         position += len(bytes.fromhex(data))
 
 
+def test_the_segment_is_shown_to_its_last_byte(example: Example) -> None:
+    body = b"".join(example.segment.parts)
+    rows = re.findall(r"^ *(\d+)  ((?:[0-9a-f]{2} ?)+)", segment_text(example.segment), re.MULTILINE)
+
+    assert bytes.fromhex("".join(data for _, data in rows)) == body
+    assert segment.decode_footer(body, size_bytes=len(body), key=example.segment.key) == example.segment.footer
+    position = 0
+    for at, data in rows:
+        assert int(at) == position
+        position += len(bytes.fromhex(data))
+
+
 def test_of_a_long_list_the_ends_are_shown() -> None:
     assert record_text("k", b'{"a":[[1],[2],[3],[4],[5]]}') == '```\nk\n\n{"a": [[1],\n   … 3 more …,\n   [5]]}\n```'
     assert record_text("k", b'{"a":[[1],[2],[3]],"b":[]}') == '```\nk\n\n{"a": [[1],\n   [2],\n   [3]],\n "b": []}\n```'
@@ -65,11 +77,19 @@ def test_the_table_of_formats_names_files_that_exist_and_their_numbers() -> None
     for path in re.findall(r"`((?:storage|tests)/\S+\.py)`", page):
         assert (ROOT / path).exists(), path
     assert f"| {wal.FMT} | `storage/formats/wal.py`" in page
+    assert f"| {segment.FMT} | `storage/formats/segment.py`" in page
     assert f"| {control.FMT} | `storage/formats/control.py`" in page
 
 
 def test_the_picture_of_the_object_is_that_of_its_module() -> None:
     picture = re.search(r"^     0   8   magic.*?base offset 0$", wal.__doc__ or "", re.MULTILINE | re.DOTALL)
+
+    assert picture is not None
+    assert picture.group() in (PAGES / "objects.md").read_text()
+
+
+def test_the_picture_of_the_segment_is_that_of_its_module() -> None:
+    picture = re.search(r"^     0   8   magic.*FOREBAYE\"$", segment.__doc__ or "", re.MULTILINE | re.DOTALL)
 
     assert picture is not None
     assert picture.group() in (PAGES / "objects.md").read_text()
