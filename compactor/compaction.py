@@ -23,7 +23,7 @@ from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause
 from storage.errors import AlreadyExists, Unavailable
 from storage.formats.compaction import CompactionAttempt, CompactionState, decode_attempt, encode_attempt
 from storage.formats.control import Control, Entry, LogState, SegmentEntry, SegmentFact, decode_control, decode_segment, encode
-from storage.formats.segment import SegmentWriter, segment_key
+from storage.formats.segment_writer import SegmentWriter
 from storage.log.entry_scan import EntriesMoved, uncompacted_pages
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import (
@@ -198,18 +198,17 @@ class Compaction:
         writer = SegmentWriter(partition, object_id, entries[0].base, block_bytes=self._policy.block_bytes)
         for entry in entries:
             run = stamp(entry, await self._slices.read(entry), partition)
-            writer.add(run.buffer, run.starts, run.positions)
+            writer.add(run.buffer)
         written = writer.finish(entries[-1].last)
-        key = segment_key(partition, object_id)
         try:
-            await self._objects.put_if_absent(key, written.parts)
+            await self._objects.put_if_absent(written.key, written.parts)
         except AlreadyExists:
-            raise Unavailable(f"an object of that name is there already: key={key!r}") from None
+            raise Unavailable(f"an object of that name is there already: key={written.key!r}") from None
         return SegmentEntry(
             base=entries[0].base,
             last=entries[-1].last,
             object_id=object_id,
-            size_bytes=written.footer.size_bytes,
+            size_bytes=written.size_bytes,
             max_timestamp=max(entry.max_timestamp for entry in entries),
             running_max_timestamp=entries[-1].running_max_timestamp,
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from runtime.ulid import ulid_ms
 from storage.formats.control import Entry
-from storage.limits import SEGMENT_BLOCK_BYTES, SEGMENT_BYTES_TARGET
+from storage.limits import SEGMENT_BLOCK_BYTES_TARGET, SEGMENT_BYTES_TARGET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +13,7 @@ class CompactionPolicy:
     """A segment is due when it is full (`segment_bytes`), of many entries (`entries_due`), or when its first entry is `age_due_ms` old."""
 
     segment_bytes: int = SEGMENT_BYTES_TARGET
-    block_bytes: int = SEGMENT_BLOCK_BYTES
+    block_bytes: int = SEGMENT_BLOCK_BYTES_TARGET
     entries_due: int = 512
     age_due_ms: int = 3_600_000
 

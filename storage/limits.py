@@ -17,12 +17,13 @@ FLUSH_PARTITIONS_MAX: Final = 1_000
 
 SEGMENT_BYTES_TARGET: Final = 64 * MIB
 """From which size on a segment takes no further batch."""
-SEGMENT_BYTES_MAX: Final = 256 * MIB
+SEGMENT_BYTES_MAX: Final = SEGMENT_BYTES_TARGET + WAL_OBJECT_BYTES_MAX
+"""Entries become part of a segment as a whole, and the last one may hold all of a WAL object."""
 SEGMENT_BLOCK_BYTES_TARGET: Final = 256 * KIB
 """From which size on a block of a segment takes no further batch."""
 SEGMENT_BLOCKS_MAX: Final = SEGMENT_BYTES_MAX // SEGMENT_BLOCK_BYTES_TARGET
 SEGMENT_FOOTER_BYTES_MAX: Final = 1 * MIB
-"""Its blocks take 40 KiB at most; the rest is room for facts to come."""
+"""Its blocks take 50 KiB at most; the rest is room for facts to come."""
 
 PENDING_ENTRIES_MAX: Final = 16
 CONTROL_BYTES_TARGET: Final = 2 * KIB
@@ -59,9 +60,6 @@ SEQUENCE_MAX: Final = 2**31 - 1
 
 assert FRAME_BYTES_MAX <= WAL_OBJECT_BYTES_MAX, "the batches of a legal request must fit in an empty object"
 assert FLUSH_PARTITIONS_MAX <= WAL_OBJECT_SLICES_MAX, "an object counts its slices in a uint16"
-assert SEGMENT_BYTES_TARGET + FRAME_BYTES_MAX + SEGMENT_FOOTER_BYTES_MAX < SEGMENT_BYTES_MAX, (
-    "any batch fits behind the last byte below the target"
-)
 assert PRODUCERS_HOT_BYTES_MAX < CONTROL_BYTES_MAX
 assert CONTROL_BYTES_MAX <= METADATA_VALUE_BYTES_MAX, "a control record is a legal value"
 assert PRODUCER_PAGE_BYTES_MAX * 4 // 3 <= METADATA_VALUE_BYTES_MAX, "a page is a legal value"

@@ -13,7 +13,7 @@ from storage.formats.segment import (
     SegmentFooter,
     check_block,
     decode_footer,
-    missing_footer_bytes,
+    footer_bytes_missing,
     segment_key,
 )
 from storage.limits import BLOCK_BYTES, MIB
@@ -23,6 +23,9 @@ from storage.vocabulary import ObjectId, PartitionId
 
 FOOTERS_BYTES_MAX: Final = 16 * MIB
 """Memory of the footers that are kept: those of some 1,400 segments of 64 MiB."""
+FOOTER_OVERHEAD_BYTES: Final = 1_024
+BLOCK_ENTRY_BYTES: Final = 40
+"""What each block adds to the memory of a footer, in arrays."""
 
 
 class Gap(Enum):
@@ -50,23 +53,21 @@ class SegmentReader:
         if first is None:
             return Gap.TO_THE_END
         key = segment_key(partition, entry.object_id)
-        blocks = [footer[first]]
-        begin, end = blocks[0].position, blocks[0].position + blocks[0].length
-        for number in range(first + 1, len(footer)):
-            block = footer[number]
-            if block.position + block.length - begin > bytes_max:
-                break
-            blocks.append(block)
-            end = block.position + block.length
+        begin, stop = footer.positions[first], first
+        end = begin
+        while stop < len(footer.lasts) and (stop == first or end + footer.lengths[stop] - begin <= bytes_max):
+            end += footer.lengths[stop]
+            stop += 1
         views = await self._blocks.read(key, begin, end, object_size=entry.size_bytes)
         window = views[0] if len(views) == 1 else memoryview(b"".join(views))
         where = f"object={key!r} partition={partition} entry={entry.base}..{entry.last} window={begin}"
         try:
-            for block in blocks:
-                check_block(window[block.position - begin : block.position - begin + block.length], block, key=key)
+            for number in range(first, stop):
+                position = footer.positions[number] - begin
+                check_block(window[position : position + footer.lengths[number]], footer, number, key=key)
             found = scan_stamped(window, wanted=offset, bytes_max=bytes_max, where=where)
-            if not found.starts or found.last > entry.last or found.starts[0] < entry.base:
-                raise Corrupt(f"a segment has other offsets than it says: {where} found={found.starts[:1]}..{found.last}")
+            if not found.starts or found.starts[0] < entry.base or found.end_offset > entry.last + 1:
+                raise Corrupt(f"a segment has other offsets than it says: {where} found={found.starts[:1]}..{found.end_offset - 1}")
         except Corrupt:
             self._blocks.drop_damaged(key, views)
             raise
@@ -75,7 +76,7 @@ class SegmentReader:
         origin = found.positions[0]
         positions = tuple([position - origin for position in found.positions])
         buffer = window[origin : found.end_position].toreadonly()
-        return BatchRun(min(offset, found.starts[0]), found.last, buffer, tuple(found.starts), positions, has_gaps=True)
+        return BatchRun(min(offset, found.starts[0]), found.end_offset - 1, buffer, tuple(found.starts), positions, has_gaps=True)
 
     async def footer(self, partition: PartitionId, entry: SegmentEntry) -> SegmentFooter:
         """Raises as `read` does."""
@@ -89,12 +90,12 @@ class SegmentReader:
         """Read the footer again: what was read by it was not there."""
         footer = self._footers.pop(object_id, None)
         if footer is not None:
-            self._footers_bytes -= footer.memory_bytes
+            self._footers_bytes -= _memory_bytes(footer)
 
     async def _read_footer(self, partition: PartitionId, entry: SegmentEntry) -> SegmentFooter:
         key, size_bytes = segment_key(partition, entry.object_id), entry.size_bytes
         end = await self._read_end(key, size_bytes, FOOTER_READ_BYTES)
-        missing_bytes = missing_footer_bytes(end, size_bytes=size_bytes, key=key)
+        missing_bytes = footer_bytes_missing(end, size_bytes=size_bytes, key=key)
         if missing_bytes:
             end = await self._read_end(key, size_bytes, len(end) + missing_bytes)
         footer = decode_footer(end, size_bytes=size_bytes, key=key)
@@ -105,10 +106,10 @@ class SegmentReader:
             )
         self.drop(entry.object_id)
         self._footers[entry.object_id] = footer
-        self._footers_bytes += footer.memory_bytes
+        self._footers_bytes += _memory_bytes(footer)
         while self._footers_bytes > FOOTERS_BYTES_MAX:
             _, oldest = self._footers.popitem(last=False)
-            self._footers_bytes -= oldest.memory_bytes
+            self._footers_bytes -= _memory_bytes(oldest)
         return footer
 
     async def _read_end(self, key: str, size_bytes: int, wanted_bytes: int) -> bytes:
@@ -117,3 +118,7 @@ class SegmentReader:
             return await self._objects.get_range(key, begin, size_bytes)
         # All of a small segment comes with one GET, its batches too.
         return b"".join(await self._blocks.read(key, begin, size_bytes, object_size=size_bytes))
+
+
+def _memory_bytes(footer: SegmentFooter) -> int:
+    return FOOTER_OVERHEAD_BYTES + BLOCK_ENTRY_BYTES * len(footer.lasts)

@@ -220,8 +220,8 @@ class TimeSearch:
         except (NotFound, EndsEarly, Corrupt):
             return offset  # whoever reads the records finds out what became of them
         first = footer.find(offset)
-        block = None if first is None else footer.first_reaching(timestamp_ms, begin=first)
-        return None if block is None else max(offset, footer[block].base)
+        block = None if first is None else footer.first_reaching(timestamp_ms, start=first)
+        return None if block is None else max(offset, footer.firsts[block])
 
     async def _first_in(self, log: PartitionLog, offset: int, end: int, timestamp_ms: int) -> TimestampedOffset | None:
         """The first record from `offset` on that reaches the time, of the batches that begin before `end`."""
@@ -255,10 +255,9 @@ class TimeSearch:
         first = footer.find(from_offset)
         if first is None:
             return []
-        behind = [footer[number] for number in range(first + 1, len(footer))]
-        greatest = max(behind, key=lambda block: block.max_timestamp, default=None)
-        cut = [(from_offset, footer[first].last)]
-        return cut if greatest is None else [*cut, (greatest.base, greatest.last)]
+        greatest = max(range(first + 1, len(footer.lasts)), key=footer.max_timestamps.__getitem__, default=None)
+        cut = [(from_offset, footer.lasts[first])]
+        return cut if greatest is None else [*cut, (footer.firsts[greatest], footer.lasts[greatest])]
 
     async def _greatest_in(self, log: PartitionLog, entry: Source, from_offset: int) -> TimestampedOffset | None:
         """The first record with the greatest timestamp of those that trimming has left of `entry`."""

@@ -68,8 +68,9 @@ async def test_the_object_says_what_its_entry_says() -> None:
         await fill(broker)
         segment = (await compaction.run(PARTITION)).segment
         assert segment is not None
-        data = await broker.objects.get_range(segment_key(PARTITION, segment.object_id), 0, segment.size_bytes)  # type: ignore[operator]
-        footer = decode_footer(data, size_bytes=segment.size_bytes, key="test")
+        key = segment_key(PARTITION, segment.object_id)
+        data = await broker.objects.get_range(key, 0, segment.size_bytes)  # type: ignore[operator]
+        footer = decode_footer(data, size_bytes=segment.size_bytes, key=key)
 
         assert (footer.base, footer.last, footer.batch_count, footer.record_count) == (0, 79, 40, 80)
         assert footer.max_timestamp == segment.max_timestamp == segment.running_max_timestamp

@@ -8,7 +8,8 @@ import pytest
 from compactor.plan import CompactionPolicy
 from storage.errors import Corrupt
 from storage.formats.control import SegmentEntry, SegmentFact, encode
-from storage.formats.segment import SegmentWriter, segment_key
+from storage.formats.segment import HEADER_BYTES, segment_key
+from storage.formats.segment_writer import SegmentWriter
 from storage.formats.wal import object_key
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, DeleteRange, Put, children_of
@@ -33,10 +34,10 @@ async def put_segment(
 ) -> SegmentEntry:
     writer = SegmentWriter(PARTITION, object_id, base, block_bytes=block_bytes)
     for one in batches:
-        writer.add(memoryview(one), [parse_header(one).base_offset], [0])
+        writer.add(one)
     written = writer.finish(last)
-    await broker.objects._inner.put_if_absent(segment_key(PARTITION, object_id), written.parts)
-    return SegmentEntry(base, last, object_id, written.footer.size_bytes, 5, 5)
+    await broker.objects._inner.put_if_absent(written.key, written.parts)
+    return SegmentEntry(base, last, object_id, written.size_bytes, 5, 5)
 
 
 async def set_segments(broker: Rig, *segments: SegmentEntry) -> None:
@@ -126,7 +127,7 @@ async def test_a_footer_is_read_once_and_a_small_segment_with_one_get() -> None:
         assert len(gets) == 1
 
 
-@pytest.mark.parametrize("position", [70, 100, -60, -9])
+@pytest.mark.parametrize("position", [HEADER_BYTES, 100, -60, -9])
 async def test_damage_is_named_and_never_served(position: int) -> None:
     async with rig() as broker:
         segment = await put_segment(broker, IDS[0], [batch(0), batch(1)], base=0, last=1)

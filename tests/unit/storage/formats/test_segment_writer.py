@@ -124,20 +124,20 @@ def test_a_segment_has_a_bounded_number_of_blocks() -> None:
     made = segment(whole[:-BATCH_BYTES], last=SEGMENT_BLOCKS_MAX, block_bytes=1)
 
     assert decode_footer(bytes_of(made), size_bytes=made.size_bytes, key=KEY) == made.footer
-    with pytest.raises(AssertionError, match="1024 blocks: 1025"):
+    with pytest.raises(AssertionError, match=f"{SEGMENT_BLOCKS_MAX} blocks: {SEGMENT_BLOCKS_MAX + 1}"):
         segment(whole, last=SEGMENT_BLOCKS_MAX, block_bytes=1)
 
 
 def test_a_segment_has_a_bounded_size() -> None:
     batch = stamped(0, payload=bytes(SEGMENT_BYTES_TARGET - BATCH_HEADER_BYTES))
     writer = SegmentWriter(PARTITION, ID, 0)
-    for base in range(4):
+    for base in range(SEGMENT_BYTES_MAX // SEGMENT_BYTES_TARGET):
         restamp(batch, 0, base)  # nothing of this is put, so 64 MiB are enough
         writer.add(batch)
 
     assert writer.size_bytes > SEGMENT_BYTES_MAX
-    with pytest.raises(AssertionError, match="at most 268435456 bytes"):
-        writer.finish(3)
+    with pytest.raises(AssertionError, match=f"at most {SEGMENT_BYTES_MAX} bytes"):
+        writer.finish(SEGMENT_BYTES_MAX // SEGMENT_BYTES_TARGET - 1)
 
 
 def test_a_segment_of_64_mib_is_whole_and_its_footer_is_read_at_once() -> None:
