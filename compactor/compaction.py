@@ -146,9 +146,11 @@ class Compaction:
             if recovered is not None:
                 return recovered
         if control.log_state is LogState.DELETED:
+            await self._drop(attempt)
             return CompactionResult(Ended.GONE)
         entries = await self._due(keys, control)
         if not entries:
+            await self._drop(attempt)
             return CompactionResult(Ended.NOTHING_DUE)
         return await self._compact(partition, keys, control, attempt, entries)
 
@@ -308,8 +310,11 @@ class Compaction:
 
     async def _drop(self, attempt: _Kept) -> None:
         """If that fails, the next compaction finds what it has nothing to do for."""
-        if attempt.version is not None:
-            await self._write([Delete(attempt.key, attempt.version)])
+        if attempt.version is None:
+            return
+        outcome = await self._write([Delete(attempt.key, attempt.version)])
+        if isinstance(outcome, Applied) and outcome.results[0].status is Status.OK:
+            attempt.version = None
 
     # Calls
 

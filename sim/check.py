@@ -20,11 +20,15 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A partition of one incarnation of a topic: `place` has several of them if the topic was deleted and created again."""
+    """A partition of one incarnation of a topic: `place` has several of them if the topic was deleted and created again.
+
+    What lay below `begin` was deleted, and then compacted away: nothing is known of it.
+    """
 
     place: str
     topic_id: str
     batches: Sequence[Stored]
+    begin: int = 0
 
 
 def check(history: History, logs: Sequence[Log]) -> list[str]:
@@ -89,7 +93,7 @@ def _remembered_as(one: Stored) -> tuple[int, int]:
 
 
 def _dense(log: Log) -> Iterator[str]:
-    following = 0
+    following = log.begin
     for one in log.batches:
         if one.offset != following:
             yield f"gap or reuse: {log.place} expected={following} found={one.offset} value={one.value!r}"
@@ -113,7 +117,7 @@ def _sequences(log: Log, numbers: dict[tuple[str, bytes], int], *, is_only: bool
         elif before is not None and before[0].epoch == identity.epoch:
             if identity.first_seq != before[1] or number <= before[2]:
                 yield f"order: {log.place} expected_seq={before[1]} {one} follows number {before[2]}"
-        elif is_only and identity.first_seq:
+        elif is_only and identity.first_seq and not log.begin:
             yield f"order: begins at sequence {identity.first_seq}: {log.place} {one}"
         last[identity.producer_id] = identity, identity.first_seq + one.record_count, number
 
@@ -129,7 +133,9 @@ def _appends(history: History, by_place: dict[str, list[Log]]) -> Iterator[str]:
         standing = places.pop((sent.place, sent.value), [])
         offsets = [one.offset for _, one in standing]
         oks = [attempt for attempt in sent.attempts if attempt.outcome is OperationOutcome.OK]
-        yield from (f"lost ack: {_name(sent)} acked_at={ok.offset} found_at={offsets}" for ok in oks if ok.offset not in offsets)
+        begin = max((log.begin for log in by_place[sent.place]), default=0)
+        lost = [ok for ok in oks if ok.offset not in offsets and ok.offset >= begin]
+        yield from (f"lost ack: {_name(sent)} acked_at={ok.offset} found_at={offsets}" for ok in lost)
         yield from _too_late(history, sent, oks, standing)
         if standing:
             yield from _repeated(sent, standing)
@@ -190,8 +196,11 @@ def _overtaken(everything: Iterable[Sent]) -> Iterator[str]:
 def _reads(seen: Iterable[SeenBatch], logs: Sequence[Log]) -> Iterator[str]:
     """Whatever any reader saw at an offset is there in the end."""
     standing = {(log.place, log.topic_id, one.offset): one for log in logs for one in log.batches}
+    begins = {(log.place, log.topic_id): log.begin for log in logs}
     for one in seen:
         stored = standing.get((one.place, one.topic_id, one.offset))
+        if stored is None and one.offset < begins.get((one.place, one.topic_id), 0):
+            continue
         if stored is None:
             yield f"dirty read: {one} is not in the log"
         elif (stored.record_count, stored.value) != (one.record_count, one.value):

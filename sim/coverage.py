@@ -1,4 +1,4 @@
-"""How often seeds take each branch of commit, decide, pages, lane and read, and which they never take."""
+"""How often seeds take each branch of commit, decide, pages, lane, read and compaction, and which they never take."""
 
 import json
 import subprocess
@@ -12,6 +12,10 @@ from sim.unreachable import SELDOM, UNREACHABLE
 
 MODULES: Final = (
     "broker.fetching.gathering",
+    "compactor.compaction",
+    "compactor.cursor",
+    "compactor.plan",
+    "compactor.slices",
     "storage.log.append",
     "storage.log.batch",
     "storage.log.broker_epoch",
@@ -19,9 +23,11 @@ MODULES: Final = (
     "storage.log.control_reads",
     "storage.log.dead_writers",
     "storage.log.decide",
+    "storage.log.entry_scan",
     "storage.log.flights",
     "storage.log.index",
     "storage.log.kept_chunks",
+    "storage.log.kept_segments",
     "storage.log.lane",
     "storage.log.lost",
     "storage.log.page_store",
@@ -34,6 +40,7 @@ MODULES: Final = (
     "storage.log.readers",
     "storage.log.refusals",
     "storage.log.seen",
+    "storage.log.segments",
     "storage.log.strangers",
     "storage.log.trim",
     "storage.log.unknown",

@@ -1,4 +1,4 @@
-"""The stores themselves, in the end: control record against index chunks against objects, read without the code under test."""
+"""The stores themselves, in the end: control record, segments, index chunks and objects, read without the code under test."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,8 @@ from sim.batches import value_of
 from sim.check import Log, Stored
 from sim.history import BatchIdentity
 from storage.errors import StorageError
-from storage.formats.control import Control, Entry, decode_chunk
+from storage.formats.control import Control, Entry, SegmentEntry, Source, decode_chunk, decode_segment
+from storage.formats.segment import HEADER_BYTES, decode_footer, segment_key
 from storage.formats.wal import object_key
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
@@ -51,29 +52,83 @@ async def fsck(
         for entry in (*found, *control.pending)
         if entries.setdefault(entry.base, entry) != entry
     ]
-    following = 0
+    cursor = control.compaction_cursor
+    segments, about_segments = await _segments(metadata, partition_keys, control)
+    wrong += [f"fsck: {text}: {partition}" for text in about_segments]
+    sources: list[Source] = [*segments, *(entries[base] for base in sorted(entries) if entries[base].last >= cursor)]
+    begin = sources[0].base if sources else 0
+    if begin > control.log_start:
+        wrong.append(f"fsck: the log begins above its start: {partition} begin={begin} log_start={control.log_start}")
+    following = begin
     running_max = -1
     batches: list[Stored] = []
-    for base in sorted(entries):
-        entry = entries[base]
-        if base != following:
-            wrong.append(f"fsck: entries are not contiguous: {partition} expected={following} found={base}")
+    for source in sources:
+        if source.base != following and not following < source.base <= control.log_start:
+            wrong.append(f"fsck: entries are not contiguous: {partition} expected={following} found={source.base}")
+        if source.base > following:  # what lay between had been deleted when what follows was compacted
+            begin, batches, running_max = source.base, [], -1
         wrong += [
-            f"fsck: a revoked object was committed: {entry} {floor}"
+            f"fsck: a revoked object was committed: {source} {floor}"
             for floor in floors
-            if floor.partition == partition and base >= floor.since and entry.object_id <= floor.object_id
+            if floor.partition == partition and source.base >= floor.since and source.object_id <= floor.object_id
         ]
-        running_max = max(running_max, entry.max_timestamp)
-        if entry.running_max_timestamp != running_max:
-            wrong.append(f"fsck: running maximum of timestamps: {partition} {entry} expected={running_max}")
-        following = entry.last + 1
+        running_max = max(running_max, source.max_timestamp)
+        if source.running_max_timestamp < running_max or (not begin and source.running_max_timestamp != running_max):
+            wrong.append(f"fsck: running maximum of timestamps: {partition} {source} expected={running_max}")
+        following = source.last + 1
         try:
-            batches += await _batches(objects, entry)
+            batches += await (_batches(objects, source) if isinstance(source, Entry) else _batches_of(objects, partition, source))
         except (StorageError, ValueError) as error:
-            wrong.append(f"fsck: {partition} {entry}: {error!r}")
+            wrong.append(f"fsck: {partition} {source}: {error!r}")
     if following != control.sequence_counter:
         wrong.append(f"fsck: entries end elsewhere than the log: {partition} end={following} sequence_counter={control.sequence_counter}")
-    return Log(place, partition.topic_id, batches), wrong
+    undone = [one for one in await metadata.get_many([partition_keys.compaction, partition_keys.compactor_claim]) if one is not None]
+    wrong += [f"fsck: a compaction was left undone: {partition} {record.value!r}" for record in undone]
+    return Log(place, partition.topic_id, batches, begin), wrong
+
+
+async def _segments(metadata: MemoryMetadataStore, keys: PartitionKeys, control: Control) -> tuple[list[SegmentEntry], list[str]]:
+    """Those below the cursor, in order, and what is wrong with their keys."""
+    found: list[SegmentEntry] = []
+    wrong = []
+    async for record in metadata.range_scan(Key(keys.segments_prefix, keys.partition_key), f"{keys.segments_prefix}~"):
+        segment = decode_segment(record.value, path=record.path)
+        if record.path != keys.segment(segment.last).path:
+            wrong.append(f"a segment under the key of another: {record.path} {segment}")
+        if segment.last >= control.compaction_cursor:
+            wrong.append(f"a segment above the cursor: {segment} cursor={control.compaction_cursor}")
+        found.append(segment)
+    newest = control.segment
+    if newest is not None and newest not in found:
+        found.append(newest)
+    if (newest is None) != (control.compaction_cursor == 0) or (newest is not None and newest.last + 1 != control.compaction_cursor):
+        wrong.append(f"the newest segment does not end at the cursor: {newest} cursor={control.compaction_cursor}")
+    return found, wrong
+
+
+async def _batches_of(objects: MemoryObjectStore, partition: PartitionId, entry: SegmentEntry) -> list[Stored]:
+    """Raises what is wrong with a segment."""
+    key = segment_key(partition, entry.object_id)
+    data = await objects.get_range(key, 0, entry.size_bytes)
+    footer = decode_footer(data, size_bytes=entry.size_bytes, key=key)
+    if (footer.base, footer.last) != (entry.base, entry.last):
+        raise ValueError(f"a segment covers other offsets than its entry: {footer.base}..{footer.last}")
+    found: list[Stored] = []
+    offset = entry.base
+    body = memoryview(data)[HEADER_BYTES : HEADER_BYTES + footer.body_bytes]
+    while len(body):
+        header = parse_header(body)
+        batch = body[: header.size_bytes]
+        verify(batch, header, where=f"offset={offset}")
+        if header.base_offset != offset:
+            raise ValueError(f"a batch at another offset: expected={offset} found={header.base_offset}")
+        identity = BatchIdentity(header.producer_id, header.producer_epoch, header.base_sequence)
+        found.append(Stored(offset, header.record_count, value_of(batch), identity))
+        offset += header.record_count
+        body = body[header.size_bytes :]
+    if offset != entry.last + 1 or len(found) != footer.batch_count:
+        raise ValueError(f"a segment holds other batches than it says: end={offset} batches={len(found)} of {footer.batch_count}")
+    return found
 
 
 async def _batches(objects: MemoryObjectStore, entry: Entry) -> list[Stored]:

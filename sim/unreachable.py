@@ -37,7 +37,6 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "trim _open: if control.log_state is LogState.FENCED → then": _FENCED,
     "index readable: if seen.broken is not None → then": _BROKEN,
     "read Reader.stored_within: except TimeoutError": "nobody asks for it but the time search: test_read.py",
-    "read Reader._read_again: if await self._index.find(log, offset) != entry → then": "an entry never changes before there is a compactor",
     "read _stamp: if end_offset - 1 > entry.last → then": _GUARD + "test_read.py",
     "read _cause: isinstance(error, EndsEarly) ? → then": "objects of the simulation are damaged or missing, never short: test_read.py, test_what_a_get_gives_wrongly_…",
     "read _confirmed: isinstance(error, NotFound) ? → else": "objects of the simulation are damaged or missing, never short: test_read.py",

@@ -14,6 +14,7 @@ from runtime.ids import IdSource
 from sim.admin import Admin
 from sim.broker import ConnectionLost, Ground, Serving, SimBroker
 from sim.check import Log, RememberedProducers, Stored, check, forgotten
+from sim.compactor import SimCompactor
 from sim.determinism import OrderedNursery, stable_order
 from sim.faults import FaultPlan, ObjectFaults
 from sim.fsck import fsck
@@ -42,6 +43,7 @@ SERVED_S: Final = 40.0
 """Then any broker serves all of it within this."""
 ASKED_MAX: Final = 20
 SHARDS: Final = (1, 2, 2, 4)
+COMPACTORS: Final = (0, 0, 1, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Plan:
     """None: 2 to 4, by the seed."""
     theme: str | None = None
     """None: by the seed."""
+    compactors: int | None = None
+    """None: 0 to 2, by the seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,10 @@ class _World:
         self._producers = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._readers: list[tuple[SimReader, asyncio.Task[None]]] = []
+        # Drawn apart: seeds without compactors are what they were.
+        apart = random.Random(f"compactors {plan.seed} {plan.faults}")
+        count = plan.compactors if plan.compactors is not None else apart.choice(COMPACTORS)
+        self._compactor_chances = [random.Random(apart.getrandbits(64)) for _ in range(count)]
 
     async def run(self) -> None:
         self._topic = await self._create_steady()
@@ -140,6 +148,8 @@ class _World:
             self._follow(self._places)
             nursery.spawn(EndAsker("asker", self._places, self._live, self._history, self._child()).run(), name="asker")
             self._gather_crowd()
+            compactors = [SimCompactor(number, ground, one) for number, one in enumerate(self._compactor_chances, 1)]
+            compacting = [nursery.spawn(one.run(), name="compactor") for one in compactors]
             admin = Admin(self._live, self._history, self._child())
             keeper = self._replace_fleeting(admin) if self._theme.has_fleeting else None
             weather = Weather(
@@ -165,6 +175,11 @@ class _World:
             for reader, _ in self._readers:
                 reader.stop_at = await self._ends_of(reader)
             await self._end([task for _, task in self._readers], "a reader does not reach the end")
+            for compactor in compactors:
+                compactor.is_over = True
+            await self._end(compacting, "a compactor does not end")
+            for compactor in compactors:
+                await compactor.recover()
             await self._read_all_again()
             remembered = {str(place): await self._remembered_of(place) for place in self._places}
         await self._judge(weather, remembered)

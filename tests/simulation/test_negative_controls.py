@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from sim.world import Plan, run_seed
-from tests.simulation import wrong_brokers, wrong_log
+from tests.simulation import wrong_brokers, wrong_compactor, wrong_log
 
 SEEDS_MAX = 300
 
@@ -51,6 +51,21 @@ def test_the_checker_soon_finds_a_log_that(wrong: Wrong) -> None:
 
 
 @pytest.mark.parametrize(
+    ("wrong", "first"),
+    [
+        (wrong_compactor.deletes_index_keys_by_their_base, 1),
+        (wrong_compactor.moves_the_cursor_whoever_has_moved_it, 100),
+        (wrong_compactor.puts_its_own_segment_beside_its_cas, 1),
+        (wrong_compactor.forgets_the_segment_before, 1),
+        (wrong_compactor.deletes_its_object_when_it_lost, 1),
+        (wrong_compactor.reads_by_the_index_below_the_cursor, 1),
+    ],
+)
+def test_the_checker_soon_finds_a_compactor_that(wrong: Wrong, first: int) -> None:
+    _find(wrong, first=first, compactors=2)
+
+
+@pytest.mark.parametrize(
     ("wrong", "theme", "first"),
     [
         (wrong_log.forgets_what_was_lost, "stubborn", 190),
@@ -85,10 +100,10 @@ def test_the_checker_finds_a_log_that(wrong: Wrong) -> None:
     _find(wrong, first=1)
 
 
-def _find(wrong: Wrong, *, first: int, theme: str | None = None) -> None:
+def _find(wrong: Wrong, *, first: int, theme: str | None = None, compactors: int | None = None) -> None:
     with wrong():
         seeds = range(first, first + SEEDS_MAX)
-        found = next((seed for seed in seeds if run_seed(Plan(seed, "harsh", theme=theme)).violations), None)
+        found = next((seed for seed in seeds if run_seed(Plan(seed, "harsh", theme=theme, compactors=compactors)).violations), None)
 
     assert found is not None, f"not found by {SEEDS_MAX} seeds"
 

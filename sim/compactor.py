@@ -1,0 +1,124 @@
+"""A compactor of the simulation: the real compaction over faulty stores. It dies and pauses by itself, at whatever await it has reached."""
+
+import asyncio
+import random
+from typing import Final
+
+from compactor.compaction import Compaction
+from compactor.plan import CompactionPolicy
+from compactor.slices import StoredSlices
+from runtime.ids import IdSource
+from sim.accounts import Accounts
+from sim.broker import SESSION_TIMEOUT_MS, Ground
+from sim.determinism import OrderedNursery
+from sim.faults import Wire
+from sim.loop import VirtualClock
+from sim.metadata import SimMetadata
+from sim.objects import SimObjects
+from storage.errors import StorageError
+from storage.metadata.memory import MemoryMetadataStore
+from storage.objects.memory import MemoryObjectStore
+
+LIFE_S: Final = 4.0
+"""The mean life of one while there is weather."""
+PAUSE_S: Final = (0.2, 6.0)
+PAUSED_RATE: Final = 0.4
+IDLE_S: Final = 0.15
+POLICIES: Final = (
+    CompactionPolicy(entries_due=1),
+    CompactionPolicy(entries_due=4, segment_bytes=600, block_bytes=1),
+    CompactionPolicy(entries_due=8, segment_bytes=1 << 20, block_bytes=300),
+)
+RECOVER: Final = CompactionPolicy(entries_due=1 << 40, segment_bytes=1 << 60, age_due_ms=1 << 60)
+"""Nothing is due: what was begun is finished, and no more."""
+
+
+class SimCompactor:
+    def __init__(self, number: int, ground: Ground, chance: random.Random) -> None:
+        self._number = number
+        self._ground = ground
+        self._chance = chance
+        self._policy = chance.choice(POLICIES)
+        self.is_over = False
+        self.compacted = 0
+
+    async def run(self) -> None:
+        """One life after another, until `is_over`; each ends by itself."""
+        life = 0
+        while not self.is_over:
+            life += 1
+            await self._live(f"compactor-{self._number}.{life}")
+
+    async def recover(self) -> None:
+        """Without faults: what the lives before have left undone is done."""
+        await asyncio.sleep(SESSION_TIMEOUT_MS / 500)  # then the claims of the dead are gone
+        metadata = self._ground.metadata.client()
+        compaction = await self._open(metadata, self._ground.objects, RECOVER, VirtualClock(asyncio.get_running_loop()))
+        for partition in list(self._ground.shards.control_records()):
+            await compaction.run(partition)
+        await metadata.close()
+
+    async def _live(self, name: str) -> None:
+        ground, chance, loop = self._ground, self._chance, asyncio.get_running_loop()
+        gate = asyncio.Event()
+        gate.set()
+        clock = VirtualClock(loop, skew_ms=chance.choice(ground.skews_ms))
+        metadata = SimMetadata(
+            ground.metadata, Wire(f"{name} metadata", ground.metadata_plan, gate, ground.nursery, ground.history), ground.shards
+        )
+        accounts = Accounts(name, clock, ground.history.violation)
+        wire = Wire(f"{name} objects", ground.objects_plan, gate, ground.nursery, ground.history)
+        objects = SimObjects(ground.objects, wire, ground.objects_plan, accounts)
+        pause = None
+        if chance.random() < PAUSED_RATE:
+            pause = loop.call_later(chance.expovariate(1 / LIFE_S), self._pause, metadata, gate)
+        async with OrderedNursery() as nursery:
+            work = nursery.spawn(self._work(name, metadata, objects, clock), name=name)
+            await asyncio.wait({work}, timeout=chance.expovariate(1 / LIFE_S) + 0.1)
+            metadata.crash()
+            work.cancel()
+            await asyncio.wait({work})
+            nursery.is_dead = True
+        if pause is not None:
+            pause.cancel()
+
+    def _pause(self, metadata: SimMetadata, gate: asyncio.Event) -> None:
+        """Nothing gets in or out meanwhile; its claims go with its session if that takes long enough."""
+        gate.clear()
+        metadata.lose_session()
+        asyncio.get_running_loop().call_later(self._chance.uniform(*PAUSE_S), gate.set)
+
+    async def _work(self, name: str, metadata: SimMetadata, objects: SimObjects, clock: VirtualClock) -> None:
+        compaction = None
+        while True:
+            await asyncio.sleep(self._chance.expovariate(1 / IDLE_S))
+            try:
+                if compaction is None:
+                    compaction = await self._open(metadata, objects, self._policy, clock)
+                partition = self._chance.choice(list(self._ground.shards.control_records()))
+                result = await compaction.run(partition)
+            except StorageError as error:
+                self._ground.history.trace(name, "not compacted", repr(error))
+                continue
+            self.compacted += result.segment is not None
+            self._ground.history.trace(name, result.ended.value, f"{partition} {result.segment}")
+
+    async def _open(
+        self,
+        metadata: SimMetadata | MemoryMetadataStore,
+        objects: SimObjects | MemoryObjectStore,
+        policy: CompactionPolicy,
+        clock: VirtualClock,
+    ) -> Compaction:
+        session = await metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+        ids = IdSource(clock=clock, entropy=self._chance.randbytes)
+        return Compaction(
+            metadata=metadata,
+            objects=objects,
+            slices=StoredSlices(objects),
+            session=session,
+            ids=ids,
+            clock=clock,
+            policy=policy,
+            entropy=self._chance.randbytes,
+        )

@@ -1,0 +1,110 @@
+"""Compactors, and readers of what they made, that are wrong on purpose: one function per guard of docs/design/upkeep.md."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+from compactor import compaction
+from compactor.compaction import Compaction, Ended
+from compactor.cursor import Refusal
+from storage.formats.control import Control, LogState, SegmentEntry, SegmentFact, decode_chunk, encode
+from storage.formats.segment import segment_key
+from storage.log.index import EntryIndex
+from storage.metadata.keys import PartitionKeys, partition_of_control
+from storage.metadata.port import ABSENT, DeleteRange, Key, Put, WriteOp
+
+
+@contextlib.contextmanager
+def deletes_index_keys_by_their_base() -> Iterator[None]:
+    """Model: F-base. The chunk that holds the cursor goes, too."""
+
+    async def delete_index(self: Any, keys: PartitionKeys, end: int) -> None:
+        record = await self._metadata.get_ceiling(keys.index(end), within=keys.index_prefix)
+        stop = end
+        if record is not None and (chunk := decode_chunk(record.value, path=record.path)).entries[0].base < end:
+            stop = chunk.entries[-1].last + 1
+        await self._write([DeleteRange(keys.index(0), keys.index(stop).path)])
+
+    with mock.patch.object(Compaction, "_delete_index", delete_index):
+        yield
+
+
+@contextlib.contextmanager
+def moves_the_cursor_whoever_has_moved_it() -> Iterator[None]:
+    """Model: F-cursor."""
+
+    def move_cursor(control: Control, segment: SegmentEntry, *, cursor: int) -> Control | Refusal:
+        if control.log_state is LogState.DELETED:
+            return Refusal.GONE
+        return msgspec.structs.replace(control, compaction_cursor=segment.last + 1, segment=segment)
+
+    with mock.patch.object(compaction, "move_cursor", move_cursor):
+        yield
+
+
+@contextlib.contextmanager
+def puts_its_own_segment_beside_its_cas() -> Iterator[None]:
+    """Model: F-orphan. A failing CAS does not stop its siblings."""
+    original = Compaction._write
+
+    async def write(self: Any, ops: Sequence[WriteOp]) -> Any:
+        last = ops[-1]
+        if isinstance(last, Put) and partition_of_control(last.key.path) is not None:
+            segment = msgspec.json.decode(last.value, type=Control).segment
+            assert segment is not None
+            keys = PartitionKeys(partition_of_control(last.key.path))  # type: ignore[arg-type]
+            ops = [Put(keys.segment(segment.last), encode(SegmentFact(entry=segment)), ABSENT), last]
+        return await original(self, ops)
+
+    with mock.patch.object(Compaction, "_write", write):
+        yield
+
+
+@contextlib.contextmanager
+def forgets_the_segment_before() -> Iterator[None]:
+    """The cursor moves on, and the segment that the control record named gets no key."""
+    original = Compaction._write
+
+    async def write(self: Any, ops: Sequence[WriteOp]) -> Any:
+        return await original(self, ops[-1:])
+
+    with mock.patch.object(Compaction, "_write", write):
+        yield
+
+
+@contextlib.contextmanager
+def deletes_its_object_when_it_lost() -> Iterator[None]:
+    """Model: F-loser. Another has finished its attempt meanwhile, or its own CAS was applied without an answer."""
+    original = Compaction._move_cursor
+
+    async def move(self: Any, keys: PartitionKeys, segment: SegmentEntry, began_at: int) -> Ended:
+        ended = await original(self, keys, segment, began_at)
+        if ended is not Ended.COMPACTED:
+            partition = partition_of_control(keys.control.path)
+            assert partition is not None
+            await self._objects.delete_many([segment_key(partition, segment.object_id)])
+        return ended
+
+    async def never(*_asked: object) -> bool:
+        return False
+
+    with mock.patch.object(Compaction, "_move_cursor", move), mock.patch.object(Compaction, "_is_committed", never):
+        yield
+
+
+@contextlib.contextmanager
+def reads_by_the_index_below_the_cursor() -> Iterator[None]:
+    """I4: below the cursor only segments count."""
+
+    async def look(self: Any, log: Any, _control: Control, offset: int) -> Any:
+        record = await self._ceiling(Key(log.keys.index(offset).path, log.keys.partition_key), within=log.keys.index_prefix)
+        if record is None:
+            return None
+        entries = decode_chunk(record.value, path=record.path).entries
+        return next((entry for entry in entries if entry.base <= offset <= entry.last), None)
+
+    with mock.patch.object(EntryIndex, "_look_for_segment", look):
+        yield
