@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from compactor.compaction import Compaction
@@ -17,12 +18,15 @@ from sim.metadata import SimMetadata
 from sim.objects import SimObjects
 from storage.errors import StorageError
 from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import WriteOp, WriteOutcome
 from storage.objects.memory import MemoryObjectStore
 
 LIFE_S: Final = 4.0
 """The mean life of one while there is weather."""
-PAUSE_S: Final = (0.2, 6.0)
-PAUSED_RATE: Final = 0.4
+PAUSE_S: Final = (0.2, 8.0)
+PAUSED_RATE: Final = 0.6
+WRITES_BEFORE_PAUSE_MAX: Final = 24
+"""A compaction takes eight: a pause begins when any of them is about to be sent."""
 IDLE_S: Final = 0.15
 POLICIES: Final = (
     CompactionPolicy(entries_due=1),
@@ -31,6 +35,20 @@ POLICIES: Final = (
 )
 RECOVER: Final = CompactionPolicy(entries_due=1 << 40, segment_bytes=1 << 60, age_due_ms=1 << 60)
 """Nothing is due: what was begun is finished, and no more."""
+
+
+class _Pausing(SimMetadata):
+    _left = 0
+
+    def pause_at(self, number: int, pause: Callable[[], None]) -> None:
+        """Call `pause` when the write of that number is about to be sent."""
+        self._left, self._do_pause = number, pause
+
+    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        self._left -= 1
+        if not self._left:
+            self._do_pause()
+        return await super().write(ops)
 
 
 class SimCompactor:
@@ -63,24 +81,23 @@ class SimCompactor:
         gate = asyncio.Event()
         gate.set()
         clock = VirtualClock(loop, skew_ms=chance.choice(ground.skews_ms))
-        metadata = SimMetadata(
+        metadata = _Pausing(
             ground.metadata, Wire(f"{name} metadata", ground.metadata_plan, gate, ground.nursery, ground.history), ground.shards
         )
         accounts = Accounts(name, clock, ground.history.violation)
         wire = Wire(f"{name} objects", ground.objects_plan, gate, ground.nursery, ground.history)
         objects = SimObjects(ground.objects, wire, ground.objects_plan, accounts)
-        pause = None
+        life_s = chance.expovariate(1 / LIFE_S) + 0.1
         if chance.random() < PAUSED_RATE:
-            pause = loop.call_later(chance.expovariate(1 / LIFE_S), self._pause, metadata, gate)
+            life_s += PAUSE_S[1]
+            metadata.pause_at(chance.randint(1, WRITES_BEFORE_PAUSE_MAX), lambda: self._pause(metadata, gate))
         async with OrderedNursery() as nursery:
             work = nursery.spawn(self._work(name, metadata, objects, clock), name=name)
-            await asyncio.wait({work}, timeout=chance.expovariate(1 / LIFE_S) + 0.1)
+            await asyncio.wait({work}, timeout=life_s)
             metadata.crash()
             work.cancel()
             await asyncio.wait({work})
             nursery.is_dead = True
-        if pause is not None:
-            pause.cancel()
 
     def _pause(self, metadata: SimMetadata, gate: asyncio.Event) -> None:
         """Nothing gets in or out meanwhile; its claims go with its session if that takes long enough."""

@@ -36,6 +36,8 @@ SMALL: Final = (
     Limit("storage.log.page_store", "SWEEP_EVERY_S", 1.0),
     Limit("storage.log.kept_chunks", "CHUNKS_KEPT_MAX", 2),
     Limit("storage.log.kept_chunks", "CHUNKS_BYTES_MAX", 6_000),
+    Limit("storage.log.entry_scan", "CHUNKS_PER_TURN", 1),
+    Limit("storage.log.entry_scan", "SEGMENTS_PER_TURN", 1),
     Limit("storage.log.kept_segments", "SEGMENTS_KEPT_MAX", 1),
     Limit("storage.log.kept_segments", "PARTITIONS_KEPT_MAX", 1),
     Limit("storage.log.segments", "FOOTERS_BYTES_MAX", 3_000),
