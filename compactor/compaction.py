@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeVar
 
-from compactor.cursor import Refusal, move_cursor
+from compactor.cursor import CursorRefusal, move_cursor
 from compactor.plan import CompactionPolicy, count_due, entry_bytes
 from compactor.slices import Slices, stamp
 from runtime.clock import Clock
@@ -53,7 +53,7 @@ CALL_TIMEOUT_S: Final = 10.0
 T = TypeVar("T")
 
 
-class Ended(Enum):
+class CompactionEnd(Enum):
     """How a compaction ended."""
 
     COMPACTED = "compacted"
@@ -65,14 +65,18 @@ class Ended(Enum):
     REVOKED = "revoked"
 
 
-_ENDED_BY: Final = {Refusal.GONE: Ended.GONE, Refusal.OVERTAKEN: Ended.OVERTAKEN, Refusal.REVOKED: Ended.REVOKED}
+_END_BY: Final = {
+    CursorRefusal.GONE: CompactionEnd.GONE,
+    CursorRefusal.OVERTAKEN: CompactionEnd.OVERTAKEN,
+    CursorRefusal.REVOKED: CompactionEnd.REVOKED,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
     """`recovered`: the attempt was begun by an earlier compaction. `read_bytes` are those of the slices."""
 
-    ended: Ended
+    ended: CompactionEnd
     segment: SegmentEntry | None = None
     entries: int = 0
     read_bytes: int = 0
@@ -125,7 +129,7 @@ class Compaction:
         self._running.add(partition)
         try:
             if not await self._claim(claim):
-                return CompactionResult(Ended.CLAIMED)
+                return CompactionResult(CompactionEnd.CLAIMED)
             try:
                 return await self._run(partition, keys)
             finally:
@@ -136,7 +140,7 @@ class Compaction:
     async def _run(self, partition: PartitionId, keys: PartitionKeys) -> CompactionResult:
         control_record, attempt_record = await self._get(keys.control, keys.compaction)
         if control_record is None:
-            return CompactionResult(Ended.GONE)
+            return CompactionResult(CompactionEnd.GONE)
         control = decode_control(control_record.value, path=control_record.path)
         attempt = _Kept(keys.compaction)
         if attempt_record is not None:
@@ -147,11 +151,11 @@ class Compaction:
                 return recovered
         if control.log_state is LogState.DELETED:
             await self._drop(attempt)
-            return CompactionResult(Ended.GONE)
+            return CompactionResult(CompactionEnd.GONE)
         entries = await self._due(keys, control)
         if not entries:
             await self._drop(attempt)
-            return CompactionResult(Ended.NOTHING_DUE)
+            return CompactionResult(CompactionEnd.NOTHING_DUE)
         return await self._compact(partition, keys, control, attempt, entries)
 
     async def _due(self, keys: PartitionKeys, control: Control) -> Sequence[Entry]:
@@ -174,14 +178,14 @@ class Compaction:
         object_id = ObjectId(self._ids.next_ulid(above=control.revoked_floor))
         cursor = control.compaction_cursor
         if not await self._note(attempt, CompactionAttempt(state=CompactionState.WRITING_SEGMENT, cursor=cursor, object_id=object_id)):
-            return CompactionResult(Ended.OVERTAKEN)
+            return CompactionResult(CompactionEnd.OVERTAKEN)
         segment = await self._write_segment(partition, object_id, entries)
         committing = CompactionAttempt(state=CompactionState.COMMITTING, cursor=cursor, object_id=object_id, segment=segment)
         if not await self._note(attempt, committing):
-            return CompactionResult(Ended.OVERTAKEN)
+            return CompactionResult(CompactionEnd.OVERTAKEN)
         ended = await self._commit(keys, attempt, committing)
         read_bytes = sum(map(entry_bytes, entries))
-        return CompactionResult(ended, segment if ended is Ended.COMPACTED else None, len(entries), read_bytes)
+        return CompactionResult(ended, segment if ended is CompactionEnd.COMPACTED else None, len(entries), read_bytes)
 
     async def _recover(self, keys: PartitionKeys, control: Control, attempt: _Kept, found: CompactionAttempt) -> CompactionResult | None:
         """What becomes of an earlier attempt; None if another may begin in its place."""
@@ -190,11 +194,11 @@ class Compaction:
                 return None  # its object may be there, whole: the collector takes it
             case CompactionState.COMMITTING:
                 ended = await self._commit(keys, attempt, found)
-                return CompactionResult(ended, found.segment, recovered=True) if ended is Ended.COMPACTED else None
+                return CompactionResult(ended, found.segment, recovered=True) if ended is CompactionEnd.COMPACTED else None
             case CompactionState.DELETING_INDEX:
                 await self._delete_index(keys, control.compaction_cursor)
                 await self._drop(attempt)
-                return CompactionResult(Ended.COMPACTED, found.segment, recovered=True)
+                return CompactionResult(CompactionEnd.COMPACTED, found.segment, recovered=True)
 
     async def _write_segment(self, partition: PartitionId, object_id: ObjectId, entries: Sequence[Entry]) -> SegmentEntry:
         writer = SegmentWriter(partition, object_id, entries[0].base, block_bytes=self._policy.block_bytes)
@@ -215,12 +219,12 @@ class Compaction:
             running_max_timestamp=entries[-1].running_max_timestamp,
         )
 
-    async def _commit(self, keys: PartitionKeys, attempt: _Kept, committing: CompactionAttempt) -> Ended:
+    async def _commit(self, keys: PartitionKeys, attempt: _Kept, committing: CompactionAttempt) -> CompactionEnd:
         """Move the cursor, and delete what that makes garbage."""
         segment = committing.segment
         assert segment is not None
         ended = await self._move_cursor(keys, segment, committing.cursor)
-        if ended is Ended.COMPACTED:
+        if ended is CompactionEnd.COMPACTED:
             deleting = CompactionAttempt(
                 state=CompactionState.DELETING_INDEX, cursor=committing.cursor, object_id=committing.object_id, segment=segment
             )
@@ -230,26 +234,26 @@ class Compaction:
         await self._drop(attempt)
         return ended
 
-    async def _move_cursor(self, keys: PartitionKeys, segment: SegmentEntry, cursor: int) -> Ended:
+    async def _move_cursor(self, keys: PartitionKeys, segment: SegmentEntry, cursor: int) -> CompactionEnd:
         unknown: Unknown | None = None
         reason = ""
         for number in range(ATTEMPTS_MAX):
             (record,) = await self._get(keys.control)
             if record is None:
-                return Ended.GONE
+                return CompactionEnd.GONE
             control = decode_control(record.value, path=record.path)
             if await self._is_committed(keys, control, segment):
-                return Ended.COMPACTED
+                return CompactionEnd.COMPACTED
             moved = move_cursor(control, segment, cursor=cursor)
-            if isinstance(moved, Refusal):
-                return _ENDED_BY[moved]
+            if isinstance(moved, CursorRefusal):
+                return _END_BY[moved]
             ops: list[WriteOp] = []
             if control.segment is not None:
                 ops.append(Put(keys.segment(control.segment.last), encode(SegmentFact(entry=control.segment)), ABSENT))
             ops.append(Put(keys.control, encode(moved), record.version))
             match await self._write(ops):
                 case Applied(results) if results[-1].status is Status.OK:
-                    return Ended.COMPACTED
+                    return CompactionEnd.COMPACTED
                 case Applied():
                     reason = "others committed each time"
                 case Unknown() as outcome:

@@ -7,7 +7,7 @@ import msgspec
 from storage.formats.control import Control, LogState, SegmentEntry
 
 
-class Refusal(Enum):
+class CursorRefusal(Enum):
     """Why a segment cannot be committed. Its object stays where it is: the loser deletes nothing (model F-loser)."""
 
     GONE = auto()
@@ -18,16 +18,16 @@ class Refusal(Enum):
     """The collector has revoked the object: it may be deleting it."""
 
 
-def move_cursor(control: Control, segment: SegmentEntry, *, cursor: int) -> Control | Refusal:
+def move_cursor(control: Control, segment: SegmentEntry, *, cursor: int) -> Control | CursorRefusal:
     """The record to put by CAS when `segment`, of entries read at the compaction cursor `cursor`, is whole.
 
     `pending` stays as it is: its entries below the cursor become an index chunk as all do, which means nothing there (I4).
     """
     if control.log_state is LogState.DELETED:
-        return Refusal.GONE
+        return CursorRefusal.GONE
     if control.compaction_cursor != cursor:
-        return Refusal.OVERTAKEN
+        return CursorRefusal.OVERTAKEN
     if segment.object_id <= control.revoked_floor:
-        return Refusal.REVOKED
+        return CursorRefusal.REVOKED
     assert cursor <= segment.base <= segment.last < control.sequence_counter, f"not committed: {segment} cursor={cursor}"
     return msgspec.structs.replace(control, compaction_cursor=segment.last + 1, segment=segment)

@@ -7,8 +7,8 @@ from sim.batches import value_of
 from sim.check import Log, Stored
 from sim.history import BatchIdentity
 from storage.errors import StorageError
-from storage.formats.control import Control, Entry, SegmentEntry, Source, decode_chunk, decode_segment
-from storage.formats.segment import HEADER_BYTES, decode_footer, segment_key
+from storage.formats.control import Control, Entry, EntrySource, SegmentEntry, decode_chunk, decode_segment
+from storage.formats.segment import HEADER_BYTES, decode_footer, decode_header, segment_key
 from storage.formats.wal import object_key
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
@@ -55,7 +55,7 @@ async def fsck(
     cursor = control.compaction_cursor
     segments, about_segments = await _segments(metadata, partition_keys, control)
     wrong += [f"fsck: {text}: {partition}" for text in about_segments]
-    sources: list[Source] = [*segments, *(entries[base] for base in sorted(entries) if entries[base].last >= cursor)]
+    sources: list[EntrySource] = [*segments, *(entries[base] for base in sorted(entries) if entries[base].last >= cursor)]
     begin = sources[0].base if sources else 0
     if begin > control.log_start:
         wrong.append(f"fsck: the log begins above its start: {partition} begin={begin} log_start={control.log_start}")
@@ -88,7 +88,7 @@ async def fsck(
 
 
 async def _segments(metadata: MemoryMetadataStore, keys: PartitionKeys, control: Control) -> tuple[list[SegmentEntry], list[str]]:
-    """Those below the cursor, in order, and what is wrong with their keys."""
+    """The segments below the cursor, in order, and what is wrong with their keys."""
     found: list[SegmentEntry] = []
     wrong = []
     async for record in metadata.range_scan(Key(keys.segments_prefix, keys.partition_key), f"{keys.segments_prefix}~"):
@@ -110,22 +110,22 @@ async def _batches_of(objects: MemoryObjectStore, partition: PartitionId, entry:
     """Raises what is wrong with a segment."""
     key = segment_key(partition, entry.object_id)
     data = await objects.get_range(key, 0, entry.size_bytes)
-    footer = decode_footer(data, size_bytes=entry.size_bytes, key=key)
-    if (footer.base, footer.last) != (entry.base, entry.last):
+    header, footer = decode_header(data, key=key), decode_footer(data, size_bytes=entry.size_bytes, key=key)
+    if (header.base, header.object_id) != (entry.base, entry.object_id) or (footer.base, footer.last) != (entry.base, entry.last):
         raise ValueError(f"a segment covers other offsets than its entry: {footer.base}..{footer.last}")
     found: list[Stored] = []
     offset = entry.base
     body = memoryview(data)[HEADER_BYTES : HEADER_BYTES + footer.body_bytes]
     while len(body):
-        header = parse_header(body)
-        batch = body[: header.size_bytes]
-        verify(batch, header, where=f"offset={offset}")
-        if header.base_offset != offset:
-            raise ValueError(f"a batch at another offset: expected={offset} found={header.base_offset}")
-        identity = BatchIdentity(header.producer_id, header.producer_epoch, header.base_sequence)
-        found.append(Stored(offset, header.record_count, value_of(batch), identity))
-        offset += header.record_count
-        body = body[header.size_bytes :]
+        about = parse_header(body)
+        batch = body[: about.size_bytes]
+        verify(batch, about, where=f"offset={offset}")
+        if about.base_offset != offset:
+            raise ValueError(f"a batch at another offset: expected={offset} found={about.base_offset}")
+        identity = BatchIdentity(about.producer_id, about.producer_epoch, about.base_sequence)
+        found.append(Stored(offset, about.record_count, value_of(batch), identity))
+        offset += about.record_count
+        body = body[about.size_bytes :]
     if offset != entry.last + 1 or len(found) != footer.batch_count:
         raise ValueError(f"a segment holds other batches than it says: end={offset} batches={len(found)} of {footer.batch_count}")
     return found

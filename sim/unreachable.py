@@ -15,7 +15,33 @@ _FULL: Final = "takes as many pages as a partition may have: test_producer_pages
 _GUARD: Final = "says that code and format agree: "
 _LARGE: Final = "what a drain does not mend takes more pages and batches than a run has: test_commit.py, test_lost_batches.py"
 
+_DENSE: Final = "no offset is missing before there are compacted topics: test_reading_segments.py"
+_NARROW: Final = "a run has fewer partitions than a turn: test_long_requests.py"
+_CURSOR: Final = _GUARD + "a cursor above 0 comes with the segment that ends there"
+
 UNREACHABLE: Final[Mapping[str, str]] = {
+    "control_reads ControlReads.refresh_each: if number % ITEMS_DEFAULT == 0 → then": _NARROW,
+    "control_reads ControlReads.refresh_each: if number % ITEMS_DEFAULT == 0 → then #2": _NARROW,
+    "control_reads ControlReads._read: if number % DECODED_AT_ONCE == 0 → then": _NARROW,
+    "index EntryIndex._look_for_segment: offset <= newest.last ? → else": _CURSOR,
+    "index EntryIndex._look_for_segment: if record is None → then": "keys of segments never go before there is retention",
+    "index EntryIndex._look_for_segment: if not segment.base <= offset <= segment.last → then": "keys of segments never go before there is retention",
+    "read Reader._stored_at: if isinstance(run, Gap) → then": _DENSE,
+    "read Reader._stored_at: if run is not None and at > offset → then": _DENSE,
+    "segments SegmentReader.read: if first is None → then": _DENSE,
+    "segments SegmentReader.read: if not found.starts or found.starts[0] < entry.base or found.end_offset > entry.last + 1… → then": _GUARD
+    + "blocks are checked before",
+    "segments SegmentReader._read_footer: if missing_bytes → then": "segments of a run are small: test_reading_segments.py",
+    "segments SegmentReader._read_end: if size_bytes > BLOCK_BYTES → then": "segments of a run are small: test_reading_segments.py",
+    "entry_scan _segment_pages: newest is None ? → then": _CURSOR,
+    "entry_scan _segment_pages: if segment.base <= offset <= segment.last → else": "segments do not overlap before they are merged",
+    "entry_scan _segment_pages: if segments % SEGMENTS_PER_TURN == 0 → else": "in a run each segment ends a turn: test_time_search.py",
+    "entry_scan _segment_pages: if offset < listed_end → then #2": "keys of segments never go before there is retention",
+    "entry_scan _segment_pages: if newest is not None and offset <= newest.last → else": _CURSOR,
+    "compactor.compaction Compaction._run: if control_record is None → then": "compactors of a run know which partitions there are: test_compaction.py",
+    "compactor.compaction Compaction._write_segment: except AlreadyExists": _GUARD + "ids are new",
+    "compactor.compaction Compaction._move_cursor: if record is None → then": "control records never go",
+    "compactor.cursor move_cursor: if control.compaction_cursor != cursor → then": "the version of the attempt stops a compactor before: test_compaction.py",
     "control_reads ControlReads._read: if begin → then": "more partitions are asked for at once than a run has: test_long_requests.py",
     "control_reads ControlReads.refresh_each: if shard.waiting < WAITING_FOR_SILENT_MAX → else": "a thousand callers wait for one shard: test_control_reads.py, test_a_shard_that_is_known_to_be_silent_…",
     "control_reads ControlReads._read: except (Corrupt, IncompatibleFormat)": _BROKEN,
@@ -74,6 +100,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 }
 
 SELDOM: Final[Mapping[str, str]] = {
+    "compactor.compaction Compaction._due: except EntriesMoved": "another compaction deletes index keys while they are read: test_compaction.py",
     "partition Partitions._hear: if log.seen.control is not None → else": "a log that was forgotten hears of a record that is gone: test_forgotten_logs.py",
     "trim Trimmer.trim: if (failure := failure_of(proof, log)) is not None → else": "somebody trims beyond the end, and the proof succeeds: test_trim.py",
     "trim Trimmer.trim: if (failure := failure_of(proof, log)) is not None → then": "as before, and the proof fails: test_trim.py",

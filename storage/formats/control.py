@@ -58,7 +58,7 @@ class SegmentEntry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbi
     running_max_timestamp: int
 
 
-Source = Entry | SegmentEntry
+EntrySource = Entry | SegmentEntry
 """Where the batches of a range of offsets lie."""
 
 

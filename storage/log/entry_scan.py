@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from storage.formats.control import Control, Entry, SegmentEntry, Source, decode_chunk, decode_segment
+from storage.formats.control import Control, Entry, EntrySource, SegmentEntry, decode_chunk, decode_segment
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore, children_of
 
@@ -24,7 +24,9 @@ class EntriesMoved(Exception):
         self.offset = offset
 
 
-async def entry_pages(metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int) -> AsyncGenerator[list[Source], None]:
+async def entry_pages(
+    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int
+) -> AsyncGenerator[list[EntrySource], None]:
     """The entries from `offset` on, as of `control`, without gaps. One that begins before `offset` is cut there only if it is a segment.
 
     Raises `EntriesMoved`, `Corrupt`, `IncompatibleFormat`, `Unavailable`.
@@ -67,7 +69,9 @@ async def uncompacted_pages(
     yield [entry for entry in pending if entry.last >= offset]
 
 
-async def _segment_pages(metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int) -> AsyncGenerator[list[Source], None]:
+async def _segment_pages(
+    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int
+) -> AsyncGenerator[list[EntrySource], None]:
     newest = control.segment
     listed_end = control.compaction_cursor if newest is None else newest.base
     if offset < listed_end:

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections import deque
 from typing import Final
 
-from storage.formats.control import Source
+from storage.formats.control import EntrySource
 
 KEPT_MAX: Final = 256
 
@@ -32,7 +32,7 @@ class EntryTimes:
         self._left_out: int | None = None
         self._top = -2  # of all that was added, trimmed or not
 
-    def add(self, entry: Source) -> None:
+    def add(self, entry: EntrySource) -> None:
         """The one that begins at `end`."""
         assert entry.base == self.end, f"not the next entry: base={entry.base} end={self.end}"
         self.end = entry.last + 1

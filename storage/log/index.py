@@ -9,7 +9,7 @@ from bisect import bisect_left
 from typing import Final
 
 from storage.errors import Corrupt, NotFound, OffsetOutOfRange, StorageError, Unavailable
-from storage.formats.control import Control, Entry, LogState, SegmentEntry, Source, decode_chunk, decode_segment
+from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_segment
 from storage.log.control_reads import ControlReads
 from storage.log.kept_chunks import KeptChunks
 from storage.log.kept_segments import KeptSegments
@@ -26,7 +26,7 @@ class EntryIndex:
         self._chunks = KeptChunks()
         self._segments = KeptSegments()
 
-    async def find(self, log: PartitionLog, offset: int) -> Source:
+    async def find(self, log: PartitionLog, offset: int) -> EntrySource:
         """The entry that covers `offset`, which must lie in [log_start, high watermark) as `log.seen.control` was last seen.
 
         Raises `OffsetOutOfRange` if a refresh shows that it no longer does, `Corrupt` if it does and no entry covers it.
@@ -46,7 +46,7 @@ class EntryIndex:
         self._chunks.drop(log.partition)
         self._segments.drop(log.partition)
 
-    async def _look(self, log: PartitionLog, offset: int) -> Source | None:
+    async def _look(self, log: PartitionLog, offset: int) -> EntrySource | None:
         control = readable(log)
         if offset < control.compaction_cursor:
             return await self._look_for_segment(log, control, offset)

@@ -15,7 +15,7 @@ from runtime.clock import Clock
 from runtime.supervision import Nursery
 from storage.cache.blocks import BlockCache, RangeSource
 from storage.errors import Corrupt, EndsEarly, NotFound, Unavailable, without_frames
-from storage.formats.control import Entry, SegmentEntry, Source
+from storage.formats.control import Entry, EntrySource, SegmentEntry
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.limits import KIB
@@ -106,7 +106,7 @@ class Reader:
             return run
         raise Unavailable(f"the log is compacted faster than it is read: partition={log.partition} offset={offset}")
 
-    async def _find_again(self, log: PartitionLog, source: Source, offset: int) -> Source:
+    async def _find_again(self, log: PartitionLog, source: EntrySource, offset: int) -> EntrySource:
         """What holds `offset` by now, when a read gave what was not written: compaction or retention may have moved on."""
         self._index.drop(log)
         self._places.drop(log.partition, offset)
@@ -117,7 +117,7 @@ class Reader:
         return await self._index.find(log, offset)
 
     async def _read_again(
-        self, log: PartitionLog, source: Source, offset: int, bytes_max: int, at_least_one: bool, first: NotFound | EndsEarly | Corrupt
+        self, log: PartitionLog, source: EntrySource, offset: int, bytes_max: int, at_least_one: bool, first: NotFound | EndsEarly | Corrupt
     ) -> BatchRun | Gap | None:
         """The second look, after the first gave what was not written."""
         key = _key_of(log, source)
@@ -133,7 +133,7 @@ class Reader:
         return run
 
     async def _read_source(
-        self, log: PartitionLog, source: Source, offset: int, bytes_max: int, at_least_one: bool
+        self, log: PartitionLog, source: EntrySource, offset: int, bytes_max: int, at_least_one: bool
     ) -> BatchRun | Gap | None:
         if isinstance(source, Entry):
             return await self._read(log, source, offset, bytes_max, at_least_one)
@@ -217,7 +217,7 @@ def _stamp(window: memoryview, found: Window, where: str, entry: Entry) -> tuple
     return BatchRun(starts[0], end_offset - 1, view.toreadonly(), tuple(starts), tuple(positions)), end_position
 
 
-def _key_of(log: PartitionLog, source: Source) -> str:
+def _key_of(log: PartitionLog, source: EntrySource) -> str:
     return object_key(source.object_id) if isinstance(source, Entry) else segment_key(log.partition, source.object_id)
 
 

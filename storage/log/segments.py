@@ -94,16 +94,22 @@ class SegmentReader:
 
     async def _read_footer(self, partition: PartitionId, entry: SegmentEntry) -> SegmentFooter:
         key, size_bytes = segment_key(partition, entry.object_id), entry.size_bytes
-        end = await self._read_end(key, size_bytes, FOOTER_READ_BYTES)
-        missing_bytes = footer_bytes_missing(end, size_bytes=size_bytes, key=key)
-        if missing_bytes:
-            end = await self._read_end(key, size_bytes, len(end) + missing_bytes)
-        footer = decode_footer(end, size_bytes=size_bytes, key=key)
-        if (footer.base, footer.last) != (entry.base, entry.last):
-            raise Corrupt(
-                f"a segment covers other offsets than its entry says: object={key!r} partition={partition} "
-                f"entry={entry.base}..{entry.last} footer={footer.base}..{footer.last}"
-            )
+        views = await self._read_end(key, size_bytes, FOOTER_READ_BYTES)
+        try:
+            end = b"".join(views)
+            missing_bytes = footer_bytes_missing(end, size_bytes=size_bytes, key=key)
+            if missing_bytes:
+                views = await self._read_end(key, size_bytes, len(end) + missing_bytes)
+                end = b"".join(views)
+            footer = decode_footer(end, size_bytes=size_bytes, key=key)
+            if (footer.base, footer.last) != (entry.base, entry.last):
+                raise Corrupt(
+                    f"a segment covers other offsets than its entry says: object={key!r} partition={partition} "
+                    f"entry={entry.base}..{entry.last} footer={footer.base}..{footer.last}"
+                )
+        except Corrupt:
+            self._blocks.drop_damaged(key, views)
+            raise
         self.drop(entry.object_id)
         self._footers[entry.object_id] = footer
         self._footers_bytes += _memory_bytes(footer)
@@ -112,12 +118,12 @@ class SegmentReader:
             self._footers_bytes -= _memory_bytes(oldest)
         return footer
 
-    async def _read_end(self, key: str, size_bytes: int, wanted_bytes: int) -> bytes:
+    async def _read_end(self, key: str, size_bytes: int, wanted_bytes: int) -> list[memoryview]:
         begin = max(0, size_bytes - wanted_bytes)
         if size_bytes > BLOCK_BYTES:
-            return await self._objects.get_range(key, begin, size_bytes)
+            return [memoryview(await self._objects.get_range(key, begin, size_bytes))]
         # All of a small segment comes with one GET, its batches too.
-        return b"".join(await self._blocks.read(key, begin, size_bytes, object_size=size_bytes))
+        return await self._blocks.read(key, begin, size_bytes, object_size=size_bytes)
 
 
 def _memory_bytes(footer: SegmentFooter) -> int:

@@ -16,7 +16,7 @@ from typing import Final
 from runtime.blocking import Blocking
 from storage.cache.singleflight import SingleFlight
 from storage.errors import Corrupt, EndsEarly, NotFound, OffsetOutOfRange, Unavailable
-from storage.formats.control import Control, SegmentEntry, Source
+from storage.formats.control import Control, EntrySource, SegmentEntry
 from storage.log.control_reads import ControlReads
 from storage.log.entry_scan import EntriesMoved, entry_pages
 from storage.log.entry_times import EntryTimes
@@ -93,7 +93,7 @@ class TimeSearch:
         if control.max_timestamp < timestamp_ms or control.log_start == control.sequence_counter:
             return None
         first = await self._index.find(log, control.log_start)
-        entry: Source | None = first
+        entry: EntrySource | None = first
         if first.max_timestamp < timestamp_ms:
             entry = await self._next_reaching(log, control, first, first.last + 1, timestamp_ms)
         # An entry may reach the time with records that are trimmed, or by the word of a header alone: then the next one is looked for.
@@ -132,7 +132,9 @@ class TimeSearch:
 
     # Entries
 
-    async def _next_reaching(self, log: PartitionLog, control: Control, first: Source, offset: int, timestamp_ms: int) -> Source | None:
+    async def _next_reaching(
+        self, log: PartitionLog, control: Control, first: EntrySource, offset: int, timestamp_ms: int
+    ) -> EntrySource | None:
         """The first entry from the one at `offset` on that reaches the time. `first` is the one that holds log_start."""
         if offset >= control.sequence_counter:
             return None
@@ -149,9 +151,9 @@ class TimeSearch:
                         return entry
         return None
 
-    async def _first_running(self, log: PartitionLog, low: int, high: int, timestamp_ms: int) -> Source | None:
+    async def _first_running(self, log: PartitionLog, low: int, high: int, timestamp_ms: int) -> EntrySource | None:
         """By bisection over offsets: each step is one look-up in pending or one ceiling get."""
-        best: Source | None = None
+        best: EntrySource | None = None
         while low <= high:
             entry = await self._index.find(log, (low + high) // 2)
             if entry.running_max_timestamp >= timestamp_ms:
@@ -160,7 +162,7 @@ class TimeSearch:
                 low = entry.last + 1
         return best
 
-    async def _greatest_entry(self, log: PartitionLog, control: Control, first: Source) -> tuple[int, int] | None:
+    async def _greatest_entry(self, log: PartitionLog, control: Control, first: EntrySource) -> tuple[int, int] | None:
         """Base and timestamp of the first entry behind `first` that holds the greatest timestamp; None if there is no entry."""
         while first.last + 1 < control.sequence_counter:
             times = await self._times_of(log, control, first.last + 1)
@@ -198,7 +200,7 @@ class TimeSearch:
             text = f"too many entries for one search by time, ask again: partition={log.partition} offsets={begin}..{end}"
             raise Unavailable(text) from None
 
-    async def _pages(self, log: PartitionLog, control: Control, offset: int) -> AsyncGenerator[list[Source], None]:
+    async def _pages(self, log: PartitionLog, control: Control, offset: int) -> AsyncGenerator[list[EntrySource], None]:
         """The entries from `offset` on, as of `control`, without gaps."""
         try:
             async with contextlib.aclosing(entry_pages(self._metadata, log.keys, control, offset)) as pages:
@@ -211,7 +213,7 @@ class TimeSearch:
 
     # Batches
 
-    async def _first_block(self, log: PartitionLog, entry: Source, offset: int, timestamp_ms: int) -> int | None:
+    async def _first_block(self, log: PartitionLog, entry: EntrySource, offset: int, timestamp_ms: int) -> int | None:
         """Where to begin, from `offset` on, to look for a time: a segment says it by its footer. None: nothing in `entry` reaches it."""
         if not isinstance(entry, SegmentEntry):
             return offset
@@ -241,7 +243,7 @@ class TimeSearch:
 
         return await self._remembered((log.partition, offset, end, timestamp_ms), search)
 
-    async def _promising(self, log: PartitionLog, entry: Source, from_offset: int) -> list[tuple[int, int]]:
+    async def _promising(self, log: PartitionLog, entry: EntrySource, from_offset: int) -> list[tuple[int, int]]:
         """Ranges of offsets, ends inclusive. One has the greatest timestamp from `from_offset` on: in a segment the block that holds that
         offset, which is cut, or the greatest block behind it.
         """
@@ -259,7 +261,7 @@ class TimeSearch:
         cut = [(from_offset, footer.lasts[first])]
         return cut if greatest is None else [*cut, (footer.firsts[greatest], footer.lasts[greatest])]
 
-    async def _greatest_in(self, log: PartitionLog, entry: Source, from_offset: int) -> TimestampedOffset | None:
+    async def _greatest_in(self, log: PartitionLog, entry: EntrySource, from_offset: int) -> TimestampedOffset | None:
         """The first record with the greatest timestamp of those that trimming has left of `entry`."""
 
         async def search() -> TimestampedOffset | None:

@@ -12,20 +12,13 @@ PACKAGES: Final = ("forebay", "sim", "broker", "compactor", "process", "storage"
 USERS: Final = ("services", "model", "bench", "examples", "docs", "spark")
 GENERATED: Final = {"wire_pb2.py"}
 
-NO_COMPACTOR: Final = "segments have a format, and nothing that writes or reads one yet"
 ONLY_TESTS_USE: Final = {
     "broker.protocol.codec request_class": "says what decode_request answers with: tests build requests and compare types by it",
     "broker.protocol.decoder compile_decoder": "the decoder without pauses, for tests that decode whole messages",
     "broker.protocol.encoder compile_encoder": "the encoder without pauses, which the second opinion writes its requests with",
     "sim.groups.history longest_pause_s": "judges real brokers in tests/chaos as the simulation does its own",
     "sim.groups.history unprocessed": "judges real brokers in tests/chaos as the simulation does its own",
-    "storage.formats.segment check_block": NO_COMPACTOR,
-    "storage.formats.segment decode_footer": NO_COMPACTOR,
-    "storage.formats.segment decode_header": NO_COMPACTOR,
-    "storage.formats.segment footer_bytes_missing": NO_COMPACTOR,
-    "storage.formats.segment_writer SegmentWriter": NO_COMPACTOR,
     "storage.limits CONTROL_BYTES_TARGET": "what a test holds an encoded control record to",
-    "storage.log.readplan scan_stamped": NO_COMPACTOR,
     "storage.metadata.port sort_key": "the order of keys in words of the contract, which each store's own order is compared with",
     "storage.records LZ4": "the number of a codec, beside those of the others",
     "storage.records SNAPPY": "the number of a codec, beside those of the others",

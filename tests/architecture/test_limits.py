@@ -60,6 +60,7 @@ ELSEWHERE: Final = {
     "storage/catalog/topic_changes.py LOOKS_MAX": "at a creation that somebody else goes on with, before it is given up for him",
     "storage/catalog/topics.py PROOFS_MAX": "writes that prove a name free, against others that change it at the same time",
     "storage/log/control_reads.py READ_KEYS_MAX": "partitions in one read",
+    "storage/log/read.py SOURCES_MAX": "against compaction of the log that is read",
     "storage/log/partition.py LOOKED_AT_MAX": "logs that one use of another looks at for one to forget: the next use goes on",
     "storage/log/seen.py OWED_HINTS_MAX": "hints that may come late",
     "storage/log/proofs.py ATTEMPTS_MAX": "against others that write the record at the same time",

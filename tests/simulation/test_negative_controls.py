@@ -54,7 +54,6 @@ def test_the_checker_soon_finds_a_log_that(wrong: Wrong) -> None:
     ("wrong", "first"),
     [
         (wrong_compactor.deletes_index_keys_by_their_base, 1),
-        (wrong_compactor.moves_the_cursor_whoever_has_moved_it, 1),
         (wrong_compactor.puts_its_own_segment_beside_its_cas, 1),
         (wrong_compactor.forgets_the_segment_before, 1),
         (wrong_compactor.deletes_its_object_when_it_lost, 1),

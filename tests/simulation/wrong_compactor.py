@@ -7,10 +7,8 @@ from unittest import mock
 
 import msgspec
 
-from compactor import compaction
-from compactor.compaction import Compaction, Ended
-from compactor.cursor import Refusal
-from storage.formats.control import Control, LogState, SegmentEntry, SegmentFact, decode_chunk, encode
+from compactor.compaction import Compaction, CompactionEnd
+from storage.formats.control import Control, SegmentEntry, SegmentFact, decode_chunk, encode
 from storage.formats.segment import segment_key
 from storage.log.index import EntryIndex
 from storage.metadata.keys import PartitionKeys, partition_of_control
@@ -29,19 +27,6 @@ def deletes_index_keys_by_their_base() -> Iterator[None]:
         await self._write([DeleteRange(keys.index(0), keys.index(stop).path)])
 
     with mock.patch.object(Compaction, "_delete_index", delete_index):
-        yield
-
-
-@contextlib.contextmanager
-def moves_the_cursor_whoever_has_moved_it() -> Iterator[None]:
-    """Model: F-cursor."""
-
-    def move_cursor(control: Control, segment: SegmentEntry, *, cursor: int) -> Control | Refusal:
-        if control.log_state is LogState.DELETED:
-            return Refusal.GONE
-        return msgspec.structs.replace(control, compaction_cursor=segment.last + 1, segment=segment)
-
-    with mock.patch.object(compaction, "move_cursor", move_cursor):
         yield
 
 
@@ -80,9 +65,9 @@ def deletes_its_object_when_it_lost() -> Iterator[None]:
     """Model: F-loser. Another has finished its attempt meanwhile, or its own CAS was applied without an answer."""
     original = Compaction._move_cursor
 
-    async def move(self: Any, keys: PartitionKeys, segment: SegmentEntry, began_at: int) -> Ended:
+    async def move(self: Any, keys: PartitionKeys, segment: SegmentEntry, began_at: int) -> CompactionEnd:
         ended = await original(self, keys, segment, began_at)
-        if ended is not Ended.COMPACTED:
+        if ended is not CompactionEnd.COMPACTED:
             partition = partition_of_control(keys.control.path)
             assert partition is not None
             await self._objects.delete_many([segment_key(partition, segment.object_id)])

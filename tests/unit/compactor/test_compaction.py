@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from compactor.compaction import CompactionResult, Ended
+from compactor.compaction import CompactionEnd, CompactionResult
 from compactor.plan import CompactionPolicy
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, OutcomeUnknown, Unavailable
@@ -19,7 +19,7 @@ from storage.formats.wal import object_key
 from storage.limits import PENDING_ENTRIES_MAX
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Applied, Put
+from storage.metadata.port import Applied, DeleteRange, Put
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import ObjectId
 from tests.unit.broker.handlers.record_batches import record_batch
@@ -53,7 +53,7 @@ async def test_entries_become_a_segment_and_the_log_reads_as_before() -> None:
         result = await compaction.run(PARTITION)
         control = await broker.control()
 
-        assert result.ended is Ended.COMPACTED
+        assert result.ended is CompactionEnd.COMPACTED
         assert (control.compaction_cursor, control.segment) == (80, result.segment)
         assert control.sequence_counter == 80
         assert await index_ends(broker.shared) == []
@@ -93,7 +93,7 @@ async def test_nothing_is_due_until_there_is_enough_or_it_is_old() -> None:
     async with rig() as broker, compacting(broker.shared, broker.objects, policy=NEVER) as compaction:
         await fill(broker)
 
-        assert (await compaction.run(PARTITION)).ended is Ended.NOTHING_DUE
+        assert (await compaction.run(PARTITION)).ended is CompactionEnd.NOTHING_DUE
         assert (await broker.control()).compaction_cursor == 0
         assert await left_behind(broker.shared) == []
 
@@ -104,8 +104,8 @@ async def test_full_segments_are_made_one_by_one() -> None:
         results = [await compaction.run(PARTITION) for _ in range(12)]
 
         assert [result.entries for result in results[:5]] == [7] * 5, "79 bytes each"
-        assert {result.ended for result in results[:5]} == {Ended.COMPACTED}
-        assert {result.ended for result in results[5:]} == {Ended.NOTHING_DUE}
+        assert {result.ended for result in results[:5]} == {CompactionEnd.COMPACTED}
+        assert {result.ended for result in results[5:]} == {CompactionEnd.NOTHING_DUE}
 
 
 async def test_compaction_begins_with_the_entry_that_holds_the_log_start() -> None:
@@ -120,11 +120,11 @@ async def test_compaction_begins_with_the_entry_that_holds_the_log_start() -> No
 
 async def test_a_partition_that_is_not_there_or_was_deleted_is_gone() -> None:
     async with rig() as broker, compacting(broker.shared, broker.objects) as compaction:
-        assert (await compaction.run(PARTITION._replace(partition=9))).ended is Ended.GONE
+        assert (await compaction.run(PARTITION._replace(partition=9))).ended is CompactionEnd.GONE
         await fill(broker)
         await change(broker, log_state=LogState.DELETED)
 
-        assert (await compaction.run(PARTITION)).ended is Ended.GONE
+        assert (await compaction.run(PARTITION)).ended is CompactionEnd.GONE
         assert await segment_keys(broker) == []
 
 
@@ -145,12 +145,12 @@ async def meanwhile(broker: Rig, act: Callable[[], Awaitable[None]]) -> Compacti
 @pytest.mark.parametrize(
     ("fields", "ended"),
     [
-        ({"log_state": LogState.DELETED}, Ended.GONE),
-        ({"revoked_floor": ObjectId("7" + "Z" * 25)}, Ended.REVOKED),
-        ({"compaction_cursor": 2}, Ended.OVERTAKEN),
+        ({"log_state": LogState.DELETED}, CompactionEnd.GONE),
+        ({"revoked_floor": ObjectId("7" + "Z" * 25)}, CompactionEnd.REVOKED),
+        ({"compaction_cursor": 2}, CompactionEnd.OVERTAKEN),
     ],
 )
-async def test_a_segment_that_is_refused_stays_where_it_is(fields: dict[str, Any], ended: Ended) -> None:
+async def test_a_segment_that_is_refused_stays_where_it_is(fields: dict[str, Any], ended: CompactionEnd) -> None:
     async with rig() as broker:
         await fill(broker)
         result = await meanwhile(broker, lambda: change(broker, **fields))
@@ -166,7 +166,7 @@ async def test_appends_meanwhile_are_no_reason_to_begin_anew() -> None:
         await fill(broker, 20)
         result = await meanwhile(broker, lambda: fill(broker, 20, begin=20))
 
-        assert result.ended is Ended.COMPACTED
+        assert result.ended is CompactionEnd.COMPACTED
         assert (await broker.control()).compaction_cursor == 40
         assert await index_ends(broker.shared) == [63], "the chunk that holds the cursor stays"
     async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
@@ -176,7 +176,7 @@ async def test_appends_meanwhile_are_no_reason_to_begin_anew() -> None:
 async def test_of_two_compactors_the_second_leaves_the_partition_to_the_first() -> None:
     async with rig() as broker:
         await fill(broker)
-        seen: list[Ended] = []
+        seen: list[CompactionEnd] = []
 
         async def act() -> None:
             async with compacting(broker.shared, broker.objects) as other:
@@ -184,7 +184,7 @@ async def test_of_two_compactors_the_second_leaves_the_partition_to_the_first() 
 
         result = await meanwhile(broker, act)
 
-        assert (result.ended, seen) == (Ended.COMPACTED, [Ended.CLAIMED])
+        assert (result.ended, seen) == (CompactionEnd.COMPACTED, [CompactionEnd.CLAIMED])
 
 
 async def test_a_compactor_whose_claim_was_lost_ends_when_another_goes_on() -> None:
@@ -203,8 +203,18 @@ async def test_a_compactor_whose_claim_was_lost_ends_when_another_goes_on() -> N
 
         result = await meanwhile(broker, act)
 
-        assert (result.ended, took_over[0].ended) == (Ended.OVERTAKEN, Ended.COMPACTED)
+        assert (result.ended, took_over[0].ended) == (CompactionEnd.OVERTAKEN, CompactionEnd.COMPACTED)
         assert (await broker.control()).segment == took_over[0].segment
+        assert await left_behind(broker.shared) == []
+
+
+async def test_entries_that_go_while_they_are_read_are_another_compactions() -> None:
+    async with rig() as broker, compacting(broker.shared, broker.objects) as compaction:
+        await fill(broker)
+        control = await broker.control()
+        await broker.shared.write([DeleteRange(KEYS.index(0), KEYS.index(control.pending[0].base).path)])
+
+        assert (await compaction.run(PARTITION)).ended is CompactionEnd.NOTHING_DUE
         assert await left_behind(broker.shared) == []
 
 
@@ -277,7 +287,7 @@ async def test_a_compactor_that_dies_at_any_step_leaves_what_the_next_one_finish
             results = [await compaction.run(PARTITION), await compaction.run(PARTITION)]
         control = await other.control()
 
-        assert {result.ended for result in results} <= {Ended.COMPACTED, Ended.NOTHING_DUE}
+        assert {result.ended for result in results} <= {CompactionEnd.COMPACTED, CompactionEnd.NOTHING_DUE}
         assert control.compaction_cursor == 80
         assert await index_ends(other.shared) == []
         assert await left_behind(other.shared) == []
@@ -297,7 +307,7 @@ async def test_a_finished_object_is_not_written_again_by_who_finds_the_attempt()
         async with compacting(broker.shared, broker.objects) as compaction:
             result = await compaction.run(PARTITION)
 
-        assert (result.ended, result.recovered) == (Ended.COMPACTED, True)
+        assert (result.ended, result.recovered) == (CompactionEnd.COMPACTED, True)
         assert len(await segment_keys(broker)) == 1
 
 
@@ -310,7 +320,7 @@ async def test_a_write_without_an_answer_changes_nothing_of_the_log(at: int, fau
         faulty = FaultyMetadata(broker.shared)
         async with compacting(faulty, broker.objects) as compaction:
             faulty.faults.extend(["none"] * at + [fault])
-            ended: list[Ended] = []
+            ended: list[CompactionEnd] = []
             for _ in range(4):
                 try:
                     ended.append((await compaction.run(PARTITION)).ended)
@@ -344,7 +354,7 @@ async def test_a_compacted_log_equals_the_uncompacted_one_under_random_schedules
                                 *[chance.choice([one, two]).send(record_batch(b"%d.%d" % (step, n))) for n in range(count)]
                             )
                         case 2:
-                            compacted += (await compaction.run(PARTITION)).ended is Ended.COMPACTED
+                            compacted += (await compaction.run(PARTITION)).ended is CompactionEnd.COMPACTED
                         case 3:
                             for reader in (one, two):
                                 await check_reads(reader, chance)

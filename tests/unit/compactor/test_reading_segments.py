@@ -6,11 +6,14 @@ import msgspec
 import pytest
 
 from compactor.plan import CompactionPolicy
-from storage.errors import Corrupt
+from storage.errors import Corrupt, Unavailable
 from storage.formats.control import SegmentEntry, SegmentFact, encode
-from storage.formats.segment import HEADER_BYTES, segment_key
+from storage.formats.segment import FOOTER_READ_BYTES, HEADER_BYTES, segment_key
 from storage.formats.segment_writer import SegmentWriter
 from storage.formats.wal import object_key
+from storage.limits import BLOCK_BYTES, MIB
+from storage.log import read as read_module
+from storage.log import segments
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, DeleteRange, Put, children_of
 from storage.recordbatch import parse_header, restamp
@@ -67,6 +70,18 @@ async def read(broker: Rig, offset: int, *, bytes_max: int = 1) -> list[int]:
     return found
 
 
+async def counted_gets(broker: Rig) -> list[tuple[int, int]]:
+    gets: list[tuple[int, int]] = []
+    get_range = broker.objects._inner.get_range
+
+    async def counted(key: str, start: int, end: int) -> bytes:
+        gets.append((start, end))
+        return await get_range(key, start, end)
+
+    broker.objects._inner.get_range = counted  # type: ignore[method-assign]
+    return gets
+
+
 @pytest.mark.parametrize("block_bytes", [1, 150, 1 << 20])
 async def test_an_offset_in_a_gap_reads_the_first_batch_behind_it(block_bytes: int) -> None:
     async with rig() as broker:
@@ -80,12 +95,12 @@ async def test_an_offset_in_a_gap_reads_the_first_batch_behind_it(block_bytes: i
 
 async def test_a_gap_at_the_end_of_a_segment_leads_to_the_next() -> None:
     async with rig() as broker:
-        segments = [
+        three = [
             await put_segment(broker, IDS[0], [batch(0)], base=0, last=9),
             await put_segment(broker, IDS[1], [batch(12)], base=10, last=19),
             await put_segment(broker, IDS[2], [batch(29)], base=20, last=29),
         ]
-        await set_segments(broker, *segments)
+        await set_segments(broker, *three)
 
         assert [await read(broker, offset) for offset in (0, 1, 9, 10, 12, 13, 20, 29)] == [[0], [12], [12], [12], [12], [29], [29], [29]]
 
@@ -114,14 +129,7 @@ async def test_a_batch_that_does_not_fit_is_not_read_without_need() -> None:
 async def test_a_footer_is_read_once_and_a_small_segment_with_one_get() -> None:
     async with rig() as broker:
         await set_segments(broker, await put_segment(broker, IDS[0], [batch(offset) for offset in range(50)], base=0, last=49))
-        gets: list[tuple[str, int, int]] = []
-        get_range = broker.objects._inner.get_range
-
-        async def counted(key: str, start: int, end: int) -> bytes:
-            gets.append((key, start, end))
-            return await get_range(key, start, end)
-
-        broker.objects._inner.get_range = counted  # type: ignore[method-assign]
+        gets = await counted_gets(broker)
         assert [await read(broker, offset) for offset in range(50)] == [[offset] for offset in range(50)]
 
         assert len(gets) == 1
@@ -182,3 +190,81 @@ async def test_what_is_compacted_and_collected_while_it_is_read_is_read_all_the_
 
         assert run.from_offset(7, 1, at_least_one=True) is not None
         assert object_key(IDS[0]) not in wal
+
+
+async def test_a_large_segment_has_its_footer_read_apart_and_its_blocks_as_they_are_needed() -> None:
+    async with rig() as broker:
+        batches = [batch(offset, size=MIB) for offset in range(6)]
+        segment = await put_segment(broker, IDS[0], batches, base=0, last=5)
+        await set_segments(broker, segment)
+        broker.parts.reader._blocks._bytes_max = 16 * MIB
+        gets = await counted_gets(broker)
+        assert [await read(broker, offset, bytes_max=MIB) for offset in range(6)] == [[offset] for offset in range(6)]
+
+        assert gets[0] == (segment.size_bytes - FOOTER_READ_BYTES, segment.size_bytes)
+        assert len(gets) <= 1 + -(-segment.size_bytes // BLOCK_BYTES), "at most one for each 4 MiB"
+        assert segment.size_bytes > BLOCK_BYTES
+
+
+async def test_a_footer_of_many_blocks_is_read_in_two_steps() -> None:
+    async with rig() as broker:
+        count = FOOTER_READ_BYTES // 40 + 10
+        segment = await put_segment(broker, IDS[0], [batch(offset) for offset in range(count)], base=0, last=count - 1)
+        await set_segments(broker, segment)
+
+        assert [await read(broker, offset) for offset in (0, count - 1)] == [[0], [count - 1]]
+
+
+async def test_footers_beyond_the_memory_for_them_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "FOOTERS_BYTES_MAX", 3_000)
+    async with rig() as broker:
+        entries = [await put_segment(broker, IDS[number], [batch(number)], base=number, last=number) for number in range(5)]
+        await set_segments(broker, *entries)
+        for _ in range(2):
+            assert [await read(broker, offset) for offset in range(5)] == [[offset] for offset in range(5)]
+        kept = broker.parts.reader.segments
+
+        assert len(kept._footers) == 2
+        assert kept._footers_bytes <= segments.FOOTERS_BYTES_MAX
+
+
+async def test_an_entry_that_contradicts_its_segment_is_damage() -> None:
+    async with rig() as broker:
+        segment = await put_segment(broker, IDS[0], [batch(0), batch(1)], base=0, last=1)
+        await set_segments(broker, msgspec.structs.replace(segment, last=2))
+
+        with pytest.raises(Corrupt, match="covers other offsets than its entry says"):
+            await read(broker, 0)
+
+
+async def test_a_log_whose_entries_go_all_the_time_is_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_module, "SOURCES_MAX", 2)
+    async with rig() as broker:
+        entries = [
+            await put_segment(broker, IDS[number], [batch(10 * number)], base=10 * number, last=10 * number + 9) for number in range(2)
+        ]
+        await set_segments(broker, *entries)
+
+        assert await read(broker, 9) == [10]
+        monkeypatch.setattr(read_module, "SOURCES_MAX", 1)
+        with pytest.raises(Unavailable, match="compacted faster"):
+            await read(broker, 9)
+
+
+@pytest.mark.parametrize("position", [HEADER_BYTES + 10, -60], ids=["a batch", "the footer"])
+async def test_what_came_damaged_once_is_read_once_more_and_nobody_hears_of_it(position: int) -> None:
+    async with rig() as broker:
+        await set_segments(broker, await put_segment(broker, IDS[0], [batch(0), batch(1)], base=0, last=1))
+        get_range = broker.objects._inner.get_range
+        damages = [position]
+
+        async def damaged_once(key: str, start: int, end: int) -> bytes:
+            data = bytearray(await get_range(key, start, end))
+            if damages:
+                data[damages.pop()] ^= 1
+            return bytes(data)
+
+        broker.objects._inner.get_range = damaged_once  # type: ignore[method-assign]
+
+        assert [await read(broker, offset) for offset in (0, 1)] == [[0], [1]]
+        assert not damages

@@ -10,7 +10,7 @@ import cramjam
 import pytest
 from crc32c import crc32c
 
-from compactor.compaction import Ended
+from compactor.compaction import CompactionEnd
 from compactor.plan import CompactionPolicy
 from runtime.blocking import InlineBlocking, T
 from storage.errors import Unavailable
@@ -177,7 +177,7 @@ async def test_answers_are_those_of_a_list_of_records_whatever_is_trimmed_or_com
             for _ in range(120):
                 match chance.choice(("send", "send", "send", "trim", "greatest", "first", "first", "compact")):
                     case "compact":
-                        compacted += block_bytes > 0 and (await compaction.run(PARTITION)).ended is Ended.COMPACTED
+                        compacted += block_bytes > 0 and (await compaction.run(PARTITION)).ended is CompactionEnd.COMPACTED
                     case "send":
                         batch = [chance.choice((chance.randrange(40), 40 - len(times) // 8, 7)) for _ in range(chance.randint(1, 4))]
                         await broker.send(timed(*batch, codec=chance.choice((0, 4))))
