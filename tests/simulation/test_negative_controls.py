@@ -99,7 +99,7 @@ def test_the_checker_finds_a_log_that(wrong: Wrong) -> None:
     _find(wrong, first=1)
 
 
-def _find(wrong: Wrong, *, first: int, theme: str | None = None, compactors: int | None = None) -> None:
+def _find(wrong: Wrong, *, first: int, theme: str | None = None, compactors: int = 0) -> None:
     with wrong():
         seeds = range(first, first + SEEDS_MAX)
         found = next((seed for seed in seeds if run_seed(Plan(seed, "harsh", theme=theme, compactors=compactors)).violations), None)
