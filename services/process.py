@@ -1,6 +1,6 @@
 """A server process that a test may kill, pause and start again. It never outlives the process that started it.
 
-`Server` is what a test sees; how the server runs (`Runs`) is a process here and a container in tests/containers.py.
+`Server` is what a test sees; how the server runs (`Runs`) is a process here and a container in tests/kit/containers.py.
 """
 
 import os

@@ -23,9 +23,9 @@ from services.build import OXIA, PROGRAMS, VERSITYGW, BuildError, Program, built
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import S3Server, running_s3
 from tests.compat.clients import Client
-from tests.integration.serving import loop_may_be_held
 from tests.kit import workers
 from tests.kit.alone import Room
+from tests.kit.serving import loop_may_be_held
 
 # Of every property: an example takes as long as the machine lets it, and one that fails says how to see it again.
 settings.register_profile("forebay", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -133,7 +133,7 @@ def _played(items: list[pytest.Item]) -> list[Client]:
 def _oxia(folder: Path) -> AbstractContextManager[OxiaServer]:
     if not _in_containers():
         return running_oxia(folder)
-    from tests.containers import oxia_container
+    from tests.kit.containers import oxia_container
 
     return oxia_container()
 
@@ -141,6 +141,6 @@ def _oxia(folder: Path) -> AbstractContextManager[OxiaServer]:
 def _s3(folder: Path) -> AbstractContextManager[S3Server]:
     if not _in_containers():
         return running_s3(folder)
-    from tests.containers import s3_container
+    from tests.kit.containers import s3_container
 
     return s3_container()

@@ -16,7 +16,7 @@ from process.settings.exposure import warning_of_listeners
 from process.settings.loading import Loaded, load
 from runtime.version import forebay_version
 from services import oxia, versitygw
-from tests.containers import S3_IMAGE
+from tests.kit.containers import S3_IMAGE
 
 ROOT: Final = Path(__file__).parents[2]
 BROKERS: Final = ("broker-1", "broker-2", "broker-3")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.serving import ROOT
 from tests.kit.alone import Room
+from tests.kit.serving import ROOT
 from tests.kit.workers import ALONE, ROW, WORKERS_MAX, computes, count, is_alone, next_of, shares_a_fixture
 
 A_MOMENT_S = 0.2

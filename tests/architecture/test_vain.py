@@ -12,7 +12,7 @@ from broker.protocol.support import Api
 from process.settings.keys import SETTINGS
 from tests.architecture.dead_code import Source, sources
 from tests.architecture.vain import uncounted, unread
-from tests.compat.second_opinion.recorded import ANSWERS, read
+from tests.kit.recorded_answers import ANSWERS, read
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("forebay", "broker", "compactor", "process", "storage", "runtime")

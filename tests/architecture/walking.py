@@ -20,9 +20,9 @@ from kio.schema.errors import ErrorCode
 from kio.schema.join_group.v2.request import JoinGroupRequest, JoinGroupRequestProtocol
 from kio.static.primitive import i32Timedelta
 
-from tests.integration.async_client import Appended, AsyncClient, parse_read
-from tests.integration.clustering import Cluster, Member, running_cluster
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.async_client import Appended, AsyncClient, parse_read
+from tests.kit.clustering import Cluster, Member, running_cluster
+from tests.kit.record_batches import record_batch
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDERS: Final = ("broker", "process", "storage", "runtime")

@@ -14,8 +14,8 @@ from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPa
 from kio.schema.offset_fetch.v7.request import OffsetFetchRequest, OffsetFetchRequestTopic
 
 from sim.groups.history import AcknowledgedCommit, Assigned, FetchedOffsets, GroupHistory, Processed, now_s
-from tests.integration.raw_client import RawClient
-from tests.integration.serving import HOST
+from tests.kit.raw_client import RawClient
+from tests.kit.serving import HOST
 
 SESSION_TIMEOUT_S = 6.0
 LOOK_EVERY_S = 0.1

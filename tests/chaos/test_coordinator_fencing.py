@@ -28,11 +28,11 @@ from sim.groups.history import (
 )
 from tests.chaos.group_load import Eye, Steady, Worker, running, wait_until
 from tests.chaos.native import native_services
-from tests.faults.plan import Fault, Rule
-from tests.integration.client_errors.groups import Raw, until
-from tests.integration.client_errors.seen import TOPIC, aiokafka_client
-from tests.integration.clustering import SOON_S, Cluster, Member, running_cluster
-from tests.integration.raw_client import RawClient
+from tests.kit.clustering import SOON_S, Cluster, Member, running_cluster
+from tests.kit.faults.plan import Fault, Rule
+from tests.kit.group_scenes import Raw, until
+from tests.kit.raw_client import RawClient
+from tests.kit.seen_errors import TOPIC, aiokafka_client
 
 GROUP = "g"
 BROKERS = 3

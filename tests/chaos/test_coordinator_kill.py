@@ -38,8 +38,8 @@ from sim.groups.history import (
     unprocessed,
 )
 from tests.chaos.group_load import SESSION_TIMEOUT_S, Eye, Steady, Worker, running, wait_until
-from tests.integration.raw_client import RawClient, frame_of
-from tests.integration.serving import Served, serving
+from tests.kit.raw_client import RawClient, frame_of
+from tests.kit.serving import Served, serving
 
 BROKERS = 3
 PARTITIONS = 6

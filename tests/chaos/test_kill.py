@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.streams import Stream, create_topics, judge, running, wait_for_progress
-from tests.integration.serving import serving
+from tests.kit.serving import serving
 
 KILLS = 20
 SEED = 20_130_101

@@ -17,10 +17,10 @@ from runtime.clock import SystemClock
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import S3Server, running_s3
 from storage.limits import MIB
-from tests.integration.raw_client import RawClient, frame_of, prefixed
-from tests.integration.serving import Served, serving
-from tests.integration.test_memory import SOON_S, Watch, create_topic, produce
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.memory_watch import SOON_S, Watch, create_topic, produce
+from tests.kit.raw_client import RawClient, frame_of, prefixed
+from tests.kit.record_batches import record_batch
+from tests.kit.serving import Served, serving
 
 BUFFER_BYTES: Final = 32 * MIB
 CACHE_BYTES: Final = 16 * MIB

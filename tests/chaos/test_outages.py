@@ -13,8 +13,8 @@ import pytest
 
 from tests.chaos.native import Native, native_services
 from tests.chaos.streams import Stream, create_topics, judge, running, wait_for_progress
-from tests.faults.plan import Fault, Rule
-from tests.integration.serving import Served
+from tests.kit.faults.plan import Fault, Rule
+from tests.kit.serving import Served
 
 OUTAGE_S = 3.0
 LONGER_THAN_A_SESSION_S = 15.0

@@ -28,9 +28,9 @@ from storage.metadata.oxia.location import parse_oxia_url
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.vocabulary import PartitionId, TopicId
 from tests.chaos.native import Native, native_services
-from tests.integration.async_client import AsyncClient, parse_produced
-from tests.integration.serving import Served
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.async_client import AsyncClient, parse_produced
+from tests.kit.batches import batch_bytes
+from tests.kit.serving import Served
 
 SHARDS: Final = 4
 TOPIC: Final = "t"

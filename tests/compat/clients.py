@@ -11,7 +11,7 @@ from services.build import cache_folder
 from tests.compat.scenario import STEPS
 
 FOLDER: Final = Path(__file__).parent
-TOOLCHAINS: Final = FOLDER / "toolchains"
+TOOLCHAINS: Final = FOLDER.parent / "kit" / "toolchains"
 _CODECS: Final = ("gzip", "snappy", "lz4", "zstd")
 _REQUIRED: Final = {"library": str, "version": str, "toolchain": str, "codecs": list, "in_make_test": bool}
 _OPTIONAL: Final = {"unsteady": list, "provided": list, "lacks": dict}
@@ -41,7 +41,7 @@ class Client:
 
         Raise `services.build.BuildError` if that cannot be done.
         """
-        toolchain = importlib.import_module(f"tests.compat.toolchains.{self.toolchain}")
+        toolchain = importlib.import_module(f"tests.kit.toolchains.{self.toolchain}")
         command: list[str] = toolchain.command(self.folder, cache_folder() / "compat")
         return command
 

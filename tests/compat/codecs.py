@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from storage.recordbatch import CODEC_MASK, HEADER_BYTES, parse_header
-from tests.compat.second_opinion.messages import frame, plain
-from tests.integration.raw_client import RawClient
+from tests.kit.kafka_messages import frame, plain
+from tests.kit.raw_client import RawClient
 
 _FETCH: Final = 1
 _FETCH_VERSION: Final = 11

@@ -16,7 +16,7 @@ from tests.compat.clients import Client
 from tests.compat.provision import provide
 from tests.compat.recorder import HOST, Recorder, recording
 from tests.compat.scenario import Said, differences
-from tests.integration.serving import serving
+from tests.kit.serving import serving
 
 Broker = Literal["forebay", "kafka"]
 

@@ -16,7 +16,7 @@ from tests.compat import results, support_table
 from tests.compat.clients import Client, clients
 from tests.compat.results import Result
 from tests.compat.running import PLAY_WITHIN_S, play
-from tests.compat.toolchains.kcat import NotOnThisMachineError
+from tests.kit.toolchains.kcat import NotOnThisMachineError
 
 READY_WITHIN_S = 90.0
 """For the broker to start and to stop. A client is installed before the first test (tests/conftest.py)."""

@@ -11,7 +11,7 @@ from tests.compat.results import Result, apis_of, steady, write
 from tests.compat.results import read as read_result
 from tests.compat.running import complaints_of, parse
 from tests.compat.scenario import STEPS, Said, differences, digest, expected
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.record_batches import record_batch
 
 CODECS = ("gzip",)
 TOML = """

@@ -7,7 +7,7 @@ from runtime.clock import SystemClock
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Applied, Key, MetadataStore, Put, Session, Status
 from tests.contract.metadata_contract import SESSION_TIMEOUT_MS, Client, MetadataStoreContract
-from tests.contract.stepping_clock import SteppingClock
+from tests.kit.stepping_clock import SteppingClock
 
 
 class TestMemoryMetadataStore(MetadataStoreContract):

@@ -25,7 +25,7 @@ from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApp
 from storage.metadata.sqlite import SqliteMetadataStore
 from tests.contract import sqlite_process
 from tests.contract.metadata_contract import PATIENCE_S, SESSION_TIMEOUT_MS, Client, MetadataStoreContract, eventually
-from tests.contract.stepping_clock import SteppingClock
+from tests.kit.stepping_clock import SteppingClock
 
 
 @asynccontextmanager

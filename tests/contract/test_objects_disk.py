@@ -24,7 +24,7 @@ from storage.objects.disk import DiskObjectStore
 from storage.objects.port import ObjectStore
 from storage.vocabulary import Buffer
 from tests.contract import disk_puts, disk_unwritable
-from tests.contract.objects_contract import ObjectStoreContract, listed, put_all, wins
+from tests.kit.objects_contract import ObjectStoreContract, listed, put_all, wins
 
 T = TypeVar("T")
 

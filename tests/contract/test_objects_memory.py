@@ -7,7 +7,7 @@ import pytest
 from runtime.clock import SystemClock
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.port import ObjectStore
-from tests.contract.objects_contract import ObjectStoreContract
+from tests.kit.objects_contract import ObjectStoreContract
 
 
 class TestMemoryObjectStore(ObjectStoreContract):

@@ -16,7 +16,7 @@ from storage.errors import AlreadyExists
 from storage.objects.port import ObjectStore
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.store import S3ClientName, open_s3
-from tests.contract.objects_contract import ObjectStoreContract, listed
+from tests.kit.objects_contract import ObjectStoreContract, listed
 
 _FOLDERS: Final = itertools.count()
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.clock import SystemClock
-from tests.integration.raw_client import RawClient, frame_of
-from tests.integration.serving import Served
 from tests.integration.test_bad_input import produce
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.raw_client import RawClient, frame_of
+from tests.kit.record_batches import record_batch
+from tests.kit.serving import Served
 
 ROOT = Path(__file__).parents[2]
 PAUSE_S = 0.01

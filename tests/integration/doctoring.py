@@ -16,7 +16,7 @@ from forebay.commands.doctor.finding import exit_code
 from forebay.commands.doctor.run import examine, of_settings_errors
 from process.settings.errors import SettingsError
 from process.settings.loading import load
-from tests.integration.serving import ROOT
+from tests.kit.serving import ROOT
 
 ENDS_WITHIN_S = 90.0
 

@@ -11,11 +11,11 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from tests.integration.mutations import Frame, may_wait, mutated, mutated_http, sensible_frames, valid_frames
-from tests.integration.raw_client import ANSWER_WITHIN_S, API_VERSIONS, RawClient, header, prefixed
-from tests.integration.serving import HOST, Served
 from tests.integration.test_bad_input import create_topic
-from tests.property.kafka_values import Pool
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.kafka_values import Pool
+from tests.kit.raw_client import ANSWER_WITHIN_S, API_VERSIONS, RawClient, header, prefixed
+from tests.kit.record_batches import record_batch
+from tests.kit.serving import HOST, Served
 
 CONNECTIONS = 8
 PROBE_ID = 0x5EED0000

@@ -10,9 +10,9 @@ from crc32c import crc32c
 from broker.protocol import codec, fetch, shapes, support
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.wire import uvarint
-from tests.integration.raw_client import header
-from tests.property.kafka_values import Pool, kio_encoded, random_entity
-from tests.unit.broker.handlers.record_batches import NOW_MS, record_batch
+from tests.kit.kafka_values import Pool, kio_encoded, random_entity
+from tests.kit.raw_client import header
+from tests.kit.record_batches import NOW_MS, record_batch
 
 FRAME_BYTES_MAX: Final = 200_000
 LIST_OFFSETS: Final = 2

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kio.schema.create_topics.v5.request import CreatableTopic, CreateTopicsRequest
 
-from tests.integration.raw_client import CLIENT_ID, RawClient
-from tests.integration.serving import ROOT, serving
+from tests.kit.raw_client import CLIENT_ID, RawClient
+from tests.kit.serving import ROOT, serving
 
 
 def forebay(bootstrap: str, *words: str) -> int:

@@ -13,10 +13,10 @@ from kio.schema.errors import ErrorCode
 from broker.protocol import shapes, support
 from broker.protocol.wire import ELEMENTS_MAX
 from runtime.clock import SystemClock
-from tests.integration.raw_client import API_VERSIONS, RawClient, frame_of, header, is_serving, prefixed
-from tests.integration.serving import Served, serving
-from tests.property.kafka_values import kio_encoded, random_entity
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.kafka_values import kio_encoded, random_entity
+from tests.kit.raw_client import API_VERSIONS, RawClient, frame_of, header, is_serving, prefixed
+from tests.kit.record_batches import record_batch
+from tests.kit.serving import Served, serving
 
 TOPIC = "t"
 MAX_REQUEST_BYTES = 4 * 1024 * 1024

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartiti
 from confluent_kafka.admin import AdminClient
 
 from tests.integration.command_line import ANSWER_WITHIN_S, answered, environment, following, forebay, interrupted, soon
-from tests.integration.serving import Served, serving
+from tests.kit.serving import Served, serving
 
 
 @pytest.fixture(scope="module")

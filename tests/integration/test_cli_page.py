@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.integration.command_line import ANSWER_WITHIN_S, answered, environment, following, interrupted, soon
-from tests.integration.serving import ROOT, Served, serving
+from tests.kit.serving import ROOT, Served, serving
 
 PAGE = ROOT / "docs" / "cli.md"
 MASKS = (

@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.integration.command_line import ANSWER_WITHIN_S, answered, environment, following, forebay, interrupted
-from tests.integration.serving import HOST, Served, serving
+from tests.kit.serving import HOST, Served, serving
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from broker.groups.errors import GroupError
-from tests.integration.client_errors import coordinators, groups, records, topics
-from tests.integration.client_errors.seen import AIOKAFKA, CONFLUENT, FRAME, PARTITIONS, PATIENCE_S, TOPIC, Scene, Seen, admin_of
-from tests.integration.serving import serving
+from tests.integration.client_errors import coordinators, records, topics
+from tests.kit import group_scenes as groups
+from tests.kit.seen_errors import AIOKAFKA, CONFLUENT, FRAME, PARTITIONS, PATIENCE_S, TOPIC, Scene, Seen, admin_of
+from tests.kit.serving import serving
 
 
 class Case(NamedTuple):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.integration.command_line import answered, forebay
-from tests.integration.serving import serving
+from tests.kit.serving import serving
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
 

@@ -18,7 +18,7 @@ import pytest
 from storage.metadata.key_order import encode
 from storage.metadata.keys import CLUSTER
 from tests.integration.doctoring import Report, doctor, doctor_apart, names_below, on_this_machine, refusal
-from tests.integration.serving import Served, serving
+from tests.kit.serving import Served, serving
 
 NOBODY = 65_534
 

@@ -18,8 +18,8 @@ from services.versitygw import S3Server
 from storage.metadata.port import Key, children_of
 from storage.opening import open_stores
 from tests.integration.doctoring import doctor, on_this_machine, refusal
-from tests.integration.serving import serving
 from tests.integration.test_doctor import OF_STORES
+from tests.kit.serving import serving
 
 
 @dataclass(frozen=True)

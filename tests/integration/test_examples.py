@@ -13,8 +13,8 @@ import pytest
 
 from services.build import cache_folder
 from services.jars import assembled, found
-from tests.compat.toolchains import java, kcat
-from tests.integration.serving import ROOT, Served, serving
+from tests.kit.serving import ROOT, Served, serving
+from tests.kit.toolchains import java, kcat
 
 EXAMPLES: Final = ROOT / "examples"
 JAVA: Final = EXAMPLES / "java"

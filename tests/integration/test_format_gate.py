@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from forebay.commands.cluster.commands import cluster
 from storage.formats.levels import LEVEL_MAX
-from tests.integration.serving import ROOT, events, serving
+from tests.kit.serving import ROOT, events, serving
 
 ENDS_WITHIN_S = 60.0
 EXIT_FAILED, EXIT_USAGE = 1, 2

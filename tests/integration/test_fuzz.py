@@ -18,8 +18,8 @@ from runtime.clock import SystemClock
 from storage.limits import KIB, MIB
 from tests.integration.bystander import p99, watching
 from tests.integration.fuzzing import Fuzz
-from tests.integration.raw_client import is_serving
-from tests.integration.serving import Served, serving
+from tests.kit.raw_client import is_serving
+from tests.kit.serving import Served, serving
 
 SEED = 20_261_123
 STROKES = 250

@@ -9,8 +9,8 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from storage.limits import KIB, MIB
-from tests.integration.raw_client import RawClient
-from tests.integration.serving import serving
+from tests.kit.raw_client import RawClient
+from tests.kit.serving import serving
 
 MEMORY_BYTES = 16 * MIB
 JOINED_AT_ONCE_BYTES = 128 * MIB

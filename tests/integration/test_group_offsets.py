@@ -19,8 +19,8 @@ from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import MetadataStore
 from storage.metadata.sqlite import SqliteMetadataStore
 from storage.vocabulary import PartitionId, TopicId
-from tests.unit.broker.groups.coordinating import OpenClient, committed, simple, world
-from tests.unit.broker.groups.test_sweep import commit, keys_of, restarted, topic_of
+from tests.kit.coordinating import OpenClient, committed, simple, world
+from tests.kit.group_offsets import commit, keys_of, restarted, topic_of
 
 HOUR_MS = 3_600_000
 SETTINGS = GroupSettings(initial_delay_s=0, offsets_retention_ms=HOUR_MS)

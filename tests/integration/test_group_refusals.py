@@ -16,10 +16,10 @@ from kio.schema.errors import ErrorCode
 
 from runtime.clock import SystemClock
 from storage.limits import KIB
-from tests.integration.client_errors.seen import admin_of
-from tests.integration.raw_client import RawClient
-from tests.integration.serving import Served, serving
 from tests.integration.test_group_memory import join
+from tests.kit.raw_client import RawClient
+from tests.kit.seen_errors import admin_of
+from tests.kit.serving import Served, serving
 
 WITHIN_S = 60.0
 LOOKED_AT_S = 4.0

@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.find_coordinator.v6 import FindCoordinatorRequest
 
 from runtime.clock import SystemClock
-from tests.integration.async_client import AsyncClient
-from tests.integration.clustering import Cluster, Member, running_cluster
+from tests.kit.async_client import AsyncClient
+from tests.kit.clustering import Cluster, Member, running_cluster
 
 TOPIC = "t"
 PARTITIONS = 4

@@ -16,10 +16,10 @@ from kio.schema.errors import ErrorCode
 
 from runtime.clock import SystemClock
 from storage.limits import FRAME_BYTES_MAX, KIB, MIB
-from tests.integration.raw_client import RawClient
-from tests.integration.serving import HOST, Served, serving
-from tests.integration.test_memory import SOON_S, produce
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.memory_watch import SOON_S, produce
+from tests.kit.raw_client import RawClient
+from tests.kit.record_batches import record_batch
+from tests.kit.serving import HOST, Served, serving
 
 STALL_S_MAX = 5.0
 """Half a minute before half-sent requests were evicted; half a second of sending 500 MiB to a broker on the same machine is ordinary."""

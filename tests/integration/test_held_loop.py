@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.serving import LOOP_HELD_S_MAX, assert_loop_was_free, loop_may_be_held
+from tests.kit.serving import LOOP_HELD_S_MAX, assert_loop_was_free, loop_may_be_held
 
 
 @pytest.fixture

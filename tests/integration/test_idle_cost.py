@@ -2,10 +2,10 @@
 
 import asyncio
 
-from tests.integration.async_client import AsyncClient
-from tests.integration.clustering import Cluster, Member, running_cluster
 from tests.integration.test_membership import create, settled
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.async_client import AsyncClient
+from tests.kit.clustering import Cluster, Member, running_cluster
+from tests.kit.record_batches import record_batch
 
 IDLE_S = 3.0
 """Less than process/http/probes.py `OBJECT_STORE_IDLE_S`, after which an object is put to see whether that works."""

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from forebay.clashes import PACKAGES
-from tests.integration.serving import ROOT
+from tests.kit.serving import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the build fetches hatchling, the installation all dependencies
 

@@ -13,7 +13,7 @@ from services import jars
 from services.build import BuildError
 from services.jars import assembled, found
 from services.kafka import POM
-from tests.compat.toolchains import java
+from tests.kit.toolchains import java
 
 COMPAT: Final = Path(__file__).parents[1] / "compat"
 

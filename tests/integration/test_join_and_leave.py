@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from tests.integration.async_client import AsyncClient
-from tests.integration.clustering import Cluster, running_cluster
 from tests.integration.test_leader_hops import PARTITIONS, Sent, produce, read_all
 from tests.integration.test_membership import create, settled
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.async_client import AsyncClient
+from tests.kit.clustering import Cluster, running_cluster
+from tests.kit.record_batches import record_batch
 
 PAUSE_S = 0.3
 REQUESTS = "forebay_kafka_requests_total"

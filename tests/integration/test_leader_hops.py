@@ -14,10 +14,10 @@ from kio.schema.errors import ErrorCode
 
 from broker.leadership import Placement, Question
 from storage.vocabulary import TopicId
-from tests.integration.async_client import AsyncClient, parse_produced
-from tests.integration.clustering import Cluster, Member, SharedStores, running_cluster, shared_stores
 from tests.integration.test_membership import create
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.async_client import AsyncClient, parse_produced
+from tests.kit.clustering import Cluster, Member, SharedStores, running_cluster, shared_stores
+from tests.kit.record_batches import record_batch
 
 __all__ = ["shared_stores"]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from kio.schema.create_topics.v5.request import CreatableTopic, CreateTopicsRequest
 
-from tests.integration.async_client import AsyncClient
-from tests.integration.serving import Served, get, serving
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.async_client import AsyncClient
+from tests.kit.record_batches import record_batch
+from tests.kit.serving import Served, get, serving
 
 WITHIN_S = 20.0
 TOPIC = "t"

@@ -17,9 +17,9 @@ from storage.catalog.brokers import BrokerRecord, Endpoint
 from storage.metadata import keys
 from storage.metadata.port import Put
 from storage.vocabulary import TopicId
-from tests.integration.async_client import AsyncClient, Read
-from tests.integration.clustering import SOON_S, Cluster, Member, running_cluster
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.async_client import AsyncClient, Read
+from tests.kit.clustering import SOON_S, Cluster, Member, running_cluster
+from tests.kit.record_batches import record_batch
 
 PARTITIONS = 12
 

@@ -1,7 +1,5 @@
 """Memory stays bounded: what a client costs that stops reading, or floods, or claims; and what ordinary traffic takes."""
 
-import datetime
-import importlib
 import struct
 import tempfile
 import threading
@@ -9,26 +7,20 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from kio.schema.errors import ErrorCode
 
 from runtime.clock import SystemClock
 from storage.limits import KIB, MIB
-from tests.integration.raw_client import RawClient, frame_of, is_serving, prefixed
-from tests.integration.serving import Served, serving
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.memory_watch import PARTITIONS, SETTLED_S, SOON_S, Watch, create_topic, fetch, produce, wait_settled
+from tests.kit.raw_client import RawClient, frame_of, is_serving, prefixed
+from tests.kit.record_batches import record_batch
+from tests.kit.serving import Served, serving
 
 STOPPED_CLIENT_BYTES_MAX = 16 * MIB
 FLOWING_RSS_BYTES_MAX = 400 * MIB
-PARTITIONS = 4
-SETTLED_S = 1.2
-"""Metrics are up to a second old."""
-SOON_S = 30.0
 clock = SystemClock()
 
 
@@ -38,73 +30,6 @@ def served() -> Iterator[Served]:
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder), settings={"storage.cache_bytes": "8MiB"}) as broker:
         create_topic(broker, "t")
         yield broker
-
-
-def create_topic(broker: Served, name: str) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(SOON_S)
-
-
-def produce(*batches: bytes, partitions: range = range(PARTITIONS)) -> Any:
-    """One request with a batch for each partition; the last one stands for all that follow."""
-    module: Any = importlib.import_module("kio.schema.produce.v9.request")
-    data = tuple(
-        module.PartitionProduceData(index=index, records=batches[min(number, len(batches) - 1)]) for number, index in enumerate(partitions)
-    )
-    topic = module.TopicProduceData(name="t", partition_data=data)
-    return module.ProduceRequest(transactional_id=None, acks=1, timeout=datetime.timedelta(seconds=30), topic_data=(topic,))
-
-
-def fetch(partition: int, offset: int) -> Any:
-    """As much as it gives."""
-    module: Any = importlib.import_module("kio.schema.fetch.v11.request")
-    wanted = module.FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 30)
-    return module.FetchRequest(
-        max_wait=datetime.timedelta(seconds=1),
-        min_bytes=1,
-        max_bytes=1 << 30,
-        isolation_level=0,
-        session_id=0,
-        session_epoch=-1,
-        topics=(module.FetchTopic(topic="t", partitions=(wanted,)),),
-        forgotten_topics_data=(),
-        rack_id="",
-    )
-
-
-def wait_settled(broker: Served) -> None:
-    """Until the broker has stopped doing anything about requests."""
-    before: dict[str, float] = {}
-    give_up_s = clock.monotonic_s() + SOON_S
-    while clock.monotonic_s() < give_up_s:
-        now = {name: value for name, value in broker.metrics().items() if name.startswith("forebay_kafka_requests_total")}
-        if now == before:
-            return
-        before = now
-        time.sleep(SETTLED_S)
-    raise AssertionError(f"the broker was not idle within {SOON_S:.0f} s")
-
-
-class Watch:
-    """Looks at the broker's resident memory all the time."""
-
-    def __init__(self, broker: Served) -> None:
-        self._broker = broker
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-        self.peak_bytes = 0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._stopping.wait(0.02):
-            self.peak_bytes = max(self.peak_bytes, self._broker.rss_bytes())
 
 
 @pytest.mark.parametrize(("batch_bytes", "requests"), [(900 * KIB, 24), (24 * KIB, 400)], ids=["large batches", "parts of large requests"])

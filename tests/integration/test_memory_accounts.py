@@ -12,10 +12,10 @@ from kio.schema.errors import ErrorCode
 
 from runtime.clock import SystemClock
 from storage.limits import KIB, MIB
-from tests.integration.raw_client import RawClient, frame_of
-from tests.integration.serving import Served, serving
-from tests.integration.test_memory import SETTLED_S, SOON_S, create_topic, fetch, produce, wait_settled
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.memory_watch import SETTLED_S, SOON_S, create_topic, fetch, produce, wait_settled
+from tests.kit.raw_client import RawClient, frame_of
+from tests.kit.record_batches import record_batch
+from tests.kit.serving import Served, serving
 
 CACHE_BYTES: Final = 32 * MIB
 SLACK_BYTES: Final = 40 * MIB

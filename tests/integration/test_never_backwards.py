@@ -6,10 +6,10 @@ import random
 import pytest
 
 from broker.fetching import gathering
-from tests.integration.async_client import AsyncClient, parse_listed, parse_read
-from tests.integration.clustering import Member, SharedStores, running_cluster, shared_stores
 from tests.integration.test_membership import create
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.async_client import AsyncClient, parse_listed, parse_read
+from tests.kit.clustering import Member, SharedStores, running_cluster, shared_stores
+from tests.kit.record_batches import record_batch
 
 __all__ = ["shared_stores"]
 

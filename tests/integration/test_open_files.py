@@ -16,9 +16,9 @@ from process import accepting
 from process.descriptors import RESERVED
 from runtime.clock import SystemClock
 from runtime.logs import SAID_EVERY_S
-from tests.integration.async_client import AsyncClient
-from tests.integration.serving import HOST, Served, get, serving
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.async_client import AsyncClient
+from tests.kit.record_batches import record_batch
+from tests.kit.serving import HOST, Served, get, serving
 
 WITHIN_S = 30.0
 TOPIC = "t"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from tests.compat.second_opinion.messages import frame, plain
-from tests.integration.async_client import AsyncClient, Read
-from tests.integration.clustering import Cluster, Member, SharedStores, running_cluster, shared_stores
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.async_client import AsyncClient, Read
+from tests.kit.clustering import Cluster, Member, SharedStores, running_cluster, shared_stores
+from tests.kit.kafka_messages import frame, plain
+from tests.kit.record_batches import record_batch
 
 __all__ = ["shared_stores"]
 

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from runtime.clock import SystemClock
-from tests.integration.serving import Served, get, serving
+from tests.kit.serving import Served, get, serving
 
 TOPIC = "orders"
 PARTITIONS = 3

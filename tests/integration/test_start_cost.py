@@ -7,7 +7,7 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
-from tests.integration.serving import serving
+from tests.kit.serving import serving
 
 FOR_LATER = {
     "aiohttp": "the HTTP server starts when Kafka's clients are served already",

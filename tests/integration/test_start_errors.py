@@ -21,7 +21,7 @@ from storage.metadata.keys import CLUSTER
 from storage.metadata.oxia.location import parse_oxia_url
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import ABSENT, Put
-from tests.integration.serving import ROOT
+from tests.kit.serving import ROOT
 
 ENDS_WITHIN_S = 60.0
 EXIT_USAGE, EXIT_UNREACHABLE = 2, 3

@@ -17,9 +17,9 @@ from kio.schema.errors import ErrorCode
 
 from runtime.clock import SystemClock
 from storage.outcomes import PUT, WRITE, Kind
-from tests.integration.raw_client import RawClient, frame_of
-from tests.integration.serving import Served, get, serving
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.raw_client import RawClient, frame_of
+from tests.kit.record_batches import record_batch
+from tests.kit.serving import Served, get, serving
 
 SOON_S = 40.0
 ASK_EVERY_S = 0.05

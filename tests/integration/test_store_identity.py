@@ -18,7 +18,7 @@ from runtime.clock import SystemClock
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import running_s3
 from storage.catalog.store_marker import KEY
-from tests.integration.serving import HOST, ROOT, Served, events, get, last_lines, serving
+from tests.kit.serving import HOST, ROOT, Served, events, get, last_lines, serving
 
 WITHIN_S = 60.0
 ASK_EVERY_S = 0.05

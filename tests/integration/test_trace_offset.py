@@ -17,7 +17,7 @@ from forebay.commands.debug.commands import debug
 from services.oxia import OxiaServer
 from services.versitygw import S3Server
 from storage.limits import PENDING_ENTRIES_MAX
-from tests.integration.serving import Served, serving
+from tests.kit.serving import Served, serving
 
 TOPIC = "orders"
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -15,8 +15,8 @@ from services.oxia import running_oxia
 from services.ports import free_port
 from services.versitygw import S3Server
 from tests.integration.command_line import following, forebay, interrupted, soon
-from tests.integration.serving import HOST, ROOT, Served, serving
 from tests.integration.transcripts import Shell, part
+from tests.kit.serving import HOST, ROOT, Served, serving
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 WITHIN_S = 60.0

@@ -21,9 +21,9 @@ from kio.schema.create_topics.v5.request import CreatableTopic, CreateTopicsRequ
 
 from runtime.clock import SystemClock
 from runtime.log_lines import LINES_PER_WINDOW, WAITING_BYTES_MAX
-from tests.integration.raw_client import RawClient, body_of, frame_of, header, request_class
-from tests.integration.serving import HOST, ROOT, get
 from tests.integration.test_workers import free_ports
+from tests.kit.raw_client import RawClient, body_of, frame_of, header, request_class
+from tests.kit.serving import HOST, ROOT, get
 
 WITHIN_S = 30.0
 ANSWERED_WITHIN_S = 5.0

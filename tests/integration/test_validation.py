@@ -18,10 +18,10 @@ from kio.schema.errors import ErrorCode
 from runtime.clock import SystemClock
 from storage.limits import MIB
 from storage.records import DECOMPRESSED_BYTES_MAX
-from tests.integration.raw_client import RawClient, frame_of
-from tests.integration.serving import Served, serving
-from tests.integration.test_memory import SETTLED_S, Watch
-from tests.unit.broker.handlers.record_batches import batch_of_records, record, record_batch
+from tests.kit.memory_watch import SETTLED_S, Watch
+from tests.kit.raw_client import RawClient, frame_of
+from tests.kit.record_batches import batch_of_records, record, record_batch
+from tests.kit.serving import Served, serving
 
 PARTITIONS = 4
 SOON_S = 30.0

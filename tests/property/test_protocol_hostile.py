@@ -10,7 +10,7 @@ from broker.protocol import codec, shapes
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.support import APIS, Api
 from broker.protocol.wire import ELEMENTS_MAX, uvarint
-from tests.property.kafka_values import kio_encoded, random_entity
+from tests.kit.kafka_values import kio_encoded, random_entity
 
 MUTATIONS = 40
 MEMORY_BYTES_MAX = 1_000_000

@@ -10,7 +10,7 @@ from broker.protocol.decoder import compile_decoder
 from broker.protocol.encoder import compile_encoder
 from broker.protocol.schema import Structure
 from broker.protocol.support import APIS, Api
-from tests.property.kafka_values import (
+from tests.kit.kafka_values import (
     as_namespace,
     in_milliseconds,
     kio_encoded,

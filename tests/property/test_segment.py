@@ -20,7 +20,7 @@ from storage.formats.segment_writer import Segment, SegmentWriter
 from storage.limits import SEGMENT_FOOTER_BYTES_MAX
 from storage.log.readplan import scan_stamped
 from storage.recordbatch import parse_header
-from tests.unit.storage.formats.segments import ID, KEY, PARTITION, bytes_of, decoded, resealed, stamped
+from tests.kit.segments import ID, KEY, PARTITION, bytes_of, decoded, resealed, stamped
 
 Batch = tuple[int, int, int, int]
 """Offsets missing before it, records, greatest timestamp, bytes of its records."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from tests.integration.serving import Served, serving
+from tests.kit.serving import Served, serving
 
 PATIENCE_S = 30.0
 

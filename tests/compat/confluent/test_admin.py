@@ -32,7 +32,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.integration.serving import Served, serving
+from tests.kit.serving import Served, serving
 
 PATIENCE_S = 30.0
 # Parts of the client whose annotations are missing, or narrower than what it takes.

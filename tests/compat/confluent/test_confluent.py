@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
-from tests.integration.serving import Served, serving
+from tests.kit.serving import Served, serving
 
 PATIENCE_S = 30.0
 

@@ -14,7 +14,7 @@ from broker.protocol.support import APIS
 from runtime.clock import SystemClock
 from services.kafka import running_kafka
 from tests.compat.recorder import HOST, Recorder, recording
-from tests.integration.serving import Served, serving
+from tests.kit.serving import Served, serving
 
 Against = Literal["forebay", "kafka"]
 AGAINST: Final[Sequence[Against]] = ("forebay", "kafka")

@@ -11,7 +11,7 @@ from typing import Final
 
 from services.build import cache_folder
 from services.jars import assembled, found
-from tests.compat.toolchains import java
+from tests.kit.toolchains import java
 
 ANSWERS_WITHIN_S: Final = 60.0
 FOLDER: Final = Path(__file__).parent

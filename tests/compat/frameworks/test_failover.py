@@ -23,7 +23,7 @@ from tests.compat.frameworks.test_streams import (
     running,
     true_counts,
 )
-from tests.integration.serving import serving
+from tests.kit.serving import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(180)]
 

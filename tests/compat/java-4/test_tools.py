@@ -14,8 +14,8 @@ import pytest
 from services.build import cache_folder
 from services.jars import assembled
 from services.kafka import POM
-from tests.compat.toolchains import java
-from tests.integration.serving import serving
+from tests.kit.serving import serving
+from tests.kit.toolchains import java
 
 pytestmark = pytest.mark.timeout(600)  # the jars are fetched once
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.serving import Served, serving
+from tests.kit.serving import Served, serving
 
 PATIENCE_S = 60
 

@@ -11,8 +11,8 @@ from services.kafka import running_kafka
 from tests.compat.second_opinion.differences import differences
 from tests.compat.second_opinion.page import PAGE, renewed, stale, unexplained
 from tests.compat.second_opinion.probing import FOREBAY_SETTINGS, KAFKA_SETTINGS, probe_all
-from tests.compat.second_opinion.recorded import ANSWERS, written
-from tests.integration.serving import serving
+from tests.kit.recorded_answers import ANSWERS, written
+from tests.kit.serving import serving
 
 
 def main() -> int:

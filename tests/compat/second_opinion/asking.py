@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from broker.protocol import support
-from tests.compat.second_opinion.messages import frame, plain
-from tests.integration.raw_client import RawClient
+from tests.kit.kafka_messages import frame, plain
+from tests.kit.raw_client import RawClient
 
 _LEFT_OUT: Final = frozenset(
     {"throttle_time", "throttle_time_ms", "cluster_id", "host", "client_host", "port", "current_leader", "node_endpoints"}

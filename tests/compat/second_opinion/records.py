@@ -9,7 +9,7 @@ from storage.recordbatch import CODEC_MASK, HEADER_BYTES, checksum, parse_header
 from storage.records import decompress_records
 from tests.compat.second_opinion.asking import Line, until, versions
 from tests.compat.second_opinion.topics import TIMEOUT_MS, append, create, topic, topic_id
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.record_batches import record_batch
 
 TIME_MS: Final = 1_700_000_000_000
 CONTROL: Final = 0x20

@@ -8,8 +8,8 @@ from tests.compat.second_opinion.asking import Asked
 from tests.compat.second_opinion.differences import Difference, differences
 from tests.compat.second_opinion.page import PAGE, renewed, stale, unexplained
 from tests.compat.second_opinion.probing import FOREBAY_SETTINGS, probe_all
-from tests.compat.second_opinion.recorded import ANSWERS, read, written
-from tests.integration.serving import serving
+from tests.kit.recorded_answers import ANSWERS, read, written
+from tests.kit.serving import serving
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import uuid
 from typing import Any, Final
 
 from tests.compat.second_opinion.asking import Line, latest, until, versions
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.record_batches import record_batch
 
 TIMEOUT_MS: Final = 10_000
 

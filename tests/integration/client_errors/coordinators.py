@@ -10,10 +10,10 @@ from kio.schema.errors import ErrorCode
 
 from broker.coordination.rendezvous import slot_of
 from storage.metadata.memory import MemoryMetadataStore
-from tests.integration.client_errors.seen import Scene, Seen, aiokafka_client, of_aiokafka, of_frame
-from tests.integration.clustering import running_cluster
-from tests.integration.raw_client import API_VERSIONS, RawClient, header
-from tests.unit.storage.catalog.faulty import FaultyMetadata
+from tests.kit.clustering import running_cluster
+from tests.kit.faulty_metadata import FaultyMetadata
+from tests.kit.raw_client import API_VERSIONS, RawClient, header
+from tests.kit.seen_errors import Scene, Seen, aiokafka_client, of_aiokafka, of_frame
 
 GROUP = "g"
 _GROUP_KEY = 0

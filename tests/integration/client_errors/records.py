@@ -10,8 +10,8 @@ from aiokafka.errors import BrokerResponseError, InvalidProducerEpoch, OffsetOut
 from confluent_kafka import KafkaError, Producer
 
 from runtime.clock import SystemClock
-from tests.integration.client_errors.seen import PATIENCE_S, TOPIC, Scene, Seen, of_aiokafka, of_confluent, of_frame
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.record_batches import record_batch
+from tests.kit.seen_errors import PATIENCE_S, TOPIC, Scene, Seen, of_aiokafka, of_confluent, of_frame
 
 DAY_MS = 86_400_000
 

@@ -11,7 +11,7 @@ from aiokafka.protocol.admin import CreateTopicsRequest, DescribeAclsRequest
 from confluent_kafka import ElectionType, TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic
 
-from tests.integration.client_errors.seen import (
+from tests.kit.seen_errors import (
     PATIENCE_S,
     TOPIC,
     Scene,

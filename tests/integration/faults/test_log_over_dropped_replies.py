@@ -32,10 +32,10 @@ from storage.objects.s3.location import parse_s3_url
 from storage.objects.s3.store import open_s3
 from storage.recordbatch import parse_header
 from storage.vocabulary import PartitionId, TopicId
-from tests.faults.oxia_proxy import OxiaProxy, oxia_proxy
-from tests.faults.plan import Fault, Rule
-from tests.faults.s3_proxy import S3Proxy, s3_proxy
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
+from tests.kit.faults.oxia_proxy import OxiaProxy, oxia_proxy
+from tests.kit.faults.plan import Fault, Rule
+from tests.kit.faults.s3_proxy import S3Proxy, s3_proxy
 
 EPOCHS: Final = (7, 8)
 PARTITIONS: Final = 8

@@ -8,8 +8,8 @@ from services.oxia import OxiaServer, running_oxia
 from storage.metadata.keys import CLUSTER, broker
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import ABSENT, Applied, Key, OpResult, Put, Status
-from tests.faults.oxia_proxy import oxia_proxy
 from tests.integration.oxia.opening import clock, on_every_shard, opened, pause, seconds_until
+from tests.kit.faults.oxia_proxy import oxia_proxy
 
 SHARDS = 4
 

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from broker.audit import DROPPED, LOOK_EVERY_S, AuditLog, open_audit_log
 from process.settings.errors import StartError
 from runtime.telemetry import Telemetry
-from tests.unit.storage.catalog.faulty import ManualClock
+from tests.kit.faulty_metadata import ManualClock
 
 FACTS = {"event": "topic_created", "outcome": "done", "topic": "t", "client_id": "app"}
 

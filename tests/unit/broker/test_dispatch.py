@@ -42,10 +42,10 @@ from storage.catalog.topics import Topics
 from storage.errors import Unavailable
 from storage.limits import MIB
 from storage.vocabulary import Buffer
-from tests.integration.raw_client import frame_of, header
+from tests.kit.raw_client import frame_of, header
+from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.asking import cluster
 from tests.unit.broker.handlers.logged import Node, node
-from tests.unit.broker.handlers.record_batches import record_batch
 
 METADATA = 3
 SOON_S = 10.0

@@ -20,9 +20,9 @@ from storage.metadata import keys
 from storage.metadata.memory import MemorySession
 from storage.metadata.port import Put, Record
 from storage.objects.memory import MemoryObjectStore
+from tests.kit.batches import batch_bytes
+from tests.kit.faulty_metadata import Fault
 from tests.unit.storage.catalog.deposed import DeposedMetadata
-from tests.unit.storage.catalog.faulty import Fault
-from tests.unit.storage.log.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 HERE = (Endpoint("PLAINTEXT", "here", 9092),)

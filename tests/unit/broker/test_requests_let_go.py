@@ -20,10 +20,10 @@ from broker.protocol import produce as produce_wire
 from storage.catalog.topics import Topic
 from storage.errors import Unavailable
 from storage.limits import KIB
-from tests.integration.raw_client import frame_of
+from tests.kit.coordinating import join_of
+from tests.kit.raw_client import frame_of
+from tests.kit.record_batches import record_batch
 from tests.unit.broker.connecting import Play, playing, settle
-from tests.unit.broker.groups.coordinating import join_of
-from tests.unit.broker.handlers.record_batches import record_batch
 from tests.unit.broker.test_dispatch import Desk, desk, metadata, produced
 
 SOON_S = 10.0

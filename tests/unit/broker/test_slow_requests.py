@@ -8,9 +8,9 @@ from broker.handling.context import Context
 from broker.protocol.request import Request
 from broker.slow_requests import SLOW_S, Slow, SlowRequests
 from runtime.logs import SAID_EVERY_S
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.faulty_metadata import ManualClock
+from tests.kit.record_batches import record_batch
 from tests.unit.broker.test_dispatch import METADATA, FakeClient, desk, fetched, metadata, produced
-from tests.unit.storage.catalog.faulty import ManualClock
 
 
 class Timers:

@@ -22,7 +22,7 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Applied, DeleteRange, Put
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import ObjectId
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import compacting, index_ends, left_behind, listed_segments
 from tests.unit.storage.log.rig import PARTITION, FaultyMetadata, Rig, rig
 

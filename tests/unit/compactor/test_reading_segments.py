@@ -18,7 +18,7 @@ from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, DeleteRange, Put, children_of
 from storage.recordbatch import parse_header, restamp
 from storage.vocabulary import ObjectId
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import compacting
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 

@@ -14,7 +14,7 @@ from storage.limits import MIB
 from storage.record_reading import read_records
 from storage.recordbatch import parse_header
 from storage.records import GZIP, LZ4, SNAPPY, ZSTD
-from tests.unit.broker.handlers.record_batches import batch_of_records, compressed, record, record_batch
+from tests.kit.record_batches import batch_of_records, compressed, record, record_batch
 
 lz4_frame: Any = importlib.import_module("lz4.frame")
 

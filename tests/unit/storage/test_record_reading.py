@@ -11,7 +11,7 @@ from storage.limits import MIB
 from storage.record_reading import NAMED_MAX, SLICE_RECORDS, Readable, Unreadable, read_records
 from storage.recordbatch import parse_header
 from storage.records import DECOMPRESSED_BYTES_MAX, walk
-from tests.unit.broker.handlers.record_batches import NOW_MS, batch_of_records, compressed, record, record_batch, varint
+from tests.kit.record_batches import NOW_MS, batch_of_records, compressed, record, record_batch, varint
 
 CODECS = range(5)
 ALWAYS = {"earliest_ms": -(2**63), "latest_ms": 2**63 - 1}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from storage import recordbatch
 from storage.errors import Corrupt
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 
 
 def test_the_header_is_read_by_the_picture() -> None:

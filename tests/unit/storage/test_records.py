@@ -11,8 +11,8 @@ from storage import records
 from storage.errors import Corrupt
 from storage.recordbatch import ATTRIBUTE_LOG_APPEND_TIME, HEADER_BYTES, checksum, parse_header
 from storage.records import TooLarge, decompress_records, recompress_batch, walk
-from tests.unit.broker.handlers.record_batches import NOW_MS, record_batch
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
+from tests.kit.record_batches import NOW_MS, record_batch
 from tests.unit.storage.log.test_time_search import timed
 
 COMPRESS = {1: cramjam.gzip.compress, 2: cramjam.snappy.compress_raw, 3: cramjam.lz4.compress, 4: cramjam.zstd.compress}

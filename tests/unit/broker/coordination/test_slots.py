@@ -17,8 +17,8 @@ from storage.catalog.brokers import BrokerDirectory, BrokerRecord, Endpoint
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Delete
-from tests.unit.broker.groups.coordinating import FIRST, committed, simple
-from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata
+from tests.kit.coordinating import FIRST, committed, simple
+from tests.kit.faulty_metadata import Fault, FaultyMetadata
 
 SLACK_S = 2.0
 

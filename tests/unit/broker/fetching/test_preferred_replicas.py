@@ -9,7 +9,7 @@ from broker.fetching.preferred_replicas import ASK_AGAIN_S, PreferredReplicas
 from broker.leadership import Asker, ClientLeadership, Leadership, PartitionLeadership, Question, SelfLeadership
 from storage.catalog.brokers import BrokerDirectory, Endpoint
 from storage.vocabulary import PartitionId, TopicId
-from tests.unit.storage.catalog.faulty import FaultyMetadata, ManualClock
+from tests.kit.faulty_metadata import FaultyMetadata, ManualClock
 
 PARTITIONS = [PartitionId(TopicId("00000000-0000-4000-8000-000000000001"), number) for number in range(50)]
 OWN = 1

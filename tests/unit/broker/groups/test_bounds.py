@@ -17,7 +17,7 @@ from broker.groups.settings import GroupSettings
 from storage.limits import KIB
 from storage.metadata.port import Record
 from storage.vocabulary import PartitionId
-from tests.unit.broker.groups.coordinating import FIRST, TOPIC, Node, committed, join_of, simple, stable, world
+from tests.kit.coordinating import FIRST, TOPIC, Node, committed, join_of, simple, stable, world
 
 PATIENCE_S = 10.0
 

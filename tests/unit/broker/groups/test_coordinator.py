@@ -15,8 +15,8 @@ from broker.groups.settings import GroupSettings
 from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
 from storage.metadata.port import Key, Record
-from tests.unit.broker.groups.coordinating import FIRST, SECOND, Node, World, committed, join_of, of_member, simple, stable, world
-from tests.unit.storage.catalog.faulty import Fault
+from tests.kit.coordinating import FIRST, SECOND, Node, World, committed, join_of, of_member, simple, stable, world
+from tests.kit.faulty_metadata import Fault
 
 PATIENCE_S = 10.0
 

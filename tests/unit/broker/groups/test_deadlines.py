@@ -12,8 +12,8 @@ from broker.groups.loaded import Closed, ConfirmOwnership, LoadedGroup
 from broker.groups.members import GroupState
 from broker.groups.settings import GroupSettings
 from storage.metadata.port import WriteOp
-from tests.unit.broker.groups.coordinating import FIRST, Node, committed, join_of, of_member, simple, stable, world
-from tests.unit.storage.catalog.faulty import Fault
+from tests.kit.coordinating import FIRST, Node, committed, join_of, of_member, simple, stable, world
+from tests.kit.faulty_metadata import Fault
 
 PATIENCE_S = 10.0
 SESSION_S = 0.3

@@ -11,8 +11,9 @@ from broker.groups.errors import GroupError
 from broker.groups.loaded import Closed
 from storage.metadata import keys
 from storage.metadata.port import Delete
-from tests.unit.broker.groups.coordinating import Node, stable, world
-from tests.unit.broker.groups.test_sweep import HOUR_MS, SETTINGS, commit, keys_of, restarted, topic_of
+from tests.kit.coordinating import Node, stable, world
+from tests.kit.group_offsets import commit, keys_of, restarted, topic_of
+from tests.unit.broker.groups.test_sweep import HOUR_MS, SETTINGS
 
 SOON_S = 10.0
 

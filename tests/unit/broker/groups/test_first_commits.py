@@ -15,9 +15,9 @@ from storage.errors import Fenced
 from storage.metadata.keys import GroupKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Key, Put, Record, WriteOp
-from tests.unit.broker.groups.coordinating import FIRST, SECOND, Node, committed, of_member, simple, stable, world
+from tests.kit.coordinating import FIRST, SECOND, Node, committed, of_member, simple, stable, world
+from tests.kit.faulty_metadata import Fault, FaultyMetadata
 from tests.unit.broker.groups.test_coordinator import group_of, taken_over
-from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata
 
 KEYS = GroupKeys("g", slot_of("g"))
 PLACE = b'{"fmt":1,"owner":1,"offset":-1,"leader_epoch":-1,"metadata":"","committed_at_ms":-1}'

@@ -16,7 +16,7 @@ from broker.groups.memory import GROUP_BYTES, GROUP_SHARE, HELD, MEMBER_BYTES, P
 from broker.groups.settings import GroupSettings
 from storage.limits import KIB, MIB
 from storage.vocabulary import PartitionId
-from tests.unit.broker.groups.coordinating import FIRST, Node, committed, join_of, of_member, simple, stable, world
+from tests.kit.coordinating import FIRST, Node, committed, join_of, of_member, simple, stable, world
 
 SETTINGS = GroupSettings(initial_delay_s=0, member_bytes_max=256 * KIB, memory_bytes_max=2 * MIB)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from broker.coordination.rendezvous import COORDINATOR_SLOTS, slot_of
+from broker.coordination.rendezvous import slot_of
 from broker.groups.coordinator import GROUP_NAME_BYTES_MAX
 from broker.groups.errors import GroupError
 from broker.groups.events import Leave
@@ -17,57 +17,25 @@ from broker.groups.members import GroupState, Protocol
 from broker.groups.memory import GROUP_BYTES, MEMBER_BYTES
 from broker.groups.settings import GroupSettings
 from storage.catalog.groups import topics_key
-from storage.catalog.topics import Topic
 from storage.errors import Unavailable
 from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
 from storage.metadata.oxia.write_request import check_ops
 from storage.metadata.port import Put, WriteOp
 from storage.vocabulary import PartitionId
-from tests.unit.broker.groups.coordinating import FIRST, Node, World, committed, join_of, of_member, simple, stable, world
+from tests.kit.coordinating import FIRST, Node, committed, join_of, of_member, simple, stable, world
+from tests.kit.faulty_metadata import Fault
+from tests.kit.group_offsets import commit, keys_of, restarted, topic_of
 from tests.unit.broker.groups.test_coordinator import group_of, taken_over
-from tests.unit.storage.catalog.faulty import Fault
 
 HOUR_MS = 3_600_000
 SETTINGS = GroupSettings(initial_delay_s=0, offsets_retention_ms=HOUR_MS)
 SUBSCRIBED_TO_T = b"\x00\x01\x00\x00\x00\x01\x00\x01t\xff\xff\xff\xff"
 
 
-async def topic_of(node: Node, name: str = "t", partition_count: int = 1) -> Topic:
-    topic = await node.topics.create(name, partition_count=partition_count, replication_factor=1, configs={})
-    node.partitions.update(topic.partition(number) for number in range(partition_count))
-    return topic
-
-
-async def commit(node: Node, group: str, *partitions: PartitionId) -> None:
-    node.partitions.update(partitions)
-    now_ms = node.clock.now_ms()
-    offsets = {partition: committed(1)._replace(committed_at_ms=now_ms) for partition in partitions}
-    assert await node.coordinator.commit(group, simple(offsets)) is GroupError.NONE
-
-
 async def leave(node: Node, group: str, member_id: str) -> None:
     answer = await node.coordinator.leave(group, Leave(token=0, members=((member_id, None),)))
     assert answer.errors == (GroupError.NONE,)
-
-
-async def keys_of(node: Node, group: str) -> int:
-    """Records of the group and of its offsets."""
-    group_keys = GroupKeys(group, slot_of(group))
-    pages = [topics_key(group_keys, page) for page in range(9)]
-    found = await node.metadata.get_many([group_keys.group, *pages, *map(group_keys.offset, node.partitions)])
-    return sum(record is not None for record in found)
-
-
-async def restarted(made: World, old: Node) -> Node:
-    """Another broker in place of the old one; all groups are its own, and none is loaded."""
-    new = await made.node(2)
-    await old.lose_session()
-    old.coordinator.stop()
-    async with asyncio.timeout(10):
-        while len(await new.coordinator.slots.own()) < COORDINATOR_SLOTS:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    return new
 
 
 def count(node: Node, name: str, **labels: str) -> float:

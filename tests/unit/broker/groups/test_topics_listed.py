@@ -19,9 +19,10 @@ from storage.metadata.keys import GroupKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Key, Put, Record, WriteOp
 from storage.vocabulary import PartitionId, TopicId
-from tests.unit.broker.groups.coordinating import committed, world
-from tests.unit.broker.groups.test_sweep import SETTINGS, commit, topic_of
-from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata
+from tests.kit.coordinating import committed, world
+from tests.kit.faulty_metadata import Fault, FaultyMetadata
+from tests.kit.group_offsets import commit, topic_of
+from tests.unit.broker.groups.test_sweep import SETTINGS
 
 KEYS = GroupKeys("g", slot_of("g"))
 

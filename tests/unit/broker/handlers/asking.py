@@ -35,7 +35,7 @@ from storage.log.timestamps import TimestampedOffset
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.vocabulary import PartitionId
-from tests.unit.storage.catalog.faulty import FaultyMetadata, ManualClock, no_jitter
+from tests.kit.faulty_metadata import FaultyMetadata, ManualClock, no_jitter
 
 LISTENER = "PLAINTEXT"
 INTERNAL = "INTERNAL"

@@ -22,8 +22,8 @@ from storage.log.batcher import FlushSettings
 from storage.metadata.memory import MemoryMetadataStore
 from storage.objects.memory import MemoryObjectStore
 from storage.recordbatch import parse_header
-from tests.unit.broker.handlers.record_batches import NOW_MS
-from tests.unit.storage.catalog.faulty import no_jitter
+from tests.kit.faulty_metadata import no_jitter
+from tests.kit.record_batches import NOW_MS
 from tests.unit.storage.log.rig import Rig, rig
 
 Named = tuple[str, int, bytes | bytearray | None]

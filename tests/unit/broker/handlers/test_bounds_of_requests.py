@@ -12,11 +12,11 @@ from broker.handlers.topics import create_partitions, create_topics, delete_topi
 from broker.handling.config_alterations import KEYS_MAX
 from storage.log.bounds import LogBounds
 from storage.vocabulary import PartitionId
+from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.asking import cluster, error_of
 from tests.unit.broker.handlers.configs import test_alter_configs, test_incremental_alter_configs
 from tests.unit.broker.handlers.log import test_delete_records, test_describe_producers, test_list_offsets
 from tests.unit.broker.handlers.logged import node
-from tests.unit.broker.handlers.record_batches import record_batch
 from tests.unit.broker.handlers.topics import test_create_partitions, test_create_topics, test_delete_topics
 
 TOPIC = 2

@@ -13,7 +13,7 @@ from storage.catalog.topics import Topics
 from storage.log.bounds import LogBounds
 from storage.metadata.memory import MemoryMetadataStore
 from storage.vocabulary import PartitionId
-from tests.unit.storage.catalog.faulty import FaultyMetadata, ManualClock, no_jitter
+from tests.kit.faulty_metadata import FaultyMetadata, ManualClock, no_jitter
 
 
 async def test_a_partition_that_was_added_is_not_said_to_be_unknown() -> None:

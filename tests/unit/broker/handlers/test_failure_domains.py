@@ -21,8 +21,8 @@ from storage.log import control_reads, flights
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key
+from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.logged import Node, Stores, asking, node, offsets_of
-from tests.unit.broker.handlers.record_batches import record_batch
 
 PARTITIONS = 12
 SILENT = 1

@@ -17,7 +17,7 @@ from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
 from storage.recordbatch import BatchHeader, parse_header
 from storage.vocabulary import PartitionId
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import TOPIC, rig
 
 

@@ -19,10 +19,10 @@ from storage.catalog.topics import Topic
 from storage.errors import Unavailable
 from storage.metadata import keys
 from storage.metadata.port import Key
+from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.asking import cluster, error_of
 from tests.unit.broker.handlers.grouped import nested, request_of
 from tests.unit.broker.handlers.logged import Node, Stores, asking, node, offsets_of
-from tests.unit.broker.handlers.record_batches import record_batch
 
 SOON_S = 10.0
 UNKNOWN = uuid.UUID(int=7)

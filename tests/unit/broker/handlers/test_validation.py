@@ -20,8 +20,8 @@ from broker.handling.recompression import (
 )
 from runtime.blocking import ThreadBlocking
 from storage.recordbatch import checksum, parse_header
+from tests.kit.record_batches import NOW_MS, batch_of_records, record, record_batch, varint
 from tests.unit.broker.handlers.logged import node
-from tests.unit.broker.handlers.record_batches import NOW_MS, batch_of_records, record, record_batch, varint
 from tests.unit.broker.handling.test_recompression import Gate, Source, broken, codes, send, stored, values_of
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from broker.protocol.produce import PartitionResult
 from runtime.blocking import ThreadBlocking
 from storage.recordbatch import CODEC_MASK, HEADER_BYTES, checksum, parse_header
 from storage.records import decompress_records
+from tests.kit.record_batches import NOW_MS, record_batch
 from tests.unit.broker.handlers.logged import Node, asking, batches_of, node, produce_request
-from tests.unit.broker.handlers.record_batches import NOW_MS, record_batch
 
 T = TypeVar("T")
 CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}

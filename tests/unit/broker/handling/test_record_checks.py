@@ -22,8 +22,8 @@ from storage.limits import BATCH_BYTES_DEFAULT_MAX, MIB
 from storage.record_reading import NAMED_MAX
 from storage.recordbatch import BatchHeader, parse_header
 from storage.vocabulary import TopicId
-from tests.unit.broker.handlers.record_batches import NOW_MS, record_batch
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
+from tests.kit.record_batches import NOW_MS, record_batch
 
 HOUR_MS = 3_600_000
 PLAIN = TopicRules(BATCH_BYTES_DEFAULT_MAX, is_log_append=False, before_max_ms=UNLIMITED_MS, after_max_ms=HOUR_MS, needs_keys=False)

@@ -15,7 +15,7 @@ from broker.protocol import wire
 from broker.protocol.decoder import STEP_ELEMENTS, bytes_min, compile_decoder, compile_stepwise_decoder, structure_bytes_min, to_uuid
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.schema import Structure, describe
-from tests.property.kafka_values import kio_encoded
+from tests.kit.kafka_values import kio_encoded
 
 MALFORMED = (ProtocolViolation, *wire.MALFORMED)
 METADATA = describe(MetadataRequest)

@@ -13,7 +13,7 @@ from broker.protocol.encoder import compile_encoder
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from broker.protocol.schema import describe
-from tests.property.kafka_values import as_namespace, in_milliseconds, kio_encoded, with_unknown_tag
+from tests.kit.kafka_values import as_namespace, in_milliseconds, kio_encoded, with_unknown_tag
 
 every_version = pytest.mark.parametrize("version", fetch.READABLE)
 

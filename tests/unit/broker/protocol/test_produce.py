@@ -12,7 +12,7 @@ from broker.protocol.encoder import compile_encoder
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest, ProduceResponse
 from broker.protocol.schema import describe
-from tests.property.kafka_values import as_namespace, in_milliseconds, kio_encoded, with_unknown_tag
+from tests.kit.kafka_values import as_namespace, in_milliseconds, kio_encoded, with_unknown_tag
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 every_version = pytest.mark.parametrize("version", produce.READABLE)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from storage.errors import Unavailable
 from storage.metadata.port import Key, Record
-from tests.unit.storage.catalog.faulty import FaultyMetadata
+from tests.kit.faulty_metadata import FaultyMetadata
 
 
 class DeposedMetadata(FaultyMetadata):

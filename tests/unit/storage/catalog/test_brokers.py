@@ -10,7 +10,7 @@ from storage.errors import AlreadyExists, IncompatibleFormat, Unavailable
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Delete, Put
-from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata, ManualClock
+from tests.kit.faulty_metadata import Fault, FaultyMetadata, ManualClock
 
 
 def listeners(port: int) -> tuple[Endpoint, ...]:

@@ -8,7 +8,7 @@ from storage.catalog.cluster import ClusterRecord, open_cluster
 from storage.errors import Corrupt, IncompatibleFormat, OutcomeUnknown, Unavailable
 from storage.metadata.keys import CLUSTER
 from storage.metadata.port import Put
-from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata, ManualClock, no_jitter
+from tests.kit.faulty_metadata import Fault, FaultyMetadata, ManualClock, no_jitter
 
 
 async def opened(metadata: FaultyMetadata, seed: int = 0) -> ClusterRecord:

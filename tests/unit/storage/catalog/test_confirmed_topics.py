@@ -16,7 +16,7 @@ from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, Put, Record
-from tests.unit.storage.catalog.faulty import FaultyMetadata, no_jitter
+from tests.kit.faulty_metadata import FaultyMetadata, no_jitter
 
 SHARDS = 4
 clock = SystemClock()

@@ -15,8 +15,8 @@ from storage.catalog.format_level import Raising, raise_level
 from storage.errors import IncompatibleFormat, NotFound, OutcomeUnknown, Unavailable
 from storage.metadata import keys
 from storage.metadata.port import Record, WriteOp
+from tests.kit.faulty_metadata import Fault, FaultyMetadata, ManualClock, no_jitter
 from tests.unit.storage.catalog.deposed import DeposedMetadata
-from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata, ManualClock, no_jitter
 
 OLD, NEW = 1, 2
 

@@ -6,7 +6,7 @@ import pytest
 from storage.catalog.producer_ids import BLOCK_IDS, ProducerIds
 from storage.errors import OutcomeUnknown, Unavailable
 from storage.metadata.keys import PRODUCER_IDS
-from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata, no_jitter
+from tests.kit.faulty_metadata import Fault, FaultyMetadata, no_jitter
 
 
 def open_ids(metadata: FaultyMetadata) -> ProducerIds:

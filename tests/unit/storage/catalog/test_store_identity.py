@@ -21,7 +21,7 @@ from storage.metadata.port import MetadataStore, Put
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.port import ObjectStore
 from storage.vocabulary import Buffer, ObjectId, PartitionId, TopicId
-from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata, ManualClock, no_jitter
+from tests.kit.faulty_metadata import Fault, FaultyMetadata, ManualClock, no_jitter
 
 STRANGER = PartitionId(TopicId("8e66447a-4af2-46f2-9663-5c2cb2777f87"), 0)
 A = ClusterRecord(cluster_id="A", created_at_ms=1)

@@ -12,8 +12,8 @@ from storage.errors import NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.formats.control import Control, LogState, decode_control, encode
 from storage.metadata import keys
 from storage.metadata.port import Put, WriteOp
+from tests.kit.faulty_metadata import Fault, FaultyMetadata
 from tests.unit.storage.catalog.deposed import DeposedMetadata
-from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata
 from tests.unit.storage.catalog.test_topics import create, log_states, open_topics
 
 

@@ -17,7 +17,7 @@ from storage.formats.control import Control, LogState, decode_control
 from storage.metadata import keys
 from storage.metadata.port import Key, MetadataStore, Put, Subscription, WriteOp, WriteOutcome, children_of
 from storage.vocabulary import TopicId
-from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata, ManualClock, no_jitter
+from tests.kit.faulty_metadata import Fault, FaultyMetadata, ManualClock, no_jitter
 
 
 def open_topics(metadata: MetadataStore, *, clock: ManualClock | None = None, cache_topics_max: int = 1_000) -> Topics:

@@ -14,7 +14,7 @@ from storage.catalog.topics import CACHE_AGE_S, STALE_S, Topic, Topics
 from storage.errors import Unavailable
 from storage.metadata import keys
 from storage.vocabulary import TopicId
-from tests.unit.storage.catalog.faulty import FaultyMetadata, ManualClock, no_jitter
+from tests.kit.faulty_metadata import FaultyMetadata, ManualClock, no_jitter
 
 SOON_S = 10.0
 UNKNOWN_ID = TopicId("0b6c1a9e-6d5c-4b7e-8a55-00000000000f")

@@ -1,7 +1,7 @@
 from storage.catalog.writes import write_each
 from storage.limits import WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
 from storage.metadata.port import ABSENT, Delete, Key, OpResult, Put, Status, Unknown
-from tests.unit.storage.catalog.faulty import Fault, FaultyMetadata
+from tests.kit.faulty_metadata import Fault, FaultyMetadata
 
 
 def put(number: int, *, size_bytes: int = 1) -> Put:

@@ -19,7 +19,7 @@ from storage.formats.control import decode_chunk, decode_control, decode_page
 from storage.log.batch import Appended
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Put, Record
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, rig
 
 Decode = Callable[[Record], object]

@@ -32,7 +32,7 @@ from storage.limits import (
     SEGMENT_FOOTER_BYTES_MAX,
 )
 from storage.vocabulary import ObjectId, PartitionId, TopicId
-from tests.unit.storage.formats.segments import (
+from tests.kit.segments import (
     BATCH_BYTES,
     ID,
     KEY,

@@ -8,8 +8,8 @@ from storage.formats.segment_writer import SegmentWriter
 from storage.limits import SEGMENT_BLOCK_BYTES_TARGET, SEGMENT_BLOCKS_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_TARGET
 from storage.recordbatch import HEADER_BYTES as BATCH_HEADER_BYTES
 from storage.recordbatch import restamp
-from tests.unit.storage.formats.segments import BATCH_BYTES, ID, KEY, PARTITION, bytes_of, segment, stamped, three_blocks
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
+from tests.kit.segments import BATCH_BYTES, ID, KEY, PARTITION, bytes_of, segment, stamped, three_blocks
 
 
 def test_the_object_is_its_header_the_runs_as_they_were_given_and_its_footer() -> None:

@@ -2,7 +2,7 @@
 
 from storage.log.batch import Append, Batch
 from storage.log.batcher import FlushSettings, OpenFlush, Trigger
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 
 SETTINGS = FlushSettings(interval_s=0.25, bytes_max=300, partitions_max=2, gather_s=0.005)
 

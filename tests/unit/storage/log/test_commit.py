@@ -18,7 +18,7 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Put
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import PartitionId, TopicId
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 CONTROL = keys.PartitionKeys(PARTITION).control

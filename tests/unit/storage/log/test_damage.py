@@ -4,7 +4,7 @@ from runtime.telemetry import Telemetry
 from storage.errors import Corrupt
 from storage.log.damage import LINES_MAX, LINES_PER_S, TELL_AGAIN_S, Cause, Damage
 from storage.vocabulary import PartitionId, TopicId
-from tests.unit.storage.catalog.faulty import ManualClock
+from tests.kit.faulty_metadata import ManualClock
 
 
 def partition(number: int) -> PartitionId:

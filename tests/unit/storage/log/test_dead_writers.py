@@ -14,7 +14,7 @@ from storage.log import dead_writers
 from storage.log.batch import Appended
 from storage.log.broker_epoch import BrokerEpoch
 from storage.log.dead_writers import DeadWriters
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import rig
 from tests.unit.storage.log.test_commit import replace_control
 

@@ -11,7 +11,7 @@ from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, Record
 from storage.objects.memory import MemoryObjectStore
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 CONTROL = PartitionKeys(PARTITION).control

@@ -5,7 +5,7 @@ from storage.formats.control import Control, PageRef, ProducerBatch, ProducerPag
 from storage.log.batch import Appended
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, rig
 
 HOUR_MS = 3_600_000

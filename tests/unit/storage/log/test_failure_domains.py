@@ -11,7 +11,7 @@ from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Key, Put, WriteOp, WriteOutcome
 from storage.vocabulary import PartitionId
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import TOPIC, Rig, rig
 
 TOGETHER = FlushSettings(interval_s=0.0, gather_s=0.01)

@@ -14,7 +14,7 @@ from storage.log.bounds import LogBounds
 from storage.log.partition import Partitions
 from storage.log.trim import HIGH_WATERMARK
 from storage.vocabulary import PartitionId
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig
 from tests.unit.storage.log.test_deposed_leaders import Deposed, record_of
 

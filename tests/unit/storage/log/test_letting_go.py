@@ -14,7 +14,7 @@ from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
 from storage.log.upload_places import UPLOADS_MAX
 from storage.recordbatch import parse_header
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 

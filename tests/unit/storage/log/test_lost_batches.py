@@ -14,7 +14,7 @@ from storage.log.batch import Appended
 from storage.log.strangers import PermittedStart, Strangers
 from storage.metadata import keys
 from storage.metadata.port import Key, Put, Record, WriteOp, WriteOutcome
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, Rig, rig, until_taken
 
 

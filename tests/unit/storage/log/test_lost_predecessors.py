@@ -12,7 +12,7 @@ from storage.log.batcher import FlushSettings
 from storage.log.upload_places import UPLOADS_MAX
 from storage.metadata import keys
 from storage.metadata.port import Put
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, rig, until_taken
 
 CONTROL = keys.PartitionKeys(PARTITION).control

@@ -9,7 +9,7 @@ from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
 from storage.metadata import keys
 from storage.metadata.port import Put
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, rig
 
 PRODUCERS = 1_000

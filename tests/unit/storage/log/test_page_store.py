@@ -18,7 +18,7 @@ from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, Put, Record
 from storage.objects.memory import MemoryObjectStore
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 KEYS = PartitionKeys(PARTITION)

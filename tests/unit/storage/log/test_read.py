@@ -20,7 +20,7 @@ from storage.log.runs import BatchRun
 from storage.metadata import keys
 from storage.metadata.port import Put
 from storage.recordbatch import parse_header
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from storage.errors import Corrupt
 from storage.log.readplan import scan, scan_stamped
 from storage.recordbatch import HEADER_BYTES, restamp
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 
 SIZE = len(batch_bytes())
 

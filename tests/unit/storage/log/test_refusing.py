@@ -5,7 +5,7 @@ import asyncio
 from storage.errors import OutcomeUnknown, Unavailable
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import rig
 
 CAUSE = "the metadata file was removed"

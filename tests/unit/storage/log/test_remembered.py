@@ -23,8 +23,8 @@ from storage.log.producer_memory import PAGE_GARBAGE_MAX
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
 from storage.vocabulary import PartitionId
-from tests.unit.storage.catalog.faulty import ManualClock
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
+from tests.kit.faulty_metadata import ManualClock
 from tests.unit.storage.log.rig import PARTITION, TOPIC, rig
 from tests.unit.storage.log.test_dead_writers import Registry, named, turns, watched
 from tests.unit.storage.log.test_time_search import timed

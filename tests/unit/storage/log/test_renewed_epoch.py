@@ -10,7 +10,7 @@ from storage.formats.control import Control, WriterEntry, encode
 from storage.log.batch import Appended
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Put
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 OLD, NEW = 7, 1_007

@@ -11,7 +11,7 @@ from storage.log.partition import Partitions
 from storage.log.strangers import AllStrangers, PermittedStart, Strangers
 from storage.metadata import keys
 from storage.metadata.port import Put
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 WAIT_S = 35.0

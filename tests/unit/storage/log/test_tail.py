@@ -6,7 +6,7 @@ from storage.log.batch import Append, Batch
 from storage.log.runs import BatchRun
 from storage.log.tail import DROPPED_KEPT_MAX, FRAME_SHARE_MIN, JOIN_BELOW_BYTES, RUN_OVERHEAD_BYTES, Tail, TailCache
 from storage.recordbatch import parse_header
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 
 
 def batch(count: int = 1, payload: bytes = b"x" * 20) -> Batch:

@@ -9,7 +9,7 @@ from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
 from storage.log.upload_places import UPLOADS_MAX, UploadPlaces
 from storage.vocabulary import Buffer, PartitionId
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, TOPIC, rig
 
 

@@ -23,7 +23,7 @@ from storage.objects.hedged import (
 )
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.port import ObjectStore
-from tests.contract.objects_contract import ObjectStoreContract
+from tests.kit.objects_contract import ObjectStoreContract
 
 USUAL_S = 0.1
 

@@ -1,7 +1,7 @@
 import pytest
 
 from storage.objects.naming import check_key, is_key, is_segment
-from tests.contract.objects_contract import ILLEGAL_KEYS
+from tests.kit.objects_contract import ILLEGAL_KEYS
 
 
 @pytest.mark.parametrize(

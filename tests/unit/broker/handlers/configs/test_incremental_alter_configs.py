@@ -5,8 +5,8 @@ from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.configs import incremental_alter_configs
+from tests.kit.faulty_metadata import Fault
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
-from tests.unit.storage.catalog.faulty import Fault
 
 TOPIC, BROKER = 2, 4
 SET, DELETE, APPEND, SUBTRACT = range(4)

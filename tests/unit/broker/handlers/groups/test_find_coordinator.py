@@ -4,9 +4,9 @@ from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator import v6
 
 from broker.handlers.groups import find_coordinator
+from tests.kit.faulty_metadata import FaultyMetadata
 from tests.unit.broker.handlers.asking import INTERNAL, cluster, error_of
 from tests.unit.broker.handlers.grouped import commit
-from tests.unit.storage.catalog.faulty import FaultyMetadata
 
 
 @pytest.mark.parametrize("version", range(4))

@@ -4,9 +4,9 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.groups.offset_commit import kept_epoch
+from tests.kit.faulty_metadata import Fault
 from tests.unit.broker.handlers.asking import cluster
 from tests.unit.broker.handlers.grouped import commit, fetched, join, member, set_groups
-from tests.unit.storage.catalog.faulty import Fault
 
 
 @pytest.mark.parametrize("version", range(2, 10))

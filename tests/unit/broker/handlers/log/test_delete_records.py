@@ -9,9 +9,9 @@ from kio.schema.errors import ErrorCode
 from broker.handlers.log import delete_records
 from storage.errors import NotFound, OffsetOutOfRange, OutcomeUnknown, StorageError, Unavailable
 from storage.vocabulary import PartitionId
+from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.asking import Cluster, cluster
 from tests.unit.broker.handlers.logged import asking, node, nodes, offsets_of
-from tests.unit.broker.handlers.record_batches import record_batch
 
 
 async def ask(

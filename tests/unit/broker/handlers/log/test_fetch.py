@@ -25,6 +25,7 @@ from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Put
 from storage.recordbatch import parse_header
 from storage.vocabulary import PartitionId
+from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.logged import (
     Node,
     Stores,
@@ -36,7 +37,6 @@ from tests.unit.broker.handlers.logged import (
     offsets_of,
     produce_request,
 )
-from tests.unit.broker.handlers.record_batches import record_batch
 from tests.unit.process.http.manual_clock import ManualClock
 
 LONG_MS = 30_000

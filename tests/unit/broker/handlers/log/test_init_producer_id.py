@@ -6,8 +6,8 @@ from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.log import init_producer_id
+from tests.kit.faulty_metadata import Fault
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
-from tests.unit.storage.catalog.faulty import Fault
 
 
 async def ask(broker: Cluster, version: int = 5, **fields: Any) -> tuple[ErrorCode, int, int]:

@@ -9,8 +9,8 @@ from broker.protocol.produce import PartitionResult
 from storage.errors import Unavailable
 from storage.log.batcher import FlushSettings
 from storage.recordbatch import checksum, parse_header
+from tests.kit.record_batches import NOW_MS, record_batch
 from tests.unit.broker.handlers.logged import Stores, asking, batches_of, node, nodes, produce_request
-from tests.unit.broker.handlers.record_batches import NOW_MS, record_batch
 
 
 def idempotent(sequence: int, *values: bytes, epoch: int = 0) -> bytearray:

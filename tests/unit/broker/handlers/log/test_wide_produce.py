@@ -25,8 +25,8 @@ from broker.protocol.produce import (
 from broker.protocol.wire import uvarint
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
+from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.logged import Node, node
-from tests.unit.broker.handlers.record_batches import record_batch
 from tests.unit.broker.test_dispatch import answer, desk, fetched, produced
 
 MANY = 3 * PARTITIONS_PER_STEP + 7

@@ -9,10 +9,10 @@ from kio.schema.errors import ErrorCode
 
 from broker.handlers.topics import create_partitions
 from storage.metadata.port import WriteOp
+from tests.kit.faulty_metadata import Fault
+from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 from tests.unit.broker.handlers.logged import asking, nodes
-from tests.unit.broker.handlers.record_batches import record_batch
-from tests.unit.storage.catalog.faulty import Fault
 
 Wanted = tuple[str, int, list[tuple[int, ...]] | None]
 

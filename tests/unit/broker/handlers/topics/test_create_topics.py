@@ -12,9 +12,9 @@ from broker.handlers.topics import create_topics
 from storage.catalog.topic_configs import TOPIC_CONFIGS
 from storage.metadata import keys
 from storage.metadata.port import Applied, Delete
+from tests.kit.faulty_metadata import Fault
 from tests.unit.broker.handlers.asking import Cluster, as_uuid, cluster, error_of
 from tests.unit.storage.catalog.deposed import DeposedMetadata
-from tests.unit.storage.catalog.faulty import Fault
 
 
 def topic(

@@ -15,9 +15,9 @@ from storage.catalog.records import encode
 from storage.catalog.topics import TopicState
 from storage.metadata import keys
 from storage.metadata.port import Put
+from tests.kit.faulty_metadata import Fault
 from tests.unit.broker.handlers.asking import Cluster, as_uuid, cluster, error_of
 from tests.unit.storage.catalog.deposed import DeposedMetadata
-from tests.unit.storage.catalog.faulty import Fault
 
 UNKNOWN = uuid.UUID(int=77)
 

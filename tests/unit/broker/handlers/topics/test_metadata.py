@@ -12,8 +12,8 @@ from broker.handling.auto_creation import TOPICS_MAX
 from broker.leadership import ClientLeadership, Leadership, PartitionLeadership, Placement, Question, SelfLeadership
 from storage.errors import Unavailable
 from storage.vocabulary import TopicId
+from tests.kit.faulty_metadata import Fault
 from tests.unit.broker.handlers.asking import CLIENT_ID, INTERNAL, LISTENER, Cluster, as_uuid, cluster, error_of
-from tests.unit.storage.catalog.faulty import Fault
 
 VERSIONS = range(14)
 

@@ -51,7 +51,7 @@ from storage.metadata.port import ABSENT, Key, Put
 from storage.objects.memory import MemoryObjectStore
 from storage.recordbatch import HEADER_BYTES, parse_header, restamp
 from storage.vocabulary import ObjectId, PartitionId
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.record_batches import record_batch
 
 PAGES: Final = Path(__file__).parents[5] / "docs" / "formats"
 TOPIC: Final = "orders"

@@ -20,9 +20,9 @@ from storage.limits import PENDING_ENTRIES_MAX
 from storage.metadata import keys
 from storage.metadata.port import Delete, Key, Put, Record
 from storage.vocabulary import ObjectId, PartitionId
-from tests.unit.broker.handlers.record_batches import record_batch
+from tests.kit.batches import batch_bytes
+from tests.kit.record_batches import record_batch
 from tests.unit.forebay.commands.debug.logged import NAME, Logged, logged
-from tests.unit.storage.log.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, TOPIC
 
 AT = keys.PartitionKeys(PARTITION)

@@ -7,8 +7,8 @@ import pytest
 
 from forebay.commands.debug.trace import SliceFacts
 from forebay.commands.debug.views import SLICES_SHOWN_MAX, as_json, as_table, time_text
+from tests.kit.batches import batch_bytes
 from tests.unit.forebay.commands.debug.logged import NAME, logged
-from tests.unit.storage.log.batches import batch_bytes
 from tests.unit.storage.log.rig import TOPIC
 
 

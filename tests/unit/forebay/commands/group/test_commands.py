@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -190,17 +188,3 @@ def test_members_alone_are_shown_with_their_ids(monkeypatch: pytest.MonkeyPatch)
 
     assert run("group", "describe", "g", "--members")[1].splitlines()[1].split() == ["app", "10.0.0.7", "-", "app-1", "t:0"]
     assert run("group", "describe", "e", "--members") == (0, "", 'Group "e" has no members.\n')
-
-
-def test_commands_of_a_client_do_not_wait_for_the_brokers_modules() -> None:
-    program = (
-        "import sys\n"
-        "from typer.testing import CliRunner\n"
-        "from forebay.cli import application\n"
-        "CliRunner().invoke(application, ['group', 'lag', 'g', '-b', '127.0.0.1:1'])\n"
-        "print([name for name in ('aiohttp', 'kio', 'rich') if name in sys.modules])\n"
-        "print([name for name in sys.modules if name.startswith(('broker', 'storage'))])\n"
-    )
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
-
-    assert loaded.stdout.split("\n")[:2] == ["[]", "[]"]

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from storage.metadata.oxia.credentials import LOOK_AGAIN_S, Token
-from tests.contract.stepping_clock import SteppingClock
+from tests.kit.stepping_clock import SteppingClock
 
 
 def test_a_token_that_is_replaced_is_used_soon(tmp_path: Path) -> None:

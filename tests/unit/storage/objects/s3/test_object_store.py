@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import gc
 import random
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -550,28 +548,6 @@ async def test_where_parts_know_no_condition_a_large_object_goes_in_one(store: S
     assert server.uploads == {}
     with pytest.raises(AlreadyExists):
         await store.put_if_absent(KEY, [in_parts[::-1]])
-
-
-# Starting
-
-
-def test_the_sdk_that_is_slow_to_import_is_imported_when_it_is_needed() -> None:
-    program = """
-import asyncio, os, random, sys
-os.environ.update(AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b")
-from runtime.clock import SystemClock
-from runtime.frames import Account, make_frame
-from runtime.telemetry import Telemetry
-from storage.objects.s3.location import parse_s3_url
-from storage.objects.s3.store import open_s3
-async def main():
-    location = parse_s3_url("s3://bucket?endpoint=http://127.0.0.1:1")
-    store = await open_s3(location, client="obstore", clock=SystemClock(), chance=random.Random(), telemetry=Telemetry())
-    await store.close()
-asyncio.run(main())
-assert not {"boto3", "botocore", "aiobotocore", "aioboto3"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 # The clock

@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from tests.integration.serving import HOST
+from tests.kit.serving import HOST
 
 ANSWER_WITHIN_S = 20.0
 CLIENT_ID = "raw"

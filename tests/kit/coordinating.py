@@ -20,7 +20,7 @@ from storage.catalog.topics import Topics
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import MetadataStore
 from storage.vocabulary import PartitionId, TopicId
-from tests.unit.storage.catalog.faulty import FaultyMetadata, no_jitter
+from tests.kit.faulty_metadata import FaultyMetadata, no_jitter
 
 TOPIC = TopicId("0b6c1a9e-6d5c-4b7e-8a55-000000000001")
 FIRST, SECOND = PartitionId(TOPIC, 0), PartitionId(TOPIC, 1)

@@ -9,7 +9,7 @@ from storage.formats.segment import SegmentFooter, decode_footer
 from storage.formats.segment_writer import Segment, SegmentWriter
 from storage.recordbatch import restamp
 from storage.vocabulary import ObjectId, PartitionId, TopicId
-from tests.unit.storage.log.batches import batch_bytes
+from tests.kit.batches import batch_bytes
 
 PARTITION: Final = PartitionId(TopicId("8e66447a-4af2-46f2-9663-5c2cb2777f87"), 3)
 ID: Final = ObjectId("01JGFJJZ005591T038X855YAFS")

@@ -19,7 +19,7 @@ from services.build import BUILD_WITHIN_S, BuildError
 from services.lock import only_one
 
 _FLAGS: Final = ("-mod=readonly", "-trimpath", "-buildvcs=false")
-_SHARED: Final = Path(__file__).parents[1] / "go"
+_SHARED: Final = Path(__file__).parents[2] / "compat" / "go"
 _SOURCES: Final = ("*.go", "go.mod", "go.sum")
 _LAST_LINES: Final = 10
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 KAFKA_VERSION: Final = "4.3.1"
-ANSWERS: Final = Path(__file__).parent / f"kafka-{KAFKA_VERSION}.json"
+ANSWERS: Final = Path(__file__).parents[1] / "compat" / "second_opinion" / f"kafka-{KAFKA_VERSION}.json"
 
 
 def written(answers: Mapping[str, Any]) -> str:

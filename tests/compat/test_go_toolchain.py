@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.build import BuildError
-from tests.compat.toolchains import go
+from tests.kit.toolchains import go
 
 _NOTES = """#!/bin/sh
 echo "$PWD $*" >> "{calls}"

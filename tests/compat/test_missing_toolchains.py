@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.build import BuildError
-from tests.compat.toolchains import kcat, python
+from tests.kit.toolchains import kcat, python
 
 
 def client(folder: Path, library: str, version: str) -> Path:

@@ -12,7 +12,7 @@ from services.jars import assembled, found
 from services.lock import only_one
 
 COMPILE_WITHIN_S: Final = 300.0
-SHARED: Final = Path(__file__).parent.parent / "java"
+SHARED: Final = Path(__file__).parents[2] / "compat" / "java"
 # The first compiler only: a script is over before the second pays. Errors of the library go to standard error, and nothing else.
 _OPTIONS: Final = (
     "-Xmx256m",

@@ -12,8 +12,8 @@ from kio.index import load_response_schema
 from kio.serial import entity_reader
 
 from storage.recordbatch import CODEC_MASK, HEADER_BYTES, BatchHeader, parse_header
-from tests.integration.clustering import HOST
-from tests.integration.raw_client import body_of
+from tests.kit.clustering import HOST
+from tests.kit.raw_client import body_of
 
 ANSWER_WITHIN_S = 20.0
 PRODUCE, PRODUCE_VERSION = 0, 8

@@ -9,7 +9,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 
 from storage.metadata.oxia import wire_pb2
 
-ROOT = Path(__file__).parents[5]
+ROOT = Path(__file__).parents[3]
 PROTO = "storage/metadata/oxia/wire.proto"
 
 

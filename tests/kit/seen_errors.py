@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 from kio.schema.errors import ErrorCode
 
-from tests.integration.raw_client import RawClient
-from tests.integration.serving import Served
+from tests.kit.raw_client import RawClient
+from tests.kit.serving import Served
 
 PATIENCE_S: Final = 30.0
 TOPIC: Final = "records"

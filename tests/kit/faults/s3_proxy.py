@@ -16,9 +16,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from runtime.supervision import Nursery
-from tests.faults.http1 import HEAD_BYTES_MAX, PIECE_BYTES_MAX, Head, answer_body, has_end, read_head, request_body
-from tests.faults.plan import HANG_S_MAX, Counts, Fault, Plan, Rule
-from tests.faults.ports import HOST, held_port
+from tests.kit.faults.http1 import HEAD_BYTES_MAX, PIECE_BYTES_MAX, Head, answer_body, has_end, read_head, request_body
+from tests.kit.faults.plan import HANG_S_MAX, Counts, Fault, Plan, Rule
+from tests.kit.faults.ports import HOST, held_port
 
 LATE_BODY_BYTES_MAX: Final = 64 << 20
 LINGER_S: Final = 5.0

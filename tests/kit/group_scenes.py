@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from kio.schema.errors import ErrorCode
 
 from runtime.clock import SystemClock
-from tests.integration.client_errors.seen import (
+from tests.kit.seen_errors import (
     PATIENCE_S,
     TOPIC,
     Scene,
