@@ -1,9 +1,9 @@
-"""All variants of both models, under one interface."""
+"""All variants of all models, under one interface."""
 
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from model import leaderless, leaderless_variants, pages, pages_variants
+from model import collecting, leaderless, leaderless_variants, merging, pages, pages_variants, purging, upkeep_variants
 from model.search import Result
 
 
@@ -23,6 +23,9 @@ class Checked(NamedTuple):
 def _checked() -> list[Checked]:
     found = [Checked(v.name, v.about, v.expect, partial(leaderless.explore, v)) for v in leaderless_variants.VARIANTS]
     found += [Checked(v.name, v.about, v.expect, partial(pages.explore, v)) for v in pages_variants.VARIANTS]
+    found += [Checked(v.name, v.about, v.expect, partial(merging.explore, v)) for v in upkeep_variants.MERGES]
+    found += [Checked(v.name, v.about, v.expect, partial(collecting.explore, v)) for v in upkeep_variants.COLLECTIONS]
+    found += [Checked(v.name, v.about, v.expect, partial(purging.explore, v)) for v in upkeep_variants.PURGES]
     return found
 
 

@@ -1,0 +1,224 @@
+"""The ways to merge, collect and purge that `merging.py`, `collecting.py` and `purging.py` check.
+
+Forebay-*: the design; F-*: wrong on purpose, one condition or step left out.
+"""
+
+from typing import Final
+
+from model import collecting, merging, purging
+from model.search import VIOLATION
+
+LATE: Final = (2, 1)
+"""Rounds of compactors: three segments, one attempt of which has no answer."""
+LOOK_FIRST: Final = ("look", "revoke", "delete")
+
+MERGES: Final = (
+    merging.Variant(
+        "Forebay-merge",
+        "merges beside compactors, a collector and retention; late requests",
+        rolled=1,
+        wal=1,
+        compactors=(1, 1),
+        collectors=(1,),
+        moves=1,
+        late=1,
+        reaches=(
+            "committed, not put",
+            "put, not cleared",
+            "a late request behind a merge",
+            "log_start inside a merge",
+            "log_start above a merge",
+        ),
+    ),
+    merging.Variant(
+        "Forebay-merge-late",
+        "puts of segment entries arrive behind a merge of them",
+        rolled=0,
+        wal=2,
+        compactors=LATE,
+        late=2,
+        reaches=("a late request behind a merge",),
+    ),
+    merging.Variant(
+        "Forebay-merge-twice", "two mergers, what is merged is merged again", rolled=3, mergers=(1, 1), late=2, reaches=("merged twice",)
+    ),
+    merging.Variant("Forebay-merge-split", "the entries are put by two requests", splits=True, rolled=3, mergers=(1, 1), late=2),
+    merging.Variant(
+        "Forebay-merge-stale",
+        "scans are answered from older states; sources are touched",
+        rolled=3,
+        mergers=(1, 1),
+        stale=True,
+        touches=True,
+        late=1,
+    ),
+    merging.Variant(
+        "Forebay-merge-collectors",
+        "two collectors of segment objects",
+        rolled=1,
+        wal=1,
+        compactors=(1,),
+        collectors=(1, 1),
+        reaches=("two collect at once",),
+    ),
+    merging.Variant(
+        "Forebay-merge-reserved",
+        "keys of merged segments are deleted, as places are reserved and filled under their version",
+        places="reserved",
+        rolled=0,
+        wal=2,
+        compactors=LATE,
+        late=2,
+        reaches=("an empty place of one that lost", "a late request behind a merge"),
+    ),
+    merging.Variant(
+        "F-merge-late-put",
+        "keys of merged segments are deleted; a late put if absent revives one",
+        VIOLATION,
+        places="deleted",
+        rolled=0,
+        wal=2,
+        compactors=LATE,
+        late=1,
+    ),
+    merging.Variant(
+        "F-merge-place-swept",
+        "an empty place that a CAS may yet name is removed",
+        VIOLATION,
+        places="reserved",
+        rolled=0,
+        wal=1,
+        compactors=(1,),
+        bug="places swept",
+    ),
+    merging.Variant("F-merge-delete-first", "entries of the sources deleted before the merge is committed", VIOLATION, bug="deleted first"),
+    merging.Variant(
+        "F-merge-newest",
+        "the segment that control names is merged, too",
+        VIOLATION,
+        rolled=1,
+        wal=1,
+        compactors=(1,),
+        moves=1,
+        late=1,
+        bug="newest",
+    ),
+    merging.Variant(
+        "F-merge-blind",
+        "entries put without a version; a late request undoes a later merge",
+        VIOLATION,
+        rolled=3,
+        mergers=(2,),
+        late=1,
+        bug="blind",
+    ),
+    merging.Variant(
+        "F-merge-scan-first",
+        "segments scanned before control is read: a source has changed",
+        VIOLATION,
+        rolled=3,
+        mergers=(1, 1),
+        bug="scan first",
+    ),
+    merging.Variant(
+        "F-merge-stale", "segments scanned by a deposed leader, and not touched", VIOLATION, rolled=3, mergers=(1, 1), stale=True
+    ),
+    merging.Variant("F-merge-loser", "a merger without an answer deletes its object", VIOLATION, late=1, bug="loser"),
+    merging.Variant(
+        "F-rewritten-nofloor", "a merge is committed whose object was revoked meanwhile", VIOLATION, collectors=(1,), bug="no floor"
+    ),
+    merging.Variant(
+        "F-rewritten-overwritten",
+        "a merge is committed over one that is not cleared",
+        VIOLATION,
+        rolled=3,
+        mergers=(1, 1),
+        bug="overwritten",
+    ),
+    merging.Variant("F-rewritten-cleared-early", "cleared when the entries are sent", VIOLATION, late=1, bug="cleared when sent"),
+    merging.Variant(
+        "F-rewritten-cleared-half", "cleared when one entry is there, old ones beside it", VIOLATION, splits=True, bug="cleared half way"
+    ),
+    merging.Variant(
+        "F-rewritten-below",
+        "retention waits for a merge, and one that log_start has passed waits for its entries",
+        VIOLATION,
+        moves=1,
+        bug="finished first",
+    ),
+    merging.Variant(
+        "F-collect-segments-grace", "segment objects deleted after a look alone", VIOLATION, collectors=(1,), collects=("look", "delete")
+    ),
+    merging.Variant(
+        "F-collect-segments-look", "references to a segment looked up before the revoke", VIOLATION, collectors=(1,), collects=LOOK_FIRST
+    ),
+    merging.Variant(
+        "F-collect-segments-stale",
+        "references to a segment looked up by a deposed leader",
+        VIOLATION,
+        collectors=(1,),
+        stale=True,
+        touches=True,
+        bug="stale look",
+    ),
+)
+
+COLLECTIONS: Final = (
+    collecting.Variant(
+        "Forebay-collect",
+        "two collectors at an object of two partitions, late commits",
+        reaches=("two collect the same", "two collect at once", "uploaded again", "a commit on its way"),
+    ),
+    collecting.Variant("Forebay-collect-void", "one collector; log_start or the cursor moves", collectors=(1,), voids=2),
+    collecting.Variant("Forebay-collect-deleted", "one of the partitions is deleted and purged", collectors=(1,), deletions=1),
+    collecting.Variant(
+        "Forebay-collect-flushes", "two collectors at two objects of one partition", flushes=((0,), (0,)), reaches=("two collect at once",)
+    ),
+    collecting.Variant(
+        "F-collect-grace", "an object of two partitions deleted after a look alone", VIOLATION, collectors=(1,), bug="no floor"
+    ),
+    collecting.Variant(
+        "F-collect-look",
+        "references in all partitions looked up before the floors are raised",
+        VIOLATION,
+        collectors=(1,),
+        bug="look first",
+    ),
+    collecting.Variant(
+        "F-collect-header", "the floor raised in the first partition alone", VIOLATION, collectors=(1,), bug="one partition"
+    ),
+    collecting.Variant(
+        "F-collect-floor-lowered", "a second collector puts its own, lower floor", VIOLATION, flushes=((0,), (0,)), bug="floor lowered"
+    ),
+    collecting.Variant(
+        "F-collect-absent",
+        "a control record that a deposed leader does not know is taken for purged",
+        VIOLATION,
+        collectors=(1,),
+        bug="absent",
+    ),
+    collecting.Variant("F-collect-stale", "index/ scanned by a deposed leader", VIOLATION, collectors=(1,), bug="past scans"),
+)
+
+_BEHIND = ("keys behind the tombstone", "a late request behind the deletion", "a late creation behind the deletion", "half made")
+PURGES: Final = (
+    purging.Variant(
+        "Forebay-purge",
+        "tombstones of settled topics go, the record in topic-ids stays",
+        reaches=_BEHIND,
+    ),
+    purging.Variant(
+        "Forebay-purge-list",
+        "the same, leftovers are found by their keys and a newer list of topics, and the record goes",
+        finds="list",
+        keeps_record=False,
+        reaches=_BEHIND,
+    ),
+    purging.Variant("F-purge-keys-first", "keys removed before control is a tombstone", VIOLATION, bug="keys first"),
+    purging.Variant("F-purge-tombstone-early", "the tombstone goes while a creation may be under way", VIOLATION, bug="tombstone early"),
+    purging.Variant("F-purge-record", "the record in topic-ids goes; nobody finds what arrives late", VIOLATION, keeps_record=False),
+    purging.Variant("F-purge-half-made", "logs of a half-made topic buried before its name is marked", VIOLATION, bug="half made"),
+    purging.Variant(
+        "F-purge-old-list", "a list of topics that is older than a key says that its topic is dead", VIOLATION, finds="list", bug="old list"
+    ),
+)
