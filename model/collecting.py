@@ -1,10 +1,10 @@
 """Exhaustive check of collectors of WAL objects: several at once, several partitions per object, no clock that is right.
 
-An object has slices of several partitions and its header names them; each slice is committed by a CAS of its own partition. A COLLECTOR takes
-any object that a listing shows: how old it is says a clock, which may be wrong. In each partition that the header names it raises
+An object has slices of several partitions and its header names them; each slice is committed by a CAS of its own partition. A COLLECTOR
+takes any object that a listing shows: how old it is says a clock, which may be wrong. In each partition that the header names it raises
 `revoked_floor` to the object's id by CAS, unless it is that high, then it looks for references, in `pending` as that CAS left it and in
-index/ by a scan; if it finds none in any, it deletes the object. Commits refuse objects up to the floor; their broker uploads the slice again
-under a higher id. A partition whose control record is a tombstone takes no commit and has no references.
+index/ by a scan; if it finds none in any, it deletes the object. Commits refuse objects up to the floor; their broker uploads the slice
+again under a higher id. A partition whose control record is a tombstone takes no commit and has no references.
 
 HOW IT IS MODELLED. Ids are numbers: flushes 0, 1, .. and, behind them, what is uploaded again. An entry is the id of its object; the first
 `indexed` entries of a log are in index/, the others pending; those before `void` are below log_start or the compaction cursor. A CAS may
@@ -38,7 +38,7 @@ class Partition(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Of a control record: which entries were pending, and up to where they meant nothing."""
+    """What a control record said: which entries were pending, and up to where they meant nothing."""
 
     indexed: int
     length: int

@@ -3,9 +3,10 @@
 SEGMENTS. The newest one is in control (`segment`); the CAS that commits the next one travels with the put of its entry into segments/.
 Both ops have conditions of their own, so the put may land late, alone, when the CAS beside it is refused.
 
-MERGE of neighbours S1..Sk in segments/ into S'. (1) object S'. (2) CAS control: `rewritten` := S'; that commits it: readers take S' for its
-range. (3) one request puts S' into segments/ and removes the other entries, each op under the version that a scan showed. Anyone may send
-it. (4) CAS control: `rewritten` := nothing, once a scan shows that (3) was done, or log_start is above all of it. Old objects are the collectors'.
+MERGE of neighbours S1..Sk in segments/ into S'. (1) object S'. (2) CAS control: `rewritten` := S'; that commits it: readers take S' for
+its range. (3) one request puts S' into segments/ in place of the other entries, each op under the version that a scan showed. Anyone may
+send it. (4) CAS control: `rewritten` := nothing, once a scan shows that (3) was done, or log_start is above all of it. Old objects are the
+collectors'.
 
 PLACES. How an entry gets into segments/, and what (3) does to the entries of the sources:
 - kept: put if absent; S' is put under all keys of the sources. No key is absent again before log_start has passed it.
@@ -26,6 +27,7 @@ nothing, and others repeat it. A CAS of retention or of a collector is one step.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from model.search import Result, Search, search
@@ -37,7 +39,7 @@ Key = tuple[int, str]
 
 
 class Segment(NamedTuple):
-    """A segment object: the generation of each offset from `base` on. `by`: who wrote it, its id."""
+    """A segment object: the generation of each offset from `base` on. `by`: its writer and id."""
 
     base: int
     generations: tuple[int, ...]
@@ -294,7 +296,7 @@ def groups(v: Variant, c: Control, entries: Entries) -> Iterator[tuple[Entry, ..
         for end in range(first + 2, len(distinct) + 1):
             group = tuple(distinct[first:end])
             segments = [e.segment for e in group if e.segment]
-            is_row = all(b.base == a.last + 1 for a, b in zip(segments, segments[1:], strict=False))
+            is_row = all(b.base == a.last + 1 for a, b in pairwise(segments))
             if is_row and (segments[-1].last < c.segment.base or v.bug == "newest"):
                 yield group
 
@@ -345,8 +347,9 @@ def commit_steps(v: Variant, s: State, i: int, m: Job, new: Segment) -> Steps:
             lost = over._replace(objects=s.objects - {new}) if v.bug == "loser" else over
             what = f"m{i} commits {new.by}: late" + (", takes it for refused, deletes it" if v.bug == "loser" else "")
             yield what, lost._replace(network=s.network | {cas}, late=s.late - 1)
-    elif s.entries.issuperset(m.sources):
-        yield f"m{i} reads and scans again", s._replace(mergers=with_job(s.mergers, i, m._replace(is_current=True)))
+    elif v.touches or s.entries.issuperset(m.sources):
+        again = m._replace(is_current=True, step="touch" if v.touches else "commit")
+        yield f"m{i} reads and scans again", s._replace(mergers=with_job(s.mergers, i, again))
     else:
         yield f"m{i} finds a source changed, gives up", over
 
@@ -418,7 +421,6 @@ def is_referenced(c: Control, entries: Entries, segment: Segment) -> bool:
 
 
 def collector_steps(v: Variant, s: State) -> Steps:
-    c = s.control
     for i, g in enumerate(s.collectors):
         jobs = partial(with_job, s.collectors, i)
         if g.about is None:

@@ -20,7 +20,7 @@ HOLD = {
     "Forebay-merge-late": 504,
     "Forebay-merge-twice": 783,
     "Forebay-merge-split": 1_543,
-    "Forebay-merge-stale": 2_572,
+    "Forebay-merge-stale": 2_800,
     "Forebay-merge-collectors": 1_548,
     "Forebay-merge-reserved": 3_057,
     "Forebay-collect": 12_967,
