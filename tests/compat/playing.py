@@ -14,7 +14,7 @@ import inspect
 import json
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -136,10 +136,12 @@ class Player:
         self._steps.append((function.__name__.rstrip("_"), play_in_loop if inspect.iscoroutinefunction(function) else play))
         return function
 
-    def play(self) -> None:
-        """Play the steps one after the other; standard error says how long each took."""
+    def play(self, *, without: Collection[str] = ()) -> None:
+        """Play the steps one after the other, but those of `without`; standard error says how long each took."""
         signal.signal(signal.SIGALRM, _overdue)
         for name, function in self._steps:
+            if name in without:
+                continue
             signal.alarm(STEP_WITHIN_S)
             try:
                 self._say(name, saw=function())
