@@ -105,7 +105,7 @@ class Admission(Account):
         if self.held_bytes - before_bytes + room_bytes > self._bytes_max or not half_sent.may_claim(claim_bytes):
             return None
         frame = make_frame(room_bytes, self)
-        frame[: len(received)] = received
+        memoryview(frame)[: len(received)] = received
         half_sent.note(sender, room_bytes, claim_bytes=claim_bytes)
         if half_sent.held_bytes * WATCHED_SHARE > self._bytes_max:
             self._look_later()

@@ -4,14 +4,20 @@ A frame is in one account at a time. It leaves the account by itself when it die
 send bytes from threads of their own), so an account learns of it in the middle of anything: it only counts, and calls back later.
 """
 
+import mmap
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 Soon = Callable[[Callable[[], None]], object]
 """Calls back on the event loop, from any thread, as `call_soon_threadsafe` does."""
 
 FRAME_OVERHEAD_BYTES: Final = 3 * 1024
 """Counted on top of a frame's bytes for the objects that stand for it while it is worked on: 3.0 KB for a Produce request of one batch."""
+
+
+MAPPED_FROM_BYTES: Final = 16 * 1024 * 1024
+"""Larger frames come straight from the kernel, which clears their pages one at a time as they fill. To clear 100 MiB at once took 37 to 97
+ms of one turn of the loop on an idle machine and 320 ms on a busy one. Smaller ones are faster from the heap, whose pages are there."""
 
 
 class Account:
@@ -28,14 +34,21 @@ class Account:
         """Called from any thread and from within anything: may do no more than ask the event loop for a call."""
 
 
-class Frame(bytearray):
+class Frame:
     """A buffer in an account. Made by `make_frame` alone. Of its views, and of what it says of itself, only the bytes may change."""
 
-    __slots__ = ("account", "runs")
+    if not TYPE_CHECKING:
+        __slots__ = ()  # in those that are made
 
     account: Account
     runs: int
     """In how many places the account that has taken it over keeps it; of no meaning to others."""
+
+    if TYPE_CHECKING:
+
+        def __len__(self) -> int: ...
+
+        def __buffer__(self, flags: int, /) -> memoryview: ...
 
     @property
     def cost_bytes(self) -> int:
@@ -60,10 +73,30 @@ class Frame(bytearray):
             account.on_less()
 
 
+class HeapFrame(Frame, bytearray):
+    __slots__ = ("account", "runs")
+
+
+class MappedFrame(Frame, mmap.mmap):
+    """Holds zeros. Memory is taken for a page when something is first written there."""
+
+    __slots__ = ("account", "runs")
+
+
 def make_frame(content: memoryview | bytearray | int, account: Account) -> Frame:
-    """Make a frame of these bytes, or of that number of zeros. The caller knows whether there is room for it."""
-    frame = Frame(content)
+    """Make a frame of these bytes, or of that number of zeros. The caller knows whether there is room for it.
+
+    Raises MemoryError.
+    """
+    frame = _zeros(content) if isinstance(content, int) and content > MAPPED_FROM_BYTES else HeapFrame(content)
     frame.account = account
     cost_bytes = len(frame) + FRAME_OVERHEAD_BYTES
     account.held_bytes += cost_bytes
     return frame
+
+
+def _zeros(size_bytes: int) -> Frame:
+    try:
+        return MappedFrame(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for a request of {size_bytes} bytes") from error
