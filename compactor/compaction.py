@@ -7,19 +7,18 @@ The CAS commits; all else can be repeated by anybody, or dropped. The claim save
 attempts that lost, are the collector's.
 """
 
-import asyncio
 import os
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, TypeVar
+from typing import Final
 
 from compactor.cursor import CursorRefusal, move_cursor
 from compactor.plan import CompactionPolicy, count_due, entry_bytes
+from compactor.records import Records
 from compactor.slices import Slices, stamp
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
-from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause
 from storage.errors import AlreadyExists, Unavailable
 from storage.formats.compaction import CompactionAttempt, CompactionState, decode_attempt, encode_attempt
 from storage.formats.control import Control, Entry, LogState, SegmentEntry, SegmentFact, decode_control, decode_segment, encode
@@ -30,27 +29,18 @@ from storage.metadata.port import (
     ABSENT,
     Applied,
     Delete,
-    DeleteRange,
     Key,
     MetadataStore,
-    NotApplied,
     Put,
-    Record,
     Session,
     Status,
-    Unknown,
     WriteOp,
-    WriteOutcome,
 )
 from storage.objects.port import ObjectStore
 from storage.vocabulary import ObjectId, PartitionId
 
 ENTRIES_MAX: Final = 20_000
 """Entries of one segment: what is planned at a time takes about 10 MiB."""
-KEYS_PER_DELETE: Final = 1_000
-CALL_TIMEOUT_S: Final = 10.0
-
-T = TypeVar("T")
 
 
 class CompactionEnd(Enum):
@@ -110,7 +100,7 @@ class Compaction:
         policy: CompactionPolicy | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
-        self._metadata = metadata
+        self._records = Records(metadata, entropy=entropy)
         self._objects = objects
         self._slices = slices
         self._session = session
@@ -119,7 +109,6 @@ class Compaction:
         self._ids = ids
         self._clock = clock
         self._policy = policy or CompactionPolicy()
-        self._entropy = entropy
 
     async def run(self, partition: PartitionId) -> CompactionResult:
         """Finish what an earlier attempt has begun; else make one segment, if one is due."""
@@ -138,7 +127,7 @@ class Compaction:
             self._running.discard(partition)
 
     async def _run(self, partition: PartitionId, keys: PartitionKeys) -> CompactionResult:
-        control_record, attempt_record = await self._get(keys.control, keys.compaction)
+        control_record, attempt_record = await self._records.get(keys.control, keys.compaction)
         if control_record is None:
             return CompactionResult(CompactionEnd.GONE)
         control = decode_control(control_record.value, path=control_record.path)
@@ -163,7 +152,7 @@ class Compaction:
         entries: list[Entry] = []
         filled_bytes = 0
         try:
-            async for page in uncompacted_pages(self._metadata, keys, control, max(control.compaction_cursor, control.log_start)):
+            async for page in uncompacted_pages(self._records.metadata, keys, control, max(control.compaction_cursor, control.log_start)):
                 entries += page
                 filled_bytes += sum(map(entry_bytes, page))
                 if filled_bytes >= self._policy.segment_bytes or len(entries) >= ENTRIES_MAX:
@@ -235,33 +224,19 @@ class Compaction:
         return ended
 
     async def _move_cursor(self, keys: PartitionKeys, segment: SegmentEntry, cursor: int) -> CompactionEnd:
-        unknown: Unknown | None = None
-        reason = ""
-        for number in range(ATTEMPTS_MAX):
-            (record,) = await self._get(keys.control)
-            if record is None:
-                return CompactionEnd.GONE
-            control = decode_control(record.value, path=record.path)
+        async def decide(control: Control) -> tuple[Control, Sequence[WriteOp]] | CompactionEnd:
             if await self._is_committed(keys, control, segment):
                 return CompactionEnd.COMPACTED
             moved = move_cursor(control, segment, cursor=cursor)
             if isinstance(moved, CursorRefusal):
                 return _END_BY[moved]
-            ops: list[WriteOp] = []
-            if control.segment is not None:
-                ops.append(Put(keys.segment(control.segment.last), encode(SegmentFact(entry=control.segment)), ABSENT))
-            ops.append(Put(keys.control, encode(moved), record.version))
-            match await self._write(ops):
-                case Applied(results) if results[-1].status is Status.OK:
-                    return CompactionEnd.COMPACTED
-                case Applied():
-                    reason = "others committed each time"
-                case Unknown() as outcome:
-                    unknown = outcome
-                case NotApplied() as outcome:
-                    reason = outcome.reason
-            await pause(number, self._entropy)
-        raise given_up(f"move the compaction cursor of {keys.partition_key}", unknown=unknown, reason=reason)
+            previous = control.segment
+            return moved, [] if previous is None else [Put(keys.segment(previous.last), encode(SegmentFact(entry=previous)), ABSENT)]
+
+        ended = await self._records.change_control(keys, decide, action="move the compaction cursor")
+        if ended is None:
+            return CompactionEnd.GONE
+        return CompactionEnd.COMPACTED if isinstance(ended, Control) else ended
 
     async def _is_committed(self, keys: PartitionKeys, control: Control, segment: SegmentEntry) -> bool:
         """Whether a CAS whose outcome was not known, of this compactor or of an earlier one, was applied: also if others followed it."""
@@ -269,29 +244,23 @@ class Compaction:
             return True
         if control.compaction_cursor <= segment.last:
             return False
-        (record,) = await self._get(keys.segment(segment.last))
+        (record,) = await self._records.get(keys.segment(segment.last))
         return record is not None and decode_segment(record.value, path=record.path).object_id == segment.object_id
 
     async def _delete_index(self, keys: PartitionKeys, cursor: int) -> None:
         """The chunks that end below the cursor. One that holds the cursor stays (model F-base)."""
-        first, end = keys.index(0), keys.index(cursor).path
-        paths = await self._within(self._metadata.list(first, end))
-        for begin in range(0, len(paths), KEYS_PER_DELETE):
-            stop = paths[begin + KEYS_PER_DELETE] if begin + KEYS_PER_DELETE < len(paths) else end
-            outcome = await self._write([DeleteRange(Key(paths[begin], keys.partition_key), stop)])
-            if not isinstance(outcome, Applied):
-                raise Unavailable(f"index keys were not deleted: partition={keys.partition_key} cause={outcome.reason!r}")
+        await self._records.delete_range(keys.index(0), keys.index(cursor).path)
 
     # Records of its own
 
     async def _claim(self, claim: _Kept) -> bool:
-        outcome = await self._write([Put(claim.key, self._name, ABSENT, session=self._session.session_id)])
+        outcome = await self._records.write([Put(claim.key, self._name, ABSENT, session=self._session.session_id)])
         if isinstance(outcome, Applied) and outcome.results[0].status is Status.OK:
             claim.version = outcome.results[0].version
             return True
         if not isinstance(outcome, Applied):
             raise Unavailable(f"the partition was not claimed: key={claim.key.path!r} cause={outcome.reason!r}")
-        (record,) = await self._get(claim.key)
+        (record,) = await self._records.get(claim.key)
         if record is None or record.value != self._name:
             return False
         # Its own, put by a write whose answer was lost: it runs a partition once at a time.
@@ -300,12 +269,12 @@ class Compaction:
 
     async def _release(self, claim: _Kept) -> None:
         """It goes with the session at the latest."""
-        await self._write([Delete(claim.key, claim.version)])
+        await self._records.write([Delete(claim.key, claim.version)])
 
     async def _note(self, attempt: _Kept, value: CompactionAttempt) -> bool:
         """False if another compactor has changed the record: this one ends."""
         expected = ABSENT if attempt.version is None else attempt.version
-        outcome = await self._write([Put(attempt.key, encode_attempt(value), expected)])
+        outcome = await self._records.write([Put(attempt.key, encode_attempt(value), expected)])
         if not isinstance(outcome, Applied):
             raise Unavailable(f"a compaction was not noted: key={attempt.key.path!r} cause={outcome.reason!r}")
         (result,) = outcome.results
@@ -314,27 +283,5 @@ class Compaction:
 
     async def _drop(self, attempt: _Kept) -> None:
         """If that fails, the next compaction finds what it has nothing to do for."""
-        if attempt.version is None:
-            return
-        outcome = await self._write([Delete(attempt.key, attempt.version)])
-        if isinstance(outcome, Applied) and outcome.results[0].status is Status.OK:
+        if attempt.version is not None and await self._records.delete(attempt.key, attempt.version):
             attempt.version = None
-
-    # Calls
-
-    async def _get(self, *keys: Key) -> list[Record | None]:
-        return await self._within(self._metadata.get_many(keys))
-
-    async def _within(self, call: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                return await call
-        except TimeoutError:
-            raise Unavailable(f"metadata did not answer: after_s={CALL_TIMEOUT_S}") from None
-
-    async def _write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
-        try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                return await self._metadata.write(ops)
-        except TimeoutError:
-            return Unknown(f"no answer after {CALL_TIMEOUT_S} s")

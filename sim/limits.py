@@ -41,7 +41,7 @@ SMALL: Final = (
     Limit("storage.log.kept_segments", "SEGMENTS_KEPT_MAX", 1),
     Limit("storage.log.kept_segments", "PARTITIONS_KEPT_MAX", 1),
     Limit("storage.log.segments", "FOOTERS_BYTES_MAX", 3_000),
-    Limit("compactor.compaction", "KEYS_PER_DELETE", 1),
+    Limit("compactor.records", "KEYS_PER_DELETE", 1),
     Limit("compactor.compaction", "ENTRIES_MAX", 5),
     Limit("storage.log.read_places", "PLACES_KEPT_MAX", 2),
     Limit("storage.log.tail", "JOIN_BELOW_BYTES", 100),
@@ -70,7 +70,7 @@ FORGETFUL: Final = (
 SHORT_DEADLINES: Final = (
     Limit("storage.log.append", "COMMIT_TIMEOUT_S", 1.5),
     Limit("storage.log.commit", "WRITE_TIMEOUT_S", 0.5),
-    Limit("compactor.compaction", "CALL_TIMEOUT_S", 0.5),
+    Limit("compactor.records", "CALL_TIMEOUT_S", 0.5),
     Limit("storage.log.commit", "STRANGERS_WAIT_S", 10.0),
     Limit("storage.log.control_reads", "READ_TIMEOUT_S", 0.5),
     Limit("storage.log.index", "READ_TIMEOUT_S", 0.5),

@@ -8,6 +8,7 @@ from unittest import mock
 import msgspec
 
 from compactor.compaction import Compaction, CompactionEnd
+from compactor.records import Records
 from storage.formats.control import Control, SegmentEntry, SegmentFact, decode_chunk, encode
 from storage.formats.segment import segment_key
 from storage.log.index import EntryIndex
@@ -20,11 +21,11 @@ def deletes_index_keys_by_their_base() -> Iterator[None]:
     """Model: F-base. The chunk that holds the cursor goes, too."""
 
     async def delete_index(self: Any, keys: PartitionKeys, end: int) -> None:
-        record = await self._metadata.get_ceiling(keys.index(end), within=keys.index_prefix)
+        record = await self._records.metadata.get_ceiling(keys.index(end), within=keys.index_prefix)
         stop = end
         if record is not None and (chunk := decode_chunk(record.value, path=record.path)).entries[0].base < end:
             stop = chunk.entries[-1].last + 1
-        await self._write([DeleteRange(keys.index(0), keys.index(stop).path)])
+        await self._records.write([DeleteRange(keys.index(0), keys.index(stop).path)])
 
     with mock.patch.object(Compaction, "_delete_index", delete_index):
         yield
@@ -33,7 +34,7 @@ def deletes_index_keys_by_their_base() -> Iterator[None]:
 @contextlib.contextmanager
 def puts_its_own_segment_beside_its_cas() -> Iterator[None]:
     """Model: F-orphan. A failing CAS does not stop its siblings."""
-    original = Compaction._write
+    original = Records.write
 
     async def write(self: Any, ops: Sequence[WriteOp]) -> Any:
         last = ops[-1]
@@ -44,19 +45,19 @@ def puts_its_own_segment_beside_its_cas() -> Iterator[None]:
             ops = [Put(keys.segment(segment.last), encode(SegmentFact(entry=segment)), ABSENT), last]
         return await original(self, ops)
 
-    with mock.patch.object(Compaction, "_write", write):
+    with mock.patch.object(Records, "write", write):
         yield
 
 
 @contextlib.contextmanager
 def forgets_the_segment_before() -> Iterator[None]:
     """The cursor moves on, and the segment that the control record named gets no key."""
-    original = Compaction._write
+    original = Records.write
 
     async def write(self: Any, ops: Sequence[WriteOp]) -> Any:
         return await original(self, ops[-1:])
 
-    with mock.patch.object(Compaction, "_write", write):
+    with mock.patch.object(Records, "write", write):
         yield
 
 

@@ -1,0 +1,110 @@
+"""The metadata store as upkeep calls it: a deadline on every call, and one way to change a control record."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from runtime.ids import Entropy
+from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause
+from storage.errors import Unavailable
+from storage.formats.control import Control, decode_control, encode
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import (
+    Applied,
+    Delete,
+    DeleteRange,
+    Key,
+    MetadataStore,
+    NotApplied,
+    Put,
+    Record,
+    Status,
+    Unknown,
+    WriteOp,
+    WriteOutcome,
+)
+
+CALL_TIMEOUT_S: Final = 10.0
+KEYS_PER_DELETE: Final = 1_000
+
+T = TypeVar("T")
+
+
+class Records:
+    """Calls raise `Unavailable` after `CALL_TIMEOUT_S`; a write without an answer by then is `Unknown`."""
+
+    def __init__(self, metadata: MetadataStore, *, entropy: Entropy = os.urandom) -> None:
+        self.metadata = metadata
+        self._entropy = entropy
+
+    async def get(self, *keys: Key) -> list[Record | None]:
+        return await self._within(self.metadata.get_many(keys))
+
+    async def list(self, start: Key, end: str) -> Sequence[str]:
+        """Paths from that of `start` up to `end`."""
+        return await self._within(self.metadata.list(start, end))
+
+    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await self.metadata.write(ops)
+        except TimeoutError:
+            return Unknown(f"no answer after {CALL_TIMEOUT_S} s")
+
+    async def change_control(
+        self,
+        keys: PartitionKeys,
+        decide: Callable[[Control], Awaitable[tuple[Control, Sequence[WriteOp]] | T]],
+        *,
+        action: str,
+    ) -> Control | T | None:
+        """CAS the control record to what `decide` makes of it, with writes that travel beside the CAS; ask again whenever it has changed.
+
+        Return the record that was put; or what `decide` returns instead of one, which ends it; or None if the partition does not exist.
+        A CAS may have been applied though its answer was lost, by this call: `decide` is then asked about its own result.
+        Raises `Unavailable` or `OutcomeUnknown` when the attempts are used up.
+        """
+        unknown: Unknown | None = None
+        reason = ""
+        for number in range(ATTEMPTS_MAX):
+            (record,) = await self.get(keys.control)
+            if record is None:
+                return None
+            decided = await decide(decode_control(record.value, path=record.path))
+            if not isinstance(decided, tuple):
+                return decided
+            control, beside = decided
+            match await self.write([*beside, Put(keys.control, encode(control), record.version)]):
+                case Applied(results) if results[-1].status is Status.OK:
+                    return control
+                case Applied():
+                    reason = "others committed each time"
+                case Unknown() as outcome:
+                    unknown = outcome
+                case NotApplied() as outcome:
+                    reason = outcome.reason
+            await pause(number, self._entropy)
+        raise given_up(f"{action}: partition={keys.partition_key}", unknown=unknown, reason=reason)
+
+    async def delete_range(self, first: Key, end: str) -> int:
+        """Delete the keys from `first` up to `end` that are there now, in bounded steps. Return how many."""
+        paths = await self.list(first, end)
+        for begin in range(0, len(paths), KEYS_PER_DELETE):
+            stop = paths[begin + KEYS_PER_DELETE] if begin + KEYS_PER_DELETE < len(paths) else end
+            outcome = await self.write([DeleteRange(Key(paths[begin], first.partition_key), stop)])
+            if not isinstance(outcome, Applied):
+                raise Unavailable(f"keys were not deleted: from={paths[begin]!r} cause={outcome.reason!r}")
+        return len(paths)
+
+    async def delete(self, key: Key, version: int) -> bool:
+        """Whether the record of that version certainly went."""
+        outcome = await self.write([Delete(key, version)])
+        return isinstance(outcome, Applied) and outcome.results[0].status is Status.OK
+
+    async def _within(self, call: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await call
+        except TimeoutError:
+            raise Unavailable(f"metadata did not answer: after_s={CALL_TIMEOUT_S}") from None
