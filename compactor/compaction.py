@@ -14,21 +14,22 @@ from enum import Enum
 from typing import Final
 
 from compactor.cursor import CursorRefusal, move_cursor
-from compactor.plan import CompactionPolicy, count_due, entry_bytes
+from compactor.plan import CompactionPolicy, count_due, entry_bytes, in_runs
 from compactor.records import Records
 from compactor.slices import Slices, stamp
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
+from runtime.ulid import ulid_ms
 from storage.errors import AlreadyExists, Unavailable
 from storage.formats.compaction import CompactionAttempt, CompactionState, decode_attempt, encode_attempt
 from storage.formats.control import Control, Entry, LogState, SegmentEntry, SegmentFact, decode_control, decode_segment, encode
 from storage.formats.segment_writer import SegmentWriter
+from storage.limits import MIB
 from storage.log.entry_scan import EntriesMoved, uncompacted_pages
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import (
     ABSENT,
     Applied,
-    Delete,
     Key,
     MetadataStore,
     Put,
@@ -41,6 +42,8 @@ from storage.vocabulary import ObjectId, PartitionId
 
 ENTRIES_MAX: Final = 20_000
 """Entries of one segment: what is planned at a time takes about 10 MiB."""
+READ_BYTES_MAX: Final = 8 * MIB
+"""Slices that are read at a time, beside the segment that is made of them."""
 
 
 class CompactionEnd(Enum):
@@ -64,13 +67,17 @@ _END_BY: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """`recovered`: the attempt was begun by an earlier compaction. `read_bytes` are those of the slices."""
+    """`recovered`: the attempt was begun by an earlier compaction. `read_bytes` are those of the slices, `waiting_bytes` those of entries
+    that are not due yet, the first of which was written at `waiting_since_ms`.
+    """
 
     ended: CompactionEnd
     segment: SegmentEntry | None = None
     entries: int = 0
     read_bytes: int = 0
     recovered: bool = False
+    waiting_bytes: int = 0
+    waiting_since_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -81,8 +88,21 @@ class _Kept:
     version: int | None = field(default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class CompactionTask:
+    """Entries that become a segment of a partition that is claimed. `finish` it, or `give_up`."""
+
+    partition: PartitionId
+    entries: Sequence[Entry]
+    size_bytes: int
+    control: Control
+    keys: PartitionKeys
+    claim: _Kept
+    attempt: _Kept
+
+
 class Compaction:
-    """Compacts partitions, one call each. Calls may run side by side, for different partitions.
+    """Compacts partitions: `begin` each, fetch the slices of all that are due, `finish` each. Calls may overlap, for different partitions.
 
     Errors of a call: `Corrupt` (an object or record is not what was written: the partition is left as it is), `IncompatibleFormat`,
     `Unavailable`, `OutcomeUnknown`; all but the first two go away with another call. Cancelled: as if the process had died.
@@ -93,7 +113,6 @@ class Compaction:
         *,
         metadata: MetadataStore,
         objects: ObjectStore,
-        slices: Slices,
         session: Session,
         ids: IdSource,
         clock: Clock,
@@ -102,7 +121,6 @@ class Compaction:
     ) -> None:
         self._records = Records(metadata, entropy=entropy)
         self._objects = objects
-        self._slices = slices
         self._session = session
         self._name = ids.random_uuid().encode()
         self._running: set[PartitionId] = set()
@@ -110,23 +128,50 @@ class Compaction:
         self._clock = clock
         self._policy = policy or CompactionPolicy()
 
-    async def run(self, partition: PartitionId) -> CompactionResult:
-        """Finish what an earlier attempt has begun; else make one segment, if one is due."""
+    async def begin(self, partition: PartitionId) -> CompactionTask | CompactionResult:
+        """Finish what an earlier attempt has begun; else say what becomes a segment, if one is due. A task keeps the partition claimed."""
         assert partition not in self._running, f"compacted already: {partition}"
         keys = PartitionKeys(partition)
         claim = _Kept(keys.compactor_claim)
         self._running.add(partition)
+        begun: CompactionTask | CompactionResult | None = None
         try:
             if not await self._claim(claim):
                 return CompactionResult(CompactionEnd.CLAIMED)
-            try:
-                return await self._run(partition, keys)
-            finally:
-                await self._release(claim)
+            begun = await self._begin(partition, keys, claim)
+            return begun
+        finally:
+            if not isinstance(begun, CompactionTask):
+                await self._end(partition, claim)
+
+    async def finish(self, task: CompactionTask, slices: Slices) -> CompactionResult:
+        """Make the segment and commit it."""
+        try:
+            return await self._compact(task, slices)
+        finally:
+            await self._end(task.partition, task.claim)
+
+    async def give_up(self, task: CompactionTask) -> None:
+        """Somebody else may compact the partition."""
+        await self._end(task.partition, task.claim)
+
+    async def is_current(self, task: CompactionTask) -> bool:
+        """Whether the entries of `task` are still those that readers use."""
+        (record,) = await self._records.get(task.keys.control)
+        if record is None:
+            return False
+        control = decode_control(record.value, path=record.path)
+        is_open = control.log_state is not LogState.DELETED
+        return is_open and control.compaction_cursor == task.control.compaction_cursor and control.log_start == task.control.log_start
+
+    async def _end(self, partition: PartitionId, claim: _Kept) -> None:
+        try:
+            if claim.version is not None:
+                await self._records.delete(claim.key, claim.version)  # it goes with the session at the latest
         finally:
             self._running.discard(partition)
 
-    async def _run(self, partition: PartitionId, keys: PartitionKeys) -> CompactionResult:
+    async def _begin(self, partition: PartitionId, keys: PartitionKeys, claim: _Kept) -> CompactionTask | CompactionResult:
         control_record, attempt_record = await self._records.get(keys.control, keys.compaction)
         if control_record is None:
             return CompactionResult(CompactionEnd.GONE)
@@ -141,14 +186,22 @@ class Compaction:
         if control.log_state is LogState.DELETED:
             await self._drop(attempt)
             return CompactionResult(CompactionEnd.GONE)
-        entries = await self._due(keys, control)
-        if not entries:
+        found_entries = await self._waiting(keys, control)
+        due = count_due(found_entries, now_ms=self._clock.now_ms(), policy=self._policy)
+        if not due:
             await self._drop(attempt)
-            return CompactionResult(CompactionEnd.NOTHING_DUE)
-        return await self._compact(partition, keys, control, attempt, entries)
+            return CompactionResult(
+                CompactionEnd.NOTHING_DUE,
+                waiting_bytes=sum(map(entry_bytes, found_entries)),
+                waiting_since_ms=ulid_ms(found_entries[0].object_id) if found_entries else None,
+            )
+        entries = found_entries[:due]
+        return CompactionTask(partition, entries, sum(map(entry_bytes, entries)), control, keys, claim, attempt)
 
-    async def _due(self, keys: PartitionKeys, control: Control) -> Sequence[Entry]:
-        """The entries of the next segment. None if keys moved while they were read: another compaction is faster, or retention."""
+    async def _waiting(self, keys: PartitionKeys, control: Control) -> Sequence[Entry]:
+        """The first entries above the cursor: no more than fill a segment. None if keys moved while they were read: another compaction is
+        faster, or retention.
+        """
         entries: list[Entry] = []
         filled_bytes = 0
         try:
@@ -159,22 +212,20 @@ class Compaction:
                     break
         except EntriesMoved:
             return ()
-        return entries[: count_due(entries, now_ms=self._clock.now_ms(), policy=self._policy)]
+        return entries
 
-    async def _compact(
-        self, partition: PartitionId, keys: PartitionKeys, control: Control, attempt: _Kept, entries: Sequence[Entry]
-    ) -> CompactionResult:
-        object_id = ObjectId(self._ids.next_ulid(above=control.revoked_floor))
-        cursor = control.compaction_cursor
-        if not await self._note(attempt, CompactionAttempt(state=CompactionState.WRITING_SEGMENT, cursor=cursor, object_id=object_id)):
+    async def _compact(self, task: CompactionTask, slices: Slices) -> CompactionResult:
+        object_id = ObjectId(self._ids.next_ulid(above=task.control.revoked_floor))
+        cursor = task.control.compaction_cursor
+        writing = CompactionAttempt(state=CompactionState.WRITING_SEGMENT, cursor=cursor, object_id=object_id)
+        if not await self._note(task.attempt, writing):
             return CompactionResult(CompactionEnd.OVERTAKEN)
-        segment = await self._write_segment(partition, object_id, entries)
+        segment = await self._write_segment(task, object_id, slices)
         committing = CompactionAttempt(state=CompactionState.COMMITTING, cursor=cursor, object_id=object_id, segment=segment)
-        if not await self._note(attempt, committing):
+        if not await self._note(task.attempt, committing):
             return CompactionResult(CompactionEnd.OVERTAKEN)
-        ended = await self._commit(keys, attempt, committing)
-        read_bytes = sum(map(entry_bytes, entries))
-        return CompactionResult(ended, segment if ended is CompactionEnd.COMPACTED else None, len(entries), read_bytes)
+        ended = await self._commit(task.keys, task.attempt, committing)
+        return CompactionResult(ended, segment if ended is CompactionEnd.COMPACTED else None, len(task.entries), task.size_bytes)
 
     async def _recover(self, keys: PartitionKeys, control: Control, attempt: _Kept, found: CompactionAttempt) -> CompactionResult | None:
         """What becomes of an earlier attempt; None if another may begin in its place."""
@@ -189,11 +240,12 @@ class Compaction:
                 await self._drop(attempt)
                 return CompactionResult(CompactionEnd.COMPACTED, found.segment, recovered=True)
 
-    async def _write_segment(self, partition: PartitionId, object_id: ObjectId, entries: Sequence[Entry]) -> SegmentEntry:
-        writer = SegmentWriter(partition, object_id, entries[0].base, block_bytes=self._policy.block_bytes)
-        for entry in entries:
-            run = stamp(entry, await self._slices.read(entry), partition)
-            writer.add(run.buffer)
+    async def _write_segment(self, task: CompactionTask, object_id: ObjectId, slices: Slices) -> SegmentEntry:
+        entries = task.entries
+        writer = SegmentWriter(task.partition, object_id, entries[0].base, block_bytes=self._policy.block_bytes)
+        for together in in_runs(entries, bytes_max=READ_BYTES_MAX):
+            for entry, parts in zip(together, await slices.read(together), strict=True):
+                writer.add(stamp(entry, parts, task.partition).buffer)
         written = writer.finish(entries[-1].last)
         try:
             await self._objects.put_if_absent(written.key, written.parts)
@@ -266,10 +318,6 @@ class Compaction:
         # Its own, put by a write whose answer was lost: it runs a partition once at a time.
         claim.version = record.version
         return True
-
-    async def _release(self, claim: _Kept) -> None:
-        """It goes with the session at the latest."""
-        await self._records.write([Delete(claim.key, claim.version)])
 
     async def _note(self, attempt: _Kept, value: CompactionAttempt) -> bool:
         """False if another compactor has changed the record: this one ends."""

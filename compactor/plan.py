@@ -1,6 +1,6 @@
 """Which entries become the next segment of a partition, pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from runtime.ulid import ulid_ms
@@ -37,3 +37,16 @@ def count_due(entries: Sequence[Entry], *, now_ms: int, policy: CompactionPolicy
     if entries and now_ms - ulid_ms(entries[0].object_id) >= policy.age_due_ms:
         return len(entries)
     return 0
+
+
+def in_runs(entries: Sequence[Entry], *, bytes_max: int) -> Iterator[Sequence[Entry]]:
+    """`entries` in order, in runs of at most `bytes_max`; one that is larger is a run by itself."""
+    begin = filled_bytes = 0
+    for number, entry in enumerate(entries):
+        size_bytes = entry_bytes(entry)
+        if number > begin and filled_bytes + size_bytes > bytes_max:
+            yield entries[begin:number]
+            begin, filled_bytes = number, 0
+        filled_bytes += size_bytes
+    if begin < len(entries):
+        yield entries[begin:]

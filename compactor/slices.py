@@ -1,35 +1,76 @@
-"""Slices of WAL objects to batches at their offsets: checked, stamped, copied once."""
+"""The batches of entries: fetched from WAL objects for many partitions at once, kept in a spool, checked and stamped when they are used."""
 
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
 
-from storage.errors import Corrupt
+from compactor.gather_plan import RangeRead, Span, plan_reads
+from compactor.spool import Spool
+from storage.errors import Corrupt, StorageError, without_frames
 from storage.formats.control import Entry
 from storage.formats.wal import object_key
 from storage.log.readplan import scan
 from storage.log.runs import BatchRun
 from storage.objects.port import ObjectStore
 from storage.recordbatch import parse_header, restamp, verify
-from storage.vocabulary import Buffer, PartitionId
+from storage.vocabulary import Buffer, ObjectId, PartitionId
+
+GETS_TOGETHER: Final = 4
+"""GETs under way, each of `GET_BYTES_MAX` at most."""
 
 
 class Slices(Protocol):
-    async def read(self, entry: Entry) -> Sequence[Buffer]:
-        """The bytes of the spans of `entry`, in order. Raises `NotFound`, `EndsEarly`, `Unavailable`."""
+    async def read(self, entries: Sequence[Entry]) -> list[Sequence[Buffer]]:
+        """For each entry the bytes of its spans, in order. Raises why an object could not be read."""
         ...
 
 
-class StoredSlices:
-    """One GET per entry: from its first span to the end of its last."""
+class GatheredSlices:
+    """`gather` once, then `read`."""
 
-    def __init__(self, objects: ObjectStore) -> None:
+    def __init__(self, objects: ObjectStore, spool: Spool) -> None:
         self._objects = objects
+        self._spool = spool
+        self._positions: dict[tuple[ObjectId, Span], int] = {}
+        self._failed: dict[ObjectId, StorageError] = {}
+        self.gets = 0
+        self.read_bytes = 0
 
-    async def read(self, entry: Entry) -> Sequence[Buffer]:
-        begin = min(position for position, _ in entry.spans)
-        end = max(position + length for position, length in entry.spans)
-        view = memoryview(await self._objects.get_range(object_key(entry.object_id), begin, end))
-        return [view[position - begin : position - begin + length] for position, length in entry.spans]
+    async def gather(self, entries: Iterable[Entry]) -> None:
+        """Fetch the slices of all `entries`. What fails is raised by `read`, for the entries concerned."""
+        waiting = iter(plan_reads(entries))
+
+        async def work() -> None:
+            for read in waiting:
+                await self._fetch(read)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(GETS_TOGETHER):
+                tasks.create_task(work())
+
+    async def read(self, entries: Sequence[Entry]) -> list[Sequence[Buffer]]:
+        for entry in entries:
+            if (failure := self._failed.get(entry.object_id)) is not None:
+                raise failure
+        spans = [(self._positions[entry.object_id, span], span[1]) for entry in entries for span in entry.spans]
+        parts = iter(await self._spool.read(spans))
+        return [[next(parts) for _ in entry.spans] for entry in entries]
+
+    async def _fetch(self, read: RangeRead) -> None:
+        if read.object_id in self._failed:
+            return
+        try:
+            data = await self._objects.get_range(object_key(read.object_id), read.begin, read.end)
+            self.gets += 1
+            self.read_bytes += len(data)
+            view = memoryview(data)
+            position = await self._spool.append([view[begin - read.begin : begin - read.begin + length] for begin, length in read.spans])
+        except StorageError as error:
+            self._failed[read.object_id] = without_frames(error)
+            return
+        for span in read.spans:
+            self._positions[read.object_id, span] = position
+            position += span[1]
 
 
 def stamp(entry: Entry, parts: Sequence[Buffer], partition: PartitionId) -> BatchRun:

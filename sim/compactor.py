@@ -7,7 +7,8 @@ from typing import Final
 
 from compactor.compaction import Compaction
 from compactor.plan import CompactionPolicy
-from compactor.slices import StoredSlices
+from compactor.round import Round, RoundLimits, only
+from runtime.blocking import InlineBlocking
 from runtime.ids import IdSource
 from sim.accounts import Accounts
 from sim.broker import SESSION_TIMEOUT_MS, Ground
@@ -73,7 +74,7 @@ class SimCompactor:
         metadata = self._ground.metadata.client()
         compaction = await self._open(metadata, self._ground.objects, RECOVER, VirtualClock(asyncio.get_running_loop()))
         for partition in list(self._ground.shards.control_records()):
-            await compaction.run(partition)
+            only(await Round(compaction, objects=self._ground.objects, blocking=InlineBlocking()).run([partition]), partition)
         await metadata.close()
 
     async def _live(self, name: str) -> None:
@@ -112,13 +113,19 @@ class SimCompactor:
             try:
                 if compaction is None:
                     compaction = await self._open(metadata, objects, self._policy, clock)
-                partition = self._chance.choice(list(self._ground.shards.control_records()))
-                result = await compaction.run(partition)
+                partitions = list(self._ground.shards.control_records())
+                taken = self._chance.sample(partitions, self._chance.randint(1, len(partitions)))
             except StorageError as error:
-                self._ground.history.trace(name, "not compacted", repr(error))
+                self._ground.history.trace(name, "no session", repr(error))
                 continue
-            self.compacted += result.segment is not None
-            self._ground.history.trace(name, result.ended.value, f"{partition} {result.segment}")
+            limits = RoundLimits(slice_bytes_max=self._chance.choice((1, 2_000, 1 << 20)))
+            report = await Round(compaction, objects=objects, blocking=InlineBlocking(), limits=limits).run(taken)
+            for partition, result in report.ended.items():
+                if isinstance(result, StorageError):
+                    self._ground.history.trace(name, "not compacted", f"{partition} {result!r}")
+                    continue
+                self.compacted += result.segment is not None
+                self._ground.history.trace(name, result.ended.value, f"{partition} {result.segment}")
 
     async def _open(
         self,
@@ -132,7 +139,6 @@ class SimCompactor:
         return Compaction(
             metadata=metadata,
             objects=objects,
-            slices=StoredSlices(objects),
             session=session,
             ids=ids,
             clock=clock,

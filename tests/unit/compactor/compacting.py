@@ -3,9 +3,10 @@
 import contextlib
 from collections.abc import AsyncIterator
 
-from compactor.compaction import Compaction
+from compactor.compaction import Compaction, CompactionResult
 from compactor.plan import CompactionPolicy
-from compactor.slices import StoredSlices
+from compactor.round import Round, only
+from runtime.blocking import InlineBlocking
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.formats.control import SegmentEntry, decode_segment
@@ -19,25 +20,38 @@ AT_ONCE = CompactionPolicy(entries_due=1)
 """All there is becomes a segment."""
 
 
+class OneByOne:
+    """Rounds of one partition each."""
+
+    def __init__(self, compaction: Compaction, objects: ObjectStore) -> None:
+        self._compaction = compaction
+        self._objects = objects
+
+    async def run(self, partition: PartitionId) -> CompactionResult:
+        try:
+            return only(await Round(self._compaction, objects=self._objects, blocking=InlineBlocking()).run([partition]), partition)
+        except BaseExceptionGroup as failures:  # of a test's own: a round keeps the errors of stores as values
+            (failure,) = failures.exceptions
+            raise failure from None
+
+
 @contextlib.asynccontextmanager
-async def compacting(metadata: object, objects: object, *, policy: CompactionPolicy = AT_ONCE) -> AsyncIterator[Compaction]:
+async def opened(metadata: object, objects: object, *, policy: CompactionPolicy = AT_ONCE) -> AsyncIterator[Compaction]:
     """`metadata` and `objects` are stores, or stand before some."""
     store: MetadataStore = metadata  # type: ignore[assignment]
     blobs: ObjectStore = objects  # type: ignore[assignment]
     clock = SystemClock()
     session = await store.open_session(timeout_ms=10_000)
     try:
-        yield Compaction(
-            metadata=store,
-            objects=blobs,
-            slices=StoredSlices(blobs),
-            session=session,
-            ids=IdSource(clock=clock),
-            clock=clock,
-            policy=policy,
-        )
+        yield Compaction(metadata=store, objects=blobs, session=session, ids=IdSource(clock=clock), clock=clock, policy=policy)
     finally:
         await session.close()
+
+
+@contextlib.asynccontextmanager
+async def compacting(metadata: object, objects: object, *, policy: CompactionPolicy = AT_ONCE) -> AsyncIterator[OneByOne]:
+    async with opened(metadata, objects, policy=policy) as compaction:
+        yield OneByOne(compaction, objects)  # type: ignore[arg-type]
 
 
 async def index_ends(metadata: MetadataStore, partition: PartitionId = PARTITION) -> list[int]:

@@ -1,0 +1,137 @@
+"""Compactions of many partitions that read each WAL object once: begin all, fetch their slices together, finish all.
+
+What one round takes is bounded: partitions that do not fit any more are left for the next.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from compactor.compaction import Compaction, CompactionEnd, CompactionResult, CompactionTask
+from compactor.room import ByteRoom
+from compactor.slices import GatheredSlices
+from compactor.spool import open_spool
+from runtime.blocking import Blocking
+from storage.errors import EndsEarly, NotFound, StorageError
+from storage.limits import MIB
+from storage.objects.port import ObjectStore
+from storage.vocabulary import PartitionId
+
+BEGUN_TOGETHER: Final = 16
+FINISHED_TOGETHER: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundLimits:
+    """How much one round takes on: bytes of slices (they wait in the spool), entries, and bytes of segments that are being made at a time."""
+
+    slice_bytes_max: int = 1024 * MIB
+    entries_max: int = 200_000
+    segment_bytes_max: int = 96 * MIB
+    spool_folder: Path | None = None
+
+
+@dataclass(slots=True)
+class RoundReport:
+    """How each partition that was begun ended. `left`: those that wait for another round."""
+
+    ended: dict[PartitionId, CompactionResult | StorageError] = field(default_factory=dict)
+    left: list[PartitionId] = field(default_factory=list)
+    gets: int = 0
+    got_bytes: int = 0
+
+
+class Round:
+    """One at a time; made anew for each."""
+
+    def __init__(self, compaction: Compaction, *, objects: ObjectStore, blocking: Blocking, limits: RoundLimits | None = None) -> None:
+        """`blocking` runs one call at a time."""
+        self._compaction = compaction
+        self._objects = objects
+        self._blocking = blocking
+        self._limits = limits or RoundLimits()
+        self._report = RoundReport()
+
+    async def run(self, partitions: Iterable[PartitionId]) -> RoundReport:
+        """Take partitions until the round is full. What fails of one does not concern the others, and is its value in `ended`.
+
+        Cancelled: as if the process had died.
+        """
+        tasks = await self._begin(iter(partitions))
+        if tasks:
+            async with open_spool(self._blocking, folder=self._limits.spool_folder) as spool:
+                slices = GatheredSlices(self._objects, spool)
+                await slices.gather(itertools.chain.from_iterable(task.entries for task in tasks))
+                self._report.gets, self._report.got_bytes = slices.gets, slices.read_bytes
+                await self._finish(tasks, slices)
+        return self._report
+
+    async def _begin(self, partitions: Iterator[PartitionId]) -> Sequence[CompactionTask]:
+        limits, tasks = self._limits, list[CompactionTask]()
+        slice_bytes = entries = 0
+        while slice_bytes < limits.slice_bytes_max and entries < limits.entries_max:
+            taken = list(itertools.islice(partitions, BEGUN_TOGETHER))
+            if not taken:
+                break
+            async with asyncio.TaskGroup() as group:
+                begun = [group.create_task(self._begin_one(partition)) for partition in taken]
+            for task in [one.result() for one in begun]:
+                if task is None:
+                    continue
+                slice_bytes += task.size_bytes
+                entries += len(task.entries)
+                if tasks and (slice_bytes > limits.slice_bytes_max or entries > limits.entries_max):
+                    await self._compaction.give_up(task)
+                    self._report.left.append(task.partition)
+                else:
+                    tasks.append(task)
+        self._report.left += partitions
+        return tasks
+
+    async def _begin_one(self, partition: PartitionId) -> CompactionTask | None:
+        try:
+            begun = await self._compaction.begin(partition)
+        except StorageError as error:
+            self._report.ended[partition] = error
+            return None
+        if isinstance(begun, CompactionTask):
+            return begun
+        self._report.ended[partition] = begun
+        return None
+
+    async def _finish(self, tasks: Sequence[CompactionTask], slices: GatheredSlices) -> None:
+        room = ByteRoom(self._limits.segment_bytes_max)
+        waiting = iter(tasks)
+
+        async def work() -> None:
+            for task in waiting:
+                async with room.take(task.size_bytes):
+                    self._report.ended[task.partition] = await self._finish_one(task, slices)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(FINISHED_TOGETHER, len(tasks))):
+                group.create_task(work())
+
+    async def _finish_one(self, task: CompactionTask, slices: GatheredSlices) -> CompactionResult | StorageError:
+        try:
+            return await self._compaction.finish(task, slices)
+        except (NotFound, EndsEarly) as error:
+            try:
+                # Meanwhile others may have compacted or deleted what was there, and the collector has been faster.
+                return error if await self._compaction.is_current(task) else CompactionResult(CompactionEnd.OVERTAKEN)
+            except StorageError as unread:
+                return unread
+        except StorageError as error:
+            return error
+
+
+def only(report: RoundReport, partition: PartitionId) -> CompactionResult:
+    """The result of a partition. Raises what kept it from having one."""
+    ended: Mapping[PartitionId, CompactionResult | StorageError] = report.ended
+    result = ended[partition]
+    if isinstance(result, StorageError):
+        raise result
+    return result

@@ -1,0 +1,240 @@
+"""Rounds: each object is read once for all partitions, what fails of one is its own, and what does not fit waits."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compactor import gather_plan, spool
+from compactor.compaction import Compaction, CompactionEnd, CompactionResult, CompactionTask
+from compactor.gather_plan import plan_reads
+from compactor.plan import entry_bytes, in_runs
+from compactor.room import ByteRoom
+from compactor.round import Round, RoundLimits, RoundReport, only
+from compactor.spool import open_spool
+from runtime.blocking import InlineBlocking, ThreadBlocking
+from runtime.clock import SystemClock
+from storage.errors import Corrupt, EndsEarly, NotFound, StorageError, Unavailable
+from storage.formats.control import Control, Entry, encode
+from storage.formats.wal import object_key
+from storage.log.batcher import FlushSettings
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import ABSENT, Put
+from storage.objects.memory import MemoryObjectStore
+from storage.vocabulary import Buffer, ObjectId, PartitionId
+from tests.kit.record_batches import record_batch
+from tests.unit.compactor.compacting import left_behind, opened
+from tests.unit.storage.log.rig import TOPIC, Rig, rig
+
+spans = st.lists(st.tuples(st.integers(0, 4_000), st.integers(1, 400)), min_size=1, max_size=8, unique_by=lambda span: span[0])
+
+
+def entry_of(object_id: str, *spans: tuple[int, int]) -> Entry:
+    return Entry(base=0, last=0, object_id=ObjectId(object_id), spans=spans, max_timestamp=0, running_max_timestamp=0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), spans), max_size=8))
+def test_every_span_is_in_one_read_and_reads_are_as_few_as_gaps_allow(asked: list[tuple[str, list[tuple[int, int]]]]) -> None:
+    entries = [entry_of(object_id, *spans) for object_id, spans in asked]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gather_plan, "GAP_BYTES_MAX", 100)
+        patch.setattr(gather_plan, "GET_BYTES_MAX", 1_000)
+        reads = plan_reads(entries)
+
+    planned = [(read.object_id, span) for read in reads for span in read.spans]
+    assert sorted(planned) == sorted({(entry.object_id, span) for entry in entries for span in entry.spans})
+    for read in reads:
+        assert read.begin == min(position for position, _ in read.spans)
+        assert read.end == max(position + length for position, length in read.spans)
+        assert read.end - read.begin <= 1_000 or len(read.spans) == 1
+    for one, following in itertools.pairwise(reads):
+        if one.object_id == following.object_id:
+            assert following.begin - one.end > 100 or following.spans[0][0] + following.spans[0][1] - one.begin > 1_000
+
+
+def test_a_whole_object_of_many_partitions_is_one_get() -> None:
+    slice_bytes = 100_000
+    entries = [entry_of("a", (64 + number * slice_bytes, slice_bytes)) for number in range(80)]
+
+    (read,) = plan_reads(reversed(entries))
+
+    assert (read.begin, read.end, len(read.spans)) == (64, 64 + 80 * slice_bytes, 80)
+
+
+@given(st.lists(st.integers(1, 50), max_size=30))
+def test_runs_of_entries_keep_their_order_and_their_bound(sizes: list[int]) -> None:
+    entries = [entry_of("a", (number, size)) for number, size in enumerate(sizes)]
+    runs = list(in_runs(entries, bytes_max=60))
+
+    assert [entry for run in runs for entry in run] == entries
+    assert all(len(run) == 1 or sum(map(entry_bytes, run)) <= 60 for run in runs)
+    assert all(sum(map(entry_bytes, [*one, other[0]])) > 60 for one, other in itertools.pairwise(runs))
+
+
+PARTITIONS = [PartitionId(TOPIC, number) for number in range(6)]
+OBJECTS = 5
+
+
+class CountingObjects:
+    """The store inside; some objects cannot be read."""
+
+    def __init__(self, inner: MemoryObjectStore) -> None:
+        self._inner = inner
+        self.got: list[str] = []
+        self.failing: dict[str, StorageError] = {}
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        self.got.append(key)
+        if (failure := self.failing.get(key)) is not None:
+            raise failure
+        return await self._inner.get_range(key, start, end)
+
+
+class Bench(NamedTuple):
+    """A log of six partitions, whose objects hold batches of all."""
+
+    broker: Rig
+    objects: CountingObjects
+    compaction: Compaction
+
+    async def run(self, limits: RoundLimits | None = None, partitions: Sequence[PartitionId] = PARTITIONS) -> RoundReport:
+        objects: Any = self.objects
+        return await Round(self.compaction, objects=objects, blocking=InlineBlocking(), limits=limits).run(partitions)
+
+
+@contextlib.asynccontextmanager
+async def bench() -> AsyncIterator[Bench]:
+    shared = MemoryMetadataStore(clock=SystemClock(), shards=1)
+    for partition in PARTITIONS:
+        await shared.write([Put(PartitionKeys(partition).control, encode(Control()), ABSENT)])
+    async with rig(shared=shared, flush=FlushSettings(interval_s=0.005, gather_s=0.0)) as broker:
+        for number in range(OBJECTS):
+            await asyncio.gather(*[broker.send(record_batch(b"%d" % number), partition=partition) for partition in PARTITIONS])
+        objects = CountingObjects(broker.objects._inner)
+        async with opened(shared, objects) as compaction:
+            yield Bench(broker, objects, compaction)
+
+
+async def test_one_get_of_an_object_serves_all_partitions() -> None:
+    async with bench() as it:
+        before = [await it.broker.read_all(partition) for partition in PARTITIONS]
+        report = await it.run()
+        after = [await it.broker.read_all(partition) for partition in PARTITIONS]
+
+        assert [only(report, partition).ended for partition in PARTITIONS] == [CompactionEnd.COMPACTED] * len(PARTITIONS)
+        assert len(it.objects.got) == len(set(it.objects.got)) == report.gets == OBJECTS
+        assert report.left == []
+        assert after == before
+
+
+async def test_partitions_that_do_not_fit_are_left_unclaimed_for_the_next_round() -> None:
+    async with bench() as it:
+        first = await it.run(RoundLimits(slice_bytes_max=1))
+        second = await it.run(RoundLimits(slice_bytes_max=1 << 20), first.left)
+
+        assert [partition for partition, ended in first.ended.items() if isinstance(ended, CompactionResult)] == PARTITIONS[:1]
+        assert first.left == PARTITIONS[1:]
+        assert {only(second, partition).ended for partition in PARTITIONS[1:]} == {CompactionEnd.COMPACTED}
+        assert [await left_behind(it.broker.shared, partition) for partition in PARTITIONS] == [[]] * len(PARTITIONS)
+
+
+async def test_what_is_wrong_with_one_partition_does_not_keep_the_others() -> None:
+    async with bench() as it:
+        entry = (await it.broker.control(PARTITIONS[2])).pending[-1]
+        ((position, length),) = entry.spans
+        key = object_key(entry.object_id)
+        content = bytearray(it.broker.objects._inner._objects[key].body)
+        content[position + length - 1] ^= 1
+        it.broker.objects._inner._objects[key] = it.broker.objects._inner._objects[key]._replace(body=bytes(content))
+        report = await it.run()
+
+        assert isinstance(report.ended[PARTITIONS[2]], Corrupt)
+        others = [partition for partition in PARTITIONS if partition != PARTITIONS[2]]
+        assert {only(report, partition).ended for partition in others} == {CompactionEnd.COMPACTED}
+        assert (await it.broker.control(PARTITIONS[2])).compaction_cursor == 0
+        assert (await left_behind(it.broker.shared, PARTITIONS[2]))[1:] == [], "nobody keeps it claimed"
+
+
+@pytest.mark.parametrize("failure", [NotFound("no such object"), EndsEarly("half an object"), Unavailable("try again")])
+async def test_an_object_that_cannot_be_read_is_the_failure_of_those_that_need_it(failure: StorageError) -> None:
+    async with bench() as it:
+        for partition in PARTITIONS[:2]:
+            await it.run(partitions=[partition])
+        await asyncio.gather(*[it.broker.send(record_batch(b"more"), partition=partition) for partition in PARTITIONS[:2]])
+        entry = (await it.broker.control(PARTITIONS[5])).pending[0]
+        it.objects.failing[object_key(entry.object_id)] = failure
+        report = await it.run()
+
+        assert [type(report.ended[partition]) for partition in PARTITIONS[2:]] == [type(failure)] * 4
+        assert {only(report, partition).ended for partition in PARTITIONS[:2]} == {CompactionEnd.COMPACTED}
+
+
+async def test_an_object_that_went_because_others_were_faster_is_no_failure() -> None:
+    async with bench() as it, opened(it.broker.shared, it.broker.objects) as other:
+        objects: Any = it.broker.objects
+        task = await it.compaction.begin(PARTITIONS[0])
+        assert isinstance(task, CompactionTask)
+        await it.compaction.give_up(task)  # as a session that was lost
+        await Round(other, objects=objects, blocking=InlineBlocking()).run(PARTITIONS[:1])
+
+        assert not await it.compaction.is_current(task)
+
+        one = Round(it.compaction, objects=objects, blocking=InlineBlocking())
+        slices: Any = Missing()
+        assert await one._finish_one(task, slices) == CompactionResult(CompactionEnd.OVERTAKEN)
+
+
+class Missing:
+    async def read(self, _entries: Sequence[Entry]) -> list[Sequence[Buffer]]:
+        raise NotFound("the collector has been here")
+
+
+async def test_a_spool_gives_back_what_it_was_given_in_memory_and_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "MEMORY_BYTES_MAX", 1_000)
+    blocking = ThreadBlocking(threads=1, name="spool")
+    try:
+        async with open_spool(blocking) as kept:
+            wanted = [(number, bytes([number]) * (number * 7 % 90 + 1)) for number in range(100)]
+            positions = await asyncio.gather(*[kept.append([data[:1], data[1:]]) for _, data in wanted])
+            spans = [(position, len(data)) for position, (_, data) in zip(positions, wanted, strict=True)]
+
+            assert await kept.read(spans[::-1]) == [data for _, data in wanted][::-1]
+    finally:
+        blocking.close()
+
+
+async def test_a_folder_without_room_is_named() -> None:
+    def full(_position: int, _data: Buffer) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with open_spool(InlineBlocking(), folder=Path("/somewhere")) as kept:
+        kept._write = full  # type: ignore[method-assign]
+        with pytest.raises(Unavailable, match=r"folder='/somewhere'.*No space left.*compactor\.spool_dir"):
+            await kept.append([b"slice"])
+
+
+async def test_room_is_given_in_parts_and_the_largest_works_alone() -> None:
+    room, inside, most = ByteRoom(100), 0, 0
+
+    async def work(size_bytes: int) -> None:
+        nonlocal inside, most
+        async with room.take(size_bytes):
+            inside += min(size_bytes, 100)
+            most = max(most, inside)
+            await asyncio.sleep(0)
+            inside -= min(size_bytes, 100)
+
+    async with asyncio.timeout(10):
+        await asyncio.gather(*[work(size_bytes) for size_bytes in (30, 1_000, 50, 20, 99, 1, 1_000)])
+
+    assert most == 100
