@@ -10,6 +10,7 @@ COPY forebay forebay
 COPY broker broker
 COPY process process
 COPY storage storage
+COPY compactor compactor
 COPY runtime runtime
 RUN uv sync --frozen --no-default-groups --no-editable
 

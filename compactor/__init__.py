@@ -1,1 +1,1 @@
-"""To come: WAL objects → segments, retention, garbage collection. Until then no object is ever deleted."""
+"""Upkeep of a Forebay cluster: entries become segments. Retention and garbage collection are to come: no object is ever deleted."""

@@ -4,6 +4,7 @@ What one round takes is bounded: partitions that do not fit any more are left fo
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from compactor.room import ByteRoom
 from compactor.slices import GatheredSlices
 from compactor.spool import open_spool
 from runtime.blocking import Blocking
+from runtime.clock import Clock
 from storage.errors import EndsEarly, NotFound, StorageError
 from storage.limits import MIB
 from storage.objects.port import ObjectStore
@@ -26,7 +28,7 @@ FINISHED_TOGETHER: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundLimits:
-    """How much one round takes on: bytes of slices (they wait in the spool), entries, and bytes of segments that are being made at a time."""
+    """How much one round takes on: bytes of slices (they wait in the spool), entries, and bytes of segments made at a time."""
 
     slice_bytes_max: int = 1024 * MIB
     entries_max: int = 200_000
@@ -42,13 +44,19 @@ class RoundReport:
     left: list[PartitionId] = field(default_factory=list)
     gets: int = 0
     got_bytes: int = 0
+    objects: int = 0
+    stage_s: dict[str, float] = field(default_factory=dict)
+    """How long planning, fetching and writing took."""
 
 
 class Round:
     """One at a time; made anew for each."""
 
-    def __init__(self, compaction: Compaction, *, objects: ObjectStore, blocking: Blocking, limits: RoundLimits | None = None) -> None:
+    def __init__(
+        self, compaction: Compaction, *, objects: ObjectStore, blocking: Blocking, clock: Clock, limits: RoundLimits | None = None
+    ) -> None:
         """`blocking` runs one call at a time."""
+        self._clock = clock
         self._compaction = compaction
         self._objects = objects
         self._blocking = blocking
@@ -60,14 +68,23 @@ class Round:
 
         Cancelled: as if the process had died.
         """
-        tasks = await self._begin(iter(partitions))
+        with self._timed("plan"):
+            tasks = await self._begin(iter(partitions))
         if tasks:
             async with open_spool(self._blocking, folder=self._limits.spool_folder) as spool:
                 slices = GatheredSlices(self._objects, spool)
-                await slices.gather(itertools.chain.from_iterable(task.entries for task in tasks))
-                self._report.gets, self._report.got_bytes = slices.gets, slices.read_bytes
-                await self._finish(tasks, slices)
+                with self._timed("fetch"):
+                    await slices.gather(itertools.chain.from_iterable(task.entries for task in tasks))
+                self._report.gets, self._report.got_bytes, self._report.objects = slices.gets, slices.read_bytes, slices.objects
+                with self._timed("write"):
+                    await self._finish(tasks, slices)
         return self._report
+
+    @contextlib.contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        began_s = self._clock.monotonic_s()
+        yield
+        self._report.stage_s[stage] = self._clock.monotonic_s() - began_s
 
     async def _begin(self, partitions: Iterator[PartitionId]) -> Sequence[CompactionTask]:
         limits, tasks = self._limits, list[CompactionTask]()

@@ -33,12 +33,15 @@ class GatheredSlices:
         self._spool = spool
         self._positions: dict[tuple[ObjectId, Span], int] = {}
         self._failed: dict[ObjectId, StorageError] = {}
+        self.objects = 0
         self.gets = 0
         self.read_bytes = 0
 
     async def gather(self, entries: Iterable[Entry]) -> None:
         """Fetch the slices of all `entries`. What fails is raised by `read`, for the entries concerned."""
-        waiting = iter(plan_reads(entries))
+        reads = plan_reads(entries)
+        self.objects = len({read.object_id for read in reads})
+        waiting = iter(reads)
 
         async def work() -> None:
             for read in waiting:

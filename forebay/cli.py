@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.commands.cluster.commands import cluster
+from forebay.commands.compactor.commands import compactor
 from forebay.commands.debug.commands import debug
 from forebay.commands.generate.commands import generate
 from forebay.commands.group.commands import group
+from forebay.commands.settings_options import ConfigFile, SettingOverrides
 from forebay.commands.topic.commands import topic
 from forebay.kafka_client.failures import failures_reported
 from forebay.kafka_client.options import Output, OutputFormat, Quiet, Terminal
@@ -45,26 +47,9 @@ application.add_typer(debug, name="debug")
 application.add_typer(topic, name="topic")
 application.add_typer(group, name="group")
 application.add_typer(cluster, name="cluster")
+application.add_typer(compactor, name="compactor")
 application.add_typer(generate, name="generate")
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        envvar="FOREBAY_CONFIG",
-        help="Read settings from this file.  [default: ./forebay.yaml, if it exists]",
-        metavar="FILE",
-    ),
-]
-SettingOverrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="Set one setting; it overrides file and environment. Repeatable.  [env var: FOREBAY_SECTION__NAME]",
-        metavar="KEY=VALUE",
-    ),
-]
 LogFormat = Annotated[
     str | None, typer.Option(help="Write the log as auto, console or json. [env var: FOREBAY_LOG__FORMAT]", metavar="FORMAT")
 ]

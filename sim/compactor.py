@@ -72,9 +72,10 @@ class SimCompactor:
         """Without faults: what the lives before have left undone is done."""
         await asyncio.sleep(SESSION_TIMEOUT_MS / 500)  # then the claims of the dead are gone
         metadata = self._ground.metadata.client()
-        compaction = await self._open(metadata, self._ground.objects, RECOVER, VirtualClock(asyncio.get_running_loop()))
+        clock = VirtualClock(asyncio.get_running_loop())
+        compaction = await self._open(metadata, self._ground.objects, RECOVER, clock)
         for partition in list(self._ground.shards.control_records()):
-            only(await Round(compaction, objects=self._ground.objects, blocking=InlineBlocking()).run([partition]), partition)
+            only(await Round(compaction, objects=self._ground.objects, blocking=InlineBlocking(), clock=clock).run([partition]), partition)
         await metadata.close()
 
     async def _live(self, name: str) -> None:
@@ -119,7 +120,7 @@ class SimCompactor:
                 self._ground.history.trace(name, "no session", repr(error))
                 continue
             limits = RoundLimits(slice_bytes_max=self._chance.choice((1, 2_000, 1 << 20)))
-            report = await Round(compaction, objects=objects, blocking=InlineBlocking(), limits=limits).run(taken)
+            report = await Round(compaction, objects=objects, blocking=InlineBlocking(), clock=clock, limits=limits).run(taken)
             for partition, result in report.ended.items():
                 if isinstance(result, StorageError):
                     self._ground.history.trace(name, "not compacted", f"{partition} {result!r}")

@@ -10,11 +10,13 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
 from broker.api_of_file import api_of_file
+from forebay.processes.companion import Companion, companion_of
 from forebay.processes.workers.link import SupervisorLink
 from process import descriptors, malloc, preflight
 from process.explain import explain
@@ -103,7 +105,9 @@ def serve(loaded: Loaded, *, open_broker: OpenBroker, link: SupervisorLink | Non
         preflight.check(loaded.settings)
         settings = descriptors.fit_connections(loaded.settings)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            stopped = _until_stopped(settings, open_broker, stages, deadline, link, exit_now, log)
+            # A supervisor has one for all its workers.
+            companion = companion_of(loaded, log, clock=SystemClock()) if link is None else None
+            stopped = _until_stopped(settings, open_broker, stages, deadline, link, exit_now, log, companion)
             return runner.run(stopped)
     except Exception as error:  # noqa: BLE001 - the last line of defence of a process says why it ends
         explanation = explain(error)
@@ -128,6 +132,7 @@ async def _until_stopped(
     link: SupervisorLink | None,
     exit_now: ExitNow,
     log: ProcessLog,
+    companion: Companion | None,
 ) -> int:
     stop = StopRequest(exit_now=exit_now)
     stop.install()
@@ -136,6 +141,7 @@ async def _until_stopped(
             open_broker(settings, announce=stages.announce) as broker,
             _http(settings, broker, stages),
             _trimming(settings),
+            Nursery() as beside,
             contextlib.AsyncExitStack() as watched,
         ):
             log.count_with(broker.telemetry)
@@ -151,14 +157,19 @@ async def _until_stopped(
             stages.announce("ready", facts)
             if link is not None:
                 link.ready(facts)
+            if companion is not None:
+                beside.spawn(companion.run(), name="compactor")
             await stop.wait()
             deadline.start(settings.shutdown.deadline.total_seconds())
             stages.announce("stopping", {"signal": stop.signal_name})
             broker.readiness.note_draining()
+            ending = beside.spawn(companion.stop(), name="stop-compactor") if companion is not None else None
             await broker.drain(drain_s=settings.shutdown.drain.total_seconds())
             stages.announce("drained", {})
             await broker.aclose()
             stages.announce("broker closed", {})
+            if ending is not None:
+                await asyncio.wait({ending})
     except asyncio.CancelledError:
         if not stop.is_asked:
             raise
@@ -176,7 +187,7 @@ async def _http(settings: Settings, broker: ServedBroker, stages: Stages) -> Asy
         # Beside the loop, which serves Kafka's clients already: the HTTP server is a third of all that a start imports.
         http = await blocking.run(_imported_http)
         server = http.HttpServer(
-            http.BrokerFacts(broker.broker_id, broker.cluster_id, forebay_version(), broker.listeners),
+            http.ProcessFacts("/api/v1/broker", forebay_version(), partial(facts_of, broker)),
             readiness=broker.readiness,
             telemetry=broker.telemetry,
             blocking=blocking,
@@ -186,6 +197,12 @@ async def _http(settings: Settings, broker: ServedBroker, stages: Stages) -> Asy
         address = await server.start(settings.http.listen)
         stages.announce("http listening", {"address": str(address)})
         yield
+
+
+def facts_of(broker: ServedBroker) -> dict[str, Any]:
+    """What `/api/v1/broker` tells. The listeners are those that were bound."""
+    listeners = [{"name": name, "host": host, "port": port} for name, host, port in broker.listeners]
+    return {"broker_id": broker.broker_id, "cluster_id": broker.cluster_id, "listeners": listeners}
 
 
 def _imported_http() -> Any:

@@ -1,29 +1,29 @@
-"""The broker's HTTP side: health for orchestrators, metrics for Prometheus, facts for people. It runs on the broker's own loop.
+"""The HTTP side of a process: health for orchestrators, metrics for Prometheus, facts for people. It runs on the process's own loop.
 
 GET /healthz            the process lives: the loop ran lately; touches no store
 GET /readyz             send clients here, or not (503) and why
 GET /metrics            Prometheus' text format
 GET /metrics.json       the same series as JSON
-GET /api/v1/broker      id, cluster, listeners, version, uptime
+GET /api/v1/broker      id, cluster, listeners, version, uptime; /api/v1/compactor of a compactor
 """
 
 import asyncio
 import platform
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from aiohttp import web
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
 from process.accepting import HTTP_CONNECTIONS_MAX, Acceptor, bind
-from process.http.health import Readiness
+from process.http.health import Health
 from process.http.loop_lag import LoopLag
 from process.http.scrape import JSON, TEXT, MetricsPage, render_json, render_text
 from process.http.unreadable import UnreadableRequests
-from process.settings.listeners import HttpAddress, Listener
+from process.settings.listeners import HttpAddress
 from process.settings.ports import cannot_listen
 from runtime.blocking import Blocking
 from runtime.clock import Clock
@@ -39,21 +39,25 @@ _STOP_WITHIN_S: Final = 1.0
 HttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerFacts:
-    """What `/api/v1/broker` tells. `listeners` are those that were bound."""
+class HasHealth(Protocol):
+    def sum_up(self) -> Health: ...
 
-    broker_id: int
-    cluster_id: str
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """What `GET path` tells. `setting` is the one that names the address."""
+
+    path: str
     version: str
-    listeners: Sequence[Listener]
+    facts: Callable[[], Mapping[str, object]]
+    setting: str = "http.listen"
 
 
 class HttpServer:
     """Between `start` and `stop`; stop it also if it did not start. `blocking` renders metrics and stays the caller's."""
 
-    def __init__(self, facts: BrokerFacts, *, readiness: Readiness, telemetry: Telemetry, blocking: Blocking, clock: Clock) -> None:
-        self._facts = facts
+    def __init__(self, about: ProcessFacts, *, readiness: HasHealth, telemetry: Telemetry, blocking: Blocking, clock: Clock) -> None:
+        self._about = about
         self._readiness = readiness
         self._clock = clock
         self._began_s, self._began_ms = clock.monotonic_s(), clock.now_ms()
@@ -71,7 +75,7 @@ class HttpServer:
             logger=self._unreadable.logger(),
             shutdown_timeout=_STOP_WITHIN_S,
         )
-        telemetry.gauge(BUILD_INFO).labels(facts.version, platform.python_version()).set(1)
+        telemetry.gauge(BUILD_INFO).labels(about.version, platform.python_version()).set(1)
         telemetry.gauge(READY).set_function(lambda: float(readiness.sum_up().is_ready))
         ProcessCollector(registry=telemetry.registry)
         PlatformCollector(registry=telemetry.registry)
@@ -82,7 +86,7 @@ class HttpServer:
         try:
             bound = bind(address.host, address.port)
         except OSError as error:
-            fix = f"--set http.listen={address._replace(port=address.port + 1)}"
+            fix = f"--set {self._about.setting}={address._replace(port=address.port + 1)}"
             raise cannot_listen(error, host=address.host, port=address.port, fix=fix) from error
         port = bound.getsockname()[1]
         await self._runner.setup()
@@ -95,7 +99,7 @@ class HttpServer:
             make=server,
             has_room=lambda: len(_open(server)) + len(acceptor.arriving) < HTTP_CONNECTIONS_MAX,
             make_room=lambda: _close_oldest(server),
-            fix=f"find the client that opens more than {HTTP_CONNECTIONS_MAX} connections to http.listen",
+            fix=f"find the client that opens more than {HTTP_CONNECTIONS_MAX} connections to {self._about.setting}",
             nursery=self._nursery,
             telemetry=self._telemetry,
         )
@@ -120,7 +124,7 @@ class HttpServer:
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._metrics),
                 web.get("/metrics.json", self._metrics_json),
-                web.get("/api/v1/broker", self._broker),
+                web.get(self._about.path, self._facts),
             ]
         )
         return application
@@ -142,19 +146,10 @@ class HttpServer:
     async def _metrics_json(self, _: web.Request) -> web.Response:
         return web.Response(body=await self._json.body(), headers={"Content-Type": JSON})
 
-    async def _broker(self, _: web.Request) -> web.Response:
-        facts = self._facts
-        return _json(
-            200,
-            {
-                "broker_id": facts.broker_id,
-                "cluster_id": facts.cluster_id,
-                "version": facts.version,
-                "listeners": [{"name": name, "host": host, "port": port} for name, host, port in facts.listeners],
-                "started_at": _stamp(self._began_ms),
-                "uptime_s": round(self._clock.monotonic_s() - self._began_s, 3),
-            },
-        )
+    async def _facts(self, _: web.Request) -> web.Response:
+        uptime_s = round(self._clock.monotonic_s() - self._began_s, 3)
+        facts = {"version": self._about.version, "started_at": _stamp(self._began_ms), "uptime_s": uptime_s}
+        return _json(200, dict(self._about.facts()) | facts)
 
 
 @web.middleware

@@ -5,7 +5,15 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from process.settings.listeners import is_loopback
-from process.settings.sections import GroupsSettings, HttpSettings, KafkaSettings, MetadataSettings, ShutdownSettings, StorageSettings
+from process.settings.sections import (
+    CompactorSettings,
+    GroupsSettings,
+    HttpSettings,
+    KafkaSettings,
+    MetadataSettings,
+    ShutdownSettings,
+    StorageSettings,
+)
 from process.settings.urls import is_memory
 
 
@@ -38,11 +46,16 @@ def of_listeners(kafka: KafkaSettings) -> list[SettingsConflict]:
     return [SettingsConflict("kafka.advertised_listeners", phrase, ("kafka.listeners",)) for phrase in phrases]
 
 
-def of_http(http: HttpSettings) -> list[SettingsConflict]:
-    if http.insecure or is_loopback(http.listen.host):
+def of_http(http: HttpSettings, compactor: CompactorSettings) -> list[SettingsConflict]:
+    if http.insecure:
         return []
     exposed = "would show metrics and health to everybody who can reach it, without a login"
-    return [SettingsConflict("http.listen", f"{exposed}. Listen on 127.0.0.1, or set http.insecure: true", ("http.insecure",))]
+    listening = {"http.listen": http.listen} | ({} if compactor.listen is None else {"compactor.listen": compactor.listen})
+    return [
+        SettingsConflict(key, f"{exposed}. Listen on 127.0.0.1, or set http.insecure: true", ("http.insecure",))
+        for key, address in listening.items()
+        if not is_loopback(address.host)
+    ]
 
 
 def of_stores(storage: StorageSettings, metadata: MetadataSettings) -> list[SettingsConflict]:

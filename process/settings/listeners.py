@@ -125,3 +125,6 @@ def _show(listeners: Sequence[Listener]) -> str:
 LISTENERS: Final = Notation("listeners", parse_listeners, _show)
 ADVERTISED_LISTENERS: Final = Notation("listeners", parse_advertised_listeners, _show)
 ADDRESS: Final = Notation("host:port", parse_address)
+ADDRESS_OR_NONE: Final = Notation(
+    "host:port", lambda value: None if value in (None, "") else parse_address(value), lambda value: "" if value is None else str(value)
+)

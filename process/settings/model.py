@@ -12,6 +12,7 @@ from process.settings.listeners import advertised_for, parse_listeners
 from process.settings.notation import Notation
 from process.settings.sections import (
     BrokerSettings,
+    CompactorSettings,
     GroupsSettings,
     HttpSettings,
     KafkaSettings,
@@ -68,6 +69,7 @@ class Settings:
     metadata: MetadataSettings
     groups: GroupsSettings
     http: HttpSettings
+    compactor: CompactorSettings
     shutdown: ShutdownSettings
     log: LogSettings
 
@@ -82,7 +84,7 @@ class Settings:
             object.__setattr__(self, name, _parsed(section, name, values.get(name, {}), found))
         conflicts = [
             *of_listeners(self.kafka),
-            *of_http(self.http),
+            *of_http(self.http, self.compactor),
             *of_stores(self.storage, self.metadata),
             *of_groups(self.groups),
             *of_bounds(self.kafka, self.storage, self.shutdown),

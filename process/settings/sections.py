@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Final, Literal
 
-from process.settings.listeners import ADDRESS, ADVERTISED_LISTENERS, LISTENERS, HttpAddress, Listener
+from process.settings.listeners import ADDRESS, ADDRESS_OR_NONE, ADVERTISED_LISTENERS, LISTENERS, HttpAddress, Listener
 from process.settings.notation import (
     ASSIGNED_OR_COUNT,
     FLAG,
@@ -159,6 +159,39 @@ class GroupsSettings:
 class HttpSettings:
     listen: Annotated[HttpAddress, ADDRESS, "where health, metrics and the HTTP API are served"] = _HTTP_ADDRESS
     insecure: Annotated[bool, FLAG, "allow http.listen beyond this machine, where anybody can read it without a login"] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactorSettings:
+    """Upkeep: entries become segments."""
+
+    run: Annotated[bool, FLAG, "whether forebay serve looks after its cluster, too: by a compactor in a process of its own"] = True
+    listen: Annotated[
+        HttpAddress | None,
+        ADDRESS_OR_NONE,
+        "where health and metrics of the compactor are served; without one: 100 ports above http.listen",
+    ] = None
+    interval: Annotated[
+        timedelta,
+        duration(minimum="100ms", maximum="1h"),
+        "how long the compactor waits from the end of one look at all partitions to the next",
+    ] = timedelta(seconds=30)
+    segment_bytes: Annotated[
+        int, size(minimum="1KiB", maximum="256MiB"), "entries of a partition become a segment when they hold this much"
+    ] = 64 * MIB
+    segment_entries: Annotated[
+        int, count(minimum=1, maximum=20_000), "or when there are this many: each is a piece of an object, and costs a read of its own"
+    ] = 512
+    segment_age: Annotated[timedelta, duration(minimum="0ms", maximum="365d"), "or when the first of them is this old"] = timedelta(hours=1)
+    spool_bytes: Annotated[
+        int,
+        size(minimum="1MiB", maximum="1024GiB"),
+        "what is fetched at a time, so that one GET serves all partitions of an object: room in spool_dir, of which 16 MiB are memory",
+    ] = 1024 * MIB
+    spool_dir: Annotated[str | None, TEXT_OR_NONE, "a folder for what is fetched; without one: the system's for temporary files"] = None
+    memory_bytes: Annotated[
+        int, size(minimum="16MiB", maximum="64GiB"), "segments that are being made at a time; one larger than this is made alone"
+    ] = 96 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@
     llog/{topic_id}/partitions/{p:05}/meta/compactor-claim  who compacts it                   ephemeral
     llog/brokers/{id:010}                                   a live broker                     ephemeral
     llog/brokers/w{session}-{n}                             proves that a list is fresh       ephemeral, put once
+    llog/compactors/{ulid}                                  a live compactor                  ephemeral
     llog/probes/{id:010}                                    shows that writes succeed         put and removed in one write
     llog/probes/doctor-{ulid}                               the same, of `forebay doctor`     ephemeral, CAS
     llog/producer-ids                                       the next block of producer ids    CAS
@@ -78,6 +79,15 @@ def beside_brokers(path: str) -> Key:
 def is_broker(path: str) -> bool:
     """Whether `path` is the key of a broker's record."""
     return path.startswith(BROKERS_PREFIX) and path[len(BROKERS_PREFIX) :].isdecimal()
+
+
+def compactor(name: str) -> Key:
+    return Key(f"{ROOT}/compactors/{name}", ROOT)
+
+
+def compactors() -> tuple[Key, str]:
+    start, end = children_of(f"{ROOT}/compactors")
+    return Key(start, ROOT), end
 
 
 def probe(broker_id: int) -> Key:

@@ -17,6 +17,8 @@ COUNTS_OF_THINGS = {
     "forebay_connections_max",
     "forebay_coordinator_slots",
     "forebay_group_members",
+    "forebay_compactor_failed_partitions",
+    "forebay_compactor_partitions",
     "forebay_groups",
     "forebay_metadata_file_lost",
     "forebay_partitions_remembered",

@@ -31,6 +31,7 @@ FUNCTIONS: Final[Mapping[str, Key]] = {
     "broker": keys.broker(7),
     "broker_witness": keys.broker_witness(12, 3),
     "beside_brokers": keys.beside_brokers("llog/brokers/0000000007"),
+    "compactor": keys.compactor(ULID),
     "probe": keys.probe(7),
     "doctor_probe": keys.doctor_probe(ULID),
     "coordinator": keys.coordinator(5),

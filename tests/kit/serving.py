@@ -187,6 +187,7 @@ def _assignments(data_dir: Path | None, kafka_port: int | None, settings: Mappin
         "http.listen": f"{HOST}:0",
         "shutdown.drain": "0ms",
         "shutdown.deadline": "20s",
+        "compactor.run": "false",  # a process more
         **stores,
         **settings,
     }

@@ -30,13 +30,14 @@ class LineCutter:
         return [rest.decode(errors="replace")] if rest else []
 
 
-def attribute_line(line: str, *, worker: int, log_format: str) -> str:
-    """The line as the supervisor prints it."""
+def attribute_line(line: str, *, log_format: str, **whose: int | str) -> str:
+    """The line as the supervisor prints it. `whose`: the kind of process, and its number or name."""
+    ((kind, name),) = whose.items()
     if log_format != "json":
-        return f"worker {worker}  {line}"
+        return f"{kind} {name}  {line}"
     if line.startswith('{"') and _is_json(line):
-        return f'{{"worker": {worker}, {line[1:]}'
-    return json.dumps({"worker": worker, "event": "worker_said", "line": line}, ensure_ascii=False)
+        return f'{{"{kind}": {json.dumps(name)}, {line[1:]}'
+    return json.dumps({kind: name, "event": f"{kind}_said", "line": line}, ensure_ascii=False)
 
 
 def _is_json(line: str) -> bool:

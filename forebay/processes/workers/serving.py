@@ -8,6 +8,7 @@ from functools import partial
 
 import structlog
 
+from forebay.processes.companion import companion_of
 from forebay.processes.workers import plan
 from forebay.processes.workers.lines import attribute_line
 from forebay.processes.workers.parent import WorkerParent
@@ -20,6 +21,7 @@ from process.settings.keys import SETTINGS
 from process.settings.loading import Loaded
 from runtime import logs
 from runtime.clock import SystemClock
+from runtime.supervision import Nursery
 from runtime.version import forebay_version
 
 _log = structlog.get_logger(__name__)
@@ -92,7 +94,14 @@ def serve_workers(
                 clock=SystemClock(),
                 exit_now=flushed(os._exit, log),
             )
-            return await supervisor.run()
+            companion = companion_of(loaded, log, clock=SystemClock(), environ=environ)
+            if companion is None:
+                return await supervisor.run()
+            async with Nursery() as beside:
+                beside.spawn(companion.run(), name="compactor")
+                code = await supervisor.run()
+                await companion.stop()
+                return code
 
     logs.log_uncaught()
     try:

@@ -29,7 +29,10 @@ class OneByOne:
 
     async def run(self, partition: PartitionId) -> CompactionResult:
         try:
-            return only(await Round(self._compaction, objects=self._objects, blocking=InlineBlocking()).run([partition]), partition)
+            return only(
+                await Round(self._compaction, objects=self._objects, blocking=InlineBlocking(), clock=SystemClock()).run([partition]),
+                partition,
+            )
         except BaseExceptionGroup as failures:  # of a test's own: a round keeps the errors of stores as values
             (failure,) = failures.exceptions
             raise failure from None

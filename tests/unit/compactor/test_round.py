@@ -109,7 +109,7 @@ class Bench(NamedTuple):
 
     async def run(self, limits: RoundLimits | None = None, partitions: Sequence[PartitionId] = PARTITIONS) -> RoundReport:
         objects: Any = self.objects
-        return await Round(self.compaction, objects=objects, blocking=InlineBlocking(), limits=limits).run(partitions)
+        return await Round(self.compaction, objects=objects, blocking=InlineBlocking(), clock=SystemClock(), limits=limits).run(partitions)
 
 
 @contextlib.asynccontextmanager
@@ -185,11 +185,11 @@ async def test_an_object_that_went_because_others_were_faster_is_no_failure() ->
         task = await it.compaction.begin(PARTITIONS[0])
         assert isinstance(task, CompactionTask)
         await it.compaction.give_up(task)  # as a session that was lost
-        await Round(other, objects=objects, blocking=InlineBlocking()).run(PARTITIONS[:1])
+        await Round(other, objects=objects, blocking=InlineBlocking(), clock=SystemClock()).run(PARTITIONS[:1])
 
         assert not await it.compaction.is_current(task)
 
-        one = Round(it.compaction, objects=objects, blocking=InlineBlocking())
+        one = Round(it.compaction, objects=objects, blocking=InlineBlocking(), clock=SystemClock())
         slices: Any = Missing()
         assert await one._finish_one(task, slices) == CompactionResult(CompactionEnd.OVERTAKEN)
 

@@ -10,16 +10,17 @@ from structlog.testing import capture_logs
 
 from process.accepting import HTTP_CONNECTIONS_MAX
 from process.http.health import Readiness
-from process.http.server import BrokerFacts, HttpServer
+from process.http.server import HttpServer, ProcessFacts
 from process.http.unreadable import UNREADABLE
 from process.settings.errors import StartError
-from process.settings.listeners import HttpAddress, Listener
+from process.settings.listeners import HttpAddress
 from runtime.blocking import ThreadBlocking
 from runtime.telemetry import Telemetry
 from storage.outcomes import StoreOutcomes
 from tests.unit.process.http.manual_clock import ManualClock
 
-FACTS = BrokerFacts(broker_id=3, cluster_id="c-1", version="0.1.0", listeners=(Listener("PLAINTEXT", "127.0.0.1", 9092),))
+LISTENERS = [{"name": "PLAINTEXT", "host": "127.0.0.1", "port": 9092}]
+FACTS = ProcessFacts("/api/v1/broker", "0.1.0", lambda: {"broker_id": 3, "cluster_id": "c-1", "listeners": LISTENERS})
 LOCAL = HttpAddress("127.0.0.1", 0)
 
 

@@ -13,6 +13,7 @@ from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
 from storage.catalog.cluster import ClusterRecord, decode_cluster, open_cluster
 from storage.catalog.format_level import Raising, raise_level
 from storage.errors import IncompatibleFormat, NotFound, OutcomeUnknown, Unavailable
+from storage.formats.levels import LEVEL_MAX
 from storage.metadata import keys
 from storage.metadata.port import Record, WriteOp
 from tests.kit.faulty_metadata import Fault, FaultyMetadata, ManualClock, no_jitter
@@ -240,5 +241,5 @@ async def test_where_there_is_no_cluster_nothing_is_raised() -> None:
 def test_the_level_is_read_even_of_a_record_of_another_shape() -> None:
     value = b'{"fmt":7,"level":3,"cluster":{"id":"x"}}'
 
-    with pytest.raises(IncompatibleFormat, match=r"at format level 3, this forebay \(.*\) knows up to 1"):
+    with pytest.raises(IncompatibleFormat, match=rf"at format level 3, this forebay \(.*\) knows up to {LEVEL_MAX}"):
         decode_cluster(Record("llog/cluster", value, 1))

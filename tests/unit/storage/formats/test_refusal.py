@@ -199,9 +199,10 @@ def test_every_struct_of_a_record_refuses_what_it_does_not_know() -> None:
 
 
 def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
-    from storage.catalog import brokers, cluster, groups, producer_ids, store_marker, topic_records
-    from storage.formats import control
+    from storage.catalog import brokers, cluster, compactors, groups, producer_ids, store_marker, topic_records
+    from storage.formats import compaction, control, segment
 
+    assert segment.FMT == compaction.FMT == compactors.FMT
     assert levels.FORMATS[levels.LEVEL_MAX] == {
         "WAL object": wal.FMT,
         "control record, index chunk, producer state": control.FMT,
@@ -211,5 +212,6 @@ def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
         "store marker": store_marker.FMT,
         "producer ids": producer_ids.FMT,
         "group, its topics, offset, coordinator": groups.FMT,
+        "segment, segment entry, compaction, compactor": segment.FMT,
     }
     assert sorted(levels.FORMATS) == list(range(levels.LEVEL_FIRST, levels.LEVEL_MAX + 1))

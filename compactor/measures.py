@@ -1,0 +1,191 @@
+"""What a compactor counts and says: a metric for each fact, a log line for each change of it."""
+
+from collections import Counter as Tally
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from compactor.compaction import CompactionResult
+from compactor.looks import Looks
+from compactor.round import RoundReport
+from runtime.clock import Clock
+from runtime.telemetry import Metric, Telemetry
+from storage.errors import Corrupt, IncompatibleFormat, NotFound, StorageError
+from storage.vocabulary import PartitionId
+
+COMPACTIONS: Final = Metric("forebay_compactor_runs_total", "Compactions of one partition, by how they ended", ("outcome",))
+RECOVERIES: Final = Metric("forebay_compactor_recoveries_total", "Compactions that another had begun and this one finished")
+CYCLES: Final = Metric(
+    "forebay_compactor_cycles_total", "Looks at all partitions of this compactor, by whether the stores answered", ("ended",)
+)
+BYTES: Final = Metric(
+    "forebay_compactor_bytes_total", "Bytes of WAL objects that were read, and of segments that were written", ("direction",)
+)
+GETS: Final = Metric("forebay_compactor_gets_total", "GETs of WAL objects")
+ENTRIES: Final = Metric("forebay_compactor_entries_total", "Entries that became segments")
+STAGE_SECONDS: Final = Metric(
+    "forebay_compactor_stage_seconds",
+    "How long a round of compactions planned, fetched and wrote",
+    ("stage",),
+    (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0),
+)
+PARTITIONS: Final = Metric("forebay_compactor_partitions", "Partitions that this compactor looks after")
+FAILED: Final = Metric("forebay_compactor_failed_partitions", "Partitions that could not be looked after in the last cycle")
+WAITING_BYTES: Final = Metric(
+    "forebay_compactor_waiting_bytes", "Record bytes that are in no segment yet, a segment's worth per partition at most"
+)
+WAITING_SECONDS: Final = Metric("forebay_compactor_waiting_seconds", "Age of the oldest record that is in no segment yet")
+SUCCESS_AGE_SECONDS: Final = Metric("forebay_compactor_success_age_seconds", "Time since the last cycle in which the stores answered")
+
+SAID_AGAIN_S: Final = 600.0
+"""A failure that goes on is said again after this long."""
+SAID_KEPT_MAX: Final = 1_000
+
+_log = structlog.get_logger("compactor")
+
+
+@dataclass(slots=True)
+class CycleReport:
+    """What one cycle did. `failed`: partitions that could not be looked after, and why. `blocked`: why nothing was compacted, or empty."""
+
+    partitions: int = 0
+    segments: int = 0
+    entries: int = 0
+    gets: int = 0
+    objects: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    took_s: float = 0.0
+    blocked: str = ""
+    failed: dict[PartitionId, StorageError] = field(default_factory=dict)
+
+    def take(self, done: RoundReport) -> None:
+        self.gets += done.gets
+        self.objects += done.objects
+        self.read_bytes += done.got_bytes
+        for ended in done.ended.values():
+            if isinstance(ended, CompactionResult) and ended.segment is not None and not ended.recovered:
+                self.segments += 1
+                self.entries += ended.entries
+                self.written_bytes += ended.segment.size_bytes
+
+
+class Measures:
+    """Counts for one process."""
+
+    def __init__(self, telemetry: Telemetry, clock: Clock) -> None:
+        self._clock = clock
+        self._compactions = telemetry.counter(COMPACTIONS)
+        self._recoveries = telemetry.counter(RECOVERIES)
+        self._cycles = telemetry.counter(CYCLES)
+        self._bytes = telemetry.counter(BYTES)
+        self._gets = telemetry.counter(GETS)
+        self._entries = telemetry.counter(ENTRIES)
+        self._stages = telemetry.histogram(STAGE_SECONDS)
+        self._partitions = telemetry.gauge(PARTITIONS)
+        self._failed = telemetry.gauge(FAILED)
+        self._waiting_bytes = telemetry.gauge(WAITING_BYTES)
+        self._oldest_ms: int | None = None
+        telemetry.gauge(WAITING_SECONDS).set_function(self._waiting_s)
+        self._began_s = clock.monotonic_s()
+        self.succeeded_at_s: float | None = None
+        telemetry.gauge(SUCCESS_AGE_SECONDS).set_function(self.success_age_s)
+        self._said_s: dict[object, float] = {}
+        self._blocked = ""
+        self._failing = 0
+
+    def success_age_s(self) -> float:
+        """Seconds since the stores answered last, or since the start."""
+        return self._clock.monotonic_s() - (self._began_s if self.succeeded_at_s is None else self.succeeded_at_s)
+
+    def note_round(self, done: RoundReport) -> None:
+        for stage, took_s in done.stage_s.items():
+            self._stages.labels(stage).observe(took_s)
+        self._gets.inc(done.gets)
+        self._bytes.labels("read").inc(done.got_bytes)
+        tally: Tally[str] = Tally()
+        for ended in done.ended.values():
+            if isinstance(ended, StorageError):
+                tally[outcome_of(ended)] += 1
+                continue
+            tally[ended.ended.value] += 1
+            self._recoveries.inc(ended.recovered)
+            if ended.segment is not None and not ended.recovered:
+                self._entries.inc(ended.entries)
+                self._bytes.labels("written").inc(ended.segment.size_bytes)
+        for outcome, count in tally.items():
+            self._compactions.labels(outcome).inc(count)
+
+    def note_cycle(self, report: CycleReport, looks: Looks) -> None:
+        """The stores answered."""
+        self.succeeded_at_s = self._clock.monotonic_s()
+        self._cycles.labels("done").inc()
+        self._partitions.set(report.partitions)
+        self._failed.set(len(report.failed))
+        self._waiting_bytes.set(looks.waiting_bytes)
+        self._oldest_ms = looks.oldest_ms
+        if self._failing:
+            _log.info("compactor_recovered", failed_cycles=self._failing)
+            self._failing = 0
+        if report.blocked and report.blocked != self._blocked:
+            _log.warning("nothing_compacted", why=report.blocked)
+        self._blocked = report.blocked
+        for partition, error in report.failed.items():
+            self._say(
+                (partition, type(error)),
+                "partition_not_compacted",
+                partition=str(partition),
+                outcome=outcome_of(error),
+                cause=str(error),
+                **({"fix": DAMAGE_FIX} if is_damage(error) else {}),
+            )
+        if report.segments:
+            _log.info(
+                "compacted",
+                segments=report.segments,
+                entries=report.entries,
+                objects=report.objects,
+                gets=report.gets,
+                read_bytes=report.read_bytes,
+                written_bytes=report.written_bytes,
+                seconds=round(report.took_s, 3),
+            )
+
+    def note_failed_cycle(self, error: StorageError) -> None:
+        """The stores did not answer."""
+        self._cycles.labels("failed").inc()
+        self._failing += 1
+        self._say(type(error), "compactor_failing", cause=str(error), failed_cycles=self._failing)
+
+    def note_unreadable(self, path: str, error: StorageError) -> None:
+        self._say(path, "topic_not_readable", key=path, cause=str(error))
+
+    def _say(self, about: object, event: str, **facts: object) -> None:
+        now_s = self._clock.monotonic_s()
+        said_s = self._said_s.get(about)
+        if said_s is not None and now_s - said_s < SAID_AGAIN_S:
+            return
+        if len(self._said_s) >= SAID_KEPT_MAX:
+            self._said_s = {key: at_s for key, at_s in self._said_s.items() if now_s - at_s < SAID_AGAIN_S}
+        if said_s is not None or len(self._said_s) < SAID_KEPT_MAX:
+            self._said_s[about] = now_s
+            _log.warning(event, **facts)
+
+    def _waiting_s(self) -> float:
+        return 0.0 if self._oldest_ms is None else max(0.0, (self._clock.now_ms() - self._oldest_ms) / 1_000)
+
+
+DAMAGE_FIX: Final = (
+    "nothing of this partition is compacted or deleted until the object is back: forebay storage verify names all there is to mend"
+)
+
+
+def is_damage(error: StorageError) -> bool:
+    """Whether trying again is of no use."""
+    return isinstance(error, Corrupt | IncompatibleFormat | NotFound)
+
+
+def outcome_of(error: StorageError) -> str:
+    """As a label."""
+    return "damaged" if is_damage(error) else "unavailable"

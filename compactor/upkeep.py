@@ -1,0 +1,192 @@
+"""Upkeep of a cluster by one process: it finds the partitions that are its share, again and again, and does what is due for them.
+
+A cycle reads the control record of each, and no more of one that has not changed. It fails as a whole only if the stores do; what is wrong
+with one partition is said, and tried again later, while the others go on.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Final, NamedTuple
+
+from compactor.compaction import Compaction, CompactionEnd, CompactionResult
+from compactor.discovery import FoundPartition, active_topics, control_pages
+from compactor.looks import LastLook, Looks
+from compactor.measures import CycleReport, Measures, is_damage
+from compactor.plan import CompactionPolicy
+from compactor.round import Round, RoundLimits
+from runtime.blocking import Blocking
+from runtime.clock import Clock
+from runtime.ids import IdSource
+from runtime.version import forebay_version
+from storage.catalog.cluster import read_cluster
+from storage.catalog.compactors import CompactorRecord, compactor_of, live_compactors, register_compactor
+from storage.catalog.store_marker import bears_marker
+from storage.errors import NotFound, StorageError, Unavailable
+from storage.formats.levels import LEVEL_OF_SEGMENTS
+from storage.metadata.port import Applied, MetadataStore, Session
+from storage.objects.port import ObjectStore
+from storage.vocabulary import PartitionId
+
+SESSION_TIMEOUT_MS: Final = 15_000
+DAMAGED_AGAIN_MS: Final = 600_000
+"""A partition whose bytes are not what was written is tried again after this long: somebody may have mended it."""
+
+
+class _Life(NamedTuple):
+    """What lasts as long as one session with the metadata store."""
+
+    session: Session
+    compaction: Compaction
+
+
+class Upkeep:
+    """`cycle` again and again, one at a time; `close` in the end."""
+
+    def __init__(
+        self,
+        *,
+        metadata: MetadataStore,
+        objects: ObjectStore,
+        blocking: Blocking,
+        ids: IdSource,
+        clock: Clock,
+        policy: CompactionPolicy,
+        limits: RoundLimits,
+        measures: Measures,
+        http: Callable[[], str] = str,
+    ) -> None:
+        """`blocking` runs one call at a time. `http`: the address of its metrics, for others to know."""
+        self._metadata = metadata
+        self._objects = objects
+        self._blocking = blocking
+        self._ids = ids
+        self._clock = clock
+        self._policy = policy
+        self._limits = limits
+        self._measures = measures
+        self._http = http
+        self._looks = Looks()
+        self._life: _Life | None = None
+        self._started_at_ms = clock.now_ms()
+        self.name = ids.next_ulid(above="")
+
+    async def cycle(self, *, only: Collection[str] | None = None, number: int | None = None, is_share: bool = True) -> CycleReport:
+        """Do what is due for the partitions that are this compactor's share. Unless `is_share`: for all, or for those of the topics `only`,
+        or for the partition `number` of these.
+
+        Raises a `StorageError` if the stores do not answer, `NotFound` if a topic of `only` does not exist, and `IncompatibleFormat` if the
+        cluster is ahead of this release.
+        """
+        began_s = self._clock.monotonic_s()
+        report = CycleReport()
+        life = await self._alive()
+        partitions: list[PartitionId] = []
+        missing = set(only or ())
+        async with contextlib.aclosing(active_topics(self._metadata, unreadable=self._measures.note_unreadable)) as topics:
+            async for topic in topics:
+                if only is None or topic.name in only:
+                    missing.discard(topic.name)
+                    partitions += [one for one in topic.partitions() if number is None or one.partition == number]
+        if missing:
+            raise NotFound(f"no such topic: {', '.join(sorted(missing))}")
+        if is_share:
+            names = {self.name, *(one.name for one in await live_compactors(self._metadata))}
+            partitions = [partition for partition in partitions if compactor_of(partition, names) == self.name]
+            self._looks.keep_only(frozenset(partitions))
+        report.partitions = len(partitions)
+        report.blocked = await self._why_blocked()
+        if not report.blocked:
+            await self._compact(life, partitions, report)
+        report.took_s = self._clock.monotonic_s() - began_s
+        self._measures.note_cycle(report, self._looks)
+        return report
+
+    async def close(self) -> None:
+        """Give up what it has claimed."""
+        life, self._life = self._life, None
+        if life is not None:
+            with contextlib.suppress(StorageError):
+                await life.session.close()
+
+    async def _alive(self) -> _Life:
+        """With a session, and registered."""
+        life = self._life
+        if life is None or life.session.is_lost:
+            await self.close()
+            session = await self._metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+            compaction = Compaction(
+                metadata=self._metadata, objects=self._objects, session=session, ids=self._ids, clock=self._clock, policy=self._policy
+            )
+            life = self._life = _Life(session, compaction)
+        record = CompactorRecord(
+            name=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            http=self._http(),
+            version=forebay_version(),
+            started_at_ms=self._started_at_ms,
+        )
+        outcome = await register_compactor(self._metadata, record, life.session)
+        if not isinstance(outcome, Applied):
+            raise Unavailable(f"a compactor cannot register: cause={outcome.reason!r}")
+        return life
+
+    async def _why_blocked(self) -> str:
+        """Why no segments may be written, or empty. A store that is not this cluster's is left alone, whenever it was put in place."""
+        cluster = await read_cluster(self._metadata)
+        if cluster is None:
+            return "there is no cluster yet: no broker has started on these stores"
+        if not await bears_marker(self._objects, cluster):
+            return (
+                f"the object store does not bear the id of this cluster ({cluster.cluster_id}): nothing in it is touched. Check storage.url"
+            )
+        if cluster.level < LEVEL_OF_SEGMENTS:
+            return (
+                f"the cluster is at format level {cluster.level}, and segments are written from {LEVEL_OF_SEGMENTS} on: "
+                "when all brokers run this release, run forebay cluster upgrade"
+            )
+        return ""
+
+    async def _compact(self, life: _Life, partitions: list[PartitionId], report: CycleReport) -> None:
+        found: dict[PartitionId, FoundPartition] = {}
+        unreadable = partial(self._fail, report=report, version=-1)
+        async with contextlib.aclosing(control_pages(self._metadata, partitions, unreadable=unreadable)) as pages:
+            async for page in pages:
+                now_ms = self._clock.now_ms()
+                found |= {one.partition: one for one in page if self._looks.is_due(one, now_ms=now_ms)}
+        due = list(found)
+        while due:
+            due = await self._round(life, due, found, report)
+
+    async def _round(
+        self, life: _Life, due: list[PartitionId], found: Mapping[PartitionId, FoundPartition], report: CycleReport
+    ) -> list[PartitionId]:
+        """Return the partitions that may have more to do. What was appended since the cycle began is for the next."""
+        one = Round(life.compaction, objects=self._objects, blocking=self._blocking, clock=self._clock, limits=self._limits)
+        done = await one.run(due)
+        self._measures.note_round(done)
+        report.take(done)
+        again = list(done.left)
+        for partition, ended in done.ended.items():
+            if isinstance(ended, StorageError):
+                self._fail(partition, ended, report=report, version=found[partition].version)
+            elif ended.segment is not None and ended.segment.last + 1 < found[partition].control.sequence_counter:
+                again.append(partition)
+            else:
+                self._remember(partition, ended, found[partition].version)
+        return again
+
+    def _remember(self, partition: PartitionId, ended: CompactionResult, version: int) -> None:
+        if ended.ended is CompactionEnd.NOTHING_DUE and ended.waiting_since_ms is not None:
+            again_ms = ended.waiting_since_ms + self._policy.age_due_ms
+            self._looks.note(partition, LastLook(version, again_ms, ended.waiting_bytes, ended.waiting_since_ms))
+        else:
+            self._looks.forget(partition)
+
+    def _fail(self, partition: PartitionId, error: StorageError, *, report: CycleReport, version: int) -> None:
+        report.failed[partition] = error
+        if is_damage(error):
+            self._looks.note(partition, LastLook(version, self._clock.now_ms() + DAMAGED_AGAIN_MS, 0, None, failed=True))

@@ -1,0 +1,349 @@
+"""Cycles of a compactor: what is due is done, what has not changed costs nothing, what fails is said and does not stop the rest."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from compactor.measures import Measures
+from compactor.plan import CompactionPolicy
+from compactor.round import RoundLimits
+from compactor.upkeep import DAMAGED_AGAIN_MS, Upkeep
+from runtime.blocking import InlineBlocking
+from runtime.clock import SystemClock
+from runtime.ids import IdSource
+from runtime.telemetry import Telemetry
+from storage.catalog.cluster import open_cluster, read_cluster
+from storage.catalog.compactors import compactor_of, live_compactors
+from storage.catalog.records import encode as encode_record
+from storage.catalog.store_marker import write_marker
+from storage.catalog.topics import Topics
+from storage.errors import NotFound, Unavailable
+from storage.formats.control import Control, decode_control
+from storage.formats.wal import object_key
+from storage.log.batcher import FlushSettings
+from storage.metadata import keys
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import Key, Put, Record
+from storage.vocabulary import PartitionId
+from tests.kit.record_batches import record_batch
+from tests.unit.compactor.compacting import left_behind, listed_segments
+from tests.unit.storage.log.rig import Rig, rig
+
+AT_ONCE = CompactionPolicy(entries_due=1)
+PARTITIONS = 6
+
+
+class LaterClock(SystemClock):
+    """It can be put forward."""
+
+    later_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.later_ms
+
+
+class Cluster(NamedTuple):
+    """A log of some partitions, in stores that are one cluster's."""
+
+    broker: Rig
+    metadata: "CountingMetadata"
+    clock: LaterClock
+    partitions: list[PartitionId]
+    telemetry: Telemetry
+
+    def upkeep(self, policy: CompactionPolicy = AT_ONCE, limits: RoundLimits | None = None) -> Upkeep:
+        store: Any = self.metadata
+        objects: Any = self.broker.objects
+        return Upkeep(
+            metadata=store,
+            objects=objects,
+            blocking=InlineBlocking(),
+            ids=IdSource(clock=self.clock),
+            clock=self.clock,
+            policy=policy,
+            limits=limits or RoundLimits(),
+            measures=Measures(self.telemetry, self.clock),
+            http=lambda: "127.0.0.1:8170",
+        )
+
+    async def append(self, partitions: Sequence[PartitionId] | None = None, count: int = 3) -> None:
+        for number in range(count):
+            await asyncio.gather(*[self.broker.send(record_batch(b"%d" % number), partition=one) for one in partitions or self.partitions])
+
+    async def control(self, partition: PartitionId) -> Control:
+        (record,) = await self.metadata.get_many([PartitionKeys(partition).control])
+        assert record is not None
+        return decode_control(record.value, path=record.path)
+
+    async def cursors(self) -> list[int]:
+        return [(await self.control(partition)).compaction_cursor for partition in self.partitions]
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.telemetry.registry.get_sample_value(name, labels) or 0.0
+
+
+class CountingMetadata:
+    """The store inside, and which index ranges were read."""
+
+    def __init__(self, inner: MemoryMetadataStore) -> None:
+        self._inner = inner
+        self.scanned: list[str] = []
+        self.fails: Unavailable | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def get_many(self, wanted: Sequence[Key]) -> list[Record | None]:
+        if self.fails is not None:
+            raise self.fails
+        self.scanned += [key.path for key in wanted if key.path.endswith("/compactor-claim")]
+        return await self._inner.get_many(wanted)
+
+    async def write(self, ops: Any) -> Any:
+        self.scanned += [op.key.path for op in ops if isinstance(op, Put) and op.key.path.endswith("/compactor-claim")]
+        return await self._inner.write(ops)
+
+
+@contextlib.asynccontextmanager
+async def cluster(*, level: int = 2) -> AsyncIterator[Cluster]:
+    clock, telemetry = LaterClock(), Telemetry()
+    shared = MemoryMetadataStore(clock=clock, shards=1)
+    topics = Topics(shared, clock=clock, ids=IdSource(clock=clock), telemetry=Telemetry())
+    topic = await topics.create("t", partition_count=PARTITIONS, replication_factor=1, configs={})
+    topics.close()
+    async with rig(shared=shared, flush=FlushSettings(interval_s=0.005, gather_s=0.0)) as broker:
+        record = await open_cluster(shared, IdSource(clock=clock), clock, level_max=level)
+        await write_marker(broker.objects, record)  # type: ignore[arg-type]
+        one = Cluster(broker, CountingMetadata(shared), clock, [topic.partition(number) for number in range(PARTITIONS)], telemetry)
+        await one.append()
+        yield one
+
+
+async def test_a_cycle_compacts_what_is_due_and_says_so() -> None:
+    async with cluster() as it:
+        before = [await it.broker.read_all(partition) for partition in it.partitions]
+        upkeep = it.upkeep()
+        with capture_logs() as logged:
+            report = await upkeep.cycle()
+        await upkeep.close()
+
+        assert (report.partitions, report.segments, report.failed, report.blocked) == (PARTITIONS, PARTITIONS, {}, "")
+        assert report.gets == report.objects == 3, "each object is read once for all partitions"
+        assert await it.cursors() == [3] * PARTITIONS
+        assert [await it.broker.read_all(partition) for partition in it.partitions] == before
+        assert [line["segments"] for line in logged if line["event"] == "compacted"] == [PARTITIONS]
+        assert it.counted("forebay_compactor_runs_total", outcome="compacted") == PARTITIONS
+        assert it.counted("forebay_compactor_bytes_total", direction="read") == report.read_bytes > 0
+        assert it.counted("forebay_compactor_entries_total") == report.entries == 3 * PARTITIONS
+        assert it.counted("forebay_compactor_cycles_total", ended="done") == 1
+        assert await live_compactors(it.broker.shared) == []
+
+
+async def test_what_has_not_changed_is_not_looked_at_until_it_is_due_by_its_age() -> None:
+    async with cluster() as it:
+        upkeep = it.upkeep(CompactionPolicy(entries_due=100, age_due_ms=60_000))
+        await upkeep.cycle()
+        waiting = it.counted("forebay_compactor_waiting_bytes"), it.counted("forebay_compactor_waiting_seconds")
+        first = len(it.metadata.scanned)
+        await upkeep.cycle()
+        unchanged = len(it.metadata.scanned) - first
+        await it.append(it.partitions[:1])
+        await upkeep.cycle()
+        changed = set(it.metadata.scanned[first:])
+        it.clock.later_ms = 61_000
+        report = await upkeep.cycle()
+        await upkeep.close()
+
+        assert first >= PARTITIONS
+        assert waiting[0] > 0
+        assert 0 <= waiting[1] < 60
+        assert unchanged == 0
+        assert changed == {PartitionKeys(it.partitions[0]).compactor_claim.path}
+        assert report.segments == PARTITIONS
+        assert it.counted("forebay_compactor_waiting_bytes") == 0
+
+
+async def test_a_backlog_becomes_several_segments_in_rounds_of_bounded_size() -> None:
+    async with cluster() as it:
+        await it.append(count=12)
+        upkeep = it.upkeep(CompactionPolicy(entries_due=1, segment_bytes=300), RoundLimits(slice_bytes_max=800))
+        report = await upkeep.cycle()
+        await upkeep.close()
+
+        assert await it.cursors() == [15] * PARTITIONS
+        assert report.segments > 2 * PARTITIONS
+        assert [len(await listed_segments(it.broker.shared, one)) + 1 for one in it.partitions] == [
+            report.segments // PARTITIONS
+        ] * PARTITIONS
+        assert [await left_behind(it.broker.shared, one) for one in it.partitions] == [[]] * PARTITIONS
+
+
+async def test_appends_that_never_pause_do_not_keep_a_cycle_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster() as it:
+        objects: Any = it.broker.objects
+        put = objects.put_if_absent
+
+        async def appending(key: str, parts: Any) -> None:
+            await put(key, parts)
+            if key.startswith("segments/"):
+                await it.append(it.partitions[:1], count=1)
+
+        monkeypatch.setattr(objects, "put_if_absent", appending)
+        upkeep = it.upkeep()
+        async with asyncio.timeout(10):
+            report = await upkeep.cycle()
+        await upkeep.close()
+
+        assert report.segments == PARTITIONS
+
+
+async def test_two_compactors_share_the_partitions_and_who_stays_takes_over_those_of_who_left() -> None:
+    async with cluster() as it:
+        one, other = it.upkeep(), it.upkeep()
+        await one.cycle()
+        await other.cycle()
+        names = [record.name for record in await live_compactors(it.broker.shared)]
+        await it.append()
+        shares = [(await upkeep.cycle()).partitions for upkeep in (one, other)]
+        both = await it.cursors()
+        await other.close()
+        await it.append()
+        alone = (await one.cycle()).partitions
+        await one.close()
+
+        assert sorted(names) == sorted([one.name, other.name])
+        assert shares == [sum(compactor_of(partition, names) == name for partition in it.partitions) for name in (one.name, other.name)]
+        assert sum(shares) == alone == PARTITIONS
+        assert both == [6] * PARTITIONS
+        assert await it.cursors() == [9] * PARTITIONS
+
+
+async def test_a_compactor_that_lost_its_session_goes_on_with_another() -> None:
+    async with cluster() as it:
+        upkeep = it.upkeep()
+        await upkeep.cycle()
+        assert upkeep._life is not None
+        await upkeep._life.session.close()
+        await it.append()
+        await upkeep.cycle()
+        names = [record.name for record in await live_compactors(it.broker.shared)]
+        await upkeep.close()
+
+        assert names == [upkeep.name]
+        assert await it.cursors() == [6] * PARTITIONS
+
+
+async def test_what_is_damaged_is_said_with_its_object_and_offset_and_tried_again_later_while_the_rest_goes_on() -> None:
+    async with cluster() as it:
+        entry = (await it.control(it.partitions[2])).pending[1]
+        ((position, length),) = entry.spans
+        stored: Any = it.broker.objects._inner._objects
+        key = object_key(entry.object_id)
+        sound = stored[key]
+        broken = bytearray(sound.body)
+        broken[position + length - 1] ^= 1
+        stored[key] = sound._replace(body=bytes(broken))
+        upkeep = it.upkeep()
+        with capture_logs() as logged:
+            report = await upkeep.cycle()
+            await it.append()
+            second = await upkeep.cycle()
+            it.clock.later_ms = DAMAGED_AGAIN_MS + 1
+            third = await upkeep.cycle()
+        stored[key] = sound
+        it.clock.later_ms *= 2
+        mended = await upkeep.cycle()
+        await upkeep.close()
+
+        (line,) = [line for line in logged if line["event"] == "partition_not_compacted"]
+        assert (line["outcome"], line["partition"]) == ("damaged", str(it.partitions[2]))
+        assert key in line["cause"]
+        assert "offset=1" in line["cause"]
+        assert "storage verify" in line["fix"]
+        assert list(report.failed) == list(third.failed) == [it.partitions[2]]
+        assert second.failed == {}, "not before its time"
+        assert second.segments == PARTITIONS - 1
+        assert mended.failed == {}
+        assert await it.cursors() == [6] * PARTITIONS
+
+
+async def test_a_record_that_cannot_be_read_keeps_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    async with cluster() as it:
+        store = it.broker.shared
+        await store.write([Put(PartitionKeys(it.partitions[1]).control, b"{}}", None)])
+        await store.write([Put(keys.topic("broken"), b"no topic", None)])
+        upkeep = it.upkeep()
+        with capture_logs() as logged:
+            report = await upkeep.cycle()
+        await upkeep.close()
+
+        assert list(report.failed) == [it.partitions[1]]
+        assert report.segments == PARTITIONS - 1
+        assert {line["event"] for line in logged} >= {"topic_not_readable", "partition_not_compacted"}
+
+
+async def test_nothing_is_written_that_a_broker_of_the_cluster_might_not_read() -> None:
+    async with cluster(level=1) as it:
+        upkeep = it.upkeep()
+        with capture_logs() as logged:
+            report = await upkeep.cycle()
+            await upkeep.cycle()
+        record = await read_cluster(it.broker.shared)
+        assert record is not None
+        await it.broker.shared.write([Put(keys.CLUSTER, encode_record(msgspec.structs.replace(record, level=2)), None)])
+        raised = await upkeep.cycle()
+        await upkeep.close()
+
+        assert "forebay cluster upgrade" in report.blocked
+        assert [line["why"] for line in logged if line["event"] == "nothing_compacted"] == [report.blocked]
+        assert raised.segments == PARTITIONS
+
+
+async def test_a_store_of_another_cluster_is_left_alone() -> None:
+    async with cluster() as it:
+        record = await read_cluster(it.broker.shared)
+        assert record is not None
+        await it.broker.shared.write([Put(keys.CLUSTER, encode_record(msgspec.structs.replace(record, cluster_id="x" * 22)), None)])
+        upkeep = it.upkeep()
+        report = await upkeep.cycle()
+        await upkeep.close()
+
+        assert "does not bear the id of this cluster" in report.blocked
+        assert await it.cursors() == [0] * PARTITIONS
+
+
+async def test_one_topic_or_partition_can_be_compacted_by_itself() -> None:
+    async with cluster() as it:
+        upkeep = it.upkeep()
+        report = await upkeep.cycle(only={"t"}, number=4, is_share=False)
+        with pytest.raises(NotFound, match="no such topic: elsewhere, nowhere"):
+            await upkeep.cycle(only={"t", "nowhere", "elsewhere"}, is_share=False)
+        await upkeep.close()
+
+        assert report.partitions == 1
+        assert await it.cursors() == [0, 0, 0, 0, 3, 0]
+
+
+async def test_a_store_that_does_not_answer_fails_the_cycle_and_is_said_once() -> None:
+    async with cluster() as it:
+        upkeep = it.upkeep()
+        measures = upkeep._measures
+        it.metadata.fails = Unavailable("no answer")
+        with capture_logs() as logged:
+            for _ in range(3):
+                with pytest.raises(Unavailable):
+                    await upkeep.cycle()
+                measures.note_failed_cycle(Unavailable("no answer"))
+            it.metadata.fails = None
+            await upkeep.cycle()
+        await upkeep.close()
+
+        assert [line["event"] for line in logged if line["event"].startswith("compactor_")] == ["compactor_failing", "compactor_recovered"]
+        assert it.counted("forebay_compactor_cycles_total", ended="failed") == 3
+        assert measures.success_age_s() < 5
