@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import machine, results
-from bench.cases import cluster, fetch, groups, list_offsets, lone, metadata, paced, produce, requests, together
+from bench.cases import cluster, compaction, fetch, groups, list_offsets, lone, metadata, paced, produce, requests, together
 from bench.cases.case import Plan
 from bench.results import CaseResult
 from bench.stores import KAFKA, STORES
@@ -19,6 +19,7 @@ CASES: Final = (
     *paced.CASES,
     *lone.CASES,
     *fetch.CASES,
+    *compaction.CASES,
     *requests.CASES,
     *groups.CASES,
     *list_offsets.CASES,

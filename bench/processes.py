@@ -106,7 +106,14 @@ def starting(start: Start) -> Iterator[None]:
 @contextlib.contextmanager
 def broker(place: Place, settings: Mapping[str, str]) -> Iterator[Target]:
     """A broker over the stores of `place`, as `forebay serve` starts it."""
-    given = {"kafka.listeners": f"PLAINTEXT://{HOST}:0", "http.listen": f"{HOST}:0", "shutdown.drain": "0ms", **place.settings, **settings}
+    given = {
+        "kafka.listeners": f"PLAINTEXT://{HOST}:0",
+        "http.listen": f"{HOST}:0",
+        "shutdown.drain": "0ms",
+        "compactor.run": "false",
+        **place.settings,
+        **settings,
+    }
     command = ["-m", "forebay", "serve", "--config", os.devnull, "--log-format", "json", "--log-level", "info"]
     for key, value in given.items():
         command += ["--set", f"{key}={value}"]

@@ -71,7 +71,7 @@ class Round:
         with self._timed("plan"):
             tasks = await self._begin(iter(partitions))
         if tasks:
-            async with open_spool(self._blocking, folder=self._limits.spool_folder) as spool:
+            async with open_spool(self._blocking, bytes_max=self._limits.slice_bytes_max, folder=self._limits.spool_folder) as spool:
                 slices = GatheredSlices(self._objects, spool)
                 with self._timed("fetch"):
                     await slices.gather(itertools.chain.from_iterable(task.entries for task in tasks))

@@ -50,6 +50,7 @@ class GatheredSlices:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(GETS_TOGETHER):
                 tasks.create_task(work())
+        self._spool.seal()
 
     async def read(self, entries: Sequence[Entry]) -> list[Sequence[Buffer]]:
         for entry in entries:

@@ -1,39 +1,75 @@
-"""Bytes that wait for their turn: in memory up to a bound, else in a file without a name. One round of compactions long."""
+"""Bytes that wait for their turn: in memory up to a bound, else in files without names. One round of compactions long.
+
+Files are written and read past the page cache (storage/objects/unbuffered.py): on a virtual machine its pages cost 2 CPU seconds per GiB.
+"""
 
 import contextlib
+import os
 import tempfile
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from runtime.blocking import Blocking
 from storage.errors import Unavailable
-from storage.limits import MIB
+from storage.limits import KIB, MIB
+from storage.objects.unbuffered import read_unbuffered, write_unbuffered
 from storage.vocabulary import Buffer
 
-MEMORY_BYTES_MAX: Final = 16 * MIB
+CHUNK_BYTES: Final = 16 * MIB
+"""So much is gathered in memory before it goes into a file. What is less than this never does."""
+FILES_MAX: Final = 256
+"""Chunks are larger where there would be more."""
+UNBUFFERED_FROM_BYTES: Final = 32 * KIB
+"""Shorter spans are read through the page cache: several lie in one page."""
 
 
 class Spool:
-    """What `open_spool` opens. Calls may overlap."""
+    """What `open_spool` opens. `append` any number of times, then `seal`, then `read`. Calls may overlap."""
 
-    def __init__(self, file: IO[bytes], blocking: Blocking, folder: Path | None) -> None:
-        self._file = file
-        self._folder = folder
+    def __init__(self, blocking: Blocking, *, chunk_bytes: int, folder: Path | None, closing: contextlib.ExitStack) -> None:
         self._blocking = blocking
+        self._chunk_bytes = chunk_bytes
+        self._folder = folder
+        self._closing = closing
+        self._starts: list[int] = []
+        self._chunks: list[int | bytes] = []
+        """Descriptors of files, and the bytes of a chunk that is in memory."""
+        self._open: list[Buffer] = []
+        self._open_start = 0
         self._end = 0
 
     async def append(self, parts: Sequence[Buffer]) -> int:
         """Keep the parts behind what is there. Return the position of the first. Raises `Unavailable`: there is no room."""
-        position = self._end
-        joined = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._end += len(joined)
-        await self._run(lambda: self._write(position, joined))
+        position, size_bytes = self._end, sum(map(len, parts))
+        if 3 * memoryview(memoryview(parts[0]).obj).nbytes > 4 * size_bytes:
+            parts = [b"".join(parts)]  # they are a small part of what was read
+        self._open += parts
+        self._end += size_bytes
+        if self._end - self._open_start >= self._chunk_bytes:
+            number = self._begin_chunk()
+            parts, self._open = self._open, []
+            await self._run(lambda: self._write(number, parts))
         return position
 
-    async def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    def seal(self) -> None:
+        """All has been appended."""
+        if self._open:
+            number = self._begin_chunk()
+            self._chunks[number] = b"".join(self._open)
+            self._open = []
+
+    async def read(self, spans: Sequence[tuple[int, int]]) -> list[Buffer]:
         """The bytes at each position, of that length."""
+        assert not self._open, "seal it first"
         return await self._blocking.run(lambda: [self._read(position, length) for position, length in spans])
+
+    def _begin_chunk(self) -> int:
+        self._starts.append(self._open_start)
+        self._chunks.append(b"")
+        self._open_start = self._end
+        return len(self._chunks) - 1
 
     async def _run(self, call: Callable[[], None]) -> None:
         try:
@@ -44,19 +80,30 @@ class Spool:
                 "make room, or name another folder with compactor.spool_dir"
             ) from error
 
-    def _write(self, position: int, data: Buffer) -> None:
-        self._file.seek(position)
-        self._file.write(data)
+    def _write(self, number: int, parts: Sequence[Buffer]) -> None:
+        file = self._closing.enter_context(tempfile.TemporaryFile(buffering=0, dir=self._folder))  # noqa: SIM115 - closed with the round
+        descriptor = file.fileno()
+        if not write_unbuffered(descriptor, parts):
+            for part in parts:
+                rest = memoryview(part)
+                while len(rest):
+                    rest = rest[os.write(descriptor, rest) :]
+        self._chunks[number] = descriptor
 
-    def _read(self, position: int, length: int) -> bytes:
-        self._file.seek(position)
-        data = self._file.read(length)
+    def _read(self, position: int, length: int) -> Buffer:
+        number = bisect_right(self._starts, position) - 1
+        chunk, start = self._chunks[number], position - self._starts[number]
+        if isinstance(chunk, bytes):
+            data: Buffer = memoryview(chunk)[start : start + length]
+        else:
+            found = read_unbuffered(chunk, start, start + length, worthwhile_bytes=UNBUFFERED_FROM_BYTES)
+            data = os.pread(chunk, length, start) if found is None else found
         assert len(data) == length, f"never written: {position=} {length=}"
         return data
 
 
 @contextlib.asynccontextmanager
-async def open_spool(blocking: Blocking, *, folder: Path | None = None) -> AsyncIterator[Spool]:
-    """`blocking` runs one call at a time. `folder`: of the file; None for the system's."""
-    with tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES_MAX, dir=None if folder is None else str(folder)) as file:
-        yield Spool(file, blocking, folder)
+async def open_spool(blocking: Blocking, *, bytes_max: int, folder: Path | None = None) -> AsyncIterator[Spool]:
+    """For about `bytes_max`. `blocking` runs one call at a time. `folder`: of the files; None for the system's."""
+    with contextlib.ExitStack() as closing:
+        yield Spool(blocking, chunk_bytes=max(CHUNK_BYTES, bytes_max // FILES_MAX), folder=folder, closing=closing)

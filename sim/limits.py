@@ -46,6 +46,7 @@ SMALL: Final = (
     Limit("compactor.compaction", "READ_BYTES_MAX", 300),
     Limit("compactor.gather_plan", "GAP_BYTES_MAX", 100),
     Limit("compactor.gather_plan", "GET_BYTES_MAX", 700),
+    Limit("compactor.spool", "CHUNK_BYTES", 400),
     Limit("compactor.round", "BEGUN_TOGETHER", 2),
     Limit("compactor.round", "FINISHED_TOGETHER", 1),
     Limit("storage.log.read_places", "PLACES_KEPT_MAX", 2),

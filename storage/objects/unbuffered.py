@@ -61,12 +61,13 @@ def write_unbuffered(descriptor: int, parts: Sequence[Buffer]) -> bool:
         os.ftruncate(descriptor, 0)
         return False
     os.ftruncate(descriptor, size_bytes)
+    _switch(descriptor, on=False)
     return True
 
 
-def read_unbuffered(descriptor: int, start: int, end: int) -> bytes | None:
+def read_unbuffered(descriptor: int, start: int, end: int, *, worthwhile_bytes: int = WORTHWHILE_BYTES) -> bytes | None:
     """Bytes [start, end) of a file that has them; None if it cannot or should not be done."""
-    if not WORTHWHILE_BYTES <= end - start <= BLOCK_BYTES or not _switch(descriptor, on=True):
+    if not worthwhile_bytes <= end - start <= BLOCK_BYTES or not _switch(descriptor, on=True):
         return None
     first = start // ALIGNMENT_BYTES * ALIGNMENT_BYTES
     wanted = -(-(end - first) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -199,27 +199,46 @@ class Missing:
         raise NotFound("the collector has been here")
 
 
-async def test_a_spool_gives_back_what_it_was_given_in_memory_and_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool, "MEMORY_BYTES_MAX", 1_000)
+@pytest.mark.parametrize("unbuffered_from_bytes", [1, 1 << 20])
+async def test_a_spool_gives_back_what_it_was_given_in_memory_and_in_files(
+    monkeypatch: pytest.MonkeyPatch, unbuffered_from_bytes: int
+) -> None:
+    monkeypatch.setattr(spool, "CHUNK_BYTES", 200_000)
+    monkeypatch.setattr(spool, "UNBUFFERED_FROM_BYTES", unbuffered_from_bytes)
     blocking = ThreadBlocking(threads=1, name="spool")
     try:
-        async with open_spool(blocking) as kept:
-            wanted = [(number, bytes([number]) * (number * 7 % 90 + 1)) for number in range(100)]
+        async with open_spool(blocking, bytes_max=1_000_000) as kept:
+            wanted = [(number, bytes([number]) * (number * 7_001 % 9_000 + 1)) for number in range(150)]
             positions = await asyncio.gather(*[kept.append([data[:1], data[1:]]) for _, data in wanted])
+            wanted.append((0, b"the rest"))
+            positions.append(await kept.append([b"the rest"]))
+            kept.seal()
             spans = [(position, len(data)) for position, (_, data) in zip(positions, wanted, strict=True)]
+            kinds = {type(chunk) for chunk in kept._chunks}
 
             assert await kept.read(spans[::-1]) == [data for _, data in wanted][::-1]
     finally:
         blocking.close()
+    assert kinds == {int, bytes}, "some in files and the rest in memory"
 
 
-async def test_a_folder_without_room_is_named() -> None:
-    def full(_position: int, _data: Buffer) -> None:
+async def test_a_small_part_of_what_was_read_does_not_keep_all_of_it() -> None:
+    body = bytes(1_000_000)
+    async with open_spool(InlineBlocking(), bytes_max=1) as kept:
+        await kept.append([memoryview(body)[10:20], memoryview(body)[500_000:500_010]])
+        await kept.append([memoryview(body)[:900_000]])
+
+        assert [memoryview(memoryview(part).obj).nbytes for part in kept._open] == [20, 1_000_000]
+
+
+async def test_a_folder_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int, _parts: Sequence[Buffer]) -> bool:
         raise OSError(28, "No space left on device")
 
-    async with open_spool(InlineBlocking(), folder=Path("/somewhere")) as kept:
-        kept._write = full  # type: ignore[method-assign]
-        with pytest.raises(Unavailable, match=r"folder='/somewhere'.*No space left.*compactor\.spool_dir"):
+    monkeypatch.setattr(spool, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(spool, "write_unbuffered", full)
+    async with open_spool(InlineBlocking(), bytes_max=1, folder=Path("/tmp")) as kept:
+        with pytest.raises(Unavailable, match=r"folder='/tmp'.*No space left.*compactor\.spool_dir"):
             await kept.append([b"slice"])
 
 
