@@ -38,9 +38,9 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "entry_scan _segment_pages: if segments % SEGMENTS_PER_TURN == 0 → else": "in a run each segment ends a turn: test_time_search.py",
     "entry_scan _segment_pages: if offset < listed_end → then #2": "keys of segments never go before there is retention",
     "entry_scan _segment_pages: if newest is not None and offset <= newest.last → else": _CURSOR,
-    "compactor.compaction Compaction._run: if control_record is None → then": "compactors of a run know which partitions there are: test_compaction.py",
+    "compactor.compaction Compaction._begin: if control_record is None → then": "compactors of a run know which partitions there are: test_compaction.py",
     "compactor.compaction Compaction._write_segment: except AlreadyExists": _GUARD + "ids are new",
-    "compactor.compaction Compaction._move_cursor: if record is None → then": "control records never go",
+    "compactor.compaction Compaction._move_cursor: if ended is None → then": "control records never go",
     "compactor.cursor move_cursor: if control.compaction_cursor != cursor → then": "the version of the attempt stops a compactor before: test_compaction.py",
     "control_reads ControlReads._read: if begin → then": "more partitions are asked for at once than a run has: test_long_requests.py",
     "control_reads ControlReads.refresh_each: if shard.waiting < WAITING_FOR_SILENT_MAX → else": "a thousand callers wait for one shard: test_control_reads.py, test_a_shard_that_is_known_to_be_silent_…",
@@ -100,7 +100,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 }
 
 SELDOM: Final[Mapping[str, str]] = {
-    "compactor.compaction Compaction._due: except EntriesMoved": "another compaction deletes index keys while they are read: test_compaction.py",
+    "compactor.compaction Compaction._waiting: except EntriesMoved": "another compaction deletes index keys while they are read: test_compaction.py",
     "partition Partitions._hear: if log.seen.control is not None → else": "a log that was forgotten hears of a record that is gone: test_forgotten_logs.py",
     "trim Trimmer.trim: if (failure := failure_of(proof, log)) is not None → else": "somebody trims beyond the end, and the proof succeeds: test_trim.py",
     "trim Trimmer.trim: if (failure := failure_of(proof, log)) is not None → then": "as before, and the proof fails: test_trim.py",
