@@ -41,6 +41,8 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "compactor.compaction Compaction._begin: if control_record is None → then": "compactors of a run know which partitions there are: test_compaction.py",
     "compactor.compaction Compaction._write_segment: except AlreadyExists": _GUARD + "ids are new",
     "compactor.compaction Compaction._move_cursor: if ended is None → then": "control records never go",
+    "compactor.compaction Compaction.is_current: if record is None → then": "control records never go",
+    "compactor.plan in_runs: if begin < len(entries) → else": _GUARD + "a task has entries",
     "compactor.cursor move_cursor: if control.compaction_cursor != cursor → then": "the version of the attempt stops a compactor before: test_compaction.py",
     "control_reads ControlReads._read: if begin → then": "more partitions are asked for at once than a run has: test_long_requests.py",
     "control_reads ControlReads.refresh_each: if shard.waiting < WAITING_FOR_SILENT_MAX → else": "a thousand callers wait for one shard: test_control_reads.py, test_a_shard_that_is_known_to_be_silent_…",

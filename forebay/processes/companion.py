@@ -49,7 +49,7 @@ def companion_of(
     if not settings.compactor.run:
         return None
     if is_memory(settings.storage.url) or is_memory(settings.metadata.url):
-        _log.info("no_compactor", why="what lives in the memory of this process cannot be compacted by another")
+        _log.debug("no_compactor", why="what lives in the memory of this process cannot be compacted by another")
         return None
     log_format = "console" if log.is_console else "json"
     return Companion(

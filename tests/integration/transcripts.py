@@ -148,7 +148,12 @@ class Shell:
 
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY_", "KAFKA_", "AWS_"))}
-        return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **self.environ}
+        # The words of a compactor would come between those of the broker.
+        return kept | {
+            "FOREBAY_COMPACTOR__RUN": "false",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            **self.environ,
+        }
 
 
 def _exit_code(code: int) -> str:

@@ -10,7 +10,6 @@ import typer
 from forebay.commands.settings_options import ConfigFile, SettingOverrides
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_UNHEALTHY, ClientFailed, failures_reported
 from forebay.kafka_client.options import Output, OutputFormat, Quiet, Terminal
-from storage.errors import NotFound
 
 if TYPE_CHECKING:
     from compactor.backlog import Backlog
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from process.settings.loading import Loaded
     from process.settings.model import Settings
     from storage.catalog.compactors import CompactorRecord
+    from storage.errors import NotFound
 
 T = TypeVar("T")
 
@@ -58,6 +58,7 @@ def run_once(
         from compactor.assembly import open_compactor, policy_of
         from compactor.plan import CompactionPolicy
         from forebay.commands.debug.opening import check_there
+        from storage.errors import NotFound
 
         check_there(settings)
         policy = policy_of(settings)
@@ -95,6 +96,7 @@ def status(
         from forebay.commands.debug.opening import open_for_reading
         from runtime.clock import SystemClock
         from storage.catalog.compactors import live_compactors
+        from storage.errors import NotFound
 
         async with open_for_reading(settings) as stores:
             try:
@@ -129,6 +131,7 @@ def _answered(config_file: Path | None, assignments: list[str] | None, ask: "Cal
 
     from process.explain import explain
     from runtime import logs
+    from storage.errors import NotFound
 
     logs.configure(format="auto", level="error")  # the answer says it all
     loaded = _load(config_file, assignments)
