@@ -30,6 +30,10 @@ STAGE_SECONDS: Final = Metric(
     ("stage",),
     (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0),
 )
+REMOVED_OFFSETS: Final = Metric("forebay_retention_offsets_total", "Offsets that went by retention.ms and retention.bytes")
+REMOVED_KEYS: Final = Metric(
+    "forebay_retention_keys_total", "Keys of entries and segments that were removed because all they hold was deleted"
+)
 PARTITIONS: Final = Metric("forebay_compactor_partitions", "Partitions that this compactor looks after")
 FAILED: Final = Metric("forebay_compactor_failed_partitions", "Partitions that could not be looked after in the last cycle")
 WAITING_BYTES: Final = Metric(
@@ -47,7 +51,9 @@ _log = structlog.get_logger("compactor")
 
 @dataclass(slots=True)
 class CycleReport:
-    """What one cycle did. `failed`: partitions that could not be looked after, and why. `blocked`: why nothing was compacted, or empty."""
+    """What one cycle did. `trimmed` partitions lost `removed_offsets` to retention. `failed`: partitions that could not be looked
+    after, and why. `blocked`: why nothing was compacted, or empty.
+    """
 
     partitions: int = 0
     segments: int = 0
@@ -56,6 +62,9 @@ class CycleReport:
     objects: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
+    trimmed: int = 0
+    removed_offsets: int = 0
+    removed_keys: int = 0
     took_s: float = 0.0
     blocked: str = ""
     failed: dict[PartitionId, StorageError] = field(default_factory=dict)
@@ -83,6 +92,8 @@ class Measures:
         self._gets = telemetry.counter(GETS)
         self._entries = telemetry.counter(ENTRIES)
         self._stages = telemetry.histogram(STAGE_SECONDS)
+        self._removed_offsets = telemetry.counter(REMOVED_OFFSETS)
+        self._removed_keys = telemetry.counter(REMOVED_KEYS)
         self._partitions = telemetry.gauge(PARTITIONS)
         self._failed = telemetry.gauge(FAILED)
         self._waiting_bytes = telemetry.gauge(WAITING_BYTES)
@@ -140,6 +151,10 @@ class Measures:
                 cause=str(error),
                 **({"fix": DAMAGE_FIX} if is_damage(error) else {}),
             )
+        self._removed_offsets.inc(report.removed_offsets)
+        self._removed_keys.inc(report.removed_keys)
+        if report.trimmed:
+            _log.info("retention", partitions=report.trimmed, offsets=report.removed_offsets, keys=report.removed_keys)
         if report.segments:
             _log.info(
                 "compacted",

@@ -4,10 +4,11 @@ A cycle reads the control record of each, and no more of one that has not change
 with one partition is said, and tried again later, while the others go on.
 """
 
+import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -16,21 +17,24 @@ from compactor.discovery import FoundPartition, active_topics, control_pages
 from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures, is_damage
 from compactor.plan import CompactionPolicy
+from compactor.retention import Retention
+from compactor.retention_plan import RetentionLimits, limits_of
 from compactor.round import Round, RoundLimits
 from runtime.blocking import Blocking
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.version import forebay_version
-from storage.catalog.cluster import read_cluster
+from storage.catalog.cluster import ClusterRecord, read_cluster
 from storage.catalog.compactors import CompactorRecord, compactor_of, live_compactors, register_compactor
 from storage.catalog.store_marker import bears_marker
 from storage.errors import NotFound, StorageError, Unavailable
 from storage.formats.levels import LEVEL_OF_SEGMENTS
 from storage.metadata.port import Applied, MetadataStore, Session
 from storage.objects.port import ObjectStore
-from storage.vocabulary import PartitionId
+from storage.vocabulary import PartitionId, TopicId
 
 SESSION_TIMEOUT_MS: Final = 15_000
+RETAINED_TOGETHER: Final = 16
 DAMAGED_AGAIN_MS: Final = 600_000
 """A partition whose bytes are not what was written is tried again after this long: somebody may have mended it."""
 
@@ -40,6 +44,13 @@ class _Life(NamedTuple):
 
     session: Session
     compaction: Compaction
+
+
+class _Due(NamedTuple):
+    """What a partition was when the cycle began: the version of its control record, and its end."""
+
+    version: int
+    end: int
 
 
 class Upkeep:
@@ -69,6 +80,7 @@ class Upkeep:
         self._measures = measures
         self._http = http
         self._looks = Looks()
+        self._retention = Retention(metadata=metadata, clock=clock)
         self._life: _Life | None = None
         self._started_at_ms = clock.now_ms()
         self.name = ids.next_ulid(above="")
@@ -84,11 +96,13 @@ class Upkeep:
         report = CycleReport()
         life = await self._alive()
         partitions: list[PartitionId] = []
+        limits: dict[TopicId, RetentionLimits] = {}
         missing = set(only or ())
         async with contextlib.aclosing(active_topics(self._metadata, unreadable=self._measures.note_unreadable)) as topics:
             async for topic in topics:
                 if only is None or topic.name in only:
                     missing.discard(topic.name)
+                    limits[topic.topic_id] = limits_of(topic.configs)
                     partitions += [one for one in topic.partitions() if number is None or one.partition == number]
         if missing:
             raise NotFound(f"no such topic: {', '.join(sorted(missing))}")
@@ -96,10 +110,15 @@ class Upkeep:
             names = {self.name, *(one.name for one in await live_compactors(self._metadata))}
             partitions = [partition for partition in partitions if compactor_of(partition, names) == self.name]
             self._looks.keep_only(frozenset(partitions))
+            self._retention.keep_only(frozenset(partitions))
         report.partitions = len(partitions)
-        report.blocked = await self._why_blocked()
-        if not report.blocked:
-            await self._compact(life, partitions, report)
+        cluster = await read_cluster(self._metadata)
+        report.blocked = await self._why_nothing(cluster)
+        if cluster is not None and not report.blocked:
+            report.blocked = _why_not_compacted(cluster)
+            due = await self._look_after(partitions, limits, report)
+            if not report.blocked:
+                await self._compact(life, due, report)
         report.took_s = self._clock.monotonic_s() - began_s
         self._measures.note_cycle(report, self._looks)
         return report
@@ -134,35 +153,56 @@ class Upkeep:
             raise Unavailable(f"a compactor cannot register: cause={outcome.reason!r}")
         return life
 
-    async def _why_blocked(self) -> str:
-        """Why no segments may be written, or empty. A store that is not this cluster's is left alone, whenever it was put in place."""
-        cluster = await read_cluster(self._metadata)
+    async def _why_nothing(self, cluster: ClusterRecord | None) -> str:
+        """Why these stores are left alone, or empty. One that is not this cluster's is, whenever it was put in place."""
         if cluster is None:
             return "there is no cluster yet: no broker has started on these stores"
         if not await bears_marker(self._objects, cluster):
             return (
                 f"the object store does not bear the id of this cluster ({cluster.cluster_id}): nothing in it is touched. Check storage.url"
             )
-        if cluster.level < LEVEL_OF_SEGMENTS:
-            return (
-                f"the cluster is at format level {cluster.level}, and segments are written from {LEVEL_OF_SEGMENTS} on: "
-                "when all brokers run this release, run forebay cluster upgrade"
-            )
         return ""
 
-    async def _compact(self, life: _Life, partitions: list[PartitionId], report: CycleReport) -> None:
-        found: dict[PartitionId, FoundPartition] = {}
+    async def _look_after(
+        self, partitions: list[PartitionId], limits: Mapping[TopicId, RetentionLimits], report: CycleReport
+    ) -> dict[PartitionId, _Due]:
+        """Apply retention. Return the partitions whose entries may be due."""
+        due: dict[PartitionId, _Due] = {}
         unreadable = partial(self._fail, report=report, version=-1)
         async with contextlib.aclosing(control_pages(self._metadata, partitions, unreadable=unreadable)) as pages:
             async for page in pages:
+                await self._retain(page, limits, report)
                 now_ms = self._clock.now_ms()
-                found |= {one.partition: one for one in page if self._looks.is_due(one, now_ms=now_ms)}
+                due |= {
+                    one.partition: _Due(one.version, one.control.sequence_counter) for one in page if self._looks.is_due(one, now_ms=now_ms)
+                }
+        return due
+
+    async def _retain(self, page: Sequence[FoundPartition], limits: Mapping[TopicId, RetentionLimits], report: CycleReport) -> None:
+        due = iter([one for one in page if self._retention.is_due(one.partition, one.control, limits[one.partition.topic_id])])
+
+        async def work() -> None:
+            for one in due:
+                try:
+                    done = await self._retention.run(one.partition, limits[one.partition.topic_id])
+                except StorageError as error:
+                    self._fail(one.partition, error, report=report, version=one.version)
+                    continue
+                report.removed_offsets += done.removed
+                report.trimmed += done.removed > 0
+                report.removed_keys += done.keys
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(RETAINED_TOGETHER):
+                tasks.create_task(work())
+
+    async def _compact(self, life: _Life, found: Mapping[PartitionId, _Due], report: CycleReport) -> None:
         due = list(found)
         while due:
             due = await self._round(life, due, found, report)
 
     async def _round(
-        self, life: _Life, due: list[PartitionId], found: Mapping[PartitionId, FoundPartition], report: CycleReport
+        self, life: _Life, due: list[PartitionId], found: Mapping[PartitionId, _Due], report: CycleReport
     ) -> list[PartitionId]:
         """Return the partitions that may have more to do. What was appended since the cycle began is for the next."""
         one = Round(life.compaction, objects=self._objects, blocking=self._blocking, clock=self._clock, limits=self._limits)
@@ -173,7 +213,7 @@ class Upkeep:
         for partition, ended in done.ended.items():
             if isinstance(ended, StorageError):
                 self._fail(partition, ended, report=report, version=found[partition].version)
-            elif ended.segment is not None and ended.segment.last + 1 < found[partition].control.sequence_counter:
+            elif ended.segment is not None and ended.segment.last + 1 < found[partition].end:
                 again.append(partition)
             else:
                 self._remember(partition, ended, found[partition].version)
@@ -190,3 +230,13 @@ class Upkeep:
         report.failed[partition] = error
         if is_damage(error):
             self._looks.note(partition, LastLook(version, self._clock.now_ms() + DAMAGED_AGAIN_MS, 0, None, failed=True))
+
+
+def _why_not_compacted(cluster: ClusterRecord) -> str:
+    """Why no segments may be written, or empty."""
+    if cluster.level >= LEVEL_OF_SEGMENTS:
+        return ""
+    return (
+        f"the cluster is at format level {cluster.level}, and segments are written from {LEVEL_OF_SEGMENTS} on: "
+        "when all brokers run this release, run forebay cluster upgrade"
+    )

@@ -7,6 +7,8 @@ from typing import Final
 
 from compactor.compaction import Compaction
 from compactor.plan import CompactionPolicy
+from compactor.retention import Retention
+from compactor.retention_plan import NO_LIMIT, RetentionLimits
 from compactor.round import Round, RoundLimits, only
 from runtime.blocking import InlineBlocking
 from runtime.ids import IdSource
@@ -18,9 +20,11 @@ from sim.loop import VirtualClock
 from sim.metadata import SimMetadata
 from sim.objects import SimObjects
 from storage.errors import StorageError
+from storage.metadata.keys import PartitionKeys, partition_of_control
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import WriteOp, WriteOutcome
 from storage.objects.memory import MemoryObjectStore
+from storage.vocabulary import PartitionId
 
 LIFE_S: Final = 4.0
 """The mean life of one while there is weather."""
@@ -29,6 +33,13 @@ PAUSED_RATE: Final = 0.6
 WRITES_BEFORE_PAUSE_MAX: Final = 24
 """A compaction takes eight: a pause begins when any of them is about to be sent."""
 IDLE_S: Final = 0.15
+RETAINED_RATE: Final = 0.2
+LIMITS: Final = (
+    RetentionLimits(NO_LIMIT, 2_000),
+    RetentionLimits(NO_LIMIT, 600),
+    RetentionLimits(1_500, NO_LIMIT),
+    RetentionLimits(4_000, 5_000),
+)
 POLICIES: Final = (
     CompactionPolicy(entries_due=1),
     CompactionPolicy(entries_due=4, segment_bytes=600, block_bytes=1),
@@ -52,9 +63,26 @@ class _Pausing(SimMetadata):
         return await super().write(ops)
 
 
+MayTrim = Callable[[PartitionId, int], bool]
+"""Whether that may become the beginning of a partition: from then on readers are sent there."""
+
+
+class _SimRetention(Retention):
+    """It says what it is about to do."""
+
+    may_trim: MayTrim
+
+    async def _move(self, keys: PartitionKeys, log_start: int) -> int | None:
+        partition = partition_of_control(keys.control.path)
+        assert partition is not None
+        return await super()._move(keys, log_start) if self.may_trim(partition, log_start) else None
+
+
 class SimCompactor:
-    def __init__(self, number: int, ground: Ground, chance: random.Random) -> None:
+    def __init__(self, number: int, ground: Ground, chance: random.Random, may_trim: MayTrim) -> None:
         self._number = number
+        self._may_trim = may_trim
+        self.trimmed = 0
         self._ground = ground
         self._chance = chance
         self._policy = chance.choice(POLICIES)
@@ -109,6 +137,8 @@ class SimCompactor:
 
     async def _work(self, name: str, metadata: SimMetadata, objects: SimObjects, clock: VirtualClock) -> None:
         compaction = None
+        retention = _SimRetention(metadata=metadata, clock=clock, entropy=self._chance.randbytes)
+        retention.may_trim = self._may_trim
         while True:
             await asyncio.sleep(self._chance.expovariate(1 / IDLE_S))
             try:
@@ -119,6 +149,8 @@ class SimCompactor:
             except StorageError as error:
                 self._ground.history.trace(name, "no session", repr(error))
                 continue
+            if self._chance.random() < RETAINED_RATE:
+                await self._retain(name, retention, taken[0])
             limits = RoundLimits(slice_bytes_max=self._chance.choice((1, 2_000, 1 << 20)))
             report = await Round(compaction, objects=objects, blocking=InlineBlocking(), clock=clock, limits=limits).run(taken)
             for partition, result in report.ended.items():
@@ -127,6 +159,16 @@ class SimCompactor:
                     continue
                 self.compacted += result.segment is not None
                 self._ground.history.trace(name, result.ended.value, f"{partition} {result.segment}")
+
+    async def _retain(self, name: str, retention: Retention, partition: PartitionId) -> None:
+        limits = self._chance.choice(LIMITS)
+        try:
+            done = await retention.run(partition, limits)
+        except StorageError as error:
+            self._ground.history.trace(name, "not trimmed", f"{partition} {error!r}")
+            return
+        self.trimmed += done.removed > 0
+        self._ground.history.trace(name, "retention", f"{partition} {limits} {done}")
 
     async def _open(
         self,

@@ -148,7 +148,7 @@ class _World:
             self._follow(self._places)
             nursery.spawn(EndAsker("asker", self._places, self._live, self._history, self._child()).run(), name="asker")
             self._gather_crowd()
-            compactors = [SimCompactor(number, ground, one) for number, one in enumerate(self._compactor_chances, 1)]
+            compactors = [SimCompactor(number, ground, one, self._may_trim) for number, one in enumerate(self._compactor_chances, 1)]
             compacting = [nursery.spawn(one.run(), name="compactor") for one in compactors]
             admin = Admin(self._live, self._history, self._child())
             keeper = self._replace_fleeting(admin) if self._theme.has_fleeting else None
@@ -217,6 +217,13 @@ class _World:
             self._places.append(place)
             self._produce(place, Crowd(1, 6))
             self._follow([place])
+
+    def _may_trim(self, partition: PartitionId, before: int) -> bool:
+        if partition.topic_id != self._topic.topic_id:
+            return False
+        place = str(Place(STEADY, partition.partition))
+        self._history.trimmed[place] = max(self._history.trimmed.get(place, 0), before)
+        return True
 
     async def _trim(self, admin: Admin) -> None:
         place = self._chance.choice(self._places)

@@ -46,7 +46,7 @@ class ConfigEffect(Enum):
 
     ENFORCED = "enforced"
     NOT_YET = "kept, not yet enforced"
-    """Nothing expires and nothing is compacted yet."""
+    """No record goes because a newer one has its key."""
     NOTHING_TO_DO = "kept, nothing to act on"
     """It concerns disks, replicas or elections, which brokers here do not have."""
     REFUSED = "refused"
@@ -130,7 +130,7 @@ def _throttled_replicas(text: str) -> str:
 
 
 _INTRODUCTION: Final = {
-    ConfigEffect.NOT_YET: "Kept, not yet enforced: nothing expires and nothing is compacted yet.",
+    ConfigEffect.NOT_YET: "Kept, not yet enforced: no record goes because a newer one has its key.",
     ConfigEffect.NOTHING_TO_DO: "Kept for tools, without effect:",
     ConfigEffect.REFUSED: "Other values are refused:",
 }
@@ -148,7 +148,7 @@ _TABLE: Final = (
     TopicConfig(
         "cleanup.policy", _LIST, "delete", _cleanup_policy, "log.cleanup.policy",
         _NOT_YET, "delete: old records go by time and size. compact: they go when a newer one has their key. "
-        "Enforced already: where compact is named, records without a key are refused; where delete is not, DeleteRecords is.",
+        "Enforced already: delete; where compact is named, records without a key are refused; where delete is not, DeleteRecords is.",
         idle="delete",
     ),
     TopicConfig(
@@ -217,11 +217,11 @@ _TABLE: Final = (
     TopicConfig("remote.storage.enable", _BOOLEAN, "false", _boolean, None, _REFUSED, _NO_TIER),
     TopicConfig(
         "retention.bytes", _LONG, "-1", _long(-1), "log.retention.bytes",
-        _NOT_YET, "How many bytes of a partition are kept; -1 for all.", idle="-1",
+        _ENFORCED, "How many bytes of a partition are kept; -1 for all. More are kept where no whole entry or segment is too much.",
     ),
     TopicConfig(
         "retention.ms", _LONG, str(7 * _DAY_MS), _long(-1), "log.retention.ms",
-        _NOT_YET, "How long records are kept; -1 for ever.", idle="-1",
+        _ENFORCED, "How long records are kept; -1 for ever. They go when all records of their entry or segment are older.",
     ),
     TopicConfig("segment.bytes", _INT, str(2**30), _integer(14, _INT_MAX), "log.segment.bytes", _NOTHING_TO_DO, _NO_FILES),
     TopicConfig("segment.index.bytes", _INT, "10485760", _integer(4, _INT_MAX), "log.index.size.max.bytes", _NOTHING_TO_DO, _NO_FILES),

@@ -46,15 +46,19 @@ def test_every_topic_config_is_on_its_page_once() -> None:
     assert [name for name in TOPIC_CONFIGS if text.count(f"| `{name}` |") != 1] == []
 
 
-def test_a_topic_config_is_called_enforced_if_and_only_if_a_handler_reads_it() -> None:
+def test_a_topic_config_is_called_enforced_if_and_only_if_a_handler_or_a_compactor_reads_it() -> None:
     read = {
         node.value
-        for path in (ROOT / "broker" / "handling" / "record_checks.py", ROOT / "broker" / "handlers" / "log" / "delete_records.py")
+        for path in (
+            ROOT / "broker" / "handling" / "record_checks.py",
+            ROOT / "broker" / "handlers" / "log" / "delete_records.py",
+            ROOT / "compactor" / "retention_plan.py",
+        )
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in TOPIC_CONFIGS
     }
     levels = {name for name in TOPIC_CONFIGS if name.startswith("compression.") and name.endswith(".level")}  # read by an f-string
-    in_part = {"cleanup.policy"}  # keys are required and DeleteRecords is refused; nothing expires
+    in_part = {"cleanup.policy"}  # delete is enforced; keys are required and DeleteRecords is refused
 
     assert {name for name, one in TOPIC_CONFIGS.items() if one.effect is ConfigEffect.ENFORCED} == (read | levels) - in_part
 

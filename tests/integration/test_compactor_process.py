@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from runtime.clock import SystemClock
@@ -168,3 +168,26 @@ def test_upkeep_can_be_done_once_and_looked_at(tmp_path: Path) -> None:
     assert "cannot be" in memory.stderr
     assert found == list(range(90))
     assert not [event for event in events(broker.log_path) if event.get("level") == "error"]
+
+
+def test_retention_of_a_topic_moves_the_beginning_of_its_partitions(served: Served) -> None:
+    admin = AdminClient({"bootstrap.servers": served.bootstrap})
+    limits = {"retention.bytes": "3000", "retention.ms": "-1"}
+    admin.create_topics([NewTopic("short", 1, 1, config=limits)])["short"].result(SOON_S)
+    producer = Producer({"bootstrap.servers": served.bootstrap, "linger.ms": 0})
+    for number in range(60):
+        producer.produce("short", b"%03d" % number + bytes(500), partition=0)
+        producer.flush(SOON_S)
+    consumer = Consumer({"bootstrap.servers": served.bootstrap, "group.id": "g", "auto.offset.reset": "earliest"})
+    partition = TopicPartition("short", 0)
+    try:
+        until(lambda: consumer.get_watermark_offsets(partition, timeout=SOON_S)[0] >= 50, "a beginning that moves up")
+        low, high = consumer.get_watermark_offsets(partition, timeout=SOON_S)
+        consumer.assign([partition])
+        found = [int((message.value() or b"")[:3]) for message in consumer.consume(high - low, SOON_S) if message.error() is None]
+    finally:
+        consumer.close()
+
+    assert high == 60
+    assert low < 56, "what has 3,000 bytes stays"
+    assert found == list(range(low, 60))

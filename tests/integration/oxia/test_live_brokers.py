@@ -21,7 +21,7 @@ async def test_the_living_are_told_from_the_dead_and_the_level_is_raised(tmp_pat
     with running_oxia(tmp_path) as oxia:  # its own: after this no broker of this release starts there
         async with Nursery() as nursery:
             metadata = await OxiaMetadataStore.open(parse_oxia_url(oxia.url), clock=clock, chance=random.Random(), nursery=nursery)
-            await open_cluster(metadata, IdSource(clock=clock), clock)
+            await open_cluster(metadata, IdSource(clock=clock), clock, level_max=1)
             lives = []
             for port in (1, 2):
                 directory = BrokerDirectory(metadata, clock=clock, level_max=2)

@@ -47,7 +47,9 @@ class _Line:
 
     def abort(self) -> None:
         """Close without sending what is still buffered."""
-        self.writer.transport.abort()
+        # A transport that was closed while it still had something to send fails here once it has sent that (asyncio of 3.11).
+        with contextlib.suppress(AttributeError):
+            self.writer.transport.abort()
 
     async def finish(self) -> None:
         """Send what is still buffered and close; what the peer does not take in `LINGER_S` is lost."""

@@ -111,11 +111,12 @@ class CountingMetadata:
 
 
 @contextlib.asynccontextmanager
-async def cluster(*, level: int = 2) -> AsyncIterator[Cluster]:
+async def cluster(*, level: int = 2, **configs: str) -> AsyncIterator[Cluster]:
+    """The records of these tests are years old."""
     clock, telemetry = LaterClock(), Telemetry()
     shared = MemoryMetadataStore(clock=clock, shards=1)
     topics = Topics(shared, clock=clock, ids=IdSource(clock=clock), telemetry=Telemetry())
-    topic = await topics.create("t", partition_count=PARTITIONS, replication_factor=1, configs={})
+    topic = await topics.create("t", partition_count=PARTITIONS, replication_factor=1, configs={"retention.ms": "-1"} | configs)
     topics.close()
     async with rig(shared=shared, flush=FlushSettings(interval_s=0.005, gather_s=0.0)) as broker:
         record = await open_cluster(shared, IdSource(clock=clock), clock, level_max=level)
@@ -347,3 +348,17 @@ async def test_a_store_that_does_not_answer_fails_the_cycle_and_is_said_once() -
         assert [line["event"] for line in logged if line["event"].startswith("compactor_")] == ["compactor_failing", "compactor_recovered"]
         assert it.counted("forebay_compactor_cycles_total", ended="failed") == 3
         assert measures.success_age_s() < 5
+
+
+async def test_retention_of_the_topic_is_applied_in_a_cycle_also_where_nothing_is_compacted_yet() -> None:
+    async with cluster(level=1, **{"retention.ms": "3600000"}) as it:
+        upkeep = it.upkeep()
+        with capture_logs() as logged:
+            report = await upkeep.cycle()
+            again = await upkeep.cycle()
+        await upkeep.close()
+
+        assert [(await it.control(partition)).log_start for partition in it.partitions] == [3] * PARTITIONS
+        assert (report.trimmed, report.removed_offsets, again.trimmed) == (PARTITIONS, 3 * PARTITIONS, 0)
+        assert [(line["partitions"], line["offsets"]) for line in logged if line["event"] == "retention"] == [(PARTITIONS, 3 * PARTITIONS)]
+        assert it.counted("forebay_retention_offsets_total") == 3 * PARTITIONS

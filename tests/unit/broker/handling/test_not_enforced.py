@@ -45,12 +45,14 @@ async def test_one_line_names_what_created_topics_ask_for_in_vain() -> None:
     many = {f"many{number}": compacted for number in range(NAMED_MAX)}
     async with cluster() as broker:
         with capture_logs() as logged:
-            await create(broker, {"compacted": compacted, "expiring": {"retention.ms": "5"}, "kept": kept, "refused": {"no.such": "1"}})
+            await create(
+                broker, {"compacted": compacted, "expiring": {"delete.retention.ms": "5"}, "kept": kept, "refused": {"no.such": "1"}}
+            )
             await create(broker, many | {"last": compacted})
             await create(broker, {"kept too": {}, "kept2": kept})
 
     assert said(logged) == [
-        {"configs": ["cleanup.policy", "retention.ms"], "count": 2, "topics": ["compacted", "expiring"]},
+        {"configs": ["cleanup.policy", "delete.retention.ms"], "count": 2, "topics": ["compacted", "expiring"]},
         {"configs": ["cleanup.policy"], "count": NAMED_MAX + 1, "topics": list(many)},
     ]
 
@@ -72,7 +74,7 @@ async def test_one_line_names_what_altered_topics_ask_for_in_vain() -> None:
         await broker.create("u")
         with capture_logs() as logged:
             changes = [("cleanup.policy", SET, "compact"), ("retention.ms", SET, "5"), ("flush.ms", SET, "1")]
-            await test_incremental_alter_configs.ask(broker, (2, "t", changes), (2, "u", [("retention.bytes", SET, "7")]))
+            await test_incremental_alter_configs.ask(broker, (2, "t", changes), (2, "u", [("delete.retention.ms", SET, "7")]))
             await test_alter_configs.ask(broker, (2, "u", [("retention.bytes", "7"), ("retention.ms", "-1")]))
 
-    assert said(logged) == [{"configs": ["cleanup.policy", "retention.bytes"], "count": 2, "topics": ["t", "u"]}]
+    assert said(logged) == [{"configs": ["cleanup.policy", "delete.retention.ms"], "count": 2, "topics": ["t", "u"]}]

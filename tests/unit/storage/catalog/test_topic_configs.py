@@ -94,7 +94,7 @@ def test_a_config_says_what_a_broker_does_about_it() -> None:
     said = {name: config.documentation for name, config in TOPIC_CONFIGS.items()}
 
     assert said["max.message.bytes"].startswith("The largest batch")
-    assert said["retention.ms"].startswith("Kept, not yet enforced: nothing expires and nothing is compacted yet. How long")
+    assert said["delete.retention.ms"].startswith("Kept, not yet enforced: no record goes because a newer one has its key. How long")
     assert said["segment.bytes"] == "Kept for tools, without effect: a broker here keeps no log files."
     assert said["remote.storage.enable"].startswith("Other values are refused: there is no second tier")
 
@@ -105,8 +105,11 @@ def test_a_config_says_what_a_broker_does_about_it() -> None:
         ({}, []),
         ({"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}, []),
         ({"max.message.bytes": "5", "segment.bytes": "14", "min.insync.replicas": "2", "from.the.future": "1"}, []),
-        ({"retention.ms": "604800000"}, ["retention.ms"]),
-        ({"retention.bytes": "5", "cleanup.policy": "compact,delete"}, ["cleanup.policy", "retention.bytes"]),
+        ({"delete.retention.ms": "604800000"}, ["delete.retention.ms"]),
+        (
+            {"retention.bytes": "5", "min.compaction.lag.ms": "5", "cleanup.policy": "compact,delete"},
+            ["cleanup.policy", "min.compaction.lag.ms"],
+        ),
     ],
 )
 def test_what_asks_for_something_that_no_broker_does_yet_is_named(configs: dict[str, str], names: list[str]) -> None:

@@ -156,9 +156,12 @@ class Rig:
 
     async def read_all(self, partition: PartitionId = PARTITION) -> bytes:
         """Every committed batch, from the object store, as Fetch would send it."""
+        return await self.read_all_from(0, partition)
+
+    async def read_all_from(self, offset: int, partition: PartitionId = PARTITION) -> bytes:
         log = self.parts.partitions.get(partition)
         await self.parts.control_reads.refresh([log])
-        offset, found = 0, bytearray()
+        found = bytearray()
         while offset < log.seen.high_watermark:
             run = await self.parts.reader.stored(log, offset, bytes_max=1 << 20)
             assert run.base == offset

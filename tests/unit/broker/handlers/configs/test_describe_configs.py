@@ -60,7 +60,7 @@ async def test_synonyms_and_documentation_are_given_when_asked_for() -> None:
     ]
     assert [synonym.name for synonym in configs["cleanup.policy"].synonyms] == ["log.cleanup.policy"]
     assert all(config.documentation for config in configs.values())
-    assert configs["retention.ms"].documentation.startswith("Kept, not yet enforced: ")
+    assert configs["delete.retention.ms"].documentation.startswith("Kept, not yet enforced: ")
 
 
 @pytest.mark.parametrize(("keys", "count"), [(None, len(TOPIC_CONFIGS)), ((), len(TOPIC_CONFIGS)), (("retention.ms", "nonsense"), 1)])
