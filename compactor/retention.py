@@ -151,8 +151,8 @@ class Retention:
         return moved.log_start if isinstance(moved, Control) else moved
 
     async def _delete_keys(self, keys: PartitionKeys, log_start: int) -> int:
-        """The keys that end below `log_start`; the ones that hold it stay. A segment's key goes under the version that was seen: a merge may
-        have put another segment there.
+        """The keys that end below `log_start`; the ones that hold it stay. A segment's key goes under the version that was seen: a
+        merge may have put another segment there.
         """
         if not log_start:
             return 0
