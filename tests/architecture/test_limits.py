@@ -39,6 +39,11 @@ ELSEWHERE: Final = {
     "storage/catalog/store_marker.py SIZE_BYTES_MAX": "an object that is read at the start",
     "storage/metadata/oxia/credentials.py TOKEN_BYTES_MAX": "a file that the operator names",
     "storage/metadata/oxia/nodes.py RESPONSE_BYTES_MAX": "an answer of Oxia, far above what is ever asked of it",
+    # A command that looks at the stores: what does not fit is looked at again, or counted. tests/unit/storage/verify has their tests.
+    "storage/verify/entry_order.py OVERLAP_ENTRIES_MAX": "entries that later chunks are compared with",
+    "storage/verify/partition_check.py CONTROL_READS_MAX": "looks at pages of producers that commits replace",
+    "storage/verify/verification.py FINDINGS_KEPT_MAX": "findings that are listed; the others are counted by kind",
+    "storage/verify/wal_objects.py SLICES_KEPT_MAX": "headers that are not read again",
     # How a thing is done: whoever asks gets the same answer, in the same memory.
     "broker/admission.py WAITED_LOOKS_MAX": "FINISH_S of broker/half_sent.py, in looks",
     "broker/groups/coordinator.py GROUP_CHARS_SAID_MAX": "of a group's name in a line; docs/limits.md has the bound of all fields",

@@ -1,0 +1,177 @@
+"""What is in the object store, by kind, and which of it entries name.
+
+Objects are listed first and references looked for after that, so an object that no entry names when it is looked for has lost its last
+reference, or has none yet: it may have been uploaded a moment ago. Nothing is deleted on this ground.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import msgspec
+
+from runtime.clock import Clock
+from runtime.ulid import decode_ulid
+from storage.formats.control import Entry
+from storage.formats.segment import parse_segment_key
+from storage.formats.wal import object_key
+from storage.objects.port import ObjectStat
+from storage.verify.active_partitions import ActivePartition, active_partitions, side_by_side
+from storage.verify.findings import FindingKind, StoreFinding, finding
+from storage.verify.partition_walk import PartitionWalk
+from storage.verify.reading import StoreReading
+from storage.vocabulary import ObjectId
+
+OBJECTS_PER_LIST: Final = 1_000
+WINDOW_OBJECTS: Final = 200_000
+"""Objects in memory at a time, about 60 MiB. All metadata are read once for each window."""
+
+_MINUTE_MS: Final = 60_000
+_AGES: Final = (
+    ("less than 15 minutes", 15 * _MINUTE_MS),
+    ("15 minutes to a day", 24 * 60 * _MINUTE_MS),
+    ("more than a day", None),
+)
+
+
+class ObjectTotal(msgspec.Struct, kw_only=True):
+    objects: int = 0
+    size_bytes: int = 0
+    oldest_ms: int | None = None
+    """When the oldest was stored, by the object store's clock."""
+
+    def add(self, stat: ObjectStat) -> None:
+        self.objects += 1
+        self.size_bytes += stat.size_bytes
+        self.oldest_ms = stat.modified_ms if self.oldest_ms is None else min(self.oldest_ms, stat.modified_ms)
+
+
+class TopicTotal(msgspec.Struct, kw_only=True):
+    """What the entries of a topic name: an object that several topics share counts for each, its bytes do not."""
+
+    topic: str
+    partitions: int = 0
+    records: int = 0
+    entries: int = 0
+    wal_bytes: int = 0
+    segments: int = 0
+    segment_bytes: int = 0
+
+
+class StoreTotals(msgspec.Struct, kw_only=True):
+    """`kinds`: wal, segments, other. `unreadable`: partitions whose entries could not be read, so what they name counts as unreferenced."""
+
+    kinds: dict[str, ObjectTotal] = msgspec.field(default_factory=lambda: {kind: ObjectTotal() for kind in ("wal", "segments", "other")})
+    live: dict[str, ObjectTotal] = msgspec.field(default_factory=lambda: {kind: ObjectTotal() for kind in ("wal", "segments")})
+    unreferenced: dict[str, ObjectTotal] = msgspec.field(default_factory=lambda: {kind: ObjectTotal() for kind in ("wal", "segments")})
+    unreferenced_by_age: dict[str, ObjectTotal] = msgspec.field(default_factory=lambda: {age: ObjectTotal() for age, _ in _AGES})
+    topics: list[TopicTotal] = msgspec.field(default_factory=list)
+    unreadable: int = 0
+
+
+class StoredObject(NamedTuple):
+    kind: str
+    stat: ObjectStat
+
+
+@dataclass(slots=True)
+class Inventory:
+    """Reads, and changes nothing. `run` once."""
+
+    reading: StoreReading
+    clock: Clock
+    totals: StoreTotals = field(default_factory=StoreTotals)
+    _topics: dict[str, TopicTotal] = field(default_factory=dict)
+
+    async def run(self, *, listed: Callable[[int], None] = lambda _: None) -> StoreTotals:
+        """`listed` hears of objects as they are listed. Raises `Unavailable`."""
+        window: dict[ObjectId, StoredObject] = {}
+        is_first = True
+        async for stat in objects_under(self.reading, ""):
+            kind, object_id = kind_of_object(stat.key)
+            self.totals.kinds[kind].add(stat)
+            listed(1)
+            if object_id is None:
+                continue
+            window[object_id] = StoredObject(kind, stat)
+            if len(window) == WINDOW_OBJECTS:
+                await self._look_for(window, is_first=is_first)
+                is_first = False
+        if window or is_first:
+            await self._look_for(window, is_first=is_first)
+        self.totals.topics = [self._topics[name] for name in sorted(self._topics)]
+        return self.totals
+
+    async def _look_for(self, window: dict[ObjectId, StoredObject], *, is_first: bool) -> None:
+        async def work(one: ActivePartition) -> None:
+            await self._mark(one, window, is_first=is_first)
+
+        await side_by_side(active_partitions(self.reading, (), lambda _: None), work)
+        now_ms = self.clock.now_ms()
+        for stored in window.values():
+            self.totals.unreferenced[stored.kind].add(stored.stat)
+            self.totals.unreferenced_by_age[_age(now_ms - stored.stat.modified_ms)].add(stored.stat)
+        window.clear()
+
+    async def _mark(self, one: ActivePartition, window: dict[ObjectId, StoredObject], *, is_first: bool) -> None:
+        is_unreadable = False
+
+        def report(problem: StoreFinding) -> None:
+            nonlocal is_unreadable
+            is_unreadable |= problem.kind in (FindingKind.UNDECODABLE, FindingKind.NEWER_FORMAT, FindingKind.ENTRIES_MISSING)
+
+        walk = PartitionWalk(self.reading, one.partition, report)
+        control = await walk.start()
+        total = self._topics.setdefault(one.topic.name, TopicTotal(topic=one.topic.name)) if is_first else TopicTotal(topic="")
+        if control is not None:
+            total.partitions += 1
+            total.records += control.sequence_counter - control.log_start
+            async for page in walk.pages():
+                for source, _ in page:
+                    if isinstance(source, Entry):
+                        total.entries += 1
+                        total.wal_bytes += sum([length for _, length in source.spans])
+                    else:
+                        total.segments += 1
+                        total.segment_bytes += source.size_bytes
+                    live = window.pop(source.object_id, None)
+                    if live is not None:
+                        self.totals.live[live.kind].add(live.stat)
+        self.totals.unreadable += is_unreadable and is_first
+
+
+def unreferenced_findings(totals: StoreTotals) -> list[StoreFinding]:
+    """One per age, oldest last; none where entries that cannot be read may name the objects."""
+    if totals.unreadable:
+        return []
+    return [
+        finding(FindingKind.UNREFERENCED, f"{total.objects} objects of {total.size_bytes} bytes, stored {age} ago")
+        for age, total in totals.unreferenced_by_age.items()
+        if total.objects
+    ]
+
+
+async def objects_under(reading: StoreReading, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+    """All objects whose key starts with `prefix`, in the order of their keys."""
+    while page := await reading.objects(prefix, start_after=start_after, count=OBJECTS_PER_LIST):
+        for stat in page:
+            yield stat
+        if len(page) < OBJECTS_PER_LIST:
+            return
+        start_after = page[-1].key
+
+
+def kind_of_object(key: str) -> tuple[str, ObjectId | None]:
+    """wal, segments or other, and the object's id if its key is one that a writer makes."""
+    if (named := parse_segment_key(key)) is not None:
+        return "segments", named[1]
+    object_id = ObjectId(key.rpartition("/")[2])
+    try:
+        decode_ulid(object_id)
+    except ValueError:
+        return "other", None
+    return ("wal", object_id) if key == object_key(object_id) else ("other", None)
+
+
+def _age(age_ms: int) -> str:
+    return next(name for name, bound_ms in _AGES if bound_ms is None or age_ms < bound_ms)

@@ -1,0 +1,260 @@
+"""All entries of a partition in the order of offsets, from the metadata alone, while brokers append and compactors move entries.
+
+What is read is judged by a control record that was read before. So whatever seems to be wrong is looked at again by a newer one, and is a
+finding only if that says that the entries have not moved.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final, NamedTuple
+
+from storage.errors import Corrupt, IncompatibleFormat
+from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_control, decode_segment
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import Record, children_of
+from storage.verify.entry_order import EntryOrder, OverlapCheck, about_source, malformed, of_chunk, of_control
+from storage.verify.findings import FindingKind, FindingReport, StoreFinding, finding, kind_of
+from storage.verify.reading import StoreReading
+from storage.vocabulary import PartitionId
+
+CHUNKS_PER_PAGE: Final = 16
+"""Index chunks in memory at a time: about 256 entries."""
+SEGMENTS_PER_PAGE: Final = 256
+SECOND_LOOK_S: Final = 0.2
+"""How long to wait before a hole is looked at again: for a node that answers old state, and for the one that takes its place."""
+
+
+class LocatedSource(NamedTuple):
+    """A source, and the key of the record that names it."""
+
+    source: EntrySource
+    key: str
+
+
+class _Hole(NamedTuple):
+    """No entry covers `begin`; the next one begins at `end`."""
+
+    begin: int
+    end: int
+
+
+class PartitionWalk:
+    """One walk. `control` is the newest control record that was read, None once the partition is gone or cannot be read."""
+
+    def __init__(self, reading: StoreReading, partition: PartitionId, report: FindingReport) -> None:
+        self.partition = partition
+        self.keys = PartitionKeys(partition)
+        self.control: Control | None = None
+        self.walked: Control | None = None
+        """The control record whose end was reached."""
+        self.order = EntryOrder()
+        self.begin = 0
+        self.is_whole = True
+        """Whether every offset from `begin` on was gone through once: none was missing, and none moved meanwhile."""
+        self._reading = reading
+        self._report = report
+        self._overlap = OverlapCheck()
+
+    async def start(self) -> Control | None:
+        """Read the control record, and report what is wrong with it."""
+        (record,) = await self._reading.records([self.keys.control])
+        if record is None:
+            return None
+        try:
+            control = decode_control(record.value, path=record.path)
+        except (Corrupt, IncompatibleFormat) as error:
+            self._report(finding(kind_of(error, FindingKind.UNDECODABLE), str(error), key=record.path))
+            return None
+        if control.log_state is LogState.DELETED:
+            return None
+        self._report_all(of_control(control, key=record.path, partition=self.partition))
+        self.control = control
+        return control
+
+    async def refresh(self) -> Control | None:
+        """The control record as it is now. What is wrong with it is reported by `start`, or by the next verification."""
+        (record,) = await self._reading.records([self.keys.control])
+        self.control = None
+        if record is not None:
+            try:
+                control = decode_control(record.value, path=record.path)
+            except (Corrupt, IncompatibleFormat):
+                return None
+            self.control = control if control.log_state is not LogState.DELETED else None
+        return self.control
+
+    async def is_live(self, located: LocatedSource) -> bool:
+        """Whether readers still use `source`, by reads issued now: if not, its object may be gone."""
+        source = located.source
+        control = await self.refresh()
+        if control is None or source.last < control.log_start:
+            return False
+        if isinstance(source, Entry):
+            return source.last >= control.compaction_cursor
+        if control.segment is not None and control.segment.object_id == source.object_id:
+            return True
+        (record,) = await self._reading.records([self.keys.segment(source.last)])
+        try:
+            return record is not None and decode_segment(record.value, path=record.path).object_id == source.object_id
+        except (Corrupt, IncompatibleFormat):
+            return False
+
+    async def pages(self) -> AsyncIterator[list[LocatedSource]]:
+        """The sources from log_start on, in pages. Reports what is wrong with the keys on the way. Call `start` first."""
+        assert self.control is not None
+        offset = self.begin = self.control.log_start
+        looked_again_at, is_first = -1, True
+        while self.control is not None and offset < self.control.sequence_counter:
+            control = self.control
+            found, hole = await (self._segments if offset < control.compaction_cursor else self._entries)(control, offset)
+            if found:
+                if is_first:
+                    self.begin, is_first = found[0].source.base, False
+                elif found[0].source.base != offset:  # a segment that was made since, of entries that were gone through, too
+                    self.is_whole = False
+                for one in found:
+                    self._report_all(self.order.take(one.source, key=one.key, partition=self.partition))
+                yield found
+                offset = found[-1].source.last + 1
+            if hole is None:
+                continue
+            offset = max(offset, hole.begin)
+            newer = await self.refresh()
+            if newer is None:
+                break
+            if newer.log_start > offset:
+                self.is_whole = False
+                self.order.begin_anew()
+                offset = newer.log_start
+            elif looked_again_at != offset or (offset < control.compaction_cursor) != (offset < newer.compaction_cursor):
+                looked_again_at = offset
+                await asyncio.sleep(SECOND_LOOK_S)
+            else:
+                self.is_whole = False
+                self.order.begin_anew()
+                self._report(self._missing(control, hole._replace(begin=offset)))
+                offset = hole.end
+        self.walked = self.control
+
+    async def _segments(self, control: Control, offset: int) -> tuple[list[LocatedSource], _Hole | None]:
+        newest = control.segment
+        listed_end = control.compaction_cursor if newest is None else newest.base
+        found: list[LocatedSource] = []
+        if newest is not None and offset >= listed_end:
+            if newest.last < offset:  # the cursor is above it, as was reported
+                return [], _Hole(offset, control.compaction_cursor)
+            return [LocatedSource(newest, self.keys.control.path)], None
+        for record in await self._page(self.keys.segment(offset).path, self.keys.segments_prefix, SEGMENTS_PER_PAGE):
+            segment = self._segment_of(record)
+            if segment is None:
+                continue
+            if segment.base > offset:
+                return found, _Hole(offset, min(segment.base, listed_end))
+            if segment.last >= offset:
+                found.append(LocatedSource(segment, record.path))
+                offset = segment.last + 1
+            if offset >= listed_end:
+                return found, None
+        return found, None if found else _Hole(offset, listed_end)
+
+    def _segment_of(self, record: Record) -> SegmentEntry | None:
+        try:
+            segment = decode_segment(record.value, path=record.path)
+        except (Corrupt, IncompatibleFormat) as error:
+            self._report(finding(kind_of(error, FindingKind.UNDECODABLE), str(error), key=record.path))
+            return None
+        if record.path != self.keys.segment(segment.last).path:
+            text = f"a segment of offsets {segment.base}..{segment.last}"
+            self._report(about_source(FindingKind.WRONG_KEY, text, segment, key=record.path, partition=self.partition))
+        if wrong := malformed(segment):
+            self._report(about_source(FindingKind.MALFORMED_ENTRY, wrong, segment, key=record.path, partition=self.partition))
+        return segment
+
+    async def _entries(self, control: Control, offset: int) -> tuple[list[LocatedSource], _Hole | None]:
+        pending = control.pending
+        indexed_end = pending[0].base if pending else control.sequence_counter
+        if offset >= indexed_end:
+            found = [LocatedSource(entry, self.keys.control.path) for entry in pending if entry.last >= offset]
+            self._compare(found)
+            return found, None if found else _Hole(offset, control.sequence_counter)
+        found = []
+        for record in await self._page(self.keys.index(offset).path, self.keys.index_prefix, CHUNKS_PER_PAGE):
+            for one in self._chunk_of(record):
+                entry = one.source
+                if entry.last < offset or entry.base >= indexed_end:
+                    continue
+                if entry.base > offset:
+                    return found, _Hole(offset, entry.base)
+                found.append(one)
+                offset = entry.last + 1
+            if offset >= indexed_end:
+                return found, None
+        return found, None if found else _Hole(offset, indexed_end)
+
+    def _chunk_of(self, record: Record) -> list[LocatedSource]:
+        try:
+            chunk = decode_chunk(record.value, path=record.path)
+        except (Corrupt, IncompatibleFormat) as error:
+            self._report(finding(kind_of(error, FindingKind.UNDECODABLE), str(error), key=record.path))
+            return []
+        expected = self.keys.index(chunk.entries[-1].last).path
+        self._report_all(of_chunk(chunk, key=record.path, expected_key=expected, partition=self.partition))
+        found = [LocatedSource(entry, record.path) for entry in chunk.entries]
+        self._compare(found)
+        return found
+
+    def _compare(self, found: Iterable[LocatedSource]) -> None:
+        for one in found:
+            if isinstance(one.source, Entry):
+                wrong = self._overlap.take(one.source, key=one.key, partition=self.partition)
+                if wrong is not None:
+                    self._report(wrong)
+
+    async def look_above(self) -> None:
+        """Report what lies above a log that `pages` has gone through: in index/ above its end, in segments/ above the cursor.
+
+        Chunks of pending entries may be there, and the newest segment.
+        """
+        control = self.walked
+        if control is None:
+            return
+        start = self.keys.index(control.pending[0].base if control.pending else control.sequence_counter).path
+        while records := await self._page(start, self.keys.index_prefix, CHUNKS_PER_PAGE):
+            # What was appended meanwhile is not above the end of a log that is read after it.
+            found = [one for record in records for one in self._chunk_of(record)]
+            await self._above(found, lambda control: control.sequence_counter, "sequence_counter")
+            start = f"{records[-1].path}!"
+        if control.segment is None:
+            start = self.keys.segment(control.compaction_cursor).path
+        else:
+            start = self.keys.segment(control.segment.base).path
+        records = await self._page(start, self.keys.segments_prefix, SEGMENTS_PER_PAGE)
+        segments = [LocatedSource(segment, record.path) for record in records if (segment := self._segment_of(record)) is not None]
+        await self._above(segments, lambda control: control.compaction_cursor, "compaction_cursor")
+
+    async def _above(self, found: list[LocatedSource], bound: Callable[[Control], int], name: str) -> None:
+        end = -1
+        for look in range(2):
+            if look and found:
+                await asyncio.sleep(SECOND_LOOK_S)
+            control = await self.refresh() if found else None
+            if control is None:
+                return
+            end = bound(control)
+            found = [one for one in found if one.source.last >= end]
+        for one in found:
+            text = f"{name}={end}"
+            self._report(about_source(FindingKind.ABOVE_THE_END, text, one.source, key=one.key, partition=self.partition))
+
+    def _missing(self, control: Control, hole: _Hole) -> StoreFinding:
+        is_compacted = hole.begin < control.compaction_cursor
+        place = self.keys.segments_prefix if is_compacted else self.keys.index_prefix
+        text = f"no {'segment' if is_compacted else 'entry'} covers these offsets, though the log goes from {control.log_start} to "
+        return finding(FindingKind.ENTRIES_MISSING, f"{text}{control.sequence_counter - 1}", key=place, first=hole.begin, last=hole.end - 1)
+
+    async def _page(self, start: str, prefix: str, count: int) -> list[Record]:
+        return await self._reading.page(self.keys.control._replace(path=start), children_of(prefix.removesuffix("/"))[1], count)
+
+    def _report_all(self, findings: Iterable[StoreFinding]) -> None:
+        for one in findings:
+            self._report(one)
