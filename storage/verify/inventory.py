@@ -145,20 +145,21 @@ def unreferenced_findings(totals: StoreTotals) -> list[StoreFinding]:
     if totals.unreadable:
         return []
     return [
-        finding(FindingKind.UNREFERENCED, f"{total.objects} objects of {total.size_bytes} bytes, stored {age} ago")
+        finding(FindingKind.UNREFERENCED, f"objects={total.objects} bytes={total.size_bytes}, stored {age} ago")
         for age, total in totals.unreferenced_by_age.items()
         if total.objects
     ]
 
 
-async def objects_under(reading: StoreReading, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
-    """All objects whose key starts with `prefix`, in the order of their keys."""
-    while page := await reading.objects(prefix, start_after=start_after, count=OBJECTS_PER_LIST):
-        for stat in page:
+async def objects_under(reading: StoreReading, prefix: str, *, page: int = OBJECTS_PER_LIST) -> AsyncIterator[ObjectStat]:
+    """All objects whose key starts with `prefix`, in the order of their keys, listed `page` at a time."""
+    start_after = ""
+    while found := await reading.objects(prefix, start_after=start_after, count=page):
+        for stat in found:
             yield stat
-        if len(page) < OBJECTS_PER_LIST:
+        if len(found) < page:
             return
-        start_after = page[-1].key
+        start_after = found[-1].key
 
 
 def kind_of_object(key: str) -> tuple[str, ObjectId | None]:

@@ -107,7 +107,7 @@ def test_objects_that_no_entry_names_are_counted_and_nothing_is_wrong(copy: Clus
 
     (only,) = copy.json("verify")["findings"]
     assert (only["kind"], only["severity"]) == ("unreferenced", "info")
-    assert only["found"] == "1 objects of 5 bytes, stored less than 15 minutes ago"
+    assert only["found"] == "objects=1 bytes=5, stored less than 15 minutes ago"
 
 
 def test_what_does_not_exist_is_not_found(cluster: Cluster) -> None:
@@ -118,3 +118,63 @@ def test_what_does_not_exist_is_not_found(cluster: Cluster) -> None:
 @pytest.mark.parametrize("arguments", [("-p", "0"), ("--sample", "1"), ("--sample", "0%"), ("--sample", "101%"), ("--sample", "x%")])
 def test_options_that_make_no_sense_are_usage(cluster: Cluster, arguments: tuple[str, ...]) -> None:
     assert cluster.run("verify", *arguments)[0] == 2
+
+
+def test_a_summary_counts_by_kind_and_by_topic(cluster: Cluster) -> None:
+    totals = cluster.json("summary")
+    code, data, talk = cluster.run("summary")
+
+    sizes = [path.stat().st_size for path in cluster.wal_objects()]
+    assert (totals["kinds"]["wal"]["objects"], totals["kinds"]["wal"]["size_bytes"]) == (len(sizes), sum(sizes))
+    assert totals["live"]["wal"]["objects"] == 40
+    assert totals["unreferenced"]["wal"]["objects"] == len(sizes) - 40
+    assert totals["kinds"]["other"]["objects"] == 1, "the one that says whose the store is"
+    assert [(one["topic"], one["records"], one["entries"]) for one in totals["topics"]] == [("events", 20, 20), ("orders", 20, 20)]
+    assert (code, talk) == (0, "")
+    assert [line.split()[:2] for line in data.splitlines()[-2:]] == [["events", "1"], ["orders", "1"]]
+
+
+def test_objects_are_listed_by_prefix_age_and_number(cluster: Cluster) -> None:
+    keys = [str(path.relative_to(cluster.folder / "objects")) for path in cluster.wal_objects()]
+
+    assert [one["key"] for one in cluster.json("objects", "--prefix", "wal/")] == keys
+    assert cluster.json("objects", "--older-than", "1h") == []
+    code, data, talk = cluster.run("objects", "--prefix", "wal/", "--limit", "3")
+    assert (code, len(data.splitlines())) == (0, 4)
+    assert talk == "There are more than 3: --limit shows more, --prefix narrows them down.\n"
+    assert cluster.run("objects", "--older-than", "soon")[0] == 2
+
+
+def test_an_object_is_decoded(cluster: Cluster) -> None:
+    path = cluster.wal_objects()[0]
+    key = str(path.relative_to(cluster.folder / "objects"))
+    answer = cluster.json("object", key)
+    code, data, _ = cluster.run("object", key)
+
+    (part,) = answer["parts"]
+    assert (part["topic"], part["partition"], part["end"]) == ("orders", 0, path.stat().st_size)
+    assert [(one["records"], one["start"], one["end"]) for one in part["batches"]] == [(1, part["start"], part["end"])]
+    assert code == 0
+    assert f"key      {key}\n" in data
+    assert f"orders/0  bytes [{part['start']}, {part['end']})\n" in data
+
+
+def test_a_damaged_object_is_decoded_as_far_as_it_can_be_and_ends_with_6(copy: Cluster) -> None:
+    path = copy.wal_objects()[0]
+    key = str(path.relative_to(copy.folder / "objects"))
+    body = bytearray(path.read_bytes())
+    body[-1] ^= 1
+    path.write_bytes(body)
+
+    code, data, _ = copy.run("object", key)
+    assert code == 6
+    assert "problem  checksum mismatch: " in data
+    body[20] ^= 1
+    path.write_bytes(body)
+    assert "part=header" in copy.json("object", key, code=6)["problem"]
+
+
+def test_an_object_that_is_not_there_or_cannot_be_is_told_apart(cluster: Cluster) -> None:
+    assert cluster.run("object", "wal/x")[::2] == (4, "There is no object wal/x. Which there are: forebay storage objects\n")
+    assert cluster.run("object", "../x")[0] == 2
+    assert cluster.json("object", "forebay-cluster.json")["kind"] == "other"

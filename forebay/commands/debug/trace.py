@@ -8,7 +8,8 @@ from typing import Final
 import msgspec
 
 from runtime.ulid import RANDOM_BITS, decode_ulid
-from storage.formats.control import Control, Entry
+from storage.formats.control import Control, Entry, SegmentEntry
+from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.metadata.port import Record
 from storage.recordbatch import (
@@ -19,7 +20,7 @@ from storage.recordbatch import (
     checksum,
     parse_header,
 )
-from storage.vocabulary import Buffer, ObjectId
+from storage.vocabulary import Buffer, ObjectId, PartitionId
 
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -50,7 +51,9 @@ class ControlFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """`source` is `pending` (in the control record) or `index`; `source_key` is the key of the record it stood in."""
+    """`source` is where the entry was found: `pending` or `segment` (in the control record), `index` or `segments`; `source_key` is the key
+    of that record. The entry of a segment has no spans.
+    """
 
     source: str
     source_key: str
@@ -59,6 +62,29 @@ class EntryFacts(msgspec.Struct, frozen=True, kw_only=True):
     object_id: str
     object_key: str
     spans: tuple[tuple[int, int], ...]
+    max_timestamp_ms: int
+
+
+class SegmentFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """`created_ms` is the time in its id, from the clock of the compactor that made it; `modified_ms` is what the object store says."""
+
+    key: str
+    size_bytes: int
+    created_ms: int
+    modified_ms: int
+    batch_count: int
+    record_count: int
+    block_count: int
+
+
+class BlockFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The row of the footer for the block that holds the batch. Blocks are numbered from 0."""
+
+    number: int
+    start: int
+    end: int
+    first_offset: int
+    last_offset: int
     max_timestamp_ms: int
 
 
@@ -111,7 +137,7 @@ class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """What was not reached is null; `problem` then says why."""
+    """What was not reached is null; `problem` then says why. A WAL object has slices, a segment has blocks."""
 
     topic: TracedTopic
     partition: int
@@ -119,6 +145,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     control: ControlFacts
     entry: EntryFacts | None = None
     object: ObjectFacts | None = None
+    segment: SegmentFacts | None = None
+    block: BlockFacts | None = None
     batch: BatchFacts | None = None
     problem: str | None = None
 
@@ -138,6 +166,19 @@ def control_facts(control: Control, record: Record) -> ControlFacts:
         revoked_floor=control.revoked_floor,
         bytes_total=control.bytes_total,
         last_append_ms=control.last_append_ms,
+    )
+
+
+def segment_entry_facts(entry: SegmentEntry, partition: PartitionId, *, source: str, source_key: str) -> EntryFacts:
+    return EntryFacts(
+        source=source,
+        source_key=source_key,
+        base_offset=entry.base,
+        last_offset=entry.last,
+        object_id=entry.object_id,
+        object_key=segment_key(partition, entry.object_id),
+        spans=(),
+        max_timestamp_ms=entry.max_timestamp,
     )
 
 

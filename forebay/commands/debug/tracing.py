@@ -1,4 +1,4 @@
-"""topic → control → entry → object → batch: the way a read takes (docs/design/reading.md), past every cache, with all on it.
+"""topic → control → entry → object or segment → batch: the way a read takes (docs/design/reading.md), past every cache.
 
 Only reads: no registration, no write, and a topic in deletion is left as it is. Brokers may go on appending meanwhile.
 """
@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from forebay.commands.debug.failures import EXIT_NOT_FOUND, EXIT_TIMED_OUT, TraceFailed
+from forebay.commands.debug.segment_tracing import damaged, failed, trace_segment
 from forebay.commands.debug.trace import (
     BatchFacts,
     ObjectFacts,
@@ -19,13 +20,15 @@ from forebay.commands.debug.trace import (
     control_facts,
     created_ms,
     entry_facts,
+    segment_entry_facts,
 )
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE
 from process.settings.keys import nearest
 from storage.catalog.topic_names import validate_name
 from storage.catalog.topic_records import Topic, decode_topic, decode_topic_id, read_topic_ids
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, Unavailable
-from storage.formats.control import Control, Entry, LogState, decode_chunk, decode_control
+from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_control, decode_segment
+from storage.formats.segment import segment_key
 from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
 from storage.limits import WAL_OBJECT_SLICES_MAX
 from storage.log.index import covering
@@ -41,7 +44,7 @@ ATTEMPTS_MAX: Final = 3
 
 
 class _Found(NamedTuple):
-    entry: Entry
+    entry: EntrySource
     trace: Trace
 
 
@@ -78,15 +81,18 @@ class Tracer:
                 f"Topic {_quoted(name)} has no partition {partition}. It has {topic.partition_count}: 0..{topic.partition_count - 1}.",
                 exit_code=EXIT_NOT_FOUND,
             )
-        missing: Entry | None = None
+        missing: EntrySource | None = None
         for _ in range(ATTEMPTS_MAX):
             found = await self._find(topic, partition, offset)
-            key = object_key(found.entry.object_id)
+            entry, at = found.entry, PartitionId(topic.topic_id, partition)
+            key = object_key(entry.object_id) if isinstance(entry, Entry) else segment_key(at, entry.object_id)
             try:
-                return await self._read(found, PartitionId(topic.topic_id, partition), offset)
+                if isinstance(entry, SegmentEntry):
+                    return await trace_segment(self._objects, entry, at, offset, found.trace)
+                return await self._read(entry, found.trace, at, offset)
             except NotFound as error:
                 if missing == found.entry:
-                    raise _failed(
+                    raise failed(
                         found.trace,
                         f"Object {key} of a live entry is missing: offsets {found.entry.base}..{found.entry.last} of {name}/{partition} "
                         "cannot be read. Check that storage.url is the one of the brokers; if it is, restore the object.",
@@ -127,9 +133,12 @@ class Tracer:
                 control=control_facts(control, record),
             )
             if (reason := unreadable(control, offset, where=where)) is not None:
-                raise _failed(trace, reason, exit_code=EXIT_NOT_FOUND)
+                raise failed(trace, reason, exit_code=EXIT_NOT_FOUND)
             if offset < control.compaction_cursor:
-                raise _failed(trace, f"Offset {offset} of {where} lies in a segment, which this forebay cannot trace. Use a newer one.")
+                compacted = await self._find_segment(at, control, offset, topic.partition(partition), trace)
+                if compacted is not None:
+                    return compacted
+                continue
             source = record
             if control.pending and offset >= control.pending[0].base:
                 entry = covering(control.pending, offset)
@@ -142,25 +151,42 @@ class Tracer:
                 name = "pending" if source is record else "index"
                 facts = entry_facts(entry, source=name, source_key=source.path)
                 return _Found(entry, msgspec.structs.replace(trace, entry=facts))
-        raise _failed(
+        place = f"its index chunk under {at.index_prefix}"
+        if offset < control.compaction_cursor:
+            place = f"its segment under {at.segments_prefix}"
+        raise failed(
             trace,
-            f"No entry covers offset {offset} of {where}, though it was committed: its index chunk under {at.index_prefix} is missing. "
+            f"No entry covers offset {offset} of {where}, though it was committed: {place} is missing. "
             "Restore the metadata store from a backup.",
         )
 
-    async def _read(self, found: _Found, partition: PartitionId, offset: int) -> Trace:
+    async def _find_segment(
+        self, at: keys.PartitionKeys, control: Control, offset: int, partition: PartitionId, trace: Trace
+    ) -> _Found | None:
+        """The segment that covers `offset`; None if retention or a merge has changed the keys since `control` was read."""
+        newest = control.segment
+        if newest is not None and newest.base <= offset <= newest.last:
+            facts = segment_entry_facts(newest, partition, source="segment", source_key=at.control.path)
+            return _Found(newest, msgspec.structs.replace(trace, entry=facts))
+        record = await self._metadata.get_ceiling(at.segment(offset), within=at.segments_prefix)
+        entry = None if record is None else decode_segment(record.value, path=record.path)
+        if record is None or entry is None or not entry.base <= offset <= entry.last:
+            return None
+        facts = segment_entry_facts(entry, partition, source="segments", source_key=record.path)
+        return _Found(entry, msgspec.structs.replace(trace, entry=facts))
+
+    async def _read(self, entry: Entry, trace: Trace, partition: PartitionId, offset: int) -> Trace:
         """The object and the batch added. Raises `NotFound` if there is no such object."""
-        entry, trace = found
         key = object_key(entry.object_id)
         stat = await self._objects.stat(key)
         end = max(position + length for position, length in entry.spans)
         if stat.size_bytes < end:
-            raise _failed(trace, f"Object {key} is cut short: {stat.size_bytes} bytes, and its entry needs {end}. Restore the object.")
+            raise failed(trace, f"Object {key} is cut short: {stat.size_bytes} bytes, and its entry needs {end}. Restore the object.")
         head = await self._objects.get_range(key, 0, min(stat.size_bytes, header_bytes(WAL_OBJECT_SLICES_MAX)))
         try:
             header = decode_header(head, key=key)
         except Corrupt as error:
-            raise _damaged(trace, error, key) from error
+            raise damaged(trace, error, key) from error
         trace = msgspec.structs.replace(
             trace,
             object=ObjectFacts(
@@ -176,10 +202,10 @@ class Tracer:
             check_names(header, entry, partition, key=key)
             batch = await self._batch(entry, key, offset)
         except Corrupt as error:
-            raise _damaged(trace, error, key) from error
+            raise damaged(trace, error, key) from error
         trace = msgspec.structs.replace(trace, batch=batch)
         if not batch.crc_ok:
-            raise _failed(
+            raise failed(
                 trace,
                 f"Checksum mismatch: the batch at bytes [{batch.start}, {batch.end}) of {key} is not what was written "
                 f"(stored {batch.crc_stored}, computed {batch.crc_computed}). Restore the object.",
@@ -257,14 +283,6 @@ def check_names(header: WalHeader, entry: Entry, partition: PartitionId, *, key:
             raise Corrupt(
                 f"the header gives these bytes to no slice of the partition: key={key!r} start={position} end={position + length}"
             )
-
-
-def _failed(trace: Trace, message: str, *, exit_code: int = 1) -> TraceFailed:
-    return TraceFailed(message, exit_code=exit_code, so_far=msgspec.structs.replace(trace, problem=message))
-
-
-def _damaged(trace: Trace, error: Corrupt, key: str) -> TraceFailed:
-    return _failed(trace, f"Damaged object: {error}. Restore the object {key}.")
 
 
 def _quoted(name: str) -> str:

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.commands.debug.trace import BatchFacts, ControlFacts, EntryFacts, ObjectFacts, SliceFacts, Trace
+from forebay.commands.debug.trace import BatchFacts, BlockFacts, ControlFacts, EntryFacts, ObjectFacts, SegmentFacts, SliceFacts, Trace
 
 SLICES_SHOWN_MAX: Final = 12
 _LABEL_WIDTH: Final = 10
@@ -28,6 +28,10 @@ def as_table(trace: Trace) -> str:
         lines += _block("entry", _entry(trace.entry))
     if trace.object is not None:
         lines += _block("object", _object(trace.object))
+    if trace.segment is not None:
+        lines += _block("segment", _segment(trace.segment))
+    if trace.block is not None:
+        lines += _block("block", _segment_block(trace.block))
     if trace.batch is not None:
         lines += _block("batch", _batch(trace.batch, trace.offset))
     return "\n".join(lines)
@@ -63,7 +67,7 @@ def _entry(entry: EntryFacts) -> list[str]:
     return [
         f"from {entry.source}  {entry.source_key}",
         f"offsets {entry.base_offset}..{entry.last_offset}  max_timestamp {time_text(entry.max_timestamp_ms)}",
-        f"spans {' '.join(_range(start, end) for start, end in entry.spans)} of {entry.object_key}",
+        f"spans {' '.join(_range(start, end) for start, end in entry.spans)} of {entry.object_key}" if entry.spans else entry.object_key,
     ]
 
 
@@ -77,6 +81,21 @@ def _object(found: ObjectFacts) -> list[str]:
         f"slices {len(found.slices)}",
         *(f"  {_slice(one)}" for one in (*shown, *more)),
         *([f"  and {hidden} more: -o json shows all"] if hidden else []),
+    ]
+
+
+def _segment(found: SegmentFacts) -> list[str]:
+    return [
+        f"{found.key}  {found.size_bytes} bytes",
+        f"created {time_text(found.created_ms)} by its id  stored {time_text(found.modified_ms)}",
+        f"blocks {found.block_count}  batches {found.batch_count}  records {found.record_count}",
+    ]
+
+
+def _segment_block(block: BlockFacts) -> list[str]:
+    return [
+        f"number {block.number}  bytes {_range(block.start, block.end)}",
+        f"offsets {block.first_offset}..{block.last_offset}  max_timestamp {time_text(block.max_timestamp_ms)}",
     ]
 
 

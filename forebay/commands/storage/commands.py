@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from forebay.kafka_client.durations import parse_duration_ms
 from forebay.kafka_client.options import Output, OutputFormat, Quiet, Terminal
 
 storage = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show and verify what the stores of a cluster hold.")
@@ -49,3 +50,59 @@ def verify(
         topics=tuple(topics or ()), partition=partition, sample_parts=sample_parts(sample), is_deep=deep, concurrency=concurrency
     )
     raise typer.Exit(verify_stores(config_file, assignments or (), options, Terminal(output, quiet)))
+
+
+@storage.command()
+def summary(
+    concurrency: _Concurrency = 16,
+    config_file: _ConfigFile = None,
+    assignments: _SettingOverrides = None,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Count objects and bytes, by kind and by topic.
+
+    Those that no entry names are counted apart, by age.
+    """
+    from forebay.commands.storage.showing import show_summary
+
+    raise typer.Exit(show_summary(config_file, assignments or (), Terminal(output, quiet), concurrency=concurrency))
+
+
+@storage.command()
+def objects(
+    prefix: Annotated[str, typer.Option(help="List objects whose key begins so, such as wal/ or segments/.")] = "",
+    older_than: Annotated[str, typer.Option(help="List objects that were stored this long ago, e.g. 90m or 7d.", metavar="DURATION")] = "0",
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="List at most this many.")] = 1_000,
+    config_file: _ConfigFile = None,
+    assignments: _SettingOverrides = None,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """List objects with their sizes and times."""
+    from forebay.commands.storage.showing import show_objects
+
+    try:
+        older_than_ms = parse_duration_ms(older_than)
+    except ValueError as error:
+        raise typer.BadParameter(f'--older-than "{older_than}" {error}') from error
+    terminal = Terminal(output, quiet)
+    raise typer.Exit(show_objects(config_file, assignments or (), terminal, prefix=prefix, older_than_ms=older_than_ms, limit=limit))
+
+
+@storage.command("object")
+def one_object(
+    key: Annotated[str, typer.Argument(help="The object's key, as objects and verify show it.", metavar="KEY")],
+    limit: Annotated[int, typer.Option(min=0, max=100_000, help="Show the batches of at most this many slices or blocks.")] = 100,
+    config_file: _ConfigFile = None,
+    assignments: _SettingOverrides = None,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Decode an object: its slices or blocks, and their batches.
+
+    It exits with code 6 if the object is damaged.
+    """
+    from forebay.commands.storage.showing import show_object
+
+    raise typer.Exit(show_object(config_file, assignments or (), Terminal(output, quiet), key=key, parts_max=limit))

@@ -197,16 +197,6 @@ async def test_a_partition_without_control_record_is_not_found(log: Logged) -> N
     assert (error.exit_code, AT.control.path in str(error)) == (4, True)
 
 
-async def test_an_offset_in_a_segment_is_refused_by_that_name(log: Logged) -> None:
-    await log.append(batch_bytes(4))
-    await put_control(log, compaction_cursor=2)
-
-    error = await failure(log, 1)
-
-    assert "lies in a segment" in str(error)
-    assert (await log.tracer.trace(NAME, 0, 2)).problem is None
-
-
 async def test_a_missing_index_chunk_is_damage(log: Logged) -> None:
     for _ in range(PENDING_ENTRIES_MAX + 1):
         await log.append(batch_bytes(1))

@@ -1,0 +1,99 @@
+"""`forebay storage summary`, `objects` and `object`, once their options are read."""
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import msgspec
+import typer
+from rich.console import Console
+
+from forebay.commands.storage.object_facts import ObjectAnswer, object_answer
+from forebay.commands.storage.running import EXIT_UNSOUND, NotThere, over_stores
+from forebay.commands.storage.views import object_table, objects_table, summary_table
+from forebay.kafka_client.options import Terminal
+from runtime.clock import SystemClock
+from storage.errors import NotFound
+from storage.objects.naming import is_key
+from storage.objects.port import ObjectStat
+from storage.opening import Stores
+from storage.verify.inventory import OBJECTS_PER_LIST, Inventory, StoreTotals, objects_under
+from storage.verify.reading import StoreReading
+
+
+class ListedObject(msgspec.Struct, frozen=True, kw_only=True):
+    key: str
+    size_bytes: int
+    modified_ms: int
+
+
+def show_summary(file: Path | None, assignments: Sequence[str], terminal: Terminal, *, concurrency: int) -> int:
+    """The exit code."""
+
+    async def work(stores: Stores) -> StoreTotals:
+        reading = StoreReading(stores.metadata, stores.objects, concurrency=concurrency)
+        console = Console(file=sys.stderr, quiet=terminal.quiet)
+        listed = 0
+        with console.status("listing objects") as status:
+
+            def count(objects: int) -> None:
+                nonlocal listed
+                listed += objects
+                if listed % OBJECTS_PER_LIST == 0:
+                    status.update(f"{listed:,} objects listed")
+
+            return await Inventory(reading, SystemClock()).run(listed=count)
+
+    totals = over_stores(file, assignments, work)
+    terminal.show(totals, summary_table(totals))
+    if totals.unreadable:
+        terminal.warn(
+            f"{totals.unreadable} partitions cannot be read, so what they name counts as unreferenced. See: forebay storage verify"
+        )
+    return 0
+
+
+def show_objects(file: Path | None, assignments: Sequence[str], terminal: Terminal, *, prefix: str, older_than_ms: int, limit: int) -> int:
+    """The exit code."""
+
+    async def work(stores: Stores) -> tuple[list[ListedObject], bool]:
+        reading = StoreReading(stores.metadata, stores.objects, concurrency=1)
+        stored_before_ms = SystemClock().now_ms() - older_than_ms
+        found: list[ListedObject] = []
+        async for stat in _old(objects_under(reading, prefix, page=min(limit + 1, OBJECTS_PER_LIST)), stored_before_ms):
+            if len(found) == limit:
+                return found, True
+            found.append(ListedObject(key=stat.key, size_bytes=stat.size_bytes, modified_ms=stat.modified_ms))
+        return found, False
+
+    found, has_more = over_stores(file, assignments, work)
+    terminal.show(found, objects_table(found))
+    if has_more:
+        terminal.say(f"There are more than {limit}: --limit shows more, --prefix narrows them down.")
+    return 0
+
+
+def show_object(file: Path | None, assignments: Sequence[str], terminal: Terminal, *, key: str, parts_max: int) -> int:
+    """The exit code."""
+    if not is_key(key):
+        raise typer.BadParameter(f"{key!r} is not the name of an object")
+
+    async def work(stores: Stores) -> ObjectAnswer:
+        try:
+            return await object_answer(
+                StoreReading(stores.metadata, stores.objects, concurrency=1), stores.metadata, key, parts_max=parts_max
+            )
+        except NotFound as error:
+            raise NotThere(f"There is no object {key}. Which there are: forebay storage objects") from error
+
+    answer = over_stores(file, assignments, work)
+    terminal.show(answer, object_table(answer))
+    if len(answer.parts) < answer.part_count:
+        terminal.say(f"{len(answer.parts)} of {answer.part_count} slices or blocks are shown: --limit shows more.")
+    return 0 if answer.is_sound else EXIT_UNSOUND
+
+
+async def _old(objects: AsyncIterator[ObjectStat], stored_before_ms: int) -> AsyncIterator[ObjectStat]:
+    async for stat in objects:
+        if stat.modified_ms <= stored_before_ms:
+            yield stat
