@@ -231,3 +231,15 @@ def test_what_keeps_a_broker_from_starting_and_from_serving(tmp_path: Path, s3_s
             (data / f"meta.db{suffix}").unlink(missing_ok=True)
         shell.replay(part(PAGE, "The metadata file is gone"))
         shell.replay(part(PAGE, "The metadata file is brought back"))
+
+
+def test_an_object_that_is_missing(tmp_path: Path) -> None:
+    data, aside = tmp_path / "data", tmp_path / "aside"
+    cluster_in(data, records=["order-1"])
+    (wal_object,) = [path for path in (data / "objects" / "wal").rglob("*") if path.is_file()]
+    with Shell(tmp_path, {"/srv/forebay": str(data)}) as shell:
+        (tmp_path / "forebay.yaml").write_text(shell.as_it_is(SETTINGS))
+        wal_object.rename(aside)
+        shell.replay(part(PAGE, "An object is gone"))
+        aside.rename(wal_object)
+        shell.replay(part(PAGE, "The object is restored"))

@@ -30,6 +30,8 @@ MASKS = (
     (re.compile(r'(?<="timestamp": ")[^"]*|(?<="since":")[^"]*'), "<time>"),
     (re.compile(r'(?<=_s": )[\d.]+|(?<="free_bytes": )\d+|(?<="total_bytes": )\d+|(?<="failed": )\d+'), "<n>"),
     (re.compile(r"(?<=/srv/forebay/objects/)[\w./-]+(?=')|(?<=\bwal/)[\w/]+"), "<object>"),
+    (re.compile(r"(?<=\bllog/)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "<topic-id>"),
+    (re.compile(r"(?<=, read )\d+(?= bytes)"), "<n>"),
     (re.compile(r"(?<=pid )\d+|(?<=\"pid\": )\d+"), "<pid>"),
 )
 
