@@ -13,6 +13,8 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from forebay.cli import application
+from services.oxia import OxiaServer
+from services.versitygw import S3Server
 from tests.kit.serving import Served, serving
 
 APPENDS = 20
@@ -178,3 +180,22 @@ def test_an_object_that_is_not_there_or_cannot_be_is_told_apart(cluster: Cluster
     assert cluster.run("object", "wal/x")[::2] == (4, "There is no object wal/x. Which there are: forebay storage objects\n")
     assert cluster.run("object", "../x")[0] == 2
     assert cluster.json("object", "forebay-cluster.json")["kind"] == "other"
+
+
+def test_a_cluster_on_oxia_and_s3_is_verified_with_the_settings_of_the_environment(
+    tmp_path: Path, oxia_server: OxiaServer, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = {"metadata.url": oxia_server.url, "storage.url": s3_server.url()}
+    for name, value in {
+        **s3_server.environ,
+        "FOREBAY_METADATA__URL": urls["metadata.url"],
+        "FOREBAY_STORAGE__URL": urls["storage.url"],
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    with serving(tmp_path, settings={**urls, "kafka.auto_create_topics": "true"}, environ=s3_server.environ) as served:
+        append(served.bootstrap, "orders")
+        result = CliRunner().invoke(application, ["storage", "verify", "--deep", "--config", os.devnull, "-t", "orders"])
+
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.startswith("Verified 1 partition, 0 segments, 20 entries; looked at 20 objects, read ")

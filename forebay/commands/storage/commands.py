@@ -1,28 +1,15 @@
 """`forebay storage …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from forebay.commands.settings_options import ConfigFile, SettingOverrides
 from forebay.kafka_client.durations import parse_duration_ms
 from forebay.kafka_client.options import Output, OutputFormat, Quiet, Terminal
 
 storage = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show and verify what the stores of a cluster hold.")
 
-_ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        envvar="FOREBAY_CONFIG",
-        help="Read the brokers' settings from this file.  [default: ./forebay.yaml]",
-        metavar="FILE",
-    ),
-]
-_SettingOverrides = Annotated[
-    list[str] | None, typer.Option("--set", help="Set one setting; it overrides file and environment. Repeatable.", metavar="KEY=VALUE")
-]
 _Concurrency = Annotated[int, typer.Option(min=1, max=256, help="Make this many requests to the object store at a time.")]
 
 
@@ -33,8 +20,8 @@ def verify(
     sample: Annotated[str, typer.Option(help="Look at this share of the objects; at all metadata anyhow.", metavar="PERCENT")] = "100%",
     deep: Annotated[bool, typer.Option("--deep", help="Read all bytes of the objects, and check every batch.")] = False,
     concurrency: _Concurrency = 16,
-    config_file: _ConfigFile = None,
-    assignments: _SettingOverrides = None,
+    config_file: ConfigFile = None,
+    assignments: SettingOverrides = None,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
@@ -55,8 +42,8 @@ def verify(
 @storage.command()
 def summary(
     concurrency: _Concurrency = 16,
-    config_file: _ConfigFile = None,
-    assignments: _SettingOverrides = None,
+    config_file: ConfigFile = None,
+    assignments: SettingOverrides = None,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
@@ -74,8 +61,8 @@ def objects(
     prefix: Annotated[str, typer.Option(help="List objects whose key begins so, such as wal/ or segments/.")] = "",
     older_than: Annotated[str, typer.Option(help="List objects that were stored this long ago, e.g. 90m or 7d.", metavar="DURATION")] = "0",
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="List at most this many.")] = 1_000,
-    config_file: _ConfigFile = None,
-    assignments: _SettingOverrides = None,
+    config_file: ConfigFile = None,
+    assignments: SettingOverrides = None,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
@@ -94,8 +81,8 @@ def objects(
 def one_object(
     key: Annotated[str, typer.Argument(help="The object's key, as objects and verify show it.", metavar="KEY")],
     limit: Annotated[int, typer.Option(min=0, max=100_000, help="Show the batches of at most this many slices or blocks.")] = 100,
-    config_file: _ConfigFile = None,
-    assignments: _SettingOverrides = None,
+    config_file: ConfigFile = None,
+    assignments: SettingOverrides = None,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
