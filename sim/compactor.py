@@ -5,8 +5,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from compactor.collector import Collector, CollectorPolicy
 from compactor.compaction import Compaction
 from compactor.plan import CompactionPolicy
+from compactor.references import References
 from compactor.retention import Retention
 from compactor.retention_plan import NO_LIMIT, RetentionLimits
 from compactor.round import Round, RoundLimits, only
@@ -22,7 +24,7 @@ from sim.objects import SimObjects
 from storage.errors import StorageError
 from storage.metadata.keys import PartitionKeys, partition_of_control
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import WriteOp, WriteOutcome
+from storage.metadata.port import Session, WriteOp, WriteOutcome
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import PartitionId
 
@@ -34,6 +36,9 @@ WRITES_BEFORE_PAUSE_MAX: Final = 24
 """A compaction takes eight: a pause begins when any of them is about to be sent."""
 IDLE_S: Final = 0.15
 RETAINED_RATE: Final = 0.2
+COLLECTED_RATE: Final = 0.3
+GRACES_MS: Final = (-3_600_000, 0, 500, 4_000)
+"""The first is no grace at all, whatever the clocks say: it only saves work."""
 LIMITS: Final = (
     RetentionLimits(NO_LIMIT, 2_000),
     RetentionLimits(NO_LIMIT, 600),
@@ -83,6 +88,7 @@ class SimCompactor:
         self._number = number
         self._may_trim = may_trim
         self.trimmed = 0
+        self.collected = 0
         self._ground = ground
         self._chance = chance
         self._policy = chance.choice(POLICIES)
@@ -101,7 +107,8 @@ class SimCompactor:
         await asyncio.sleep(SESSION_TIMEOUT_MS / 500)  # then the claims of the dead are gone
         metadata = self._ground.metadata.client()
         clock = VirtualClock(asyncio.get_running_loop())
-        compaction = await self._open(metadata, self._ground.objects, RECOVER, clock)
+        session = await metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+        compaction = self._open(metadata, self._ground.objects, session, RECOVER, clock)
         for partition in list(self._ground.shards.control_records()):
             only(await Round(compaction, objects=self._ground.objects, blocking=InlineBlocking(), clock=clock).run([partition]), partition)
         await metadata.close()
@@ -143,7 +150,8 @@ class SimCompactor:
             await asyncio.sleep(self._chance.expovariate(1 / IDLE_S))
             try:
                 if compaction is None:
-                    compaction = await self._open(metadata, objects, self._policy, clock)
+                    session = await metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+                    compaction = self._open(metadata, objects, session, self._policy, clock)
                 partitions = list(self._ground.shards.control_records())
                 taken = self._chance.sample(partitions, self._chance.randint(1, len(partitions)))
             except StorageError as error:
@@ -151,6 +159,8 @@ class SimCompactor:
                 continue
             if self._chance.random() < RETAINED_RATE:
                 await self._retain(name, retention, taken[0])
+            if self._chance.random() < COLLECTED_RATE:
+                await self._collect(name, metadata, objects, session, clock)
             limits = RoundLimits(slice_bytes_max=self._chance.choice((1, 2_000, 1 << 20)))
             report = await Round(compaction, objects=objects, blocking=InlineBlocking(), clock=clock, limits=limits).run(taken)
             for partition, result in report.ended.items():
@@ -170,14 +180,27 @@ class SimCompactor:
         self.trimmed += done.removed > 0
         self._ground.history.trace(name, "retention", f"{partition} {limits} {done}")
 
-    async def _open(
+    async def _collect(self, name: str, metadata: SimMetadata, objects: SimObjects, session: Session, clock: VirtualClock) -> None:
+        ids = IdSource(clock=clock, entropy=self._chance.randbytes)
+        policy = CollectorPolicy(grace_ms=self._chance.choice(GRACES_MS), objects_max=self._chance.choice((1, 8, 100)), batch_max=8)
+        references = References(metadata, session=session, ids=ids, entropy=self._chance.randbytes)
+        collector = Collector(metadata=metadata, objects=objects, references=references, clock=clock, policy=policy)
+        try:
+            done = await collector.cycle()
+        except StorageError as error:
+            self._ground.history.trace(name, "not collected", repr(error))
+            return
+        self.collected += done.deleted
+        self._ground.history.trace(name, "collected", repr(done))
+
+    def _open(
         self,
         metadata: SimMetadata | MemoryMetadataStore,
         objects: SimObjects | MemoryObjectStore,
+        session: Session,
         policy: CompactionPolicy,
         clock: VirtualClock,
     ) -> Compaction:
-        session = await metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
         ids = IdSource(clock=clock, entropy=self._chance.randbytes)
         return Compaction(
             metadata=metadata,

@@ -6,8 +6,9 @@ from typing import NamedTuple
 from sim.batches import value_of
 from sim.check import Log, Stored
 from sim.history import BatchIdentity
-from storage.errors import StorageError
-from storage.formats.control import Control, Entry, EntrySource, SegmentEntry, decode_chunk, decode_segment
+from sim.objects import KeptObjects
+from storage.errors import NotFound, StorageError
+from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_segment
 from storage.formats.segment import HEADER_BYTES, decode_footer, decode_header, segment_key
 from storage.formats.wal import object_key
 from storage.metadata.keys import PartitionKeys
@@ -28,7 +29,7 @@ class Floor(NamedTuple):
 
 async def fsck(
     metadata: MemoryMetadataStore,
-    objects: MemoryObjectStore,
+    objects: KeptObjects,
     partition: PartitionId,
     control: Control,
     *,
@@ -56,7 +57,8 @@ async def fsck(
     segments, about_segments = await _segments(metadata, partition_keys, control)
     wrong += [f"fsck: {text}: {partition}" for text in about_segments]
     sources: list[EntrySource] = [*segments, *(entries[base] for base in sorted(entries) if entries[base].last >= cursor)]
-    begin = sources[0].base if sources else 0
+    sources = [source for source in sources if source.last >= control.log_start]  # the objects of others may be gone
+    begin = sources[0].base if sources else control.log_start
     if begin > control.log_start:
         wrong.append(f"fsck: the log begins above its start: {partition} begin={begin} log_start={control.log_start}")
     following = begin
@@ -77,7 +79,12 @@ async def fsck(
             wrong.append(f"fsck: running maximum of timestamps: {partition} {source} expected={running_max}")
         following = source.last + 1
         try:
-            batches += await (_batches(objects, source) if isinstance(source, Entry) else _batches_of(objects, partition, source))
+            batches += await _batches_in(objects, partition, source)
+        except NotFound as error:
+            if control.log_state is LogState.DELETED:
+                batches += await _batches_in(objects.deleted, partition, source)
+            else:
+                wrong.append(f"fsck: {partition} {source}: {error!r}")
         except (StorageError, ValueError) as error:
             wrong.append(f"fsck: {partition} {source}: {error!r}")
     if following != control.sequence_counter:
@@ -104,6 +111,10 @@ async def _segments(metadata: MemoryMetadataStore, keys: PartitionKeys, control:
     if (newest is None) != (control.compaction_cursor == 0) or (newest is not None and newest.last + 1 != control.compaction_cursor):
         wrong.append(f"the newest segment does not end at the cursor: {newest} cursor={control.compaction_cursor}")
     return found, wrong
+
+
+async def _batches_in(objects: MemoryObjectStore, partition: PartitionId, source: EntrySource) -> list[Stored]:
+    return await (_batches(objects, source) if isinstance(source, Entry) else _batches_of(objects, partition, source))
 
 
 async def _batches_of(objects: MemoryObjectStore, partition: PartitionId, entry: SegmentEntry) -> list[Stored]:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
+from runtime.clock import Clock
 from runtime.frames import Frame
 from sim.accounts import Accounts
 from sim.faults import Fault, ObjectFaults, Wire
@@ -11,6 +12,21 @@ from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.port import ObjectStat
 from storage.vocabulary import Buffer
+
+
+class KeptObjects(MemoryObjectStore):
+    """What is deleted is kept where the history looks: a deleted topic had its records, too."""
+
+    def __init__(self, *, clock: Clock) -> None:
+        super().__init__(clock=clock)
+        self.deleted = MemoryObjectStore(clock=clock)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with contextlib.suppress(NotFound):
+                size_bytes = (await self.stat(key)).size_bytes
+                await self.deleted.put_if_absent(key, [await self.get_range(key, 0, size_bytes)])
+        await super().delete_many(keys)
 
 
 class SimObjects:

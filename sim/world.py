@@ -22,6 +22,7 @@ from sim.history import History
 from sim.idempotent import IdempotentProducer
 from sim.limits import lowered
 from sim.loop import Deadlock, VirtualClock, VirtualLoop
+from sim.objects import KeptObjects
 from sim.places import Place
 from sim.producers import Producer
 from sim.readers import EndAsker, SimReader
@@ -32,7 +33,6 @@ from storage.catalog.topics import Topic, Topics
 from storage.formats.control import Control, decode_control
 from storage.log.active_producers import ActiveProducer
 from storage.metadata.memory import MemoryMetadataStore, SharedRecords
-from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import PartitionId
 
 STEADY: Final = "steady"
@@ -106,7 +106,7 @@ class _World:
         records = SharedRecords(clock=self._clock, shards=chance.choice(SHARDS))
         self._metadata = MemoryMetadataStore(clock=self._clock, shared=records)
         self._shards = Shards(records, self._metadata, loop, history.violation)
-        self._objects = MemoryObjectStore(clock=self._clock)
+        self._objects = KeptObjects(clock=self._clock)
         self._brokers: list[SimBroker] = []
         self._lives = 0
         self._ids = IdSource(clock=self._clock, entropy=chance.randbytes)

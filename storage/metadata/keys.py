@@ -5,7 +5,9 @@
     llog/topic-ids/{topic_id}                               its name, then that it is deleted  put-if-absent, then any
     llog/{topic_id}/partitions/{p:05}/meta/control          THE record of the partition       CAS only
     llog/{topic_id}/partitions/{p:05}/index/{end:020}       chunk of entries                  put-if-absent
+    llog/{topic_id}/partitions/{p:05}/index/!{ulid}         proves that a list is fresh       ephemeral, put once
     llog/{topic_id}/partitions/{p:05}/segments/{end:020}    segment entry                     put-if-absent
+    llog/{topic_id}/partitions/{p:05}/segments/!{ulid}      proves that a list is fresh       ephemeral, put once
     llog/{topic_id}/partitions/{p:05}/producers/{page}      a page of producer states         put-if-absent
     llog/{topic_id}/partitions/{p:05}/meta/compaction       a compaction under way            CAS
     llog/{topic_id}/partitions/{p:05}/meta/compactor-claim  who compacts it                   ephemeral
@@ -179,6 +181,13 @@ class PartitionKeys:
 
     def segment(self, end: int) -> Key:
         return Key(f"{self.segments_prefix}{end:020}", self.partition_key)
+
+    def index_witness(self, name: str) -> Key:
+        """Beside the chunks, before all of them: no reader comes across it (compactor/references.py)."""
+        return Key(f"{self.index_prefix}!{name}", self.partition_key)
+
+    def segment_witness(self, name: str) -> Key:
+        return Key(f"{self.segments_prefix}!{name}", self.partition_key)
 
     @property
     def compaction(self) -> Key:

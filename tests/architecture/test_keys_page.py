@@ -42,6 +42,8 @@ OF_CLASSES: Final[Mapping[str, Key]] = {
     "PartitionKeys.control": OF_PARTITION.control,
     "PartitionKeys.index": OF_PARTITION.index(41),
     "PartitionKeys.segment": OF_PARTITION.segment(41),
+    "PartitionKeys.index_witness": OF_PARTITION.index_witness(ULID),
+    "PartitionKeys.segment_witness": OF_PARTITION.segment_witness(ULID),
     "PartitionKeys.producer_page": OF_PARTITION.producer_page("17-2-18-1-0"),
     "PartitionKeys.compaction": OF_PARTITION.compaction,
     "PartitionKeys.compactor_claim": OF_PARTITION.compactor_claim,

@@ -1,0 +1,189 @@
+"""Which objects a partition refers to: by a look that costs little, and by one that nothing can have escaped (docs/design/upkeep.md).
+
+A collector deletes what the second does not show. Its order is that of the model (Forebay-collect and its variants):
+
+    [witness beside the keys] + [CAS control: revoked_floor]  →  a list of the keys that has the witness  →  their values, witness first
+
+From the CAS on no commit takes an object up to the floor. What was committed before is in the record that the CAS left, or in a key by
+then; an entry that moves from the record to a key afterwards was seen in the record.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from compactor.records import Records
+from runtime.ids import Entropy, IdSource
+from storage.catalog.topic_records import decode_topic_id
+from storage.errors import Unavailable
+from storage.formats.compaction import decode_attempt
+from storage.formats.control import Control, LogState, decode_chunk, decode_control, decode_segment
+from storage.metadata import keys as metadata_keys
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import ABSENT, Applied, Delete, Key, MetadataStore, Put, Record, Session, WriteOp, children_of
+from storage.vocabulary import ObjectId, PartitionId
+
+VALUES_PER_READ: Final = 200
+CHUNKS_PER_TURN: Final = 64
+_VALUE: Final = b"{}"
+
+
+@dataclass(frozen=True, slots=True)
+class _AsItIs:
+    control: Control
+
+
+def live_from(control: Control) -> int:
+    """Entries that end below this mean nothing."""
+    return max(control.compaction_cursor, control.log_start)
+
+
+def wal_references(control: Control) -> set[ObjectId]:
+    """WAL objects that the record itself refers to."""
+    return {entry.object_id for entry in control.pending if entry.last >= live_from(control)}
+
+
+def segment_references(control: Control) -> set[ObjectId]:
+    """Segments that the record itself refers to."""
+    newest = control.segment
+    return {newest.object_id} if newest is not None and newest.last >= control.log_start else set()
+
+
+def chunk_references(record: Record, control: Control) -> set[ObjectId]:
+    return {entry.object_id for entry in decode_chunk(record.value, path=record.path).entries if entry.last >= live_from(control)}
+
+
+class References:
+    """Asked by one collector. Errors: `Corrupt`, `IncompatibleFormat` (a record cannot be read: nothing may be concluded), `Unavailable`,
+    `OutcomeUnknown`.
+    """
+
+    def __init__(self, metadata: MetadataStore, *, session: Session, ids: IdSource, entropy: Entropy = os.urandom) -> None:
+        self._records = Records(metadata, entropy=entropy)
+        self._session = session
+        self._ids = ids
+
+    async def wal_seen(self, partition: PartitionId, control: Control) -> set[ObjectId]:
+        """A look without a proof: what it shows was referred to, what it does not show may be."""
+        found = wal_references(control)
+        keys = PartitionKeys(partition)
+        async for record in self._scan(keys.index(live_from(control)), children_of(keys.index_prefix.removesuffix("/"))[1]):
+            found |= chunk_references(record, control)
+        return found
+
+    async def segments_seen(self, partition: PartitionId, control: Control) -> set[ObjectId]:
+        """As `wal_seen`."""
+        found = segment_references(control)
+        keys = PartitionKeys(partition)
+        async for record in self._scan(keys.segment(control.log_start), children_of(keys.segments_prefix.removesuffix("/"))[1]):
+            found.add(decode_segment(record.value, path=record.path).object_id)
+        return found | await self._attempted(keys)
+
+    async def revoke_wal(self, partition: PartitionId, floor: ObjectId) -> set[ObjectId] | None:
+        """Let no object up to `floor` be committed any more, then look for certain. None if the partition certainly has no records."""
+        keys = PartitionKeys(partition)
+        return await self._revoke(partition, keys, floor, keys.index_witness, keys.index_prefix, wal_references, chunk_references)
+
+    async def revoke_segments(self, partition: PartitionId, floor: ObjectId) -> set[ObjectId] | None:
+        """As `revoke_wal`, for segments."""
+        keys = PartitionKeys(partition)
+
+        def of_record(record: Record, control: Control) -> set[ObjectId]:
+            end = int(record.path.rsplit("/", 1)[1])
+            return {decode_segment(record.value, path=record.path).object_id} if end >= control.log_start else set()
+
+        found = await self._revoke(partition, keys, floor, keys.segment_witness, keys.segments_prefix, segment_references, of_record)
+        return None if found is None else found | await self._attempted(keys)
+
+    async def is_gone(self, partition: PartitionId) -> bool:
+        """Whether a partition without a control record is that of a deleted topic: it may only be new (model F-collect-absent)."""
+        (record,) = await self._records.get(metadata_keys.topic_id(partition.topic_id))
+        return record is not None and decode_topic_id(record).is_deleted
+
+    async def _revoke(
+        self,
+        partition: PartitionId,
+        keys: PartitionKeys,
+        floor: ObjectId,
+        witness_key: Callable[[str], Key],
+        prefix: str,
+        of_control: Callable[[Control], set[ObjectId]],
+        of_record: Callable[[Record, Control], set[ObjectId]],
+    ) -> set[ObjectId] | None:
+        witnesses: list[Key] = []
+
+        def witness() -> Put:
+            witnesses.append(witness_key(self._ids.next_ulid(above="")))
+            return Put(witnesses[-1], _VALUE, ABSENT, session=self._session.session_id)
+
+        async def decide(control: Control) -> tuple[Control, Sequence[WriteOp]] | _AsItIs | None:
+            if control.log_state is LogState.DELETED:
+                return None
+            if control.revoked_floor >= floor:
+                return _AsItIs(control)
+            return msgspec.structs.replace(control, revoked_floor=floor), [witness()]
+
+        (there,) = await self._records.get(keys.control)
+        if there is None:
+            if await self.is_gone(partition):
+                return None
+            raise Unavailable(f"a partition is not there, and nobody says that its topic was deleted: partition={partition}")
+        try:
+            control = await self._records.change_control(keys, decide, action="revoke objects")
+            if control is None:
+                return None
+            if isinstance(control, _AsItIs):
+                # The floor may be another's: what follows has to be newer than the record that was read.
+                control = control.control
+                outcome = await self._records.write([witness()])
+                if not isinstance(outcome, Applied):
+                    raise Unavailable(f"no certain look: key={witnesses[-1].path!r} cause={outcome.reason!r}")
+            return of_control(control) | await self._certain(keys, witnesses[-1], prefix, control, of_record)
+        finally:
+            if witnesses:
+                await self._records.write([Delete(key) for key in witnesses])  # they go with the session at the latest
+
+    async def _certain(
+        self, keys: PartitionKeys, witness: Key, prefix: str, control: Control, of_record: Callable[[Record, Control], set[ObjectId]]
+    ) -> set[ObjectId]:
+        """What the keys below `prefix` refer to, in a state that has the witness."""
+        start, end = children_of(prefix.removesuffix("/"))
+        paths = await self._records.list(Key(start, keys.partition_key), end)
+        if witness.path not in paths:
+            raise Unavailable(f"a list is older than the question: witness={witness.path!r}")
+        found: set[ObjectId] = set()
+        wanted = [path for path in paths if not path.startswith(f"{prefix}!")]
+        for begin in range(0, len(wanted), VALUES_PER_READ):
+            asked = [witness, *(Key(path, keys.partition_key) for path in wanted[begin : begin + VALUES_PER_READ])]
+            seen, *records = await self._records.get(*asked)
+            if seen is None:
+                raise Unavailable(f"a record is older than the question: witness={witness.path!r}")
+            for record in records:
+                # One that has gone since the list was made was below the cursor or log_start by then.
+                if record is not None:
+                    found |= of_record(record, control)
+            await asyncio.sleep(0)
+        return found
+
+    async def _attempted(self, keys: PartitionKeys) -> set[ObjectId]:
+        """The object of a compaction under way: its CAS would be refused below the floor, and its work be lost."""
+        (record,) = await self._records.get(keys.compaction)
+        return set() if record is None else {decode_attempt(record.value, path=record.path).object_id}
+
+    async def _scan(self, start: Key, end: str) -> AsyncIterator[Record]:
+        number = 0
+        async for record in self._records.metadata.range_scan(start, end):
+            number += 1
+            if number % CHUNKS_PER_TURN == 0:
+                await asyncio.sleep(0)
+            yield record
+
+
+async def read_control(records: Records, partition: PartitionId) -> Control | None:
+    """None if there is none."""
+    (record,) = await records.get(PartitionKeys(partition).control)
+    return None if record is None else decode_control(record.value, path=record.path)
