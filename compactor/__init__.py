@@ -1,1 +1,1 @@
-"""Upkeep of a Forebay cluster: entries become segments. Retention and garbage collection are to come: no object is ever deleted."""
+"""Upkeep of a Forebay cluster: entries become segments, old records go, and objects that nothing refers to are deleted."""

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+from compactor.collector import CollectorPolicy
 from compactor.measures import Measures
 from compactor.plan import CompactionPolicy
 from compactor.round import RoundLimits
@@ -134,6 +135,8 @@ async def open_compactor(
                 spool_folder=None if folder is None else Path(folder),
             ),
             measures=measures,
+            collecting=CollectorPolicy(grace_ms=settings.compactor.delete_grace // timedelta(milliseconds=1)),
+            collect_every_s=settings.compactor.delete_interval.total_seconds(),
             http=lambda: compactor.address,
         )
         closing.push_async_callback(upkeep.close)

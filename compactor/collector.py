@@ -9,7 +9,7 @@ reported. Any number of collectors may run at once. A cycle looks at a bounded n
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -28,12 +28,15 @@ from storage.vocabulary import ObjectId, PartitionId
 
 WAL_PREFIX: Final = "wal/"
 SEGMENTS_PREFIX: Final = "segments/"
+KINDS: Final = (WAL_PREFIX, SEGMENTS_PREFIX)
 HEADER_READ_BYTES: Final = 32 * 1024
 """The headers of objects with up to 900 slices; longer ones take a second GET."""
 TOGETHER: Final = 16
 """Headers, and partitions, that are read side by side."""
 DELETED_TOGETHER: Final = 500
 T = TypeVar("T")
+CYCLE_OBJECTS_MAX: Final = 10_000
+BATCH_OBJECTS_MAX: Final = 2_000
 SLICES_MAX: Final = 500_000
 """Partitions of the objects of one batch, counted for each object."""
 
@@ -43,8 +46,8 @@ class CollectorPolicy:
     """Objects older than `grace_ms` are looked at, `objects_max` per cycle and kind, `batch_max` at a time."""
 
     grace_ms: int = 900_000
-    objects_max: int = 10_000
-    batch_max: int = 2_000
+    objects_max: int = CYCLE_OBJECTS_MAX
+    batch_max: int = BATCH_OBJECTS_MAX
 
 
 @dataclass(slots=True)
@@ -62,7 +65,7 @@ class CollectionReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class UnusedCandidate:
     """An object, and the partitions that may refer to it."""
 
     key: str
@@ -91,25 +94,31 @@ class Collector:
         self._after: dict[str, str] = {}
         """Where the next cycle goes on, by prefix."""
 
-    async def cycle(self, *, dry_run: bool = False) -> CollectionReport:
-        """Look at the next objects of each kind. Raises a `StorageError` if they cannot be listed."""
-        report = CollectionReport()
-        await self._of_kind(WAL_PREFIX, self._of_wal, self._references.wal_seen, self._references.revoke_wal, report, dry_run=dry_run)
-        await self._of_kind(
-            SEGMENTS_PREFIX, _of_segment, self._references.segments_seen, self._references.revoke_segments, report, dry_run=dry_run
-        )
-        return report
+    async def cycle(self, report: CollectionReport, *, kinds: Collection[str] = KINDS, dry_run: bool = False) -> set[str]:
+        """Look at the next objects of each of `kinds`, and add to `report`. Return the kinds whose end was reached: they begin anew.
+
+        Raises a `StorageError` if objects cannot be listed or deleted.
+        """
+        asked, ended = self._references, set()
+        for kind in kinds:
+            if kind == WAL_PREFIX:
+                is_end = await self._of_kind(kind, self._of_wal, asked.wal_seen, asked.revoke_wal, report, dry_run=dry_run)
+            else:
+                is_end = await self._of_kind(kind, _of_segment, asked.segments_seen, asked.revoke_segments, report, dry_run=dry_run)
+            if is_end:
+                ended.add(kind)
+        return ended
 
     async def _of_kind(
         self,
         prefix: str,
-        candidate_of: Callable[[ObjectStat], Awaitable[_Candidate]],
+        candidate_of: Callable[[ObjectStat], Awaitable[UnusedCandidate]],
         look: Callable[[PartitionId, Control], Awaitable[set[ObjectId]]],
         revoke: Callable[[PartitionId, ObjectId], Awaitable[set[ObjectId] | None]],
         report: CollectionReport,
         *,
         dry_run: bool,
-    ) -> None:
+    ) -> bool:
         left, is_end = self._policy.objects_max, False
         while left > 0 and not is_end:
             stats, is_end = await self._next(prefix, min(left, self._policy.batch_max))
@@ -125,6 +134,7 @@ class Collector:
                 keys = [one.key for one in free]
                 for begin in range(0, len(keys), DELETED_TOGETHER):
                     await self._objects.delete_many(keys[begin : begin + DELETED_TOGETHER])
+        return is_end
 
     async def _next(self, prefix: str, count: int) -> tuple[list[ObjectStat], bool]:
         """The next objects that are old enough, by key; and whether they are the last. Then it begins anew."""
@@ -147,9 +157,9 @@ class Collector:
         return found, True
 
     async def _candidates(
-        self, stats: Sequence[ObjectStat], candidate_of: Callable[[ObjectStat], Awaitable[_Candidate]], report: CollectionReport
-    ) -> list[_Candidate]:
-        found: list[_Candidate] = []
+        self, stats: Sequence[ObjectStat], candidate_of: Callable[[ObjectStat], Awaitable[UnusedCandidate]], report: CollectionReport
+    ) -> list[UnusedCandidate]:
+        found: list[UnusedCandidate] = []
         shared: dict[PartitionId, PartitionId] = {}
         slices = 0
 
@@ -167,15 +177,18 @@ class Collector:
                 report.failed[stat.key] = error
                 return
             slices += len(one.partitions)
-            found.append(_Candidate(one.key, one.object_id, one.size_bytes, tuple([shared.setdefault(p, p) for p in one.partitions])))
+            found.append(UnusedCandidate(one.key, one.object_id, one.size_bytes, tuple([shared.setdefault(p, p) for p in one.partitions])))
 
         await _side_by_side(stats, judge)
         return found
 
     async def _unseen(
-        self, candidates: Sequence[_Candidate], look: Callable[[PartitionId, Control], Awaitable[set[ObjectId]]], report: CollectionReport
-    ) -> list[_Candidate]:
-        """Those that a cheap look does not show: most objects are live, and nothing need be revoked to know it."""
+        self,
+        candidates: Sequence[UnusedCandidate],
+        look: Callable[[PartitionId, Control], Awaitable[set[ObjectId]]],
+        report: CollectionReport,
+    ) -> list[UnusedCandidate]:
+        """The candidates that a cheap look does not show: most objects are live, and nothing need be revoked to know it."""
         seen: set[ObjectId] = set()
         unsure: set[PartitionId] = set()
 
@@ -193,10 +206,10 @@ class Collector:
 
     async def _certainly_free(
         self,
-        candidates: Sequence[_Candidate],
+        candidates: Sequence[UnusedCandidate],
         revoke: Callable[[PartitionId, ObjectId], Awaitable[set[ObjectId] | None]],
         report: CollectionReport,
-    ) -> list[_Candidate]:
+    ) -> list[UnusedCandidate]:
         floors = _partitions_of(candidates)
         seen: set[ObjectId] = set()
         unsure: set[PartitionId] = set()
@@ -211,11 +224,11 @@ class Collector:
         await _side_by_side(floors, ask)
         return _sorted_out(candidates, seen, unsure, report)
 
-    async def _of_wal(self, stat: ObjectStat) -> _Candidate:
+    async def _of_wal(self, stat: ObjectStat) -> UnusedCandidate:
         header = await self._header(stat)
         if stat.key != object_key(header.object_id):
             raise Corrupt(f"an object under the name of another: key={stat.key!r} header={header.object_id}")
-        return _Candidate(stat.key, header.object_id, stat.size_bytes, tuple({one.partition for one in header.slices}))
+        return UnusedCandidate(stat.key, header.object_id, stat.size_bytes, tuple({one.partition for one in header.slices}))
 
     async def _header(self, stat: ObjectStat) -> WalHeader:
         first = await self._objects.get_range(stat.key, 0, min(stat.size_bytes, HEADER_READ_BYTES))
@@ -228,12 +241,12 @@ class Collector:
         return decode_header(await self._objects.get_range(stat.key, 0, whole_bytes), key=stat.key)
 
 
-async def _of_segment(stat: ObjectStat) -> _Candidate:
+async def _of_segment(stat: ObjectStat) -> UnusedCandidate:
     named = parse_segment_key(stat.key)
     if named is None:
         raise Corrupt(f"not the name of a segment: key={stat.key!r}")
     partition, object_id = named
-    return _Candidate(stat.key, object_id, stat.size_bytes, (partition,))
+    return UnusedCandidate(stat.key, object_id, stat.size_bytes, (partition,))
 
 
 def _id_of(key: str) -> ObjectId | None:
@@ -244,7 +257,7 @@ def _id_of(key: str) -> ObjectId | None:
     return None
 
 
-def _partitions_of(candidates: Iterable[_Candidate]) -> dict[PartitionId, ObjectId]:
+def _partitions_of(candidates: Iterable[UnusedCandidate]) -> dict[PartitionId, ObjectId]:
     """With the newest object that each may refer to."""
     floors: dict[PartitionId, ObjectId] = {}
     for one in candidates:
@@ -254,8 +267,8 @@ def _partitions_of(candidates: Iterable[_Candidate]) -> dict[PartitionId, Object
 
 
 def _sorted_out(
-    candidates: Sequence[_Candidate], seen: set[ObjectId], unsure: set[PartitionId], report: CollectionReport
-) -> list[_Candidate]:
+    candidates: Sequence[UnusedCandidate], seen: set[ObjectId], unsure: set[PartitionId], report: CollectionReport
+) -> list[UnusedCandidate]:
     free = []
     for one in candidates:
         if one.object_id in seen:

@@ -6,6 +6,7 @@ from typing import Final
 
 import structlog
 
+from compactor.collector import CollectionReport
 from compactor.compaction import CompactionResult
 from compactor.looks import Looks
 from compactor.round import RoundReport
@@ -34,6 +35,10 @@ REMOVED_OFFSETS: Final = Metric("forebay_retention_offsets_total", "Offsets that
 REMOVED_KEYS: Final = Metric(
     "forebay_retention_keys_total", "Keys of entries and segments that were removed because all they hold was deleted"
 )
+COLLECTED: Final = Metric(
+    "forebay_gc_objects_total", "Objects that were looked at: deleted, live, or unsure because something could not be read", ("outcome",)
+)
+COLLECTED_BYTES: Final = Metric("forebay_gc_bytes_total", "Bytes of the objects that were deleted")
 PARTITIONS: Final = Metric("forebay_compactor_partitions", "Partitions that this compactor looks after")
 FAILED: Final = Metric("forebay_compactor_failed_partitions", "Partitions that could not be looked after in the last cycle")
 WAITING_BYTES: Final = Metric(
@@ -65,6 +70,7 @@ class CycleReport:
     trimmed: int = 0
     removed_offsets: int = 0
     removed_keys: int = 0
+    collection: CollectionReport = field(default_factory=CollectionReport)
     took_s: float = 0.0
     blocked: str = ""
     failed: dict[PartitionId, StorageError] = field(default_factory=dict)
@@ -94,6 +100,8 @@ class Measures:
         self._stages = telemetry.histogram(STAGE_SECONDS)
         self._removed_offsets = telemetry.counter(REMOVED_OFFSETS)
         self._removed_keys = telemetry.counter(REMOVED_KEYS)
+        self._collected = telemetry.counter(COLLECTED)
+        self._collected_bytes = telemetry.counter(COLLECTED_BYTES)
         self._partitions = telemetry.gauge(PARTITIONS)
         self._failed = telemetry.gauge(FAILED)
         self._waiting_bytes = telemetry.gauge(WAITING_BYTES)
@@ -155,6 +163,7 @@ class Measures:
         self._removed_keys.inc(report.removed_keys)
         if report.trimmed:
             _log.info("retention", partitions=report.trimmed, offsets=report.removed_offsets, keys=report.removed_keys)
+        self._note_collection(report.collection)
         if report.segments:
             _log.info(
                 "compacted",
@@ -166,6 +175,15 @@ class Measures:
                 written_bytes=report.written_bytes,
                 seconds=round(report.took_s, 3),
             )
+
+    def _note_collection(self, done: CollectionReport) -> None:
+        for outcome, count in (("deleted", done.deleted), ("live", done.live), ("unsure", done.unsure)):
+            self._collected.labels(outcome).inc(count)
+        self._collected_bytes.inc(done.deleted_bytes)
+        for about, error in done.failed.items():
+            self._say(("objects", about), "objects_kept", of=about, outcome=outcome_of(error), cause=str(error))
+        if done.deleted:
+            _log.info("objects_deleted", objects=done.deleted, bytes=done.deleted_bytes, live=done.live, unsure=done.unsure)
 
     def note_failed_cycle(self, error: StorageError) -> None:
         """The stores did not answer."""

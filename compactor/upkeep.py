@@ -12,11 +12,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy
 from compactor.compaction import Compaction, CompactionEnd, CompactionResult
 from compactor.discovery import FoundPartition, active_topics, control_pages
 from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures, is_damage
 from compactor.plan import CompactionPolicy
+from compactor.references import References
 from compactor.retention import Retention
 from compactor.retention_plan import RetentionLimits, limits_of
 from compactor.round import Round, RoundLimits
@@ -34,6 +36,8 @@ from storage.objects.port import ObjectStore
 from storage.vocabulary import PartitionId, TopicId
 
 SESSION_TIMEOUT_MS: Final = 15_000
+COLLECTING: Final = PartitionId(TopicId("objects"), 0)
+"""Whoever would look after this collects: one at a time is enough, though several harm nobody."""
 RETAINED_TOGETHER: Final = 16
 DAMAGED_AGAIN_MS: Final = 600_000
 """A partition whose bytes are not what was written is tried again after this long: somebody may have mended it."""
@@ -44,6 +48,7 @@ class _Life(NamedTuple):
 
     session: Session
     compaction: Compaction
+    collector: Collector
 
 
 class _Due(NamedTuple):
@@ -67,6 +72,8 @@ class Upkeep:
         policy: CompactionPolicy,
         limits: RoundLimits,
         measures: Measures,
+        collecting: CollectorPolicy | None = None,
+        collect_every_s: float = 300.0,
         http: Callable[[], str] = str,
     ) -> None:
         """`blocking` runs one call at a time. `http`: the address of its metrics, for others to know."""
@@ -78,6 +85,9 @@ class Upkeep:
         self._policy = policy
         self._limits = limits
         self._measures = measures
+        self._collecting = collecting or CollectorPolicy()
+        self._collect_every_s = collect_every_s
+        self._collect_at_s = clock.monotonic_s()
         self._http = http
         self._looks = Looks()
         self._retention = Retention(metadata=metadata, clock=clock)
@@ -106,6 +116,7 @@ class Upkeep:
                     partitions += [one for one in topic.partitions() if number is None or one.partition == number]
         if missing:
             raise NotFound(f"no such topic: {', '.join(sorted(missing))}")
+        names = {self.name}
         if is_share:
             names = {self.name, *(one.name for one in await live_compactors(self._metadata))}
             partitions = [partition for partition in partitions if compactor_of(partition, names) == self.name]
@@ -119,9 +130,31 @@ class Upkeep:
             due = await self._look_after(partitions, limits, report)
             if not report.blocked:
                 await self._compact(life, due, report)
+            if is_share and compactor_of(COLLECTING, names) == self.name:
+                await self._collect(life, report)
         report.took_s = self._clock.monotonic_s() - began_s
         self._measures.note_cycle(report, self._looks)
         return report
+
+    async def collect(self, *, dry_run: bool) -> CollectionReport:
+        """Look at all objects there are, and delete those that nothing refers to unless it is a `dry_run`. Raises as `cycle` does, and
+        `Unavailable` if the stores must be left alone.
+        """
+        life = await self._alive()
+        why = await self._why_nothing(await read_cluster(self._metadata))
+        if why:
+            raise Unavailable(why)
+        report = CollectionReport()
+        left = set(KINDS)
+        while left:
+            left -= await life.collector.cycle(report, kinds=left, dry_run=dry_run)
+        return report
+
+    async def _collect(self, life: _Life, report: CycleReport) -> None:
+        if self._clock.monotonic_s() < self._collect_at_s:
+            return
+        await life.collector.cycle(report.collection)
+        self._collect_at_s = self._clock.monotonic_s() + self._collect_every_s
 
     async def close(self) -> None:
         """Give up what it has claimed."""
@@ -139,7 +172,11 @@ class Upkeep:
             compaction = Compaction(
                 metadata=self._metadata, objects=self._objects, session=session, ids=self._ids, clock=self._clock, policy=self._policy
             )
-            life = self._life = _Life(session, compaction)
+            references = References(self._metadata, session=session, ids=self._ids)
+            collector = Collector(
+                metadata=self._metadata, objects=self._objects, references=references, clock=self._clock, policy=self._collecting
+            )
+            life = self._life = _Life(session, compaction, collector)
         record = CompactorRecord(
             name=self.name,
             host=socket.gethostname(),

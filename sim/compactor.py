@@ -2,10 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from compactor.collector import Collector, CollectorPolicy
+from compactor.collector import CollectionReport, Collector, CollectorPolicy, UnusedCandidate
 from compactor.compaction import Compaction
 from compactor.plan import CompactionPolicy
 from compactor.references import References
@@ -22,11 +22,12 @@ from sim.loop import VirtualClock
 from sim.metadata import SimMetadata
 from sim.objects import SimObjects
 from storage.errors import StorageError
+from storage.formats.control import Control
 from storage.metadata.keys import PartitionKeys, partition_of_control
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Session, WriteOp, WriteOutcome
 from storage.objects.memory import MemoryObjectStore
-from storage.vocabulary import PartitionId
+from storage.vocabulary import ObjectId, PartitionId
 
 LIFE_S: Final = 4.0
 """The mean life of one while there is weather."""
@@ -81,6 +82,22 @@ class _SimRetention(Retention):
         partition = partition_of_control(keys.control.path)
         assert partition is not None
         return await super()._move(keys, log_start) if self.may_trim(partition, log_start) else None
+
+
+class _SimCollector(Collector):
+    """It often leaves out the look that only saves work, so that the certain one decides."""
+
+    chance: random.Random
+
+    async def _unseen(
+        self,
+        candidates: Sequence[UnusedCandidate],
+        look: Callable[[PartitionId, Control], Awaitable[set[ObjectId]]],
+        report: CollectionReport,
+    ) -> list[UnusedCandidate]:
+        if self.chance.random() < 0.7:
+            return list(candidates)
+        return await super()._unseen(candidates, look, report)
 
 
 class SimCompactor:
@@ -184,9 +201,10 @@ class SimCompactor:
         ids = IdSource(clock=clock, entropy=self._chance.randbytes)
         policy = CollectorPolicy(grace_ms=self._chance.choice(GRACES_MS), objects_max=self._chance.choice((1, 8, 100)), batch_max=8)
         references = References(metadata, session=session, ids=ids, entropy=self._chance.randbytes)
-        collector = Collector(metadata=metadata, objects=objects, references=references, clock=clock, policy=policy)
+        collector = _SimCollector(metadata=metadata, objects=objects, references=references, clock=clock, policy=policy)
+        collector.chance = self._chance
         try:
-            done = await collector.cycle()
+            await collector.cycle(done := CollectionReport())
         except StorageError as error:
             self._ground.history.trace(name, "not collected", repr(error))
             return

@@ -23,7 +23,7 @@ class KeptObjects(MemoryObjectStore):
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         for key in keys:
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(NotFound, AlreadyExists):  # one whose put came late is deleted twice
                 size_bytes = (await self.stat(key)).size_bytes
                 await self.deleted.put_if_absent(key, [await self.get_range(key, 0, size_bytes)])
         await super().delete_many(keys)

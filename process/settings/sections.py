@@ -163,7 +163,7 @@ class HttpSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactorSettings:
-    """Upkeep: entries become segments."""
+    """Upkeep: entries become segments, old records and unused objects go."""
 
     run: Annotated[bool, FLAG, "whether forebay serve looks after its cluster, too: by a compactor in a process of its own"] = True
     listen: Annotated[
@@ -183,6 +183,14 @@ class CompactorSettings:
         int, count(minimum=1, maximum=20_000), "or when there are this many: each is a piece of an object, and costs a read of its own"
     ] = 512
     segment_age: Annotated[timedelta, duration(minimum="0ms", maximum="365d"), "or when the first of them is this old"] = timedelta(hours=1)
+    delete_interval: Annotated[
+        timedelta, duration(minimum="100ms", maximum="1d"), "how often objects that no partition refers to are looked for, and deleted"
+    ] = timedelta(minutes=5)
+    delete_grace: Annotated[
+        timedelta,
+        duration(minimum="0ms", maximum="365d"),
+        "younger objects are left alone: most of them are about to be committed. It saves work; what may be deleted does not depend on it",
+    ] = timedelta(minutes=15)
     spool_bytes: Annotated[
         int,
         size(minimum="1MiB", maximum="1024GiB"),

@@ -23,6 +23,8 @@ UPKEEP = {
     "compactor.interval": "100ms",
     "compactor.segment_age": "0ms",
     "compactor.listen": f"{HOST}:0",
+    "compactor.delete_interval": "100ms",
+    "compactor.delete_grace": "0ms",
 }
 TOPIC = "t"
 PARTITIONS = 3
@@ -84,6 +86,22 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 def segments(folder: Path) -> int:
     return sum(1 for path in (folder / "objects" / "segments").rglob("*") if path.is_file())
+
+
+def objects(folder: Path, kind: str) -> int:
+    return sum(1 for path in (folder / "objects" / kind).rglob("*") if path.is_file())
+
+
+def test_objects_that_nobody_needs_leave_the_store_and_so_does_a_deleted_topic(served: Served, tmp_path: Path) -> None:
+    produce(served.bootstrap, 0, 300)
+    until(lambda: segments(tmp_path) >= PARTITIONS and objects(tmp_path, "wal") == 0, "no WAL objects")
+    found = consumed(served.bootstrap, 300)
+    admin = AdminClient({"bootstrap.servers": served.bootstrap})
+    admin.delete_topics([TOPIC])[TOPIC].result(SOON_S)
+    until(lambda: segments(tmp_path) == 0, "no segments")
+
+    assert found == list(range(300))
+    assert [event for event in served.events() if event.get("event") in ("objects_kept", "partition_not_compacted")] == []
 
 
 def test_entries_become_segments_without_anybody_being_told(served: Served, tmp_path: Path) -> None:
@@ -151,8 +169,18 @@ def test_upkeep_can_be_done_once_and_looked_at(tmp_path: Path) -> None:
         after = json.loads(forebay("compactor", "status", "-o", "json", *stores).stdout)
         unknown = forebay("compactor", "run-once", "nowhere", *stores)
         memory = forebay("compactor", "serve", "--set=storage.url=memory://", "--set=metadata.url=memory://")
+        grace = "--set=compactor.delete_grace=0ms"
+        unused = json.loads(forebay("storage", "gc", "-o", "json", grace, *stores).stdout)
+        young = json.loads(forebay("storage", "gc", "--delete", "-o", "json", *stores).stdout)
+        gone = json.loads(forebay("storage", "gc", "--delete", "-o", "json", grace, *stores).stdout)
+        words = forebay("storage", "gc", grace, *stores)
+        left = objects(tmp_path, "wal")
         found = consumed(broker.bootstrap, 90)
 
+    assert unused["unused"] == gone["unused"] > 0
+    assert (unused["deleted"], gone["deleted"], young["looked_at"]) == (False, True, 0)
+    assert left == 0
+    assert "looked at  3" in words.stdout
     assert nothing.returncode != 0
     assert "does not exist" in nothing.stderr
     assert before["compactors"] == []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from sim.world import Plan, run_seed
-from tests.simulation import wrong_brokers, wrong_compactor, wrong_log
+from tests.simulation import wrong_brokers, wrong_collector, wrong_compactor, wrong_log
 
 SEEDS_MAX = 300
 
@@ -62,6 +62,18 @@ def test_the_checker_soon_finds_a_log_that(wrong: Wrong) -> None:
 )
 def test_the_checker_soon_finds_a_compactor_that(wrong: Wrong, first: int) -> None:
     _find(wrong, first=first, compactors=2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        wrong_collector.trusts_its_grace,
+        wrong_collector.looks_before_it_revokes,
+        wrong_collector.forgets_what_is_pending,
+    ],
+)
+def test_the_checker_soon_finds_a_collector_that(wrong: Wrong) -> None:
+    _find(wrong, first=1, compactors=2)
 
 
 @pytest.mark.parametrize(

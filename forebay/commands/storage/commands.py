@@ -77,6 +77,24 @@ def objects(
     raise typer.Exit(show_objects(config_file, assignments or (), terminal, prefix=prefix, older_than_ms=older_than_ms, limit=limit))
 
 
+@storage.command()
+def gc(
+    delete: Annotated[bool, typer.Option("--delete", help="Delete them. Without it they are only counted.")] = False,
+    config_file: ConfigFile = None,
+    assignments: SettingOverrides = None,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Count objects that no partition refers to, or delete them.
+
+    Compactors do this all the time. Objects younger than compactor.delete_grace are left alone. It exits with code 6 if some could not be
+    judged.
+    """
+    from forebay.commands.storage.collecting import collect_garbage
+
+    raise typer.Exit(collect_garbage(config_file, assignments or (), Terminal(output, quiet), delete=delete))
+
+
 @storage.command("object")
 def one_object(
     key: Annotated[str, typer.Argument(help="The object's key, as objects and verify show it.", metavar="KEY")],

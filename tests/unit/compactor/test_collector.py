@@ -54,7 +54,8 @@ class Stored(NamedTuple):
 
     async def collect(self, metadata: object = None, objects: object = None, *, dry_run: bool = False, **policy: int) -> CollectionReport:
         async with self.collector(metadata, objects, **policy) as one:
-            return await one.cycle(dry_run=dry_run)
+            await one.cycle(report := CollectionReport(), dry_run=dry_run)
+            return report
 
     @contextlib.asynccontextmanager
     async def collector(self, metadata: object = None, objects: object = None, **policy: int) -> AsyncIterator[Collector]:
@@ -402,9 +403,17 @@ async def test_a_cycle_is_bounded_and_the_next_goes_on_where_it_ended(monkeypatc
     async with stored(12) as it:
         await it.compact()
         async with it.collector(objects_max=5, batch_max=2) as one:
-            seen = [(await one.cycle()).deleted for _ in range(4)]
+            seen = []
+            for _ in range(4):
+                ended = await one.cycle(report := CollectionReport())
+                seen.append((report.looked_at, report.deleted, sorted(ended)))
 
-        assert seen == [5, 5, 2, 0]
+        assert seen == [
+            (5 + 2, 5, ["segments/"]),
+            (5 + 2, 5, ["segments/"]),
+            (2 + 2, 2, ["segments/", "wal/"]),
+            (0 + 2, 0, ["segments/", "wal/"]),
+        ]
 
 
 async def test_a_fenced_log_is_collected_too_and_a_tombstone_refers_to_nothing() -> None:
@@ -419,3 +428,14 @@ async def test_a_fenced_log_is_collected_too_and_a_tombstone_refers_to_nothing()
 
         assert await it.keys("wal/") == []
         assert [key.split("/")[2] for key in await it.keys("segments/")] == ["00000"]
+
+
+async def test_a_floor_only_rises() -> None:
+    async with stored() as it:
+        older, newer = await it.orphan(ONE), await it.orphan(ONE)
+        async with it.collector() as one:
+            await one._references.revoke_wal(ONE, ObjectId(newer.rsplit("/", 1)[1]))
+            await one._references.revoke_wal(ONE, ObjectId(older.rsplit("/", 1)[1]))
+
+        assert (await it.control(ONE)).revoked_floor == newer.rsplit("/", 1)[1]
+        assert await it.witnesses() == []

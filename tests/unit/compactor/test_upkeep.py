@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from compactor.collector import CollectorPolicy
 from compactor.measures import Measures
 from compactor.plan import CompactionPolicy
 from compactor.round import RoundLimits
@@ -57,7 +58,7 @@ class Cluster(NamedTuple):
     partitions: list[PartitionId]
     telemetry: Telemetry
 
-    def upkeep(self, policy: CompactionPolicy = AT_ONCE, limits: RoundLimits | None = None) -> Upkeep:
+    def upkeep(self, policy: CompactionPolicy = AT_ONCE, limits: RoundLimits | None = None, *, grace_ms: int = 900_000) -> Upkeep:
         store: Any = self.metadata
         objects: Any = self.broker.objects
         return Upkeep(
@@ -69,6 +70,8 @@ class Cluster(NamedTuple):
             policy=policy,
             limits=limits or RoundLimits(),
             measures=Measures(self.telemetry, self.clock),
+            collecting=CollectorPolicy(grace_ms=grace_ms),
+            collect_every_s=0.0,
             http=lambda: "127.0.0.1:8170",
         )
 
@@ -362,3 +365,63 @@ async def test_retention_of_the_topic_is_applied_in_a_cycle_also_where_nothing_i
         assert (report.trimmed, report.removed_offsets, again.trimmed) == (PARTITIONS, 3 * PARTITIONS, 0)
         assert [(line["partitions"], line["offsets"]) for line in logged if line["event"] == "retention"] == [(PARTITIONS, 3 * PARTITIONS)]
         assert it.counted("forebay_retention_offsets_total") == 3 * PARTITIONS
+
+
+async def test_objects_that_became_segments_go_in_the_same_cycle_once_they_are_old_enough() -> None:
+    async with cluster() as it:
+        young = it.upkeep()
+        await young.cycle()
+        await young.close()
+        kept = [key for key in it.broker.objects._inner._objects if key.startswith("wal/")]
+        upkeep = it.upkeep(grace_ms=-60_000)
+        with capture_logs() as logged:
+            report = await upkeep.cycle()
+        await upkeep.close()
+
+        assert len(kept) == 3
+        assert [key for key in it.broker.objects._inner._objects if key.startswith("wal/")] == []
+        assert (report.collection.deleted, report.collection.live) == (3, PARTITIONS)
+        assert [line["objects"] for line in logged if line["event"] == "objects_deleted"] == [3]
+        assert it.counted("forebay_gc_objects_total", outcome="deleted") == 3
+        assert it.counted("forebay_gc_bytes_total") == report.collection.deleted_bytes > 0
+
+
+async def test_of_two_compactors_one_collects() -> None:
+    async with cluster() as it:
+        one, other = it.upkeep(grace_ms=-60_000), it.upkeep(grace_ms=-60_000)
+        for upkeep in (one, other):
+            await upkeep.cycle()
+        looked_at = [(await upkeep.cycle()).collection.looked_at for upkeep in (one, other)]
+        for upkeep in (one, other):
+            await upkeep.close()
+
+        assert sorted(looked_at) == [0, PARTITIONS]
+
+
+async def test_nothing_of_a_store_of_another_cluster_is_deleted() -> None:
+    async with cluster() as it:
+        record = await read_cluster(it.broker.shared)
+        assert record is not None
+        await it.broker.shared.write([Put(keys.CLUSTER, encode_record(msgspec.structs.replace(record, cluster_id="x" * 22)), None)])
+        before = list(it.broker.objects._inner._objects)
+        upkeep = it.upkeep(grace_ms=-60_000)
+        await upkeep.cycle()
+        with pytest.raises(Unavailable, match="does not bear the id of this cluster"):
+            await upkeep.collect(dry_run=False)
+        await upkeep.close()
+
+        assert list(it.broker.objects._inner._objects) == before
+
+
+async def test_all_objects_can_be_collected_by_hand_and_only_counted() -> None:
+    async with cluster() as it:
+        upkeep = it.upkeep(grace_ms=-60_000)
+        for partition in it.partitions:
+            await it.broker.parts.trimmer.trim(partition, 3)
+        counted = await upkeep.collect(dry_run=True)
+        there = [key for key in it.broker.objects._inner._objects if key.startswith("wal/")]
+        deleted = await upkeep.collect(dry_run=False)
+        await upkeep.close()
+
+        assert (counted.deleted, deleted.deleted, len(there)) == (3, 3, 3)
+        assert [key for key in it.broker.objects._inner._objects if key.startswith("wal/")] == []

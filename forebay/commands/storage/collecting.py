@@ -1,0 +1,67 @@
+"""Garbage collection by hand."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from compactor.assembly import open_compactor
+from compactor.collector import CollectionReport
+from compactor.measures import outcome_of
+from forebay.commands.debug.opening import check_there
+from forebay.commands.storage.running import EXIT_UNSOUND
+from forebay.kafka_client.options import Terminal
+from forebay.kafka_client.tables import facts
+from process.explain import explain
+from process.settings.errors import SettingsError
+from process.settings.loading import load
+from runtime import logs
+
+FAILURES_SHOWN_MAX = 20
+
+
+def collect_garbage(file: Path | None, assignments: Sequence[str], terminal: Terminal, *, delete: bool) -> int:
+    """The exit code."""
+    logs.configure(format="auto", level="error")
+
+    async def run() -> CollectionReport:
+        settings = load(file=file, environ=os.environ, assignments=assignments).settings
+        check_there(settings)
+        async with open_compactor(settings) as opened:
+            return await opened.upkeep.collect(dry_run=not delete)
+
+    try:
+        report = asyncio.run(run())
+    except SettingsError as error:
+        typer.echo(str(error), err=True)
+        return error.exit_code
+    except Exception as error:
+        explanation = explain(error)
+        if explanation is None:
+            raise
+        typer.echo(explanation.message, err=True)
+        return explanation.exit_code
+    failed = [{"of": of, "outcome": outcome_of(error), "cause": str(error)} for of, error in report.failed.items()]
+    lines = {
+        "looked_at": report.looked_at,
+        "live": report.live,
+        "unsure": report.unsure,
+        "unused": report.deleted,
+        "unused_bytes": report.deleted_bytes,
+        "deleted": delete,
+        "failed": failed,
+    }
+    rows: list[tuple[str, object]] = [
+        ("looked at", report.looked_at),
+        ("live", report.live),
+        ("deleted" if delete else "unused", f"{report.deleted}, {report.deleted_bytes} bytes"),
+    ]
+    if report.unsure:
+        rows.append(("unsure", report.unsure))
+    rows += [(f"{one['outcome']}", f"{one['of']}: {one['cause']}") for one in failed[:FAILURES_SHOWN_MAX]]
+    terminal.show(lines, facts(rows))
+    if report.deleted and not delete:
+        terminal.say("Nothing was deleted. forebay storage gc --delete does it; so does a compactor, by itself.")
+    return EXIT_UNSOUND if report.unsure else 0
