@@ -297,7 +297,12 @@ class Compaction:
         if control.compaction_cursor <= segment.last:
             return False
         (record,) = await self._records.get(keys.segment(segment.last))
-        return record is not None and decode_segment(record.value, path=record.path).object_id == segment.object_id
+        if record is None:
+            return False
+        found = decode_segment(record.value, path=record.path)
+        # A merge takes the place of what was committed, be it this segment or a faster compactor's: the index below is garbage either way.
+        is_merged = found.base < segment.base or segment.last < found.last
+        return is_merged or found.object_id == segment.object_id
 
     async def _delete_index(self, keys: PartitionKeys, cursor: int) -> None:
         """The chunks that end below the cursor. One that holds the cursor stays (model F-base)."""

@@ -95,16 +95,23 @@ async def fsck(
 
 
 async def _segments(metadata: MemoryMetadataStore, keys: PartitionKeys, control: Control) -> tuple[list[SegmentEntry], list[str]]:
-    """The segments below the cursor, in order, and what is wrong with their keys."""
+    """The segments below the cursor, in order, each once, and what is wrong with their keys."""
     found: list[SegmentEntry] = []
     wrong = []
+    merged = control.rewritten
+    if merged is not None:
+        wrong.append(f"a merge was left undone: {merged}")
     async for record in metadata.range_scan(Key(keys.segments_prefix, keys.partition_key), f"{keys.segments_prefix}~"):
         segment = decode_segment(record.value, path=record.path)
-        if record.path != keys.segment(segment.last).path:
+        end = int(record.path.removeprefix(keys.segments_prefix))
+        if not segment.base <= end <= segment.last:
             wrong.append(f"a segment under the key of another: {record.path} {segment}")
         if segment.last >= control.compaction_cursor:
             wrong.append(f"a segment above the cursor: {segment} cursor={control.compaction_cursor}")
-        found.append(segment)
+        if merged is not None and merged.base <= segment.base and segment.last <= merged.last:
+            segment = merged
+        if segment not in found[-1:]:
+            found.append(segment)
     newest = control.segment
     if newest is not None and newest not in found:
         found.append(newest)

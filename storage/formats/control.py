@@ -1,4 +1,4 @@
-"""The control record of a partition and what travels beside it: THE record that decides (I7), format 1.
+"""The control record of a partition and what travels beside it: THE record that decides (I7). Format 1; 2 while a merge is under way.
 
 JSON, so that an operator can read it; the small structs inside are arrays, so that it stays under 2 KiB:
 
@@ -9,6 +9,9 @@ JSON, so that an operator can read it; the small structs inside are arrays, so t
      "producers":{"<pid>":[epoch, [[first_seq, last_seq, base_offset, at_ms], …], txn_first_offset|null]},
      "pages":[["name", first_pid, last_pid, newest_ms], …],
      "revoked_floor":"", "bytes_total":…, "last_append_ms":…, "max_timestamp":…, "max_timestamp_offset":…}
+
+Format 2 is that and "rewritten":[…], a segment. Without it a record is of format 1, byte for byte, so that a merge is all that a release
+before level 2 cannot read.
 """
 
 from enum import Enum
@@ -23,6 +26,8 @@ from storage.limits import CONTROL_BYTES_MAX, PENDING_ENTRIES_MAX
 from storage.vocabulary import ObjectId
 
 FMT: Final = 1
+FMT_REWRITTEN: Final = 2
+"""A control record that names a merge has this number."""
 NO_TIMESTAMP: Final = -1
 
 
@@ -116,6 +121,13 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknow
     max_timestamp: int = NO_TIMESTAMP
     max_timestamp_offset: int = -1
     """Base offset of the batch whose header carries `max_timestamp`."""
+    rewriting: SegmentEntry | msgspec.UnsetType = msgspec.field(name="rewritten", default=msgspec.UNSET)
+    """As it is stored: absent without a merge. See `rewritten` and `with_rewritten`."""
+
+    @property
+    def rewritten(self) -> SegmentEntry | None:
+        """The merge under way: below the cursor it goes before `segment` and segments/ (docs/design/upkeep.md)."""
+        return None if self.rewriting is msgspec.UNSET else self.rewriting
 
 
 class IndexChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
@@ -126,7 +138,10 @@ class IndexChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unk
 
 
 class SegmentFact(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """The value of segments/{last offset}: a segment that the control record named before (I4)."""
+    """The value of segments/{last offset}: a segment that the control record named before (I4), or the merge that holds its offsets.
+
+    So the entry may begin below, and end above, what the key was put for.
+    """
 
     fmt: int = FMT
     entry: SegmentEntry
@@ -148,18 +163,26 @@ _segment_decoder = msgspec.json.Decoder(SegmentFact)
 _page_decoder = msgspec.json.Decoder(ProducerPage)
 
 
+def with_rewritten(control: Control, merged: SegmentEntry | None) -> Control:
+    if merged is None:
+        return msgspec.structs.replace(control, fmt=FMT, rewriting=msgspec.UNSET)
+    return msgspec.structs.replace(control, fmt=FMT_REWRITTEN, rewriting=merged)
+
+
 def encode(value: Control | IndexChunk | SegmentFact | ProducerPage) -> bytes:
     return _encoder.encode(value)
 
 
 def decode_control(data: bytes, *, path: str) -> Control:
     """Raise `IncompatibleFormat` for a newer format and `Corrupt` for anything that is no control record."""
-    control = _decode(_control_decoder, data, path)
+    control = _decode(_control_decoder, data, path, known=FMT_REWRITTEN)
     if not 0 <= control.log_start <= control.sequence_counter or not 0 <= control.compaction_cursor <= control.sequence_counter:
         raise Corrupt(
             f"control record contradicts itself: key={path!r} log_start={control.log_start} "
             f"cursor={control.compaction_cursor} sequence_counter={control.sequence_counter}"
         )
+    if control.fmt != FMT or control.rewriting is not msgspec.UNSET:
+        _check_rewritten(control, path)
     if control.revoked_floor:
         try:
             decode_ulid(control.revoked_floor)
@@ -183,13 +206,21 @@ def decode_page(data: bytes, *, path: str) -> dict[int, ProducerState]:
     return _decode(_page_decoder, data, path).producers
 
 
-def _decode(decoder: msgspec.json.Decoder[T], data: bytes, path: str) -> T:
+def _check_rewritten(control: Control, path: str) -> None:
+    merged, newest = control.rewritten, control.segment
+    if control.fmt != FMT_REWRITTEN or merged is None:
+        raise Corrupt(f"a control record and its format contradict: key={path!r} fmt={control.fmt} rewritten={merged}")
+    if newest is None or not 0 <= merged.base <= merged.last < newest.base:
+        raise Corrupt(f"a merge is not below the newest segment: key={path!r} rewritten={merged} segment={newest}")
+
+
+def _decode(decoder: msgspec.json.Decoder[T], data: bytes, path: str, *, known: int = FMT) -> T:
     try:
         value = decoder.decode(data)
     except msgspec.MsgspecError as error:
-        raise undecodable(error, data, known=FMT, path=path) from error
-    if value.fmt > FMT:
-        raise newer(value.fmt, known=FMT, path=path)
+        raise undecodable(error, data, known=known, path=path) from error
+    if value.fmt > known:
+        raise newer(value.fmt, known=known, path=path)
     return value
 
 

@@ -1,13 +1,11 @@
-"""All entries of a partition in order, as a control record says: `segments/`, `segment`, index/, `pending` (docs/design/reading.md)."""
+"""All entries of a partition in order, as a control record says: `segments/` under `rewritten`, `segment`, index/, `pending`."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from typing import Final
 
-import msgspec
-
-from storage.formats.control import Control, Entry, EntrySource, SegmentEntry, decode_chunk, decode_segment
+from storage.formats.control import Control, Entry, EntrySource, decode_chunk, decode_segment
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore, children_of
 
@@ -27,7 +25,8 @@ class EntriesMoved(Exception):
 async def entry_pages(
     metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int
 ) -> AsyncGenerator[list[EntrySource], None]:
-    """The entries from `offset` on, as of `control`, without gaps. One that begins before `offset` is cut there only if it is a segment.
+    """The entries from the one that holds `offset` on, as of `control`, without gaps. Each begins where the one before ends, or before
+    that, if it has taken the place of that one, too.
 
     Raises `EntriesMoved`, `Corrupt`, `IncompatibleFormat`, `Unavailable`.
     """
@@ -72,16 +71,23 @@ async def uncompacted_pages(
 async def _segment_pages(
     metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int
 ) -> AsyncGenerator[list[EntrySource], None]:
-    newest = control.segment
+    newest, merged = control.segment, control.rewritten
     listed_end = control.compaction_cursor if newest is None else newest.base
+    if merged is not None and merged.base <= offset <= merged.last:
+        yield [merged]
+        offset = merged.last + 1
     if offset < listed_end:
         end = children_of(keys.segments_prefix.removesuffix("/"))[1]
         segments = 0
         async for record in metadata.range_scan(keys.segment(offset), end):
             segment = decode_segment(record.value, path=record.path)
+            # A merge has all keys of its sources, and what was passed is not met again.
             if segment.base <= offset <= segment.last:
-                yield [_from(segment, offset)]
+                yield [segment]
                 offset = segment.last + 1
+            if merged is not None and merged.base <= offset <= merged.last:
+                yield [merged]
+                offset = merged.last + 1
             if offset >= listed_end:
                 break
             segments += 1
@@ -90,9 +96,4 @@ async def _segment_pages(
         if offset < listed_end:
             raise EntriesMoved(offset)
     if newest is not None and offset <= newest.last:
-        yield [_from(newest, offset)]
-
-
-def _from(segment: SegmentEntry, offset: int) -> SegmentEntry:
-    """It may have taken the place of entries that were gone through."""
-    return segment if segment.base >= offset else msgspec.structs.replace(segment, base=offset)
+        yield [newest]

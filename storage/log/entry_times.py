@@ -12,15 +12,15 @@ KEPT_MAX: Final = 256
 class EntryTimes:
     """The timestamps of the entries that cover the offsets from `start` up to `end` (exclusive).
 
-    `_falling`: base and timestamp of entries that no later one exceeds, oldest first: the first is the greatest, and when it is trimmed the
-    next one is. Entries without room are dropped, except for their greatest timestamp.
+    `_falling`: base, last offset and timestamp of entries that no later one exceeds, oldest first: the first is the greatest, and when it
+    is trimmed the next one is. Entries without room are dropped, except for their greatest timestamp.
     `_rising`: some entries that exceed all before them: none before such an entry, nor it itself, reaches a later time.
     """
 
     __slots__ = ("_falling", "_left_out", "_rising", "_top", "end", "start")
 
     def __init__(self, start: int) -> None:
-        self._falling: deque[tuple[int, int]] = deque()
+        self._falling: deque[tuple[int, int, int]] = deque()
         self._rising: list[tuple[int, int]] = []
         self.begin_at(start)
 
@@ -33,16 +33,22 @@ class EntryTimes:
         self._top = -2  # of all that was added, trimmed or not
 
     def add(self, entry: EntrySource) -> None:
-        """The one that begins at `end`."""
-        assert entry.base == self.end, f"not the next entry: base={entry.base} end={self.end}"
+        """The one that holds `end`, from `start` on. It may have taken the place of entries that were added before."""
+        assert self.start <= entry.base <= self.end <= entry.last, f"not the next entry: {entry} start={self.start} end={self.end}"
+        if entry.base < self.end:
+            # What is forgotten with them is in `entry`, too.
+            while self._falling and self._falling[-1][0] >= entry.base:
+                self._falling.pop()
+            while self._rising and self._rising[-1][0] >= entry.base:
+                self._rising.pop()
         self.end = entry.last + 1
         timestamp = entry.max_timestamp
-        while self._falling and self._falling[-1][1] < timestamp:
+        while self._falling and self._falling[-1][2] < timestamp:
             self._falling.pop()
         if self._left_out is not None and timestamp > self._left_out:
             self._left_out = None
         if self._left_out is None and len(self._falling) < KEPT_MAX:
-            self._falling.append((entry.base, timestamp))
+            self._falling.append((entry.base, entry.last, timestamp))
         else:
             self._left_out = timestamp if self._left_out is None else self._left_out
         if timestamp > self._top:
@@ -52,19 +58,25 @@ class EntryTimes:
                 del self._rising[1::2]
 
     def trim(self, start: int) -> None:
-        """The entries before `start`, which begins one, are gone."""
+        """The entries before `start` are gone. If it begins none of those that are known, nothing is known any more."""
         if not self.start <= start <= self.end:
             self.begin_at(start)
             return
         self.start = start
-        while self._falling and self._falling[0][0] < start:
+        while self._falling and self._falling[0][1] < start:
             self._falling.popleft()
+        if self._falling and self._falling[0][0] < start:
+            self.begin_at(start)
+            return
         if self._rising and self._rising[0][0] < start:
             del self._rising[: bisect_left(self._rising, (start, -1))]
 
     def greatest(self) -> tuple[int, int] | None:
         """Base and timestamp of the first entry with the greatest timestamp; None if there is no entry, or it is not known any more."""
-        return self._falling[0] if self._falling else None
+        if not self._falling:
+            return None
+        base, _, timestamp = self._falling[0]
+        return base, timestamp
 
     def base_before(self, timestamp_ms: int) -> int:
         """The base of an entry, or `start`, before which no entry reaches the time."""

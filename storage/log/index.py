@@ -1,4 +1,4 @@
-"""Offset → entry (docs/design/reading.md): below the cursor `segment`, else segments/; from it on `pending`, else index/ (I4).
+"""Offset → entry (docs/design/reading.md): below the cursor `rewritten`, `segment`, else segments/; from it on `pending`, else index/ (I4).
 
 Entries are facts that never change, so a cached one is as good as a read one, until its object is found to be gone: then others have taken
 its place. An answer that does not cover the offset is no answer.
@@ -63,6 +63,10 @@ class EntryIndex:
         return covering(chunk.entries, offset)
 
     async def _look_for_segment(self, log: PartitionLog, control: Control, offset: int) -> SegmentEntry | None:
+        merged = control.rewritten
+        if merged is not None and merged.base <= offset <= merged.last:
+            self._segments.add(log.partition, merged)
+            return merged
         newest = control.segment
         if newest is not None and newest.base <= offset:
             return newest if offset <= newest.last else None

@@ -28,8 +28,9 @@ class KeptSegments:
         return None
 
     def add(self, partition: PartitionId, segment: SegmentEntry) -> None:
-        kept = self._by_partition.get(partition, ())
-        self._by_partition[partition] = (segment, *kept)[:SEGMENTS_KEPT_MAX]
+        """In place of those whose offsets it holds: readers do not go back behind a merge."""
+        others = [kept for kept in self._by_partition.get(partition, ()) if kept.base < segment.base or segment.last < kept.last]
+        self._by_partition[partition] = (segment, *others)[:SEGMENTS_KEPT_MAX]
         self._by_partition.move_to_end(partition)
         while len(self._by_partition) > PARTITIONS_KEPT_MAX:
             self._by_partition.popitem(last=False)

@@ -120,10 +120,19 @@ class TimeSearch:
         if rest is None or first.max_timestamp >= rest[1]:
             cut = await self._greatest_in(log, first, log_start)
         if rest is not None and rest[1] > (-1 if cut is None else cut.timestamp_ms):
-            entry = await self._index.find(log, rest[0])
-            begin = await self._first_block(log, entry, max(entry.base, log_start), rest[1])
-            return None if begin is None else await self._first_in(log, begin, entry.last + 1, rest[1])
+            return await self._first_of(log, control, rest[0], rest[1])
         return cut
+
+    async def _first_of(self, log: PartitionLog, control: Control, offset: int, timestamp_ms: int) -> TimestampedOffset | None:
+        """The first record that reaches the time, which some record from `offset` on does: in the entry that holds it, as a rule."""
+        while offset < control.sequence_counter:
+            entry = await self._index.find(log, offset)
+            begin = await self._first_block(log, entry, max(entry.base, control.log_start), timestamp_ms)
+            found = None if begin is None else await self._first_in(log, begin, entry.last + 1, timestamp_ms)
+            if found is not None:
+                return found
+            offset = entry.last + 1
+        return None
 
     async def _fresh(self, partition: PartitionId) -> PartitionLog:
         log = self._partitions.get(partition)
@@ -188,6 +197,10 @@ class TimeSearch:
                 async with self._scanning(log, begin, end), contextlib.aclosing(self._pages(log, control, begin)) as pages:
                     async for page in pages:
                         for entry in page:
+                            if entry.base < offset:
+                                # What is remembered of the entry before `offset` is older: that one is in a merge by now.
+                                self._index.drop(log)
+                                raise EntriesMoved(offset)
                             times.add(entry)
         return times
 

@@ -7,15 +7,16 @@ import pytest
 
 from compactor.plan import CompactionPolicy
 from storage.errors import Corrupt, Unavailable
-from storage.formats.control import SegmentEntry, SegmentFact, encode
+from storage.formats.control import SegmentEntry, SegmentFact, encode, with_rewritten
 from storage.formats.segment import FOOTER_READ_BYTES, HEADER_BYTES, segment_key
 from storage.formats.segment_writer import SegmentWriter
 from storage.formats.wal import object_key
 from storage.limits import BLOCK_BYTES, MIB
 from storage.log import read as read_module
 from storage.log import segments
+from storage.log.entry_scan import entry_pages
 from storage.metadata.keys import PartitionKeys
-from storage.metadata.port import Applied, DeleteRange, Put, children_of
+from storage.metadata.port import Applied, Delete, DeleteRange, Put, children_of
 from storage.recordbatch import parse_header, restamp
 from storage.vocabulary import ObjectId
 from tests.kit.record_batches import record_batch
@@ -174,6 +175,76 @@ async def test_a_segment_that_another_has_replaced_is_read_from_that_one() -> No
 
         assert await read(broker, 0, bytes_max=1 << 20) == [0, 1]
         assert broker.telemetry.registry.get_sample_value("forebay_read_damage_total", {"cause": "missing"}) in (None, 0.0)
+
+
+async def set_rewritten(broker: Rig, merged: SegmentEntry | None) -> None:
+    (record,) = await broker.shared.get_many([KEYS.control])
+    assert record is not None
+    control = with_rewritten(await broker.control(), merged)
+    assert isinstance(await broker.shared.write([Put(KEYS.control, encode(control), record.version)]), Applied)
+
+
+async def pages_from(broker: Rig, offset: int) -> list[tuple[int, int]]:
+    control = await broker.control()
+    return [(one.base, one.last) async for page in entry_pages(broker.shared, KEYS, control, offset) for one in page]
+
+
+async def three_and_a_merge(broker: Rig) -> tuple[list[SegmentEntry], SegmentEntry]:
+    """Four segments of two offsets, and one of the second and the third."""
+    segments = [await put_segment(broker, IDS[n], [batch(2 * n), batch(2 * n + 1)], base=2 * n, last=2 * n + 1) for n in range(4)]
+    merged = await put_segment(broker, IDS[4], [batch(offset) for offset in range(2, 6)], base=2, last=5)
+    await set_segments(broker, *segments)
+    return segments, merged
+
+
+async def test_a_merge_that_the_control_record_names_goes_before_the_keys_of_its_sources() -> None:
+    async with rig() as broker:
+        segments, merged = await three_and_a_merge(broker)
+        await set_rewritten(broker, merged)
+        await broker.objects._inner.delete_many([segment_key(PARTITION, one.object_id) for one in segments[1:3]])
+
+        assert [await read(broker, offset) for offset in range(8)] == [[offset] for offset in range(8)]
+        assert await read(broker, 2, bytes_max=1 << 20) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("keys", [(), (3,), (5,), (3, 5)])
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_entries_are_gone_through_once_wherever_a_merge_has_got_to(keys: tuple[int, ...], is_named: bool) -> None:
+    if not is_named and keys != (3, 5):
+        return
+    async with rig() as broker:
+        _, merged = await three_and_a_merge(broker)
+        await broker.shared.write([Put(KEYS.segment(key), encode(SegmentFact(entry=merged)), None) for key in keys])
+        await set_rewritten(broker, merged if is_named else None)
+        found = {offset: await pages_from(broker, offset) for offset in range(9)}
+
+        whole = [(0, 1), (2, 5), (6, 7)]
+        assert found == {offset: whole[index:] for offset, index in enumerate((0, 0, 1, 1, 1, 1, 2, 2, 3))}
+        assert [await read(broker, offset) for offset in range(8)] == [[offset] for offset in range(8)]
+
+
+async def test_the_keys_of_a_merge_that_lie_below_the_log_start_are_not_missed() -> None:
+    async with rig() as broker:
+        _, merged = await three_and_a_merge(broker)
+        await broker.shared.write([Put(KEYS.segment(key), encode(SegmentFact(entry=merged)), None) for key in (3, 5)])
+        await broker.parts.trimmer.trim(PARTITION, 4)
+        await broker.shared.write([Delete(KEYS.segment(key)) for key in (1, 3)])
+
+        assert [await read(broker, offset) for offset in range(4, 8)] == [[4], [5], [6], [7]]
+        assert await pages_from(broker, 4) == [(2, 5), (6, 7)]
+
+
+async def test_a_reader_that_has_read_a_merge_does_not_go_back_behind_it() -> None:
+    async with rig() as broker:
+        _, merged = await three_and_a_merge(broker)
+        assert await read(broker, 3) == [3]
+        await set_rewritten(broker, merged)
+        assert await read(broker, 3) == [3]
+        await set_rewritten(broker, None)
+        log = broker.parts.partitions.get(PARTITION)
+        await broker.parts.control_reads.refresh([log])
+
+        assert await broker.parts.reader._index.find(log, 3) == merged
 
 
 async def test_what_is_compacted_and_collected_while_it_is_read_is_read_all_the_same() -> None:

@@ -21,6 +21,7 @@ from storage.formats.control import (
     decode_control,
     decode_page,
     encode,
+    with_rewritten,
 )
 from storage.limits import (
     CONTROL_BYTES_MAX,
@@ -56,6 +57,74 @@ controls = st.builds(
 @given(controls)
 def test_a_control_record_survives_the_round_trip(control: Control) -> None:
     assert decode_control(encode(control), path="test") == control
+
+
+class ControlOfLevel1(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As the releases before merges have it."""
+
+    fmt: int = 1
+    log_state: LogState
+    fence_epoch: int
+    sequence_counter: int
+    log_start: int
+    compaction_cursor: int
+    segment: SegmentEntry | None
+    pending: tuple[Entry, ...]
+    writers: dict[int, WriterEntry]
+    producers: dict[int, ProducerState]
+    pages: tuple[PageRef, ...]
+    revoked_floor: ObjectId
+    bytes_total: int
+    last_append_ms: int
+    max_timestamp: int
+    max_timestamp_offset: int
+
+
+def of_level_1(control: Control) -> ControlOfLevel1:
+    return ControlOfLevel1(**{name: getattr(control, name) for name in ControlOfLevel1.__struct_fields__})
+
+
+def with_segment(control: Control) -> Control:
+    return msgspec.structs.replace(control, segment=SegmentEntry(20, 29, ID, 1_000, 5, 5))
+
+
+MERGED = SegmentEntry(0, 19, ID, 1_000, 5, 5)
+
+
+@given(controls)
+def test_a_record_without_a_merge_is_the_same_bytes_as_before_there_were_merges(control: Control) -> None:
+    old = msgspec.json.encode(of_level_1(control))
+
+    assert encode(control) == old
+    assert encode(with_rewritten(with_rewritten(control, MERGED), None)) == old
+    assert decode_control(old, path="test") == control
+
+
+@given(controls.map(with_segment))
+def test_a_record_with_a_merge_survives_and_is_refused_by_whoever_does_not_know_merges(control: Control) -> None:
+    merging = with_rewritten(control, MERGED)
+    data = encode(merging)
+
+    assert decode_control(data, path="test") == merging
+    assert (merging.fmt, merging.rewritten, control.rewritten) == (2, MERGED, None)
+    with pytest.raises(msgspec.ValidationError, match="rewritten"):
+        msgspec.json.decode(data, type=ControlOfLevel1)
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        msgspec.structs.replace(with_segment(Control()), rewriting=MERGED),
+        msgspec.structs.replace(with_segment(Control()), fmt=2),
+        with_rewritten(Control(), MERGED),
+        with_rewritten(with_segment(Control()), SegmentEntry(0, 20, ID, 1_000, 5, 5)),
+        with_rewritten(with_segment(Control()), SegmentEntry(8, 7, ID, 1_000, 5, 5)),
+    ],
+    ids=["a merge in format 1", "format 2 without one", "no newest segment", "not below the newest", "empty"],
+)
+def test_a_merge_that_contradicts_its_record_is_corrupt(control: Control) -> None:
+    with pytest.raises(Corrupt, match="test"):
+        decode_control(encode(control), path="test")
 
 
 @given(st.lists(entries, min_size=1, max_size=5))
@@ -104,9 +173,9 @@ def test_a_floor_that_is_no_object_id_is_corrupt() -> None:
         decode_control(encode(Control(revoked_floor=ObjectId("nonsense"))), path="test")
 
 
-@pytest.mark.parametrize("value", [{"fmt": 2}, {"fmt": 2, "log_state": "SPLIT"}, {"fmt": 3, "pending": "elsewhere"}])
+@pytest.mark.parametrize("value", [{"fmt": 3}, {"fmt": 3, "log_state": "SPLIT"}, {"fmt": 4, "pending": "elsewhere"}])
 def test_a_newer_format_is_refused_by_its_number_whatever_else_it_holds(value: dict[str, object]) -> None:
-    with pytest.raises(IncompatibleFormat, match="this program knows up to 1"):
+    with pytest.raises(IncompatibleFormat, match="this program knows up to 2"):
         decode_control(msgspec.json.encode(value), path="test")
 
 

@@ -41,8 +41,10 @@ CONTROL = {
     "writers": {"2": [18, 1]},
     "producers": {"7": STATE},
 }
+MERGING = {**CONTROL, "fmt": 2, "segment": [2, 3, "01JGFJJZ005591T038X855YAFS", 10, 1, 1], "rewritten": CONTROL["segment"]}
 RECORDS: dict[str, tuple[Decode, dict[str, Any]]] = {
     "control": (_by_path(decode_control), CONTROL),
+    "control with a merge": (_by_path(decode_control), MERGING),
     "index chunk": (_by_path(decode_chunk), {"fmt": 1, "entries": [ENTRY]}),
     "page of producers": (_by_path(decode_page), {"fmt": 1, "producers": {"7": STATE}}),
     "topic": (
@@ -65,6 +67,7 @@ RECORDS: dict[str, tuple[Decode, dict[str, Any]]] = {
 }
 ARRAYS = [
     ("control", ("segment",)),
+    ("control with a merge", ("rewritten",)),
     ("control", ("pending", 0)),
     ("control", ("writers", "2")),
     ("control", ("producers", "7")),
@@ -106,8 +109,9 @@ def test_a_field_of_a_newer_release_is_refused(kind: str) -> None:
 def test_a_higher_number_is_refused_whatever_else_is_there(kind: str) -> None:
     decode, value = RECORDS[kind]
 
-    for newer in ({**value, "fmt": 2}, {"fmt": 2}):
-        with pytest.raises(IncompatibleFormat, match="format 2"):
+    number = 3 if kind.startswith("control") else 2
+    for newer in ({**value, "fmt": number}, {"fmt": number}):
+        with pytest.raises(IncompatibleFormat, match=f"format {number}"):
             decode(record_of(newer))
 
 
@@ -164,7 +168,7 @@ def test_it_is_logged_once_for_a_key_with_the_release_and_for_so_many_keys(logge
     assert "Object contains unknown field `more`" in str(logged[0]["cause"])
 
 
-@pytest.mark.parametrize("more", [{"ongoing_txns": {"5": 0}}, {"pending": [[*ENTRY, "inline"]]}, {"fmt": 2}])
+@pytest.mark.parametrize("more", [{"ongoing_txns": {"5": 0}}, {"pending": [[*ENTRY, "inline"]]}, {"fmt": 3}])
 async def test_a_commit_writes_nothing_over_a_control_record_of_a_newer_release(more: dict[str, Any]) -> None:
     """The review's X: the fields were gone with the next commit."""
     async with rig() as broker:

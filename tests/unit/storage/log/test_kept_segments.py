@@ -28,6 +28,18 @@ def test_of_the_segments_of_a_partition_the_last_ones_are_known() -> None:
     ] * SEGMENTS_KEPT_MAX
 
 
+def test_a_merge_takes_the_place_of_its_sources() -> None:
+    kept = KeptSegments()
+    merged = SegmentEntry(10, 29, ObjectId(f"{9:026}"), 2_000, 5, 5)
+    for one in (segment(0), segment(1), segment(2), segment(3), merged, merged):
+        kept.add(PARTITION, one)
+
+    assert [kept.find(PARTITION, offset) for offset in (9, 10, 29, 30)] == [segment(0), merged, merged, segment(3)]
+    for number in range(10, 10 + SEGMENTS_KEPT_MAX):
+        kept.add(PARTITION, segment(number))
+    assert kept.find(PARTITION, 10) is None, "its sources are not behind it"
+
+
 def test_partitions_whose_segments_are_known_are_bounded() -> None:
     kept = KeptSegments()
     for number in range(PARTITIONS_KEPT_MAX + 5):

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from broker.coordination.rendezvous import slot_of
 from broker.coordination.slots import Slots
 from broker.groups.committed import Committed
@@ -35,7 +37,7 @@ from storage.catalog.store_marker import KEY as MARKER
 from storage.catalog.store_marker import write_marker
 from storage.catalog.topics import Topics
 from storage.errors import StorageError
-from storage.formats.control import ProducerPage, decode_control, encode
+from storage.formats.control import Control, ProducerPage, SegmentEntry, decode_control, encode, with_rewritten
 from storage.formats.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from storage.formats.segment_writer import Segment, SegmentWriter
 from storage.formats.wal import decode_header, header_bytes
@@ -157,7 +159,16 @@ async def make() -> Example:
     directory.close()
     await directory.deregister()
     await metadata.close()
-    return Example(found, shared, body, as_table(trace), segment_of(first, ids, clock=clock))
+    segment = segment_of(first, ids, clock=clock)
+    found["control-merging"] = at.control.path, encode(merging(control, ids))
+    return Example(found, shared, body, as_table(trace), segment)
+
+
+def merging(control: Control, ids: IdSource) -> Control:
+    """The record as it would be with three segments, of which the first two are being merged."""
+    newest = SegmentEntry(17, 18, ObjectId(ids.next_ulid()), 393, control.max_timestamp, control.max_timestamp)
+    merged = SegmentEntry(0, 16, ObjectId(ids.next_ulid()), 1_427, control.max_timestamp - 2 * STEP_MS, control.max_timestamp - 2 * STEP_MS)
+    return with_rewritten(msgspec.structs.replace(control, compaction_cursor=19, segment=newest), merged)
 
 
 def segment_of(partition: PartitionId, ids: IdSource, *, clock: SteadyClock) -> Segment:

@@ -466,7 +466,7 @@ async def test_an_undecodable_control_record_is_damaged_metadata(log: Logged) ->
 
 
 async def test_a_newer_control_record_asks_for_a_newer_program(log: Logged) -> None:
-    await log.metadata.write([Put(AT.control, b'{"fmt":2}', None)])
+    await log.metadata.write([Put(AT.control, b'{"fmt":99}', None)])
 
     assert (await failure(log, 0)).exit_code == 2
 
