@@ -1,8 +1,9 @@
 """The metadata store as upkeep calls it: a deadline on every call, and one way to change a control record."""
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from runtime.ids import Entropy
@@ -44,6 +45,15 @@ class Records:
     async def list(self, start: Key, end: str) -> Sequence[str]:
         """Paths from that of `start` up to `end`."""
         return await self._within(self.metadata.list(start, end))
+
+    async def scan(self, start: Key, end: str) -> AsyncGenerator[Record, None]:
+        """Records from `start` up to `end`, each within the deadline. Close it."""
+        async with contextlib.aclosing(self.metadata.range_scan(start, end)) as records:  # type: ignore[type-var]
+            while True:
+                record = await self._within(anext(records, None))
+                if record is None:
+                    return
+                yield record
 
     async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
         try:

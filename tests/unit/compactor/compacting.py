@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from compactor.compaction import Compaction, CompactionResult
+from compactor.merge import Merging
+from compactor.merge_plan import MergePolicy
 from compactor.plan import CompactionPolicy
 from compactor.round import Round, only
 from runtime.blocking import InlineBlocking
@@ -18,6 +20,9 @@ from tests.unit.storage.log.rig import PARTITION
 
 AT_ONCE = CompactionPolicy(entries_due=1)
 """All there is becomes a segment."""
+
+PAIRS = MergePolicy(count_min=2, growth_min=1)
+"""All that may be merged is."""
 
 
 class OneByOne:
@@ -55,6 +60,17 @@ async def opened(metadata: object, objects: object, *, policy: CompactionPolicy 
 async def compacting(metadata: object, objects: object, *, policy: CompactionPolicy = AT_ONCE) -> AsyncIterator[OneByOne]:
     async with opened(metadata, objects, policy=policy) as compaction:
         yield OneByOne(compaction, objects)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def merging(metadata: object, objects: object, *, policy: MergePolicy = PAIRS) -> AsyncIterator[Merging]:
+    store: MetadataStore = metadata  # type: ignore[assignment]
+    session = await store.open_session(timeout_ms=10_000)
+    try:
+        ids = IdSource(clock=SystemClock())
+        yield Merging(metadata=store, objects=objects, session=session, ids=ids, policy=policy)  # type: ignore[arg-type]
+    finally:
+        await session.close()
 
 
 async def index_ends(metadata: MetadataStore, partition: PartitionId = PARTITION) -> list[int]:
