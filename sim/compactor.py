@@ -1,4 +1,4 @@
-"""A compactor of the simulation: the real compaction over faulty stores. It dies and pauses by itself, at whatever await it has reached."""
+"""A compactor of the simulation: real compactions and merges over faulty stores. It dies and pauses by itself, at whatever await it is."""
 
 import asyncio
 import random
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from compactor.collector import CollectionReport, Collector, CollectorPolicy, UnusedCandidate
-from compactor.compaction import Compaction
+from compactor.compaction import Compaction, CompactionEnd
 from compactor.plan import CompactionPolicy
 from compactor.references import References
 from compactor.retention import Retention
@@ -19,13 +19,16 @@ from sim.broker import SESSION_TIMEOUT_MS, Ground
 from sim.determinism import OrderedNursery
 from sim.faults import Wire
 from sim.loop import VirtualClock
+from sim.merger import REOPENED_RATE, SimMerger
+from sim.merger import recover as recover_merges
 from sim.metadata import SimMetadata
 from sim.objects import SimObjects
+from sim.pausing import OldSegments, Pausing
 from storage.errors import StorageError
 from storage.formats.control import Control
 from storage.metadata.keys import PartitionKeys, partition_of_control
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Session, WriteOp, WriteOutcome
+from storage.metadata.port import Session
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import ObjectId, PartitionId
 
@@ -33,8 +36,8 @@ LIFE_S: Final = 4.0
 """The mean life of one while there is weather."""
 PAUSE_S: Final = (0.2, 8.0)
 PAUSED_RATE: Final = 0.6
-WRITES_BEFORE_PAUSE_MAX: Final = 24
-"""A compaction takes eight: a pause begins when any of them is about to be sent."""
+WRITES_BEFORE_PAUSE_MAX: Final = 18
+"""A compaction takes six, a merge four: a pause begins when any of them is about to be sent."""
 IDLE_S: Final = 0.15
 RETAINED_RATE: Final = 0.2
 COLLECTED_RATE: Final = 0.3
@@ -53,20 +56,6 @@ POLICIES: Final = (
 )
 RECOVER: Final = CompactionPolicy(entries_due=1 << 40, segment_bytes=1 << 60, age_due_ms=1 << 60)
 """Nothing is due: what was begun is finished, and no more."""
-
-
-class _Pausing(SimMetadata):
-    _left = 0
-
-    def pause_at(self, number: int, pause: Callable[[], None]) -> None:
-        """Call `pause` when the write of that number is about to be sent."""
-        self._left, self._do_pause = number, pause
-
-    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
-        self._left -= 1
-        if not self._left:
-            self._do_pause()
-        return await super().write(ops)
 
 
 MayTrim = Callable[[PartitionId, int], bool]
@@ -129,34 +118,42 @@ class SimCompactor:
         for partition in list(self._ground.shards.control_records()):
             only(await Round(compaction, objects=self._ground.objects, blocking=InlineBlocking(), clock=clock).run([partition]), partition)
         await metadata.close()
+        await recover_merges(self._ground, self._chance, clock)
 
     async def _live(self, name: str) -> None:
         ground, chance, loop = self._ground, self._chance, asyncio.get_running_loop()
         gate = asyncio.Event()
         gate.set()
         clock = VirtualClock(loop, skew_ms=chance.choice(ground.skews_ms))
-        metadata = _Pausing(
-            ground.metadata, Wire(f"{name} metadata", ground.metadata_plan, gate, ground.nursery, ground.history), ground.shards
-        )
+        wire = Wire(f"{name} metadata", ground.metadata_plan, gate, ground.nursery, ground.history)
+        metadata = Pausing(ground.metadata, wire, ground.shards)
+        # Apart, since leaders that it asks may be deposed.
+        merging_metadata = OldSegments(ground.metadata, wire, ground.shards)
         accounts = Accounts(name, clock, ground.history.violation)
         wire = Wire(f"{name} objects", ground.objects_plan, gate, ground.nursery, ground.history)
         objects = SimObjects(ground.objects, wire, ground.objects_plan, accounts)
         life_s = chance.expovariate(1 / LIFE_S) + 0.1
         if chance.random() < PAUSED_RATE:
             life_s += PAUSE_S[1]
-            metadata.pause_at(chance.randint(1, WRITES_BEFORE_PAUSE_MAX), lambda: self._pause(metadata, gate))
+            pausing, writes_max = chance.choice(((metadata, WRITES_BEFORE_PAUSE_MAX), (merging_metadata, WRITES_BEFORE_PAUSE_MAX // 3)))
+            pausing.pause_at(chance.randint(1, writes_max), lambda: self._pause((metadata, merging_metadata), gate))
+        merger = SimMerger(f"{name} merging", ground, chance, merging_metadata, objects)
         async with OrderedNursery() as nursery:
             work = nursery.spawn(self._work(name, metadata, objects, clock), name=name)
+            merging = nursery.spawn(merger.work(clock), name=f"{name} merging")
             await asyncio.wait({work}, timeout=life_s)
             metadata.crash()
-            work.cancel()
-            await asyncio.wait({work})
+            merging_metadata.crash()
+            for task in (work, merging):
+                task.cancel()
+                await asyncio.wait({task})
             nursery.is_dead = True
 
-    def _pause(self, metadata: SimMetadata, gate: asyncio.Event) -> None:
-        """Nothing gets in or out meanwhile; its claims go with its session if that takes long enough."""
+    def _pause(self, stores: Sequence[SimMetadata], gate: asyncio.Event) -> None:
+        """Nothing gets in or out meanwhile; its claims go with its sessions if that takes long enough."""
         gate.clear()
-        metadata.lose_session()
+        for metadata in stores:
+            metadata.lose_session()
         asyncio.get_running_loop().call_later(self._chance.uniform(*PAUSE_S), gate.set)
 
     async def _work(self, name: str, metadata: SimMetadata, objects: SimObjects, clock: VirtualClock) -> None:
@@ -184,6 +181,8 @@ class SimCompactor:
                 if isinstance(result, StorageError):
                     self._ground.history.trace(name, "not compacted", f"{partition} {result!r}")
                     continue
+                if result.ended is CompactionEnd.CLAIMED and self._chance.random() < REOPENED_RATE:
+                    compaction = None  # its session may be over, and with it what it could claim
                 self.compacted += result.segment is not None
                 self._ground.history.trace(name, result.ended.value, f"{partition} {result.segment}")
 

@@ -110,7 +110,8 @@ async def _segments(metadata: MemoryMetadataStore, keys: PartitionKeys, control:
             wrong.append(f"a segment above the cursor: {segment} cursor={control.compaction_cursor}")
         if merged is not None and merged.base <= segment.base and segment.last <= merged.last:
             segment = merged
-        if segment not in found[-1:]:
+        # Below the log start nothing is promised: a merge that it has passed may be under some of its keys, and gone.
+        if segment.last >= control.log_start and segment not in found[-1:]:
             found.append(segment)
     newest = control.segment
     if newest is not None and newest not in found:

@@ -49,6 +49,8 @@ SMALL: Final = (
     Limit("compactor.spool", "CHUNK_BYTES", 400),
     Limit("compactor.round", "BEGUN_TOGETHER", 2),
     Limit("compactor.round", "FINISHED_TOGETHER", 1),
+    Limit("compactor.merge", "KEYS_PER_PUT", 1),
+    Limit("compactor.merge", "LOOKED_AT_MAX", 6),
     Limit("storage.log.read_places", "PLACES_KEPT_MAX", 2),
     Limit("storage.log.tail", "JOIN_BELOW_BYTES", 100),
     Limit("storage.log.upload_places", "SLOW_UPLOADS_MAX", 1),

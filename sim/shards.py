@@ -10,10 +10,11 @@ from typing import Final
 
 import msgspec
 
+from sim.segment_watch import SegmentWatch
 from storage.metadata import key_order
 from storage.metadata.keys import BROKERS_PREFIX, CLUSTER, CONTROL_SUFFIX, partition_of_control, topic_id
 from storage.metadata.memory import MemoryMetadataStore, SharedRecords
-from storage.metadata.port import Key, Put, Record, WriteOp, WriteOutcome
+from storage.metadata.port import DeleteRange, Key, Put, Record, WriteOp, WriteOutcome
 from storage.vocabulary import PartitionId
 
 TOPIC_IDS: Final = topic_id("").path
@@ -40,6 +41,7 @@ class Shards:
         self._loop = loop
         self._complain = complain
         self._silent_until_s = [0.0] * self.count
+        self._segments = SegmentWatch(complain)
         self.topic_names: dict[str, str] = {}
         """By topic id, of all that anybody ever tried to publish."""
 
@@ -51,6 +53,9 @@ class Shards:
             # What a failed put would have dropped is there still.
             for epoch in sorted((before - self._writers_of(op.key)) & self.registered_epochs() if before else ()):
                 self._complain(f"dropped: the entry of epoch {epoch}, which is registered: {op.key.path}")
+        if ops:
+            key = ops[0].start if isinstance(ops[0], DeleteRange) else ops[0].key
+            self._segments.look(ops, self._records.shards[self.of(key)].records)
         return outcome
 
     def _writers_of(self, key: Key) -> set[int]:
