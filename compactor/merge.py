@@ -1,4 +1,4 @@
-"""One merge of one partition: small neighbours in segments/ become one segment (docs/design/upkeep.md#merging, model Forebay-merge-kept).
+"""One merge of one partition: small neighbours in segments/ become one segment (docs/design/upkeep.md#merging, model Forebay-merge).
 
     claim → plan → the object → [read control] → [sources as they are, under their versions] → [CAS control: rewritten]
           → the merge under every key in its range, each under the version that was scanned → [scan] → [CAS control: no rewritten]

@@ -16,7 +16,7 @@ from storage.errors import StorageError
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Delete
 
-IDLE_S: Final = 0.25
+IDLE_S: Final = 0.1
 REOPENED_RATE: Final = 0.3
 OLD_RATE: Final = 0.15
 """How often a deposed leader is asked from now on, or no longer."""

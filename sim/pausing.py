@@ -23,7 +23,7 @@ class Pausing(SimMetadata):
 
 
 class OldSegments(Pausing):
-    """Of a shard whose leader was deposed, `only_segments` may be old."""
+    """Where the leader of a shard was deposed, it may be that `only_segments` are old."""
 
     only_segments = False
 

@@ -1,4 +1,4 @@
-"""What readers get of each offset below the newest segment, looked at after every write: never nothing, and never what a merge replaced.
+"""What readers get of each offset below the cursor, looked at after every write: never nothing, and never what a merge has replaced.
 
 Two merges of the same offsets may come to differ once they leave out what compaction by key shows to be obsolete, so going back is wrong
 even where the batches are the same.
@@ -55,16 +55,17 @@ class SegmentWatch:
         ends = [int(path.removeprefix(keys.segments_prefix)) for path in paths]
         found: list[SegmentEntry] = []
         offset = control.log_start
-        while offset < control.segment.base:
-            merged = control.rewritten
-            if merged is None or not merged.base <= offset <= merged.last:
+        while offset <= control.segment.last:
+            named = (control.rewritten, control.segment)
+            segment = next((one for one in named if one is not None and one.base <= offset <= one.last), None)
+            if segment is None:
                 at = bisect_left(ends, offset)
-                merged = decode_segment(records[paths[at]].value, path=paths[at]) if at < len(ends) else None
-            if merged is None or not merged.base <= offset <= merged.last:
-                self._complain(f"segments: none has a readable offset: {partition} offset={offset} found={merged}")
+                segment = decode_segment(records[paths[at]].value, path=paths[at]) if at < len(ends) else None
+            if segment is None or not segment.base <= offset <= segment.last:
+                self._complain(f"segments: none has a readable offset: {partition} offset={offset} found={segment}")
                 break
-            found.append(merged)
-            offset = merged.last + 1
+            found.append(segment)
+            offset = segment.last + 1
         for before in self._seen.get(root, ()):
             for now in found:
                 is_inside = before.base <= now.base and now.last <= before.last

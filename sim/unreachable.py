@@ -34,7 +34,6 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "segments SegmentReader._read_footer: if missing_bytes → then": "segments of a run are small: test_reading_segments.py",
     "segments SegmentReader._read_end: if size_bytes > BLOCK_BYTES → then": "segments of a run are small: test_reading_segments.py",
     "entry_scan _segment_pages: newest is None ? → then": _CURSOR,
-    "entry_scan _segment_pages: if segment.base <= offset <= segment.last → else": "segments do not overlap before they are merged",
     "entry_scan _segment_pages: if segments % SEGMENTS_PER_TURN == 0 → else": "in a run each segment ends a turn: test_time_search.py",
     "entry_scan _segment_pages: if offset < listed_end → then #2": "keys of segments never go before there is retention",
     "entry_scan _segment_pages: if newest is not None and offset <= newest.last → else": _CURSOR,

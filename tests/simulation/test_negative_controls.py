@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from sim.world import Plan, run_seed
-from tests.simulation import wrong_brokers, wrong_collector, wrong_compactor, wrong_log
+from tests.simulation import wrong_brokers, wrong_collector, wrong_compactor, wrong_log, wrong_merge
 
 SEEDS_MAX = 300
 
@@ -62,6 +62,36 @@ def test_the_checker_soon_finds_a_log_that(wrong: Wrong) -> None:
 )
 def test_the_checker_soon_finds_a_compactor_that(wrong: Wrong, first: int) -> None:
     _find(wrong, first=first, compactors=2)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("wrong", "first"),
+    [
+        (wrong_merge.deletes_the_entries_of_its_sources_first, 1),
+        (wrong_merge.is_cleared_when_it_was_sent, 1),
+        (wrong_merge.is_cleared_when_its_last_key_has_it, 1),
+        (wrong_merge.deletes_the_keys_of_its_sources_in_the_end, 1),
+        (wrong_merge.takes_the_place_of_a_merge_that_is_under_way, 1),
+        (wrong_merge.puts_itself_over_whatever_is_there, 1),
+    ],
+)
+def test_the_checker_soon_finds_a_merger_that(wrong: Wrong, first: int) -> None:
+    _find(wrong, first=first, compactors=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        wrong_merge.believes_a_scan_of_its_sources,
+        wrong_merge.puts_itself_over_a_later_merge,
+        wrong_merge.takes_no_answer_for_a_refusal_and_deletes_its_object,
+    ],
+)
+def test_the_checker_finds_a_merger_that(wrong: Wrong) -> None:
+    _find(wrong, first=1, compactors=3)
 
 
 @pytest.mark.parametrize(

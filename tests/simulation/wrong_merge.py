@@ -10,11 +10,10 @@ from compactor.merge import MergeEnd, Merging
 from compactor.merge_plan import MergeRefusal, begin_rewriting
 from compactor.records import Records
 from storage.errors import Unavailable
-from storage.formats import control as control_module
 from storage.formats.control import Control, SegmentEntry, SegmentFact, decode_segment, encode, with_rewritten
 from storage.formats.segment import segment_key
 from storage.metadata.keys import PartitionKeys, partition_of_control
-from storage.metadata.port import Delete, Key, Put, WriteOp
+from storage.metadata.port import Delete, Key, Put, Unknown, WriteOp
 
 
 @contextlib.contextmanager
@@ -30,21 +29,6 @@ def deletes_the_entries_of_its_sources_first() -> Iterator[None]:
         return True
 
     with mock.patch.object(Merging, "_commit", commit), mock.patch.object(Merging, "_touch", touch):
-        yield
-
-
-@contextlib.contextmanager
-def scans_before_it_reads_the_control_record() -> Iterator[None]:
-    """Model: F-merge-scan-first. The CAS names a version that is newer than the scan."""
-    commit, touch = Merging._commit, Merging._touch
-
-    async def scan_first(self: Any, keys: PartitionKeys, sources: Any, merged: SegmentEntry) -> MergeEnd:
-        return await commit(self, keys, sources, merged) if await touch(self, keys, sources) else MergeEnd.OVERTAKEN
-
-    async def nothing(*_asked: object) -> bool:
-        return True
-
-    with mock.patch.object(Merging, "_commit", scan_first), mock.patch.object(Merging, "_touch", nothing):
         yield
 
 
@@ -76,55 +60,28 @@ def takes_the_place_of_a_merge_that_is_under_way() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def commits_objects_that_were_revoked() -> Iterator[None]:
-    """Model: F-rewritten-nofloor."""
-    with _begins_also_when(MergeRefusal.REVOKED):
-        yield
-
-
-@contextlib.contextmanager
-def merges_the_newest_segment() -> Iterator[None]:
-    """Model: F-merge-newest. Its entry may be in segments/ already, beside a CAS that was refused."""
-    due = Merging._due
-
-    async def with_newest(self: Any, keys: PartitionKeys, control: Control) -> Any:
-        newest = control.segment
-        if newest is None:
-            return ()
-        (record,) = await self._records.get(keys.segment(newest.last))
-        sources = await due(self, keys, control)
-        below = (await self._records.get(keys.segment(newest.base - 1)))[0] if newest.base else None
-        if record is None or below is None:
-            return sources
-        before = decode_segment(below.value, path=below.path)
-        return [merge_module._Source(before, below), merge_module._Source(newest, record)]
-
-    with (
-        mock.patch.object(Merging, "_due", with_newest),
-        mock.patch.object(control_module, "_check_rewritten"),
-        _begins_also_when(MergeRefusal.NEWEST),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def deletes_its_object_when_it_has_no_answer() -> Iterator[None]:
+def takes_no_answer_for_a_refusal_and_deletes_its_object() -> Iterator[None]:
     """Model: F-merge-loser."""
-    original = Merging._commit
+    original_write, original_commit = Records.write, Merging._commit
+
+    async def write(self: Any, ops: Sequence[WriteOp]) -> Any:
+        outcome = await original_write(self, ops)
+        last = ops[-1]
+        if isinstance(outcome, Unknown) and isinstance(last, Put) and b'"rewritten"' in last.value:
+            raise Unavailable("no answer")
+        return outcome
 
     async def commit(self: Any, keys: PartitionKeys, sources: Any, merged: SegmentEntry) -> MergeEnd:
         partition = partition_of_control(keys.control.path)
         assert partition is not None
         try:
-            ended = await original(self, keys, sources, merged)
-        except Exception:
-            await self._objects.delete_many([segment_key(partition, merged.object_id)])
+            return await original_commit(self, keys, sources, merged)
+        except Unavailable as error:
+            if "no answer" in str(error):
+                await self._objects.delete_many([segment_key(partition, merged.object_id)])
             raise
-        if ended is not MergeEnd.MERGED:
-            await self._objects.delete_many([segment_key(partition, merged.object_id)])
-        return ended
 
-    with mock.patch.object(Merging, "_commit", commit):
+    with mock.patch.object(Merging, "_commit", commit), mock.patch.object(Records, "write", write):
         yield
 
 
