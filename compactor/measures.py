@@ -35,6 +35,7 @@ REMOVED_OFFSETS: Final = Metric("forebay_retention_offsets_total", "Offsets that
 REMOVED_KEYS: Final = Metric(
     "forebay_retention_keys_total", "Keys of entries and segments that were removed because all they hold was deleted"
 )
+MERGES: Final = Metric("forebay_compactor_merges_total", "Segments that were made of several small ones of a quiet partition")
 COLLECTED: Final = Metric(
     "forebay_gc_objects_total", "Objects that were looked at: deleted, live, or unsure because something could not be read", ("outcome",)
 )
@@ -56,8 +57,8 @@ _log = structlog.get_logger("compactor")
 
 @dataclass(slots=True)
 class CycleReport:
-    """What one cycle did. `trimmed` partitions lost `removed_offsets` to retention. `failed`: partitions that could not be looked
-    after, and why. `blocked`: why nothing was compacted, or empty.
+    """What one cycle did. `merges` made one each of `merged_segments` segments in all, `trimmed` partitions lost `removed_offsets` to
+    retention. `failed`: partitions that could not be looked after, and why. `blocked`: why nothing was compacted, or empty.
     """
 
     partitions: int = 0
@@ -67,6 +68,8 @@ class CycleReport:
     objects: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
+    merges: int = 0
+    merged_segments: int = 0
     trimmed: int = 0
     removed_offsets: int = 0
     removed_keys: int = 0
@@ -100,6 +103,7 @@ class Measures:
         self._stages = telemetry.histogram(STAGE_SECONDS)
         self._removed_offsets = telemetry.counter(REMOVED_OFFSETS)
         self._removed_keys = telemetry.counter(REMOVED_KEYS)
+        self._merges = telemetry.counter(MERGES)
         self._collected = telemetry.counter(COLLECTED)
         self._collected_bytes = telemetry.counter(COLLECTED_BYTES)
         self._partitions = telemetry.gauge(PARTITIONS)
@@ -163,6 +167,9 @@ class Measures:
         self._removed_keys.inc(report.removed_keys)
         if report.trimmed:
             _log.info("retention", partitions=report.trimmed, offsets=report.removed_offsets, keys=report.removed_keys)
+        self._merges.inc(report.merges)
+        if report.merges:
+            _log.info("merged", merges=report.merges, segments=report.merged_segments)
         self._note_collection(report.collection)
         if report.segments:
             _log.info(

@@ -49,8 +49,8 @@ def wal_references(control: Control) -> set[ObjectId]:
 
 def segment_references(control: Control) -> set[ObjectId]:
     """Segments that the record itself refers to."""
-    newest = control.segment
-    return {newest.object_id} if newest is not None and newest.last >= control.log_start else set()
+    named = (control.segment, control.rewritten)
+    return {segment.object_id for segment in named if segment is not None and segment.last >= control.log_start}
 
 
 def chunk_references(record: Record, control: Control) -> set[ObjectId]:

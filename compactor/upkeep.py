@@ -6,9 +6,10 @@ with one partition is said, and tried again later, while the others go on.
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -17,6 +18,8 @@ from compactor.compaction import Compaction, CompactionEnd, CompactionResult
 from compactor.discovery import FoundPartition, active_topics, control_pages
 from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures, is_damage
+from compactor.merge import Merging
+from compactor.merge_plan import MergePolicy
 from compactor.plan import CompactionPolicy
 from compactor.references import References
 from compactor.retention import Retention
@@ -48,14 +51,24 @@ class _Life(NamedTuple):
 
     session: Session
     compaction: Compaction
+    merging: Merging
     collector: Collector
 
 
 class _Due(NamedTuple):
-    """What a partition was when the cycle began: the version of its control record, and its end."""
+    """What a partition was when the cycle began: the version of its control record, its end, whether entries may be due, and whether a
+    merge was left undone.
+    """
 
     version: int
     end: int
+    is_compacted: bool
+    is_merging: bool
+
+
+MERGED_MAX: Final = 1_000
+"""Partitions in which segments are merged in one cycle; in the others they are when these have got another segment."""
+MERGES_OF_PARTITION_MAX: Final = 16
 
 
 class Upkeep:
@@ -176,7 +189,14 @@ class Upkeep:
             collector = Collector(
                 metadata=self._metadata, objects=self._objects, references=references, clock=self._clock, policy=self._collecting
             )
-            life = self._life = _Life(session, compaction, collector)
+            merging = Merging(
+                metadata=self._metadata,
+                objects=self._objects,
+                session=session,
+                ids=self._ids,
+                policy=MergePolicy(segment_bytes=self._policy.segment_bytes, block_bytes=self._policy.block_bytes),
+            )
+            life = self._life = _Life(session, compaction, merging, collector)
         record = CompactorRecord(
             name=self.name,
             host=socket.gethostname(),
@@ -210,9 +230,10 @@ class Upkeep:
             async for page in pages:
                 await self._retain(page, limits, report)
                 now_ms = self._clock.now_ms()
-                due |= {
-                    one.partition: _Due(one.version, one.control.sequence_counter) for one in page if self._looks.is_due(one, now_ms=now_ms)
-                }
+                for one in page:
+                    is_compacted, is_merging = self._looks.is_due(one, now_ms=now_ms), one.control.rewritten is not None
+                    if is_compacted or is_merging:
+                        due[one.partition] = _Due(one.version, one.control.sequence_counter, is_compacted, is_merging)
         return due
 
     async def _retain(self, page: Sequence[FoundPartition], limits: Mapping[TopicId, RetentionLimits], report: CycleReport) -> None:
@@ -234,14 +255,39 @@ class Upkeep:
                 tasks.create_task(work())
 
     async def _compact(self, life: _Life, found: Mapping[PartitionId, _Due], report: CycleReport) -> None:
-        due = list(found)
+        due = [partition for partition, one in found.items() if one.is_compacted]
+        grown = {partition for partition, one in found.items() if one.is_merging}
         while due:
-            due = await self._round(life, due, found, report)
+            due = await self._round(life, due, found, report, grown)
+        await self._merge(life, grown, report)
+
+    async def _merge(self, life: _Life, partitions: Iterable[PartitionId], report: CycleReport) -> None:
+        """Merge small segments of partitions that have got another one, or in which a merge was left undone. One at a time: each takes the
+        memory of a whole segment.
+        """
+        for partition in itertools.islice(partitions, MERGED_MAX):
+            try:
+                for _ in range(MERGES_OF_PARTITION_MAX):
+                    done = await life.merging.run(partition)
+                    if done.merged is None:
+                        break
+                    report.merges += 1
+                    report.merged_segments += done.sources
+                    report.written_bytes += done.merged.size_bytes
+            except StorageError as error:
+                self._fail(partition, error, report=report, version=-1)
 
     async def _round(
-        self, life: _Life, due: list[PartitionId], found: Mapping[PartitionId, _Due], report: CycleReport
+        self,
+        life: _Life,
+        due: list[PartitionId],
+        found: Mapping[PartitionId, _Due],
+        report: CycleReport,
+        grown: set[PartitionId],
     ) -> list[PartitionId]:
-        """Return the partitions that may have more to do. What was appended since the cycle began is for the next."""
+        """Return the partitions that may have more to do, and add those that have got a segment to `grown`. What was appended since the
+        cycle began is for the next.
+        """
         one = Round(life.compaction, objects=self._objects, blocking=self._blocking, clock=self._clock, limits=self._limits)
         done = await one.run(due)
         self._measures.note_round(done)
@@ -250,7 +296,10 @@ class Upkeep:
         for partition, ended in done.ended.items():
             if isinstance(ended, StorageError):
                 self._fail(partition, ended, report=report, version=found[partition].version)
-            elif ended.segment is not None and ended.segment.last + 1 < found[partition].end:
+                continue
+            if ended.segment is not None:
+                grown.add(partition)
+            if ended.segment is not None and ended.segment.last + 1 < found[partition].end:
                 again.append(partition)
             else:
                 self._remember(partition, ended, found[partition].version)

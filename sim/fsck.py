@@ -43,6 +43,8 @@ async def fsck(
     partition_keys = PartitionKeys(partition)
     start = Key(partition_keys.index_prefix, partition_keys.partition_key)
     async for record in metadata.range_scan(start, f"{partition_keys.index_prefix}~"):
+        if "!" in record.path:
+            continue  # the witness of a collector whose session has not ended yet
         chunk = decode_chunk(record.value, path=record.path)
         if record.path != partition_keys.index(chunk.entries[-1].last).path:
             wrong.append(f"fsck: a chunk under the key of another: {record.path}")
@@ -102,6 +104,8 @@ async def _segments(metadata: MemoryMetadataStore, keys: PartitionKeys, control:
     if merged is not None:
         wrong.append(f"a merge was left undone: {merged}")
     async for record in metadata.range_scan(Key(keys.segments_prefix, keys.partition_key), f"{keys.segments_prefix}~"):
+        if "!" in record.path:
+            continue
         segment = decode_segment(record.value, path=record.path)
         end = int(record.path.removeprefix(keys.segments_prefix))
         if not segment.base <= end <= segment.last:

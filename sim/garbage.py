@@ -52,7 +52,9 @@ class SegmentCollector:
         start, end = children_of(keys.segments_prefix.removesuffix("/"))
         named: list[SegmentEntry | None] = [control.segment, control.rewritten]
         first = keys.segment(0)._replace(path=start)
-        named += [decode_segment(one.value, path=one.path) async for one in self._ground.metadata.range_scan(first, end) if "!" not in one.path]
+        named += [
+            decode_segment(one.value, path=one.path) async for one in self._ground.metadata.range_scan(first, end) if "!" not in one.path
+        ]
         kept = {segment_key(partition, one.object_id) for one in named if one is not None}
         prefix = segment_key(partition, ObjectId(""))
         return [stat.key async for stat in self._ground.objects.list(prefix) if stat.key not in kept]

@@ -47,7 +47,7 @@ class SegmentWatch:
         partition = partition_of_control(root + CONTROL_SUFFIX)
         assert partition is not None
         keys = PartitionKeys(partition)
-        paths = sorted(path for path in records if path.startswith(keys.segments_prefix))
+        paths = sorted(path for path in records if path.startswith(keys.segments_prefix) and "!" not in path)
         facts = (control.rewritten, control.segment, control.log_start, *[records[path].value for path in paths])
         if self._facts.get(root) == facts:
             return

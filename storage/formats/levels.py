@@ -20,7 +20,7 @@ FORMATS: Final[Mapping[int, Mapping[str, int]]] = {
     },
     2: {
         "WAL object": 1,
-        "control record, index chunk, producer state": 1,
+        "control record, index chunk, producer state": 2,
         "topic, its name by id": 1,
         "broker": 1,
         "cluster": 1,

@@ -6,6 +6,7 @@ finding only if that says that the entries have not moved.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from storage.errors import Corrupt, IncompatibleFormat
@@ -91,7 +92,7 @@ class PartitionWalk:
             return False
         if isinstance(source, Entry):
             return source.last >= control.compaction_cursor
-        if control.segment is not None and control.segment.object_id == source.object_id:
+        if source.object_id in [named.object_id for named in (control.segment, control.rewritten) if named is not None]:
             return True
         (record,) = await self._reading.records([self.keys.segment(source.last)])
         try:
@@ -110,8 +111,10 @@ class PartitionWalk:
             if found:
                 if is_first:
                     self.begin, is_first = found[0].source.base, False
-                elif found[0].source.base != offset:  # a segment that was made since, of entries that were gone through, too
-                    self.is_whole = False
+                else:
+                    self.is_whole &= found[0].source.base == offset
+                # A segment that was made since, of entries that were gone through, too.
+                self.is_whole &= all(one.source.last + 1 == following.source.base for one, following in pairwise(found))
                 for one in found:
                     self._report_all(self.order.take(one.source, key=one.key, partition=self.partition))
                 yield found
@@ -144,6 +147,7 @@ class PartitionWalk:
             if newest.last < offset:  # the cursor is above it, as was reported
                 return [], _Hole(offset, control.compaction_cursor)
             return [LocatedSource(newest, self.keys.control.path)], None
+        offset = self._merge_at(control, offset, found)
         for record in await self._page(self.keys.segment(offset).path, self.keys.segments_prefix, SEGMENTS_PER_PAGE):
             segment = self._segment_of(record)
             if segment is None:
@@ -153,9 +157,18 @@ class PartitionWalk:
             if segment.last >= offset:
                 found.append(LocatedSource(segment, record.path))
                 offset = segment.last + 1
+            offset = self._merge_at(control, offset, found)
             if offset >= listed_end:
                 return found, None
         return found, None if found else _Hole(offset, listed_end)
+
+    def _merge_at(self, control: Control, offset: int, found: list[LocatedSource]) -> int:
+        """Add the merge under way if it holds `offset`. Return the offset behind it."""
+        merged = control.rewritten
+        if merged is None or not merged.base <= offset <= merged.last:
+            return offset
+        found.append(LocatedSource(merged, self.keys.control.path))
+        return merged.last + 1
 
     def _segment_of(self, record: Record) -> SegmentEntry | None:
         try:
@@ -163,7 +176,7 @@ class PartitionWalk:
         except (Corrupt, IncompatibleFormat) as error:
             self._report(finding(kind_of(error, FindingKind.UNDECODABLE), str(error), key=record.path))
             return None
-        if record.path != self.keys.segment(segment.last).path:
+        if not segment.base <= int(record.path.rsplit("/", 1)[1]) <= segment.last:  # a merge lies under all keys in its range
             text = f"a segment of offsets {segment.base}..{segment.last}"
             self._report(about_source(FindingKind.WRONG_KEY, text, segment, key=record.path, partition=self.partition))
         if wrong := malformed(segment):

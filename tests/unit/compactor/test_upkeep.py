@@ -24,7 +24,7 @@ from storage.catalog.records import encode as encode_record
 from storage.catalog.store_marker import write_marker
 from storage.catalog.topics import Topics
 from storage.errors import NotFound, Unavailable
-from storage.formats.control import Control, decode_control
+from storage.formats.control import Control, decode_control, encode, with_rewritten
 from storage.formats.wal import object_key
 from storage.log.batcher import FlushSettings
 from storage.metadata import keys
@@ -425,3 +425,26 @@ async def test_all_objects_can_be_collected_by_hand_and_only_counted() -> None:
 
         assert (counted.deleted, deleted.deleted, len(there)) == (3, 3, 3)
         assert [key for key in it.broker.objects._inner._objects if key.startswith("wal/")] == []
+
+
+async def test_small_segments_are_merged_and_a_merge_that_was_left_undone_is_finished() -> None:
+    async with cluster() as it:
+        upkeep = it.upkeep()
+        for _ in range(9):
+            await it.append(count=1)
+            report = await upkeep.cycle()
+        before = [await it.broker.read_all(partition) for partition in it.partitions]
+        listed = [len({one.object_id for one in await listed_segments(it.broker.shared, partition)}) for partition in it.partitions]
+        (record,) = await it.broker.shared.get_many([PartitionKeys(it.partitions[0]).control])
+        assert record is not None
+        merged = (await listed_segments(it.broker.shared, it.partitions[0]))[0]
+        undone = with_rewritten(decode_control(record.value, path=record.path), merged)
+        await it.broker.shared.write([Put(PartitionKeys(it.partitions[0]).control, encode(undone), record.version)])
+        await upkeep.cycle()
+        await upkeep.close()
+
+        assert report.segments == PARTITIONS
+        assert it.counted("forebay_compactor_merges_total") == PARTITIONS + 1
+        assert max(listed) <= 2, "eight became one"
+        assert (await it.control(it.partitions[0])).rewritten is None
+        assert [await it.broker.read_all(partition) for partition in it.partitions] == before

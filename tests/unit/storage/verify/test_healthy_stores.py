@@ -1,6 +1,7 @@
 """Nothing is found where nothing is wrong: whatever a log has been through, and while it goes on."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -11,15 +12,15 @@ from compactor.compaction import CompactionEnd
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.catalog.topics import Topics
-from storage.errors import Unavailable
+from storage.errors import OutcomeUnknown, Unavailable
 from storage.formats.control import LogState
-from storage.metadata.port import DeleteRange, Key, Record
+from storage.metadata.port import DeleteRange, Key, NotApplied, Put, Record
 from storage.objects.port import ObjectStat
 from storage.verify import partition_walk, reading
 from storage.verify.active_partitions import count_offsets
 from storage.verify.findings import FindingKind
 from tests.kit.record_batches import record_batch
-from tests.unit.compactor.compacting import compacting
+from tests.unit.compactor.compacting import compacting, merging
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 from tests.unit.storage.verify.stores import (
     DEEP,
@@ -388,3 +389,43 @@ async def test_a_store_that_does_not_answer_at_all_ends_it(broker: Rig, monkeypa
         await verify(broker, objects=Interleaved(objects_of(broker), act))
     assert raised.group_contains(Unavailable)
     assert len(asyncio.all_tasks()) < 20
+
+
+@pytest.mark.parametrize("stop_at", [None, "committed", "half put"])
+async def test_merged_segments_are_whole_and_so_is_a_merge_that_is_under_way(broker: Rig, stop_at: str | None) -> None:
+    await three_segments(broker)
+    for begin in (200, 220, 240):
+        await fill(broker, 20, begin=begin)
+        await compact(broker)
+    stopping = StopsMerging(broker.shared, stop_at)
+    async with merging(stopping, broker.objects) as merger:
+        with contextlib.suppress(Unavailable, OutcomeUnknown):
+            await merger.run(PARTITION)
+    control = await broker.control()
+    result = await verify(broker, depth=DEEP)
+
+    assert (control.rewritten is None) == (stop_at is None)
+    assert result.findings.kept == []
+
+
+class StopsMerging:
+    """A store that takes no more writes once a merge was committed, or once one of its keys was put."""
+
+    def __init__(self, inner: Any, stop_at: str | None) -> None:
+        self._inner = inner
+        self._stop_at = stop_at
+        self._is_committed = self._is_stopped = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def write(self, ops: Any) -> Any:
+        if self._is_stopped:
+            return NotApplied("stopped")
+        if self._is_committed and self._stop_at == "half put":
+            self._is_stopped = True
+            return await self._inner.write(ops[:1])
+        outcome = await self._inner.write(ops)
+        if any(isinstance(op, Put) and b'"rewritten"' in op.value for op in ops):
+            self._is_committed, self._is_stopped = True, self._stop_at == "committed"
+        return outcome

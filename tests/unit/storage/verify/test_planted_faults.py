@@ -217,9 +217,9 @@ async def test_a_segment_without_its_key(broker: Rig) -> None:
 async def test_a_segment_under_the_wrong_key(broker: Rig) -> None:
     _, second, _ = await three_segments(broker)
     await delete(broker.shared, KEYS.segment(second.last))
-    await put(broker.shared, KEYS.segment(second.last - 1), encode(SegmentFact(entry=second)))
+    await put(broker.shared, KEYS.segment(second.last + 1), encode(SegmentFact(entry=second)))
 
-    one(await found(broker), FindingKind.WRONG_KEY, key=KEYS.segment(second.last - 1).path, object=segment_of(second))
+    one(await found(broker), FindingKind.WRONG_KEY, key=KEYS.segment(second.last + 1).path, object=segment_of(second))
 
 
 async def test_a_segment_above_the_cursor(broker: Rig) -> None:
