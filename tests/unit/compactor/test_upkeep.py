@@ -75,9 +75,10 @@ class Cluster(NamedTuple):
             http=lambda: "127.0.0.1:8170",
         )
 
-    async def append(self, partitions: Sequence[PartitionId] | None = None, count: int = 3) -> None:
+    async def append(self, partitions: Sequence[PartitionId] | None = None, count: int = 3, *, padding: bytes = b"") -> None:
         for number in range(count):
-            await asyncio.gather(*[self.broker.send(record_batch(b"%d" % number), partition=one) for one in partitions or self.partitions])
+            batches = [(record_batch(b"%d" % number + padding), one) for one in partitions or self.partitions]
+            await asyncio.gather(*[self.broker.send(batch, partition=one) for batch, one in batches])
 
     async def control(self, partition: PartitionId) -> Control:
         (record,) = await self.metadata.get_many([PartitionKeys(partition).control])
@@ -431,7 +432,7 @@ async def test_small_segments_are_merged_and_a_merge_that_was_left_undone_is_fin
     async with cluster() as it:
         upkeep = it.upkeep()
         for _ in range(9):
-            await it.append(count=1)
+            await it.append(count=1, padding=bytes(5_000))
             report = await upkeep.cycle()
         before = [await it.broker.read_all(partition) for partition in it.partitions]
         listed = [len({one.object_id for one in await listed_segments(it.broker.shared, partition)}) for partition in it.partitions]
