@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from compactor.collector import CollectionReport, Collector, CollectorPolicy, UnusedCandidate
@@ -39,8 +40,6 @@ PAUSED_RATE: Final = 0.6
 WRITES_BEFORE_PAUSE_MAX: Final = 18
 """A compaction takes six, a merge four: a pause begins when any of them is about to be sent."""
 IDLE_S: Final = 0.15
-RETAINED_RATE: Final = 0.2
-COLLECTED_RATE: Final = 0.3
 GRACES_MS: Final = (-3_600_000, 0, 500, 4_000)
 """The first is no grace at all, whatever the clocks say: it only saves work."""
 LIMITS: Final = (
@@ -58,6 +57,24 @@ RECOVER: Final = CompactionPolicy(entries_due=1 << 40, segment_bytes=1 << 60, ag
 """Nothing is due: what was begun is finished, and no more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Duties:
+    """What a compactor does beside compacting, and how often it trims or collects before a round. It merges all the time, or never."""
+
+    retained_rate: float = 0.0
+    collected_rate: float = 0.0
+    merges: bool = False
+
+
+DUTIES: Final = {
+    "compact": Duties(),
+    "trim": Duties(retained_rate=0.2),
+    "collect": Duties(collected_rate=0.3),
+    "merge": Duties(merges=True),
+    "all": Duties(retained_rate=0.2, collected_rate=0.3, merges=True),
+}
+"""A seed draws one. What goes wrong between two duties needs `all`; what goes wrong in one shows sooner where only that one is at work."""
+DUTY_NAMES: Final = ("compact", "trim", "collect", "merge", "all", "all", "all")
 MayTrim = Callable[[PartitionId, int], bool]
 """Whether that may become the beginning of a partition: from then on readers are sent there."""
 
@@ -90,8 +107,9 @@ class _SimCollector(Collector):
 
 
 class SimCompactor:
-    def __init__(self, number: int, ground: Ground, chance: random.Random, may_trim: MayTrim) -> None:
+    def __init__(self, number: int, ground: Ground, chance: random.Random, duties: Duties, may_trim: MayTrim) -> None:
         self._number = number
+        self._duties = duties
         self._may_trim = may_trim
         self.trimmed = 0
         self.collected = 0
@@ -135,16 +153,18 @@ class SimCompactor:
         life_s = chance.expovariate(1 / LIFE_S) + 0.1
         if chance.random() < PAUSED_RATE:
             life_s += PAUSE_S[1]
-            pausing, writes_max = chance.choice(((metadata, WRITES_BEFORE_PAUSE_MAX), (merging_metadata, WRITES_BEFORE_PAUSE_MAX // 3)))
+            pauses = ((metadata, WRITES_BEFORE_PAUSE_MAX), (merging_metadata, WRITES_BEFORE_PAUSE_MAX // 3))
+            pausing, writes_max = chance.choice(pauses if self._duties.merges else pauses[:1])
             pausing.pause_at(chance.randint(1, writes_max), lambda: self._pause((metadata, merging_metadata), gate))
         merger = SimMerger(f"{name} merging", ground, chance, merging_metadata, objects)
         async with OrderedNursery() as nursery:
-            work = nursery.spawn(self._work(name, metadata, objects, clock), name=name)
-            merging = nursery.spawn(merger.work(clock), name=f"{name} merging")
-            await asyncio.wait({work}, timeout=life_s)
+            work = [nursery.spawn(self._work(name, metadata, objects, clock), name=name)]
+            if self._duties.merges:
+                work.append(nursery.spawn(merger.work(clock), name=f"{name} merging"))
+            await asyncio.wait(work[:1], timeout=life_s)
             metadata.crash()
             merging_metadata.crash()
-            for task in (work, merging):
+            for task in work:
                 task.cancel()
                 await asyncio.wait({task})
             nursery.is_dead = True
@@ -171,9 +191,9 @@ class SimCompactor:
             except StorageError as error:
                 self._ground.history.trace(name, "no session", repr(error))
                 continue
-            if self._chance.random() < RETAINED_RATE:
+            if self._chance.random() < self._duties.retained_rate:
                 await self._retain(name, retention, taken[0])
-            if self._chance.random() < COLLECTED_RATE:
+            if self._chance.random() < self._duties.collected_rate:
                 await self._collect(name, metadata, objects, session, clock)
             limits = RoundLimits(slice_bytes_max=self._chance.choice((1, 2_000, 1 << 20)))
             report = await Round(compaction, objects=objects, blocking=InlineBlocking(), clock=clock, limits=limits).run(taken)

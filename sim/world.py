@@ -14,7 +14,7 @@ from runtime.ids import IdSource
 from sim.admin import Admin
 from sim.broker import ConnectionLost, Ground, Serving, SimBroker
 from sim.check import Log, RememberedProducers, Stored, check, forgotten
-from sim.compactor import SimCompactor
+from sim.compactor import DUTIES, DUTY_NAMES, SimCompactor
 from sim.determinism import OrderedNursery, stable_order
 from sim.faults import FaultPlan, ObjectFaults
 from sim.fsck import fsck
@@ -56,6 +56,8 @@ class Plan:
     """None: by the seed."""
     compactors: int | None = None
     """None: 0 to 2, by the seed."""
+    duties: str | None = None
+    """A name in sim.compactor.DUTIES; None: by the seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class _World:
         # Drawn apart: seeds without compactors are what they were.
         apart = random.Random(f"compactors {plan.seed} {plan.faults}")
         count = plan.compactors if plan.compactors is not None else apart.choice(COMPACTORS)
+        self._duties = DUTIES[plan.duties or apart.choice(DUTY_NAMES)]
         self._compactor_chances = [random.Random(apart.getrandbits(64)) for _ in range(count)]
 
     async def run(self) -> None:
@@ -148,7 +151,8 @@ class _World:
             self._follow(self._places)
             nursery.spawn(EndAsker("asker", self._places, self._live, self._history, self._child()).run(), name="asker")
             self._gather_crowd()
-            compactors = [SimCompactor(number, ground, one, self._may_trim) for number, one in enumerate(self._compactor_chances, 1)]
+            chances = enumerate(self._compactor_chances, 1)
+            compactors = [SimCompactor(number, ground, one, self._duties, self._may_trim) for number, one in chances]
             compacting = [nursery.spawn(one.run(), name="compactor") for one in compactors]
             admin = Admin(self._live, self._history, self._child())
             keeper = self._replace_fleeting(admin) if self._theme.has_fleeting else None

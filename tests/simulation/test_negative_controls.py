@@ -51,33 +51,37 @@ def test_the_checker_soon_finds_a_log_that(wrong: Wrong) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "first"),
+    "wrong",
     [
-        (wrong_compactor.deletes_index_keys_by_their_base, 1),
-        (wrong_compactor.puts_its_own_segment_beside_its_cas, 1),
-        (wrong_compactor.forgets_the_segment_before, 1),
-        (wrong_compactor.deletes_its_object_when_it_lost, 1),
-        (wrong_compactor.reads_by_the_index_below_the_cursor, 1),
+        wrong_compactor.deletes_index_keys_by_their_base,
+        wrong_compactor.forgets_the_segment_before,
+        wrong_compactor.deletes_its_object_when_it_lost,
+        wrong_compactor.reads_by_the_index_below_the_cursor,
     ],
 )
-def test_the_checker_soon_finds_a_compactor_that(wrong: Wrong, first: int) -> None:
-    _find(wrong, first=first, compactors=2)
+def test_the_checker_soon_finds_a_compactor_that(wrong: Wrong) -> None:
+    _find(wrong, first=1, compactors=2, duties="compact")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
+def test_the_checker_finds_a_compactor_that_puts_its_own_segment_beside_its_cas() -> None:
+    _find(wrong_compactor.puts_its_own_segment_beside_its_cas, first=1, compactors=3, duties="all")
+
+
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("wrong", "first"),
+    "wrong",
     [
-        (wrong_merge.deletes_the_entries_of_its_sources_first, 1),
-        (wrong_merge.is_cleared_when_it_was_sent, 1),
-        (wrong_merge.is_cleared_when_its_last_key_has_it, 1),
-        (wrong_merge.deletes_the_keys_of_its_sources_in_the_end, 1),
-        (wrong_merge.takes_the_place_of_a_merge_that_is_under_way, 1),
-        (wrong_merge.puts_itself_over_whatever_is_there, 1),
+        wrong_merge.deletes_the_entries_of_its_sources_first,
+        wrong_merge.is_cleared_when_it_was_sent,
+        wrong_merge.is_cleared_when_its_last_key_has_it,
+        wrong_merge.deletes_the_keys_of_its_sources_in_the_end,
+        wrong_merge.takes_the_place_of_a_merge_that_is_under_way,
+        wrong_merge.puts_itself_over_whatever_is_there,
     ],
 )
-def test_the_checker_soon_finds_a_merger_that(wrong: Wrong, first: int) -> None:
-    _find(wrong, first=first, compactors=3)
+def test_the_checker_soon_finds_a_merger_that(wrong: Wrong) -> None:
+    _find(wrong, first=1, compactors=3, duties="merge")
 
 
 @pytest.mark.slow
@@ -91,19 +95,26 @@ def test_the_checker_soon_finds_a_merger_that(wrong: Wrong, first: int) -> None:
     ],
 )
 def test_the_checker_finds_a_merger_that(wrong: Wrong) -> None:
-    _find(wrong, first=1, compactors=3)
+    _find(wrong, first=1, compactors=3, duties="merge", seeds_max=3_000)
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "compactors"),
     [
-        wrong_collector.trusts_its_grace,
-        wrong_collector.looks_before_it_revokes,
-        wrong_collector.forgets_what_is_pending,
+        (wrong_collector.trusts_its_grace, 2),
+        (wrong_collector.looks_before_it_revokes, 2),
+        (wrong_collector.forgets_what_is_pending, 2),
+        (wrong_collector.lowers_the_floor, 3),
     ],
 )
-def test_the_checker_soon_finds_a_collector_that(wrong: Wrong) -> None:
-    _find(wrong, first=1, compactors=2)
+def test_the_checker_soon_finds_a_collector_that(wrong: Wrong, compactors: int) -> None:
+    _find(wrong, first=1, compactors=compactors, duties="collect")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+def test_the_checker_finds_a_collector_that_revokes_in_one_partition() -> None:
+    _find(wrong_collector.revokes_in_one_partition, first=1, compactors=2, duties="collect", seeds_max=3_000)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +152,14 @@ def test_the_checker_finds_a_log_that(wrong: Wrong) -> None:
     _find(wrong, first=1)
 
 
-def _find(wrong: Wrong, *, first: int, theme: str | None = None, compactors: int = 0) -> None:
+def _find(
+    wrong: Wrong, *, first: int, theme: str | None = None, compactors: int = 0, duties: str | None = None, seeds_max: int = SEEDS_MAX
+) -> None:
+    plans = (Plan(seed, "harsh", theme=theme, compactors=compactors, duties=duties) for seed in range(first, first + seeds_max))
     with wrong():
-        seeds = range(first, first + SEEDS_MAX)
-        found = next((seed for seed in seeds if run_seed(Plan(seed, "harsh", theme=theme, compactors=compactors)).violations), None)
+        found = next((plan.seed for plan in plans if run_seed(plan).violations), None)
 
-    assert found is not None, f"not found by {SEEDS_MAX} seeds"
+    assert found is not None, f"not found by {seeds_max} seeds"
 
 
 def _classes(seed: int) -> set[str]:

@@ -40,9 +40,9 @@ def puts_its_own_segment_beside_its_cas() -> Iterator[None]:
         last = ops[-1]
         if isinstance(last, Put) and partition_of_control(last.key.path) is not None:
             segment = msgspec.json.decode(last.value, type=Control).segment
-            assert segment is not None
-            keys = PartitionKeys(partition_of_control(last.key.path))  # type: ignore[arg-type]
-            ops = [Put(keys.segment(segment.last), encode(SegmentFact(entry=segment)), ABSENT), last]
+            if segment is not None:
+                keys = PartitionKeys(partition_of_control(last.key.path))  # type: ignore[arg-type]
+                ops = [Put(keys.segment(segment.last), encode(SegmentFact(entry=segment)), ABSENT), last]
         return await original(self, ops)
 
     with mock.patch.object(Records, "write", write):
