@@ -148,6 +148,11 @@ def segment_key(partition: PartitionId, object_id: ObjectId) -> str:
     return f"segments/{partition.topic_id}/{partition.partition:05}/{object_id}"
 
 
+def segments_of_topic(topic_id: TopicId) -> str:
+    """What the keys of its segments begin with, and no others."""
+    return f"segments/{topic_id}/"
+
+
 def parse_segment_key(key: str) -> tuple[PartitionId, ObjectId] | None:
     """What `segment_key` was given, or None if it does not make this key."""
     match = _KEY.fullmatch(key)

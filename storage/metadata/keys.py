@@ -54,6 +54,17 @@ def topic_id(topic_id: str) -> Key:
     return Key(f"{ROOT}/topic-ids/{topic_id}", ROOT)
 
 
+def topic_ids(first: str = "") -> tuple[Key, str]:
+    """The range of keys that `topic_id` makes, from that of `first` on."""
+    start, end = children_of(f"{ROOT}/topic-ids")
+    return Key(f"{start}{first}", ROOT), end
+
+
+def topic_of_id(path: str) -> TopicId:
+    """The topic id whose record lives at `path`."""
+    return TopicId(path.rsplit("/", 1)[1])
+
+
 def broker(broker_id: int) -> Key:
     return Key(f"{ROOT}/brokers/{broker_id:010}", ROOT)
 
@@ -196,6 +207,11 @@ class PartitionKeys:
     @property
     def compactor_claim(self) -> Key:
         return Key(f"{self._root}/meta/compactor-claim", self.partition_key)
+
+    def lists(self) -> list[tuple[Key, str]]:
+        """The ranges of all keys that a partition may have any number of."""
+        bounds = [children_of(f"{self._root}/{one}") for one in ("index", "segments", "producers")]
+        return [(Key(start, self.partition_key), end) for start, end in bounds]
 
     def producer_page(self, name: str) -> Key:
         return Key(f"{self.producers_prefix}{name}", self.partition_key)
