@@ -4,11 +4,12 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from compactor.collector import CollectionReport, Collector, CollectorPolicy, UnusedCandidate
 from compactor.compaction import Compaction, CompactionEnd
 from compactor.plan import CompactionPolicy
+from compactor.purge import Purge, PurgePolicy
 from compactor.references import References
 from compactor.retention import Retention
 from compactor.retention_plan import NO_LIMIT, RetentionLimits
@@ -42,6 +43,7 @@ WRITES_BEFORE_PAUSE_MAX: Final = 18
 IDLE_S: Final = 0.15
 GRACES_MS: Final = (-3_600_000, 0, 500, 4_000)
 """The first is no grace at all, whatever the clocks say: it only saves work."""
+PURGES: Final = (PurgePolicy(pause_s=0.0), PurgePolicy(partitions_per_run=1, objects_per_run=1, pause_s=0.5, pause_s_max=2.0))
 LIMITS: Final = (
     RetentionLimits(NO_LIMIT, 2_000),
     RetentionLimits(NO_LIMIT, 600),
@@ -59,10 +61,11 @@ RECOVER: Final = CompactionPolicy(entries_due=1 << 40, segment_bytes=1 << 60, ag
 
 @dataclass(frozen=True, slots=True)
 class Duties:
-    """What a compactor does beside compacting, and how often it trims or collects before a round. It merges all the time, or never."""
+    """What a compactor does beside compacting, and how often it trims, collects or purges before a round. It merges all the time, or never."""
 
     retained_rate: float = 0.0
     collected_rate: float = 0.0
+    purged_rate: float = 0.0
     merges: bool = False
 
 
@@ -71,12 +74,25 @@ DUTIES: Final = {
     "trim": Duties(retained_rate=0.2),
     "collect": Duties(collected_rate=0.3),
     "merge": Duties(merges=True),
-    "all": Duties(retained_rate=0.2, collected_rate=0.3, merges=True),
+    "purge": Duties(purged_rate=0.3),
+    "all": Duties(retained_rate=0.2, collected_rate=0.3, purged_rate=0.3, merges=True),
 }
 """A seed draws one. What goes wrong between two duties needs `all`; what goes wrong in one shows sooner where only that one is at work."""
-DUTY_NAMES: Final = ("compact", "trim", "collect", "merge", "all", "all", "all")
+DUTY_NAMES: Final = ("compact", "trim", "collect", "merge", "purge", "all", "all", "all", "all")
 MayTrim = Callable[[PartitionId, int], bool]
 """Whether that may become the beginning of a partition: from then on readers are sent there."""
+BeforePurge = Callable[[PartitionId], Awaitable[None]]
+"""Called when keys of that partition are about to go because its topic was deleted."""
+
+
+class SimPurge(Purge):
+    """It says what it is about to do."""
+
+    before: BeforePurge
+
+    async def _purge_partition(self, partition: PartitionId, *args: Any) -> None:
+        await self.before(partition)
+        await super()._purge_partition(partition, *args)
 
 
 class _SimRetention(Retention):
@@ -107,12 +123,16 @@ class _SimCollector(Collector):
 
 
 class SimCompactor:
-    def __init__(self, number: int, ground: Ground, chance: random.Random, duties: Duties, may_trim: MayTrim) -> None:
+    def __init__(
+        self, number: int, ground: Ground, chance: random.Random, duties: Duties, may_trim: MayTrim, before_purge: BeforePurge
+    ) -> None:
         self._number = number
         self._duties = duties
         self._may_trim = may_trim
+        self._before_purge = before_purge
         self.trimmed = 0
         self.collected = 0
+        self.purged = 0
         self._ground = ground
         self._chance = chance
         self._policy = chance.choice(POLICIES)
@@ -180,6 +200,10 @@ class SimCompactor:
         compaction = None
         retention = _SimRetention(metadata=metadata, clock=clock, entropy=self._chance.randbytes)
         retention.may_trim = self._may_trim
+        purge = SimPurge(
+            metadata=metadata, objects=objects, clock=clock, policy=self._chance.choice(PURGES), entropy=self._chance.randbytes
+        )
+        purge.before = self._before_purge
         while True:
             await asyncio.sleep(self._chance.expovariate(1 / IDLE_S))
             try:
@@ -195,6 +219,8 @@ class SimCompactor:
                 await self._retain(name, retention, taken[0])
             if self._chance.random() < self._duties.collected_rate:
                 await self._collect(name, metadata, objects, session, clock)
+            if self._chance.random() < self._duties.purged_rate:
+                await self._purge(name, purge)
             limits = RoundLimits(slice_bytes_max=self._chance.choice((1, 2_000, 1 << 20)))
             report = await Round(compaction, objects=objects, blocking=InlineBlocking(), clock=clock, limits=limits).run(taken)
             for partition, result in report.ended.items():
@@ -229,6 +255,15 @@ class SimCompactor:
             return
         self.collected += done.deleted
         self._ground.history.trace(name, "collected", repr(done))
+
+    async def _purge(self, name: str, purge: Purge) -> None:
+        try:
+            done = await purge.run()
+        except StorageError as error:
+            self._ground.history.trace(name, "not purged", repr(error))
+            return
+        self.purged += done.keys + done.objects
+        self._ground.history.trace(name, "purge", repr(done))
 
     def _open(
         self,

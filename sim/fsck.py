@@ -35,16 +35,14 @@ async def fsck(
     *,
     place: str,
     floors: Sequence[Floor] = (),
+    is_over: bool = True,
 ) -> tuple[Log, list[str]]:
-    """The log as the stores have it, and what is wrong with it."""
+    """The log as the stores have it, and what is wrong with it. Unless it `is_over`, a compaction may be under way."""
     wrong: list[str] = []
     entries: dict[int, Entry] = {}
     found: list[Entry] = []
     partition_keys = PartitionKeys(partition)
-    start = Key(partition_keys.index_prefix, partition_keys.partition_key)
-    async for record in metadata.range_scan(start, f"{partition_keys.index_prefix}~"):
-        if "!" in record.path:
-            continue  # the witness of a collector whose session has not ended yet
+    async for record in metadata.range_scan(partition_keys.index(0), f"{partition_keys.index_prefix}~"):
         chunk = decode_chunk(record.value, path=record.path)
         if record.path != partition_keys.index(chunk.entries[-1].last).path:
             wrong.append(f"fsck: a chunk under the key of another: {record.path}")
@@ -92,8 +90,20 @@ async def fsck(
     if following != control.sequence_counter:
         wrong.append(f"fsck: entries end elsewhere than the log: {partition} end={following} sequence_counter={control.sequence_counter}")
     undone = [one for one in await metadata.get_many([partition_keys.compaction, partition_keys.compactor_claim]) if one is not None]
-    wrong += [f"fsck: a compaction was left undone: {partition} {record.value!r}" for record in undone]
+    if is_over:
+        wrong += [f"fsck: a compaction was left undone: {partition} {record.value!r}" for record in undone]
     return Log(place, partition.topic_id, batches, begin), wrong
+
+
+async def left_behind(metadata: MemoryMetadataStore, objects: MemoryObjectStore, partition: PartitionId, control: Control) -> list[str]:
+    """What is wrong with a partition whose topic was deleted and purged."""
+    wrong = [] if control.log_state is LogState.DELETED else [f"fsck: an open log that belongs to nobody: {partition}"]
+    names = PartitionKeys(partition)
+    found = [one.path for one in await metadata.get_many([names.compaction]) if one is not None]
+    for prefix in (names.index_prefix, names.segments_prefix, names.producers_prefix):
+        found += await metadata.list(Key(prefix, names.partition_key), f"{prefix}~")
+    found += [one.key async for one in objects.list(f"segments/{partition.topic_id}/{partition.partition:05}/")]
+    return wrong + [f"fsck: left behind by a deleted topic: {partition} {one}" for one in found]
 
 
 async def _segments(metadata: MemoryMetadataStore, keys: PartitionKeys, control: Control) -> tuple[list[SegmentEntry], list[str]]:
@@ -103,9 +113,7 @@ async def _segments(metadata: MemoryMetadataStore, keys: PartitionKeys, control:
     merged = control.rewritten
     if merged is not None:
         wrong.append(f"a merge was left undone: {merged}")
-    async for record in metadata.range_scan(Key(keys.segments_prefix, keys.partition_key), f"{keys.segments_prefix}~"):
-        if "!" in record.path:
-            continue
+    async for record in metadata.range_scan(keys.segment(0), f"{keys.segments_prefix}~"):
         segment = decode_segment(record.value, path=record.path)
         end = int(record.path.removeprefix(keys.segments_prefix))
         if not segment.base <= end <= segment.last:

@@ -99,8 +99,17 @@ class Shards:
         records = self._records.shards[self.of(CLUSTER)].records
         return {record.version for path, record in records.items() if path.startswith(BROKERS_PREFIX)}
 
+    def deleted_topics(self) -> set[str]:
+        """The ids that topic-ids says are deleted."""
+        records = self._records.shards[self.of(CLUSTER)].records
+        return {
+            path.removeprefix(TOPIC_IDS)
+            for path, record in records.items()
+            if path.startswith(TOPIC_IDS) and msgspec.json.decode(record.value).get("deleted_logs") is not None
+        }
+
     def control_records(self) -> dict[PartitionId, Record]:
-        """The control records of every partition there ever was: nothing removes what was published."""
+        """The control records of every partition there ever was: nothing removes them."""
         found = {
             partition: record
             for shard in self._records.shards

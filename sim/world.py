@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -14,10 +14,10 @@ from runtime.ids import IdSource
 from sim.admin import Admin
 from sim.broker import ConnectionLost, Ground, Serving, SimBroker
 from sim.check import Log, RememberedProducers, Stored, check, forgotten
-from sim.compactor import DUTIES, DUTY_NAMES, SimCompactor
+from sim.compactor import DUTIES, DUTY_NAMES, SimCompactor, SimPurge
 from sim.determinism import OrderedNursery, stable_order
 from sim.faults import FaultPlan, ObjectFaults
-from sim.fsck import fsck
+from sim.fsck import Floor, fsck, left_behind
 from sim.history import History
 from sim.idempotent import IdempotentProducer
 from sim.limits import lowered
@@ -122,6 +122,9 @@ class _World:
         apart = random.Random(f"compactors {plan.seed} {plan.faults}")
         count = plan.compactors if plan.compactors is not None else apart.choice(COMPACTORS)
         self._duties = DUTIES[plan.duties or apart.choice(DUTY_NAMES)]
+        self._floors: Sequence[Floor] = ()
+        self._purged: dict[PartitionId, tuple[Log, list[str]]] = {}
+        """What there was of a partition of a deleted topic before the first of its keys went."""
         self._compactor_chances = [random.Random(apart.getrandbits(64)) for _ in range(count)]
 
     async def run(self) -> None:
@@ -152,7 +155,7 @@ class _World:
             nursery.spawn(EndAsker("asker", self._places, self._live, self._history, self._child()).run(), name="asker")
             self._gather_crowd()
             chances = enumerate(self._compactor_chances, 1)
-            compactors = [SimCompactor(number, ground, one, self._duties, self._may_trim) for number, one in chances]
+            compactors = [SimCompactor(number, ground, one, self._duties, self._may_trim, self._before_purge) for number, one in chances]
             compacting = [nursery.spawn(one.run(), name="compactor") for one in compactors]
             admin = Admin(self._live, self._history, self._child())
             keeper = self._replace_fleeting(admin) if self._theme.has_fleeting else None
@@ -166,6 +169,7 @@ class _World:
                 kinds=self._theme.kinds,
                 mean_s=self._theme.weather_s,
             )
+            self._floors = weather.floors
             if self._theme.weather_s:
                 weather.let_grow(lambda: self._grow(admin))
                 weather.let_trim(lambda: self._trim(admin))
@@ -284,9 +288,36 @@ class _World:
         self._history.violation(f"liveness: nobody says what producers there are: {place}")
         return RememberedProducers(0, {})
 
+    async def _before_purge(self, partition: PartitionId) -> None:
+        control = self._control_of(partition)
+        name = self._shards.topic_names.get(partition.topic_id)
+        if partition not in self._purged and control is not None and name is not None:
+            place = f"{name}/{partition.partition}"
+            self._purged[partition] = await fsck(
+                self._metadata, self._objects, partition, control, place=place, floors=self._floors, is_over=False
+            )
+
+    async def _purge_all(self) -> None:
+        """What the compactors have left, and what came late."""
+        purge = SimPurge(metadata=self._metadata, objects=self._objects, clock=self._clock)
+        purge.before = self._before_purge
+        done = await purge.run()
+        deleted, records = self._shards.deleted_topics(), self._shards.control_records()
+        if not done.is_round or set(done.failed) & set(map(str, records)):
+            self._history.violation(f"a topic cannot be purged: {done}")
+        for partition, record in records.items():
+            if partition.topic_id in deleted:
+                control = decode_control(record.value, path=record.path)
+                for text in await left_behind(self._metadata, self._objects, partition, control):
+                    self._history.violation(text)
+
     async def _judge(self, weather: Weather, remembered: Mapping[str, RememberedProducers]) -> None:
         logs: list[Log] = []
-        for partition, record in self._shards.control_records().items():
+        if self._compactor_chances:
+            await self._purge_all()
+        records = self._shards.control_records()
+        logs += [log for partition, (log, _) in self._purged.items() if partition not in records]
+        for partition, record in records.items():
             control = decode_control(record.value, path=record.path)
             name = self._shards.topic_names.get(partition.topic_id)
             if name is None:
@@ -294,7 +325,10 @@ class _World:
                     self._history.violation(f"fsck: a log without a topic: {partition}")
                 continue
             place = f"{name}/{partition.partition}"
-            log, wrong = await fsck(self._metadata, self._objects, partition, control, place=place, floors=weather.floors)
+            if partition in self._purged:
+                log, wrong = self._purged[partition]
+            else:
+                log, wrong = await fsck(self._metadata, self._objects, partition, control, place=place, floors=weather.floors)
             logs.append(log)
             for text in wrong:
                 self._history.violation(text)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from sim.world import Plan, run_seed
-from tests.simulation import wrong_brokers, wrong_collector, wrong_compactor, wrong_log, wrong_merge
+from tests.simulation import wrong_brokers, wrong_collector, wrong_compactor, wrong_log, wrong_merge, wrong_purge
 
 SEEDS_MAX = 300
 
@@ -115,6 +115,13 @@ def test_the_checker_soon_finds_a_collector_that(wrong: Wrong, compactors: int) 
 @pytest.mark.timeout(1_800)
 def test_the_checker_finds_a_collector_that_revokes_in_one_partition() -> None:
     _find(wrong_collector.revokes_in_one_partition, first=1, compactors=2, duties="collect", seeds_max=3_000)
+
+
+@pytest.mark.parametrize(
+    "wrong", [wrong_purge.goes_by_the_mark_of_a_deletion, wrong_purge.goes_by_a_list_of_topics, wrong_purge.removes_the_tombstone_too]
+)
+def test_the_checker_soon_finds_a_purge_that(wrong: Wrong) -> None:
+    _find(wrong, first=1, compactors=2, duties="purge")
 
 
 @pytest.mark.parametrize(
