@@ -9,6 +9,7 @@ import structlog
 from compactor.collector import CollectionReport
 from compactor.compaction import CompactionResult
 from compactor.looks import Looks
+from compactor.purge import PurgeResult
 from compactor.round import RoundReport
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
@@ -40,6 +41,9 @@ COLLECTED: Final = Metric(
     "forebay_gc_objects_total", "Objects that were looked at: deleted, live, or unsure because something could not be read", ("outcome",)
 )
 COLLECTED_BYTES: Final = Metric("forebay_gc_bytes_total", "Bytes of the objects that were deleted")
+PURGED: Final = Metric(
+    "forebay_purge_removed_total", "What deleted topics had left and was removed: keys, and objects of segments", ("what",)
+)
 PARTITIONS: Final = Metric("forebay_compactor_partitions", "Partitions that this compactor looks after")
 FAILED: Final = Metric("forebay_compactor_failed_partitions", "Partitions that could not be looked after in the last cycle")
 WAITING_BYTES: Final = Metric(
@@ -74,6 +78,7 @@ class CycleReport:
     removed_offsets: int = 0
     removed_keys: int = 0
     collection: CollectionReport = field(default_factory=CollectionReport)
+    purge: PurgeResult | None = None
     took_s: float = 0.0
     blocked: str = ""
     failed: dict[PartitionId, StorageError] = field(default_factory=dict)
@@ -106,6 +111,7 @@ class Measures:
         self._merges = telemetry.counter(MERGES)
         self._collected = telemetry.counter(COLLECTED)
         self._collected_bytes = telemetry.counter(COLLECTED_BYTES)
+        self._purged = telemetry.counter(PURGED)
         self._partitions = telemetry.gauge(PARTITIONS)
         self._failed = telemetry.gauge(FAILED)
         self._waiting_bytes = telemetry.gauge(WAITING_BYTES)
@@ -171,6 +177,8 @@ class Measures:
         if report.merges:
             _log.info("merged", merges=report.merges, segments=report.merged_segments)
         self._note_collection(report.collection)
+        if report.purge is not None:
+            self._note_purge(report.purge)
         if report.segments:
             _log.info(
                 "compacted",
@@ -191,6 +199,14 @@ class Measures:
             self._say(("objects", about), "objects_kept", of=about, outcome=outcome_of(error), cause=str(error))
         if done.deleted:
             _log.info("objects_deleted", objects=done.deleted, bytes=done.deleted_bytes, live=done.live, unsure=done.unsure)
+
+    def _note_purge(self, done: PurgeResult) -> None:
+        self._purged.labels("keys").inc(done.keys)
+        self._purged.labels("objects").inc(done.objects)
+        for about, error in done.failed.items():
+            self._say(("purge", about), "topic_not_purged", of=about, outcome=outcome_of(error), cause=str(error))
+        if done.keys or done.objects:
+            _log.info("topics_purged", keys=done.keys, objects=done.objects, bytes=done.object_bytes)
 
     def note_failed_cycle(self, error: StorageError) -> None:
         """The stores did not answer."""

@@ -27,6 +27,7 @@ from storage.objects.port import ObjectStat, ObjectStore
 from storage.vocabulary import PartitionId, TopicId
 
 RECORDS_PER_RUN: Final = 10_000
+PARTITIONS_PER_RUN: Final = 1_000
 PARTITIONS_TOGETHER: Final = 16
 OBJECTS_PER_DELETE: Final = 1_000
 FAILED_MAX: Final = 100
@@ -41,7 +42,7 @@ KEPT_MAX: Final = 100_000
 class PurgePolicy:
     """What one run does at most, and the pause before a topic is looked at again: it doubles with each look that finds nothing."""
 
-    partitions_per_run: int = 1_000
+    partitions_per_run: int = PARTITIONS_PER_RUN
     objects_per_run: int = 50_000
     pause_s: float = 60.0
     pause_s_max: float = 86_400.0

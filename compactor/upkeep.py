@@ -21,6 +21,7 @@ from compactor.measures import CycleReport, Measures, is_damage
 from compactor.merge import Merging
 from compactor.merge_plan import MergePolicy
 from compactor.plan import CompactionPolicy
+from compactor.purge import Purge
 from compactor.references import References
 from compactor.retention import Retention
 from compactor.retention_plan import RetentionLimits, limits_of
@@ -104,6 +105,8 @@ class Upkeep:
         self._http = http
         self._looks = Looks()
         self._retention = Retention(metadata=metadata, clock=clock)
+        self._purge = Purge(metadata=metadata, objects=objects, clock=clock)
+        self._purge_at_s = clock.monotonic_s()
         self._life: _Life | None = None
         self._started_at_ms = clock.now_ms()
         self.name = ids.next_ulid(above="")
@@ -144,6 +147,7 @@ class Upkeep:
             if not report.blocked:
                 await self._compact(life, due, report)
             if is_share and compactor_of(COLLECTING, names) == self.name:
+                await self._purge_topics(report)
                 await self._collect(life, report)
         report.took_s = self._clock.monotonic_s() - began_s
         self._measures.note_cycle(report, self._looks)
@@ -168,6 +172,13 @@ class Upkeep:
             return
         await life.collector.cycle(report.collection)
         self._collect_at_s = self._clock.monotonic_s() + self._collect_every_s
+
+    async def _purge_topics(self, report: CycleReport) -> None:
+        if self._clock.monotonic_s() < self._purge_at_s:
+            return
+        report.purge = await self._purge.run()
+        if report.purge.is_round:
+            self._purge_at_s = self._clock.monotonic_s() + self._collect_every_s
 
     async def close(self) -> None:
         """Give up what it has claimed."""

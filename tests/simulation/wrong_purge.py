@@ -16,7 +16,7 @@ from storage.catalog.topic_records import TopicIdRecord, TopicState, decode_topi
 from storage.formats.control import Control, LogState, encode
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
-from storage.metadata.port import Delete, Record
+from storage.metadata.port import ABSENT, Delete, Put, Record
 from storage.vocabulary import PartitionId
 
 TOMBSTONE = encode(Control(log_state=LogState.DELETED))
@@ -65,13 +65,15 @@ def goes_by_a_list_of_topics() -> Iterator[None]:
 
 @contextlib.contextmanager
 def removes_the_tombstone_too() -> Iterator[None]:
-    """Model: F-purge-tombstone-early. A creation that was given up may be under way still."""
+    """Model: F-purge-tombstone-early. A put of the creation is under way still, and arrives when the tombstone is gone."""
     original = Purge._purge_partition
 
     async def purge(self: Any, partition: PartitionId, control: Record | None, *others: Any) -> None:
         await original(self, partition, control, *others)
         if control is not None and _is_of_a_compactor(self):
-            await self._records.write([Delete(PartitionKeys(partition).control, control.version)])
+            key = PartitionKeys(partition).control
+            await self._records.write([Delete(key, control.version)])
+            await self._records.write([Put(key, encode(Control()), ABSENT)])
 
     with mock.patch.object(Purge, "_purge_partition", purge):
         yield

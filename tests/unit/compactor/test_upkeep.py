@@ -387,6 +387,29 @@ async def test_objects_that_became_segments_go_in_the_same_cycle_once_they_are_o
         assert it.counted("forebay_gc_bytes_total") == report.collection.deleted_bytes > 0
 
 
+async def test_what_a_deleted_topic_left_is_removed_and_counted() -> None:
+    async with cluster() as it:
+        await it.append(count=40)
+        names = [PartitionKeys(partition) for partition in it.partitions]
+        topics = Topics(it.broker.shared, clock=it.clock, ids=IdSource(clock=it.clock))
+        (topic,) = await topics.all()
+        await topics.delete(topic)
+        topics.close()
+        left = [path for one in names for first, end in one.lists() for path in await it.broker.shared.list(first, end)]
+        upkeep = it.upkeep()
+        with capture_logs() as logged:
+            report = await upkeep.cycle()
+        await upkeep.close()
+        after = [path for one in names for first, end in one.lists() for path in await it.broker.shared.list(first, end)]
+
+        assert len(left) >= PARTITIONS
+        assert after == []
+        assert report.purge is not None
+        assert (report.purge.partitions, report.purge.keys, report.purge.failed) == (PARTITIONS, len(left), {})
+        assert [line["keys"] for line in logged if line["event"] == "topics_purged"] == [len(left)]
+        assert it.counted("forebay_purge_removed_total", what="keys") == len(left)
+
+
 async def test_of_two_compactors_one_collects() -> None:
     async with cluster() as it:
         one, other = it.upkeep(grace_ms=-60_000), it.upkeep(grace_ms=-60_000)
