@@ -6,10 +6,17 @@ from collections.abc import Sequence
 
 import pytest
 
+from compactor.collector import CYCLE_OBJECTS_MAX, WAL_PREFIX, CollectionReport, Collector
+from compactor.references import References
 from runtime.clock import SystemClock
+from runtime.ids import IdSource
 from runtime.ulid import encode_ulid
 from storage.errors import EndsEarly, NotFound
+from storage.formats.control import Control, Entry, encode
 from storage.formats.wal import decode_header, object_key
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import ABSENT, Put
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.port import ObjectStore
 from storage.vocabulary import PartitionId, TopicId
@@ -88,3 +95,40 @@ async def test_any_number_of_objects_takes_a_bit_of_memory_each(count: int) -> N
     assert (seen, store.deleted, store.pages, store.deletes) == (count, count, count // 1_000, count // 1_000)
     assert list(store.remaining()) == []
     assert peak_bytes < MIB
+
+
+@pytest.mark.parametrize("count", [25_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(1_800)])])
+async def test_a_collector_goes_through_any_number_of_objects_in_bounded_memory_and_deletes_all_but_those_referred_to(count: int) -> None:
+    clock = SystemClock()
+    metadata = MemoryMetadataStore(clock=clock)
+    store = EndlessObjects(count, first_ms=clock.now_ms() - count * 30 - 3_600_000, every_ms=30, partitions_of=two_of_seven)
+    live = sorted({0, 3, count // 2, count - 1})
+    for number in range(7):
+        pending = tuple(
+            Entry(place, place, store.object_id(one), ((200, 100),), 0, 0)
+            for place, one in enumerate(one for one in live if PartitionId(TOPIC, number) == two_of_seven(one)[0])
+        )
+        control = Control(sequence_counter=len(pending), pending=pending)
+        await metadata.write([Put(PartitionKeys(PartitionId(TOPIC, number)).control, encode(control), ABSENT)])
+    session = await metadata.open_session(timeout_ms=600_000)
+    references = References(metadata, session=session, ids=IdSource(clock=clock))
+    collector = Collector(metadata=metadata, objects=store, references=references, clock=clock)
+    report, cycles, peak_bytes = CollectionReport(), 0, 0
+    began_s = time.process_time()
+    ended: set[str] = set()
+    while WAL_PREFIX not in ended:
+        if cycles == 1:
+            tracemalloc.start()
+        ended = await collector.cycle(report, kinds=[WAL_PREFIX])
+        if cycles == 1:
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        cycles += 1
+    print(f"{count} objects collected: {time.process_time() - began_s:.1f} s, peak {peak_bytes >> 10} KiB, {store.gets} GETs")
+    await session.close()
+
+    assert (report.looked_at, report.deleted, report.live, report.failed) == (count, count - len(live), len(live), {})
+    assert list(store.remaining()) == live
+    assert cycles == count // CYCLE_OBJECTS_MAX + 1
+    assert store.gets == count
+    assert 0 < peak_bytes < 16 * MIB
