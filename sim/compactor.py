@@ -61,7 +61,7 @@ RECOVER: Final = CompactionPolicy(entries_due=1 << 40, segment_bytes=1 << 60, ag
 
 @dataclass(frozen=True, slots=True)
 class Duties:
-    """What a compactor does beside compacting, and how often it trims, collects or purges before a round. It merges all the time, or never."""
+    """What a compactor does beside compacting: how often it trims, collects or purges before a round. It merges all the time, or never."""
 
     retained_rate: float = 0.0
     collected_rate: float = 0.0
