@@ -1,176 +1,179 @@
-"""Retention: `log_start` moves up over what is too old or too much, then the keys below it go (docs/design/upkeep.md).
+"""Retention of one partition: `log_start` moves up over what is too old or too much, then keys below it go (docs/design/upkeep.md, I5).
 
-    control record → entries from log_start on, until one stays → CAS control: log_start → keys of index/ and segments/ that end below it go
+    control record → its entries, until one stays → [CAS control: log_start] → keys of index/ and segments/ that END below it, by version
 
-No object is read or deleted: those that no key names any more are the collector's. It decides nothing about DeleteRecords, and removes the
-keys that this leaves behind.
+Keys alone are read. Objects below log_start are the collector's. What a client has deleted with DeleteRecords leaves keys behind, too: they
+go the same way.
 """
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from compactor.records import KEYS_PER_DELETE, Records
-from compactor.retention_plan import NO_LIMIT, RetentionLimits, count_gone, source_bytes, source_ms
+from compactor.records import CALL_TIMEOUT_S, KEYS_PER_DELETE, Records
+from compactor.retention_plan import RetentionLimits, RetentionPlan, TidyPolicy, tidied
 from runtime.clock import Clock
 from runtime.ids import Entropy
 from storage.errors import Unavailable
 from storage.formats.control import Control, EntrySource, LogState, decode_control
 from storage.log.entry_scan import EntriesMoved, entry_pages
-from storage.log.trim import decide_trim
 from storage.metadata.keys import PartitionKeys
-from storage.metadata.port import Applied, Delete, Key, MetadataStore, WriteOp
+from storage.metadata.port import Applied, Delete, Key, MetadataStore, Status, WriteOp
 from storage.vocabulary import PartitionId
 
 KEPT_MAX: Final = 200_000
-"""Partitions of which the last look is remembered: 50 MiB. The others are looked at in each cycle."""
-AGAIN_MS_MAX: Final = 3_600_000
+"""The last look at each takes 250 bytes. Beyond them a partition is looked at whenever somebody asks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionResult:
-    """`removed` offsets went, `keys` of entries were deleted."""
+    """`removed`: by how many offsets the log begins later. `keys` below its beginning were deleted."""
 
     log_start: int
     removed: int = 0
     keys: int = 0
 
 
-class _Kept(NamedTuple):
-    """What the last look found: below `cleaned_to` no keys are left, nothing expires before `again_ms`, and nothing is too much until more
-    than `bytes_total_max` was appended in all.
-    """
+class _Look(NamedTuple):
+    """What the last look has found: nothing is too old before `again_ms`, or too much before `again_bytes` were appended in all."""
 
     limits: RetentionLimits
-    cleaned_to: int
     log_start: int
-    again_ms: int
-    bytes_total_max: float
+    again_ms: float
+    again_bytes: float
+    cleaned_to: int
+    """Keys that end below it are gone, but for those that arrive late."""
 
 
 class Retention:
     """Applies limits to partitions, one call each. Calls may run side by side, for different partitions.
 
-    Errors of a call: `Corrupt`, `IncompatibleFormat` (the partition is left as it is), `Unavailable`, `OutcomeUnknown`: log_start only
-    grows, so another call does the rest.
+    Errors of a call: `Corrupt`, `IncompatibleFormat` (the partition is left as it is), `Unavailable`, `OutcomeUnknown`; the last two go
+    away with another call. Cancelled: as if the process had died, and another call does the rest.
     """
 
-    def __init__(self, *, metadata: MetadataStore, clock: Clock, entropy: Entropy = os.urandom) -> None:
+    def __init__(self, metadata: MetadataStore, clock: Clock, entropy: Entropy = os.urandom, *, policy: TidyPolicy | None = None) -> None:
         self._records = Records(metadata, entropy=entropy)
         self._clock = clock
-        self._kept: dict[PartitionId, _Kept] = {}
+        self._policy = policy or TidyPolicy()
+        self._looks: dict[PartitionId, _Look] = {}
 
     def is_due(self, partition: PartitionId, control: Control, limits: RetentionLimits) -> bool:
-        """Whether a look may find something."""
-        if control.log_state is LogState.DELETED:
-            self._kept.pop(partition, None)
+        """Whether a run may find something to do, for a partition with that control record."""
+        if control.log_state is not LogState.OPEN:
+            self._looks.pop(partition, None)
             return False
-        kept = self._kept.get(partition)
-        if kept is None or kept.limits != limits:
-            return control.log_start > 0 or not (limits.is_endless or control.sequence_counter == 0)
-        if kept.cleaned_to < control.log_start:
+        now_ms = self._clock.now_ms()
+        if tidied(control, control.log_start, self._policy, now_ms=now_ms) is not None:
             return True
-        if control.log_start == control.sequence_counter:
-            return False
-        return (limits.retention_ms != NO_LIMIT and self._clock.now_ms() >= kept.again_ms) or control.bytes_total > kept.bytes_total_max
-
-    async def run(self, partition: PartitionId, limits: RetentionLimits) -> RetentionResult:
-        """Delete what has to go of one partition."""
-        keys = PartitionKeys(partition)
-        (record,) = await self._records.get(keys.control)
-        if record is None:
-            return RetentionResult(0)
-        control = decode_control(record.value, path=record.path)
-        before = control.log_start
-        kept = _Kept(limits, before, before, self._clock.now_ms() + AGAIN_MS_MAX, float("inf"))
-        if control.log_state is LogState.OPEN and not limits.is_endless and before < control.sequence_counter:
-            try:
-                kept = await self._look(keys, control, limits)
-            except EntriesMoved:
-                return RetentionResult(before)  # compacted or trimmed meanwhile: the next call sees it
-            if kept.log_start > before:
-                moved = await self._move(keys, kept.log_start)
-                if moved is None:
-                    return RetentionResult(before)
-                kept = kept._replace(log_start=moved)
-        removed_keys = await self._delete_keys(keys, kept.log_start)
-        if partition in self._kept or len(self._kept) < KEPT_MAX:
-            self._kept[partition] = kept._replace(cleaned_to=kept.log_start)
-        return RetentionResult(kept.log_start, kept.log_start - before, removed_keys)
+        look = self._looks.get(partition)
+        if look is None or look.limits != limits:
+            return control.log_start > 0 or (control.sequence_counter > 0 and not limits.is_endless)
+        if control.log_start > look.log_start or look.cleaned_to < control.log_start:
+            return True
+        return control.log_start < control.sequence_counter and (now_ms >= look.again_ms or control.bytes_total >= look.again_bytes)
 
     def keep_only(self, partitions: frozenset[PartitionId]) -> None:
         """Others are gone, or somebody else's."""
-        for partition in [one for one in self._kept if one not in partitions]:
-            del self._kept[partition]
+        for partition in [one for one in self._looks if one not in partitions]:
+            del self._looks[partition]
 
-    async def _look(self, keys: PartitionKeys, control: Control, limits: RetentionLimits) -> _Kept:
-        """Where the log has to begin, and when that may change."""
+    async def run(self, partition: PartitionId, limits: RetentionLimits) -> RetentionResult:
+        """Delete what has to go of one partition. One that does not exist, or is not OPEN, is left alone."""
         now_ms = self._clock.now_ms()
-        log_start, live_bytes = control.log_start, control.bytes_total
-        is_counted = limits.retention_bytes != NO_LIMIT and control.bytes_total > limits.retention_bytes
-        if is_counted:
-            live_bytes = await self._live_bytes(keys, control)
-        first: EntrySource | None = None
-        async with contextlib.aclosing(entry_pages(self._records.metadata, keys, control, log_start)) as pages:
+        keys = PartitionKeys(partition)
+        (record,) = await self._records.get(keys.control)
+        control = Control(log_state=LogState.DELETED) if record is None else decode_control(record.value, path=record.path)
+        if control.log_state is not LogState.OPEN:
+            return RetentionResult(control.log_start)
+        try:
+            plan = await self._plan(keys, control, limits, now_ms)
+        except EntriesMoved:
+            return RetentionResult(control.log_start)  # compacted or trimmed meanwhile: the next run sees it
+        changed = None
+        if tidied(control, plan.log_start, self._policy, now_ms=now_ms) is not None:
+            changed = await self._change(keys, plan.log_start, now_ms)
+            if changed is None:
+                return RetentionResult(control.log_start)
+        log_start = (changed or control).log_start
+        before = self._looks.get(partition)
+        cleaned_to = 0 if before is None else before.cleaned_to
+        removed_keys = 0
+        if cleaned_to < log_start:
+            removed_keys, is_clean = await self._delete_keys(keys, log_start)
+            cleaned_to = log_start if is_clean else cleaned_to
+        if before is not None or len(self._looks) < KEPT_MAX:
+            self._looks[partition] = _Look(limits, log_start, plan.again_ms, plan.again_bytes, cleaned_to)
+        return RetentionResult(log_start, log_start - control.log_start, removed_keys)
+
+    async def _plan(self, keys: PartitionKeys, control: Control, limits: RetentionLimits, now_ms: int) -> RetentionPlan:
+        plan = RetentionPlan(limits, control, now_ms=now_ms)
+        if limits.is_endless or control.log_start == control.sequence_counter:
+            return plan
+        async with contextlib.aclosing(self._pages(keys, control)) as pages:
             async for page in pages:
-                gone, live_bytes = count_gone(page, limits, live_bytes=live_bytes, now_ms=now_ms)
-                if gone:
-                    log_start = page[gone - 1].last + 1
-                if gone < len(page):
-                    first = page[gone]
+                if not plan.add(page):
                     break
-        again_ms = now_ms + AGAIN_MS_MAX
-        if first is None:
-            again_ms = 0  # what comes next may be old already
-        elif limits.retention_ms != NO_LIMIT:
-            again_ms = min(again_ms, source_ms(first) + limits.retention_ms)
-        bytes_total_max = float("inf")
-        if limits.retention_bytes != NO_LIMIT:
-            bytes_total_max = max(control.bytes_total, control.bytes_total + limits.retention_bytes - live_bytes)
-        return _Kept(limits, control.log_start, log_start, again_ms, bytes_total_max)
+        return plan
 
-    async def _live_bytes(self, keys: PartitionKeys, control: Control) -> int:
-        live_bytes = 0
+    async def _pages(self, keys: PartitionKeys, control: Control) -> AsyncGenerator[list[EntrySource], None]:
+        """The entries from log_start on, each page within the deadline."""
         async with contextlib.aclosing(entry_pages(self._records.metadata, keys, control, control.log_start)) as pages:
-            async for page in pages:
-                live_bytes += sum(map(source_bytes, page))
-        return live_bytes
+            while True:
+                try:
+                    async with asyncio.timeout(CALL_TIMEOUT_S):
+                        page = await anext(pages, None)
+                except TimeoutError:
+                    raise Unavailable(f"metadata did not answer: op=range_scan after_s={CALL_TIMEOUT_S}") from None
+                if page is None:
+                    return
+                yield page
 
-    async def _move(self, keys: PartitionKeys, log_start: int) -> int | None:
-        """Where the log begins now: there, or further on if somebody has trimmed it. None if it takes no changes."""
+    async def _change(self, keys: PartitionKeys, log_start: int, now_ms: int) -> Control | None:
+        """The record as it is now, with that log_start or one that somebody else has set further on; None if it takes no changes."""
+        dropped: list[str] = []
 
-        async def decide(control: Control) -> tuple[Control, Sequence[WriteOp]] | int | None:
-            if control.log_state is not LogState.OPEN or log_start > control.sequence_counter:
-                return None  # the latter: a deposed leader's record
-            decision = decide_trim(control, log_start)
-            return decision.log_start if decision.control is None else (decision.control, ())
+        async def decide(control: Control) -> tuple[Control, Sequence[WriteOp]] | Control | None:
+            dropped.clear()
+            made = tidied(control, log_start, self._policy, now_ms=now_ms)
+            if made is None:
+                return control if control.log_state is LogState.OPEN and log_start <= control.log_start else None
+            kept = {ref.name for ref in made.pages}
+            dropped.extend(ref.name for ref in control.pages if ref.name not in kept)
+            return made, ()
 
-        moved = await self._records.change_control(keys, decide, action="move log_start")
-        return moved.log_start if isinstance(moved, Control) else moved
+        changed = await self._records.change_control(keys, decide, action="move log_start")
+        # They were named by the record that this has replaced, and never are again (ADR 13).
+        await self._delete([Delete(keys.producer_page(name)) for name in dropped])
+        return changed
 
-    async def _delete_keys(self, keys: PartitionKeys, log_start: int) -> int:
-        """The keys that end below `log_start`; the ones that hold it stay. A segment's key goes under the version that was seen: a
-        merge may have put another segment there.
+    async def _delete_keys(self, keys: PartitionKeys, log_start: int) -> tuple[int, bool]:
+        """Delete keys that END below `log_start`: one that holds it stays. By version: a merge may have put another segment there.
+
+        Return how many went, and whether none is left.
         """
-        if not log_start:
-            return 0
-        removed = await self._records.delete_range(keys.index(0), keys.index(log_start).path)
-        ops: list[WriteOp] = []
-        async with contextlib.aclosing(self._segment_keys(keys, log_start)) as found:
-            async for key, version in found:
-                ops.append(Delete(key, version))
-                if len(ops) == KEYS_PER_DELETE:
-                    removed += await self._delete(ops)
-                    ops = []
-        return removed + await self._delete(ops)
+        removed, is_clean = 0, True
+        for start, end in ((keys.index(0), keys.index(log_start).path), (keys.segment(0), keys.segment(log_start).path)):
+            ops: list[Delete] = []
+            async with contextlib.aclosing(self._records.scan(start, end)) as records:
+                async for record in records:
+                    ops.append(Delete(Key(record.path, keys.partition_key), record.version))
+                    if len(ops) >= KEYS_PER_DELETE:
+                        statuses, ops = await self._delete(ops), []
+                        removed += statuses.count(Status.OK)
+                        is_clean &= Status.UNEXPECTED_VERSION not in statuses
+            statuses = await self._delete(ops)
+            removed += statuses.count(Status.OK)
+            is_clean &= Status.UNEXPECTED_VERSION not in statuses
+        return removed, is_clean
 
-    async def _segment_keys(self, keys: PartitionKeys, log_start: int) -> AsyncGenerator[tuple[Key, int], None]:
-        async for record in self._records.metadata.range_scan(keys.segment(0), keys.segment(log_start).path):
-            yield Key(record.path, keys.partition_key), record.version
-
-    async def _delete(self, ops: Sequence[WriteOp]) -> int:
-        if ops and not isinstance(outcome := await self._records.write(ops), Applied):
-            raise Unavailable(f"keys of segments were not deleted: cause={outcome.reason!r}")
-        return len(ops)
+    async def _delete(self, ops: Sequence[Delete]) -> list[Status]:
+        if not ops:
+            return []
+        outcome = await self._records.write(ops)
+        if not isinstance(outcome, Applied):
+            raise Unavailable(f"keys below log_start were not deleted: first={ops[0].key.path!r} cause={outcome.reason!r}")
+        return [result.status for result in outcome.results]

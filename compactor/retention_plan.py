@@ -1,27 +1,34 @@
-"""What has to go from the beginning of a partition, pure: whole entries and segments, by their age and by the size of the rest.
+"""What retention deletes of a partition, pure: whole segments and entries, oldest first, by their age and by the size of what follows them.
 
-As Kafka deletes whole log segments: by `retention.ms` while the first is older than that, by `retention.bytes` while what remains without
-the first has that size still.
+As Kafka deletes whole log segments: by `retention.ms` until the first that is not older than that, by `retention.bytes` while what follows
+the first has that size already. The newest one goes, too, when it is old: there is no active segment that has to stay.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
+
+import msgspec
 
 from compactor.plan import entry_bytes
 from runtime.ulid import ulid_ms
 from storage.catalog.topic_configs import integer, value_of
-from storage.formats.control import Entry, EntrySource
+from storage.formats.control import Control, Entry, EntrySource, LogState
+from storage.log.producer_pages import forget_expired
+from storage.log.trim import decide_trim
 
 NO_LIMIT: Final = -1
-AHEAD_MS_MAX: Final = 3_600_000
-"""How far a timestamp may be ahead of the object that has it. One further ahead says nothing: the record would never go."""
+AHEAD_MS: Final = 3_600_000
+SIZES_KEPT_MAX: Final = 4_096
+"""Items that are counted one by one. Of more, small neighbours go together: up to a thousandth of `retention.bytes` stays too long."""
 
 
 class RetentionLimits(NamedTuple):
-    """NO_LIMIT for none."""
+    """NO_LIMIT for none. A timestamp that is more than `ahead_ms` ahead of the object that has it says nothing."""
 
     retention_ms: int
     retention_bytes: int
+    ahead_ms: int = AHEAD_MS
 
     @property
     def is_endless(self) -> bool:
@@ -29,39 +36,134 @@ class RetentionLimits(NamedTuple):
 
 
 def limits_of(configs: Mapping[str, str]) -> RetentionLimits:
-    """The limits of a topic: none unless its `cleanup.policy` has delete."""
+    """The limits of a topic: none unless its `cleanup.policy` names delete.
+
+    A timestamp counts as far ahead as the topic lets producers date theirs, but for longer than `retention.ms` it keeps nothing.
+    """
     if "delete" not in value_of(configs, "cleanup.policy").split(","):
         return RetentionLimits(NO_LIMIT, NO_LIMIT)
-    return RetentionLimits(integer(configs, "retention.ms"), integer(configs, "retention.bytes"))
+    retention_ms = integer(configs, "retention.ms")
+    ahead_ms = min(integer(configs, "message.timestamp.after.max.ms"), retention_ms)
+    return RetentionLimits(retention_ms, integer(configs, "retention.bytes"), max(AHEAD_MS, ahead_ms))
 
 
 def source_bytes(source: EntrySource) -> int:
     return entry_bytes(source) if isinstance(source, Entry) else source.size_bytes
 
 
-def source_ms(source: EntrySource) -> int:
-    """By which time the records of `source` expire: the greatest timestamp; the time of the object where no record has one, or where it is
-    too far ahead.
-    """
+def source_ms(source: EntrySource, *, ahead_ms: int) -> int:
+    """The time of the newest record of `source`; that of its object where no record has one, or one is too far ahead to be true."""
     written_ms = ulid_ms(source.object_id)
-    return source.max_timestamp if 0 <= source.max_timestamp <= written_ms + AHEAD_MS_MAX else written_ms
+    return source.max_timestamp if 0 <= source.max_timestamp <= written_ms + ahead_ms else written_ms
 
 
-def expired(source: EntrySource, limits: RetentionLimits, *, now_ms: int) -> bool:
-    return limits.retention_ms != NO_LIMIT and source_ms(source) < now_ms - limits.retention_ms
+class _Kept(NamedTuple):
+    """One item that stays, or several that go together."""
+
+    last: int
+    size_bytes: int
+    newest_ms: int
 
 
-def excess(source: EntrySource, limits: RetentionLimits, *, live_bytes: int) -> bool:
-    """Whether `live_bytes`, which end with the newest record and begin with `source`, are enough without it."""
-    return limits.retention_bytes != NO_LIMIT and live_bytes - source_bytes(source) >= limits.retention_bytes
+class RetentionPlan:
+    """`add` the items of a partition, from log_start on, until no more are wanted: then `log_start` is where it has to begin."""
+
+    def __init__(self, limits: RetentionLimits, control: Control, *, now_ms: int) -> None:
+        self._limits = limits
+        self._bytes_total = control.bytes_total
+        self._expired_before_ms = now_ms - limits.retention_ms
+        # What is in the log was appended once, so without counting it is known to be no more than that.
+        self._counts_bytes = NO_LIMIT != limits.retention_bytes < control.bytes_total
+        self._kept: deque[_Kept] = deque()
+        self._kept_bytes = 0
+        self._end = self.log_start = control.log_start
+
+    def add(self, items: Iterable[EntrySource]) -> bool:
+        """Whether the answer may change with what follows."""
+        limit = self._limits.retention_bytes
+        for item in items:
+            # One that begins before the end has taken the place of items that were counted.
+            size_bytes = source_bytes(item) if item.base >= self._end or not self._kept else 0
+            self._end = item.last + 1
+            newest_ms = source_ms(item, ahead_ms=self._limits.ahead_ms)
+            if not self._kept and self._is_expired(newest_ms):
+                self.log_start = self._end
+                continue
+            self._kept.append(_Kept(item.last, size_bytes, newest_ms))
+            if not self._counts_bytes:
+                return False
+            self._kept_bytes += size_bytes
+            while self._kept and self._kept_bytes - self._kept[0].size_bytes >= limit:
+                gone = self._kept.popleft()
+                self._kept_bytes -= gone.size_bytes
+                self.log_start = gone.last + 1
+            if len(self._kept) > SIZES_KEPT_MAX:
+                self._kept = deque(_together(self._kept, bytes_max=4 * self._kept_bytes // SIZES_KEPT_MAX))
+        return True
+
+    def _is_expired(self, newest_ms: int) -> bool:
+        return self._limits.retention_ms != NO_LIMIT and newest_ms < self._expired_before_ms
+
+    @property
+    def again_ms(self) -> float:
+        """Before that nothing else is too old. What is appended to a log of which nothing stays may be old at once."""
+        if self._limits.retention_ms == NO_LIMIT:
+            return float("inf")
+        return self._kept[0].newest_ms + self._limits.retention_ms + 1 if self._kept else 0
+
+    @property
+    def again_bytes(self) -> float:
+        """Before so much was appended in all, nothing else is too much."""
+        limit = self._limits.retention_bytes
+        if limit == NO_LIMIT:
+            return float("inf")
+        if not self._counts_bytes:
+            return limit + 1
+        return self._bytes_total + limit - (self._kept_bytes - self._kept[0].size_bytes if self._kept else -1)
 
 
-def count_gone(sources: Iterable[EntrySource], limits: RetentionLimits, *, live_bytes: int, now_ms: int) -> tuple[int, int]:
-    """How many of `sources`, the first of a partition, have to go, and the bytes that are live then."""
-    gone = 0
-    for source in sources:
-        if not expired(source, limits, now_ms=now_ms) and not excess(source, limits, live_bytes=live_bytes):
-            break
-        gone += 1
-        live_bytes -= source_bytes(source)
-    return gone, live_bytes
+def _together(kept: Iterable[_Kept], *, bytes_max: int) -> Iterator[_Kept]:
+    """At most SIZES_KEPT_MAX / 2 and one: any two neighbours have more than `bytes_max`, a fourth of SIZES_KEPT_MAX of which is all."""
+    joined: _Kept | None = None
+    for one in kept:
+        if joined is None:
+            joined = one
+        elif joined.size_bytes + one.size_bytes <= bytes_max:
+            joined = _Kept(one.last, joined.size_bytes + one.size_bytes, min(joined.newest_ms, one.newest_ms))
+        else:
+            yield joined
+            joined = one
+    if joined is not None:
+        yield joined
+
+
+class TidyPolicy(NamedTuple):
+    """A partition without appends for `idle_ms` is tidied. `producer_expiration_ms` has to be that of the brokers; None: appends alone
+    forget producers.
+    """
+
+    idle_ms: int = 600_000
+    producer_expiration_ms: int | None = None
+
+
+def tidied(control: Control, log_start: int, policy: TidyPolicy, *, now_ms: int) -> Control | None:
+    """The record to put by CAS so that the log begins at `log_start`; None if nothing has to change, or nothing may.
+
+    With it go producers that have expired and, in a partition without appends, a ring of which all is in segments (I4). Where log_start
+    stays, these are worth a write only if nobody appends: appends do it without one.
+    """
+    if control.log_state is not LogState.OPEN or log_start > control.sequence_counter:  # the latter: an old record
+        return None
+    trimmed = decide_trim(control, log_start).control
+    is_idle = control.last_append_ms < now_ms - policy.idle_ms
+    if trimmed is None and not is_idle:
+        return None
+    made = trimmed or control
+    if policy.producer_expiration_ms is not None:
+        producers = dict(made.producers)
+        pages = forget_expired(made.pages, producers, before_ms=now_ms - policy.producer_expiration_ms)
+        if len(producers) < len(made.producers) or len(pages) < len(made.pages):
+            made = msgspec.structs.replace(made, producers=producers, pages=pages)
+    if is_idle and made.pending and made.pending[-1].last < made.compaction_cursor:
+        made = msgspec.structs.replace(made, pending=())
+    return None if made is control else made

@@ -11,8 +11,6 @@ from compactor.compaction import Compaction, CompactionEnd
 from compactor.plan import CompactionPolicy
 from compactor.purge import Purge, PurgePolicy
 from compactor.references import References
-from compactor.retention import Retention
-from compactor.retention_plan import NO_LIMIT, RetentionLimits
 from compactor.round import Round, RoundLimits, only
 from runtime.blocking import InlineBlocking
 from runtime.ids import IdSource
@@ -26,9 +24,9 @@ from sim.merger import recover as recover_merges
 from sim.metadata import SimMetadata
 from sim.objects import SimObjects
 from sim.pausing import OldSegments, Pausing
+from sim.retainer import SimRetainer
 from storage.errors import StorageError
 from storage.formats.control import Control
-from storage.metadata.keys import PartitionKeys, partition_of_control
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Session
 from storage.objects.memory import MemoryObjectStore
@@ -44,12 +42,6 @@ IDLE_S: Final = 0.15
 GRACES_MS: Final = (-3_600_000, 0, 500, 4_000)
 """The first is no grace at all, whatever the clocks say: it only saves work."""
 PURGES: Final = (PurgePolicy(pause_s=0.0), PurgePolicy(partitions_per_run=1, objects_per_run=1, pause_s=0.5, pause_s_max=2.0))
-LIMITS: Final = (
-    RetentionLimits(NO_LIMIT, 2_000),
-    RetentionLimits(NO_LIMIT, 600),
-    RetentionLimits(1_500, NO_LIMIT),
-    RetentionLimits(4_000, 5_000),
-)
 POLICIES: Final = (
     CompactionPolicy(entries_due=1),
     CompactionPolicy(entries_due=4, segment_bytes=600, block_bytes=1),
@@ -61,26 +53,24 @@ RECOVER: Final = CompactionPolicy(entries_due=1 << 40, segment_bytes=1 << 60, ag
 
 @dataclass(frozen=True, slots=True)
 class Duties:
-    """What a compactor does beside compacting: how often it trims, collects or purges before a round. It merges all the time, or never."""
+    """What a compactor does beside compacting: how often it collects or purges before a round, whether it merges, and whether it trims."""
 
-    retained_rate: float = 0.0
     collected_rate: float = 0.0
     purged_rate: float = 0.0
     merges: bool = False
+    trims: bool = False
 
 
 DUTIES: Final = {
     "compact": Duties(),
-    "trim": Duties(retained_rate=0.2),
+    "trim": Duties(trims=True),
     "collect": Duties(collected_rate=0.3),
     "merge": Duties(merges=True),
     "purge": Duties(purged_rate=0.3),
-    "all": Duties(retained_rate=0.2, collected_rate=0.3, purged_rate=0.3, merges=True),
+    "all": Duties(collected_rate=0.3, purged_rate=0.3, merges=True, trims=True),
 }
 """A seed draws one. What goes wrong between two duties needs `all`; what goes wrong in one shows sooner where only that one is at work."""
 DUTY_NAMES: Final = ("compact", "trim", "collect", "merge", "purge", "all", "all", "all", "all")
-MayTrim = Callable[[PartitionId, int], bool]
-"""Whether that may become the beginning of a partition: from then on readers are sent there."""
 BeforePurge = Callable[[PartitionId], Awaitable[None]]
 """Called when keys of that partition are about to go because its topic was deleted."""
 
@@ -93,17 +83,6 @@ class SimPurge(Purge):
     async def _purge_partition(self, partition: PartitionId, *args: Any) -> None:
         await self.before(partition)
         await super()._purge_partition(partition, *args)
-
-
-class _SimRetention(Retention):
-    """It says what it is about to do."""
-
-    may_trim: MayTrim
-
-    async def _move(self, keys: PartitionKeys, log_start: int) -> int | None:
-        partition = partition_of_control(keys.control.path)
-        assert partition is not None
-        return await super()._move(keys, log_start) if self.may_trim(partition, log_start) else None
 
 
 class _SimCollector(Collector):
@@ -123,14 +102,10 @@ class _SimCollector(Collector):
 
 
 class SimCompactor:
-    def __init__(
-        self, number: int, ground: Ground, chance: random.Random, duties: Duties, may_trim: MayTrim, before_purge: BeforePurge
-    ) -> None:
+    def __init__(self, number: int, ground: Ground, chance: random.Random, duties: Duties, before_purge: BeforePurge) -> None:
         self._number = number
         self._duties = duties
-        self._may_trim = may_trim
         self._before_purge = before_purge
-        self.trimmed = 0
         self.collected = 0
         self.purged = 0
         self._ground = ground
@@ -181,6 +156,8 @@ class SimCompactor:
             work = [nursery.spawn(self._work(name, metadata, objects, clock), name=name)]
             if self._duties.merges:
                 work.append(nursery.spawn(merger.work(clock), name=f"{name} merging"))
+            if self._duties.trims:
+                work.append(nursery.spawn(SimRetainer(name, ground, chance, clock, gate).work(), name=f"{name} retention"))
             await asyncio.wait(work[:1], timeout=life_s)
             metadata.crash()
             merging_metadata.crash()
@@ -198,8 +175,6 @@ class SimCompactor:
 
     async def _work(self, name: str, metadata: SimMetadata, objects: SimObjects, clock: VirtualClock) -> None:
         compaction = None
-        retention = _SimRetention(metadata=metadata, clock=clock, entropy=self._chance.randbytes)
-        retention.may_trim = self._may_trim
         purge = SimPurge(
             metadata=metadata, objects=objects, clock=clock, policy=self._chance.choice(PURGES), entropy=self._chance.randbytes
         )
@@ -215,8 +190,6 @@ class SimCompactor:
             except StorageError as error:
                 self._ground.history.trace(name, "no session", repr(error))
                 continue
-            if self._chance.random() < self._duties.retained_rate:
-                await self._retain(name, retention, taken[0])
             if self._chance.random() < self._duties.collected_rate:
                 await self._collect(name, metadata, objects, session, clock)
             if self._chance.random() < self._duties.purged_rate:
@@ -231,16 +204,6 @@ class SimCompactor:
                     compaction = None  # its session may be over, and with it what it could claim
                 self.compacted += result.segment is not None
                 self._ground.history.trace(name, result.ended.value, f"{partition} {result.segment}")
-
-    async def _retain(self, name: str, retention: Retention, partition: PartitionId) -> None:
-        limits = self._chance.choice(LIMITS)
-        try:
-            done = await retention.run(partition, limits)
-        except StorageError as error:
-            self._ground.history.trace(name, "not trimmed", f"{partition} {error!r}")
-            return
-        self.trimmed += done.removed > 0
-        self._ground.history.trace(name, "retention", f"{partition} {limits} {done}")
 
     async def _collect(self, name: str, metadata: SimMetadata, objects: SimObjects, session: Session, clock: VirtualClock) -> None:
         ids = IdSource(clock=clock, entropy=self._chance.randbytes)

@@ -51,6 +51,8 @@ SMALL: Final = (
     Limit("compactor.round", "FINISHED_TOGETHER", 1),
     Limit("compactor.merge", "KEYS_PER_PUT", 1),
     Limit("compactor.merge", "LOOKED_AT_MAX", 6),
+    Limit("compactor.retention", "KEPT_MAX", 1),
+    Limit("compactor.retention_plan", "SIZES_KEPT_MAX", 8),
     Limit("storage.log.read_places", "PLACES_KEPT_MAX", 2),
     Limit("storage.log.tail", "JOIN_BELOW_BYTES", 100),
     Limit("storage.log.upload_places", "SLOW_UPLOADS_MAX", 1),

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from sim.retention_watch import RetentionWatch
 from sim.segment_watch import SegmentWatch
 from storage.metadata import key_order
 from storage.metadata.keys import BROKERS_PREFIX, CLUSTER, CONTROL_SUFFIX, partition_of_control, topic_id
@@ -42,13 +43,18 @@ class Shards:
         self._complain = complain
         self._silent_until_s = [0.0] * self.count
         self._segments = SegmentWatch(complain)
+        self.retention = RetentionWatch(complain)
+        self.retention.place_of = self._place_of
         self.topic_names: dict[str, str] = {}
         """By topic id, of all that anybody ever tried to publish."""
 
     async def write(self, client: MemoryMetadataStore, ops: Sequence[WriteOp]) -> WriteOutcome:
         """Have it done. Whoever puts a control record may leave out entries of `writers`, but none of a broker that is registered."""
         controls = [(op, self._writers_of(op.key)) for op in ops if isinstance(op, Put) and op.key.path.endswith(CONTROL_SUFFIX)]
+        records = self._records.shards[self.of(_key(ops[0]))].records if ops else {}
+        watched = self.retention.before(ops, records)
         outcome = await client.write(ops)
+        self.retention.after(watched, records)
         for op, before in controls:
             # What a failed put would have dropped is there still.
             for epoch in sorted((before - self._writers_of(op.key)) & self.registered_epochs() if before else ()):
@@ -57,6 +63,10 @@ class Shards:
             key = ops[0].start if isinstance(ops[0], DeleteRange) else ops[0].key
             self._segments.look(ops, self._records.shards[self.of(key)].records)
         return outcome
+
+    def _place_of(self, partition: PartitionId) -> str | None:
+        name = self.topic_names.get(partition.topic_id)
+        return None if name is None else f"{name}/{partition.partition}"
 
     def _writers_of(self, key: Key) -> set[int]:
         record = self._records.shards[self.of(key)].records.get(key.path)
@@ -117,6 +127,10 @@ class Shards:
             if (partition := partition_of_control(path)) is not None
         }
         return dict(sorted(found.items()))
+
+
+def _key(op: WriteOp) -> Key:
+    return op.start if isinstance(op, DeleteRange) else op.key
 
 
 class OldView:

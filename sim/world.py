@@ -108,6 +108,7 @@ class _World:
         records = SharedRecords(clock=self._clock, shards=chance.choice(SHARDS))
         self._metadata = MemoryMetadataStore(clock=self._clock, shared=records)
         self._shards = Shards(records, self._metadata, loop, history.violation)
+        self._shards.retention.trimmed = history.trimmed
         self._objects = KeptObjects(clock=self._clock)
         self._brokers: list[SimBroker] = []
         self._lives = 0
@@ -122,6 +123,7 @@ class _World:
         apart = random.Random(f"compactors {plan.seed} {plan.faults}")
         count = plan.compactors if plan.compactors is not None else apart.choice(COMPACTORS)
         self._duties = DUTIES[plan.duties or apart.choice(DUTY_NAMES)]
+        self._shards.retention.is_on = count > 0
         self._floors: Sequence[Floor] = ()
         self._purged: dict[PartitionId, tuple[Log, list[str]]] = {}
         """What there was of a partition of a deleted topic before the first of its keys went."""
@@ -155,7 +157,7 @@ class _World:
             nursery.spawn(EndAsker("asker", self._places, self._live, self._history, self._child()).run(), name="asker")
             self._gather_crowd()
             chances = enumerate(self._compactor_chances, 1)
-            compactors = [SimCompactor(number, ground, one, self._duties, self._may_trim, self._before_purge) for number, one in chances]
+            compactors = [SimCompactor(number, ground, one, self._duties, self._before_purge) for number, one in chances]
             compacting = [nursery.spawn(one.run(), name="compactor") for one in compactors]
             admin = Admin(self._live, self._history, self._child())
             keeper = self._replace_fleeting(admin) if self._theme.has_fleeting else None
@@ -225,13 +227,6 @@ class _World:
             self._places.append(place)
             self._produce(place, Crowd(1, 6))
             self._follow([place])
-
-    def _may_trim(self, partition: PartitionId, before: int) -> bool:
-        if partition.topic_id != self._topic.topic_id:
-            return False
-        place = str(Place(STEADY, partition.partition))
-        self._history.trimmed[place] = max(self._history.trimmed.get(place, 0), before)
-        return True
 
     async def _trim(self, admin: Admin) -> None:
         place = self._chance.choice(self._places)

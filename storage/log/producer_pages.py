@@ -126,6 +126,18 @@ def is_expired(state: ProducerState, *, before_ms: int) -> bool:
     return state.txn_first_offset is None and (not state.batches or state.batches[-1].at_ms < before_ms)
 
 
+def forget_expired(refs: tuple[PageRef, ...], hot: dict[int, ProducerState], *, before_ms: int) -> tuple[PageRef, ...]:
+    """Take out of `hot`, which is in the order of last use, who has expired. Return the pages that have not."""
+    kept_refs = tuple([ref for ref in refs if ref.newest_ms >= before_ms])
+    for producer_id, state in list(hot.items()):
+        if not is_expired(state, before_ms=before_ms):
+            break
+        # One that a page may hold an older copy of leaves by way of that page: its state must not go back (model F-page-expiry).
+        if not _is_covered(kept_refs, producer_id):
+            del hot[producer_id]
+    return kept_refs
+
+
 def make_room(
     refs: tuple[PageRef, ...],
     hot: dict[int, ProducerState],
@@ -141,13 +153,7 @@ def make_room(
     `hot` is in the order of last use, and is changed. Of `claimed`, the producers of this commit, few stay hot and many go: into the pages
     that they are in anyway. `pages` must hold what `pages_needed` named. New pages are named after `name`, which is unique to the attempt.
     """
-    kept_refs = tuple([ref for ref in refs if ref.newest_ms >= expired_before_ms])
-    for producer_id, state in list(hot.items()):
-        if not is_expired(state, before_ms=expired_before_ms):
-            break
-        # One that a page may hold an older copy of leaves by way of that page: its state must not go back (model F-page-expiry).
-        if not _is_covered(kept_refs, producer_id):
-            del hot[producer_id]
+    kept_refs = forget_expired(refs, hot, before_ms=expired_before_ms)
     if len(hot) <= _sure_room():
         return PagedStates(hot, kept_refs, ())
     excess_bytes = sum(map(_size_bytes, hot.values())) - PRODUCERS_HOT_BYTES_MAX

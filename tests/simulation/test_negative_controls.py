@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from sim.world import Plan, run_seed
-from tests.simulation import wrong_brokers, wrong_collector, wrong_compactor, wrong_log, wrong_merge, wrong_purge
+from tests.simulation import wrong_brokers, wrong_collector, wrong_compactor, wrong_log, wrong_merge, wrong_purge, wrong_retention
 
 SEEDS_MAX = 300
 
@@ -125,6 +125,21 @@ def test_the_checker_soon_finds_a_purge_that(wrong: Wrong) -> None:
 
 
 @pytest.mark.parametrize(
+    "wrong",
+    [
+        wrong_retention.deletes_keys_by_their_base,
+        wrong_retention.deletes_keys_before_its_cas,
+        wrong_retention.deletes_all_that_is_old_wherever_it_lies,
+        wrong_retention.counts_what_goes_as_if_it_stayed,
+        wrong_retention.begins_the_log_in_the_middle_of_an_item,
+        wrong_retention.empties_a_ring_of_which_a_part_is_in_segments,
+    ],
+)
+def test_the_checker_soon_finds_retention_that(wrong: Wrong) -> None:
+    _find(wrong, first=1, compactors=2, duties="trim")
+
+
+@pytest.mark.parametrize(
     ("wrong", "theme", "first"),
     [
         (wrong_log.forgets_what_was_lost, "stubborn", 190),
@@ -157,6 +172,13 @@ def test_the_checker_finds_by_its_theme_a_log_that_takes_an_absent_entry_for_an_
 def test_the_checker_finds_a_log_that(wrong: Wrong) -> None:
     """Up to 90 s of CPU each: what these do wrong takes several rare things at once to show."""
     _find(wrong, first=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+def test_the_checker_finds_retention_that_moves_log_start_to_where_it_has_planned() -> None:
+    """Somebody else has to delete more between its look and its write."""
+    _find(wrong_retention.moves_log_start_to_where_it_has_planned, first=1, compactors=2, duties="trim", seeds_max=3_000)
 
 
 def _find(

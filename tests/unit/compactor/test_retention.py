@@ -1,316 +1,634 @@
-"""Retention: what is too old or too much goes, whole entries and segments at a time, and nothing else; whatever fails on the way."""
+"""Retention: log_start moves up, keys below it go, and nothing else, whatever fails on the way; readers see the rest."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from compactor import retention
-from compactor.plan import CompactionPolicy
 from compactor.retention import Retention, RetentionResult
-from compactor.retention_plan import (
-    AHEAD_MS_MAX,
-    NO_LIMIT,
-    RetentionLimits,
-    count_gone,
-    expired,
-    limits_of,
-    source_bytes,
-    source_ms,
-)
-from runtime.clock import SystemClock
-from runtime.ulid import encode_ulid
-from storage.errors import OffsetOutOfRange, OutcomeUnknown, Unavailable
-from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, encode
-from storage.log.index import check_range
+from compactor.retention_plan import NO_LIMIT, RetentionLimits, TidyPolicy
+from storage.errors import NotFound, OffsetOutOfRange, OutcomeUnknown, Unavailable
+from storage.formats.control import Control, LogState, PageRef, ProducerPage, SegmentFact, encode
+from storage.formats.segment import segment_key
+from storage.formats.wal import object_key
+from storage.limits import PENDING_ENTRIES_MAX
 from storage.metadata.keys import PartitionKeys
-from storage.metadata.port import Applied, NotApplied, Put, Unknown, WriteOp, WriteOutcome
-from storage.vocabulary import ObjectId
+from storage.metadata.port import ABSENT, Applied, DeleteRange, Put, WriteOp, WriteOutcome
+from storage.recordbatch import parse_header
 from tests.kit.record_batches import record_batch
+from tests.kit.stepping_clock import SteppingClock
 from tests.unit.compactor.compacting import compacting, index_ends, listed_segments
-from tests.unit.storage.log.rig import PARTITION, Rig, rig
+from tests.unit.storage.log.rig import PARTITION, FaultyMetadata, Rig, rig
 
-NOW_MS = 1_800_000_000_000
-DAY_MS = 86_400_000
+KEYS = PartitionKeys(PARTITION)
+HOUR_MS = 3_600_000
+HOUR = RetentionLimits(HOUR_MS, NO_LIMIT)
 ENDLESS = RetentionLimits(NO_LIMIT, NO_LIMIT)
+POLICY = TidyPolicy(producer_expiration_ms=24 * HOUR_MS)
 
 
-def object_id(at_ms: int) -> ObjectId:
-    return ObjectId(encode_ulid(at_ms << 80))
+class Aging(NamedTuple):
+    """A log of records that say how old they are by `clock`."""
 
-
-def entry(base: int, *, at_ms: int = NOW_MS, timestamp: int | None = None, size_bytes: int = 100) -> Entry:
-    timestamp = at_ms if timestamp is None else timestamp
-    return Entry(base, base, object_id(at_ms), ((0, size_bytes),), timestamp, timestamp)
-
-
-def segment(base: int, *, at_ms: int = NOW_MS, size_bytes: int = 100) -> SegmentEntry:
-    return SegmentEntry(base, base, object_id(at_ms), size_bytes, at_ms, at_ms)
-
-
-sources = st.lists(
-    st.tuples(st.booleans(), st.integers(0, 20), st.integers(1, 50)).map(
-        lambda drawn: (segment if drawn[0] else entry)(0, at_ms=NOW_MS - drawn[1] * DAY_MS, size_bytes=drawn[2])
-    ),
-    max_size=12,
-)
-limits = st.builds(
-    RetentionLimits, st.sampled_from([NO_LIMIT, 0, 3 * DAY_MS, 15 * DAY_MS]), st.sampled_from([NO_LIMIT, 0, 60, 200, 10_000])
-)
-
-
-@given(sources, limits)
-def test_what_goes_is_what_a_naive_reading_of_the_limits_says(found: list[EntrySource], allowed: RetentionLimits) -> None:
-    sizes = [source_bytes(one) for one in found]
-    gone, live_bytes = count_gone(found, allowed, live_bytes=sum(sizes), now_ms=NOW_MS)
-
-    for number in range(len(found) + 1):
-        is_old = number < len(found) and 0 <= allowed.retention_ms < NOW_MS - source_ms(found[number])
-        is_much = number < len(found) and 0 <= allowed.retention_bytes <= sum(sizes[number + 1 :])
-        if not (is_old or is_much):
-            assert gone == number
-            break
-    assert live_bytes == sum(sizes[gone:])
-
-
-def test_a_record_without_time_or_from_the_future_has_that_of_its_object() -> None:
-    week = RetentionLimits(7 * DAY_MS, NO_LIMIT)
-    written_ms = NOW_MS - 8 * DAY_MS
-    ages = {timestamp: expired(entry(0, at_ms=written_ms, timestamp=timestamp), week, now_ms=NOW_MS) for timestamp in (-1, 0, 2**62)}
-
-    assert ages == {-1: True, 0: True, 2**62: True}
-    assert not expired(entry(0, timestamp=-1), week, now_ms=NOW_MS)
-    assert source_ms(entry(0, at_ms=written_ms, timestamp=written_ms + AHEAD_MS_MAX)) == written_ms + AHEAD_MS_MAX
-    assert source_ms(entry(0, at_ms=written_ms, timestamp=written_ms + AHEAD_MS_MAX + 1)) == written_ms
-
-
-def test_limits_are_those_of_the_topic_and_none_where_nothing_is_deleted() -> None:
-    assert limits_of({}) == RetentionLimits(7 * DAY_MS, NO_LIMIT)
-    assert limits_of({"retention.ms": "-1", "retention.bytes": "5"}) == RetentionLimits(NO_LIMIT, 5)
-    assert limits_of({"cleanup.policy": "compact", "retention.ms": "1"}) == ENDLESS
-    assert limits_of({"cleanup.policy": "compact,delete", "retention.ms": "1"}) == RetentionLimits(1, NO_LIMIT)
-
-
-class OffsetClock(SystemClock):
-    later_ms = 0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self.later_ms
-
-
-class Setting(NamedTuple):
     broker: Rig
-    clock: OffsetClock
+    clock: SteppingClock
 
     def retention(self, metadata: Any = None) -> Retention:
-        return Retention(metadata=metadata or self.broker.shared, clock=self.clock)
+        return Retention(metadata or self.broker.shared, self.clock, policy=POLICY)
 
-    async def append(self, count: int, *, ahead_ms: int = 0) -> None:
+    async def run(self, limits: RetentionLimits = HOUR) -> RetentionResult:
+        return await self.retention().run(PARTITION, limits)
+
+    async def append(self, count: int, *, age_h: float = 0.0) -> None:
+        """So many entries, of two records each."""
+        at_ms = self.clock.now_ms() - int(age_h * HOUR_MS)
         for _ in range(count):
-            await self.broker.send(record_batch(b"x" * 50, base_timestamp=self.clock.now_ms() + ahead_ms))
+            await self.broker.send(record_batch(b"x" * 50, b"y", base_timestamp=at_ms))
+
+    async def compact(self) -> None:
+        async with compacting(self.broker.shared, self.broker.objects) as compaction:
+            await compaction.run(PARTITION)
 
     async def change(self, **fields: Any) -> None:
-        keys = PartitionKeys(PARTITION)
-        (record,) = await self.broker.shared.get_many([keys.control])
+        (record,) = await self.broker.shared.get_many([KEYS.control])
         assert record is not None
         changed = msgspec.structs.replace(await self.broker.control(), **fields)
-        assert isinstance(await self.broker.shared.write([Put(keys.control, encode(changed), record.version)]), Applied)
+        assert isinstance(await self.broker.shared.write([Put(KEYS.control, encode(changed), record.version)]), Applied)
+
+    async def segment_ends(self) -> list[int]:
+        return [one.last for one in await listed_segments(self.broker.shared)]
 
 
 @contextlib.asynccontextmanager
-async def setting(*, compacted: bool = False) -> AsyncIterator[Setting]:
-    """40 records; the first 30 in three segments if `compacted`."""
+async def aging(*, old: int = 0, segments: int = 0, new: int = 0) -> AsyncIterator[Aging]:
+    """`old` entries of two hours ago, in so many segments if any, then `new` ones."""
     async with rig() as broker:
-        one = Setting(broker, OffsetClock())
-        for number in range(4):
-            await one.append(10)
-            if compacted and number < 3:
-                async with compacting(broker.shared, broker.objects, policy=CompactionPolicy(entries_due=1)) as compaction:
-                    await compaction.run(PARTITION)
-        yield one
+        log = Aging(broker, SteppingClock())
+        for _ in range(segments):
+            await log.append(old // segments, age_h=2)
+            await log.compact()
+        await log.append(old % segments if segments else old, age_h=2)
+        await log.append(new)
+        yield log
 
 
-@pytest.mark.parametrize("compacted", [False, True])
-async def test_what_is_too_old_goes_and_readers_see_the_rest(compacted: bool) -> None:
-    async with setting(compacted=compacted) as it:
-        it.clock.later_ms = 1_000
-        await it.append(7)
-        before = await it.broker.read_all()
-        done = await it.retention().run(PARTITION, RetentionLimits(500, NO_LIMIT))
-        control = await it.broker.control()
-
-        assert (done.log_start, done.removed) == (40, 40)
-        assert (control.log_start, control.sequence_counter) == (40, 47)
-        assert await listed_segments(it.broker.shared) == []
-        assert [end for end in await index_ends(it.broker.shared) if end < 40] == []
-    async with rig(shared=it.broker.shared, objects=it.broker.objects._inner, epoch=8) as other:
+async def base_offsets(broker: Rig, begin: int) -> list[int]:
+    """Those of all batches from `begin` on, as a new broker on the same stores reads them."""
+    found: list[int] = []
+    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
         log = other.parts.partitions.get(PARTITION)
         await other.parts.control_reads.refresh([log])
-        with pytest.raises(OffsetOutOfRange):
-            check_range(log, 39)
-        found, offset = b"", 40
-        while offset < 47:
-            run = await other.parts.reader.stored(log, offset, bytes_max=1 << 20)
-            found, offset = found + bytes(run.buffer), run.last + 1
-
-        assert before.endswith(found)
-
-
-@pytest.mark.parametrize("compacted", [False, True])
-async def test_what_is_too_much_goes_oldest_first_and_the_limit_stays(compacted: bool) -> None:
-    async with setting(compacted=compacted) as it:
-        one_bytes = (await it.broker.control()).bytes_total // 40
-        done = await it.retention().run(PARTITION, RetentionLimits(NO_LIMIT, 15 * one_bytes))
-        control = await it.broker.control()
-
-        assert done.log_start == control.log_start
-        assert (done.log_start == 25) if not compacted else (done.log_start == 20), "whole segments, whole entries"
-        assert [one.last for one in await listed_segments(it.broker.shared) if one.last < done.log_start] == []
+        while begin < log.seen.high_watermark:
+            run = await other.parts.reader.stored(log, begin, bytes_max=1 << 20)
+            view = run.buffer
+            while len(view):
+                header = parse_header(view)
+                found.append(header.base_offset)
+                view = view[header.size_bytes :]
+            begin = run.last + 1
+    return found
 
 
-async def test_nothing_is_looked_at_before_it_may_have_something_to_do() -> None:
-    async with setting() as it:
-        upkeep = it.retention()
-        hour = RetentionLimits(3_600_000 // 2, NO_LIMIT)
-        control = await it.broker.control()
-        first = upkeep.is_due(PARTITION, control, hour)
-        await upkeep.run(PARTITION, hour)
-        later = upkeep.is_due(PARTITION, control, hour)
-        it.clock.later_ms = hour.retention_ms + 60_000
-        aged = upkeep.is_due(PARTITION, control, hour)
-        changed = upkeep.is_due(PARTITION, control, RetentionLimits(1, NO_LIMIT))
-        await upkeep.run(PARTITION, hour)
-        emptied = await it.broker.control()
-        empty = upkeep.is_due(PARTITION, emptied, hour)
-        await it.append(1, ahead_ms=-2 * hour.retention_ms)
-        old_again = upkeep.is_due(PARTITION, await it.broker.control(), hour)
-
-        assert (first, later, aged, changed, empty, old_again) == (True, False, True, True, False, True)
-        assert emptied.log_start == emptied.sequence_counter
-        assert not it.retention().is_due(PARTITION, Control(sequence_counter=9), ENDLESS)
-        assert not it.retention().is_due(PARTITION, Control(sequence_counter=9, log_state=LogState.DELETED), hour)
+# What goes
 
 
-async def test_a_partition_below_its_size_is_looked_at_when_it_may_have_reached_it() -> None:
-    async with setting() as it:
-        upkeep = it.retention()
-        one_bytes = (await it.broker.control()).bytes_total // 40
-        fifty = RetentionLimits(NO_LIMIT, 50 * one_bytes)
-        await upkeep.run(PARTITION, fifty)
-        seen = []
-        for _ in range(15):
-            await it.append(1)
-            seen.append(upkeep.is_due(PARTITION, await it.broker.control(), fifty))
-        done = await upkeep.run(PARTITION, fifty)
+@pytest.mark.parametrize("segments", [0, 2])
+async def test_what_is_too_old_goes_with_its_keys_and_the_rest_reads_as_before(segments: int) -> None:
+    async with aging(old=40, segments=segments, new=7) as log:
+        before = await base_offsets(log.broker, 80)
+        done = await log.run()
+        control = await log.broker.control()
 
-        assert seen == [False] * 10 + [True] * 5
-        assert done.removed == 5
+        assert (done.log_start, done.removed) == (80, 80)
+        assert (control.log_start, control.sequence_counter) == (80, 94)
+        assert await log.segment_ends() == []
+        assert [end for end in await index_ends(log.broker.shared) if end < 80] == []
+        assert done.keys > 0
+        assert await base_offsets(log.broker, 80) == before == [*range(80, 94, 2)]
 
 
-async def test_keys_that_clients_left_below_what_they_deleted_go_too() -> None:
-    async with setting(compacted=True) as it:
-        await it.broker.parts.trimmer.trim(PARTITION, 25)
-        upkeep = it.retention()
-        was_due = upkeep.is_due(PARTITION, await it.broker.control(), ENDLESS)
-        done = await upkeep.run(PARTITION, ENDLESS)
+async def test_an_item_goes_as_a_whole_or_not_at_all() -> None:
+    async with aging(old=10) as log:
+        await log.append(10)
+        await log.compact()
+        done = await log.run()
 
-        assert was_due
-        assert (done.removed, done.log_start) == (0, 25)
-        assert done.keys >= 2
-        assert [one.last for one in await listed_segments(it.broker.shared)] == []
-        assert not upkeep.is_due(PARTITION, await it.broker.control(), ENDLESS)
-        assert len(await it.broker.read_all_from(25)) > 0
+        assert done == RetentionResult(0)
+
+
+async def test_nothing_behind_the_first_that_stays_is_too_old() -> None:
+    async with aging(old=3, new=1) as log:
+        await log.append(3, age_h=2)
+
+        assert (await log.run()).log_start == 6
+
+
+async def test_all_may_go_and_the_log_goes_on_at_the_same_offset() -> None:
+    async with aging(old=40, segments=2) as log:
+        await log.append(3, age_h=2)
+        done = await log.run()
+        await log.append(2)
+
+        assert done.log_start == 86
+        assert await base_offsets(log.broker, 86) == [86, 88]
+        assert (await log.run()).log_start == 86
+
+
+async def test_what_is_too_much_goes_while_what_follows_has_that_size() -> None:
+    async with aging(new=40) as log:
+        control = await log.broker.control()
+        one_bytes = control.bytes_total // 40
+        exact = await log.run(RetentionLimits(NO_LIMIT, 15 * one_bytes))
+        more = await log.run(RetentionLimits(NO_LIMIT, 14 * one_bytes + 1))
+        none = await log.run(RetentionLimits(NO_LIMIT, 15 * one_bytes))
+
+        assert [done.log_start for done in (exact, more, none)] == [50, 50, 50]
+        assert [end for end in await index_ends(log.broker.shared) if end < 50] == []
+
+
+async def test_segments_have_the_size_of_their_objects() -> None:
+    async with aging(new=0) as log:
+        for _ in range(3):
+            await log.append(10)
+            await log.compact()
+        sizes = [one.size_bytes for one in await listed_segments(log.broker.shared)]
+        newest = (await log.broker.control()).segment
+        assert newest is not None
+        before = await log.run(RetentionLimits(NO_LIMIT, sizes[1] + newest.size_bytes + 1))
+        after = await log.run(RetentionLimits(NO_LIMIT, sizes[1] + newest.size_bytes))
+
+        assert (before.log_start, after.log_start) == (0, 20)
+        assert await log.segment_ends() == [39]
+
+
+async def test_the_newest_segment_stays_in_the_record_and_a_chunk_that_holds_log_start_stays_too() -> None:
+    async with aging(old=20, segments=1) as log:
+        segment = (await log.broker.control()).segment
+        await log.append(5, age_h=2)
+        await log.append(PENDING_ENTRIES_MAX * 2)
+        ends = await index_ends(log.broker.shared)
+        await log.run()
+        control = await log.broker.control()
+
+        assert control.log_start == 50
+        assert (control.segment, control.compaction_cursor) == (segment, 40), "it says where the cursor is"
+        assert await index_ends(log.broker.shared) == [end for end in ends if end >= 50]
+        assert await base_offsets(log.broker, 50) == [*range(50, 50 + 4 * PENDING_ENTRIES_MAX, 2)]
+
+
+async def test_compaction_goes_on_behind_what_retention_took() -> None:
+    async with aging(old=40, new=20) as log:
+        await log.run()
+        await log.compact()
+        control = await log.broker.control()
+
+        assert (control.segment.base, control.segment.last) == (80, 119)  # type: ignore[union-attr]
+        assert await base_offsets(log.broker, 80) == [*range(80, 120, 2)]
+
+
+async def test_keys_below_what_a_client_has_deleted_go_and_those_that_straddle_it_stay() -> None:
+    async with aging(new=0) as log:
+        for _ in range(3):
+            await log.append(10)
+            await log.compact()
+        await log.append(PENDING_ENTRIES_MAX * 2)
+        await log.broker.parts.trimmer.trim(PARTITION, 27)
+        first = await log.run(ENDLESS)
+        ends = await log.segment_ends()
+        await log.broker.parts.trimmer.trim(PARTITION, 63)
+        index = await index_ends(log.broker.shared)
+        second = await log.run(ENDLESS)
+
+        assert (first.removed, first.log_start, first.keys, ends) == (0, 27, 1, [39])
+        assert (second.log_start, await log.segment_ends()) == (63, [])
+        assert await index_ends(log.broker.shared) == index, "the first chunk ends above it"
+        assert await base_offsets(log.broker, 63) == [62, *range(64, 60 + 4 * PENDING_ENTRIES_MAX, 2)]
+
+
+async def test_objects_are_left_to_the_collector() -> None:
+    async with aging(old=40, segments=2, new=3) as log:
+        before = [stat.key async for stat in log.broker.objects.list("")]  # type: ignore[operator]
+        await log.run()
+
+        assert [stat.key async for stat in log.broker.objects.list("")] == before  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("state", [LogState.FENCED, LogState.DELETED])
-async def test_a_log_that_takes_no_changes_stays_as_it_is(state: LogState) -> None:
-    async with setting() as it:
-        await it.change(log_state=state)
-        done = await it.retention().run(PARTITION, RetentionLimits(0, 0))
+async def test_a_log_that_is_not_open_is_left_alone(state: LogState) -> None:
+    async with aging(old=40, segments=2) as log:
+        await log.broker.parts.trimmer.trim(PARTITION, 45)
+        await log.change(log_state=state)
+        ends = await log.segment_ends()
 
-        assert done == RetentionResult(0)
-        assert (await it.broker.control()).log_start == 0
+        assert await log.run() == RetentionResult(45)
+        assert not log.retention().is_due(PARTITION, await log.broker.control(), HOUR)
+        assert ((await log.broker.control()).log_start, await log.segment_ends()) == (45, ends)
 
 
-class Failing:
-    """The store inside; the write of that number fails in that way."""
+async def test_a_partition_that_is_not_there_is_left_alone() -> None:
+    async with aging() as log:
+        assert await log.retention().run(PARTITION._replace(partition=9), HOUR) == RetentionResult(0)
 
-    def __init__(self, inner: Any, number: int, way: str) -> None:
+
+# What goes beside it
+
+
+class Counting:
+    """The store inside; it counts."""
+
+    def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self._left = number
-        self._way = way
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"get_many", "get_ceiling", "range_scan", "list", "write"}:
+            self.calls.append(name)
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize(
+    ("limits", "calls"),
+    [
+        (ENDLESS, ["get_many"]),
+        (HOUR, ["get_many", "range_scan"]),
+        (RetentionLimits(NO_LIMIT, 1 << 40), ["get_many", "range_scan"]),
+    ],
+)
+async def test_where_nothing_is_due_a_run_reads_once_or_twice_and_writes_nothing(limits: RetentionLimits, calls: list[str]) -> None:
+    async with aging(new=40) as log:
+        counting = Counting(log.broker.shared)
+        await log.retention(counting).run(PARTITION, limits)
+
+        assert counting.calls == calls
+
+
+async def test_producers_that_expired_in_an_idle_partition_go_with_their_pages_in_one_write() -> None:
+    async with aging() as log:
+        await log.broker.send(record_batch(b"x", producer_id=5, producer_epoch=0, base_sequence=0))
+        page = KEYS.producer_page("1-1-1-1-0")
+        await log.broker.shared.write([Put(page, encode(ProducerPage(producers={})), ABSENT)])
+        await log.change(pages=(PageRef("1-1-1-1-0", 10, 19, log.clock.now_ms()),))
+        early = await log.broker.control()
+        assert not log.retention().is_due(PARTITION, early, ENDLESS)
+        await log.run(ENDLESS)
+        assert await log.broker.control() == early
+        log.clock.advance(86_400 + 60)
+        counting = Counting(log.broker.shared)
+        assert log.retention().is_due(PARTITION, early, ENDLESS)
+        await log.retention(counting).run(PARTITION, ENDLESS)
+        control = await log.broker.control()
+
+        assert (control.producers, control.pages) == ({}, ())
+        assert await log.broker.shared.get_many([page]) == [None]
+        assert counting.calls == ["get_many", "get_many", "write", "write"]
+        assert not log.retention().is_due(PARTITION, control, ENDLESS)
+
+
+async def test_pages_stay_when_the_write_that_would_drop_them_was_not_needed() -> None:
+    async with aging() as log:
+        page = KEYS.producer_page("1-1-1-1-0")
+        await log.broker.shared.write([Put(page, encode(ProducerPage(producers={})), ABSENT)])
+        await log.append(1)
+        await log.change(pages=(PageRef("1-1-1-1-0", 10, 19, log.clock.now_ms()),))
+        log.clock.advance(86_400 + 60)
+
+        async def append() -> None:
+            """It uses a producer of the page."""
+            now_ms = log.clock.now_ms()
+            await log.change(pages=(PageRef("1-1-1-1-0", 10, 19, now_ms),), last_append_ms=now_ms)
+
+        await log.retention(Meanwhile(log.broker.shared, append)).run(PARTITION, ENDLESS)
+
+        assert len((await log.broker.control()).pages) == 1
+        assert await log.broker.shared.get_many([page]) != [None]
+
+
+async def test_an_idle_ring_that_is_compacted_goes_and_appends_and_reads_go_on() -> None:
+    async with aging(new=20) as log:
+        await log.compact()
+        assert len((await log.broker.control()).pending) > 0
+        log.clock.advance(660)
+        await log.run(ENDLESS)
+        control = await log.broker.control()
+
+        assert (control.pending, control.sequence_counter, control.compaction_cursor) == ((), 40, 40)
+        assert await base_offsets(log.broker, 0) == [*range(0, 40, 2)]
+        await log.append(PENDING_ENTRIES_MAX + 3)
+        assert await base_offsets(log.broker, 0) == [*range(0, 40 + 2 * PENDING_ENTRIES_MAX + 6, 2)]
+        await log.compact()
+        assert await base_offsets(log.broker, 0) == [*range(0, 40 + 2 * PENDING_ENTRIES_MAX + 6, 2)]
+
+
+async def test_a_chunk_of_a_ring_that_has_gone_may_come_late_and_means_nothing() -> None:
+    async with aging(new=PENDING_ENTRIES_MAX) as log:
+        await log.compact()
+        async with rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other:
+            other.metadata.faults.append("late")
+            sent = other.send(record_batch(b"late", b"y"))
+            await other.metadata.until_late()
+            log.clock.advance(660)
+            await log.run(ENDLESS)
+            assert (await log.broker.control()).pending == ()
+            await other.metadata.deliver_late()
+            await sent
+
+        assert (await log.broker.control()).sequence_counter == 2 * PENDING_ENTRIES_MAX + 2
+        assert await base_offsets(log.broker, 0) == [*range(0, 2 * PENDING_ENTRIES_MAX + 2, 2)]
+
+
+# When to look
+
+
+async def test_nothing_is_due_before_it_may_have_something_to_do() -> None:
+    async with aging(new=4) as log:
+        upkeep = log.retention()
+        control = await log.broker.control()
+        unknown = upkeep.is_due(PARTITION, control, HOUR)
+        await upkeep.run(PARTITION, HOUR)
+        later = upkeep.is_due(PARTITION, control, HOUR)
+        altered = upkeep.is_due(PARTITION, control, RetentionLimits(1, NO_LIMIT))
+        trimmed = upkeep.is_due(PARTITION, msgspec.structs.replace(control, log_start=2), HOUR)
+        log.clock.advance(3_600 + 60)
+        aged = upkeep.is_due(PARTITION, control, HOUR)
+        await upkeep.run(PARTITION, HOUR)
+        empty = upkeep.is_due(PARTITION, await log.broker.control(), HOUR)
+        await log.append(1, age_h=2)
+        late = upkeep.is_due(PARTITION, await log.broker.control(), HOUR)
+
+        assert (unknown, later, altered, trimmed, aged, empty, late) == (True, False, True, True, True, False, True)
+        assert not log.retention().is_due(PARTITION, Control(sequence_counter=9, last_append_ms=log.clock.now_ms()), ENDLESS)
+
+
+async def test_by_size_a_partition_is_due_with_the_append_that_makes_it_too_large() -> None:
+    async with aging(new=40) as log:
+        upkeep = log.retention()
+        fifty = RetentionLimits(NO_LIMIT, 50 * (await log.broker.control()).bytes_total // 40)
+        for _ in range(3):
+            await upkeep.run(PARTITION, fifty)
+            seen: list[bool] = []
+            while not seen or not seen[-1]:
+                await log.append(1)
+                seen.append(upkeep.is_due(PARTITION, await log.broker.control(), fifty))
+            done = await upkeep.run(PARTITION, fifty)
+            if done.removed:
+                break
+
+        assert done.removed == 2
+        assert (await log.broker.control()).sequence_counter == 102
+
+
+async def test_so_many_looks_are_remembered_and_a_partition_beyond_them_is_always_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "KEPT_MAX", 1)
+    other = PARTITION._replace(partition=1)
+    async with aging(new=4) as log:
+        upkeep = log.retention()
+        control = await log.broker.control()
+        await log.broker.shared.write([Put(PartitionKeys(other).control, encode(msgspec.structs.replace(control, pending=())), ABSENT)])
+        for partition in (PARTITION, other):
+            with contextlib.suppress(Unavailable):
+                await upkeep.run(partition, RetentionLimits(NO_LIMIT, 1 << 40))
+        due = [upkeep.is_due(partition, control, RetentionLimits(NO_LIMIT, 1 << 40)) for partition in (PARTITION, other)]
+        upkeep.keep_only(frozenset({other}))
+
+        assert due == [False, True]
+        assert upkeep.is_due(PARTITION, control, HOUR), "it was somebody else's meanwhile"
+
+
+# Faults
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+class Crashing:
+    """A store that dies before its n-th write, or after it."""
+
+    def __init__(self, inner: Any, *, at: int, is_done: bool) -> None:
+        self._inner = inner
+        self._left = at
+        self._is_done = is_done
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
         self._left -= 1
-        if self._left:
-            return await self._inner.write(ops)  # type: ignore[no-any-return]
-        if self._way == "refused":
-            return NotApplied("refused")
-        if self._way == "reply lost":
-            await self._inner.write(ops)
-        return Unknown(self._way)
+        if self._left < 0 and not self._is_done:
+            raise Crash
+        done: WriteOutcome = await self._inner.write(ops)
+        if self._left < 0:
+            raise Crash
+        return done
 
 
-@pytest.mark.parametrize("way", ["refused", "request lost", "reply lost"])
-@pytest.mark.parametrize("number", [1, 2, 3])
-async def test_whatever_write_fails_another_call_does_the_rest(number: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+WRITES = 4
+"""log_start, then a key of index/ and two of segments/, one by one."""
+
+
+@contextlib.asynccontextmanager
+async def with_all_there_is_to_do(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Aging]:
     monkeypatch.setattr(retention, "KEYS_PER_DELETE", 1)
-    async with setting(compacted=True) as it:
-        before = await it.broker.read_all_from(25)
-        one_bytes = (await it.broker.control()).bytes_total // 40
-        fifteen = RetentionLimits(NO_LIMIT, 15 * one_bytes)
-        with contextlib.suppress(Unavailable, OutcomeUnknown):
-            await it.retention(Failing(it.broker.shared, number, way)).run(PARTITION, fifteen)
-        await it.retention().run(PARTITION, fifteen)
-
-        assert (await it.broker.control()).log_start == 20
-        assert [one.last for one in await listed_segments(it.broker.shared) if one.last < 20] == []
-        assert await it.broker.read_all_from(25) == before
+    async with aging(old=60, segments=3) as log:
+        await log.append(PENDING_ENTRIES_MAX, age_h=2)
+        await log.append(PENDING_ENTRIES_MAX)
+        yield log
 
 
-async def test_appends_and_compactions_meanwhile_are_no_reason_to_give_up() -> None:
-    async with setting() as it:
-        one_bytes = (await it.broker.control()).bytes_total // 40
-        taken = []
-
-        class Meanwhile(Failing):
-            async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
-                if not taken:
-                    taken.append(ops)
-                    await it.append(3)
-                    async with compacting(it.broker.shared, it.broker.objects) as compaction:
-                        await compaction.run(PARTITION)
-                return await self._inner.write(ops)  # type: ignore[no-any-return]
-
-        done = await it.retention(Meanwhile(it.broker.shared, 0, "")).run(PARTITION, RetentionLimits(NO_LIMIT, 15 * one_bytes))
-        control = await it.broker.control()
-
-        assert (done.log_start, control.log_start, control.compaction_cursor) == (25, 25, 43)
-        assert len(await it.broker.read_all_from(25)) > 0
+async def check_done(log: Aging) -> None:
+    begin = 120 + 2 * PENDING_ENTRIES_MAX
+    assert (await log.broker.control()).log_start == begin
+    assert await log.segment_ends() == []
+    assert [end for end in await index_ends(log.broker.shared) if end < begin] == []
+    assert await base_offsets(log.broker, begin) == [*range(begin, begin + 2 * PENDING_ENTRIES_MAX, 2)]
 
 
-async def test_entries_that_move_while_they_are_read_are_left_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with setting(compacted=True) as it:
-        first, *_ = await listed_segments(it.broker.shared)
-        keys = PartitionKeys(PARTITION)
-        await it.retention()._records.delete_range(keys.segment(0), keys.segment(first.last + 1).path)
-        done = await it.retention().run(PARTITION, RetentionLimits(NO_LIMIT, 1))
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("at", range(WRITES))
+async def test_one_that_dies_at_any_step_leaves_what_the_next_one_finishes(at: int, is_done: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with with_all_there_is_to_do(monkeypatch) as log:
+        begin = 120 + 2 * PENDING_ENTRIES_MAX
+        with pytest.raises(Crash):
+            await log.retention(Crashing(log.broker.shared, at=at, is_done=is_done)).run(PARTITION, HOUR)
+        assert await base_offsets(log.broker, begin) == [*range(begin, begin + 2 * PENDING_ENTRIES_MAX, 2)]
+        if not at and not is_done:
+            assert await base_offsets(log.broker, 0) == [*range(0, begin + 2 * PENDING_ENTRIES_MAX, 2)], "nothing has gone before the CAS"
+        await log.run()
 
-        assert done == RetentionResult(0)
-        assert (await it.broker.control()).log_start == 0
+        await check_done(log)
 
 
-async def test_a_partition_beyond_those_that_are_remembered_is_always_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "KEPT_MAX", 0)
-    async with setting() as it:
-        upkeep, week = it.retention(), RetentionLimits(7 * DAY_MS, NO_LIMIT)
-        await upkeep.run(PARTITION, week)
+@pytest.mark.parametrize("fault", ["request lost", "reply lost", "late", "refused"])
+@pytest.mark.parametrize("at", range(WRITES))
+async def test_a_write_without_an_answer_is_made_up_for(at: int, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with with_all_there_is_to_do(monkeypatch) as log:
+        faulty = FaultyMetadata(log.broker.shared)
+        upkeep = log.retention(faulty)
+        faulty.faults.extend(["none"] * at + [fault])
+        for _ in range(3):
+            try:
+                await upkeep.run(PARTITION, HOUR)
+            except (Unavailable, OutcomeUnknown):
+                await faulty.deliver_late()
+        await faulty.deliver_late()
 
-        assert upkeep.is_due(PARTITION, await it.broker.control(), week)
+        assert not upkeep.is_due(PARTITION, await log.broker.control(), HOUR)
+        await check_done(log)
+
+
+class Meanwhile:
+    """The store inside; `act` happens before its n-th write."""
+
+    def __init__(self, inner: Any, act: Callable[[], Awaitable[None]], *, at: int = 0) -> None:
+        self._inner = inner
+        self._act = act
+        self._left = at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        self._left -= 1
+        if self._left == -1:
+            await self._act()
+        done: WriteOutcome = await self._inner.write(ops)
+        return done
+
+
+async def test_appends_compactions_and_trims_meanwhile_are_no_reason_to_give_up() -> None:
+    async with aging(old=40, new=7) as log:
+
+        async def act() -> None:
+            await log.append(3)
+            await log.compact()
+            await log.broker.parts.trimmer.trim(PARTITION, 33)
+
+        done = await log.retention(Meanwhile(log.broker.shared, act)).run(PARTITION, HOUR)
+        control = await log.broker.control()
+
+        assert (done.log_start, control.log_start, control.compaction_cursor) == (80, 80, 100)
+        assert await base_offsets(log.broker, 80) == [80, *range(82, 100, 2)]
+
+
+async def test_log_start_does_not_go_back_where_a_client_deletes_more_meanwhile() -> None:
+    async with aging(old=40, new=7) as log:
+        trimmed = Meanwhile(log.broker.shared, lambda: log.broker.parts.trimmer.trim(PARTITION, 91))  # type: ignore[arg-type, return-value]
+        done = await log.retention(trimmed).run(PARTITION, HOUR)
+
+        assert (done.log_start, (await log.broker.control()).log_start) == (91, 91)
+
+
+@pytest.mark.parametrize("state", [LogState.FENCED, LogState.DELETED])
+async def test_a_log_that_is_closed_meanwhile_is_left_alone(state: LogState) -> None:
+    async with aging(old=40, segments=2, new=7) as log:
+        await log.broker.parts.trimmer.trim(PARTITION, 45)
+        ends = await log.segment_ends()
+        closed = Meanwhile(log.broker.shared, lambda: log.change(log_state=state))
+
+        assert await log.retention(closed).run(PARTITION, HOUR) == RetentionResult(45)
+        assert ((await log.broker.control()).log_start, await log.segment_ends()) == (45, ends)
+
+
+async def test_a_key_that_a_merge_has_put_anew_stays_until_the_next_run_sees_it() -> None:
+    async with aging(old=40, segments=2, new=7) as log:
+        (segment,) = await listed_segments(log.broker.shared)
+
+        async def put_anew() -> None:
+            await log.broker.shared.write([Put(KEYS.segment(segment.last), encode(SegmentFact(entry=segment)), None)])
+
+        upkeep = log.retention(Meanwhile(log.broker.shared, put_anew, at=1))
+        await upkeep.run(PARTITION, HOUR)
+        ends = await log.segment_ends()
+        is_due = upkeep.is_due(PARTITION, await log.broker.control(), HOUR)
+        await upkeep.run(PARTITION, HOUR)
+
+        assert (ends, is_due, await log.segment_ends()) == ([segment.last], True, [])
+
+
+async def test_entries_that_move_while_they_are_read_are_left_to_the_next_run() -> None:
+    async with aging(old=40, new=7) as log:
+        await log.broker.shared.write([DeleteRange(KEYS.index(0), KEYS.index(32).path)])
+
+        assert await log.run() == RetentionResult(0)
+        assert (await log.broker.control()).log_start == 0
+
+
+async def test_a_store_that_does_not_answer_is_said_to_be_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "CALL_TIMEOUT_S", 0.01)
+    async with aging(old=40) as log:
+
+        class Silent(Counting):
+            async def range_scan(self, _start: object, _end: object) -> Any:
+                await asyncio.Event().wait()
+                yield None
+
+        with pytest.raises(Unavailable, match="did not answer"):
+            await log.retention(Silent(log.broker.shared)).run(PARTITION, HOUR)
+
+
+# Readers
+
+
+async def read_from(broker: Rig, offset: int) -> int:
+    """The base offset of what a broker serves that does not look at the record first: it keeps the one that it knows."""
+    run = await broker.parts.reader.stored(broker.parts.partitions.get(PARTITION), offset, bytes_max=1)
+    piece = run.from_offset(offset, 1, at_least_one=True)
+    assert piece is not None
+    return parse_header(piece[0]).base_offset
+
+
+@pytest.mark.parametrize("segments", [0, 2])
+async def test_a_broker_that_has_not_heard_of_it_says_out_of_range_only_where_that_is_true(segments: int) -> None:
+    async with (
+        aging(old=40, segments=segments, new=40) as log,
+        rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other,
+    ):
+        view = other.parts.partitions.get(PARTITION)
+        await other.parts.control_reads.refresh([view])
+        await log.run()
+        known = view.seen.control
+        assert known is not None
+        assert known.log_start == 0
+        with pytest.raises(OffsetOutOfRange) as refused:
+            await read_from(other, 3)
+
+        assert (refused.value.log_start, refused.value.high_watermark) == (80, 160)
+        assert [await read_from(other, offset) for offset in (80, 101, 158)] == [80, 100, 158]
+
+
+@pytest.mark.parametrize("segments", [0, 2])
+async def test_a_read_of_what_was_collected_meanwhile_goes_on_or_says_where_the_log_begins(segments: int) -> None:
+    async with (
+        aging(old=40, segments=segments, new=40) as log,
+        rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other,
+    ):
+        view = other.parts.partitions.get(PARTITION)
+        await other.parts.control_reads.refresh([view])
+        found = await other.parts.reader._index.find(view, 10)  # it keeps the key
+        await log.run()
+        key = segment_key(PARTITION, found.object_id) if segments else object_key(found.object_id)
+        await log.broker.objects._inner.delete_many([key])
+        with pytest.raises(NotFound):
+            await log.broker.objects._inner.get_range(key, 0, 1)
+        with pytest.raises(OffsetOutOfRange):
+            await read_from(other, 10)
+
+        assert await read_from(other, 80) == 80
+
+
+async def test_offsets_by_time_are_found_beside_retention() -> None:
+    async with aging(old=40, segments=2, new=40) as log, rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other:
+        before = await other.parts.time_search.first_at_or_after(PARTITION, 0)
+        await log.run()
+        after = await other.parts.time_search.first_at_or_after(PARTITION, 0)
+        greatest = await other.parts.time_search.of_maximum(PARTITION)
+
+        assert before is not None
+        assert after is not None
+        assert greatest is not None
+        assert (before.offset, after.offset) == (0, 80)
+        assert greatest.offset >= 80

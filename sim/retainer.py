@@ -1,0 +1,71 @@
+"""Retention in the simulation: the real one over faulty stores, sometimes from old leaders, under limits that change from run to run."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Final
+
+from compactor.retention import Retention
+from compactor.retention_plan import NO_LIMIT, RetentionLimits, TidyPolicy
+from sim.batches import TIMESTAMP_MS
+from sim.broker import Ground
+from sim.faults import Wire
+from sim.loop import VirtualClock
+from sim.metadata import SimMetadata
+from sim.retention_watch import Grant
+from storage.errors import StorageError
+from storage.metadata.port import WriteOp, WriteOutcome
+
+IDLE_S: Final = 1.0
+OLD_RATE: Final = 0.3
+TIDIED_MS: Final = (0, 1_500, 600_000)
+BYTES: Final = (0, 300, 1_500, 6_000)
+
+
+class _Granted(SimMetadata):
+    """Whatever it puts was asked for under the limits of that moment, whenever it arrives."""
+
+    def __init__(self, ground: Ground, wire: Wire) -> None:
+        super().__init__(ground.metadata, wire, ground.shards)
+        self._watch = ground.shards.retention
+        self.grant: Grant | None = None
+
+    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        if self.grant is not None:
+            self._watch.allow(ops, self.grant)
+        return await super().write(ops)
+
+
+class SimRetainer:
+    """One life of it."""
+
+    def __init__(self, name: str, ground: Ground, chance: random.Random, clock: VirtualClock, gate: asyncio.Event) -> None:
+        wire = Wire(f"{name} retention", ground.metadata_plan, gate, ground.nursery, ground.history)
+        self._name = name
+        self._ground = ground
+        self._chance = chance
+        self._clock = clock
+        self._metadata = _Granted(ground, wire)
+        policy = TidyPolicy(chance.choice(TIDIED_MS), ground.producer_expiration_ms)
+        self._retention = Retention(self._metadata, clock, chance.randbytes, policy=policy)
+
+    async def work(self) -> None:
+        """Until cancelled."""
+        ground, chance = self._ground, self._chance
+        while True:
+            await asyncio.sleep(chance.expovariate(1 / IDLE_S))
+            partition = chance.choice(list(ground.shards.control_records()))
+            self._metadata.find_leaders()
+            if chance.random() < OLD_RATE:
+                self._metadata.depose(chance.randrange(ground.shards.count))
+            # Timestamps of a run are few: what is before one of them is too old.
+            begin_ms = TIMESTAMP_MS + chance.randint(0, 5)
+            retention_ms = chance.choice((NO_LIMIT, self._clock.now_ms() - begin_ms))
+            limits = RetentionLimits(retention_ms, chance.choice((NO_LIMIT, *BYTES)))
+            self._metadata.grant = Grant(None if retention_ms == NO_LIMIT else begin_ms, limits.retention_bytes)
+            try:
+                done = await self._retention.run(partition, limits)
+            except StorageError as error:
+                ground.history.trace(self._name, "not retained", f"{partition} {error!r}")
+                continue
+            ground.history.trace(self._name, "retained", f"{partition} {limits} {done}")

@@ -1,0 +1,153 @@
+"""What may go from a log, judged after every write by the records as they are then.
+
+`log_start` only rises: over whole items that were too old or too much, or as far as a client asked. Keys go when they mean nothing any
+more. An entry leaves the ring for the index, or below the cursor.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Final, NamedTuple
+
+from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_control, decode_segment
+from storage.metadata.keys import CONTROL_SUFFIX, PartitionKeys, partition_of_control
+from storage.metadata.port import DeleteRange, Put, Record, WriteOp
+from storage.vocabulary import PartitionId
+
+NO_LIMIT: Final = -1
+
+
+class Grant(NamedTuple):
+    """What retention may delete: what is older than `begin_ms`, and what is more than `keep_bytes`."""
+
+    begin_ms: int | None
+    keep_bytes: int
+
+
+class _Before(NamedTuple):
+    op: WriteOp
+    root: str
+    control: Record | None
+    paths: frozenset[str]
+    """Keys of index/ and segments/."""
+
+
+_ByPath = Mapping[str, Record]
+
+
+class RetentionWatch:
+    def __init__(self, complain: Callable[[str], None]) -> None:
+        self._complain = complain
+        self._granted: dict[int, tuple[WriteOp, Grant]] = {}
+        self._entries: dict[PartitionId, dict[int, Entry]] = defaultdict(dict)
+        self._ends: dict[PartitionId, set[int]] = defaultdict(set)
+        self.is_on = False
+        self.place_of: Callable[[PartitionId], str | None] = lambda _partition: None
+        self.trimmed: MutableMapping[str, float] = {}
+        """By place, the highest offset up to which somebody may have deleted."""
+        self.moves = 0
+
+    def allow(self, ops: Sequence[WriteOp], grant: Grant) -> None:
+        for op in ops:
+            if isinstance(op, Put) and (partition := partition_of_control(op.key.path)) is not None:
+                self._granted[id(op)] = op, grant  # with it, so that no other gets its id
+                place = self.place_of(partition)
+                if place is not None:
+                    log_start = decode_control(op.value, path=op.key.path).log_start
+                    self.trimmed[place] = max(self.trimmed.get(place, 0), log_start)
+
+    def before(self, ops: Sequence[WriteOp], records: _ByPath) -> list[_Before]:
+        if not self.is_on:
+            return []
+        found = []
+        for op in ops:
+            path = op.start.path if isinstance(op, DeleteRange) else op.key.path
+            root = path.removesuffix(CONTROL_SUFFIX) if path.endswith(CONTROL_SUFFIX) else path.rpartition("/")[0].rpartition("/")[0]
+            if partition_of_control(root + CONTROL_SUFFIX) is not None:
+                is_put = isinstance(op, Put)
+                paths = (
+                    frozenset()
+                    if is_put
+                    else frozenset(one for one in records if one.startswith((f"{root}/index/0", f"{root}/segments/0")))
+                )
+                found.append(_Before(op, root, records.get(root + CONTROL_SUFFIX), paths))
+        return found
+
+    def after(self, before: Sequence[_Before], records: _ByPath) -> None:
+        for one in before:
+            record = records.get(one.root + CONTROL_SUFFIX)
+            if record is None:
+                continue
+            partition = partition_of_control(record.path)
+            assert partition is not None
+            control = decode_control(record.value, path=record.path)
+            for path in sorted(one.paths - records.keys()) if control.log_state is not LogState.DELETED else ():
+                self._check_key(path, control)
+            is_control = isinstance(one.op, Put) and one.op.key.path == record.path
+            if is_control and (one.control is None or one.control.version != record.version):
+                was = Control() if one.control is None else decode_control(one.control.value, path=record.path)
+                self._check_control(partition, was, control, one.op, records)
+                self._note(partition, control)
+
+    def _note(self, partition: PartitionId, control: Control) -> None:
+        for entry in control.pending:
+            self._entries[partition].setdefault(entry.base, entry)
+            self._ends[partition].add(entry.last + 1)
+        if control.segment is not None:
+            self._ends[partition].add(control.segment.last + 1)
+
+    def _check_key(self, path: str, control: Control) -> None:
+        end = int(path.rpartition("/")[2])
+        below = max(control.log_start, control.compaction_cursor) if "/index/" in path else control.log_start
+        if end >= below:
+            self._complain(f"retention: a key is gone that holds what is readable: {path} log_start={control.log_start}")
+
+    def _check_control(self, partition: PartitionId, was: Control, now: Control, op: WriteOp, records: _ByPath) -> None:
+        if now.log_start < was.log_start:
+            self._complain(f"retention: log_start went back: {partition} from={was.log_start} to={now.log_start}")
+        kept = {entry.base for entry in now.pending}
+        for entry in was.pending:
+            if entry.base not in kept and entry.last >= now.compaction_cursor and now.log_state is not LogState.DELETED:
+                self._check_indexed(partition, entry, records)
+        granted = self._granted.get(id(op))
+        if granted is None or granted[0] is not op:
+            if now.log_start > was.log_start and now.log_start > self.trimmed.get(self.place_of(partition) or "", 0):
+                self._complain(f"retention: nobody asked for that log_start: {partition} from={was.log_start} to={now.log_start}")
+            return
+        if (now.sequence_counter, now.compaction_cursor, now.segment) != (was.sequence_counter, was.compaction_cursor, was.segment):
+            self._complain(f"retention: it changed what is not its own: {partition} {was} {now}")
+        if now.log_start > was.log_start:
+            self.moves += 1
+            self._check_move(partition, was.log_start, now, granted[1], records)
+
+    def _check_indexed(self, partition: PartitionId, entry: Entry, records: _ByPath) -> None:
+        keys = PartitionKeys(partition)
+        chunks = [decode_chunk(one.value, path=path) for path, one in records.items() if path.startswith(f"{keys.index_prefix}0")]
+        if not any(entry in chunk.entries for chunk in chunks):
+            self._complain(f"retention: an entry has left the ring for nowhere: {partition} {entry}")
+
+    def _check_move(self, partition: PartitionId, begin: int, now: Control, grant: Grant, records: _ByPath) -> None:
+        log_start, facts = now.log_start, f"{partition} from={begin} to={now.log_start} {grant}"
+        if log_start not in self._ends[partition]:
+            self._complain(f"retention: part of an item has gone: {facts}")
+        rest_bytes = sum(_size_bytes(one) for one in self._items(partition, now, records) if one.last >= log_start)
+        if grant.keep_bytes != NO_LIMIT and rest_bytes >= grant.keep_bytes:
+            return
+        gone = [entry for entry in self._entries[partition].values() if entry.base < log_start and entry.last >= begin]
+        young = [entry for entry in gone if grant.begin_ms is None or entry.max_timestamp >= grant.begin_ms]
+        if young:
+            self._complain(f"retention: neither too old nor too much: {facts} rest_bytes={rest_bytes} {young}")
+
+    def _items(self, partition: PartitionId, control: Control, records: _ByPath) -> list[EntrySource]:
+        prefix = f"{PartitionKeys(partition).segments_prefix}0"  # others are those of collectors
+        segments = {
+            segment.object_id: segment
+            for segment in (decode_segment(one.value, path=path) for path, one in records.items() if path.startswith(prefix))
+        }
+        if control.segment is not None:
+            segments[control.segment.object_id] = control.segment
+        entries = [entry for entry in self._entries[partition].values() if entry.last >= control.compaction_cursor]
+        return [*segments.values(), *entries]
+
+
+def _size_bytes(source: EntrySource) -> int:
+    return source.size_bytes if isinstance(source, SegmentEntry) else sum(length for _, length in source.spans)
