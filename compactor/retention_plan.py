@@ -85,7 +85,7 @@ class RetentionPlan:
             # One that begins before the end has taken the place of items that were counted.
             size_bytes = source_bytes(item) if item.base >= self._end or not self._kept else 0
             self._end = item.last + 1
-            newest_ms = source_ms(item, ahead_ms=self._limits.ahead_ms)
+            newest_ms = 0 if self._limits.retention_ms == NO_LIMIT else source_ms(item, ahead_ms=self._limits.ahead_ms)
             if not self._kept and self._is_expired(newest_ms):
                 self.log_start = self._end
                 continue

@@ -15,6 +15,8 @@ MODULES: Final = (
     "compactor.compaction",
     "compactor.cursor",
     "compactor.plan",
+    "compactor.retention",
+    "compactor.retention_plan",
     "compactor.slices",
     "storage.log.append",
     "storage.log.batch",

@@ -14,10 +14,13 @@ from sim.loop import VirtualClock
 from sim.metadata import SimMetadata
 from sim.retention_watch import Grant
 from storage.errors import StorageError
+from storage.formats.control import decode_control
+from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import WriteOp, WriteOutcome
 
 IDLE_S: Final = 1.0
 OLD_RATE: Final = 0.3
+CHANGED_RATE: Final = 0.7
 TIDIED_MS: Final = (0, 1_500, 600_000)
 BYTES: Final = (0, 300, 1_500, 6_000)
 
@@ -52,20 +55,29 @@ class SimRetainer:
     async def work(self) -> None:
         """Until cancelled."""
         ground, chance = self._ground, self._chance
+        limits = self._draw()
         while True:
             await asyncio.sleep(chance.expovariate(1 / IDLE_S))
             partition = chance.choice(list(ground.shards.control_records()))
             self._metadata.find_leaders()
             if chance.random() < OLD_RATE:
                 self._metadata.depose(chance.randrange(ground.shards.count))
-            # Timestamps of a run are few: what is before one of them is too old.
-            begin_ms = TIMESTAMP_MS + chance.randint(0, 5)
-            retention_ms = chance.choice((NO_LIMIT, self._clock.now_ms() - begin_ms))
-            limits = RetentionLimits(retention_ms, chance.choice((NO_LIMIT, *BYTES)))
-            self._metadata.grant = Grant(None if retention_ms == NO_LIMIT else begin_ms, limits.retention_bytes)
+            if chance.random() < CHANGED_RATE:
+                limits = self._draw()
+            (record,) = await ground.metadata.get_many([PartitionKeys(partition).control])
+            assert record is not None
+            if chance.random() < 0.5 and not self._retention.is_due(partition, decode_control(record.value, path=record.path), limits):
+                continue
+            begin_ms = None if limits.retention_ms == NO_LIMIT else self._clock.now_ms() - limits.retention_ms
+            self._metadata.grant = Grant(begin_ms, limits.retention_bytes)
             try:
                 done = await self._retention.run(partition, limits)
             except StorageError as error:
                 ground.history.trace(self._name, "not retained", f"{partition} {error!r}")
                 continue
             ground.history.trace(self._name, "retained", f"{partition} {limits} {done}")
+
+    def _draw(self) -> RetentionLimits:
+        """Timestamps of a run are few: what is before one of them is too old."""
+        retention_ms = self._clock.now_ms() - TIMESTAMP_MS - self._chance.randint(0, 5)
+        return RetentionLimits(self._chance.choice((NO_LIMIT, retention_ms)), self._chance.choice((NO_LIMIT, *BYTES)))

@@ -50,7 +50,7 @@ def broker_configs(
         _static("listeners", ConfigType.LIST, listeners, "As advertised."),
         _static("log.dir", ConfigType.STRING, LOG_DIR, "There are no log directories: records lie in the object store."),
         _static("log.dirs", ConfigType.STRING, LOG_DIR, "There are no log directories: records lie in the object store."),
-        _static("log.retention.hours", ConfigType.INT, "168", "As log.retention.ms, which wins. Not yet enforced."),
+        _static("log.retention.hours", ConfigType.INT, "168", "As log.retention.ms, which wins."),
         _static("log.roll.hours", ConfigType.INT, "168", "Kept for tools; without effect, because a broker here keeps no log files."),
         _static("max.incremental.fetch.session.cache.slots", ConfigType.INT, "0", "Every Fetch is a full one: no sessions are kept."),
         _static("max.request.partition.size.limit", ConfigType.INT, "2000", "Partitions in an answer to DescribeTopicPartitions."),
