@@ -133,6 +133,7 @@ def test_the_checker_soon_finds_a_purge_that(wrong: Wrong) -> None:
         wrong_retention.counts_what_goes_as_if_it_stayed,
         wrong_retention.begins_the_log_in_the_middle_of_an_item,
         wrong_retention.empties_a_ring_of_which_a_part_is_in_segments,
+        wrong_retention.moves_log_start_to_where_it_has_planned,
     ],
 )
 def test_the_checker_soon_finds_retention_that(wrong: Wrong) -> None:
@@ -172,13 +173,6 @@ def test_the_checker_finds_by_its_theme_a_log_that_takes_an_absent_entry_for_an_
 def test_the_checker_finds_a_log_that(wrong: Wrong) -> None:
     """Up to 90 s of CPU each: what these do wrong takes several rare things at once to show."""
     _find(wrong, first=1)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1_800)
-def test_the_checker_finds_retention_that_moves_log_start_to_where_it_has_planned() -> None:
-    """Somebody else has to delete more between its look and its write."""
-    _find(wrong_retention.moves_log_start_to_where_it_has_planned, first=1, compactors=2, duties="trim", seeds_max=3_000)
 
 
 def _find(
