@@ -32,6 +32,12 @@ def test_every_flight_comes_back_also_the_second_time(tmp_path: Path) -> None:
     names = [re.fullmatch(r"produced .* to (forebay-demo-flights-[0-9a-z]{26}), 6 partitions", line) for line in (*first, *second)]
     earlier, later = (found[1] for found in names if found)
     assert f"the topic {earlier} of an earlier run was deleted" in second
+    for lines in (first, second):
+        compacted, again, cost = lines[-3:]
+        found = re.fullmatch(r"compacted ([1-9]\d*) objects into 6 segments, 0\.\d MiB, in [\d.]+ s", compacted)
+        assert found, compacted
+        assert re.fullmatch(r"consumed  5,000 records in .* from the segments: they match, too", again)
+        assert re.match(r"a GiB written like this, compacted, read twice and deleted costs \$\d+\.\d{4} of requests, ", cost)
     with serving(tmp_path / "forebay-data") as served:
         assert [topic["name"] for topic in answered(served.bootstrap, "topic", "list")] == [later]
     assert (tmp_path / "forebay-data" / "broker.log").stat().st_size > 0
@@ -74,6 +80,7 @@ def test_in_memory_leaves_no_data_behind(tmp_path: Path) -> None:
     lines = demo(tmp_path, "--in-memory")
 
     assert "5000 of 5000 records read back, order and checksums match" in lines
+    assert lines[-1] == "in memory nothing is compacted: a compactor is a process of its own"
     assert not (tmp_path / "forebay-data").exists()
 
 

@@ -59,6 +59,7 @@ def test_with_no_settings_the_brokers_share_the_data_folder_and_a_kill_loses_not
     assert len(producers) > 1
     assert victim != reader
     assert len(list((tmp_path / "forebay-data").glob("broker-*.log"))) == 3
+    assert any(re.match(r"compacted [1-9]\d* objects into 6 segments, ", line) for line in lines)
 
 
 def test_on_stores_of_the_settings_the_topic_has_a_name_of_its_own_and_is_deleted(

@@ -10,6 +10,7 @@ ledger           what was sent against what was read
 replay           the producer and the consumer
 killing          what happens to the broker that is produced through, if there are others
 store_use        objects, bytes, and what the requests would cost on S3
+upkeep           its objects become segments
 progress         bars on a terminal, lines elsewhere
 run              the whole show
 """

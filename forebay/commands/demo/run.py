@@ -1,6 +1,7 @@
 """The demo from start to end, in words for people on standard output."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import tempfile
@@ -24,7 +25,9 @@ from forebay.commands.demo.progress import progress
 from forebay.commands.demo.replay import ReplayError, Routes, read_back, send
 from forebay.commands.demo.store_use import PRICES_OF, StoreUse, store_use
 from forebay.commands.demo.stores import DemoStores, choose_stores, own
+from forebay.commands.demo.upkeep import Compacted, compact
 from process.settings.errors import EXIT_FAILED, StartError
+from process.settings.urls import is_memory
 from process.stopping import EXIT_INTERRUPTED
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
@@ -66,9 +69,10 @@ def run(options: DemoOptions, *, environ: Mapping[str, str] = os.environ) -> int
                     stack.callback(_delete_topic, brokers, topic, console)
                 _make_topic(brokers.places[0].address, topic, stores.data, console)
                 replay = _replay if options.brokers == 1 else _replay_with_a_kill
-                replay(options.records, topic, brokers, console, clock)
+                sent = replay(options.records, topic, brokers, console, clock)
                 is_verified = True
                 console.print(what_it_took(store_use(brokers.metrics())))
+                _look_after(sent, topic, brokers, console, clock)
                 if not options.leave:
                     _serve_on(brokers, topic, console)
             finally:
@@ -109,6 +113,9 @@ def _uninterrupted() -> Iterator[None]:
 def _choose_brokers(options: DemoOptions, environ: Mapping[str, str], stack: ExitStack, console: Console, clock: Clock) -> Brokers:
     archive_path()
     stores = own(options.data) if options.brokers == 1 else choose_stores(options.data, brokers=options.brokers, environ=environ)
+    if options.leave:
+        # The demo compacts by itself: one beside a slow broker would have done it before.
+        stores = dataclasses.replace(stores, assignments=(*stores.assignments, "compactor.run=false"))
     folder = options.data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-demo-")))
     found = places(stores, brokers=options.brokers, port=options.port, log_folder=folder, say=console.print)
     return stack.enter_context(Brokers(found, clock=clock))
@@ -127,7 +134,7 @@ def _introduce(brokers: Brokers, stores: DemoStores, console: Console) -> None:
         console.print(f"kafka     {place.address}\nhttp      http://{HOST}:{place.http_port}")
 
 
-def _replay(count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> None:
+def _replay(count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> Ledger:
     bootstrap = brokers.places[0].address
     began_s = clock.monotonic_s()
     with progress(console, f"producing to {topic}", total=count, clock=clock) as advance:
@@ -138,9 +145,10 @@ def _replay(count: int, topic: str, brokers: Brokers, console: Console, clock: C
         read = read_back(bootstrap, topic, sent.counts(), advance=advance, clock=clock)
     console.print(f"consumed  {_rate(read, clock.monotonic_s() - began_s)} from the beginning")
     console.print(verdict(sent, read, expected=count))
+    return sent
 
 
-def _replay_with_a_kill(count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> None:
+def _replay_with_a_kill(count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> Ledger:
     """Through one broker until it is killed, on through another, and back through the last one."""
     bootstrap = brokers.places[0].address
     routes = Routes(topic)
@@ -161,6 +169,24 @@ def _replay_with_a_kill(count: int, topic: str, brokers: Brokers, console: Conso
     console.print(f"consumed  {_rate(read, clock.monotonic_s() - began_s)} from the beginning, through {_through(seen) or reader.address}")
     console.print(verdict(sent, read, expected=count))
     console.print(f"the broker on {killing.victim} was killed: nothing is lost, nothing is there twice, everything is in its order")
+    return sent
+
+
+def _look_after(sent: Ledger, topic: str, brokers: Brokers, console: Console, clock: Clock) -> None:
+    """What was written goes through the rest of its life: it is compacted, and read once more."""
+    place = (brokers.running() or brokers.places)[0]
+    if is_memory(place.stores.storage_url):
+        console.print("in memory nothing is compacted: a compactor is a process of its own")
+        return
+    done = compact(place.stores, topic)
+    what = f"{done.objects} objects into {done.segments} segments, {done.written_bytes / _MIB:.1f} MiB"
+    console.print(f"compacted {what}, in {done.seconds:.1f} s")
+    began_s = clock.monotonic_s()
+    with progress(console, f"reading {topic} again", total=sent.record_count, clock=clock) as advance:
+        read = read_back(place.address, topic, sent.counts(), advance=advance, clock=clock)
+    verdict(sent, read, expected=sent.record_count)
+    console.print(f"consumed  {_rate(read, clock.monotonic_s() - began_s)} from the segments: they match, too")
+    console.print(what_a_gib_costs(store_use(brokers.metrics()), done))
 
 
 def _make_topic(bootstrap: str, topic: str, data: Path | None, console: Console) -> None:
@@ -215,6 +241,15 @@ def what_it_took(use: StoreUse) -> str:
     return (
         f"wrote {use.objects_written} objects, {use.bytes_written / _MIB:.1f} MiB\n"
         f"on S3 Standard these requests would have cost ${use.dollars():.4f} ({requests}; list prices of {PRICES_OF})"
+    )
+
+
+def what_a_gib_costs(use: StoreUse, done: Compacted) -> str:
+    dollars = use.dollars_per_gib(beside={"get": done.gets, "put": done.segments})
+    size_kib = use.bytes_written / max(1, use.objects_written) / 1024
+    return (
+        f"a GiB written like this, compacted, read twice and deleted costs ${dollars:.4f} of requests, "
+        f"most of it for objects of {size_kib:.0f} KiB: the busier a broker is, the larger they are"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 REQUESTS: Final = "forebay_object_store_requests_total"
 BYTES: Final = "forebay_object_store_bytes_total"
 
+_GIB: Final = 1024**3
 PRICES_OF: Final = "November 2026"
 DOLLARS_PER_REQUEST: Final = {"put": 0.005 / 1000, "list": 0.005 / 1000, "get": 0.0004 / 1000, "stat": 0.0004 / 1000, "delete": 0.0}
 """S3 Standard, us-east-1, list prices. Storage and transfer are extra; a stat is a HEAD, billed as a GET."""
@@ -22,6 +23,11 @@ class StoreUse:
 
     def dollars(self) -> float:
         return sum(DOLLARS_PER_REQUEST[op] * count for op, count in self.requests.items())
+
+    def dollars_per_gib(self, *, beside: Mapping[str, int]) -> float:
+        """What a GiB costs that is written like this, with the requests `beside` those of the brokers; 0 if nothing was written."""
+        dollars = self.dollars() + sum(DOLLARS_PER_REQUEST[op] * count for op, count in beside.items())
+        return dollars * _GIB / self.bytes_written if self.bytes_written else 0.0
 
 
 def store_use(series: Iterable[Mapping[str, Any]]) -> StoreUse:

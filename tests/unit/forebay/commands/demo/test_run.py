@@ -2,8 +2,9 @@ import pytest
 
 from forebay.commands.demo.ledger import Ledger
 from forebay.commands.demo.replay import ReplayError
-from forebay.commands.demo.run import verdict, what_it_took
+from forebay.commands.demo.run import verdict, what_a_gib_costs, what_it_took
 from forebay.commands.demo.store_use import StoreUse
+from forebay.commands.demo.upkeep import Compacted
 
 
 def ledger(*values: bytes) -> Ledger:
@@ -41,3 +42,14 @@ def test_the_cost_is_that_of_the_requests() -> None:
         "wrote 60 objects, 3.0 MiB",
         "on S3 Standard these requests would have cost $0.0003 (61 PUT, 0 GET, 1 LIST; list prices of November 2026)",
     ]
+
+
+def test_what_a_gib_costs_counts_the_requests_of_brokers_and_of_the_compactor() -> None:
+    use = StoreUse({"put": 64, "get": 10, "list": 0, "stat": 0, "delete": 9}, objects_written=64, bytes_written=8 * 2**20)
+    done = Compacted(objects=64, segments=6, gets=70, written_bytes=8 * 2**20, seconds=0.2)
+
+    # 128 times 70 PUTs at $5 a million and 80 GETs at $0.40 a million
+    assert what_a_gib_costs(use, done) == (
+        "a GiB written like this, compacted, read twice and deleted costs $0.0489 of requests, "
+        "most of it for objects of 128 KiB: the busier a broker is, the larger they are"
+    )
