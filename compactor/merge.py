@@ -134,14 +134,19 @@ class Merging:
         try:
             merged = await self._write_segment(partition, control, sources)
         except (NotFound, EndsEarly) as error:
-            # They may have gone since: a write tells for certain.
-            if await self._touch(keys, sources):
+            # They may have gone since. Of merged ones a write tells for certain; trimmed ones keep their keys for a while.
+            if await self._touch(keys, sources) and not await self._is_trimmed(keys, sources):
                 raise Corrupt(f"the object of a live segment is missing or cut: partition={partition} cause={error}") from error
             return MergeResult(MergeEnd.OVERTAKEN, sources=len(sources))
         ended = await self._commit(keys, sources, merged)
         if ended is MergeEnd.MERGED:
             ended = await self._finish(keys, merged)
         return MergeResult(ended, merged if ended is MergeEnd.MERGED else None, len(sources), read_bytes)
+
+    async def _is_trimmed(self, keys: PartitionKeys, sources: Sequence[_Source]) -> bool:
+        """Whether the first of them is below the log start by now, where objects are not looked after."""
+        (record,) = await self._records.get(keys.control)
+        return record is None or sources[0].segment.last < decode_control(record.value, path=record.path).log_start
 
     # Steps 1 and 2: sources and object
 

@@ -144,6 +144,16 @@ async def test_a_plan_looks_back_so_far_and_behind_so_many_large_segments(monkey
         assert (merged.base, merged.last) == (16, 27)
 
 
+async def test_what_reaches_above_the_control_record_that_was_read_is_not_merged() -> None:
+    """The record is old: the newest segment of then has been merged since, and its entry is under the keys below it."""
+    async with rig() as broker:
+        sources = await fill(broker)
+        newer = msgspec.structs.replace(sources[2], last=sources[3].last)
+        await broker.shared.write([Put(KEYS.segment(sources[2].last), encode(SegmentFact(entry=newer)), None)])
+
+        assert (await merge(broker)).ended is MergeEnd.NOTHING_DUE
+
+
 async def test_a_partition_that_is_not_there_or_was_deleted_is_gone() -> None:
     async with rig() as broker:
         async with merging(broker.shared, broker.objects) as merger:
@@ -408,6 +418,24 @@ async def test_a_source_whose_object_is_missing_is_an_alarm_unless_it_was_merged
 
         with pytest.raises(Corrupt, match="the object of a live segment is missing"):
             await merge(broker)
+
+
+async def test_a_source_that_was_trimmed_while_it_was_read_and_lost_its_object_before_its_key_is_no_alarm() -> None:
+    async with rig() as broker:
+        sources = await fill(broker)
+        get_range = broker.objects._inner.get_range
+
+        async def gone(key: str, start: int, end: int) -> bytes:
+            broker.objects._inner.get_range = get_range  # type: ignore[method-assign]
+            await change(broker, log_start=sources[0].last + 1)
+            await broker.objects._inner.delete_many([segment_key(PARTITION, sources[0].object_id)])
+            return await get_range(key, start, end)
+
+        broker.objects._inner.get_range = gone  # type: ignore[method-assign]
+        overtaken = await merge(broker)
+        again = await merge(broker)
+
+    assert (overtaken.ended, again.ended) == (MergeEnd.OVERTAKEN, MergeEnd.MERGED)
 
 
 async def test_an_entry_that_contradicts_its_object_becomes_no_merge() -> None:
