@@ -70,7 +70,7 @@ DUTIES: Final = {
     "all": Duties(collected_rate=0.3, purged_rate=0.3, merges=True, trims=True),
 }
 """A seed draws one. What goes wrong between two duties needs `all`; what goes wrong in one shows sooner where only that one is at work."""
-DUTY_NAMES: Final = ("compact", "trim", "collect", "merge", "purge", "all", "all", "all", "all")
+DUTY_NAMES: Final = ("compact", "trim", "collect", "merge", "merge", "purge", "all", "all", "all")
 BeforePurge = Callable[[PartitionId], Awaitable[None]]
 """Called when keys of that partition are about to go because its topic was deleted."""
 

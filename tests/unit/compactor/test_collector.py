@@ -416,6 +416,19 @@ async def test_a_cycle_is_bounded_and_the_next_goes_on_where_it_ended(monkeypatc
         ]
 
 
+async def test_objects_of_more_slices_than_are_looked_at_together_are_left_for_another_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "SLICES_MAX", 0)
+    async with stored(40) as it:
+        await it.compact()
+        first = await it.collect()
+        for _ in range(40):
+            await it.collect()
+
+        assert first.unsure > 0
+        assert first.deleted > 0
+        assert await it.keys("wal/") == []
+
+
 async def test_a_fenced_log_is_collected_too_and_a_tombstone_refers_to_nothing() -> None:
     async with stored() as it:
         await it.compact()
