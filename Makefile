@@ -64,7 +64,7 @@ test: setup-dev  ## every test that is not marked slow, several at a time (ARGS=
 test-slow: setup-dev  ## the tests marked slow, one at a time: an hour, and Java
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
-soak: setup-dev  ## ten minutes of brokers and compactors that are killed while they compact, trim and collect (SOAK_S=60 for one)
+soak: setup-dev  ## ten minutes of three brokers and two compactors that are killed while they compact, merge, trim and collect (SOAK_S=60 for one)
 	@SOAK_S=$${SOAK_S:-600} $(BIN)/python -m pytest -n0 -s tests/chaos/test_upkeep_soak.py $(ARGS)
 
 test-more: setup-dev  ## those of them that take at most ten seconds and no Java, several at a time
