@@ -39,10 +39,10 @@ def until(is_so: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
-def produce(bootstrap: str, begin: int, count: int) -> None:
+def produce(bootstrap: str, begin: int, count: int, *, topic: str = TOPIC) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
     for number in range(begin, begin + count):
-        producer.produce(TOPIC, b"%d" % number, partition=number % PARTITIONS)
+        producer.produce(topic, b"%d" % number, partition=number % PARTITIONS)
         if number % 10 == 0:
             producer.flush(SOON_S)
     assert producer.flush(SOON_S) == 0
@@ -88,6 +88,11 @@ def segments(folder: Path) -> int:
     return sum(1 for path in (folder / "objects" / "segments").rglob("*") if path.is_file())
 
 
+def folders(folder: Path) -> int:
+    """With a file somewhere below."""
+    return sum(1 for path in folder.iterdir() if any(one.is_file() for one in path.rglob("*"))) if folder.exists() else 0
+
+
 def objects(folder: Path, kind: str) -> int:
     return sum(1 for path in (folder / "objects" / kind).rglob("*") if path.is_file())
 
@@ -102,6 +107,32 @@ def test_objects_that_nobody_needs_leave_the_store_and_so_does_a_deleted_topic(s
 
     assert found == list(range(300))
     assert [event for event in served.events() if event.get("event") in ("objects_kept", "partition_not_compacted")] == []
+
+
+def test_three_brokers_that_were_told_nothing_look_after_what_they_share(tmp_path: Path) -> None:
+    """Objects become few, a deleted topic leaves the store, also its keys, and each broker has a compactor of its own."""
+    with contextlib.ExitStack() as closing:
+        brokers = [closing.enter_context(serving(tmp_path, settings=UPKEEP)) for _ in range(3)]
+        bootstrap = ",".join(broker.bootstrap for broker in brokers)
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        for name in (TOPIC, "gone"):
+            admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(SOON_S)
+        produce(bootstrap, 0, 300)
+        produce(bootstrap, 0, 60, topic="gone")
+        written = sum(broker.metrics().get('forebay_object_store_requests_total{op="put",outcome="ok"}', 0) for broker in brokers)
+        admin.delete_topics(["gone"])["gone"].result(SOON_S)
+        until(lambda: all(pids_of(broker) for broker in brokers), "three compactors")
+        until(lambda: objects(tmp_path, "wal") == 0, "no WAL objects")
+        until(lambda: folders(tmp_path / "objects" / "segments") == 1, "no segments of the deleted topic")
+        until(lambda: segments(tmp_path) < written / 4, "objects that became few")
+        stores = [f"--set=storage.url=file://{tmp_path}/objects", f"--set=metadata.url=sqlite:///{tmp_path}/meta.db"]
+        verified = forebay("storage", "verify", "--deep", *stores)
+        found = consumed(bootstrap, 300)
+
+    assert found == list(range(300))
+    assert written > 30
+    assert verified.returncode == 0, verified.stdout
+    assert [event for broker in brokers for event in broker.events() if event.get("level") == "error"] == []
 
 
 def test_entries_become_segments_without_anybody_being_told(served: Served, tmp_path: Path) -> None:
