@@ -141,6 +141,9 @@ SELDOM: Final[Mapping[str, str]] = {
     "proofs Proofs._prove_wanted: if (left := self._next.pop(log, None)) is not None → then": "a broker ends while a proof is under way and the next is wanted, by the order in which its tasks are cancelled: test_proofs.py",
     "proofs Proofs._prove_wanted: except BaseException": "a broker ends while a proof is under way: test_proofs.py",
     "proofs Proofs._prove: if control is None or control.log_state is LogState.DELETED or log.seen.broken is not None… → then": "a topic is deleted while a proof is under way: test_proofs.py",
+    "entry_scan _segment_pages: if merged is not None and merged.base <= offset <= merged.last → then #2": (
+        "entries are gone through from before a merge that is under way: test_reading_segments.py"
+    ),
     "compactor.purge Purge._purge_partition: if control is None or decode_control(control.value, path=control.path).log_state is not Lo… → then": "a deposed leader shows a partition of a deleted topic as it was: test_purge.py",
     "compactor.merge Merging._run: if await self._touch(keys, sources) and (not await self._is_trimmed(keys, sources)) → else": "a source is trimmed and collected while it is read: test_merge.py",
 }
