@@ -9,6 +9,7 @@ from typing import Final
 
 from compactor.collector import CollectorPolicy
 from compactor.measures import Measures
+from compactor.pace import Pace, PacedObjects
 from compactor.plan import CompactionPolicy
 from compactor.round import RoundLimits
 from compactor.upkeep import Upkeep
@@ -23,7 +24,7 @@ from storage.errors import IncompatibleFormat, StorageError, Unavailable
 from storage.opening import Stores, open_stores
 
 SUCCESS_AGE_MAX_S: Final = 120.0
-"""Beside the interval between two cycles: one that takes longer than this is not healthy, or has very much to do."""
+"""Beside the interval between two cycles: one without a round or a merge that ended for so long is not healthy."""
 
 
 class CompactorHealth:
@@ -38,9 +39,9 @@ class CompactorHealth:
         self.is_draining = False
 
     def sum_up(self) -> Health:
-        age_s = self._measures.success_age_s()
+        age_s = self._measures.standstill_s()
         late = age_s > self._interval_s + SUCCESS_AGE_MAX_S
-        error = self.error or (f"no cycle ended for {age_s:.0f} s" if late else None)
+        error = self.error or (f"nothing was done for {age_s:.0f} s" if late else None)
         never = self._measures.succeeded_at_s is None
         since_ms = self._began_ms if never else self._clock.now_ms() - round(age_s * 1_000)
         checks = {
@@ -55,8 +56,9 @@ class CompactorHealth:
 class Compactor:
     """`run` until cancelled."""
 
-    def __init__(self, upkeep: Upkeep, measures: Measures, telemetry: Telemetry, *, interval_s: float, clock: Clock) -> None:
+    def __init__(self, upkeep: Upkeep, measures: Measures, telemetry: Telemetry, *, pace: Pace, interval_s: float, clock: Clock) -> None:
         self.upkeep = upkeep
+        self._pace = pace
         self.telemetry = telemetry
         self.health = CompactorHealth(measures, interval_s=interval_s, clock=clock)
         self.address = ""
@@ -66,6 +68,7 @@ class Compactor:
     async def run(self) -> None:
         """Cycle after cycle. Raises `IncompatibleFormat` if the cluster is ahead of this release."""
         while True:
+            self._pace.begin_cycle()
             try:
                 await self.upkeep.cycle()
                 self.health.error = None
@@ -91,10 +94,11 @@ async def open_compactor(
     *,
     stores: Callable[[Telemetry], contextlib.AbstractAsyncContextManager[Stores]] | None = None,
     policy: CompactionPolicy | None = None,
+    is_paced: bool = True,
 ) -> AsyncIterator[Compactor]:
     """A compactor over the stores of the settings, or over those that `stores` opens. Raises `StartError` for what the operator must fix.
 
-    `policy`: another than the settings'.
+    `policy`: another than the settings'. Unless `is_paced` it is as fast as it can be: somebody waits for it.
     """
     clock, telemetry = SystemClock(), Telemetry()
     ids = IdSource(clock=clock)
@@ -120,11 +124,12 @@ async def open_compactor(
         blocking = ThreadBlocking(threads=1, name="spool")
         closing.callback(blocking.close)
         measures = Measures(telemetry, clock)
+        pace = Pace(settings.compactor.io_bytes_per_s if is_paced else 0, clock=clock, telemetry=telemetry)
         folder = settings.compactor.spool_dir
         compactor: Compactor
         upkeep = Upkeep(
             metadata=opened.metadata,
-            objects=opened.objects,
+            objects=PacedObjects(opened.objects, pace),
             blocking=blocking,
             ids=ids,
             clock=clock,
@@ -140,5 +145,6 @@ async def open_compactor(
             http=lambda: compactor.address,
         )
         closing.push_async_callback(upkeep.close)
-        compactor = Compactor(upkeep, measures, telemetry, interval_s=settings.compactor.interval.total_seconds(), clock=clock)
+        interval_s = settings.compactor.interval.total_seconds()
+        compactor = Compactor(upkeep, measures, telemetry, pace=pace, interval_s=interval_s, clock=clock)
         yield compactor

@@ -117,7 +117,7 @@ class Measures:
         self._waiting_bytes = telemetry.gauge(WAITING_BYTES)
         self._oldest_ms: int | None = None
         telemetry.gauge(WAITING_SECONDS).set_function(self._waiting_s)
-        self._began_s = clock.monotonic_s()
+        self._began_s = self._progressed_s = clock.monotonic_s()
         self.succeeded_at_s: float | None = None
         telemetry.gauge(SUCCESS_AGE_SECONDS).set_function(self.success_age_s)
         self._said_s: dict[object, float] = {}
@@ -128,7 +128,15 @@ class Measures:
         """Seconds since the stores answered last, or since the start."""
         return self._clock.monotonic_s() - (self._began_s if self.succeeded_at_s is None else self.succeeded_at_s)
 
+    def standstill_s(self) -> float:
+        """Seconds since the stores answered last, or a part of a cycle ended that is under way."""
+        return min(self.success_age_s(), self._clock.monotonic_s() - self._progressed_s)
+
+    def note_merge(self) -> None:
+        self._progressed_s = self._clock.monotonic_s()
+
     def note_round(self, done: RoundReport) -> None:
+        self._progressed_s = self._clock.monotonic_s()
         for stage, took_s in done.stage_s.items():
             self._stages.labels(stage).observe(took_s)
         self._gets.inc(done.gets)

@@ -282,6 +282,7 @@ class Upkeep:
                     done = await life.merging.run(partition)
                     if done.merged is None:
                         break
+                    self._measures.note_merge()
                     report.merges += 1
                     report.merged_segments += done.sources
                     report.written_bytes += done.merged.size_bytes

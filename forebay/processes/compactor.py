@@ -33,6 +33,8 @@ from runtime.supervision import Nursery
 from runtime.version import forebay_version
 
 PORTS_ABOVE_HTTP: Final = 100
+NICE: Final = 10
+"""Beside a broker: whatever the broker wants to do comes first."""
 
 _log = structlog.get_logger(__name__)
 
@@ -47,6 +49,7 @@ def serve(loaded: Loaded, *, link: SupervisorLink | None = None, exit_now: ExitN
     stages.announce("config", {"version": forebay_version(), "malloc_tuned": malloc.tune(), **given})
     deadline = Deadline(lambda: exit_now(EXIT_FAILED))
     if link is not None:
+        os.nice(NICE)
         link.watch(lambda: _stop(deadline, loaded.settings.shutdown.deadline.total_seconds()))
     try:
         check_there(loaded.settings)

@@ -200,6 +200,11 @@ class CompactorSettings:
     memory_bytes: Annotated[
         int, size(minimum="16MiB", maximum="64GiB"), "segments that are being made at a time; one larger than this is made alone"
     ] = 96 * MIB
+    io_bytes_per_s: Annotated[
+        int,
+        size(minimum="1MiB", maximum="64GiB"),
+        "how fast objects are read and written, so that brokers do not notice; twice as fast after each 5 minutes that a look takes",
+    ] = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

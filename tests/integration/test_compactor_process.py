@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from forebay.processes.compactor import NICE
 from runtime.clock import SystemClock
 from tests.kit.memory_watch import SOON_S
 from tests.kit.serving import HOST, ROOT, Served, events, get, serving
@@ -28,8 +29,10 @@ UPKEEP = {
 }
 TOPIC = "t"
 PARTITIONS = 3
-WITHIN_S = 60.0
+WITHIN_S = 240.0
+"""Long: compactors are at nice 10, and the machine may be busy."""
 clock = SystemClock()
+pytestmark = pytest.mark.timeout(2 * WITHIN_S)
 
 
 def until(is_so: Callable[[], object], what: str) -> None:
@@ -144,10 +147,12 @@ def test_entries_become_segments_without_anybody_being_told(served: Served, tmp_
     port = int(address.rpartition(":")[2])
     until(lambda: get(port, "/readyz")[0] == 200, "a compactor that says it is ready")
     status, body = get(port, "/metrics.json")
+    niceness = os.getpriority(os.PRIO_PROCESS, pids_of(served)[-1])
     facts = json.loads(get(port, "/api/v1/compactor")[1])
     series = {sample["name"]: sample["value"] for sample in json.loads(body)["series"] if sample["name"].startswith("forebay_compactor")}
 
     assert found == list(range(600))
+    assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICE)
     assert status == 200
     assert series["forebay_compactor_entries_total"] > 0
     assert series["forebay_compactor_partitions"] == PARTITIONS

@@ -64,7 +64,7 @@ def run_once(
         policy = policy_of(settings)
         if everything:
             policy = CompactionPolicy(segment_bytes=policy.segment_bytes, entries_due=1)
-        async with open_compactor(settings, policy=policy) as opened:
+        async with open_compactor(settings, policy=policy, is_paced=False) as opened:
             try:
                 return await opened.upkeep.cycle(only=None if topic is None else {topic}, number=partition, is_share=False)
             except NotFound as error:

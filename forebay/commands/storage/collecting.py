@@ -29,7 +29,7 @@ def collect_garbage(file: Path | None, assignments: Sequence[str], terminal: Ter
     async def run() -> CollectionReport:
         settings = load(file=file, environ=os.environ, assignments=assignments).settings
         check_there(settings)
-        async with open_compactor(settings) as opened:
+        async with open_compactor(settings, is_paced=False) as opened:
             return await opened.upkeep.collect(dry_run=not delete)
 
     try:
