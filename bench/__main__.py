@@ -9,7 +9,20 @@ from pathlib import Path
 from typing import Final
 
 from bench import machine, results
-from bench.cases import cluster, compaction, fetch, groups, list_offsets, lone, metadata, paced, produce, requests, together
+from bench.cases import (
+    beside_compaction,
+    cluster,
+    compaction,
+    fetch,
+    groups,
+    list_offsets,
+    lone,
+    metadata,
+    paced,
+    produce,
+    requests,
+    together,
+)
 from bench.cases.case import Plan
 from bench.results import CaseResult
 from bench.stores import KAFKA, STORES
@@ -20,6 +33,7 @@ CASES: Final = (
     *lone.CASES,
     *fetch.CASES,
     *compaction.CASES,
+    *beside_compaction.CASES,
     *requests.CASES,
     *groups.CASES,
     *list_offsets.CASES,

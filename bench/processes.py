@@ -11,12 +11,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from bench import meter
 from bench.stores import Place
+from forebay.processes.compactor import NICE
 from runtime.clock import SystemClock
 from services.kafka import running_kafka
 
@@ -124,6 +125,18 @@ def broker(place: Place, settings: Mapping[str, str]) -> Iterator[Target]:
         _announced(process, log, "ready", "broker_id", start.ready_within_s)
         meter.check_listens(process.pid, kafka)
         yield Target(process.pid, kafka, web)
+
+
+@contextlib.contextmanager
+def compactor(place: Place, settings: Mapping[str, str]) -> Iterator[Target]:
+    """A compactor over the stores of `place`, as nice as `forebay serve` makes the one beside it. `port` is that of its metrics, too."""
+    command = ["-m", "forebay", "compactor", "serve", "--config", os.devnull]
+    for key, value in {"compactor.listen": f"{HOST}:0", "log.format": "json", "log.level": "info", **place.settings, **settings}.items():
+        command += ["--set", f"{key}={value}"]
+    start = _start.get()
+    with _running(command, replace(start, under=(*start.under, "nice", "-n", str(NICE)))) as (process, log):
+        web = _announced(process, log, "http listening", "address", start.ready_within_s)
+        yield Target(process.pid, web, web)
 
 
 @contextlib.contextmanager

@@ -29,15 +29,16 @@ def _run(plan: Plan, store: str) -> CaseResult:
     settings: dict[str, Fact] = {"storage.flush_interval": f"{INTERVAL_MS}ms"}
     runs: list[Run] = []
     with fresh_broker(plan, store, settings) as (place, target):
-        _paced(place, target, replace(load, records=BYTES_PER_S // KIB))
+        measured(place, target, replace(load, records=BYTES_PER_S // KIB))
         for _ in range(plan.repeats):
-            work, facts = _paced(place, target, load)
+            work, facts = measured(place, target, load)
             runs.append(Run(work, None, meter.peak_rss_bytes(target.pid), facts))
     what = f"1 KiB records at {BYTES_PER_S / 1e6:g} MB/s; produce: from the call of the client to the acknowledgement"
     return CaseResult("produce-paced", store, what, {**settings_of(load), **settings}, runs, GOALS if store == NATIVE else {})
 
 
-def _paced(place: Place, target: Target, load: Load) -> tuple[Work, dict[str, Fact]]:
+def measured(place: Place, target: Target, load: Load) -> tuple[Work, dict[str, Fact]]:
+    """Produce `load` at BYTES_PER_S to a topic of its own: what the broker spent, and how long acknowledgements took."""
     topic = f"paced-{next(_names)}"
     clients.create_topic(target.bootstrap, topic, load.partitions)
     latencies = clients.Latencies()
