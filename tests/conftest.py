@@ -25,6 +25,7 @@ from services.versitygw import S3Server, running_s3
 from tests.compat.clients import Client
 from tests.kit import workers
 from tests.kit.alone import Room
+from tests.kit.process_log import restored_log
 from tests.kit.serving import loop_may_be_held
 
 # Of every property: an example takes as long as the machine lets it, and one that fails says how to see it again.
@@ -48,6 +49,12 @@ def _holding(request: pytest.FixtureRequest) -> Iterator[None]:
     """Brokers of tests marked `holds_loop` may hold their event loop."""
     marker = request.node.get_closest_marker("holds_loop")
     with contextlib.nullcontext() if marker is None else loop_may_be_held(*marker.args):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _log() -> Iterator[None]:
+    with restored_log():
         yield
 
 

@@ -16,6 +16,7 @@ from runtime import logs
 from runtime.log_lines import FAILED, LINES_PER_WINDOW, WINDOW_S
 from runtime.logs import LINES_DROPPED, SHARE, Rarely
 from runtime.telemetry import Telemetry
+from tests.kit.process_log import restored_log
 
 WITHIN_S = 30.0
 
@@ -53,15 +54,6 @@ class StoppedClock:
 
     def now_ms(self) -> int:
         return 0
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    yield
-    root.handlers, root.level = handlers, level
-    structlog.reset_defaults()
 
 
 def events_in(out: io.StringIO) -> list[dict[str, Any]]:
@@ -429,3 +421,16 @@ def test_a_system_that_allows_no_thread_more_keeps_nobody_from_logging() -> None
     log.close()
 
     assert events_in(out)[-1]["count"] == 2
+
+
+def test_a_command_in_the_process_of_the_tests_leaves_the_log_of_the_next_test_alone() -> None:
+    with restored_log():
+        log = logs.configure(format="json", level="error", stream=io.StringIO())
+        assert log in logging.getLogger().handlers
+        assert structlog.is_configured()
+
+    assert log not in logging.getLogger().handlers
+    assert not structlog.is_configured()
+    with structlog.testing.capture_logs() as logged:
+        structlog.get_logger("next").info("said")
+    assert [line["event"] for line in logged] == ["said"]
