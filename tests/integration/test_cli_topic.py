@@ -86,6 +86,9 @@ def test_a_topic_is_described_whole_as_json(served: Served) -> None:
     assert list(found) == ["name", "id", "is_internal", "partitions", "configs"]
     bounds = [(one["partition"], one["leader"], one["start"], one["end"]) for one in found["partitions"]]
     assert bounds == [(0, 1, 0, 0), (1, 1, 0, 0), (2, 1, 0, 2)]
+    sizes = [one["size_bytes"] for one in found["partitions"]]
+    assert sizes[:2] == [0, 0]
+    assert 60 < sizes[2] < 200
     assert found["configs"]["retention.ms"] == {"value": "1000", "source": "DYNAMIC_TOPIC_CONFIG"}
     assert found["configs"]["cleanup.policy"] == {"value": "delete", "source": "DEFAULT_CONFIG"}
 

@@ -136,6 +136,16 @@ def test_a_summary_counts_by_kind_and_by_topic(cluster: Cluster) -> None:
     assert [line.split()[:2] for line in data.splitlines()[-2:]] == [["events", "1"], ["orders", "1"]]
 
 
+def test_a_summary_of_a_topic_counts_what_each_partition_holds(cluster: Cluster) -> None:
+    (found,) = cluster.json("summary", "--topic", "orders")
+    code, data, talk = cluster.run("summary", "--topic", "orders", "-t", "events")
+
+    assert (found["topic"], found["partition"], found["log_start"], found["log_end"], found["wal_objects"]) == ("orders", 0, 0, 20, 20)
+    assert (code, talk) == (0, "")
+    assert [line.split()[:5] for line in data.splitlines()[1:]] == [["events", "0", "0", "20", "20"], ["orders", "0", "0", "20", "20"]]
+    assert cluster.run("summary", "--topic", "ordres")[::2] == (4, 'Topic "ordres" does not exist. Nearest: "orders".\n')
+
+
 def test_objects_are_listed_by_prefix_age_and_number(cluster: Cluster) -> None:
     keys = [str(path.relative_to(cluster.folder / "objects")) for path in cluster.wal_objects()]
 

@@ -41,6 +41,10 @@ def verify(
 
 @storage.command()
 def summary(
+    topics: Annotated[
+        list[str] | None,
+        typer.Option("--topic", "-t", help="Count what each partition of this topic holds instead. Repeatable.", metavar="TOPIC"),
+    ] = None,
     concurrency: _Concurrency = 16,
     config_file: ConfigFile = None,
     assignments: SettingOverrides = None,
@@ -51,8 +55,11 @@ def summary(
 
     Those that no entry names are counted apart, by age.
     """
-    from forebay.commands.storage.showing import show_summary
+    from forebay.commands.storage.showing import show_partitions, show_summary
 
+    if topics:
+        terminal = Terminal(output, quiet)
+        raise typer.Exit(show_partitions(config_file, assignments or (), terminal, topics=topics, concurrency=concurrency))
     raise typer.Exit(show_summary(config_file, assignments or (), Terminal(output, quiet), concurrency=concurrency))
 
 

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from forebay.commands.storage.object_facts import ObjectAnswer, object_answer
 from forebay.commands.storage.running import EXIT_UNSOUND, NotThere, over_stores
-from forebay.commands.storage.views import object_table, objects_table, summary_table
+from forebay.commands.storage.verifying import check_topics
+from forebay.commands.storage.views import object_table, objects_table, partitions_table, summary_table
 from forebay.kafka_client.options import Terminal
 from runtime.clock import SystemClock
 from storage.errors import NotFound
@@ -18,6 +19,7 @@ from storage.objects.naming import is_key
 from storage.objects.port import ObjectStat
 from storage.opening import Stores
 from storage.verify.inventory import OBJECTS_PER_LIST, Inventory, StoreTotals, objects_under
+from storage.verify.partition_totals import PartitionTotal, partition_totals
 from storage.verify.reading import StoreReading
 
 
@@ -50,6 +52,22 @@ def show_summary(file: Path | None, assignments: Sequence[str], terminal: Termin
         terminal.warn(
             f"{totals.unreadable} partitions cannot be read, so what they name counts as unreferenced. See: forebay storage verify"
         )
+    return 0
+
+
+def show_partitions(file: Path | None, assignments: Sequence[str], terminal: Terminal, *, topics: Sequence[str], concurrency: int) -> int:
+    """The exit code."""
+
+    async def work(stores: Stores) -> list[PartitionTotal]:
+        reading = StoreReading(stores.metadata, stores.objects, concurrency=concurrency)
+        await check_topics(reading, topics)
+        return await partition_totals(reading, topics)
+
+    found = over_stores(file, assignments, work)
+    terminal.show(found, partitions_table(found))
+    for one in found:
+        if not one.is_readable:
+            terminal.warn(f"{one.topic}/{one.partition} cannot be read to its end. See: forebay storage verify --topic {one.topic}")
     return 0
 
 

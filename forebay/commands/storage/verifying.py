@@ -100,15 +100,20 @@ async def _verified(stores: Stores, options: VerifyOptions, terminal: Terminal) 
     return result.findings, result.checked
 
 
-async def _check_there(reading: StoreReading, options: VerifyOptions) -> None:
-    """Raise `NotThere` for a topic or a partition that does not exist."""
-    for name in options.topics:
+async def check_topics(reading: StoreReading, names: Sequence[str]) -> None:
+    """Raise `NotThere` for one that does not exist."""
+    for name in names:
         (record,) = await reading.records([keys.topic(name)])
         if record is None:
             start, end = keys.topics()
-            names = [one.path.removeprefix(keys.TOPICS_PREFIX) for one in await reading.page(start, end, 10_000)]
-            meant = nearest(name, names)
+            known = [one.path.removeprefix(keys.TOPICS_PREFIX) for one in await reading.page(start, end, 10_000)]
+            meant = nearest(name, known)
             raise NotThere(f'Topic "{name}" does not exist.' + (f' Nearest: "{meant}".' if meant else ""))
+
+
+async def _check_there(reading: StoreReading, options: VerifyOptions) -> None:
+    """Raise `NotThere` for a topic or a partition that does not exist."""
+    await check_topics(reading, options.topics)
     if options.partition is not None:
         async for _ in active_partitions(reading, options.topics, lambda _: None, partition=options.partition):
             return

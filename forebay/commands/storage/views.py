@@ -8,6 +8,7 @@ from forebay.kafka_client.tables import NOTHING, align, facts
 from forebay.kafka_client.text import printable
 from storage.verify.findings import StoreFinding
 from storage.verify.inventory import ObjectTotal, StoreTotals
+from storage.verify.partition_totals import PartitionTotal
 
 if TYPE_CHECKING:
     from forebay.commands.storage.object_facts import ObjectAnswer, PartRow
@@ -49,6 +50,15 @@ def summary_table(totals: StoreTotals) -> str:
     if topics:
         parts.append(align(("TOPIC", "PARTITIONS", "RECORDS", "ENTRIES", "WAL BYTES", "SEGMENTS", "SEGMENT BYTES"), topics))
     return "\n\n".join(parts)
+
+
+def partitions_table(found: Sequence[PartitionTotal]) -> str:
+    header = ("TOPIC", "PARTITION", "START", "END", "RECORDS", "WAL OBJECTS", "WAL BYTES", "SEGMENTS", "SEGMENT BYTES")
+    rows = [
+        [one.topic, one.partition, one.log_start, one.log_end, one.records, one.wal_objects, one.wal_bytes, one.segments, one.segment_bytes]
+        for one in found
+    ]
+    return align(header, rows)
 
 
 def objects_table(found: Sequence["ListedObject"]) -> str:

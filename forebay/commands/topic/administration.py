@@ -19,9 +19,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     TopicDescription,
 )
 
+from forebay.commands.topic.sizes import read_sizes
 from forebay.commands.topic.starting import OffsetBounds
 from forebay.kafka_client.codes import UNKNOWN_TOPIC, exit_code_of
-from forebay.kafka_client.connection import ClusterConnection, message_of
+from forebay.kafka_client.connection import BootstrapServer, ClusterConnection, message_of
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, ClientFailed, unknown_topic
 from runtime.clock import Clock
 
@@ -37,7 +38,7 @@ class TopicLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """`leader` is -1 if there is none; `end` is the offset the next record gets."""
+    """`leader` is -1 if there is none; `end` is the offset the next record gets. `size_bytes` is None where no broker said it."""
 
     partition: int
     leader: int
@@ -45,6 +46,7 @@ class PartitionFacts(msgspec.Struct, frozen=True, kw_only=True):
     isr: list[int]
     start: int
     end: int
+    size_bytes: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ConfigFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +113,19 @@ def describe_topic(connection: ClusterConnection, admin: AdminClient, name: str)
         ],
         configs=_configs(connection, admin, name),
     )
+
+
+def with_sizes(
+    connection: ClusterConnection, admin: AdminClient, facts: TopicFacts, *, clock: Clock
+) -> tuple[TopicFacts, list[ClientFailed]]:
+    """The same with the sizes of its partitions, and why some are missing."""
+    led: dict[BootstrapServer, list[int]] = {}
+    for one in look_up_topic(connection, admin, facts.name).partitions:
+        if one.leader is not None:
+            led.setdefault(BootstrapServer(one.leader.host, one.leader.port), []).append(one.id)
+    sizes, failed = read_sizes(facts.name, led, within_s=connection.timeout_s, clock=clock)
+    partitions = [msgspec.structs.replace(known, size_bytes=sizes.get(known.partition)) for known in facts.partitions]
+    return msgspec.structs.replace(facts, partitions=partitions), failed
 
 
 def bounds(connection: ClusterConnection, admin: AdminClient, name: str, partitions: Iterable[int]) -> dict[int, OffsetBounds]:

@@ -69,13 +69,18 @@ def describe(
     quiet: Quiet = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Show a topic's partitions, offsets and configs. A table shows the configs that were set, JSON all of them."""
+    """Show a topic's partitions, offsets, sizes and configs. A table shows the configs that were set, JSON all of them."""
     with failures_reported():
-        from forebay.commands.topic.administration import describe_topic
+        from forebay.commands.topic.administration import describe_topic, with_sizes
         from forebay.commands.topic.views import topic_table
+        from runtime.clock import SystemClock
 
-        found = describe_topic(*open_connection(bootstrap, timeout), name)
-        Terminal(output, quiet).show(found, topic_table(found))
+        connection, admin = open_connection(bootstrap, timeout)
+        found, failed = with_sizes(connection, admin, describe_topic(connection, admin, name), clock=SystemClock())
+        terminal = Terminal(output, quiet)
+        for failure in failed:
+            terminal.say(str(failure))
+        terminal.show(found, topic_table(found))
 
 
 @topic.command()

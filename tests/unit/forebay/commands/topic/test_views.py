@@ -17,7 +17,10 @@ def test_a_topic_is_shown_with_the_configs_that_were_set_for_it() -> None:
         name="orders",
         id="abc",
         is_internal=False,
-        partitions=[PartitionFacts(partition=0, leader=-1, replicas=[1, 2], isr=[], start=5, end=12)],
+        partitions=[
+            PartitionFacts(partition=0, leader=-1, replicas=[1, 2], isr=[], start=5, end=12),
+            PartitionFacts(partition=1, leader=1, replicas=[1, 2], isr=[1], start=0, end=3, size_bytes=70_000),
+        ],
         configs={
             "cleanup.policy": ConfigFacts(value="delete", source="DEFAULT_CONFIG"),
             "retention.ms": ConfigFacts(value="1000", source="DYNAMIC_TOPIC_CONFIG"),
@@ -27,10 +30,12 @@ def test_a_topic_is_shown_with_the_configs_that_were_set_for_it() -> None:
     assert topic_table(topic).splitlines() == [
         "name     orders",
         "id       abc",
+        "size     70,000 bytes, without 1 partition of unknown size",
         "configs  retention.ms=1000",
         "",
-        "PARTITION  LEADER  REPLICAS  ISR   START  END  RECORDS",
-        "        0      -1  1,2       none      5   12        7",
+        "PARTITION  LEADER  REPLICAS  ISR   START  END  RECORDS  BYTES",
+        "        0      -1  1,2       none      5   12        7      -",
+        "        1       1  1,2       1         0    3        3  70000",
     ]
 
 

@@ -1,0 +1,61 @@
+"""How large partitions are, by DescribeLogDirs: librdkafka cannot send it.
+
+Each leader is asked for what it leads. Apache Kafka's brokers know their own replicas alone, and a follower may lag; Forebay's know all.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kio.schema.describe_log_dirs.v1.request import DescribableLogDirTopic, DescribeLogDirsRequest
+from kio.schema.describe_log_dirs.v1.response import DescribeLogDirsResponse
+from kio.schema.errors import ErrorCode
+from kio.schema.types import TopicName
+from kio.static.primitive import i32
+
+from forebay.kafka_client.connection import BootstrapServer
+from forebay.kafka_client.failures import ClientFailed
+from forebay.kafka_client.one_request import send_request
+from runtime.clock import Clock
+
+ANSWER_WITHIN_S: Final = 5.0
+"""Sizes are worth no longer wait: what is asked for besides them is there already."""
+
+
+def read_sizes(
+    name: str, led: Mapping[BootstrapServer, Sequence[int]], *, within_s: float, clock: Clock
+) -> tuple[dict[int, int], list[ClientFailed]]:
+    """Bytes by partition of the topic, and why those of a leader are missing. `led`: the partitions of each leader."""
+    sizes: dict[int, int] = {}
+    failed: list[ClientFailed] = []
+    for leader, partitions in led.items():
+        topic = DescribableLogDirTopic(topic=TopicName(name), partitions=tuple(map(i32, partitions)))
+        try:
+            answer = send_request(
+                leader,
+                DescribeLogDirsRequest(topics=(topic,)),
+                DescribeLogDirsResponse,
+                within_s=min(ANSWER_WITHIN_S, within_s),
+                clock=clock,
+            )
+        except ClientFailed as error:
+            failed.append(error)
+            continue
+        sizes |= _sizes(answer, name)
+        failed += [
+            ClientFailed(f"{leader} does not say how large partitions are: {one.error_code.name.upper()} ({one.log_dir})")
+            for one in answer.results
+            if one.error_code is not ErrorCode.none
+        ]
+    return sizes, failed
+
+
+def _sizes(answer: DescribeLogDirsResponse, name: str) -> dict[int, int]:
+    """A log that is being moved to another folder is there twice."""
+    return {
+        int(one.partition_index): int(one.partition_size)
+        for result in answer.results
+        for topic in result.topics
+        if topic.name == name
+        for one in topic.partitions
+        if not one.is_future_key
+    }
