@@ -165,7 +165,8 @@ class Slots:
         else:
             # Somebody was first, this broker itself perhaps; or nobody knows: what is there decides.
             version = await self._own_version(slot, session, take=False)
-        if dead is not None and version is not None:
+        # Whoever asked beside us finds the claim that we took, and has replaced nothing.
+        if dead is not None and version is not None and self._replaced.get(slot) != (dead, version):
             self._replaced[slot] = _Replaced(dead, version)
             log.info("slot_taken_over", slot=slot, from_broker_id=held.broker_id, meaning="its groups are coordinated here from now on")
         return version

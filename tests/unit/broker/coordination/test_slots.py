@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.coordination.rendezvous import COORDINATOR_SLOTS, Candidate, slot_of, winner_of
 from broker.coordination.slots import Slots
@@ -143,6 +144,25 @@ async def test_of_two_that_replace_a_claim_at_once_one_has_it() -> None:
         claims = await asyncio.gather(two.slots.claim(slot), three.slots.claim(slot))
 
         assert len([claim for claim in claims if claim is not None]) == 1
+
+
+async def test_a_claim_that_several_requests_replace_at_once_is_taken_over_in_one_line_of_the_log() -> None:
+    slot = slot_won_by(1, 2)
+    async with brokers(1, 2) as (dead, winner):
+        await dead.slots.claim(slot)
+        winner.opinion.dead.add(dead.session_id)
+        both = asyncio.Barrier(2)
+
+        async def together(_: object) -> None:
+            async with asyncio.timeout(5.0):
+                await both.wait()
+
+        winner.metadata.before_write = together
+        with capture_logs() as logged:
+            one, other = await asyncio.gather(winner.slots.claim(slot), winner.slots.claim(slot))
+
+        assert one is other is not None
+        assert [(line["event"], line["slot"]) for line in logged] == [("slot_taken_over", slot)]
 
 
 async def test_a_replacement_nobody_has_heard_back_of_is_found_in_the_store() -> None:
