@@ -6,10 +6,9 @@ with one partition is said, and tried again later, while the others go on.
 
 import asyncio
 import contextlib
-import itertools
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -18,7 +17,7 @@ from compactor.compaction import Compaction, CompactionEnd, CompactionResult
 from compactor.discovery import FoundPartition, active_topics, control_pages
 from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures, is_damage
-from compactor.merge import Merging
+from compactor.merge import MergeEnd, Merging
 from compactor.merge_plan import MergePolicy
 from compactor.plan import CompactionPolicy
 from compactor.purge import Purge
@@ -68,8 +67,10 @@ class _Due(NamedTuple):
 
 
 MERGED_MAX: Final = 1_000
-"""Partitions in which segments are merged in one cycle; in the others they are when these have got another segment."""
+"""Partitions in which segments are merged in one cycle; those beyond are merged in the next one."""
 MERGES_OF_PARTITION_MAX: Final = 16
+UNMERGED_MAX: Final = 10_000
+"""Partitions that wait for a later cycle with their merges; those beyond are merged when they have got another segment."""
 
 
 class Upkeep:
@@ -104,6 +105,7 @@ class Upkeep:
         self._collect_at_s = clock.monotonic_s()
         self._http = http
         self._looks = Looks()
+        self._unmerged: dict[PartitionId, None] = {}
         self._retention = Retention(metadata=metadata, clock=clock)
         self._purge = Purge(metadata=metadata, objects=objects, clock=clock)
         self._purge_at_s = clock.monotonic_s()
@@ -136,8 +138,10 @@ class Upkeep:
         if is_share:
             names = {self.name, *(one.name for one in await live_compactors(self._metadata))}
             partitions = [partition for partition in partitions if compactor_of(partition, names) == self.name]
-            self._looks.keep_only(frozenset(partitions))
-            self._retention.keep_only(frozenset(partitions))
+            share = frozenset(partitions)
+            self._looks.keep_only(share)
+            self._retention.keep_only(share)
+            self._unmerged = dict.fromkeys([one for one in self._unmerged if one in share])
         report.partitions = len(partitions)
         cluster = await read_cluster(self._metadata)
         report.blocked = await self._why_nothing(cluster)
@@ -270,24 +274,38 @@ class Upkeep:
         grown = {partition for partition, one in found.items() if one.is_merging}
         while due:
             due = await self._round(life, due, found, report, grown)
-        await self._merge(life, grown, report)
+        waiting = [*self._unmerged, *(one for one in grown if one not in self._unmerged)]
+        self._unmerged.clear()
+        for partition in waiting[:MERGED_MAX]:
+            await self._merge(life, partition, report)
+        for partition in waiting[MERGED_MAX:]:
+            self._merge_later(partition)
 
-    async def _merge(self, life: _Life, partitions: Iterable[PartitionId], report: CycleReport) -> None:
-        """Merge small segments of partitions that have got another one, or in which a merge was left undone. One at a time: each takes the
-        memory of a whole segment.
+    async def _merge(self, life: _Life, partition: PartitionId, report: CycleReport) -> None:
+        """Merge small segments of a partition that has got another one, or in which a merge was left undone. One partition at a time: each
+        takes the memory of a whole segment.
         """
-        for partition in itertools.islice(partitions, MERGED_MAX):
-            try:
-                for _ in range(MERGES_OF_PARTITION_MAX):
-                    done = await life.merging.run(partition)
-                    if done.merged is None:
-                        break
-                    self._measures.note_merge()
-                    report.merges += 1
-                    report.merged_segments += done.sources
-                    report.written_bytes += done.merged.size_bytes
-            except StorageError as error:
-                self._fail(partition, error, report=report, version=-1)
+        try:
+            for _ in range(MERGES_OF_PARTITION_MAX):
+                done = await life.merging.run(partition)
+                if done.merged is None:
+                    if done.ended is MergeEnd.CLAIMED:
+                        self._merge_later(partition)
+                    return
+                self._measures.note_merge()
+                report.merges += 1
+                report.merged_segments += done.sources
+                report.written_bytes += done.merged.size_bytes
+        except StorageError as error:
+            self._fail(partition, error, report=report, version=-1)
+            if is_damage(error):
+                return  # somebody has to mend it
+        self._merge_later(partition)
+
+    def _merge_later(self, partition: PartitionId) -> None:
+        """Nobody may append to it for years, and then its segments would stay small."""
+        if len(self._unmerged) < UNMERGED_MAX:
+            self._unmerged[partition] = None
 
     async def _round(
         self,

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from compactor import upkeep as upkeep_module
 from compactor.collector import CollectorPolicy
-from compactor.measures import Measures
+from compactor.measures import CycleReport, Measures
+from compactor.merge import MergeEnd, MergeResult, Merging
 from compactor.plan import CompactionPolicy
 from compactor.round import RoundLimits
 from compactor.upkeep import DAMAGED_AGAIN_MS, Upkeep
@@ -23,7 +25,7 @@ from storage.catalog.compactors import compactor_of, live_compactors
 from storage.catalog.records import encode as encode_record
 from storage.catalog.store_marker import write_marker
 from storage.catalog.topics import Topics
-from storage.errors import NotFound, Unavailable
+from storage.errors import Corrupt, NotFound, Unavailable
 from storage.formats.control import Control, decode_control, encode, with_rewritten
 from storage.formats.wal import object_key
 from storage.log.batcher import FlushSettings
@@ -37,6 +39,8 @@ from tests.unit.compactor.compacting import left_behind, listed_segments
 from tests.unit.storage.log.rig import Rig, rig
 
 AT_ONCE = CompactionPolicy(entries_due=1)
+MERGELESS = CompactionPolicy(entries_due=1, segment_bytes=1)
+"""No segment is small beside one of a byte."""
 PARTITIONS = 6
 
 
@@ -472,3 +476,62 @@ async def test_small_segments_are_merged_and_a_merge_that_was_left_undone_is_fin
         assert max(listed) <= 2, "eight became one"
         assert (await it.control(it.partitions[0])).rewritten is None
         assert [await it.broker.read_all(partition) for partition in it.partitions] == before
+
+
+async def with_small_segments(it: Cluster, upkeep: Upkeep) -> CycleReport:
+    """Nine of each partition: what the last cycle merged is in its report."""
+    for _ in range(9):
+        await it.append(count=1, padding=bytes(5_000))
+        report = await upkeep.cycle()
+    return report
+
+
+async def test_merges_that_are_too_many_for_a_cycle_are_done_in_the_next_ones_though_nothing_is_appended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upkeep_module, "MERGED_MAX", 2)
+    async with cluster() as it:
+        upkeep = it.upkeep()
+        merges = [(await with_small_segments(it, upkeep)).merges]
+        merges += [(await upkeep.cycle()).merges for _ in range(3)]
+        await upkeep.close()
+
+        assert merges == [2, 2, 2, 0]
+
+
+async def test_a_merge_that_failed_is_tried_again_in_the_next_cycle_though_nothing_is_appended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[MergeResult | Exception] = [Unavailable("for a moment"), MergeResult(MergeEnd.CLAIMED), Corrupt("for good")]
+    asked: list[PartitionId] = []
+    original = Merging.run
+
+    async def run(self: Merging, partition: PartitionId) -> MergeResult:
+        asked.append(partition)
+        if len(asked) > len(ends):
+            return await original(self, partition)
+        end = ends[len(asked) - 1]
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    async with cluster() as it:
+        upkeep = it.upkeep()
+        await with_small_segments(it, before := it.upkeep(MERGELESS))
+        await before.close()
+        await it.append(count=1, padding=bytes(5_000))
+        monkeypatch.setattr(Merging, "run", run)
+        merges = [(await upkeep.cycle()).merges for _ in range(3)]
+        await upkeep.close()
+
+        assert merges == [PARTITIONS - 3, 2, 0], "one that is damaged is left alone"
+
+
+async def test_no_more_partitions_wait_with_their_merges_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep_module, "MERGED_MAX", 1)
+    monkeypatch.setattr(upkeep_module, "UNMERGED_MAX", 2)
+    async with cluster() as it:
+        upkeep = it.upkeep()
+        merges = [(await with_small_segments(it, upkeep)).merges]
+        merges += [(await upkeep.cycle()).merges for _ in range(4)]
+        await upkeep.close()
+
+        assert merges == [1, 1, 1, 0, 0]
