@@ -109,7 +109,8 @@ def _storage(place: Place, *words: str) -> Any:
 
 
 def _delete_topic(bootstrap: str) -> None:
-    AdminClient({"bootstrap.servers": bootstrap}).delete_topics([TOPIC], operation_timeout=WITHIN_S)[TOPIC].result(WITHIN_S)
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # what it asked for fails when nobody holds it
+    admin.delete_topics([TOPIC], operation_timeout=WITHIN_S)[TOPIC].result(WITHIN_S)
 
 
 def _until(look: Callable[[], Any], is_done: Callable[[Any], bool]) -> None:
