@@ -25,6 +25,7 @@ from storage.log.broker_epoch import BrokerEpoch
 from storage.log.control_reads import ControlReads
 from storage.log.dead_writers import DeadWriters
 from storage.log.decide import NOBODY, PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
+from storage.log.index_chunks import put_chunk
 from storage.log.lane import Commit, carry, leave, note_applied, refuse_behind, release, take
 from storage.log.page_store import PageStore
 from storage.log.partition import PartitionLog
@@ -328,7 +329,7 @@ class Committer:
             return Send(commit, Purpose.COMMIT, decision, (cas,), 0, version, _size_bytes(cas))
         ops: list[WriteOp] = [Put(log.keys.producer_page(new.name), encode(new.page), ABSENT) for new in decision.pages]
         if decision.chunk is not None:
-            ops.append(Put(log.keys.index(decision.chunk.entries[-1].last), encode(decision.chunk), ABSENT))
+            ops.append(put_chunk(log.keys, decision.chunk))
         ops.append(cas)
         control_at = len(ops) - 1
         if producers.page_garbage:

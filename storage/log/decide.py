@@ -22,6 +22,7 @@ from storage.formats.control import (
 )
 from storage.limits import PENDING_ENTRIES_MAX, PRODUCER_BATCHES_KEPT, SEQUENCE_MAX
 from storage.log.producer_pages import NO_PAGES, NewPage, Pages, find, has_no_room, has_room, is_expired, make_room, page_name
+from storage.log.ring import drained
 from storage.log.strangers import PermittedStart
 from storage.recordbatch import NO_PRODUCER
 from storage.vocabulary import ObjectId
@@ -186,7 +187,7 @@ def decide(
     writers[writer.epoch] = WriterEntry(writer.commit_seq, writer.attempt)
     entry = Entry(base, next_offset - 1, object_id, tuple(spans), max_timestamp, log_max_timestamp)
     is_full = len(control.pending) >= PENDING_ENTRIES_MAX
-    chunk = IndexChunk(entries=control.pending) if is_full or (must_drain and control.pending) else None
+    chunk = drained(control) if is_full or (must_drain and control.pending) else None
     return Decision(
         tuple(verdicts),
         msgspec.structs.replace(
