@@ -17,7 +17,8 @@ from storage.catalog.cluster import ClusterRecord, open_cluster, read_cluster
 from storage.catalog.store_marker import StoreMarker, read_marker, write_marker
 from storage.catalog.topic_records import decode_topic
 from storage.errors import Corrupt, IncompatibleFormat, NotFound
-from storage.formats.control import Control, decode_control
+from storage.formats.control import Control, decode_chunk, decode_control
+from storage.formats.segment import segment_key
 from storage.formats.wal import decode_header, header_bytes, object_key
 from storage.limits import WAL_OBJECT_SLICES_MAX
 from storage.metadata import keys
@@ -138,26 +139,39 @@ async def look(metadata: MetadataStore, objects: ObjectStore) -> StoreContents:
 
 
 async def _named(metadata: MetadataStore) -> list[str]:
-    """Up to NAMED_MAX objects that control records name. Where none of them does, all are read: once in the life of a cluster."""
+    """Up to NAMED_MAX objects that partitions name. Where none of them does, all are read: once in the life of a cluster."""
     found: list[str] = []
-    async for control in _controls(metadata):
-        if control.pending:
-            found.append(object_key(control.pending[-1].object_id))
+    async for partition, control in _controls(metadata):
+        key = await _named_by(metadata, partition, control)
+        if key is not None:
+            found.append(key)
             if len(found) == NAMED_MAX:
                 break
     return found
 
 
-async def _controls(metadata: MetadataStore) -> AsyncIterator[Control]:
+async def _named_by(metadata: MetadataStore, partition: PartitionId, control: Control) -> str | None:
+    """The object that holds the end of a log; None if the log holds nothing."""
+    if control.pending:
+        return object_key(control.pending[-1].object_id)
+    if max(control.compaction_cursor, control.log_start) < control.sequence_counter:  # the ring was drained when nobody appended
+        at = keys.PartitionKeys(partition)
+        record = await metadata.get_ceiling(at.index(control.sequence_counter - 1), within=at.index_prefix)
+        return None if record is None else object_key(decode_chunk(record.value, path=record.path).entries[-1].object_id)
+    newest = control.segment
+    return segment_key(partition, newest.object_id) if newest is not None and newest.last >= control.log_start else None
+
+
+async def _controls(metadata: MetadataStore) -> AsyncIterator[tuple[PartitionId, Control]]:
     start, end = keys.topics()
     paths = iter(await metadata.list(start, end))
     while topics := [Key(path, start.partition_key) for path in islice(paths, _READ_KEYS_MAX)]:
         records = [decode_topic(record) for record in await metadata.get_many(topics) if record is not None]
         partitions = (topic.partition(number) for topic in records for number in range(topic.logs_max))
-        while controls := [keys.PartitionKeys(partition).control for partition in islice(partitions, _READ_KEYS_MAX)]:
-            for record in await metadata.get_many(controls):
+        while asked := list(islice(partitions, _READ_KEYS_MAX)):
+            for partition, record in zip(asked, await metadata.get_many([keys.PartitionKeys(one).control for one in asked]), strict=True):
                 if record is not None:
-                    yield decode_control(record.value, path=record.path)
+                    yield partition, decode_control(record.value, path=record.path)
 
 
 async def _listed(objects: ObjectStore) -> AsyncIterator[tuple[str, list[PartitionId]]]:

@@ -8,12 +8,13 @@ import pytest
 
 from runtime.ids import IdSource
 from storage.catalog.cluster import ClusterRecord, open_cluster
-from storage.catalog.store_identity import LISTED_MAX, NAMED_MAX, Identity, Objects, StoreContents, StoreOwnership, identify, judge
+from storage.catalog.store_identity import LISTED_MAX, NAMED_MAX, Identity, Objects, StoreContents, StoreOwnership, identify, judge, look
 from storage.catalog.store_marker import KEY, StoreMarker, read_marker, write_marker
 from storage.catalog.topic_records import read_topic
 from storage.catalog.topics import Topics
 from storage.errors import Corrupt, IncompatibleFormat, OutcomeUnknown, Unavailable
-from storage.formats.control import Control, Entry, decode_control, encode
+from storage.formats.control import Control, Entry, IndexChunk, SegmentEntry, decode_control, encode
+from storage.formats.segment import segment_key
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.metadata.keys import CLUSTER, PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
@@ -218,6 +219,40 @@ async def test_a_store_without_what_the_metadata_name_is_refused_until_that_is_a
     control = (await place.metadata.get_many([PartitionKeys(partition).control]))[0]
     assert control is not None
     assert decode_control(control.value, path="").pending, "what was named stays named"
+
+
+@pytest.mark.parametrize("where", ["index", "segment", "segment that begins below the log"])
+async def test_what_a_drained_ring_has_left_to_the_index_or_to_a_segment_is_named_as_well(where: str) -> None:
+    """Otherwise the rings of a cluster to which nobody appends would make any empty store its own."""
+    place = Place()
+    await place.begin_without_marker()
+    (partition,) = await place.create_topic()
+    object_id, at = await place.put_object(0, partition), PartitionKeys(partition)
+    entry, segment = Entry(0, 3, object_id, ((header_bytes(1), 1),), 0, 0), SegmentEntry(0, 3, object_id, 1, 0, 0)
+    key = object_key(object_id) if where == "index" else segment_key(partition, object_id)
+    control = Control(sequence_counter=4)
+    if where != "index":
+        await place.objects.put_if_absent(key, [b"segment"])
+        control = Control(sequence_counter=4, compaction_cursor=4, segment=segment, log_start=2 if "below" in where else 0)
+    await place.metadata.write([Put(at.index(3), encode(IndexChunk(entries=(entry,))), None), Put(at.control, encode(control), None)])
+    there = await look(place.metadata, place.objects)
+    await place.objects.delete_many([key, object_key(object_id)])
+
+    refused = await place.start()
+
+    assert (there.named, there.objects) == (key, OURS)
+    assert (refused.verdict, refused.found.named) == (StoreOwnership.GONE, key)
+
+
+async def test_a_log_of_which_nothing_is_left_names_nothing() -> None:
+    place = Place()
+    await place.begin_without_marker()
+    (partition,) = await place.create_topic()
+    segment = SegmentEntry(0, 3, ObjectId(f"{0:026}"), 1, 0, 0)
+    control = Control(sequence_counter=4, compaction_cursor=4, segment=segment, log_start=4)
+    await place.metadata.write([Put(PartitionKeys(partition).control, encode(control), None)])
+
+    assert (await place.start()).verdict is StoreOwnership.MARK
 
 
 @pytest.mark.parametrize("has_cluster", [False, True])
