@@ -12,6 +12,7 @@ from compactor.measures import Measures
 from compactor.pace import Pace, PacedObjects
 from compactor.plan import CompactionPolicy
 from compactor.round import RoundLimits
+from compactor.tidy_plan import TidyPolicy
 from compactor.upkeep import Upkeep
 from process.http.health import DRAINING, METADATA, Check, Health
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
@@ -142,6 +143,7 @@ async def open_compactor(
             measures=measures,
             collecting=CollectorPolicy(grace_ms=settings.compactor.delete_grace // timedelta(milliseconds=1)),
             collect_every_s=settings.compactor.delete_interval.total_seconds(),
+            tidying=TidyPolicy(producer_expiration_ms=settings.kafka.producer_id_expiration // timedelta(milliseconds=1)),
             http=lambda: compactor.address,
         )
         closing.push_async_callback(upkeep.close)

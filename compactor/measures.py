@@ -225,6 +225,10 @@ class Measures:
     def note_unreadable(self, path: str, error: StorageError) -> None:
         self._say(path, "topic_not_readable", key=path, cause=str(error))
 
+    def note_unknown_brokers(self, error: StorageError) -> None:
+        """Nobody could say which brokers are gone."""
+        self._say("brokers", "dead_brokers_not_known", cause=str(error))
+
     def _say(self, about: object, event: str, **facts: object) -> None:
         now_s = self._clock.monotonic_s()
         said_s = self._said_s.get(about)

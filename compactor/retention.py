@@ -1,25 +1,28 @@
 """Retention of one partition: `log_start` moves up over what is too old or too much, then keys below it go (docs/design/upkeep.md, I5).
 
-    control record → its entries, until one stays → [CAS control: log_start] → keys of index/ and segments/ that END below it, by version
+    control record → its entries, until one stays → [chunk of the ring, if it goes] + [CAS control: log_start, and what is tidied]
+                   → keys of index/ and segments/ that END below it, by version
 
 Keys alone are read. Objects below log_start are the collector's. What a client has deleted with DeleteRecords leaves keys behind, too: they
-go the same way.
+go the same way. A partition to which nobody appends is tidied, whatever its limits are (compactor/tidy_plan.py).
 """
 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from compactor.records import CALL_TIMEOUT_S, KEYS_PER_DELETE, Records
-from compactor.retention_plan import RetentionLimits, RetentionPlan, TidyPolicy, tidied
+from compactor.retention_plan import RetentionLimits, RetentionPlan
+from compactor.tidy_plan import Tidied, TidyPolicy, questioned_writers, tidied
 from runtime.clock import Clock
 from runtime.ids import Entropy
 from storage.errors import Unavailable
 from storage.formats.control import Control, EntrySource, LogState, decode_control
 from storage.log.entry_scan import EntriesMoved, entry_pages
+from storage.log.index_chunks import put_chunk
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Delete, Key, MetadataStore, Status, WriteOp
 from storage.vocabulary import PartitionId
@@ -48,17 +51,32 @@ class _Look(NamedTuple):
     """Keys that end below it are gone, but for those that arrive late."""
 
 
+def nobody(_: Collection[int]) -> Collection[int]:
+    return ()
+
+
 class Retention:
     """Applies limits to partitions, one call each. Calls may run side by side, for different partitions.
 
     Errors of a call: `Corrupt`, `IncompatibleFormat` (the partition is left as it is), `Unavailable`, `OutcomeUnknown`; the last two go
     away with another call. Cancelled: as if the process had died, and another call does the rest.
+
+    `gone` says which of some broker epochs are gone for ever; it is asked about the `writers` of the very record that a CAS replaces.
     """
 
-    def __init__(self, metadata: MetadataStore, clock: Clock, entropy: Entropy = os.urandom, *, policy: TidyPolicy | None = None) -> None:
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        clock: Clock,
+        entropy: Entropy = os.urandom,
+        *,
+        policy: TidyPolicy | None = None,
+        gone: Callable[[Collection[int]], Collection[int]] = nobody,
+    ) -> None:
         self._records = Records(metadata, entropy=entropy)
         self._clock = clock
         self._policy = policy or TidyPolicy()
+        self._gone = gone
         self._looks: dict[PartitionId, _Look] = {}
 
     def is_due(self, partition: PartitionId, control: Control, limits: RetentionLimits) -> bool:
@@ -67,7 +85,7 @@ class Retention:
             self._looks.pop(partition, None)
             return False
         now_ms = self._clock.now_ms()
-        if tidied(control, control.log_start, self._policy, now_ms=now_ms) is not None:
+        if self._tidied(control, control.log_start, now_ms) is not None:
             return True
         look = self._looks.get(partition)
         if look is None or look.limits != limits:
@@ -75,6 +93,10 @@ class Retention:
         if control.log_start > look.log_start or look.cleaned_to < control.log_start:
             return True
         return control.log_start < control.sequence_counter and (now_ms >= look.again_ms or control.bytes_total >= look.again_bytes)
+
+    def questioned_writers(self, control: Control) -> Collection[int]:
+        """Broker epochs that a record names, and of which `gone` should know before a run."""
+        return questioned_writers(control, self._policy, now_ms=self._clock.now_ms())
 
     def keep_only(self, partitions: frozenset[PartitionId]) -> None:
         """Others are gone, or somebody else's."""
@@ -94,7 +116,7 @@ class Retention:
         except EntriesMoved:
             return RetentionResult(control.log_start)  # compacted or trimmed meanwhile: the next run sees it
         changed = None
-        if tidied(control, plan.log_start, self._policy, now_ms=now_ms) is not None:
+        if self._tidied(control, plan.log_start, now_ms) is not None:
             changed = await self._change(keys, plan.log_start, now_ms)
             if changed is None:
                 return RetentionResult(control.log_start)
@@ -108,6 +130,9 @@ class Retention:
         if before is not None or len(self._looks) < KEPT_MAX:
             self._looks[partition] = _Look(limits, log_start, plan.again_ms, plan.again_bytes, cleaned_to)
         return RetentionResult(log_start, log_start - control.log_start, removed_keys)
+
+    def _tidied(self, control: Control, log_start: int, now_ms: int) -> Tidied | None:
+        return tidied(control, log_start, self._policy, now_ms=now_ms, gone=self._gone(control.writers))
 
     async def _plan(self, keys: PartitionKeys, control: Control, limits: RetentionLimits, now_ms: int) -> RetentionPlan:
         plan = RetentionPlan(limits, control, now_ms=now_ms)
@@ -138,14 +163,15 @@ class Retention:
 
         async def decide(control: Control) -> tuple[Control, Sequence[WriteOp]] | Control | None:
             dropped.clear()
-            made = tidied(control, log_start, self._policy, now_ms=now_ms)
+            made = self._tidied(control, log_start, now_ms)
             if made is None:
                 return control if control.log_state is LogState.OPEN and log_start <= control.log_start else None
-            kept = {ref.name for ref in made.pages}
+            kept = {ref.name for ref in made.control.pages}
             dropped.extend(ref.name for ref in control.pages if ref.name not in kept)
-            return made, ()
+            # Of the record that this CAS replaces: entries that another has pending would be in neither.
+            return made.control, () if made.chunk is None else (put_chunk(keys, made.chunk),)
 
-        changed = await self._records.change_control(keys, decide, action="move log_start")
+        changed = await self._records.change_control(keys, decide, action="tidy, or move log_start")
         # They were named by the record that this has replaced, and never are again (ADR 13).
         await self._delete([Delete(keys.producer_page(name)) for name in dropped])
         return changed

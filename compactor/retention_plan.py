@@ -8,14 +8,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-import msgspec
-
 from compactor.plan import entry_bytes
 from runtime.ulid import ulid_ms
 from storage.catalog.topic_configs import integer, value_of
-from storage.formats.control import Control, Entry, EntrySource, LogState
-from storage.log.producer_pages import forget_expired
-from storage.log.trim import decide_trim
+from storage.formats.control import Control, Entry, EntrySource
 
 NO_LIMIT: Final = -1
 AHEAD_MS: Final = 3_600_000
@@ -135,35 +131,3 @@ def _together(kept: Iterable[_Kept], *, bytes_max: int) -> Iterator[_Kept]:
             joined = one
     if joined is not None:
         yield joined
-
-
-class TidyPolicy(NamedTuple):
-    """A partition without appends for `idle_ms` is tidied. `producer_expiration_ms` has to be that of the brokers; None: appends alone
-    forget producers.
-    """
-
-    idle_ms: int = 600_000
-    producer_expiration_ms: int | None = None
-
-
-def tidied(control: Control, log_start: int, policy: TidyPolicy, *, now_ms: int) -> Control | None:
-    """The record to put by CAS so that the log begins at `log_start`; None if nothing has to change, or nothing may.
-
-    With it go producers that have expired and, in a partition without appends, a ring of which all is in segments (I4). Where log_start
-    stays, these are worth a write only if nobody appends: appends do it without one.
-    """
-    if control.log_state is not LogState.OPEN or log_start > control.sequence_counter:  # the latter: an old record
-        return None
-    trimmed = decide_trim(control, log_start).control
-    is_idle = control.last_append_ms < now_ms - policy.idle_ms
-    if trimmed is None and not is_idle:
-        return None
-    made = trimmed or control
-    if policy.producer_expiration_ms is not None:
-        producers = dict(made.producers)
-        pages = forget_expired(made.pages, producers, before_ms=now_ms - policy.producer_expiration_ms)
-        if len(producers) < len(made.producers) or len(pages) < len(made.pages):
-            made = msgspec.structs.replace(made, producers=producers, pages=pages)
-    if is_idle and made.pending and made.pending[-1].last < made.compaction_cursor:
-        made = msgspec.structs.replace(made, pending=())
-    return None if made is control else made

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy
 from compactor.compaction import Compaction, CompactionEnd, CompactionResult
 from compactor.discovery import FoundPartition, active_topics, control_pages
+from compactor.gone_brokers import GoneBrokers
 from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures, is_damage
 from compactor.merge import MergeEnd, Merging
@@ -25,6 +26,7 @@ from compactor.references import References
 from compactor.retention import Retention
 from compactor.retention_plan import RetentionLimits, limits_of
 from compactor.round import Round, RoundLimits
+from compactor.tidy_plan import TidyPolicy
 from runtime.blocking import Blocking
 from runtime.clock import Clock
 from runtime.ids import IdSource
@@ -89,6 +91,7 @@ class Upkeep:
         measures: Measures,
         collecting: CollectorPolicy | None = None,
         collect_every_s: float = 300.0,
+        tidying: TidyPolicy | None = None,
         http: Callable[[], str] = str,
     ) -> None:
         """`blocking` runs one call at a time. `http`: the address of its metrics, for others to know."""
@@ -106,7 +109,8 @@ class Upkeep:
         self._http = http
         self._looks = Looks()
         self._unmerged: dict[PartitionId, None] = {}
-        self._retention = Retention(metadata=metadata, clock=clock)
+        self._gone = GoneBrokers(metadata, clock=clock)
+        self._retention = Retention(metadata=metadata, clock=clock, policy=tidying, gone=self._gone.among)
         self._purge = Purge(metadata=metadata, objects=objects, clock=clock)
         self._purge_at_s = clock.monotonic_s()
         self._life: _Life | None = None
@@ -147,7 +151,7 @@ class Upkeep:
         report.blocked = await self._why_nothing(cluster)
         if cluster is not None and not report.blocked:
             report.blocked = _why_not_compacted(cluster)
-            due = await self._look_after(partitions, limits, report)
+            due = await self._look_after(life.session, partitions, limits, report)
             if not report.blocked:
                 await self._compact(life, due, report)
             if is_share and compactor_of(COLLECTING, names) == self.name:
@@ -236,13 +240,19 @@ class Upkeep:
         return ""
 
     async def _look_after(
-        self, partitions: list[PartitionId], limits: Mapping[TopicId, RetentionLimits], report: CycleReport
+        self, session: Session, partitions: list[PartitionId], limits: Mapping[TopicId, RetentionLimits], report: CycleReport
     ) -> dict[PartitionId, _Due]:
-        """Apply retention. Return the partitions whose entries may be due."""
+        """Apply retention, and tidy. Return the partitions whose entries may be due."""
         due: dict[PartitionId, _Due] = {}
+        may_ask = True
         unreadable = partial(self._fail, report=report, version=-1)
         async with contextlib.aclosing(control_pages(self._metadata, partitions, unreadable=unreadable)) as pages:
             async for page in pages:
+                for one in page:
+                    self._gone.note(self._retention.questioned_writers(one.control))
+                if may_ask and self._gone.has_questions:
+                    may_ask = False  # what later pages name is asked for in the next cycle
+                    await self._ask_who_is_gone(session)
                 await self._retain(page, limits, report)
                 now_ms = self._clock.now_ms()
                 for one in page:
@@ -250,6 +260,12 @@ class Upkeep:
                     if is_compacted or is_merging:
                         due[one.partition] = _Due(one.version, one.control.sequence_counter, is_compacted, is_merging)
         return due
+
+    async def _ask_who_is_gone(self, session: Session) -> None:
+        try:
+            await self._gone.ask(session)
+        except StorageError as error:
+            self._measures.note_unknown_brokers(error)  # their entries stay for another cycle
 
     async def _retain(self, page: Sequence[FoundPartition], limits: Mapping[TopicId, RetentionLimits], report: CycleReport) -> None:
         due = iter([one for one in page if self._retention.is_due(one.partition, one.control, limits[one.partition.topic_id])])

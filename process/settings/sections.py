@@ -51,7 +51,8 @@ class KafkaSettings:
     producer_id_expiration: Annotated[
         timedelta,
         duration(minimum="10m", maximum="365d"),
-        "an idempotent producer that appends nothing to a partition for this long is forgotten there (producer.id.expiration.ms)",
+        "an idempotent producer that appends nothing to a partition for this long is forgotten there (producer.id.expiration.ms); "
+        "the same in all brokers and compactors of a cluster",
     ] = timedelta(days=1)
     validate_records: Annotated[
         Literal["crc", "full"],

@@ -8,6 +8,7 @@ import pytest
 from broker.coordination.rendezvous import COORDINATOR_SLOTS
 from broker.fetching.gathering import GRACE_S, PATIENCE_S, READS_AT_ONCE
 from broker.fetching.waiters import POLL_S, TRUSTED_POLL_S
+from compactor.tidy_plan import DEAD_WRITERS_MAX, TidyPolicy
 from storage.catalog.brokers import SESSION_TIMEOUT_MS
 from storage.catalog.producer_ids import BLOCK_IDS
 from storage.catalog.topics import CACHE_AGE_S
@@ -62,7 +63,10 @@ TOLD: Final = [
     ("coordination", f"blocks of {BLOCK_IDS:,} ids"),
     ("upkeep", f"every {SWEEP_EVERY_S / 60:g} minutes at most"),
     ("upkeep", f"when there are more than {WRITERS_KEPT_MAX}"),
-    ("upkeep", f"up to {PENDING_ENTRIES_MAX} entries stay"),
+    ("upkeep", f"up to {PENDING_ENTRIES_MAX} entries of `pending`"),
+    ("upkeep", f"nobody appends for {TidyPolicy().idle_ms // 60_000} minutes"),
+    ("upkeep", f"or names more than {WORDS[DEAD_WRITERS_MAX]}"),
+    ("commit", f"nobody appends for {TidyPolicy().idle_ms // 60_000} minutes"),
     ("words", f"at most {PENDING_ENTRIES_MAX}"),
     ("words", f"the {COORDINATOR_SLOTS} shares"),
 ]

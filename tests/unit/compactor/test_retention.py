@@ -2,96 +2,26 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
 from compactor import retention
-from compactor.retention import Retention, RetentionResult
-from compactor.retention_plan import NO_LIMIT, RetentionLimits, TidyPolicy
+from compactor.retention import RetentionResult
+from compactor.retention_plan import NO_LIMIT, RetentionLimits
 from storage.errors import NotFound, OffsetOutOfRange, OutcomeUnknown, Unavailable
-from storage.formats.control import Control, LogState, PageRef, ProducerPage, SegmentFact, encode
+from storage.formats.control import Control, LogState, SegmentFact, encode
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.limits import PENDING_ENTRIES_MAX
 from storage.metadata.keys import PartitionKeys
-from storage.metadata.port import ABSENT, Applied, DeleteRange, Put, WriteOp, WriteOutcome
+from storage.metadata.port import ABSENT, DeleteRange, Put, WriteOp, WriteOutcome
 from storage.recordbatch import parse_header
-from tests.kit.record_batches import record_batch
-from tests.kit.stepping_clock import SteppingClock
-from tests.unit.compactor.compacting import compacting, index_ends, listed_segments
+from tests.unit.compactor.aging import ENDLESS, HOUR, KEYS, Aging, Counting, Meanwhile, aging, base_offsets
+from tests.unit.compactor.compacting import index_ends, listed_segments
 from tests.unit.storage.log.rig import PARTITION, FaultyMetadata, Rig, rig
-
-KEYS = PartitionKeys(PARTITION)
-HOUR_MS = 3_600_000
-HOUR = RetentionLimits(HOUR_MS, NO_LIMIT)
-ENDLESS = RetentionLimits(NO_LIMIT, NO_LIMIT)
-POLICY = TidyPolicy(producer_expiration_ms=24 * HOUR_MS)
-
-
-class Aging(NamedTuple):
-    """A log of records that say how old they are by `clock`."""
-
-    broker: Rig
-    clock: SteppingClock
-
-    def retention(self, metadata: Any = None) -> Retention:
-        return Retention(metadata or self.broker.shared, self.clock, policy=POLICY)
-
-    async def run(self, limits: RetentionLimits = HOUR) -> RetentionResult:
-        return await self.retention().run(PARTITION, limits)
-
-    async def append(self, count: int, *, age_h: float = 0.0) -> None:
-        """So many entries, of two records each."""
-        at_ms = self.clock.now_ms() - int(age_h * HOUR_MS)
-        for _ in range(count):
-            await self.broker.send(record_batch(b"x" * 50, b"y", base_timestamp=at_ms))
-
-    async def compact(self) -> None:
-        async with compacting(self.broker.shared, self.broker.objects) as compaction:
-            await compaction.run(PARTITION)
-
-    async def change(self, **fields: Any) -> None:
-        (record,) = await self.broker.shared.get_many([KEYS.control])
-        assert record is not None
-        changed = msgspec.structs.replace(await self.broker.control(), **fields)
-        assert isinstance(await self.broker.shared.write([Put(KEYS.control, encode(changed), record.version)]), Applied)
-
-    async def segment_ends(self) -> list[int]:
-        return [one.last for one in await listed_segments(self.broker.shared)]
-
-
-@contextlib.asynccontextmanager
-async def aging(*, old: int = 0, segments: int = 0, new: int = 0) -> AsyncIterator[Aging]:
-    """`old` entries of two hours ago, in so many segments if any, then `new` ones."""
-    async with rig() as broker:
-        log = Aging(broker, SteppingClock())
-        for _ in range(segments):
-            await log.append(old // segments, age_h=2)
-            await log.compact()
-        await log.append(old % segments if segments else old, age_h=2)
-        await log.append(new)
-        yield log
-
-
-async def base_offsets(broker: Rig, begin: int) -> list[int]:
-    """Those of all batches from `begin` on, as a new broker on the same stores reads them."""
-    found: list[int] = []
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
-        log = other.parts.partitions.get(PARTITION)
-        await other.parts.control_reads.refresh([log])
-        while begin < log.seen.high_watermark:
-            run = await other.parts.reader.stored(log, begin, bytes_max=1 << 20)
-            view = run.buffer
-            while len(view):
-                header = parse_header(view)
-                found.append(header.base_offset)
-                view = view[header.size_bytes :]
-            begin = run.last + 1
-    return found
-
 
 # What goes
 
@@ -234,20 +164,7 @@ async def test_a_partition_that_is_not_there_is_left_alone() -> None:
         assert await log.retention().run(PARTITION._replace(partition=9), HOUR) == RetentionResult(0)
 
 
-# What goes beside it
-
-
-class Counting:
-    """The store inside; it counts."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self.calls: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name in {"get_many", "get_ceiling", "range_scan", "list", "write"}:
-            self.calls.append(name)
-        return getattr(self._inner, name)
+# What it costs
 
 
 @pytest.mark.parametrize(
@@ -264,80 +181,6 @@ async def test_where_nothing_is_due_a_run_reads_once_or_twice_and_writes_nothing
         await log.retention(counting).run(PARTITION, limits)
 
         assert counting.calls == calls
-
-
-async def test_producers_that_expired_in_an_idle_partition_go_with_their_pages_in_one_write() -> None:
-    async with aging() as log:
-        await log.broker.send(record_batch(b"x", producer_id=5, producer_epoch=0, base_sequence=0))
-        page = KEYS.producer_page("1-1-1-1-0")
-        await log.broker.shared.write([Put(page, encode(ProducerPage(producers={})), ABSENT)])
-        await log.change(pages=(PageRef("1-1-1-1-0", 10, 19, log.clock.now_ms()),))
-        early = await log.broker.control()
-        assert not log.retention().is_due(PARTITION, early, ENDLESS)
-        await log.run(ENDLESS)
-        assert await log.broker.control() == early
-        log.clock.advance(86_400 + 60)
-        counting = Counting(log.broker.shared)
-        assert log.retention().is_due(PARTITION, early, ENDLESS)
-        await log.retention(counting).run(PARTITION, ENDLESS)
-        control = await log.broker.control()
-
-        assert (control.producers, control.pages) == ({}, ())
-        assert await log.broker.shared.get_many([page]) == [None]
-        assert counting.calls == ["get_many", "get_many", "write", "write"]
-        assert not log.retention().is_due(PARTITION, control, ENDLESS)
-
-
-async def test_pages_stay_when_the_write_that_would_drop_them_was_not_needed() -> None:
-    async with aging() as log:
-        page = KEYS.producer_page("1-1-1-1-0")
-        await log.broker.shared.write([Put(page, encode(ProducerPage(producers={})), ABSENT)])
-        await log.append(1)
-        await log.change(pages=(PageRef("1-1-1-1-0", 10, 19, log.clock.now_ms()),))
-        log.clock.advance(86_400 + 60)
-
-        async def append() -> None:
-            """It uses a producer of the page."""
-            now_ms = log.clock.now_ms()
-            await log.change(pages=(PageRef("1-1-1-1-0", 10, 19, now_ms),), last_append_ms=now_ms)
-
-        await log.retention(Meanwhile(log.broker.shared, append)).run(PARTITION, ENDLESS)
-
-        assert len((await log.broker.control()).pages) == 1
-        assert await log.broker.shared.get_many([page]) != [None]
-
-
-async def test_an_idle_ring_that_is_compacted_goes_and_appends_and_reads_go_on() -> None:
-    async with aging(new=20) as log:
-        await log.compact()
-        assert len((await log.broker.control()).pending) > 0
-        log.clock.advance(660)
-        await log.run(ENDLESS)
-        control = await log.broker.control()
-
-        assert (control.pending, control.sequence_counter, control.compaction_cursor) == ((), 40, 40)
-        assert await base_offsets(log.broker, 0) == [*range(0, 40, 2)]
-        await log.append(PENDING_ENTRIES_MAX + 3)
-        assert await base_offsets(log.broker, 0) == [*range(0, 40 + 2 * PENDING_ENTRIES_MAX + 6, 2)]
-        await log.compact()
-        assert await base_offsets(log.broker, 0) == [*range(0, 40 + 2 * PENDING_ENTRIES_MAX + 6, 2)]
-
-
-async def test_a_chunk_of_a_ring_that_has_gone_may_come_late_and_means_nothing() -> None:
-    async with aging(new=PENDING_ENTRIES_MAX) as log:
-        await log.compact()
-        async with rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other:
-            other.metadata.faults.append("late")
-            sent = other.send(record_batch(b"late", b"y"))
-            await other.metadata.until_late()
-            log.clock.advance(660)
-            await log.run(ENDLESS)
-            assert (await log.broker.control()).pending == ()
-            await other.metadata.deliver_late()
-            await sent
-
-        assert (await log.broker.control()).sequence_counter == 2 * PENDING_ENTRIES_MAX + 2
-        assert await base_offsets(log.broker, 0) == [*range(0, 2 * PENDING_ENTRIES_MAX + 2, 2)]
 
 
 # When to look
@@ -478,25 +321,6 @@ async def test_a_write_without_an_answer_is_made_up_for(at: int, fault: str, mon
 
         assert not upkeep.is_due(PARTITION, await log.broker.control(), HOUR)
         await check_done(log)
-
-
-class Meanwhile:
-    """The store inside; `act` happens before its n-th write."""
-
-    def __init__(self, inner: Any, act: Callable[[], Awaitable[None]], *, at: int = 0) -> None:
-        self._inner = inner
-        self._act = act
-        self._left = at
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
-        self._left -= 1
-        if self._left == -1:
-            await self._act()
-        done: WriteOutcome = await self._inner.write(ops)
-        return done
 
 
 async def test_appends_compactions_and_trims_meanwhile_are_no_reason_to_give_up() -> None:

@@ -1,4 +1,4 @@
-"""What retention deletes, against a naive reading of the limits; and what else goes with the same write."""
+"""What retention deletes, against a naive reading of the limits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +14,12 @@ from compactor.retention_plan import (
     NO_LIMIT,
     RetentionLimits,
     RetentionPlan,
-    TidyPolicy,
     limits_of,
     source_bytes,
     source_ms,
-    tidied,
 )
 from runtime.ulid import encode_ulid
-from storage.formats.control import Control, Entry, EntrySource, LogState, PageRef, ProducerBatch, ProducerState, SegmentEntry
+from storage.formats.control import Control, Entry, EntrySource, SegmentEntry
 from storage.vocabulary import ObjectId
 
 NOW_MS = 1_800_000_000_000
@@ -181,69 +179,3 @@ def test_timestamps_count_as_far_ahead_as_the_topic_permits_but_not_beyond_its_r
     configs = {"message.timestamp.after.max.ms": str(after_max_ms), "retention.ms": str(retention_ms)}
 
     assert limits_of(configs).ahead_ms == ahead_ms
-
-
-# What goes with the same write
-
-POLICY = TidyPolicy(idle_ms=1_000, producer_expiration_ms=DAY_MS)
-IDLE_MS, BUSY_MS = NOW_MS - 1_001, NOW_MS - 1_000
-
-
-def producer(at_ms: int) -> ProducerState:
-    return ProducerState(0, (ProducerBatch(0, 0, 0, at_ms),))
-
-
-def with_producers(**fields: Any) -> Control:
-    old, new = NOW_MS - 2 * DAY_MS, NOW_MS - DAY_MS
-    return Control(
-        sequence_counter=9,
-        producers={7: producer(old), 8: producer(new)},
-        pages=(PageRef("1-1-1-1-0", 20, 29, old), PageRef("1-1-1-1-1", 30, 39, new)),
-        **fields,
-    )
-
-
-@pytest.mark.parametrize(("last_append_ms", "log_start"), [(IDLE_MS, 0), (BUSY_MS, 3)])
-def test_producers_that_have_expired_go_when_nobody_appends_or_with_the_move_of_log_start(last_append_ms: int, log_start: int) -> None:
-    made = tidied(with_producers(last_append_ms=last_append_ms), log_start, POLICY, now_ms=NOW_MS)
-
-    assert made is not None
-    assert (made.log_start, [*made.producers], [ref.first_pid for ref in made.pages]) == (log_start, [8], [30])
-
-
-def test_producers_stay_where_appends_forget_them_or_nobody_said_when_they_expire() -> None:
-    assert tidied(with_producers(last_append_ms=BUSY_MS), 0, POLICY, now_ms=NOW_MS) is None
-    assert tidied(with_producers(last_append_ms=IDLE_MS), 0, TidyPolicy(), now_ms=NOW_MS) is None
-    assert tidied(Control(producers={8: producer(NOW_MS)}, last_append_ms=IDLE_MS), 0, POLICY, now_ms=NOW_MS) is None
-
-
-def test_a_producer_in_a_transaction_stays() -> None:
-    control = Control(producers={7: ProducerState(0, producer(0).batches, txn_first_offset=0)}, last_append_ms=IDLE_MS)
-
-    assert tidied(control, 0, POLICY, now_ms=NOW_MS) is None
-
-
-@pytest.mark.parametrize(
-    ("cursor", "last_append_ms", "is_dropped"), [(4, IDLE_MS, True), (3, IDLE_MS, False), (2, IDLE_MS, False), (4, BUSY_MS, False)]
-)
-def test_a_ring_goes_when_nobody_appends_and_all_of_it_is_in_segments(cursor: int, last_append_ms: int, is_dropped: bool) -> None:
-    control = Control(sequence_counter=4, pending=(entry(0), entry(2)), compaction_cursor=cursor, last_append_ms=last_append_ms)
-    made = tidied(control, 0, POLICY, now_ms=NOW_MS)
-
-    assert (made is not None) == is_dropped
-    assert made is None or (made.pending, made.sequence_counter) == ((), 4)
-
-
-@pytest.mark.parametrize("state", [LogState.FENCED, LogState.DELETED])
-def test_a_log_that_takes_no_changes_is_left_alone(state: LogState) -> None:
-    assert tidied(with_producers(last_append_ms=IDLE_MS, log_state=state), 3, POLICY, now_ms=NOW_MS) is None
-
-
-def test_log_start_never_goes_back_nor_beyond_the_end() -> None:
-    control = Control(sequence_counter=9, log_start=5, last_append_ms=BUSY_MS)
-
-    assert tidied(control, 4, POLICY, now_ms=NOW_MS) is None
-    assert tidied(control, 5, POLICY, now_ms=NOW_MS) is None
-    assert tidied(control, 10, POLICY, now_ms=NOW_MS) is None
-    assert (made := tidied(control, 9, POLICY, now_ms=NOW_MS)) is not None
-    assert made.log_start == 9

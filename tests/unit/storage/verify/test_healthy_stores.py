@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from compactor.compaction import CompactionEnd
+from compactor.retention import Retention
+from compactor.retention_plan import NO_LIMIT, RetentionLimits
+from compactor.tidy_plan import TidyPolicy
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.catalog.topics import Topics
@@ -193,7 +196,7 @@ class Interleaved:
 
 
 class Upkeep:
-    """Appends, compactions that delete the objects they have copied, trims that delete what is below them."""
+    """Appends, compactions that delete the objects they have copied, trims that delete what is below them, rings that are drained."""
 
     def __init__(self, broker: Rig, seed: int = 0) -> None:
         self._broker = broker
@@ -213,7 +216,7 @@ class Upkeep:
             if len(self.done) == ACTS_MAX or self._chance.random() > chance:
                 return
             if not self._next:
-                self._next = self._chance.sample(["append", "append", "compact", "trim"], 4)
+                self._next = self._chance.sample(["append", "append", "compact", "trim", "drain"], 5)
             name = self._next.pop()
             await getattr(self, name)()
             self.done.append(name)
@@ -226,6 +229,12 @@ class Upkeep:
         async with compacting(self._broker.shared, self._broker.objects) as compaction:
             assert (await compaction.run(PARTITION)).ended in (CompactionEnd.COMPACTED, CompactionEnd.NOTHING_DUE)
         await objects_of(self._broker).delete_many(sorted(before - await self._named()))
+
+    async def drain(self) -> None:
+        """As if nobody had appended for long."""
+        policy = TidyPolicy(idle_ms=-60_000)
+        await Retention(self._broker.shared, SystemClock(), policy=policy).run(PARTITION, RetentionLimits(NO_LIMIT, NO_LIMIT))
+        assert (await self._broker.control()).pending == ()
 
     async def trim(self) -> None:
         control = await self._broker.control()
@@ -286,7 +295,19 @@ async def test_a_topic_that_is_deleted_meanwhile_is_nothing_to_report(broker: Ri
 
 @pytest.mark.parametrize("store", ["metadata", "objects"])
 @pytest.mark.parametrize("when", range(1, 25))
-@pytest.mark.parametrize("acts", [("trim_half",), ("trim_all",), ("compact",), ("compact", "trim_half"), ("append", "compact", "compact")])
+@pytest.mark.parametrize(
+    "acts",
+    [
+        ("trim_half",),
+        ("trim_all",),
+        ("compact",),
+        ("compact", "trim_half"),
+        ("append", "compact", "compact"),
+        ("drain",),
+        ("drain", "append"),
+        ("drain", "compact"),
+    ],
+)
 async def test_nothing_is_found_wherever_entries_move(
     broker: Rig, store: str, when: int, acts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
