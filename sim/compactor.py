@@ -152,15 +152,18 @@ class SimCompactor:
             pausing, writes_max = chance.choice(pauses if self._duties.merges else pauses[:1])
             pausing.pause_at(chance.randint(1, writes_max), lambda: self._pause((metadata, merging_metadata), gate))
         merger = SimMerger(f"{name} merging", ground, chance, merging_metadata, objects)
+        retainer = SimRetainer(name, ground, chance, clock, gate) if self._duties.trims else None
         async with OrderedNursery() as nursery:
             work = [nursery.spawn(self._work(name, metadata, objects, clock), name=name)]
             if self._duties.merges:
                 work.append(nursery.spawn(merger.work(clock), name=f"{name} merging"))
-            if self._duties.trims:
-                work.append(nursery.spawn(SimRetainer(name, ground, chance, clock, gate).work(), name=f"{name} retention"))
+            if retainer is not None:
+                work.append(nursery.spawn(retainer.work(), name=f"{name} retention"))
             await asyncio.wait(work[:1], timeout=life_s)
             metadata.crash()
             merging_metadata.crash()
+            if retainer is not None:
+                retainer.crash()
             for task in work:
                 task.cancel()
                 await asyncio.wait({task})

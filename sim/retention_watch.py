@@ -1,12 +1,14 @@
 """What may go from a log, judged after every write by the records as they are then.
 
 `log_start` only rises: over whole items that were too old or too much, or as far as a client asked. Keys go when they mean nothing any
-more. An entry leaves the ring for the index, or below the cursor.
+more. An entry leaves the ring for the index, or where it means nothing: below the cursor, or below log_start.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Final, NamedTuple
+
+import msgspec
 
 from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_control, decode_segment
 from storage.metadata.keys import CONTROL_SUFFIX, PartitionKeys, partition_of_control
@@ -105,15 +107,18 @@ class RetentionWatch:
         if now.log_start < was.log_start:
             self._complain(f"retention: log_start went back: {partition} from={was.log_start} to={now.log_start}")
         kept = {entry.base for entry in now.pending}
+        needed_from = max(now.compaction_cursor, now.log_start)
         for entry in was.pending:
-            if entry.base not in kept and entry.last >= now.compaction_cursor and now.log_state is not LogState.DELETED:
+            if entry.base not in kept and entry.last >= needed_from and now.log_state is not LogState.DELETED:
                 self._check_indexed(partition, entry, records)
         granted = self._granted.get(id(op))
         if granted is None or granted[0] is not op:
             if now.log_start > was.log_start and now.log_start > self.trimmed.get(self.place_of(partition) or "", 0):
                 self._complain(f"retention: nobody asked for that log_start: {partition} from={was.log_start} to={now.log_start}")
             return
-        if (now.sequence_counter, now.compaction_cursor, now.segment) != (was.sequence_counter, was.compaction_cursor, was.segment):
+        if now.pending and now.pending != was.pending:
+            self._complain(f"retention: a part of the ring has gone: {partition} {was} {now}")
+        if _without_its_own(now) != _without_its_own(was):
             self._complain(f"retention: it changed what is not its own: {partition} {was} {now}")
         if now.log_start > was.log_start:
             self.moves += 1
@@ -147,6 +152,11 @@ class RetentionWatch:
             segments[control.segment.object_id] = control.segment
         entries = [entry for entry in self._entries[partition].values() if entry.last >= control.compaction_cursor]
         return [*segments.values(), *entries]
+
+
+def _without_its_own(control: Control) -> Control:
+    """What retention leaves as it is."""
+    return msgspec.structs.replace(control, log_start=0, pending=(), writers={}, producers={}, pages=())
 
 
 def _size_bytes(source: EntrySource) -> int:

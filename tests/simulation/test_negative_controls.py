@@ -132,12 +132,26 @@ def test_the_checker_soon_finds_a_purge_that(wrong: Wrong) -> None:
         wrong_retention.deletes_all_that_is_old_wherever_it_lies,
         wrong_retention.counts_what_goes_as_if_it_stayed,
         wrong_retention.begins_the_log_in_the_middle_of_an_item,
-        wrong_retention.empties_a_ring_of_which_a_part_is_in_segments,
         wrong_retention.moves_log_start_to_where_it_has_planned,
     ],
 )
 def test_the_checker_soon_finds_retention_that(wrong: Wrong) -> None:
     _find(wrong, first=1, compactors=2, duties="trim")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "seeds_max"),
+    [
+        (wrong_retention.empties_a_ring_that_is_in_no_index, 10),
+        (wrong_retention.takes_a_ring_of_which_a_part_is_in_segments_for_one_that_is_not_needed, 60),
+        (wrong_retention.puts_the_chunk_after_its_cas, 10),
+        (wrong_retention.puts_the_chunk_of_the_record_that_it_read_first, 60),
+        (wrong_retention.takes_whoever_is_not_on_its_list_for_gone, 60),
+        (wrong_retention.believes_any_list_of_brokers, 300),
+    ],
+)
+def test_the_checker_soon_finds_tidying_that(wrong: Wrong, seeds_max: int) -> None:
+    _find(wrong, first=1, compactors=2, duties="trim", seeds_max=seeds_max)
 
 
 @pytest.mark.parametrize(

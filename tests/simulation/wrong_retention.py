@@ -1,19 +1,23 @@
-"""Retention that is wrong on purpose: one function per rule of docs/design/upkeep.md#retention."""
+"""Retention that is wrong on purpose: one function per rule of docs/design/upkeep.md#retention and #tidying."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import msgspec
 
-from compactor import retention, retention_plan
-from compactor.retention import Retention
-from compactor.retention_plan import RetentionPlan, TidyPolicy, source_bytes, source_ms
-from storage.formats.control import Control, EntrySource, LogState, decode_chunk, decode_segment
+from compactor import gone_brokers, retention, tidy_plan
+from compactor.gone_brokers import GoneBrokers
+from compactor.records import Records
+from compactor.retention import Retention, RetentionResult
+from compactor.retention_plan import RetentionPlan, source_bytes, source_ms
+from compactor.tidy_plan import Tidied
+from storage.catalog.live_brokers import read_live
+from storage.formats.control import Control, EntrySource, decode_chunk, decode_segment
 from storage.log.trim import TrimDecision
-from storage.metadata.keys import PartitionKeys
-from storage.metadata.port import Delete, Key
+from storage.metadata.keys import PartitionKeys, brokers
+from storage.metadata.port import Delete, Key, MetadataStore, Record, Session, WriteOp
 
 
 @contextlib.contextmanager
@@ -25,7 +29,7 @@ def moves_log_start_to_where_it_has_planned() -> Iterator[None]:
             return TrimDecision(before, None)
         return TrimDecision(before, msgspec.structs.replace(control, log_start=before))
 
-    with mock.patch.object(retention_plan, "decide_trim", trimmed):
+    with mock.patch.object(tidy_plan, "decide_trim", trimmed):
         yield
 
 
@@ -113,15 +117,101 @@ def begins_the_log_in_the_middle_of_an_item() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def empties_a_ring_of_which_a_part_is_in_segments() -> Iterator[None]:
-    """The rest of it is in no index."""
-    original = retention_plan.tidied
+def empties_a_ring_that_is_in_no_index() -> Iterator[None]:
+    """I2: the entries are in the record no more, and in no chunk."""
+    original = retention.tidied
 
-    def tidied(control: Control, log_start: int, policy: TidyPolicy, *, now_ms: int) -> Control | None:
-        made = original(control, log_start, policy, now_ms=now_ms)
-        if control.log_state is LogState.OPEN and control.pending and control.pending[0].last < control.compaction_cursor:
-            return msgspec.structs.replace(made or control, pending=())
-        return made
+    def tidied(*given: Any, **named: Any) -> Tidied | None:
+        made = original(*given, **named)
+        return None if made is None else made._replace(chunk=None)
 
     with mock.patch.object(retention, "tidied", tidied):
+        yield
+
+
+@contextlib.contextmanager
+def takes_a_ring_of_which_a_part_is_in_segments_for_one_that_is_not_needed() -> Iterator[None]:
+    """The rest of it is in no index."""
+    original = retention.tidied
+
+    def tidied(control: Control, *given: Any, **named: Any) -> Tidied | None:
+        made = original(control, *given, **named)
+        is_partly = made is not None and control.pending and control.pending[0].last < control.compaction_cursor
+        return made._replace(chunk=None) if made is not None and is_partly else made
+
+    with mock.patch.object(retention, "tidied", tidied):
+        yield
+
+
+@contextlib.contextmanager
+def puts_the_chunk_after_its_cas() -> Iterator[None]:
+    """Readers find nothing until the chunk is there, and a collector that looks meanwhile deletes what it names."""
+    original = Records.change_control
+
+    async def change_control(self: Any, keys: PartitionKeys, decide: Any, *, action: str) -> Any:
+        later: list[WriteOp] = []
+
+        async def decide_alone(control: Control) -> Any:
+            later.clear()
+            decided = await decide(control)
+            if isinstance(decided, tuple) and action.startswith("tidy"):
+                later.extend(decided[1])
+                return decided[0], ()
+            return decided
+
+        done = await original(self, keys, decide_alone, action=action)
+        if later:
+            await self.write(later)
+        return done
+
+    with mock.patch.object(Records, "change_control", change_control):
+        yield
+
+
+@contextlib.contextmanager
+def puts_the_chunk_of_the_record_that_it_read_first() -> Iterator[None]:
+    """Somebody has appended since: the CAS empties a ring with more entries than the chunk has."""
+    run, original = Retention.run, Retention._tidied
+
+    async def run_anew(self: Any, *given: Any) -> RetentionResult:
+        self.first_chunk = None
+        return await run(self, *given)
+
+    def tidied(self: Any, *given: Any) -> Tidied | None:
+        made = original(self, *given)
+        if made is None or not hasattr(self, "first_chunk"):
+            return made
+        self.first_chunk = self.first_chunk or made.chunk
+        return made._replace(chunk=self.first_chunk)
+
+    with mock.patch.object(Retention, "run", run_anew), mock.patch.object(Retention, "_tidied", tidied):
+        yield
+
+
+@contextlib.contextmanager
+def takes_whoever_is_not_on_its_list_for_gone() -> Iterator[None]:
+    """Finding C: a broker that registered after the list was made is on no list, and alive."""
+    listed: dict[MetadataStore, frozenset[int]] = {}
+
+    async def read_and_keep(metadata: MetadataStore, session: Session, *, number: int) -> list[Record]:
+        records = await read_live(metadata, session, number=number)
+        listed[metadata] = frozenset(record.version for record in records)
+        return records
+
+    def among(self: Any, epochs: Collection[int]) -> frozenset[int]:
+        return frozenset(epochs) - listed[self._metadata] if self._metadata in listed else frozenset()
+
+    with mock.patch.object(gone_brokers, "read_live", read_and_keep), mock.patch.object(GoneBrokers, "among", among):
+        yield
+
+
+@contextlib.contextmanager
+def believes_any_list_of_brokers() -> Iterator[None]:
+    """It comes from a deposed leader, which does not know who has registered since."""
+
+    async def read_any(metadata: MetadataStore, _session: Session, *, number: int) -> list[Record]:
+        start, end = brokers()
+        return [record async for record in metadata.range_scan(start, end)]
+
+    with mock.patch.object(gone_brokers, "read_live", read_any):
         yield
