@@ -6,7 +6,7 @@ from typing import Final
 
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
-from storage.objects.port import ObjectStat, ObjectStore
+from storage.objects.port import ObjectStat, ObjectStore, UnfinishedUpload
 from storage.vocabulary import Buffer
 
 BURST_S: Final = 0.25
@@ -71,6 +71,12 @@ class PacedObjects:
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         await self._inner.delete_many(keys)
+
+    def unfinished_uploads(self, prefix: str, *, start_after: str = "") -> AsyncIterator[UnfinishedUpload]:
+        return self._inner.unfinished_uploads(prefix, start_after=start_after)
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        await self._inner.abort_upload(key, upload_id)
 
     async def probe(self) -> None:
         await self._inner.probe()

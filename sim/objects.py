@@ -10,7 +10,7 @@ from sim.accounts import Accounts
 from sim.faults import Fault, ObjectFaults, Wire
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
 from storage.objects.memory import MemoryObjectStore
-from storage.objects.port import ObjectStat
+from storage.objects.port import ObjectStat, UnfinishedUpload
 from storage.vocabulary import Buffer
 
 
@@ -113,6 +113,12 @@ class SimObjects:
             raise Unavailable("refused: op=delete")
         if fault not in (Fault.NONE, Fault.SLOW):
             raise OutcomeUnknown(f"{fault.value}: op=delete")
+
+    def unfinished_uploads(self, prefix: str, *, start_after: str = "") -> AsyncIterator[UnfinishedUpload]:
+        return self._inner.unfinished_uploads(prefix, start_after=start_after)
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        await self._inner.abort_upload(key, upload_id)
 
     async def probe(self) -> None:
         await self._ask("probe", self._plan.of_read())

@@ -23,7 +23,7 @@ from runtime.ids import IdSource
 from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.objects.folders import Folders, make_durably, sync_folder
 from storage.objects.naming import TEMPORARY_FOLDER, check_key
-from storage.objects.port import ObjectStat
+from storage.objects.port import ObjectStat, UnfinishedUpload, no_uploads
 from storage.objects.temporaries import Temporaries, discard, write_all
 from storage.objects.unbuffered import read_unbuffered, write_unbuffered
 from storage.objects.walk import walk
@@ -95,6 +95,12 @@ class DiskObjectStore:
                 if start == 0:
                     raise
                 raise OutcomeUnknown(str(error)) from error.__cause__
+
+    def unfinished_uploads(self, prefix: str, *, start_after: str = "") -> AsyncIterator[UnfinishedUpload]:  # noqa: ARG002
+        return no_uploads()
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:  # noqa: ARG002 - there are none
+        check_key(key)
 
     async def probe(self) -> None:
         name = self._ids.next_ulid()

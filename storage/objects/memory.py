@@ -7,7 +7,7 @@ from typing import NamedTuple
 from runtime.clock import Clock
 from storage.errors import AlreadyExists, EndsEarly, NotFound
 from storage.objects.naming import check_key
-from storage.objects.port import ObjectStat
+from storage.objects.port import ObjectStat, UnfinishedUpload, no_uploads
 from storage.vocabulary import Buffer
 
 
@@ -50,6 +50,12 @@ class MemoryObjectStore:
         for key in keys:
             if self._objects.pop(key, None) is not None:
                 del self._keys[bisect_left(self._keys, key)]
+
+    def unfinished_uploads(self, prefix: str, *, start_after: str = "") -> AsyncIterator[UnfinishedUpload]:  # noqa: ARG002
+        return no_uploads()
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:  # noqa: ARG002 - there are none
+        check_key(key)
 
     async def probe(self) -> None:
         return None

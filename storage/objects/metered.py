@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import AlreadyExists, EndsEarly, NotFound, Unavailable
 from storage.objects.naming import MARKER, PROBES
-from storage.objects.port import ObjectStat, ObjectStore
+from storage.objects.port import ObjectStat, ObjectStore, UnfinishedUpload
 from storage.outcomes import Outcomes, StoreOutcomes
 from storage.vocabulary import Buffer
 
@@ -24,6 +24,7 @@ DURATION: Final = Metric(
 )
 BYTES: Final = Metric("forebay_object_store_bytes_total", "Bytes of objects sent (put) and received (get).", ("op",))
 
+T = TypeVar("T")
 Op = Literal["put", "get", "stat", "list", "delete"]
 RequestOutcome = Literal["ok", "not_found", "exists", "unavailable", "unknown"]
 
@@ -69,28 +70,37 @@ class MeteredObjectStore:
         with self._measured("delete"):
             await self._inner.delete_many(keys)
 
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        with self._measured("delete"):
+            await self._inner.abort_upload(key, upload_id)
+
     async def probe(self) -> None:
         await self._inner.probe()
 
     async def close(self) -> None:
         await self._inner.close()
 
-    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
-        found = self._inner.list(prefix, start_after=start_after)
+    def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        return self._listed(self._inner.list(prefix, start_after=start_after))
+
+    def unfinished_uploads(self, prefix: str, *, start_after: str = "") -> AsyncIterator[UnfinishedUpload]:
+        return self._listed(self._inner.unfinished_uploads(prefix, start_after=start_after))
+
+    async def _listed(self, found: AsyncIterator[T]) -> AsyncIterator[T]:
         spent_s = 0.0
         outcome: RequestOutcome = "unknown"
         try:
             while True:
                 began_s = self._clock.monotonic_s()
                 try:
-                    stat = await anext(found, None)
+                    one = await anext(found, None)
                 finally:
                     spent_s += self._clock.monotonic_s() - began_s
-                if stat is None:
+                if one is None:
                     break
                 # A reader that has seen enough closes the iterator here.
                 outcome = "ok"
-                yield stat
+                yield one
                 outcome = "unknown"
             outcome = "ok"
         except Unavailable:

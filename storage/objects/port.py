@@ -15,6 +15,14 @@ class ObjectStat(NamedTuple):
     modified_ms: int
 
 
+class UnfinishedUpload(NamedTuple):
+    """An upload in parts that was begun, and neither finished nor aborted. `begun_ms` is by the store's clock."""
+
+    key: str
+    upload_id: str
+    begun_ms: int
+
+
 class ObjectStore(Protocol):
     """Every method may be cancelled; a cancelled put or delete may still take effect.
 
@@ -48,8 +56,29 @@ class ObjectStore(Protocol):
         """Delete; absent keys are no error. The change is durable when this returns."""
         ...
 
+    def unfinished_uploads(self, prefix: str, *, start_after: str = "") -> AsyncIterator[UnfinishedUpload]:
+        """Unfinished uploads of keys that start with `prefix` and are greater than `start_after`, in byte order of keys.
+
+        Some uploads of a key that has several may be missing; they show once the others are gone. A store that takes each object in one
+        piece has none.
+        """
+        ...
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        """Remove the parts of an upload: whoever still puts parts, or finishes it, fails then. An upload that was finished or aborted
+        already is no error, and an object stays as it is.
+        """
+        ...
+
     async def probe(self) -> None:
         """Write, read back and delete a small object under `.probe/`. Raise `Unavailable` with cause and fix in the message."""
         ...
 
     async def close(self) -> None: ...
+
+
+async def no_uploads() -> AsyncIterator[UnfinishedUpload]:
+    """The unfinished uploads of a store that takes each object in one piece."""
+    none: tuple[UnfinishedUpload, ...] = ()
+    for upload in none:
+        yield upload

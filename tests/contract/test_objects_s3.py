@@ -5,16 +5,18 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from services.versitygw import S3Server
-from storage.errors import AlreadyExists
+from storage.errors import AlreadyExists, Unavailable
 from storage.objects.port import ObjectStore
+from storage.objects.s3 import aioboto3_client, object_store
 from storage.objects.s3.location import S3Location
+from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName, open_s3
 from tests.kit.objects_contract import ObjectStoreContract, listed
 
@@ -60,6 +62,66 @@ class S3Contract(ObjectStoreContract):
         for start in (0, (16 << 20) - 5, len(whole) - 10):
             assert await store.get_range("wal/1", start, start + 10) == whole[start : start + 10]
         assert (await store.stat("wal/1")).size_bytes == len(whole)
+
+    async def test_uploads_are_listed_in_pages_and_gone_once_they_are_aborted(
+        self, store: S3ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(aioboto3_client, "LIST_PAGE_OBJECTS", 2)
+        now_ms = SystemClock().now_ms()
+        begun = [(key, (await begin(store, key))[0]) for key in ("segments/x", "wal/1", "wal/1", "wal/2", "wal/3", "wal/4")]
+        async with self.opened(tmp_path) as other:
+            of_other = [upload async for upload in other.unfinished_uploads("")]
+        found = [upload async for upload in store.unfinished_uploads("wal/")]
+        later = [upload.key async for upload in store.unfinished_uploads("", start_after="wal/2")]
+        for upload in found:
+            await store.abort_upload(upload.key, upload.upload_id)
+        left = [(upload.key, upload.upload_id) async for upload in store.unfinished_uploads("")]
+        await store.abort_upload(*begun[0])
+
+        assert of_other == []
+        assert sorted((upload.key, upload.upload_id) for upload in found) == sorted(begun[1:])
+        assert all(abs(upload.begun_ms - now_ms) < 600_000 for upload in found)
+        assert later == ["wal/3", "wal/4"]
+        assert left == begun[:1]
+
+    async def test_aborting_an_upload_that_was_finished_leaves_its_object_alone(self, store: S3ObjectStore) -> None:
+        upload, etag = await begin(store, "wal/1")
+        await store._control.finish_upload(f"{store._root}wal/1", upload, [etag])
+        await store.abort_upload("wal/1", upload)
+
+        assert await store.get_range("wal/1", 0, 4) == b"part"
+
+    @pytest.mark.parametrize("at", ["part", "end"])
+    async def test_a_put_whose_upload_is_aborted_underneath_stores_nothing_and_may_be_repeated(
+        self, store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch, at: str
+    ) -> None:
+        monkeypatch.setattr(object_store, "MULTIPART_ABOVE_BYTES", 1 << 20)
+        control: Any = store._control
+        name = "put_part" if at == "part" else "finish_upload"
+        real = getattr(control, name)
+
+        async def aborted_before(key: str, upload: str, *arguments: Any) -> Any:
+            await store.abort_upload("wal/1", upload)
+            return await real(key, upload, *arguments)
+
+        whole = random.Random(6).randbytes(17 << 20)
+        with monkeypatch.context() as patch:
+            patch.setattr(control, name, aborted_before)
+            with pytest.raises(Unavailable, match="NoSuchUpload"):
+                await store.put_if_absent("wal/1", [whole])
+        after = await listed(store, "")
+        await store.put_if_absent("wal/1", [whole])
+
+        assert after == []
+        assert (await store.stat("wal/1")).size_bytes == len(whole)
+        assert await store.get_range("wal/1", (16 << 20) - 5, (16 << 20) + 5) == whole[(16 << 20) - 5 : (16 << 20) + 5]
+
+
+async def begin(store: S3ObjectStore, key: str) -> tuple[str, str]:
+    """The id of an upload that has one part, and the part's ETag."""
+    name = f"{store._root}{key}"
+    upload = await store._control.begin_upload(name)
+    return upload, await store._control.put_part(name, upload, 1, b"part")
 
 
 class TestObstore(S3Contract):

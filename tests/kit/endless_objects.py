@@ -9,7 +9,7 @@ from runtime.ulid import ULID_LENGTH, decode_ulid, encode_ulid
 from storage.errors import EndsEarly, NotFound
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.objects.naming import check_key
-from storage.objects.port import ObjectStat
+from storage.objects.port import ObjectStat, UnfinishedUpload, no_uploads
 from storage.vocabulary import Buffer, ObjectId, PartitionId
 
 LIST_PAGE: Final = 1_000
@@ -94,6 +94,12 @@ class EndlessObjects:
                 continue
             self._gone[number >> 3] |= 1 << (number & 7)
             self.deleted += 1
+
+    def unfinished_uploads(self, prefix: str, *, start_after: str = "") -> AsyncIterator[UnfinishedUpload]:
+        return no_uploads()
+
+    async def abort_upload(self, key: str, upload_id: str) -> NoReturn:
+        raise NotImplementedError("there are none")
 
     async def probe(self) -> None:
         return None

@@ -271,6 +271,21 @@ class ObjectStoreContract(abc.ABC):
 
         assert await listed(store, "") == keys[-1:]
 
+    # Unfinished uploads
+
+    async def test_a_put_leaves_no_upload_unfinished(self, store: ObjectStore) -> None:
+        await store.put_if_absent("wal/1", [b"first"])
+
+        assert [upload async for upload in store.unfinished_uploads("")] == []
+        assert [upload async for upload in store.unfinished_uploads("wal/", start_after="wal/0")] == []
+
+    async def test_aborting_an_upload_that_is_not_there_is_no_error_and_an_object_stays(self, store: ObjectStore) -> None:
+        await store.put_if_absent("wal/1", [b"first"])
+        await store.abort_upload("wal/1", "0a7b5c62-6ad8-4a35-9f2e-2f4a5d0f3c11")
+        await store.abort_upload("wal/2", "0a7b5c62-6ad8-4a35-9f2e-2f4a5d0f3c11")
+
+        assert await store.get_range("wal/1", 0, 5) == b"first"
+
     # Names, probe
 
     @pytest.mark.parametrize("key", ILLEGAL_KEYS)
@@ -283,6 +298,8 @@ class ObjectStoreContract(abc.ABC):
             await store.stat(key)
         with pytest.raises(ValueError, match="not the name of an object"):
             await store.delete_many([key])
+        with pytest.raises(ValueError, match="not the name of an object"):
+            await store.abort_upload(key, "0")
 
     async def test_the_longest_key_is_an_object(self, store: ObjectStore) -> None:
         key = f"{'a' * 200}/{'b' * 200}/{'c' * 110}"

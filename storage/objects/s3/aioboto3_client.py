@@ -17,8 +17,17 @@ import aiohttp
 import crc32c
 
 from runtime.blocking import ThreadBlocking
-from storage.objects.port import ObjectStat
-from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, USER_AGENT, Credentials, ListedPage, UndeletedKey
+from storage.objects.port import ObjectStat, UnfinishedUpload
+from storage.objects.s3.client import (
+    CONNECT_S_MAX,
+    CONNECTIONS_MAX,
+    REQUEST_S_MAX,
+    USER_AGENT,
+    Credentials,
+    ListedPage,
+    UndeletedKey,
+    UploadsPage,
+)
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply, Interrupted, NoCredentials, RequestFault, Unreached
 from storage.vocabulary import Buffer
@@ -110,6 +119,18 @@ class Aioboto3Client:
         client = await self._opened()
         with _translated():
             await client.abort_multipart_upload(**self._of(name), UploadId=upload)
+
+    async def uploads_page(self, prefix: str, start_after: str) -> UploadsPage:
+        client = await self._opened()
+        asked = {"Bucket": self._endpoint.bucket, "Prefix": prefix, "MaxUploads": LIST_PAGE_OBJECTS}
+        if start_after:
+            asked["KeyMarker"] = start_after
+        with _translated():
+            reply = await client.list_multipart_uploads(**asked)
+            uploads = [
+                UnfinishedUpload(one["Key"], one["UploadId"], _whole_seconds_ms(one["Initiated"])) for one in reply.get("Uploads", ())
+            ]
+            return UploadsPage(uploads, bool(reply["IsTruncated"]))
 
     # Identity
 

@@ -6,7 +6,7 @@ A client sets no deadline of its own below REQUEST_S_MAX; the store does, by can
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from storage.objects.port import ObjectStat
+from storage.objects.port import ObjectStat, UnfinishedUpload
 from storage.vocabulary import Buffer
 
 CONNECT_S_MAX: Final = 5.0
@@ -19,6 +19,13 @@ class ListedPage(NamedTuple):
     """Objects in the order of their keys; `more` if others follow."""
 
     stats: Sequence[ObjectStat]
+    more: bool
+
+
+class UploadsPage(NamedTuple):
+    """Unfinished uploads in the order of their keys, which are whole names; `more` if others follow."""
+
+    uploads: Sequence[UnfinishedUpload]
     more: bool
 
 
@@ -82,6 +89,13 @@ class ControlClient(Protocol):
         ...
 
     async def abort_upload(self, name: str, upload: str) -> None: ...
+
+    async def uploads_page(self, prefix: str, start_after: str) -> UploadsPage:
+        """A page begins behind all uploads of the name `start_after`.
+
+        There is a marker for places between the uploads of one name, too, and servers that refuse it or pass it over.
+        """
+        ...
 
     async def credentials(self) -> Credentials:
         """Raise `NoCredentials` if there are none."""

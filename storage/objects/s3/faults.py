@@ -78,6 +78,16 @@ class ErrorReply(RequestFault):
         return self.status == 412
 
     @property
+    def is_no_upload(self) -> bool:
+        """The upload in parts was finished or aborted, or never begun."""
+        return self.status == 404 and self.code == "NoSuchUpload"
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Whoever signed the request lacks a permission."""
+        return self.status == 403 and self.code == "AccessDenied"
+
+    @property
     def is_past_the_end(self) -> bool:
         return self.status == 416
 

@@ -21,7 +21,8 @@ async def put_in_parts(
 ) -> None:
     """Store the concatenation of `parts` if `name` is absent. Raises the fault of the request that failed; `backoff` is for each part.
 
-    What was uploaded in vain is removed as far as possible; a bucket should have a life-cycle rule for the rest.
+    What was uploaded in vain is removed as far as possible; compactors abort what a killed process left (compactor/uploads.py). An upload
+    that is aborted underneath ends in a refusal of the next part, or of the last request, so that no object was made.
     """
     upload = await client.begin_upload(name)
     finished = False
@@ -74,7 +75,7 @@ async def _abort(client: ControlClient, name: str, upload: str) -> None:
         async with asyncio.timeout(ABORT_S):
             await client.abort_upload(name, upload)
     except (RequestFault, TimeoutError):
-        # The failure that led here is the one to tell; a life-cycle rule removes what is left.
+        # The failure that led here is the one to tell; a compactor removes what is left.
         return
 
 

@@ -18,7 +18,7 @@ from runtime.telemetry import Metric, Telemetry
 from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, Unavailable
 from storage.limits import MIB
 from storage.objects.naming import check_key, is_key
-from storage.objects.port import ObjectStat
+from storage.objects.port import ObjectStat, UnfinishedUpload
 from storage.objects.s3.backoff import Backoff
 from storage.objects.s3.client import ControlClient, DataClient, UndeletedKey
 from storage.objects.s3.diagnosis import Diagnosis, ProbeStep
@@ -105,9 +105,7 @@ class S3ObjectStore:
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
         """As the port says; names in the bucket that no key has are passed over."""
-        no_key_begins_so = not (is_key(prefix) or is_key(f"{prefix}x"))
-        all_are_before = start_after > prefix and not start_after.startswith(prefix)
-        if no_key_begins_so or all_are_before:
+        if _has_no_keys(prefix, start_after):
             return
         last = self._root + start_after if start_after else ""
         more = True
@@ -128,6 +126,42 @@ class S3ObjectStore:
         for start in range(0, len(keys), DELETE_KEYS_MAX):
             names = [self._root + key for key in dict.fromkeys(keys[start : start + DELETE_KEYS_MAX])]
             await self._delete(names, begun=start > 0)
+
+    async def unfinished_uploads(self, prefix: str, *, start_after: str = "") -> AsyncIterator[UnfinishedUpload]:
+        """As the port says. A server that lists uploads only by the whole name of their key shows none."""
+        if _has_no_keys(prefix, start_after):
+            return
+        last = self._root + start_after if start_after else ""
+        more = True
+        while more:
+            with self._needing_permission():
+                page = await self._read("list", prefix, partial(self._control.uploads_page, self._root + prefix, last), ATTEMPT_S)
+            for found in page.uploads:
+                if found.key > last and is_key(key := found.key.removeprefix(self._root)):
+                    yield found._replace(key=key)
+            more = page.more
+            if more and (not page.uploads or page.uploads[-1].key <= last):
+                raise Unavailable(f"listing of uploads does not move on: bucket={self._location.bucket!r} prefix={prefix!r} after={last!r}")
+            last = page.uploads[-1].key if page.uploads else last
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        check_key(key)
+        backoff = self._backoff(CONTROL_PATIENCE_S, TRIES_MAX)
+        begun = False
+        with self._needing_permission(), self._noting("upload not aborted", key, backoff):
+            while True:
+                try:
+                    async with asyncio.timeout(ATTEMPT_S):
+                        await self._control.abort_upload(self._root + key, upload_id)
+                    return
+                except (RequestFault, TimeoutError) as error:
+                    cause = _without_frames(error)
+                if isinstance(cause, ErrorReply) and cause.is_no_upload:
+                    return
+                begun |= _may_be_done(cause)
+                if not _is_transient(cause) or not await self._pause("abort", backoff, cause):
+                    failure = self._failure(f"upload {upload_id!r} not aborted", key, cause, tries=backoff.tries)
+                    raise (OutcomeUnknown if begun else Unavailable)(failure) from cause
 
     async def probe(self) -> None:
         """As the port says, and find out whether the server honours If-None-Match and tells missing objects from forbidden ones."""
@@ -285,9 +319,7 @@ class S3ObjectStore:
                     refusals = await self._control.delete(names)
             except (RequestFault, TimeoutError) as error:
                 cause = _without_frames(error)
-                begun |= isinstance(error, Interrupted | TimeoutError) or (
-                    isinstance(error, ErrorReply) and error.is_transient and not error.is_not_done
-                )
+                begun |= _may_be_done(cause)
             else:
                 refusals = [refusal for refusal in refusals if refusal.code not in ("NoSuchKey", "NoSuchVersion")]
                 if not refusals:
@@ -313,6 +345,19 @@ class S3ObjectStore:
             if backoff.cause is not None:
                 cancelled.add_note(self._failure(what, key, backoff.cause, tries=backoff.tries))
             raise
+
+    @contextmanager
+    def _needing_permission(self) -> Iterator[None]:
+        """Add to an error that says no more than "denied" which permissions unfinished uploads take."""
+        try:
+            yield
+        except Unavailable as error:
+            cause = error.__cause__
+            if not (isinstance(cause, ErrorReply) and cause.is_forbidden):
+                raise
+            bucket = self._location.bucket
+            needed = f"s3:ListBucketMultipartUploads on {bucket} and s3:AbortMultipartUpload on {bucket}/{self._root}*"
+            raise Unavailable(f"{error} - it takes the permissions {needed}") from cause
 
     async def _pause(self, op: str, backoff: Backoff, cause: RequestFault | TimeoutError) -> bool:
         backoff.cause = cause
@@ -343,6 +388,19 @@ def _attempt_s(size_bytes: int) -> float:
 
 def _is_transient(cause: RequestFault | TimeoutError) -> bool:
     return cause.is_transient if isinstance(cause, ErrorReply) else isinstance(cause, Unreached | Interrupted | TimeoutError)
+
+
+def _may_be_done(cause: RequestFault | TimeoutError) -> bool:
+    """Whether a request that failed so, and changes something, may have changed it."""
+    if isinstance(cause, ErrorReply):
+        return cause.is_transient and not cause.is_not_done
+    return isinstance(cause, Interrupted | TimeoutError)
+
+
+def _has_no_keys(prefix: str, start_after: str) -> bool:
+    """Whether no key begins with `prefix` and is greater than `start_after`, so that nobody need be asked."""
+    is_of_no_key = not (is_key(prefix) or is_key(f"{prefix}x"))
+    return is_of_no_key or (start_after > prefix and not start_after.startswith(prefix))
 
 
 def _cause_name(cause: RequestFault | TimeoutError) -> str:

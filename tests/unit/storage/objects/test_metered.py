@@ -7,7 +7,7 @@ from runtime.telemetry import Telemetry
 from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.metered import OPS, OUTCOMES, MeteredObjectStore
-from storage.objects.port import ObjectStat, ObjectStore
+from storage.objects.port import ObjectStat, ObjectStore, UnfinishedUpload
 from storage.outcomes import StoreOutcomes
 from storage.vocabulary import Buffer
 
@@ -42,6 +42,13 @@ class FailingObjectStore:
         raise self._error
 
     async def delete_many(self, keys: Sequence[str]) -> None:
+        raise self._error
+
+    async def unfinished_uploads(self, prefix: str, *, start_after: str = "") -> AsyncIterator[UnfinishedUpload]:
+        yield UnfinishedUpload("a", "0", 0)
+        raise self._error
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
         raise self._error
 
     async def probe(self) -> None:
@@ -146,6 +153,17 @@ async def test_a_listing_whose_reader_has_seen_enough_counts_as_ok() -> None:
     await listing.aclose()
 
     assert figures.requests() == {("list", "ok"): 1.0}
+
+
+async def test_unfinished_uploads_count_as_a_listing_and_an_abort_as_a_delete() -> None:
+    figures = Figures(FailingObjectStore(Unavailable("x")))
+    with pytest.raises(Unavailable):
+        async for _ in figures.store.unfinished_uploads(""):
+            pass
+    with pytest.raises(Unavailable):
+        await figures.store.abort_upload("a", "0")
+
+    assert figures.requests() == {("list", "unavailable"): 1.0, ("delete", "unavailable"): 1.0}
 
 
 async def test_puts_and_gets_that_succeed_are_told_with_their_time() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -54,6 +54,8 @@ class ScriptedS3:
         self.objects: dict[str, bytes] = {}
         self.requests: list[Request] = []
         self.uploads: dict[str, dict[int, bytes]] = {}
+        self.upload_keys: list[str] = []
+        """That of upload "0", of "1", and so on, unfinished or not."""
         self._rules: list[tuple[Rule, int]] = []
         self.conditional = True
         self.endpoint = ""
@@ -143,12 +145,17 @@ class ScriptedS3:
         return self._serve(request)
 
     def _serve(self, request: Request) -> Reply:
+        upload = request.query.get("uploadId")
+        if upload is not None and upload not in self.uploads:
+            return error(404, "NoSuchUpload")
         match request.method:
             case "PUT" if "uploadId" in request.query:
                 self.uploads[request.query["uploadId"]][int(request.query["partNumber"])] = request.body
                 return Reply()
             case "PUT":
                 return self._put(request.key, request.body, request.headers)
+            case "GET" if "uploads" in request.query:
+                return self._list_uploads(request)
             case "GET" if request.path in (f"/{BUCKET}", f"/{BUCKET}/"):
                 return self._list(request)
             case "GET" | "HEAD":
@@ -158,15 +165,16 @@ class ScriptedS3:
                     self.objects.pop(key, None)
                 return Reply(body=b"<DeleteResult></DeleteResult>")
             case "POST" if "uploads" in request.query:
-                upload = str(len(self.uploads))
+                upload = str(len(self.upload_keys))
                 self.uploads[upload] = {}
+                self.upload_keys.append(request.key)
                 return Reply(body=f"<R><UploadId>{upload}</UploadId></R>".encode())
             case "POST" if "uploadId" in request.query:
                 parts = self.uploads.pop(request.query["uploadId"])
                 reply = self._put(request.key, b"".join(parts[number] for number in sorted(parts)), request.headers)
                 return Reply(body=b"<R><ETag>x</ETag></R>") if reply.status == 200 else reply
             case "DELETE" if "uploadId" in request.query:
-                self.uploads.pop(request.query["uploadId"], None)
+                del self.uploads[request.query["uploadId"]]
                 return Reply(204)
         return error(405, "MethodNotAllowed")
 
@@ -199,3 +207,20 @@ class ScriptedS3:
         )
         more = "true" if len(keys) > len(page) else "false"
         return Reply(body=f"<ListBucketResult><IsTruncated>{more}</IsTruncated>{contents}</ListBucketResult>".encode())
+
+    def _list_uploads(self, request: Request) -> Reply:
+        prefix, after = request.query.get("prefix", ""), request.query.get("key-marker", "")
+        found = sorted((self.upload_keys[int(upload)], upload) for upload in self.uploads)
+        found = [(key, upload) for key, upload in found if key.startswith(prefix) and key > after]
+        page = found[: int(request.query.get("max-uploads", 1_000))]
+        more = "true" if len(found) > len(page) else "false"
+        return uploads_page(page, more=more)
+
+
+def uploads_page(uploads: Sequence[tuple[str, str]], *, more: str) -> Reply:
+    """Of keys and upload ids."""
+    listed = "".join(
+        f"<Upload><Key>{key}</Key><UploadId>{upload}</UploadId><Initiated>2026-11-21T07:00:00.000Z</Initiated></Upload>"
+        for key, upload in uploads
+    )
+    return Reply(body=f"<ListMultipartUploadsResult><IsTruncated>{more}</IsTruncated>{listed}</ListMultipartUploadsResult>".encode())
