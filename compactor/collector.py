@@ -51,9 +51,20 @@ class CollectorPolicy:
 
 
 @dataclass(slots=True)
+class UploadsReport:
+    """`looked_at` unfinished uploads, of which `aborted` were old enough. `failed`: why some may be left that are, or None.
+    A dry run aborts nothing: then `aborted` are those that are old enough.
+    """
+
+    looked_at: int = 0
+    aborted: int = 0
+    failed: StorageError | None = None
+
+
+@dataclass(slots=True)
 class CollectionReport:
     """`looked_at` objects, of which `live` are referred to and `unsure` could not be judged; why, by what was asked, is in `failed`.
-    A dry run deletes nothing: then `deleted` are those that nothing seems to refer to.
+    A dry run deletes nothing: then `deleted` are those that nothing seems to refer to. `uploads` is None if they were not looked at.
     """
 
     looked_at: int = 0
@@ -62,6 +73,7 @@ class CollectionReport:
     deleted: int = 0
     deleted_bytes: int = 0
     failed: dict[str, StorageError] = field(default_factory=dict)
+    uploads: UploadsReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Final
 
 import structlog
 
-from compactor.collector import CollectionReport
+from compactor.collector import CollectionReport, UploadsReport
 from compactor.compaction import CompactionResult
 from compactor.looks import Looks
 from compactor.purge import PurgeResult
@@ -41,6 +41,11 @@ COLLECTED: Final = Metric(
     "forebay_gc_objects_total", "Objects that were looked at: deleted, live, or unsure because something could not be read", ("outcome",)
 )
 COLLECTED_BYTES: Final = Metric("forebay_gc_bytes_total", "Bytes of the objects that were deleted")
+UPLOADS: Final = Metric(
+    "forebay_gc_uploads_total",
+    "Unfinished multipart uploads that were looked at: aborted, or kept because they are young, not ours, or the store refused it",
+    ("outcome",),
+)
 PURGED: Final = Metric(
     "forebay_purge_removed_total", "What deleted topics had left and was removed: keys, and objects of segments", ("what",)
 )
@@ -111,6 +116,7 @@ class Measures:
         self._merges = telemetry.counter(MERGES)
         self._collected = telemetry.counter(COLLECTED)
         self._collected_bytes = telemetry.counter(COLLECTED_BYTES)
+        self._uploads = telemetry.counter(UPLOADS)
         self._purged = telemetry.counter(PURGED)
         self._partitions = telemetry.gauge(PARTITIONS)
         self._failed = telemetry.gauge(FAILED)
@@ -123,6 +129,7 @@ class Measures:
         self._said_s: dict[object, float] = {}
         self._blocked = ""
         self._failing = 0
+        self._uploads_fail = False
 
     def success_age_s(self) -> float:
         """Seconds since the stores answered last, or since the start."""
@@ -207,6 +214,19 @@ class Measures:
             self._say(("objects", about), "objects_kept", of=about, outcome=outcome_of(error), cause=str(error))
         if done.deleted:
             _log.info("objects_deleted", objects=done.deleted, bytes=done.deleted_bytes, live=done.live, unsure=done.unsure)
+
+        if done.uploads is not None:
+            self._note_uploads(done.uploads)
+
+    def _note_uploads(self, done: UploadsReport) -> None:
+        self._uploads.labels("aborted").inc(done.aborted)
+        self._uploads.labels("kept").inc(done.looked_at - done.aborted)
+        if done.aborted:
+            _log.info("uploads_aborted", uploads=done.aborted, looked_at=done.looked_at)
+        if done.failed is not None and not self._uploads_fail:
+            # Once until it succeeds: a permission may be missing for years.
+            _log.warning("uploads_not_aborted", cause=str(done.failed))
+        self._uploads_fail = done.failed is not None
 
     def _note_purge(self, done: PurgeResult) -> None:
         self._purged.labels("keys").inc(done.keys)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy
+from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy, UploadsReport
 from compactor.compaction import Compaction, CompactionEnd, CompactionResult
 from compactor.discovery import FoundPartition, active_topics, control_pages
 from compactor.gone_brokers import GoneBrokers
@@ -27,6 +27,7 @@ from compactor.retention import Retention
 from compactor.retention_plan import RetentionLimits, limits_of
 from compactor.round import Round, RoundLimits
 from compactor.tidy_plan import TidyPolicy
+from compactor.uploads import UploadSweep
 from runtime.blocking import Blocking
 from runtime.clock import Clock
 from runtime.ids import IdSource
@@ -113,6 +114,7 @@ class Upkeep:
         self._retention = Retention(metadata=metadata, clock=clock, policy=tidying, gone=self._gone.among)
         self._purge = Purge(metadata=metadata, objects=objects, clock=clock)
         self._purge_at_s = clock.monotonic_s()
+        self._uploads = UploadSweep(objects=objects, clock=clock, grace_ms=self._collecting.grace_ms)
         self._life: _Life | None = None
         self._started_at_ms = clock.now_ms()
         self.name = ids.next_ulid(above="")
@@ -162,8 +164,8 @@ class Upkeep:
         return report
 
     async def collect(self, *, dry_run: bool) -> CollectionReport:
-        """Look at all objects there are, and delete those that nothing refers to unless it is a `dry_run`. Raises as `cycle` does, and
-        `Unavailable` if the stores must be left alone.
+        """Look at all objects there are, and delete those that nothing refers to unless it is a `dry_run`; the same of uploads that nobody
+        will finish. Raises as `cycle` does, and `Unavailable` if the stores must be left alone.
         """
         life = await self._alive()
         why = await self._why_nothing(await read_cluster(self._metadata))
@@ -173,12 +175,17 @@ class Upkeep:
         left = set(KINDS)
         while left:
             left -= await life.collector.cycle(report, kinds=left, dry_run=dry_run)
+        report.uploads = uploads = UploadsReport()
+        while not await self._uploads.run(uploads, dry_run=dry_run) and uploads.failed is None:
+            pass
         return report
 
     async def _collect(self, life: _Life, report: CycleReport) -> None:
         if self._clock.monotonic_s() < self._collect_at_s:
             return
         await life.collector.cycle(report.collection)
+        report.collection.uploads = UploadsReport()
+        await self._uploads.run(report.collection.uploads)
         self._collect_at_s = self._clock.monotonic_s() + self._collect_every_s
 
     async def _purge_topics(self, report: CycleReport) -> None:

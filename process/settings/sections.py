@@ -190,7 +190,8 @@ class CompactorSettings:
     delete_grace: Annotated[
         timedelta,
         duration(minimum="0ms", maximum="365d"),
-        "younger objects are left alone: most of them are about to be committed. It saves work; what may be deleted does not depend on it",
+        "younger objects and uploads are left alone: most of them are about to be committed. "
+        "It saves work; what may be deleted does not depend on it",
     ] = timedelta(minutes=15)
     spool_bytes: Annotated[
         int,

@@ -43,13 +43,19 @@ def collect_garbage(file: Path | None, assignments: Sequence[str], terminal: Ter
             raise
         typer.echo(explanation.message, err=True)
         return explanation.exit_code
-    failed = [{"of": of, "outcome": outcome_of(error), "cause": str(error)} for of, error in report.failed.items()]
+    failures, aborted = dict(report.failed), 0
+    if report.uploads is not None:
+        aborted = report.uploads.aborted
+        if report.uploads.failed is not None:
+            failures["unfinished uploads"] = report.uploads.failed
+    failed = [{"of": of, "outcome": outcome_of(error), "cause": str(error)} for of, error in failures.items()]
     lines = {
         "looked_at": report.looked_at,
         "live": report.live,
         "unsure": report.unsure,
         "unused": report.deleted,
         "unused_bytes": report.deleted_bytes,
+        "uploads": aborted,
         "deleted": delete,
         "failed": failed,
     }
@@ -58,10 +64,12 @@ def collect_garbage(file: Path | None, assignments: Sequence[str], terminal: Ter
         ("live", report.live),
         ("deleted" if delete else "unused", f"{report.deleted}, {report.deleted_bytes} bytes"),
     ]
+    if aborted:
+        rows.append(("aborted" if delete else "unfinished", f"{aborted} uploads that nobody will finish"))
     if report.unsure:
         rows.append(("unsure", report.unsure))
     rows += [(f"{one['outcome']}", f"{one['of']}: {one['cause']}") for one in failed[:FAILURES_SHOWN_MAX]]
     terminal.show(lines, facts(rows))
-    if report.deleted and not delete:
+    if (report.deleted or aborted) and not delete:
         terminal.say("Nothing was deleted. forebay storage gc --delete does it; so does a compactor, by itself.")
     return EXIT_UNSOUND if report.unsure else 0

@@ -94,8 +94,8 @@ def gc(
 ) -> None:
     """Count objects that no partition refers to, or delete them.
 
-    Compactors do this all the time. Objects younger than compactor.delete_grace are left alone. It exits with code 6 if some could not be
-    judged.
+    So it does with uploads in parts that a killed process left in S3. Compactors do this all the time. What is younger than
+    compactor.delete_grace is left alone. It exits with code 6 if some objects could not be judged.
     """
     from forebay.commands.storage.collecting import collect_garbage
 

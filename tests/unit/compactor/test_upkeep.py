@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from compactor import upkeep as upkeep_module
-from compactor.collector import CollectorPolicy
+from compactor.collector import CollectorPolicy, UploadsReport
 from compactor.measures import CycleReport, Measures
 from compactor.merge import MergeEnd, MergeResult, Merging
 from compactor.plan import CompactionPolicy
@@ -20,6 +20,7 @@ from runtime.blocking import InlineBlocking
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
+from runtime.ulid import encode_ulid
 from storage.catalog.cluster import open_cluster, read_cluster
 from storage.catalog.compactors import compactor_of, live_compactors
 from storage.catalog.records import encode as encode_record
@@ -27,13 +28,15 @@ from storage.catalog.store_marker import write_marker
 from storage.catalog.topics import Topics
 from storage.errors import Corrupt, NotFound, Unavailable
 from storage.formats.control import Control, decode_control, encode, with_rewritten
+from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.log.batcher import FlushSettings
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, Put, Record
-from storage.vocabulary import PartitionId
+from storage.objects.port import UnfinishedUpload
+from storage.vocabulary import ObjectId, PartitionId
 from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import left_behind, listed_segments
 from tests.unit.storage.log.rig import Rig, rig
@@ -453,6 +456,65 @@ async def test_all_objects_can_be_collected_by_hand_and_only_counted() -> None:
 
         assert (counted.deleted, deleted.deleted, len(there)) == (3, 3, 3)
         assert [key for key in it.broker.objects._inner._objects if key.startswith("wal/")] == []
+
+
+def leave_uploads(it: Cluster, monkeypatch: pytest.MonkeyPatch, *, refused: str = "") -> list[UnfinishedUpload]:
+    """Two uploads that killed compactors left, one an hour ago and one now. `refused`: what the store answers to aborts."""
+    now_ms = it.clock.now_ms()
+    ids = [encode_ulid((now_ms - age_ms) << 80) for age_ms in (3_600_000, 0)]
+    left = [UnfinishedUpload(segment_key(it.partitions[0], ObjectId(one)), one, now_ms - 3_600_000) for one in ids]
+
+    async def unfinished_uploads(prefix: str, *, start_after: str = "") -> AsyncIterator[UnfinishedUpload]:
+        for upload in list(left):
+            if upload.key.startswith(prefix) and upload.key > start_after:
+                yield upload
+
+    async def abort_upload(key: str, upload_id: str) -> None:
+        if refused:
+            raise Unavailable(refused)
+        left[:] = [upload for upload in left if upload.upload_id != upload_id]
+
+    monkeypatch.setattr(it.broker.objects, "unfinished_uploads", unfinished_uploads, raising=False)
+    monkeypatch.setattr(it.broker.objects, "abort_upload", abort_upload, raising=False)
+    return left
+
+
+async def test_uploads_that_nobody_will_finish_are_aborted_counted_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster() as it:
+        left = leave_uploads(it, monkeypatch)
+        upkeep = it.upkeep()
+        with capture_logs() as logged:
+            dry = await upkeep.collect(dry_run=True)
+            there = len(left)
+            report = await upkeep.cycle()
+        await upkeep.close()
+
+        assert (dry.uploads, there) == (UploadsReport(looked_at=2, aborted=1), 2)
+        assert report.collection.uploads == UploadsReport(looked_at=2, aborted=1)
+        assert [upload.upload_id for upload in left] == [max(upload.upload_id for upload in left)]
+        assert [(line["uploads"], line["looked_at"]) for line in logged if line["event"] == "uploads_aborted"] == [(1, 2)]
+        assert it.counted("forebay_gc_uploads_total", outcome="aborted") == it.counted("forebay_gc_uploads_total", outcome="kept") == 1
+
+
+async def test_uploads_that_may_not_be_aborted_are_said_once_and_keep_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster() as it:
+        leave_uploads(it, monkeypatch, refused="it takes the permission s3:AbortMultipartUpload")
+        upkeep = it.upkeep(grace_ms=-60_000)
+        with capture_logs() as logged:
+            reports = [await upkeep.cycle() for _ in range(3)]
+            leave_uploads(it, monkeypatch)
+            await upkeep.cycle()
+            leave_uploads(it, monkeypatch, refused="not now")
+            await upkeep.cycle()
+        by_hand = await upkeep.collect(dry_run=False)
+        await upkeep.close()
+
+        assert [report.collection.deleted for report in reports] == [3, 0, 0]
+        said = [(line["log_level"], line["cause"]) for line in logged if line["event"] == "uploads_not_aborted"]
+        assert said == [("warning", "it takes the permission s3:AbortMultipartUpload"), ("warning", "not now")]
+        assert by_hand.uploads is not None
+        assert str(by_hand.uploads.failed) == "not now"
+        assert it.counted("forebay_compactor_cycles_total", ended="done") == 5
 
 
 async def test_small_segments_are_merged_and_a_merge_that_was_left_undone_is_finished() -> None:
