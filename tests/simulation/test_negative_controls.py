@@ -63,12 +63,12 @@ def test_the_checker_soon_finds_a_compactor_that(wrong: Wrong) -> None:
     _find(wrong, first=1, compactors=2, duties="compact")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_the_checker_finds_a_compactor_that_puts_its_own_segment_beside_its_cas() -> None:
     _find(wrong_compactor.puts_its_own_segment_beside_its_cas, first=1, compactors=3, duties="all")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "wrong",
     [
