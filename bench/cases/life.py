@@ -27,6 +27,8 @@ PHASES: Final = ("written", "compacted", "read", "deleted")
 COMPACTING: Final = {"compactor.segment_age": "0ms", "compactor.interval": "1s", "compactor.delete_interval": "1h"}
 COLLECTING: Final = {"compactor.interval": "1s", "compactor.delete_grace": "0ms", "compactor.delete_interval": "2s"}
 WITHIN_S: Final = 300.0
+LOOK_EVERY_S: Final = 1.0
+"""Each look starts a process."""
 _clock = SystemClock()
 
 
@@ -118,7 +120,7 @@ def _until(look: Callable[[], Any], is_done: Callable[[Any], bool]) -> None:
     while not is_done(look()):
         if _clock.monotonic_s() > give_up_s:
             raise NotDone(f"after {WITHIN_S:g} s")
-        time.sleep(1.0)
+        time.sleep(LOOK_EVERY_S)
 
 
 CASES: Final = (Case("life", (NATIVE,), _run),)

@@ -23,18 +23,6 @@ from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName, open_s3
 
 
-@pytest.fixture(params=["obstore", "aioboto3"])
-def client(request: pytest.FixtureRequest) -> S3ClientName:
-    name: S3ClientName = request.param
-    return name
-
-
-@pytest.fixture(autouse=True)
-def credentials(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in s3_server.environ.items():
-        monkeypatch.setenv(name, value)
-
-
 @asynccontextmanager
 async def opened(location: S3Location, client: S3ClientName) -> AsyncIterator[S3ObjectStore]:
     store = await open_s3(location, client=client, clock=SystemClock(), chance=random.Random(1), telemetry=Telemetry())

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
 from compactor.collector import CollectorPolicy, UploadsReport
@@ -45,18 +44,6 @@ class LaterClock(SystemClock):
 
     def now_ms(self) -> int:
         return super().now_ms() + HOUR_MS
-
-
-@pytest.fixture(params=["obstore", "aioboto3"])
-def client(request: pytest.FixtureRequest) -> S3ClientName:
-    name: S3ClientName = request.param
-    return name
-
-
-@pytest.fixture(autouse=True)
-def credentials(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in s3_server.environ.items():
-        monkeypatch.setenv(name, value)
 
 
 @asynccontextmanager

@@ -28,18 +28,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
 
 
-@pytest.fixture(params=["obstore", "aioboto3"])
-def client(request: pytest.FixtureRequest) -> S3ClientName:
-    name: S3ClientName = request.param
-    return name
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedS3]:
-    async with ScriptedS3.running() as server:
-        yield server
-
-
 @pytest.fixture
 def telemetry() -> Telemetry:
     return Telemetry()

@@ -51,18 +51,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
 
 
-@pytest.fixture(params=["obstore", "aioboto3"])
-def client(request: pytest.FixtureRequest) -> S3ClientName:
-    name: S3ClientName = request.param
-    return name
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedS3]:
-    async with ScriptedS3.running() as server:
-        yield server
-
-
 @pytest.fixture
 async def store(server: ScriptedS3, client: S3ClientName) -> AsyncIterator[S3ObjectStore]:
     async with opened(server.endpoint, client, prefix="root") as store:
