@@ -63,12 +63,12 @@ def test_the_checker_soon_finds_a_compactor_that(wrong: Wrong) -> None:
     _find(wrong, first=1, compactors=2, duties="compact")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(240)
 def test_the_checker_finds_a_compactor_that_puts_its_own_segment_beside_its_cas() -> None:
     _find(wrong_compactor.puts_its_own_segment_beside_its_cas, first=1, compactors=3, duties="all")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -77,11 +77,16 @@ def test_the_checker_finds_a_compactor_that_puts_its_own_segment_beside_its_cas(
         wrong_merge.is_cleared_when_its_last_key_has_it,
         wrong_merge.deletes_the_keys_of_its_sources_in_the_end,
         wrong_merge.takes_the_place_of_a_merge_that_is_under_way,
-        wrong_merge.puts_itself_over_whatever_is_there,
     ],
 )
 def test_the_checker_soon_finds_a_merger_that(wrong: Wrong) -> None:
     _find(wrong, first=1, compactors=3, duties="merge")
+
+
+@pytest.mark.timeout(240)
+def test_the_checker_soon_finds_a_merger_that_puts_itself_over_whatever_is_there() -> None:
+    """One seed in 40 finds it. Which they are changes with every turn of the loop that the code takes."""
+    _find(wrong_merge.puts_itself_over_whatever_is_there, first=80, compactors=3, duties="merge")
 
 
 @pytest.mark.slow
@@ -139,6 +144,7 @@ def test_the_checker_soon_finds_retention_that(wrong: Wrong) -> None:
     _find(wrong, first=1, compactors=2, duties="trim")
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("wrong", "seeds_max"),
     [
@@ -147,11 +153,16 @@ def test_the_checker_soon_finds_retention_that(wrong: Wrong) -> None:
         (wrong_retention.puts_the_chunk_after_its_cas, 10),
         (wrong_retention.puts_the_chunk_of_the_record_that_it_read_first, 60),
         (wrong_retention.takes_whoever_is_not_on_its_list_for_gone, 60),
-        (wrong_retention.believes_any_list_of_brokers, 300),
     ],
 )
 def test_the_checker_soon_finds_tidying_that(wrong: Wrong, seeds_max: int) -> None:
     _find(wrong, first=1, compactors=2, duties="trim", seeds_max=seeds_max)
+
+
+@pytest.mark.timeout(240)
+def test_the_checker_soon_finds_tidying_that_believes_any_list_of_brokers() -> None:
+    """One seed in 40 finds it. Which they are changes with every turn of the loop that the code takes."""
+    _find(wrong_retention.believes_any_list_of_brokers, first=60, compactors=2, duties="trim")
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def _fault(error: Exception) -> RequestFault:
         return error_reply_of(int(answer[1]), answer[2])
     summary, _, debug = text.partition("\n\nDebug source:")
     reason = _reason(debug) or summary
-    if "kind: Connect" in debug:
+    if _NO_CONNECTION.search(debug):
         return Unreached(reason)
     if "redirect without LOCATION" in text:
         return ErrorReply(301, "PermanentRedirect", "the bucket is in another region")
@@ -116,6 +116,8 @@ def _fault(error: Exception) -> RequestFault:
     return Interrupted(reason)
 
 
+_NO_CONNECTION: Final = re.compile(r"\bkind: Connect\b")
+"""As a word: `kind: ConnectionReset` comes of a connection on which a request, or a part of it, was sent."""
 _REASON: Final = re.compile(r'(?:message|error): "([^"]+)"')
 _KIND: Final = re.compile(r"\b(TimedOut|IncompleteMessage|IncompleteBody|ConnectionReset|BrokenPipe|Parse)\b")
 

@@ -1,21 +1,17 @@
-"""Credentials that come from elsewhere than the environment, as obstore is given them."""
+"""Credentials that come from elsewhere than the environment, as obstore is given them; and what its errors mean."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import socket
+import struct
 
 import pytest
 
 from runtime.clock import SystemClock
 from storage.objects.s3.client import Credentials
 from storage.objects.s3.endpoint import BucketEndpoint
-from storage.objects.s3.faults import Interrupted, NoCredentials
+from storage.objects.s3.faults import Interrupted, NoCredentials, Unreached
 from storage.objects.s3.obstore_client import ObstoreClient
 from tests.unit.storage.objects.s3.scripted import BUCKET, ScriptedS3
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedS3]:
-    async with ScriptedS3.running() as server:
-        yield server
 
 
 def endpoint(server: ScriptedS3) -> BucketEndpoint:
@@ -52,3 +48,28 @@ async def test_a_request_without_credentials_fails_and_says_why(server: Scripted
     await client.close()
 
     assert server.requests == []
+
+
+async def test_a_connection_that_is_reset_under_a_put_leaves_open_what_became_of_it() -> None:
+    """A server that answers before it has the body, and closes, resets the connection; so may one that has stored the object."""
+
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    listening = await asyncio.start_server(reset, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    client = ObstoreClient(
+        BucketEndpoint(bucket=BUCKET, url=f"http://127.0.0.1:{port}", region="us-east-1", path_style=True), credentials=role
+    )
+    async with listening:
+        with pytest.raises(Interrupted):
+            await client.put_if_absent("wal/1", [bytes(32 << 20)])
+    with pytest.raises(Unreached):
+        await client.put_if_absent("wal/1", [b"x"])
+    await client.close()
+
+
+async def role() -> Credentials:
+    return Credentials("KEY", "secret", "token", SystemClock().now_ms() / 1_000 + 3_600, "iam-role")
