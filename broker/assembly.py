@@ -59,8 +59,8 @@ from storage.catalog.topics import Topics
 from storage.errors import AlreadyExists, IncompatibleFormat, StorageError, Unavailable
 from storage.log.append import Appender
 from storage.log.batcher import FlushSettings
-from storage.log.broker_epoch import BrokerEpoch
 from storage.log.parts import open_log
+from storage.log.writers import BrokerEpoch
 from storage.opening import Stores, open_stores
 from storage.outcomes import StoreOutcomes
 

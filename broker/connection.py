@@ -16,8 +16,7 @@ from typing import Final, Protocol, cast
 from broker.admission import Admission
 from broker.dispatch import Client, Done, Start, Unanswerable
 from broker.protocol.errors import ProtocolViolation
-from broker.protocol.framing import PREFIX_BYTES, frame_length
-from broker.protocol.reply_order import ReplyOrder
+from broker.protocol.framing import PREFIX_BYTES, ReplyOrder, frame_length
 from broker.responses import Responses
 from runtime.frames import Frame
 from storage.limits import KIB, MIB

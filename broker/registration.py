@@ -14,7 +14,7 @@ import structlog
 
 from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
 from storage.errors import AlreadyExists, IncompatibleFormat, StorageError
-from storage.log.broker_epoch import BrokerEpoch
+from storage.log.writers import BrokerEpoch
 
 REGISTER_PAUSE_S: Final = 1.0
 SAID_EVERY_ATTEMPTS: Final = 10

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from runtime.ids import Entropy
-from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause
+from storage.catalog.records import ATTEMPTS_MAX, given_up, pause
 from storage.errors import Unavailable
 from storage.formats.control import Control, decode_control, encode
 from storage.metadata.keys import PartitionKeys

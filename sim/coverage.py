@@ -30,10 +30,8 @@ MODULES: Final = (
     "compactor.tidy_plan",
     "storage.log.append",
     "storage.log.batch",
-    "storage.log.broker_epoch",
     "storage.log.commit",
     "storage.log.control_reads",
-    "storage.log.dead_writers",
     "storage.log.decide",
     "storage.log.entry_scan",
     "storage.log.flights",
@@ -49,7 +47,7 @@ MODULES: Final = (
     "storage.log.proofs",
     "storage.log.read",
     "storage.log.read_places",
-    "storage.log.readers",
+    "storage.log.tail",
     "storage.log.refusals",
     "storage.log.seen",
     "storage.log.segments",
@@ -58,6 +56,7 @@ MODULES: Final = (
     "storage.log.unknown",
     "storage.log.upload",
     "storage.log.upload_places",
+    "storage.log.writers",
 )
 RARE: Final = 20
 """A branch that is taken so seldom is named in the report."""

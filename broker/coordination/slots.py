@@ -15,8 +15,7 @@ from broker.coordination.rendezvous import COORDINATOR_SLOTS, Candidate, slot_of
 from runtime.turns import Turns
 from storage.catalog.brokers import BrokerDirectory, BrokerRecord
 from storage.catalog.groups import ClaimRecord, decode_claim
-from storage.catalog.records import encode
-from storage.catalog.writes import write_one
+from storage.catalog.records import encode, write_one
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Delete, MetadataStore, OpResult, Put, Record, Session
 

@@ -1,5 +1,9 @@
-"""The four bytes before every request. Buffers belong to the connection; this module only judges the length."""
+"""Frames of one connection, sans-I/O: the four bytes before every request, and the order of the replies. No sockets, clock or tasks.
 
+Buffers belong to the connection; this module only judges the length.
+"""
+
+from collections.abc import Sequence
 from typing import Final
 
 from broker.protocol.errors import OtherProtocol, ProtocolViolation
@@ -30,3 +34,42 @@ def frame_length(prefix: Buffer) -> int:
             raise OtherProtocol(HTTP, began)
         raise ProtocolViolation(f"frame length out of bounds: length={length} maximum={FRAME_BYTES_MAX}")
     return length
+
+
+class ReplyOrder:
+    """Numbers requests as they arrive and releases replies in that order, whatever order they are finished in."""
+
+    __slots__ = ("_finished", "_next", "_oldest")
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._oldest = 0
+        self._finished: dict[int, Sequence[Buffer] | None] = {}
+
+    def begin(self) -> int:
+        """A request has arrived; its number is what `reply` takes."""
+        number = self._next
+        self._next += 1
+        return number
+
+    @property
+    def pending_count(self) -> int:
+        return self._next - self._oldest
+
+    def reply(self, number: int, payload: Sequence[Buffer] | None) -> list[Buffer]:
+        """Finish a request. `payload`: the reply from its header on, or None where the client expects none (acks=0).
+
+        Returns what may be sent now, frame lengths included; empty while an earlier request is unfinished.
+        """
+        finished = self._finished
+        assert self._oldest <= number < self._next, f"not a request that is waited for: {number}"
+        assert number not in finished, f"answered twice: request {number}"
+        finished[number] = payload
+        ready: list[Buffer] = []
+        while self._oldest in finished:
+            body = finished.pop(self._oldest)
+            self._oldest += 1
+            if body is not None:
+                ready.append(sum(map(len, body)).to_bytes(4, "big"))
+                ready.extend(body)
+        return ready

@@ -15,8 +15,7 @@ from storage.catalog.cluster import decode_cluster
 from storage.catalog.gathering import SharedReads
 from storage.catalog.live_brokers import read_live
 from storage.catalog.membership import MembershipLog
-from storage.catalog.records import decode, encode
-from storage.catalog.writes import ATTEMPTS_MAX, pause, write_one
+from storage.catalog.records import ATTEMPTS_MAX, decode, encode, pause, write_one
 from storage.errors import AlreadyExists, Corrupt, StorageError, Unavailable
 from storage.formats.levels import LEVEL_FIRST, LEVEL_MAX, problem_with_announced
 from storage.metadata import keys

@@ -11,8 +11,7 @@ import msgspec
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
 from runtime.version import forebay_version
-from storage.catalog.records import decode, encode
-from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause, write_one
+from storage.catalog.records import ATTEMPTS_MAX, decode, encode, given_up, pause, write_one
 from storage.errors import IncompatibleFormat
 from storage.formats.levels import LEVEL_FIRST, LEVEL_MAX, problem_with, problem_with_announced
 from storage.metadata.keys import CLUSTER

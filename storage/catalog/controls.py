@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from runtime.ids import Entropy
-from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause, write_each
+from storage.catalog.records import ATTEMPTS_MAX, given_up, pause, write_each
 from storage.formats.control import Control, LogState, decode_control, encode
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Key, MetadataStore, NotApplied, Put, Status, Unknown

@@ -14,8 +14,7 @@ from runtime.ids import Entropy
 from storage.catalog.brokers import BrokerRecord, decode_broker
 from storage.catalog.cluster import ClusterRecord, decode_cluster
 from storage.catalog.live_brokers import read_live
-from storage.catalog.records import encode
-from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause, write_one
+from storage.catalog.records import ATTEMPTS_MAX, encode, given_up, pause, write_one
 from storage.errors import NotFound
 from storage.formats.levels import LEVEL_MAX, KnownBy, problem_with_raising
 from storage.metadata.keys import CLUSTER

@@ -8,7 +8,7 @@ ever: a registration that comes later has a higher version.
 
 from typing import Final
 
-from storage.catalog.writes import write_one
+from storage.catalog.records import write_one
 from storage.errors import Unavailable
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Delete, MetadataStore, OpResult, Put, Record, Session

@@ -7,8 +7,7 @@ import msgspec
 
 from runtime.ids import Entropy
 from storage.catalog.gathering import SharedReads
-from storage.catalog.records import decode, encode
-from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause, write_one
+from storage.catalog.records import ATTEMPTS_MAX, decode, encode, given_up, pause, write_one
 from storage.metadata.keys import PRODUCER_IDS
 from storage.metadata.port import ABSENT, MetadataStore, NotApplied, Put, Record, Status, Unknown
 

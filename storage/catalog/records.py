@@ -1,10 +1,29 @@
-"""How the catalog's records lie in the metadata store: one JSON object each, with the number of its format."""
+"""How the catalog's records lie in the metadata store, one JSON object each with the number of its format, and how they are written.
 
-from typing import Protocol, TypeVar
+Writes have one result per operation, requests of bounded size, and bounded retries with jitter.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
+from runtime.ids import Entropy
+from storage.errors import OutcomeUnknown, Unavailable
 from storage.formats.refusal import newer, undecodable
+from storage.limits import WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
+from storage.metadata.port import (
+    Applied,
+    DeleteRange,
+    Key,
+    MetadataStore,
+    NotApplied,
+    OpResult,
+    Put,
+    Unknown,
+    WriteOp,
+)
 
 
 class HasFormat(Protocol):
@@ -32,3 +51,68 @@ def decode(decoder: msgspec.json.Decoder[R], data: bytes, *, known: int, path: s
     if record.fmt > known:
         raise newer(record.fmt, known=known, path=path)
     return record
+
+
+ATTEMPTS_MAX: Final = 12
+_PAUSE_FIRST_S: Final = 0.005
+_PAUSE_MAX_S: Final = 0.5
+_OP_OVERHEAD_BYTES: Final = 64
+"""Framing of one operation in a request, estimated from above."""
+
+OpOutcome = OpResult | NotApplied | Unknown
+
+
+async def write_one(metadata: MetadataStore, op: WriteOp) -> OpOutcome:
+    """Send `op` alone; return its outcome."""
+    (outcome,) = await write_each(metadata, [op])
+    return outcome
+
+
+async def write_each(metadata: MetadataStore, ops: Sequence[WriteOp]) -> list[OpOutcome]:
+    """Send `ops`; return the outcome of each, in order. They may lie on any shards and are not one atomic batch."""
+    outcomes: list[OpOutcome | None] = [None] * len(ops)
+    for positions in _requests(metadata, ops):
+        outcome = await metadata.write([ops[position] for position in positions])
+        for index, position in enumerate(positions):
+            outcomes[position] = outcome.results[index] if isinstance(outcome, Applied) else outcome
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+async def pause(attempt: int, entropy: Entropy) -> None:
+    """Between attempts `attempt` and `attempt` + 1: a random time up to 5 ms, 10 ms, 20 ms … half a second."""
+    ceiling_s = min(_PAUSE_MAX_S, _PAUSE_FIRST_S * 2**attempt)
+    await asyncio.sleep(ceiling_s * int.from_bytes(entropy(2), "big") / 0xFFFF)
+
+
+def given_up(action: str, *, unknown: Unknown | None, reason: str) -> OutcomeUnknown | Unavailable:
+    """The error to raise when the attempts are used up: it must say so if any of them may yet have worked."""
+    if unknown is not None:
+        return OutcomeUnknown(f"{action}: outcome unknown after {ATTEMPTS_MAX} attempts: cause={unknown.reason!r}")
+    return Unavailable(f"{action}: not done in {ATTEMPTS_MAX} attempts: cause={reason!r}")
+
+
+def _requests(metadata: MetadataStore, ops: Sequence[WriteOp]) -> Iterator[list[int]]:
+    """Positions of `ops` that travel together: one shard each, within the bounds of a request."""
+    by_shard: dict[int, list[int]] = {}
+    for position, op in enumerate(ops):
+        by_shard.setdefault(metadata.shard_of(_key(op).partition_key), []).append(position)
+    for positions in by_shard.values():
+        request: list[int] = []
+        size_bytes = 0
+        for position in positions:
+            op_bytes = _size_bytes(ops[position])
+            if request and (len(request) == WRITE_REQUEST_OPS_MAX or size_bytes + op_bytes > WRITE_REQUEST_BYTES_MAX):
+                yield request
+                request, size_bytes = [], 0
+            request.append(position)
+            size_bytes += op_bytes
+        yield request
+
+
+def _key(op: WriteOp) -> Key:
+    return op.start if isinstance(op, DeleteRange) else op.key
+
+
+def _size_bytes(op: WriteOp) -> int:
+    key = _key(op)
+    return len(key.path) + len(key.partition_key) + _OP_OVERHEAD_BYTES + (len(op.value) if isinstance(op, Put) else 0)

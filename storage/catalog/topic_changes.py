@@ -22,9 +22,8 @@ import msgspec
 
 from runtime.ids import Entropy
 from storage.catalog.controls import create_controls, tombstone_controls
-from storage.catalog.records import encode
+from storage.catalog.records import ATTEMPTS_MAX, encode, given_up, pause, write_one
 from storage.catalog.topic_records import Topic, TopicIdRecord, TopicState, decode_topic, decode_topic_id, read_topic
-from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause, write_one
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, OpResult, Put, Status, Unknown, WriteOp

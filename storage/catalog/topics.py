@@ -22,11 +22,11 @@ from runtime.ids import Entropy, IdSource
 from runtime.telemetry import Metric, Telemetry
 from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.catalog.gathering import SharedReads
+from storage.catalog.records import pause, write_one
 from storage.catalog.silence import Silence
 from storage.catalog.topic_changes import TopicChanges, altered
 from storage.catalog.topic_names import collision_key, may_collide, validate_name
 from storage.catalog.topic_records import Topic, TopicState, decode_topic, decode_topic_id, read_topic_ids
-from storage.catalog.writes import pause, write_one
 from storage.errors import StorageError, Unavailable
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Delete, MetadataStore, OpResult, Status

@@ -14,6 +14,7 @@ Format 2 is that and "rewritten":[…], a segment. Without it a record is of for
 before level 2 cannot read.
 """
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final, TypeVar
 
@@ -29,6 +30,15 @@ FMT: Final = 1
 FMT_REWRITTEN: Final = 2
 """A control record that names a merge has this number."""
 NO_TIMESTAMP: Final = -1
+
+CONTROL_BYTES: Final = 600
+ENTRY_BYTES: Final = 310
+SPAN_BYTES: Final = 125
+WRITER_BYTES: Final = 120
+PRODUCER_BYTES: Final = 150
+PRODUCER_BATCH_BYTES: Final = 175
+PAGE_REF_BYTES: Final = 300
+"""What decoded records take in memory, estimated: at least three quarters of it (tests/unit/storage/log/test_sizes.py)."""
 
 
 class LogState(Enum):
@@ -225,3 +235,17 @@ def _decode(decoder: msgspec.json.Decoder[T], data: bytes, path: str, *, known: 
 
 
 assert PENDING_ENTRIES_MAX * 160 < CONTROL_BYTES_MAX, "a full ring of one-span entries fits the control record"
+
+
+def entries_bytes(entries: Sequence[Entry]) -> int:
+    return ENTRY_BYTES * len(entries) + SPAN_BYTES * sum([len(entry.spans) for entry in entries])
+
+
+def control_bytes(control: Control | None) -> int:
+    if control is None:
+        return 0
+    size_bytes = CONTROL_BYTES + entries_bytes(control.pending) + WRITER_BYTES * len(control.writers) + PAGE_REF_BYTES * len(control.pages)
+    if control.producers:
+        batches = sum([len(state.batches) for state in control.producers.values()])
+        size_bytes += PRODUCER_BYTES * len(control.producers) + PRODUCER_BATCH_BYTES * batches
+    return size_bytes

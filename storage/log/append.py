@@ -20,12 +20,12 @@ from storage.errors import StorageError, Unavailable
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.batch import Batch
 from storage.log.batcher import FlushSettings, OpenFlush, Trigger
-from storage.log.broker_epoch import BrokerEpoch
 from storage.log.commit import Committer
 from storage.log.lane import Commit, InFlight, enter
 from storage.log.partition import PartitionLog
 from storage.log.upload import Uploader
 from storage.log.upload_places import UploadPlace, UploadPlaces
+from storage.log.writers import BrokerEpoch
 from storage.vocabulary import Buffer, ObjectId
 
 FLUSHES: Final = Metric("forebay_flush_objects_total", "WAL objects sealed, by what made them due", ("trigger",))

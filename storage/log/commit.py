@@ -21,9 +21,7 @@ from storage.errors import NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.formats.control import Control, encode
 from storage.limits import CONTROL_BYTES_MAX, WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
 from storage.log.batch import Appended
-from storage.log.broker_epoch import BrokerEpoch
 from storage.log.control_reads import ControlReads
-from storage.log.dead_writers import DeadWriters
 from storage.log.decide import NOBODY, PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
 from storage.log.index_chunks import put_chunk
 from storage.log.lane import Commit, carry, leave, note_applied, refuse_behind, release, take
@@ -33,6 +31,7 @@ from storage.log.producer_pages import fitting
 from storage.log.refusals import refusal
 from storage.log.tail import TailCache
 from storage.log.unknown import Fate, Found, UnknownAttempts, fate_of, one_more
+from storage.log.writers import BrokerEpoch, DeadWriters
 from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
 
 COMMIT_CONFLICTS: Final = Metric("forebay_commit_conflicts_total", "Commits that lost a CAS and were decided again")

@@ -4,9 +4,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
-from storage.formats.control import IndexChunk
+from storage.formats.control import IndexChunk, entries_bytes
 from storage.limits import MIB
-from storage.log.sizes import entries_bytes
 from storage.vocabulary import PartitionId
 
 CHUNKS_KEPT_MAX: Final = 64

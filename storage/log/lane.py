@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from storage.errors import StorageError
 from storage.log.batch import Batch
-from storage.log.broker_epoch import BrokerEpoch
 from storage.log.producer_pages import NO_PAGES, Pages
 from storage.log.unknown import UnknownAttempts
+from storage.log.writers import BrokerEpoch
 from storage.vocabulary import ObjectId
 
 if TYPE_CHECKING:

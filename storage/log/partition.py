@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from runtime.telemetry import Metric, Telemetry
-from storage.formats.control import Control, LogState
+from storage.formats.control import Control, LogState, control_bytes
 from storage.limits import MIB
 from storage.log.lane import Lane
 from storage.log.lost import LostBatches
 from storage.log.producer_memory import ProducerMemory
-from storage.log.readers import Readers
 from storage.log.seen import SeenControl
-from storage.log.sizes import control_bytes
 from storage.log.strangers import AllStrangers
+from storage.log.tail import Readers
 from storage.metadata.keys import PartitionKeys
 from storage.vocabulary import PartitionId
 

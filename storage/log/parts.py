@@ -13,7 +13,6 @@ from storage.cache.blocks import BlockCache
 from storage.log.active_producers import ProducerReads
 from storage.log.append import Appender, Sealer
 from storage.log.batcher import FlushSettings
-from storage.log.broker_epoch import BrokerEpoch
 from storage.log.commit import Committer
 from storage.log.control_reads import ControlReads
 from storage.log.damage import Damage
@@ -25,6 +24,7 @@ from storage.log.tail import TailCache
 from storage.log.time_search import TimeSearch
 from storage.log.trim import Trimmer
 from storage.log.upload import Uploader
+from storage.log.writers import BrokerEpoch
 from storage.metadata.port import MetadataStore
 from storage.objects.port import ObjectStore
 

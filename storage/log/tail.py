@@ -1,4 +1,4 @@
-"""The tail cache: what this broker committed last, bytes ready to be sent (I8: filled only after the CAS).
+"""The tail cache: what this broker committed last, bytes ready to be sent (I8: filled only after the CAS). Readers wait here for more.
 
 One FIFO over all partitions, bounded by bytes. A run pins the frame it came in, so small batches are joined into a buffer of their own, and
 a batch that is a small part of its frame gets one; others are kept where the socket put them.
@@ -6,7 +6,7 @@ a batch that is a small part of its frame gets one; others are kept where the so
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from runtime.frames import Account, Frame
@@ -127,3 +127,19 @@ def _runs_of(appended: Sequence[tuple[Batch, int]]) -> list[BatchRun]:
         restamp(kept, 0, base_offset)
         runs.append(BatchRun(base_offset, base_offset + batch.record_count - 1, kept.toreadonly(), (base_offset,), (0,)))
     return runs
+
+
+class Readers:
+    """`tail` is filled and emptied by the `TailCache` of all partitions. `wakers` are entered and removed by who waits
+    (broker/fetching/waiters.py), woken in the order in which they came.
+    """
+
+    __slots__ = ("tail", "wakers")
+
+    def __init__(self) -> None:
+        self.tail = Tail()
+        self.wakers: dict[Callable[[], None], None] = {}
+
+    def wake(self) -> None:
+        for waker in tuple(self.wakers):
+            waker()

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from runtime.ids import Entropy
-from storage.catalog.writes import ATTEMPTS_MAX, given_up, pause
+from storage.catalog.records import ATTEMPTS_MAX, given_up, pause
 from storage.errors import Fenced, NotFound, OffsetOutOfRange, OutcomeUnknown, Unavailable
 from storage.formats.control import Control, LogState, encode
 from storage.log.control_reads import ControlReads, failure_of

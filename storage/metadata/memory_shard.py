@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from storage.limits import METADATA_VALUE_BYTES_MAX
 from storage.metadata import key_order
+from storage.metadata.key_order import SortedKeys
 from storage.metadata.port import ABSENT, Delete, DeleteRange, OpResult, Put, Record, Status, WriteOp
-from storage.metadata.sorted_keys import SortedKeys
 
 UNEXPECTED_VERSION = OpResult(Status.UNEXPECTED_VERSION, None)
 KEY_NOT_FOUND = OpResult(Status.KEY_NOT_FOUND, None)

@@ -10,8 +10,8 @@ import pytest
 from storage.log.lane import Lane
 from storage.log.partition import PartitionLog
 from storage.log.producer_memory import ProducerMemory
-from storage.log.readers import Readers
 from storage.log.seen import SeenControl
+from storage.log.tail import Readers
 from tests.architecture.test_modules import ROOT, modules
 
 WRITERS: Final = {

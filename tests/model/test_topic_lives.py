@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from storage.catalog import controls, topic_changes, writes
+from storage.catalog import controls, records, topic_changes
 from storage.catalog.controls import create_controls
 from storage.catalog.topic_changes import TopicChanges
 from storage.catalog.topic_records import Topic, TopicIdRecord
@@ -19,7 +19,7 @@ def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_pause(_attempt: int, _entropy: object) -> None:
         pass
 
-    for module in (controls, topic_changes, writes):
+    for module in (controls, topic_changes, records):
         monkeypatch.setattr(module, "ATTEMPTS_MAX", 4)
         monkeypatch.setattr(module, "pause", no_pause)
     monkeypatch.setattr(topic_changes, "LOOKS_MAX", 1)

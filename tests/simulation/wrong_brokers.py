@@ -12,10 +12,10 @@ from storage.formats.control import Control
 from storage.log.bounds import LogBounds
 from storage.log.commit import Committer, Send
 from storage.log.control_reads import ControlReads, bounds_of
-from storage.log.dead_writers import DeadWriters
 from storage.log.decide import Outcome
 from storage.log.lane import Commit
 from storage.log.upload import Uploader
+from storage.log.writers import DeadWriters
 from storage.metadata.port import Put, WriteOp
 from storage.vocabulary import PartitionId
 

@@ -13,7 +13,7 @@ from sim.themes import EXPIRATION_MS
 from storage.errors import StorageError
 from storage.formats.control import Control, IndexChunk, PageRef, encode
 from storage.limits import SEQUENCE_MAX
-from storage.log import batch, broker_epoch, commit, dead_writers, decide, lane, page_store, producer_pages
+from storage.log import batch, commit, decide, lane, page_store, producer_pages, writers
 from storage.log.strangers import PermittedStart
 from storage.metadata.port import ABSENT, Applied, Put
 
@@ -75,7 +75,7 @@ def counts_whoever_registered_since_the_scan_as_dead() -> Iterator[None]:
         original(self, control)
         return [epoch for epoch in control.writers if epoch not in live.get(id(self), control.writers)]
 
-    with mock.patch.object(dead_writers.DeadWriters, "_look", look), _around(dead_writers.DeadWriters, "of", of):
+    with mock.patch.object(writers.DeadWriters, "_look", look), _around(writers.DeadWriters, "of", of):
         yield
 
 
@@ -99,7 +99,7 @@ def takes_an_absent_entry_for_an_attempt_that_was_not_applied() -> Iterator[None
 
     def prepare(original: Callable[..., Any], self: Any, attempt: lane.Commit, **how: Any) -> object:
         attempt.log.lane.committed_epoch = -1
-        with mock.patch.object(broker_epoch.BrokerEpoch, "is_registered", return_value=True):
+        with mock.patch.object(writers.BrokerEpoch, "is_registered", return_value=True):
             return original(self, attempt, **how)
 
     with _around(commit.Committer, "_prepare", prepare):
@@ -162,7 +162,7 @@ def puts_its_own_entry_beside_its_cas() -> Iterator[None]:
 
 @contextlib.contextmanager
 def numbers_every_commit_alike() -> Iterator[None]:
-    def begin(self: lane.Commit, epoch: broker_epoch.BrokerEpoch) -> None:
+    def begin(self: lane.Commit, epoch: writers.BrokerEpoch) -> None:
         if not self.has_begun:
             self.epoch, self.commit_seq = epoch.current, 1
         self.attempt += 1

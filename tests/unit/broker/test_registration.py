@@ -15,7 +15,7 @@ from runtime.supervision import Nursery
 from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
 from storage.errors import AlreadyExists, OutcomeUnknown, StorageError, Unavailable
 from storage.log.batch import Appended
-from storage.log.broker_epoch import BrokerEpoch
+from storage.log.writers import BrokerEpoch
 from storage.metadata import keys
 from storage.metadata.memory import MemorySession
 from storage.metadata.port import Put, Record
@@ -256,7 +256,7 @@ async def test_a_batch_whose_outcome_got_lost_around_a_new_registration_is_never
     begun: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The review's D: another broker drops what is written under an epoch that nobody has any more, and this one took it for its own."""
-    monkeypatch.setattr("storage.log.dead_writers.WRITERS_KEPT_MAX", 0)
+    monkeypatch.setattr("storage.log.writers.WRITERS_KEPT_MAX", 0)
     async with living() as broker, staying(broker) as epoch, contextlib.AsyncExitStack() as closing:
         rival = BrokerDirectory(broker.metadata, clock=SystemClock())
         theirs = await rival.register(listeners=ELSEWHERE, rack=None, version="0", broker_id=2)

@@ -1,6 +1,6 @@
 import pytest
 
-from broker.protocol.reply_order import ReplyOrder
+from broker.protocol.framing import ReplyOrder
 
 
 def test_a_reply_leaves_at_once_when_nothing_came_before() -> None:

@@ -7,10 +7,9 @@ import msgspec
 import pytest
 
 from runtime.ids import IdSource
-from storage.catalog.records import encode
+from storage.catalog.records import ATTEMPTS_MAX, encode
 from storage.catalog.topic_records import decode_topic_id, read_topic
 from storage.catalog.topics import CACHE_AGE_S, Topic, Topics, TopicState
-from storage.catalog.writes import ATTEMPTS_MAX
 from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.formats import control as control_format
 from storage.formats.control import Control, LogState, decode_control

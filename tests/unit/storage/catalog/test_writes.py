@@ -1,4 +1,4 @@
-from storage.catalog.writes import write_each
+from storage.catalog.records import write_each
 from storage.limits import WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
 from storage.metadata.port import ABSENT, Delete, Key, OpResult, Put, Status, Unknown
 from tests.kit.faulty_metadata import Fault, FaultyMetadata

@@ -16,8 +16,8 @@ from storage.errors import StorageError, Unavailable
 from storage.formats.control import Control, decode_control, encode
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
-from storage.log.broker_epoch import BrokerEpoch
 from storage.log.parts import LogParts, open_log
+from storage.log.writers import BrokerEpoch
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Applied, NotApplied, Put, Unknown, WriteOp, WriteOutcome

@@ -10,10 +10,9 @@ from runtime.telemetry import Telemetry
 from storage.errors import Unavailable
 from storage.formats.control import Control, WriterEntry
 from storage.limits import WRITERS_KEPT_MAX
-from storage.log import dead_writers
+from storage.log import writers
 from storage.log.batch import Appended
-from storage.log.broker_epoch import BrokerEpoch
-from storage.log.dead_writers import DeadWriters
+from storage.log.writers import BrokerEpoch, DeadWriters
 from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import rig
 from tests.unit.storage.log.test_commit import replace_control
@@ -86,7 +85,7 @@ async def test_many_living_writers_are_looked_for_once_in_a_while(monkeypatch: p
             dead.of(named(*MANY))
             await turns()
         assert registry.scans == 1
-        monkeypatch.setattr(dead_writers, "LOOK_EVERY_S", 0.0)
+        monkeypatch.setattr(writers, "LOOK_EVERY_S", 0.0)
         dead._look_at_s = 0.0
         for _ in range(3):
             dead.of(named(*MANY))

@@ -12,7 +12,7 @@ from runtime.telemetry import Telemetry
 from storage.errors import Corrupt, Unavailable
 from storage.formats.control import Control, Entry, IndexChunk, encode
 from storage.limits import COMMIT_BATCHES_MAX
-from storage.log import damage, dead_writers, flights, lost, page_store, producer_pages, read_places, time_search, upload
+from storage.log import damage, flights, lost, page_store, producer_pages, read_places, time_search, upload, writers
 from storage.log.batch import Appended
 from storage.log.damage import Damage
 from storage.log.flights import Flights
@@ -194,7 +194,7 @@ async def test_logs_whose_times_were_forgotten_are_gone_through_again(monkeypatc
 
 
 async def test_of_brokers_that_are_known_to_be_gone_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_writers, "DEAD_KEPT_MAX", 4)
+    monkeypatch.setattr(writers, "DEAD_KEPT_MAX", 4)
     async with Nursery() as nursery:
         dead = watched(Registry(1), nursery)
         many = range(100, 130)

@@ -5,10 +5,23 @@ import tracemalloc
 
 import pytest
 
-from storage.formats.control import Control, Entry, IndexChunk, PageRef, ProducerBatch, ProducerState, WriterEntry, decode_control, encode
+from storage.formats.control import (
+    CONTROL_BYTES,
+    ENTRY_BYTES,
+    SPAN_BYTES,
+    Control,
+    Entry,
+    IndexChunk,
+    PageRef,
+    ProducerBatch,
+    ProducerState,
+    WriterEntry,
+    control_bytes,
+    decode_control,
+    encode,
+)
 from storage.log.kept_chunks import KeptChunks
 from storage.log.partition import COUNTED_EVERY, FEW, LOG_BYTES, Partitions
-from storage.log.sizes import CONTROL_BYTES, ENTRY_BYTES, SPAN_BYTES, control_bytes
 from storage.vocabulary import PartitionId, TopicId
 
 COUNT = 200

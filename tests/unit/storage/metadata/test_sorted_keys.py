@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.metadata import sorted_keys
-from storage.metadata.sorted_keys import SortedKeys
+from storage.metadata import key_order
+from storage.metadata.key_order import SortedKeys
 
 few_keys = st.binary(min_size=1, max_size=2)
 
@@ -13,7 +13,7 @@ few_keys = st.binary(min_size=1, max_size=2)
 @given(st.lists(few_keys), few_keys, few_keys, st.integers(min_value=0, max_value=20))
 def test_sorted_keys_behave_like_a_sorted_list(toggled: list[bytes], start: bytes, end: bytes, keys_max: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorted_keys, "CHUNK_KEYS_MAX", 4)
+        patch.setattr(key_order, "CHUNK_KEYS_MAX", 4)
         keys, model = SortedKeys(), set[bytes]()
         for key in toggled:
             if key in model:

@@ -44,9 +44,9 @@ from storage.formats.wal import decode_header, header_bytes
 from storage.limits import PENDING_ENTRIES_MAX
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
-from storage.log.broker_epoch import BrokerEpoch
 from storage.log.parts import LogParts, open_log
 from storage.log.producer_pages import page_name
+from storage.log.writers import BrokerEpoch
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Key, Put

@@ -1,5 +1,6 @@
-"""Which entries of `writers` belong to brokers that are gone: the only ones that may be dropped (docs/design/commit.md#unknown-outcomes).
+"""The writers of a log: the epoch of this broker, and which entries of `writers` are of brokers gone by now (docs/design/coordination.md).
 
+Entries of epochs that are gone may be dropped, no others (docs/design/commit.md#unknown-outcomes).
 An epoch is the version of a registration record. One that was read in a control record and is not among those registered at a later moment
 is gone for ever: versions are never reused. The order matters:
 
@@ -7,7 +8,7 @@ is gone for ever: versions are never reused. The order matters:
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from runtime.clock import Clock
@@ -16,12 +17,48 @@ from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError
 from storage.formats.control import Control
 from storage.limits import WRITERS_KEPT_MAX
-from storage.log.broker_epoch import BrokerEpoch
 
 LOOK_EVERY_S: Final = 10.0
 LOOK_TIMEOUT_S: Final = 10.0
 DEAD_KEPT_MAX: Final = 4_096
 LOOKS: Final = Metric("forebay_dead_writer_scans_total", "Reads of brokers/ to find which writers of a partition are gone", ("outcome",))
+
+
+class BrokerEpoch:
+    """`current` is what new commits begin under.
+
+    `live` reads which epochs are registered, as of a moment after it is called: one that was read in a control record before, and is not
+    among them, is gone for ever. It raises `Unavailable` when that cannot be shown.
+    """
+
+    def __init__(self, epoch: int, *, registered_epoch: Callable[[], int | None], live: Callable[[], Awaitable[frozenset[int]]]) -> None:
+        """`registered_epoch`: the epoch whose registration certainly exists; None if none does."""
+        self.current = epoch
+        self.registered_epoch = registered_epoch
+        self.live = live
+        self._commit_seq = 0
+
+    def is_registered(self, epoch: int) -> bool:
+        """True if the registration of `epoch` certainly exists, so that nobody may have dropped what that epoch wrote into `writers`."""
+        return self.registered_epoch() == epoch
+
+    async def gone(self, epochs: Collection[int]) -> frozenset[int]:
+        """The members of `epochs`, read before the call, whose registration is certainly over; none while that cannot be shown."""
+        try:
+            live = await self.live()
+        except StorageError:
+            return frozenset()
+        return frozenset(epochs) - live - {self.current}
+
+    def next_commit_seq(self) -> int:
+        """A number that no other commit of this process has, in whatever partition and under whatever epoch."""
+        self._commit_seq += 1
+        return self._commit_seq
+
+    def renew(self, epoch: int) -> None:
+        """The broker registered again. Commits that were begun under the old epoch keep it."""
+        assert epoch != self.current, "an epoch is never handed out twice"
+        self.current = epoch
 
 
 class DeadWriters:
