@@ -78,7 +78,7 @@ class S3Proxy:
         self.endpoint = f"http://{HOST}:{port}"
         self.plan = Plan()
         self._server_host, self._server_port = server.hostname, server.port or 80
-        self._port = port
+        self.port = port
         self._nursery = nursery
         self._clients: set[_Line] = set()
         self._listener: asyncio.Server | None = None
@@ -91,7 +91,7 @@ class S3Proxy:
     async def up(self) -> None:
         """Listen, if it does not."""
         if self._listener is None:
-            self._listener = await asyncio.start_server(self._accept, HOST, self._port, limit=HEAD_BYTES_MAX)
+            self._listener = await asyncio.start_server(self._accept, HOST, self.port, limit=HEAD_BYTES_MAX)
 
     async def down(self) -> None:
         """Break all connections and stop listening: new ones are refused until `up`."""
