@@ -597,3 +597,27 @@ async def test_no_more_partitions_wait_with_their_merges_than_may(monkeypatch: p
         await upkeep.close()
 
         assert merges == [1, 1, 1, 0, 0]
+
+
+async def test_merges_that_fail_again_and_again_do_not_keep_those_beyond_the_bound_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go behind those that were not tried yet."""
+    monkeypatch.setattr(upkeep_module, "MERGED_MAX", 2)
+    failing: set[PartitionId] = set()
+    original = Merging.run
+
+    async def run(self: Merging, partition: PartitionId) -> MergeResult:
+        if len(failing) < 2 or partition in failing:
+            failing.add(partition)
+            raise Unavailable("its objects cannot be read")
+        return await original(self, partition)
+
+    async with cluster() as it:
+        await with_small_segments(it, before := it.upkeep(MERGELESS))
+        await before.close()
+        await it.append(count=1, padding=bytes(5_000))
+        monkeypatch.setattr(Merging, "run", run)
+        upkeep = it.upkeep()
+        merges = [(await upkeep.cycle()).merges for _ in range(6)]
+        await upkeep.close()
+
+        assert sum(merges) == PARTITIONS - 2
