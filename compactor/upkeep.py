@@ -298,11 +298,12 @@ class Upkeep:
         while due:
             due = await self._round(life, due, found, report, grown)
         waiting = [*self._unmerged, *(one for one in grown if one not in self._unmerged)]
+        # First: whatever fails now, in each cycle perhaps, goes behind those that were not tried yet.
         self._unmerged.clear()
-        for partition in waiting[:MERGED_MAX]:
-            await self._merge(life, partition, report)
         for partition in waiting[MERGED_MAX:]:
             self._merge_later(partition)
+        for partition in waiting[:MERGED_MAX]:
+            await self._merge(life, partition, report)
 
     async def _merge(self, life: _Life, partition: PartitionId, report: CycleReport) -> None:
         """Merge small segments of a partition that has got another one, or in which a merge was left undone. One partition at a time: each
