@@ -244,6 +244,19 @@ async def test_what_a_drained_ring_has_left_to_the_index_or_to_a_segment_is_name
     assert (refused.verdict, refused.found.named) == (StoreOwnership.GONE, key)
 
 
+async def test_a_ring_that_is_in_a_segment_names_no_object_that_a_collector_may_have_taken() -> None:
+    """The marker was lost: a healthy store without WAL objects is not taken for one that lacks what the metadata name."""
+    place = Place()
+    await place.begin_without_marker()
+    (partition,) = await place.create_topic()
+    entry, segment = Entry(0, 3, ObjectId(f"{0:026}"), ((0, 1),), 0, 0), SegmentEntry(0, 3, ObjectId(f"{1:026}"), 1, 0, 0)
+    await place.objects.put_if_absent(segment_key(partition, segment.object_id), [b"segment"])
+    control = Control(sequence_counter=4, pending=(entry,), compaction_cursor=4, segment=segment)
+    await place.metadata.write([Put(PartitionKeys(partition).control, encode(control), None)])
+
+    assert (await place.start()).verdict is StoreOwnership.MARK
+
+
 async def test_a_log_of_which_nothing_is_left_names_nothing() -> None:
     place = Place()
     await place.begin_without_marker()
