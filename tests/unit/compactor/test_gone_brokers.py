@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +12,7 @@ from compactor.gone_brokers import ALIVE_FOR_S, GoneBrokers
 from storage.errors import Unavailable
 from storage.metadata import keys
 from storage.metadata.memory import MemorySession
-from storage.metadata.port import ABSENT, Applied, Delete, Put, Session
+from storage.metadata.port import ABSENT, Applied, Delete, NotApplied, Put, Session, WriteOp, WriteOutcome
 from tests.kit.stepping_clock import SteppingClock
 from tests.unit.storage.catalog.deposed import DeposedMetadata
 
@@ -112,6 +112,25 @@ async def test_a_list_of_a_deposed_leader_shows_nothing_and_the_question_stays()
         assert it.brokers.has_questions
         it.metadata.elect()
         await it.brokers.ask(it.session)
+
+        assert it.brokers.among([live]) == frozenset()
+
+
+async def test_a_witness_that_nobody_could_remove_says_nothing_for_the_next_question() -> None:
+    """A deposed leader has that one, and not the broker that registered since."""
+    async with registry() as it:
+        write = it.metadata.write
+
+        async def keep_witnesses(ops: Sequence[WriteOp]) -> WriteOutcome:
+            return NotApplied("not now") if isinstance(ops[0], Delete) else await write(ops)
+
+        it.metadata.write = keep_witnesses  # type: ignore[method-assign]
+        await it.ask(77)
+        assert len(await it.witnesses()) == 1
+        it.metadata.depose()
+        live = await it.register(1)
+        with pytest.raises(Unavailable, match="for certain"):
+            await it.ask(live)
 
         assert it.brokers.among([live]) == frozenset()
 
