@@ -599,7 +599,9 @@ async def test_no_more_partitions_wait_with_their_merges_than_may(monkeypatch: p
         assert merges == [1, 1, 1, 0, 0]
 
 
-async def test_merges_that_fail_again_and_again_do_not_keep_those_beyond_the_bound_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_merges_that_fail_in_every_cycle_do_not_keep_those_beyond_the_bound_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They go behind those that were not tried yet."""
     monkeypatch.setattr(upkeep_module, "MERGED_MAX", 2)
     failing: set[PartitionId] = set()
@@ -621,3 +623,25 @@ async def test_merges_that_fail_again_and_again_do_not_keep_those_beyond_the_bou
         await upkeep.close()
 
         assert sum(merges) == PARTITIONS - 2
+
+
+async def test_merges_of_partitions_that_another_compactor_has_by_now_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[PartitionId] = []
+
+    async def run(_self: Merging, partition: PartitionId) -> MergeResult:
+        asked.append(partition)
+        raise Unavailable("not now")
+
+    monkeypatch.setattr(Merging, "run", run)
+    async with cluster() as it:
+        one, other = it.upkeep(), it.upkeep()
+        await one.cycle()
+        alone = set(asked)
+        await other.cycle()
+        asked.clear()
+        await one.cycle()
+        await one.close()
+        await other.close()
+
+        assert alone == {*it.partitions}
+        assert set(asked) == {partition for partition in it.partitions if compactor_of(partition, {one.name, other.name}) == one.name}
