@@ -429,6 +429,17 @@ async def test_of_two_compactors_one_collects() -> None:
         assert sorted(looked_at) == [0, PARTITIONS]
 
 
+async def test_objects_are_looked_at_once_in_each_interval() -> None:
+    async with cluster() as it:
+        upkeep = it.upkeep(grace_ms=-60_000)
+        upkeep._collect_every_s = 3_600.0
+        reports = [await upkeep.cycle() for _ in range(3)]
+        await upkeep.close()
+
+        assert [one.collection.looked_at > 0 for one in reports] == [True, False, False]
+        assert [one.collection.uploads is not None for one in reports] == [True, False, False]
+
+
 async def test_nothing_of_a_store_of_another_cluster_is_deleted() -> None:
     async with cluster() as it:
         record = await read_cluster(it.broker.shared)
