@@ -188,6 +188,16 @@ async def test_who_is_gone_is_not_asked_for_again_and_who_is_live_only_after_a_w
         assert it.brokers.among([old, live]) == {old, live}
 
 
+async def test_whom_a_list_has_is_not_asked_for_though_other_records_name_them() -> None:
+    """Otherwise records that name different brokers, all of them live, cost a question in each cycle for ever."""
+    async with registry() as it:
+        one, other = await it.register(1), await it.register(2)
+        await it.ask(one)
+        it.brokers.note([other])
+
+        assert not it.brokers.has_questions
+
+
 async def test_epochs_that_are_noted_or_known_to_be_gone_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gone_brokers, "NOTED_MAX", 3)
     monkeypatch.setattr(gone_brokers, "GONE_KEPT_MAX", 2)
