@@ -34,7 +34,7 @@ from storage.log.batcher import FlushSettings
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Key, Put, Record
+from storage.metadata.port import Delete, Key, NotApplied, Put, Record
 from storage.objects.port import UnfinishedUpload
 from storage.vocabulary import ObjectId, PartitionId
 from tests.kit.record_batches import record_batch
@@ -656,3 +656,34 @@ async def test_merges_of_partitions_that_another_compactor_has_by_now_are_left_t
 
         assert alone == {*it.partitions}
         assert set(asked) == {partition for partition in it.partitions if compactor_of(partition, {one.name, other.name}) == one.name}
+
+
+@pytest.mark.parametrize("left_by", ["compaction", "merge"])
+async def test_a_claim_whose_release_was_lost_keeps_the_compactor_from_nothing(monkeypatch: pytest.MonkeyPatch, left_by: str) -> None:
+    """It goes with a session that lasts as long as the process."""
+    async with cluster() as it:
+        await with_small_segments(it, before := it.upkeep(MERGELESS))
+        await before.close()
+        write, run, is_merging = it.metadata.write, Merging.run, [False]
+
+        async def lose_releases(ops: Sequence[Any]) -> Any:
+            is_release = isinstance(ops[0], Delete) and ops[0].key.path.endswith("/compactor-claim")
+            return NotApplied("not now") if is_release and is_merging[0] == (left_by == "merge") else await write(ops)
+
+        async def note_and_run(self: Merging, partition: PartitionId) -> MergeResult:
+            is_merging[0] = True
+            return await run(self, partition)
+
+        monkeypatch.setattr(Merging, "run", note_and_run)
+        it.metadata.write = lose_releases  # type: ignore[method-assign]
+        upkeep = it.upkeep()
+        await it.append(count=1, padding=bytes(5_000))
+        merges = (await upkeep.cycle()).merges
+        it.metadata.write = write  # type: ignore[method-assign]
+        await it.append(count=1)
+        after = [await upkeep.cycle() for _ in range(3)]
+        await upkeep.close()
+
+        assert merges == PARTITIONS
+        assert sum(one.segments for one in after) == PARTITIONS
+        assert await it.cursors() == [(await it.control(partition)).sequence_counter for partition in it.partitions]
