@@ -208,8 +208,16 @@ class Upkeep:
         if life is None or life.session.is_lost:
             await self.close()
             session = await self._metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+            # Both have one name: a claim that one could not give up lasts as long as the session, and must not keep out the other.
+            claimant = self._ids.random_uuid().encode()
             compaction = Compaction(
-                metadata=self._metadata, objects=self._objects, session=session, ids=self._ids, clock=self._clock, policy=self._policy
+                metadata=self._metadata,
+                objects=self._objects,
+                session=session,
+                ids=self._ids,
+                clock=self._clock,
+                policy=self._policy,
+                claimant=claimant,
             )
             references = References(self._metadata, session=session, ids=self._ids)
             collector = Collector(
@@ -221,6 +229,7 @@ class Upkeep:
                 session=session,
                 ids=self._ids,
                 policy=MergePolicy(segment_bytes=self._policy.segment_bytes, block_bytes=self._policy.block_bytes),
+                claimant=claimant,
             )
             life = self._life = _Life(session, compaction, merging, collector)
         record = CompactorRecord(
