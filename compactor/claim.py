@@ -6,7 +6,7 @@ from storage.metadata.port import ABSENT, Applied, Key, Put, Session, Status
 
 
 class PartitionClaim:
-    """An ephemeral record under `key` that says `name`, which no other process and no other claim of `key` in this one uses."""
+    """An ephemeral record under `key` that says `name`, which no other process uses, and in this one nobody at the same time."""
 
     def __init__(self, records: Records, key: Key, *, name: bytes, session: Session) -> None:
         self._records = records

@@ -118,11 +118,13 @@ class Compaction:
         clock: Clock,
         policy: CompactionPolicy | None = None,
         entropy: Entropy = os.urandom,
+        claimant: bytes | None = None,
     ) -> None:
+        """`claimant`: what its claims say, if another that shares its session, and works at no partition at the same time, says it, too."""
         self._records = Records(metadata, entropy=entropy)
         self._objects = objects
         self._session = session
-        self._name = ids.random_uuid().encode()
+        self._name = claimant or ids.random_uuid().encode()
         self._running: set[PartitionId] = set()
         self._ids = ids
         self._clock = clock

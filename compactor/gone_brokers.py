@@ -22,7 +22,7 @@ NOTED_MAX: Final = 4_096
 GONE_KEPT_MAX: Final = 4_096
 """Epochs known to be gone. Of more, those that were found first are asked for again when they are met."""
 ALIVE_FOR_S: Final = 600.0
-"""An epoch that was registered is not asked for again for so long."""
+"""An epoch that a list has is not asked for again for so long."""
 
 
 class GoneBrokers:
@@ -66,7 +66,7 @@ class GoneBrokers:
             raise Unavailable(f"metadata did not say which brokers are live: after_s={CALL_TIMEOUT_S}") from None
         live = frozenset([record.version for record in records])
         self._noted = {epoch: None for epoch in self._noted if epoch not in named}
-        self._alive, self._alive_until_s = named & live, self._clock.monotonic_s() + ALIVE_FOR_S
+        self._alive, self._alive_until_s = live, self._clock.monotonic_s() + ALIVE_FOR_S
         self._gone.update(dict.fromkeys(sorted(named - live)))
         while len(self._gone) > GONE_KEPT_MAX:
             del self._gone[next(iter(self._gone))]

@@ -94,11 +94,13 @@ class Merging:
         ids: IdSource,
         policy: MergePolicy | None = None,
         entropy: Entropy = os.urandom,
+        claimant: bytes | None = None,
     ) -> None:
+        """`claimant`: as of a `Compaction`."""
         self._records = Records(metadata, entropy=entropy)
         self._objects = objects
         self._session = session
-        self._name = ids.random_uuid().encode()
+        self._name = claimant or ids.random_uuid().encode()
         self._ids = ids
         self._policy = policy or MergePolicy()
         self._running: set[PartitionId] = set()

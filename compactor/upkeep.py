@@ -208,8 +208,16 @@ class Upkeep:
         if life is None or life.session.is_lost:
             await self.close()
             session = await self._metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+            # Both have one name: a claim that one could not give up lasts as long as the session, and must not keep out the other.
+            claimant = self._ids.random_uuid().encode()
             compaction = Compaction(
-                metadata=self._metadata, objects=self._objects, session=session, ids=self._ids, clock=self._clock, policy=self._policy
+                metadata=self._metadata,
+                objects=self._objects,
+                session=session,
+                ids=self._ids,
+                clock=self._clock,
+                policy=self._policy,
+                claimant=claimant,
             )
             references = References(self._metadata, session=session, ids=self._ids)
             collector = Collector(
@@ -221,6 +229,7 @@ class Upkeep:
                 session=session,
                 ids=self._ids,
                 policy=MergePolicy(segment_bytes=self._policy.segment_bytes, block_bytes=self._policy.block_bytes),
+                claimant=claimant,
             )
             life = self._life = _Life(session, compaction, merging, collector)
         record = CompactorRecord(
@@ -298,11 +307,12 @@ class Upkeep:
         while due:
             due = await self._round(life, due, found, report, grown)
         waiting = [*self._unmerged, *(one for one in grown if one not in self._unmerged)]
+        # First: whatever fails now, in each cycle perhaps, goes behind those that were not tried yet.
         self._unmerged.clear()
-        for partition in waiting[:MERGED_MAX]:
-            await self._merge(life, partition, report)
         for partition in waiting[MERGED_MAX:]:
             self._merge_later(partition)
+        for partition in waiting[:MERGED_MAX]:
+            await self._merge(life, partition, report)
 
     async def _merge(self, life: _Life, partition: PartitionId, report: CycleReport) -> None:
         """Merge small segments of a partition that has got another one, or in which a merge was left undone. One partition at a time: each

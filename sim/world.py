@@ -193,6 +193,8 @@ class _World:
                 await compactor.recover()
             await self._read_all_again()
             remembered = {str(place): await self._remembered_of(place) for place in self._places}
+        for compactor in compactors:
+            await compactor.recover()  # what came late: an attempt that was noted long ago is found by the next cycle
         await self._judge(weather, remembered)
 
     def _check_accounts(self) -> None:

@@ -152,10 +152,10 @@ async def _named(metadata: MetadataStore) -> list[str]:
 
 async def _named_by(metadata: MetadataStore, partition: PartitionId, control: Control) -> str | None:
     """The object that holds the end of a log; None if the log holds nothing."""
-    if control.pending:
-        return object_key(control.pending[-1].object_id)
-    if max(control.compaction_cursor, control.log_start) < control.sequence_counter:  # the ring was drained when nobody appended
-        at = keys.PartitionKeys(partition)
+    if max(control.compaction_cursor, control.log_start) < control.sequence_counter:
+        if control.pending:
+            return object_key(control.pending[-1].object_id)
+        at = keys.PartitionKeys(partition)  # the ring was drained when nobody appended
         record = await metadata.get_ceiling(at.index(control.sequence_counter - 1), within=at.index_prefix)
         return None if record is None else object_key(decode_chunk(record.value, path=record.path).entries[-1].object_id)
     newest = control.segment

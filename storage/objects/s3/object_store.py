@@ -131,7 +131,8 @@ class S3ObjectStore:
         """As the port says. A server that lists uploads only by the whole name of their key shows none."""
         if _has_no_keys(prefix, start_after):
             return
-        last = self._root + start_after if start_after else ""
+        # A place before the prefix says nothing, and servers refuse it, or find nothing behind it.
+        last = self._root + start_after if start_after > prefix else ""
         more = True
         while more:
             with self._needing_permission():

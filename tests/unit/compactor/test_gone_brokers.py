@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +12,7 @@ from compactor.gone_brokers import ALIVE_FOR_S, GoneBrokers
 from storage.errors import Unavailable
 from storage.metadata import keys
 from storage.metadata.memory import MemorySession
-from storage.metadata.port import ABSENT, Applied, Delete, Put, Session
+from storage.metadata.port import ABSENT, Applied, Delete, NotApplied, Put, Session, WriteOp, WriteOutcome
 from tests.kit.stepping_clock import SteppingClock
 from tests.unit.storage.catalog.deposed import DeposedMetadata
 
@@ -116,6 +116,25 @@ async def test_a_list_of_a_deposed_leader_shows_nothing_and_the_question_stays()
         assert it.brokers.among([live]) == frozenset()
 
 
+async def test_a_witness_that_nobody_could_remove_says_nothing_for_the_next_question() -> None:
+    """A deposed leader has that one, and not the broker that registered since."""
+    async with registry() as it:
+        write = it.metadata.write
+
+        async def keep_witnesses(ops: Sequence[WriteOp]) -> WriteOutcome:
+            return NotApplied("not now") if isinstance(ops[0], Delete) else await write(ops)
+
+        it.metadata.write = keep_witnesses  # type: ignore[method-assign]
+        await it.ask(77)
+        assert len(await it.witnesses()) == 1
+        it.metadata.depose()
+        live = await it.register(1)
+        with pytest.raises(Unavailable, match="for certain"):
+            await it.ask(live)
+
+        assert it.brokers.among([live]) == frozenset()
+
+
 async def test_a_session_that_is_over_shows_nothing() -> None:
     async with registry() as it:
         session = await it.metadata.open_session(timeout_ms=10_000)
@@ -167,6 +186,16 @@ async def test_who_is_gone_is_not_asked_for_again_and_who_is_live_only_after_a_w
         await it.end(2)
         await it.brokers.ask(it.session)
         assert it.brokers.among([old, live]) == {old, live}
+
+
+async def test_whom_a_list_has_is_not_asked_for_though_other_records_name_them() -> None:
+    """Otherwise records that name different brokers, all of them live, cost a question in each cycle for ever."""
+    async with registry() as it:
+        one, other = await it.register(1), await it.register(2)
+        await it.ask(one)
+        it.brokers.note([other])
+
+        assert not it.brokers.has_questions
 
 
 async def test_epochs_that_are_noted_or_known_to_be_gone_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,16 @@ def test_producers_that_have_expired_go_when_nobody_appends_or_with_the_move_of_
     assert made.chunk is None
 
 
+@pytest.mark.parametrize("kind", ["producers", "pages"])
+def test_producers_that_have_expired_go_where_only_hot_ones_or_only_pages_have(kind: str) -> None:
+    expired = with_producers(last_append_ms=IDLE_MS)
+    control = msgspec.structs.replace(expired, **({"pages": ()} if kind == "producers" else {"producers": {8: producer(NOW_MS)}}))
+    made = tidy(control)
+
+    assert made is not None
+    assert ([*made.control.producers], [ref.first_pid for ref in made.control.pages]) == ([8], [] if kind == "producers" else [30])
+
+
 def test_producers_stay_where_appends_forget_them_or_nobody_said_when_they_expire() -> None:
     assert tidy(with_producers(last_append_ms=BUSY_MS)) is None
     assert tidy(with_producers(last_append_ms=IDLE_MS), policy=TidyPolicy()) is None

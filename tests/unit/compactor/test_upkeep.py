@@ -34,7 +34,7 @@ from storage.log.batcher import FlushSettings
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Key, Put, Record
+from storage.metadata.port import Delete, Key, NotApplied, Put, Record
 from storage.objects.port import UnfinishedUpload
 from storage.vocabulary import ObjectId, PartitionId
 from tests.kit.record_batches import record_batch
@@ -429,6 +429,17 @@ async def test_of_two_compactors_one_collects() -> None:
         assert sorted(looked_at) == [0, PARTITIONS]
 
 
+async def test_objects_are_looked_at_once_in_each_interval() -> None:
+    async with cluster() as it:
+        upkeep = it.upkeep(grace_ms=-60_000)
+        upkeep._collect_every_s = 3_600.0
+        reports = [await upkeep.cycle() for _ in range(3)]
+        await upkeep.close()
+
+        assert [one.collection.looked_at > 0 for one in reports] == [True, False, False]
+        assert [one.collection.uploads is not None for one in reports] == [True, False, False]
+
+
 async def test_nothing_of_a_store_of_another_cluster_is_deleted() -> None:
     async with cluster() as it:
         record = await read_cluster(it.broker.shared)
@@ -597,3 +608,82 @@ async def test_no_more_partitions_wait_with_their_merges_than_may(monkeypatch: p
         await upkeep.close()
 
         assert merges == [1, 1, 1, 0, 0]
+
+
+async def test_merges_that_fail_in_every_cycle_do_not_keep_those_beyond_the_bound_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They go behind those that were not tried yet."""
+    monkeypatch.setattr(upkeep_module, "MERGED_MAX", 2)
+    failing: set[PartitionId] = set()
+    original = Merging.run
+
+    async def run(self: Merging, partition: PartitionId) -> MergeResult:
+        if len(failing) < 2 or partition in failing:
+            failing.add(partition)
+            raise Unavailable("its objects cannot be read")
+        return await original(self, partition)
+
+    async with cluster() as it:
+        await with_small_segments(it, before := it.upkeep(MERGELESS))
+        await before.close()
+        await it.append(count=1, padding=bytes(5_000))
+        monkeypatch.setattr(Merging, "run", run)
+        upkeep = it.upkeep()
+        merges = [(await upkeep.cycle()).merges for _ in range(6)]
+        await upkeep.close()
+
+        assert sum(merges) == PARTITIONS - 2
+
+
+async def test_merges_of_partitions_that_another_compactor_has_by_now_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[PartitionId] = []
+
+    async def run(_self: Merging, partition: PartitionId) -> MergeResult:
+        asked.append(partition)
+        raise Unavailable("not now")
+
+    monkeypatch.setattr(Merging, "run", run)
+    async with cluster() as it:
+        one, other = it.upkeep(), it.upkeep()
+        await one.cycle()
+        alone = set(asked)
+        await other.cycle()
+        asked.clear()
+        await one.cycle()
+        await one.close()
+        await other.close()
+
+        assert alone == {*it.partitions}
+        assert set(asked) == {partition for partition in it.partitions if compactor_of(partition, {one.name, other.name}) == one.name}
+
+
+@pytest.mark.parametrize("left_by", ["compaction", "merge"])
+async def test_a_claim_whose_release_was_lost_keeps_the_compactor_from_nothing(monkeypatch: pytest.MonkeyPatch, left_by: str) -> None:
+    """It goes with a session that lasts as long as the process."""
+    async with cluster() as it:
+        await with_small_segments(it, before := it.upkeep(MERGELESS))
+        await before.close()
+        write, run, is_merging = it.metadata.write, Merging.run, [False]
+
+        async def lose_releases(ops: Sequence[Any]) -> Any:
+            is_release = isinstance(ops[0], Delete) and ops[0].key.path.endswith("/compactor-claim")
+            return NotApplied("not now") if is_release and is_merging[0] == (left_by == "merge") else await write(ops)
+
+        async def note_and_run(self: Merging, partition: PartitionId) -> MergeResult:
+            is_merging[0] = True
+            return await run(self, partition)
+
+        monkeypatch.setattr(Merging, "run", note_and_run)
+        it.metadata.write = lose_releases  # type: ignore[method-assign]
+        upkeep = it.upkeep()
+        await it.append(count=1, padding=bytes(5_000))
+        merges = (await upkeep.cycle()).merges
+        it.metadata.write = write  # type: ignore[method-assign]
+        await it.append(count=1)
+        after = [await upkeep.cycle() for _ in range(3)]
+        await upkeep.close()
+
+        assert merges == PARTITIONS
+        assert sum(one.segments for one in after) == PARTITIONS
+        assert await it.cursors() == [(await it.control(partition)).sequence_counter for partition in it.partitions]

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from compactor import discovery
 from compactor.assembly import open_compactor
 from compactor.compaction import CompactionEnd
 from compactor.plan import CompactionPolicy
@@ -115,6 +116,25 @@ async def test_a_broker_that_registers_while_a_cycle_asks_keeps_its_entry() -> N
         control = await it.control(partition)
 
         assert (control.pending, [*control.writers]) == ((), late)
+
+
+async def test_brokers_are_asked_for_once_in_a_cycle_of_several_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whom later records name are asked for in the next cycle."""
+    monkeypatch.setattr(discovery, "CONTROLS_PER_READ", 2)
+    async with cluster() as it:
+        for number, partition in enumerate(it.partitions):
+            await change(it, partition, writers=writers(range(100 * number, 100 * number + 5)))
+        it.clock.later_ms = LATER_MS
+        upkeep = it.upkeep(LATER)
+        counts, left = [], []
+        for _ in range(3):
+            await upkeep.cycle()
+            counts.append(len(asked(it)))
+            left.append([len((await it.control(partition)).writers) for partition in it.partitions])
+        await upkeep.close()
+
+        assert counts == [1, 2, 2]
+        assert left == [[0, 0, 5, 5, 5, 5], [0] * PARTITIONS, [0] * PARTITIONS]
 
 
 async def test_a_cycle_that_cannot_know_who_is_gone_says_so_and_tidies_the_rest() -> None:

@@ -244,6 +244,44 @@ async def test_what_a_drained_ring_has_left_to_the_index_or_to_a_segment_is_name
     assert (refused.verdict, refused.found.named) == (StoreOwnership.GONE, key)
 
 
+async def test_a_ring_that_is_in_a_segment_names_no_object_that_a_collector_may_have_taken() -> None:
+    """The marker was lost: a healthy store without WAL objects is not taken for one that lacks what the metadata name."""
+    place = Place()
+    await place.begin_without_marker()
+    (partition,) = await place.create_topic()
+    entry, segment = Entry(0, 3, ObjectId(f"{0:026}"), ((0, 1),), 0, 0), SegmentEntry(0, 3, ObjectId(f"{1:026}"), 1, 0, 0)
+    await place.objects.put_if_absent(segment_key(partition, segment.object_id), [b"segment"])
+    control = Control(sequence_counter=4, pending=(entry,), compaction_cursor=4, segment=segment)
+    await place.metadata.write([Put(PartitionKeys(partition).control, encode(control), None)])
+
+    assert (await place.start()).verdict is StoreOwnership.MARK
+
+
+@pytest.mark.parametrize("is_pending", [True, False], ids=["pending", "index"])
+async def test_the_end_of_a_log_is_named_of_which_the_beginning_may_be_collected(is_pending: bool) -> None:
+    place = Place()
+    await place.begin_without_marker()
+    (partition,) = await place.create_topic()
+    object_id, at = await place.put_object(1, partition), PartitionKeys(partition)
+    entries = Entry(0, 1, ObjectId(f"{0:026}"), ((0, 1),), 0, 0), Entry(2, 3, object_id, ((header_bytes(1), 1),), 0, 0)
+    control = Control(sequence_counter=4, log_start=2, pending=entries if is_pending else ())
+    await place.metadata.write([Put(at.index(3), encode(IndexChunk(entries=entries)), None), Put(at.control, encode(control), None)])
+
+    assert (await look(place.metadata, place.objects)).named == object_key(object_id)
+
+
+@pytest.mark.parametrize("is_pending", [True, False], ids=["pending", "index"])
+async def test_a_log_that_was_trimmed_to_its_end_names_nothing(is_pending: bool) -> None:
+    place = Place()
+    await place.begin_without_marker()
+    (partition,) = await place.create_topic()
+    entries, at = (Entry(0, 3, ObjectId(f"{0:026}"), ((0, 1),), 0, 0),), PartitionKeys(partition)
+    control = Control(sequence_counter=4, log_start=4, pending=entries if is_pending else ())
+    await place.metadata.write([Put(at.index(3), encode(IndexChunk(entries=entries)), None), Put(at.control, encode(control), None)])
+
+    assert (await place.start()).verdict is StoreOwnership.MARK
+
+
 async def test_a_log_of_which_nothing_is_left_names_nothing() -> None:
     place = Place()
     await place.begin_without_marker()

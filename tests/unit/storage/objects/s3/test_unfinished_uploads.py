@@ -62,6 +62,20 @@ async def test_nobody_is_asked_for_uploads_of_keys_that_no_key_can_be(store: S3O
     assert server.requests == []
 
 
+async def test_a_server_is_asked_for_no_place_that_is_outside_of_the_prefix(store: S3ObjectStore, server: ScriptedS3) -> None:
+    """Servers differ about a marker that does not begin with the prefix: some refuse it, some find nothing behind it."""
+    await store._control.begin_upload(KEY)
+
+    assert await unfinished(store, "wal/", start_after="segments/x") == [(KEY, "0")]
+    assert [request.query.get("key-marker", "") for request in server.requests if request.method == "GET"] == [""]
+
+
+async def test_a_server_that_passes_a_marker_over_shows_no_upload_again(store: S3ObjectStore, server: ScriptedS3) -> None:
+    server.answer("GET", uploads_page([(KEY, "0"), ("wal/2", "1")], more="false"))
+
+    assert await unfinished(store, "wal/", start_after=KEY) == [("wal/2", "1")]
+
+
 async def test_uploads_that_a_page_ends_between_show_once_the_first_are_gone(store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aioboto3_client, "LIST_PAGE_OBJECTS", 2)
     for name in (KEY, KEY, KEY, "wal/2"):
