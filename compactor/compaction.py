@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from compactor.claim import Claims
 from compactor.cursor import CursorRefusal, move_cursor
 from compactor.plan import CompactionPolicy, count_due, entry_bytes, in_runs
 from compactor.records import Records
@@ -118,13 +119,12 @@ class Compaction:
         clock: Clock,
         policy: CompactionPolicy | None = None,
         entropy: Entropy = os.urandom,
-        claimant: bytes | None = None,
+        claims: Claims | None = None,
     ) -> None:
-        """`claimant`: what its claims say, if another that shares its session, and works at no partition at the same time, says it, too."""
+        """`claims`: those that others share which work at no partition at the same time."""
         self._records = Records(metadata, entropy=entropy)
         self._objects = objects
-        self._session = session
-        self._name = claimant or ids.random_uuid().encode()
+        self._claims = claims or Claims(self._records, name=ids.random_uuid().encode(), session=session)
         self._running: set[PartitionId] = set()
         self._ids = ids
         self._clock = clock
@@ -138,7 +138,8 @@ class Compaction:
         self._running.add(partition)
         begun: CompactionTask | CompactionResult | None = None
         try:
-            if not await self._claim(claim):
+            claim.version = await self._claims.take(claim.key)
+            if claim.version is None:
                 return CompactionResult(CompactionEnd.CLAIMED)
             begun = await self._begin(partition, keys, claim)
             return begun
@@ -169,7 +170,7 @@ class Compaction:
     async def _end(self, partition: PartitionId, claim: _Kept) -> None:
         try:
             if claim.version is not None:
-                await self._records.delete(claim.key, claim.version)  # it goes with the session at the latest
+                await self._claims.release(claim.key, claim.version)
         finally:
             self._running.discard(partition)
 
@@ -311,20 +312,6 @@ class Compaction:
         await self._records.delete_range(keys.index(0), keys.index(cursor).path)
 
     # Records of its own
-
-    async def _claim(self, claim: _Kept) -> bool:
-        outcome = await self._records.write([Put(claim.key, self._name, ABSENT, session=self._session.session_id)])
-        if isinstance(outcome, Applied) and outcome.results[0].status is Status.OK:
-            claim.version = outcome.results[0].version
-            return True
-        if not isinstance(outcome, Applied):
-            raise Unavailable(f"the partition was not claimed: key={claim.key.path!r} cause={outcome.reason!r}")
-        (record,) = await self._records.get(claim.key)
-        if record is None or record.value != self._name:
-            return False
-        # Its own, put by a write whose answer was lost: it runs a partition once at a time.
-        claim.version = record.version
-        return True
 
     async def _note(self, attempt: _Kept, value: CompactionAttempt) -> bool:
         """False if another compactor has changed the record: this one ends."""

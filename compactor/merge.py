@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from compactor.claim import PartitionClaim
+from compactor.claim import Claims
 from compactor.merge_plan import MergePolicy, MergeRefusal, begin_rewriting, choose, is_inside, merge_of
 from compactor.records import Records
 from runtime.ids import Entropy, IdSource
@@ -94,13 +94,12 @@ class Merging:
         ids: IdSource,
         policy: MergePolicy | None = None,
         entropy: Entropy = os.urandom,
-        claimant: bytes | None = None,
+        claims: Claims | None = None,
     ) -> None:
-        """`claimant`: as of a `Compaction`."""
+        """`claims`: as of a `Compaction`."""
         self._records = Records(metadata, entropy=entropy)
         self._objects = objects
-        self._session = session
-        self._name = claimant or ids.random_uuid().encode()
+        self._claims = claims or Claims(self._records, name=ids.random_uuid().encode(), session=session)
         self._ids = ids
         self._policy = policy or MergePolicy()
         self._running: set[PartitionId] = set()
@@ -109,15 +108,15 @@ class Merging:
         """Finish a merge that was committed; else merge segments, if some are due."""
         assert partition not in self._running, f"merged already: {partition}"
         keys = PartitionKeys(partition)
-        claim = PartitionClaim(self._records, keys.compactor_claim, name=self._name, session=self._session)
         self._running.add(partition)
         try:
-            if not await claim.take():
+            claimed = await self._claims.take(keys.compactor_claim)
+            if claimed is None:
                 return MergeResult(MergeEnd.CLAIMED)
             try:
                 return await self._run(partition, keys)
             finally:
-                await claim.release()
+                await self._claims.release(keys.compactor_claim, claimed)
         finally:
             self._running.discard(partition)
 

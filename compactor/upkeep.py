@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from compactor.claim import Claims
 from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy, UploadsReport
 from compactor.compaction import Compaction, CompactionEnd, CompactionResult
 from compactor.discovery import FoundPartition, active_topics, control_pages
@@ -22,6 +23,7 @@ from compactor.merge import MergeEnd, Merging
 from compactor.merge_plan import MergePolicy
 from compactor.plan import CompactionPolicy
 from compactor.purge import Purge
+from compactor.records import Records
 from compactor.references import References
 from compactor.retention import Retention
 from compactor.retention_plan import RetentionLimits, limits_of
@@ -53,6 +55,7 @@ class _Life(NamedTuple):
     """What lasts as long as one session with the metadata store."""
 
     session: Session
+    claims: Claims
     compaction: Compaction
     merging: Merging
     collector: Collector
@@ -205,11 +208,11 @@ class Upkeep:
     async def _alive(self) -> _Life:
         """With a session, and registered."""
         life = self._life
-        if life is None or life.session.is_lost:
+        # With its session goes a claim that could not be given up, which would keep out other compactors for as long as this process runs.
+        if life is None or life.session.is_lost or life.claims.may_be_left:
             await self.close()
             session = await self._metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
-            # Both have one name: a claim that one could not give up lasts as long as the session, and must not keep out the other.
-            claimant = self._ids.random_uuid().encode()
+            claims = Claims(Records(self._metadata), name=self._ids.random_uuid().encode(), session=session)
             compaction = Compaction(
                 metadata=self._metadata,
                 objects=self._objects,
@@ -217,7 +220,7 @@ class Upkeep:
                 ids=self._ids,
                 clock=self._clock,
                 policy=self._policy,
-                claimant=claimant,
+                claims=claims,
             )
             references = References(self._metadata, session=session, ids=self._ids)
             collector = Collector(
@@ -229,9 +232,9 @@ class Upkeep:
                 session=session,
                 ids=self._ids,
                 policy=MergePolicy(segment_bytes=self._policy.segment_bytes, block_bytes=self._policy.block_bytes),
-                claimant=claimant,
+                claims=claims,
             )
-            life = self._life = _Life(session, compaction, merging, collector)
+            life = self._life = _Life(session, claims, compaction, merging, collector)
         record = CompactorRecord(
             name=self.name,
             host=socket.gethostname(),

@@ -63,7 +63,6 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "compactor.merge Merging._commit: if ended is None → then": "control records never go",
     "compactor.merge Merging._finish.decide: if control.log_state is LogState.DELETED → then": "a topic is deleted while its segments are merged: test_merge.py",
     "compactor.merge Merging._finish: if ended is None → then": "control records never go",
-    "compactor.claim PartitionClaim.release: if self._version is not None → else": "a claim is released once, by who has it",
     "compactor.merge_plan begin_rewriting: if control.log_state is LogState.DELETED → then": "as before",
     "compactor.merge_plan begin_rewriting: if control.segment is None or merged.last >= control.segment.base → then": _GUARD
     + "what is merged is below the newest segment",

@@ -681,9 +681,13 @@ async def test_a_claim_whose_release_was_lost_keeps_the_compactor_from_nothing(m
         merges = (await upkeep.cycle()).merges
         it.metadata.write = write  # type: ignore[method-assign]
         await it.append(count=1)
+        claimed = await it.metadata.get_many([PartitionKeys(partition).compactor_claim for partition in it.partitions])
         after = [await upkeep.cycle() for _ in range(3)]
+        left = await it.metadata.get_many([PartitionKeys(partition).compactor_claim for partition in it.partitions])
         await upkeep.close()
 
         assert merges == PARTITIONS
+        assert all(claimed) == (left_by == "merge"), "a merge takes over what a compaction has left"
+        assert left == [None] * PARTITIONS
         assert sum(one.segments for one in after) == PARTITIONS
         assert await it.cursors() == [(await it.control(partition)).sequence_counter for partition in it.partitions]
