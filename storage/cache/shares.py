@@ -36,6 +36,10 @@ class Shares:
         self._of: dict[str, _Use] = {}
         self._waiting: deque[tuple[str, int, Future[None]]] = deque()
 
+    def has(self, key: str, size_bytes: int) -> bool:
+        """Whether `take` would not wait."""
+        return not self._waiting and self._has_room(key.rpartition("/")[0], size_bytes)
+
     async def take(self, key: str, size_bytes: int) -> None:
         """A place for a call that brings `size_bytes` of the object `key`. Cancelled: none is held."""
         folder = key.rpartition("/")[0]

@@ -14,6 +14,7 @@ from runtime.supervision import Nursery
 from storage.errors import StorageError, without_frames
 from storage.limits import MIB
 from storage.log.partition import PartitionLog
+from storage.log.read_ahead import Sequences
 from storage.log.runs import BatchRun
 
 UNATTENDED_MAX: Final = 64
@@ -26,7 +27,9 @@ class Reads(Protocol):
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None: ...
 
-    async def stored_within(self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool) -> BatchRun | None: ...
+    async def stored_within(
+        self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
+    ) -> BatchRun | None: ...
 
 
 class Flight:
@@ -59,6 +62,7 @@ class Flights:
         self._reads = reads
         self._nursery = nursery
         self._clock = clock
+        self._sequences = Sequences()
         self._flights: dict[tuple[PartitionLog, int, bool], Flight] = {}
         self._unattended: OrderedDict[Flight, None] = OrderedDict()
         self._unattended_bytes = 0
@@ -107,10 +111,18 @@ class Flights:
 
     async def _fly(self, flight: Flight, runs_max: int, at_least_one: bool) -> None:
         log = flight.log
+        goes_on = self._sequences.goes_on(log.partition, flight.offset)
         try:
             while True:
                 left_bytes = flight.left_bytes
-                run = await self._reads.stored_within(log, flight.end, bytes_max=left_bytes, at_least_one=at_least_one and not flight.runs)
+                run = await self._reads.stored_within(
+                    log,
+                    flight.end,
+                    bytes_max=left_bytes,
+                    at_least_one=at_least_one and not flight.runs,
+                    # Several runs of one fetch follow each other wherever its consumer goes next.
+                    is_in_order=goes_on and bool(flight.wakers),
+                )
                 if run is None:
                     flight.is_too_large = True
                     break
@@ -124,6 +136,8 @@ class Flights:
         except StorageError as error:
             flight.error = without_frames(error)
         finally:
+            if flight.runs:
+                self._sequences.note_end(log.partition, flight.end)
             flight.is_done = True
             del self._flights[log, flight.offset, at_least_one]
             self._attend(flight)

@@ -7,12 +7,13 @@ cache, the control record is read again, and so is the object. Only what is dama
 """
 
 import asyncio
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from runtime.clock import Clock
 from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache, RangeSource
 from storage.errors import Corrupt, EndsEarly, NotFound, Unavailable, without_frames
 from storage.formats.control import Entry, EntrySource, SegmentEntry
@@ -24,6 +25,7 @@ from storage.log.damage import Cause, Damage
 from storage.log.flights import Flights
 from storage.log.index import EntryIndex, check_range
 from storage.log.partition import PartitionLog
+from storage.log.read_ahead import ReadAhead
 from storage.log.read_places import ReadPlace, ReadPlaces
 from storage.log.readplan import Window, scan
 from storage.log.runs import BatchRun
@@ -35,6 +37,14 @@ WINDOW_BYTES_MIN: Final = 256 * KIB
 READ_TIMEOUT_S: Final = 20.0
 SOURCES_MAX: Final = 16
 """Entries that one read may find replaced, or to have no batch behind its offset."""
+
+
+class _Terms(NamedTuple):
+    """What a read asks for, whichever source has it."""
+
+    bytes_max: int
+    at_least_one: bool
+    is_in_order: bool
 
 
 class Reader:
@@ -50,13 +60,15 @@ class Reader:
         damage: Damage,
         clock: Clock,
         nursery: Nursery,
+        telemetry: Telemetry,
     ) -> None:
         self._index = index
         self._blocks = blocks
         self._control_reads = control_reads
         self._damage = damage
         self._places = ReadPlaces()
-        self.segments = SegmentReader(objects=objects, blocks=blocks)
+        read_ahead = ReadAhead(blocks, clock=clock, nursery=nursery, telemetry=telemetry)
+        self.segments = SegmentReader(objects=objects, blocks=blocks, read_ahead=read_ahead)
         self.flights = Flights(self, nursery=nursery, clock=clock)
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None:
@@ -73,22 +85,27 @@ class Reader:
         assert run is not None, "at least one"
         return run
 
-    async def stored_within(self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool) -> BatchRun | None:
-        """As `stored`, but without `at_least_one` it is None, as soon as that is seen, if the first batch is larger than `bytes_max`."""
+    async def stored_within(
+        self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool = False
+    ) -> BatchRun | None:
+        """As `stored`, but without `at_least_one` it is None, as soon as that is seen, if the first batch is larger than `bytes_max`.
+
+        `is_in_order`: the reader goes through the log, and will want what follows.
+        """
         self._damage.check(log.partition, offset)
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                return await self._stored_at(log, offset, bytes_max, at_least_one)
+                return await self._stored_at(log, offset, _Terms(bytes_max, at_least_one, is_in_order))
         except TimeoutError:
             raise Unavailable(f"read timed out: partition={log.partition} offset={offset} after_s={READ_TIMEOUT_S}") from None
 
-    async def _stored_at(self, log: PartitionLog, offset: int, bytes_max: int, at_least_one: bool) -> BatchRun | None:
+    async def _stored_at(self, log: PartitionLog, offset: int, terms: _Terms) -> BatchRun | None:
         at = offset
         source = await self._index.find(log, at)
         for _ in range(SOURCES_MAX):
             failed: NotFound | EndsEarly | Corrupt | None = None
             try:
-                run = await self._read_source(log, source, at, bytes_max, at_least_one)
+                run = await self._read_source(log, source, at, terms)
             except (NotFound, EndsEarly, Corrupt) as error:
                 failed = without_frames(error)  # they hold what was read, and this frame would hold them
             if failed is not None:
@@ -96,7 +113,7 @@ class Reader:
                 if moved != source:
                     source = moved
                     continue
-                run = await self._read_again(log, source, at, bytes_max, at_least_one, failed)
+                run = await self._read_again(log, source, at, terms, failed)
             if isinstance(run, Gap):
                 at = source.last + 1
                 source = await self._index.find(log, at)
@@ -117,13 +134,13 @@ class Reader:
         return await self._index.find(log, offset)
 
     async def _read_again(
-        self, log: PartitionLog, source: EntrySource, offset: int, bytes_max: int, at_least_one: bool, first: NotFound | EndsEarly | Corrupt
+        self, log: PartitionLog, source: EntrySource, offset: int, terms: _Terms, first: NotFound | EndsEarly | Corrupt
     ) -> BatchRun | Gap | None:
         """The second look, after the first gave what was not written."""
         key = _key_of(log, source)
         self._damage.note(_cause(first))
         try:
-            run = await self._read_source(log, source, offset, bytes_max, at_least_one)
+            run = await self._read_source(log, source, offset, terms)
         except (NotFound, EndsEarly, Corrupt) as second:
             self._damage.note(_cause(without_frames(second)))
             confirmed = _confirmed(second, log, offset)
@@ -132,12 +149,17 @@ class Reader:
         self._damage.heal(log.partition, offset, key=key, first=first)
         return run
 
-    async def _read_source(
-        self, log: PartitionLog, source: EntrySource, offset: int, bytes_max: int, at_least_one: bool
-    ) -> BatchRun | Gap | None:
+    async def _read_source(self, log: PartitionLog, source: EntrySource, offset: int, terms: _Terms) -> BatchRun | Gap | None:
         if isinstance(source, Entry):
-            return await self._read(log, source, offset, bytes_max, at_least_one)
-        return await self.segments.read(log.partition, source, offset, bytes_max=bytes_max, at_least_one=at_least_one)
+            return await self._read(log, source, offset, terms.bytes_max, terms.at_least_one)
+        return await self.segments.read(
+            log.partition,
+            source,
+            offset,
+            bytes_max=terms.bytes_max,
+            at_least_one=terms.at_least_one,
+            is_in_order=terms.is_in_order,
+        )
 
     async def _read(self, log: PartitionLog, entry: Entry, offset: int, bytes_max: int, at_least_one: bool) -> BatchRun | None:
         key = object_key(entry.object_id)
@@ -153,7 +175,8 @@ class Reader:
                 if position >= span_end:
                     span, position = span + 1, -1
                     continue
-                views = await self._blocks.read(key, position, min(span_end, position + window_bytes), object_size=span_end)
+                end = min(span_end, position + window_bytes)
+                views = await self._blocks.read(key, position, end, object_size=span_end, is_history=_is_history(log, entry))
                 window = views[0] if len(views) == 1 else memoryview(b"".join(views))
                 where = f"object={key!r} partition={log.partition} entry={entry.base}..{entry.last} window={position}"
                 found = scan(window, base=base, wanted=offset, bytes_max=bytes_max, where=where)
@@ -181,6 +204,12 @@ def _start(place: ReadPlace | None, entry: Entry, offset: int) -> tuple[int, int
     if place is not None and place.entry_base == entry.base:
         return place.span, place.position, offset
     return 0, -1, entry.base
+
+
+def _is_history(log: PartitionLog, entry: Entry) -> bool:
+    """Whether the ring of pending entries has moved on: a consumer that keeps up with the log reads no such entry."""
+    control = log.seen.control
+    return control is not None and (not control.pending or entry.base < control.pending[0].base)
 
 
 def _check_passed(window: memoryview, found: Window, where: str) -> None:
