@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 from runtime.telemetry import Metric, Telemetry
 from storage.cache.eviction import HISTORY_SHARE_MAX, EvictionOrder, Name
-from storage.cache.room import Room
+from storage.cache.room import ReadRoom
 from storage.cache.shares import Shares
 from storage.cache.singleflight import SingleFlight
 from storage.errors import EndsEarly
@@ -75,8 +75,8 @@ class BlockCache:
         self.block_bytes = block_bytes
         self._bytes_held = 0
         history_bytes_max = int(bytes_max * HISTORY_SHARE_MAX)
-        self._room = Room(bytes_max=max(bytes_max, FETCHING_BYTES_MIN))
-        self._history_room = Room(bytes_max=max(history_bytes_max, FETCHING_BYTES_MIN))
+        self._room = ReadRoom(bytes_max=max(bytes_max, FETCHING_BYTES_MIN))
+        self._history_room = ReadRoom(bytes_max=max(history_bytes_max, FETCHING_BYTES_MIN))
         self._bytes_coming = self._history_bytes_coming = 0
         self._flights: SingleFlight[Piece, memoryview] = SingleFlight()
         self._shares = Shares()

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 
-class Room:
+class ReadRoom:
     """A read that is larger than all of it goes on when no other does."""
 
     def __init__(self, *, bytes_max: int) -> None:

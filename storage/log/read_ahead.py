@@ -115,7 +115,7 @@ class ReadAhead:
         self._failed = outcomes.labels("failed")
 
     def __len__(self) -> int:
-        """Those under way."""
+        """How many are under way."""
         return len(self._under_way)
 
     def begin(self, key: str, position: int, end: int) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from storage.cache.room import Room
+from storage.cache.room import ReadRoom
 
 
 async def turns() -> None:
@@ -11,7 +11,7 @@ async def turns() -> None:
 
 
 class Holding:
-    def __init__(self, room: Room, size_bytes: int) -> None:
+    def __init__(self, room: ReadRoom, size_bytes: int) -> None:
         self.is_held = False
         self.release = asyncio.Event()
         self._room, self._size_bytes = room, size_bytes
@@ -23,7 +23,7 @@ class Holding:
 
 
 async def test_a_small_one_does_not_overtake_a_large_one_and_a_cancelled_one_leaves_the_line() -> None:
-    room = Room(bytes_max=10)
+    room = ReadRoom(bytes_max=10)
     first, large, small = Holding(room, 6), Holding(room, 8), Holding(room, 2)
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         tasks = [group.create_task(one.run()) for one in (first, large, small)]
@@ -41,7 +41,7 @@ async def test_a_small_one_does_not_overtake_a_large_one_and_a_cancelled_one_lea
 
 
 async def test_one_that_is_larger_than_the_room_goes_alone() -> None:
-    room = Room(bytes_max=10)
+    room = ReadRoom(bytes_max=10)
     small, larger = Holding(room, 1), Holding(room, 50)
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         for one in (small, larger):
