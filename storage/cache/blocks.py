@@ -34,7 +34,7 @@ FETCHES_AT_ONCE: Final = 4
 FETCHING_BYTES_MIN: Final = FETCH_BLOCKS_MAX * BLOCK_BYTES
 """What may be fetched at a time whatever the size of the cache. A read that needs more goes on when no other does."""
 
-PIECE_OVERHEAD_BYTES: Final = 512
+PIECE_OVERHEAD_BYTES: Final = 1_024
 """Counted per piece for the objects around its bytes, so that many small pieces are bounded, too."""
 
 REQUESTS: Final = Metric(
@@ -326,8 +326,9 @@ class BlockCache:
         if self._bytes_held + cost > self.bytes_max:
             return  # what is left is pinned
         insort(self._starts.setdefault(piece.key, []), piece.start)
-        self._views[piece.key, piece.start] = view
-        self._order.add((piece.key, piece.start), cost, is_history=is_history)
+        name = piece.key, piece.start
+        self._views[name] = view
+        self._order.add(name, cost, is_history=is_history)
         self._bytes_held += cost
         self._gauge.set(self._bytes_held)
 

@@ -21,11 +21,12 @@ Name = tuple[str, int]
 
 
 class _Kept:
-    __slots__ = ("size_bytes", "used")
+    __slots__ = ("name", "size_bytes", "used")
 
-    def __init__(self, size_bytes: int, used: int) -> None:
+    def __init__(self, name: Name, size_bytes: int) -> None:
+        self.name = name  # one object, in whatever order it is: the one that the cache has, too
         self.size_bytes = size_bytes
-        self.used = used
+        self.used = 0
 
 
 class EvictionOrder:
@@ -41,19 +42,19 @@ class EvictionOrder:
         self._pins: Counter[Name] = Counter()
 
     def add(self, name: Name, size_bytes: int, *, is_history: bool) -> None:
-        self._enter(name, _Kept(size_bytes, 0), is_history=is_history)
+        self._enter(_Kept(name, size_bytes), is_history=is_history)
 
     def use(self, name: Name, *, is_history: bool) -> None:
         """The piece was read. A piece of the tail keeps its place when history reads it: history does not keep it alive."""
         if is_history and name in self._tail:
             return
-        self._enter(name, self._take(name), is_history=is_history)
+        self._enter(self._take(name), is_history=is_history)
 
     def leave_behind(self, name: Name) -> None:
         """A consumer in order went on behind the piece: it is among the first to go if history alone has used it."""
         kept = self._history.pop(name, None)
         if kept is not None:
-            self._left_behind[name] = kept
+            self._left_behind[kept.name] = kept
 
     def remove(self, name: Name) -> int:
         """Returns its size."""
@@ -83,10 +84,10 @@ class EvictionOrder:
     def _oldest(self, order: OrderedDict[Name, _Kept]) -> Name | None:
         return next((name for name in order if name not in self._pins), None)
 
-    def _enter(self, name: Name, kept: _Kept, *, is_history: bool) -> None:
+    def _enter(self, kept: _Kept, *, is_history: bool) -> None:
         self._uses += 1
         kept.used = self._uses
-        (self._history if is_history else self._tail)[name] = kept
+        (self._history if is_history else self._tail)[kept.name] = kept
         if is_history:
             self.history_bytes += kept.size_bytes
 
