@@ -116,6 +116,15 @@ async def test_a_consumer_in_order_finds_all_but_its_first_block_and_each_byte_i
     assert requests(broker.telemetry, "coalesced") == 0
 
 
+async def test_a_fetch_of_the_last_block_does_not_get_the_footer_again(broker: Rig) -> None:
+    segment = await with_history(broker)
+    gets = await counted_gets(broker)
+    await fetch(broker, BATCHES - 1)
+
+    records_end = 72 + BATCHES * BATCH_BYTES
+    assert gets == [(segment.size_bytes - 13_000, segment.size_bytes), (records_end // BLOCK * BLOCK, records_end)]
+
+
 async def test_a_fetch_of_what_was_fetched_ahead_does_not_wait_for_the_store(broker: Rig) -> None:
     await with_history(broker)
     await go_through(broker, to=4)
@@ -418,7 +427,7 @@ async def test_a_cache_that_keeps_nothing_for_long_is_not_read_ahead_into(cache_
 async def test_nothing_is_fetched_ahead_that_is_here_or_on_its_way_or_behind_the_records() -> None:
     async with Nursery() as nursery:
         made = Ahead(nursery)
-        await made.begin(1, end=1_500)
+        await made.begin(1, 1, end=1_500)
         await made.begin(1, end=1_500)
         await made.begin(1, position=1_500, end=1_500)
         made.objects.gate.set()
