@@ -61,7 +61,7 @@ class Piece(NamedTuple):
 
 
 class BlockCache:
-    """Reads through to `store`; evicts what was used longest ago when more than `bytes_max` would be held or fetched.
+    """Reads through to `store`; evicts pieces, in the order of storage/cache/eviction.py, when more than `bytes_max` would be held or fetched.
 
     Beyond `bytes_max` memory holds the views that readers keep after their read. Fetches under way are within it: at most FETCHES_AT_ONCE
     of one read, and of all together what storage/cache/shares.py allows.
@@ -157,7 +157,7 @@ class BlockCache:
         return True
 
     def leave_behind(self, key: str, position: int) -> None:
-        """A consumer in order went on at `position`: the piece that ends there or before it is the first to go."""
+        """A consumer in order goes on at `position`: the last piece that ends there or before it is among the first to go."""
         starts = self._starts.get(key, ())
         index = bisect_left(starts, position) - 1
         if index >= 0 and starts[index] + len(self._views[key, starts[index]]) > position:
