@@ -61,7 +61,7 @@ class Piece(NamedTuple):
 
 
 class BlockCache:
-    """Reads through to `store`; evicts pieces, in the order of storage/cache/eviction.py, when more than `bytes_max` would be held or fetched.
+    """Reads through to `store`; evicts in the order of storage/cache/eviction.py when more than `bytes_max` would be held or fetched.
 
     Beyond `bytes_max` memory holds the views that readers keep after their read. Fetches under way are within it: at most FETCHES_AT_ONCE
     of one read, and of all together what storage/cache/shares.py allows.
