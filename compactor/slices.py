@@ -10,7 +10,7 @@ from storage.errors import Corrupt, StorageError, without_frames
 from storage.formats.control import Entry
 from storage.formats.wal import object_key
 from storage.log.readplan import scan
-from storage.log.runs import BatchRun
+from storage.log.tail import BatchRun
 from storage.objects.port import ObjectStore
 from storage.recordbatch import parse_header, restamp, verify
 from storage.vocabulary import Buffer, ObjectId, PartitionId

@@ -46,7 +46,6 @@ MODULES: Final = (
     "storage.log.producer_pages",
     "storage.log.proofs",
     "storage.log.read",
-    "storage.log.read_places",
     "storage.log.tail",
     "storage.log.refusals",
     "storage.log.seen",

@@ -31,7 +31,6 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "segments SegmentReader.read: if not found.starts or found.starts[0] < entry.base or found.end_offset > entry.last + 1… → then": _GUARD
     + "blocks are checked before",
     "segments SegmentReader._read_footer: if missing_bytes → then": "segments of a run are small: test_reading_segments.py",
-    "segments SegmentReader._read_end: if size_bytes > BLOCK_BYTES → then": "segments of a run are small: test_reading_segments.py",
     "entry_scan _segment_pages: newest is None ? → then": _CURSOR,
     "entry_scan _segment_pages: if offset < listed_end → then #2": "keys of segments never go before there is retention",
     "entry_scan _segment_pages: if newest is not None and offset <= newest.last → else": _CURSOR,

@@ -82,8 +82,8 @@ def stamp_attributes(batch: bytearray | memoryview, attributes: int, *, append_m
     struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[21:]))
 
 
-def verify(batch: Buffer, header: BatchHeader, *, where: str) -> None:
-    """Check bytes that came back from an object store. Raise `Corrupt`."""
+def verify(batch: Buffer, header: BatchHeader, *, where: object) -> None:
+    """Check bytes that came back from an object store. Raise `Corrupt`, which says `where`."""
     if header.magic != MAGIC or header.size_bytes != len(batch) or header.size_bytes < HEADER_BYTES:
         raise Corrupt(f"not a record batch: {where} magic={header.magic} length={header.batch_length} bytes={len(batch)}")
     actual = checksum(batch)

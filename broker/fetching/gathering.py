@@ -19,7 +19,7 @@ from storage.log.flights import Flight
 from storage.log.index import check_range
 from storage.log.partition import PartitionLog
 from storage.log.read import Reader
-from storage.log.runs import BatchRun
+from storage.log.tail import BatchRun
 
 LOOKED_AT_PER_STEP: Final = 500
 """Partitions of a fetch of many between two steps: a few milliseconds."""

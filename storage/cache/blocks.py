@@ -5,18 +5,21 @@ neighbours travel in ONE ranged GET, and what is missing in several places is fe
 of which nobody said that they exist: without an object's size it ends where the read ends, and a later read fetches what follows.
 A fetched piece is kept as it came, in one `bytes`: nothing is copied, a piece is evicted as a whole, and what the cache says it
 holds is what it holds. What is being fetched counts as well: room is made for it before it is asked for, and reads that find none wait.
+
+Reads of history have a share of all that: what they keep beyond it goes first (storage/cache/eviction.py), and what they fetch beyond it
+waits, in a line of its own.
 """
 
 import asyncio
 import contextlib
 from bisect import bisect_left, bisect_right, insort
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from runtime.telemetry import Metric, Telemetry
-from storage.cache.shares import Shares
+from storage.cache.eviction import HISTORY_SHARE_MAX, EvictionOrder, Name
+from storage.cache.shares import ReadRoom, Shares
 from storage.cache.singleflight import SingleFlight
 from storage.errors import EndsEarly
 from storage.limits import BLOCK_BYTES
@@ -30,7 +33,7 @@ FETCHES_AT_ONCE: Final = 4
 FETCHING_BYTES_MIN: Final = FETCH_BLOCKS_MAX * BLOCK_BYTES
 """What may be fetched at a time whatever the size of the cache. A read that needs more goes on when no other does."""
 
-PIECE_OVERHEAD_BYTES: Final = 512
+PIECE_OVERHEAD_BYTES: Final = 1_024
 """Counted per piece for the objects around its bytes, so that many small pieces are bounded, too."""
 
 REQUESTS: Final = Metric(
@@ -57,7 +60,7 @@ class Piece(NamedTuple):
 
 
 class BlockCache:
-    """Reads through to `store`; evicts what was used longest ago when more than `bytes_max` would be held or fetched.
+    """Reads through to `store`; evicts in the order of storage/cache/eviction.py when more than `bytes_max` would be held or fetched.
 
     Beyond `bytes_max` memory holds the views that readers keep after their read. Fetches under way are within it: at most FETCHES_AT_ONCE
     of one read, and of all together what storage/cache/shares.py allows.
@@ -67,16 +70,18 @@ class BlockCache:
         assert bytes_max >= 0
         assert block_bytes > 0
         self._store = store
-        self._bytes_max = bytes_max
-        self._block_bytes = block_bytes
+        self.bytes_max = bytes_max
+        self.block_bytes = block_bytes
         self._bytes_held = 0
-        self._bytes_fetching = 0
-        self._fetching_turn = asyncio.Lock()
-        self._fetched = asyncio.Event()
+        history_bytes_max = int(bytes_max * HISTORY_SHARE_MAX)
+        self._room = ReadRoom(bytes_max=max(bytes_max, FETCHING_BYTES_MIN))
+        self._history_room = ReadRoom(bytes_max=max(history_bytes_max, FETCHING_BYTES_MIN))
+        self._bytes_coming = self._history_bytes_coming = 0
         self._flights: SingleFlight[Piece, memoryview] = SingleFlight()
         self._shares = Shares()
-        # Pieces in the order of their last use; those of one object are disjoint, and `_starts` has their starts in order.
-        self._views: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
+        # Pieces of one object are disjoint, and `_starts` has their starts in order.
+        self._views: dict[Name, memoryview] = {}
+        self._order = EvictionOrder(history_bytes_max=history_bytes_max)
         self._starts: dict[str, list[int]] = {}
         self._flying: dict[str, list[Piece]] = {}
         requests = telemetry.counter(REQUESTS)
@@ -84,13 +89,14 @@ class BlockCache:
         self._misses = requests.labels("miss")
         self._coalesced = requests.labels("coalesced")
         self._gauge = telemetry.gauge(BYTES)
-        telemetry.gauge(FETCHING_BYTES).set_function(lambda: self._bytes_fetching)
+        telemetry.gauge(FETCHING_BYTES).set_function(lambda: self._room.bytes)
 
-    async def read(self, key: str, start: int, end: int, *, object_size: int | None = None) -> list[memoryview]:
+    async def read(self, key: str, start: int, end: int, *, object_size: int | None = None, is_history: bool = False) -> list[memoryview]:
         """Bytes [start, end) of an object as views, in order, to be joined by whoever needs them in one piece.
 
-        `object_size` lets the last block be fetched whole. Raises what the store raises (`NotFound`, `Unavailable`);
-        failures are not cached. A cancelled read takes nothing from others that wait for the same bytes.
+        `object_size` lets the last block be fetched whole. `is_history`: no consumer at the tail reads it.
+        Raises what the store raises (`NotFound`, `Unavailable`); failures are not cached.
+        A cancelled read takes nothing from others that wait for the same bytes.
         A view keeps the piece it is of in memory: do not hold small ones for long.
         """
         assert 0 <= start <= end, f"not a range: start={start} end={end}"
@@ -104,6 +110,7 @@ class BlockCache:
                 self._hits.inc()
                 parts.append((*found, position))
                 piece = found[0]
+                self._note_use(piece, is_history=is_history)
             else:
                 flying = self._find_flying(key, position)
                 (self._misses if flying is None else self._coalesced).inc()
@@ -113,12 +120,49 @@ class BlockCache:
                 self._flying.setdefault(key, []).append(piece)
                 planned.append(piece)
             position = min(end, piece.end)
-        # All that the read holds until its end: what it found here may be evicted meanwhile.
-        fetched = await self._fetch_all(planned, sum([piece.end - piece.start for piece, _, _ in parts])) if planned else {}
+        held = [piece for piece, _, _ in parts]
+        fetched = await self._fetch_all(planned, held, is_history=is_history) if planned else {}
+        for piece in fetched:
+            # It may have come for another, or ahead.
+            self._note_use(piece, is_history=is_history)
         return [
             (fetched[piece] if kept is None else kept)[used_from - piece.start : min(end, piece.end) - piece.start]
             for piece, kept, used_from in parts
         ]
+
+    def missing_from(self, key: str, position: int, end: int) -> int:
+        """The first byte of [position, end) that is neither here nor on its way; `end` if there is none."""
+        while position < end:
+            found = self._find(key, position)
+            piece = self._find_flying(key, position) if found is None else found[0]
+            if piece is None:
+                return position
+            position = piece.end
+        return end
+
+    async def fetch_ahead(self, key: str, start: int, end: int) -> bool:
+        """Fetch what is missing of [start, end) from `start` on with one GET, for a read of history that will come.
+
+        False if it is not missing any more, or if it would have to wait for others. Raises what the store raises.
+        """
+        if self.missing_from(key, start, end) != start:
+            return False
+        piece = self._plan_fetch(key, start, end, end, floor=start)
+        size_bytes = piece.end - piece.start
+        if not (self._history_room.has(size_bytes) and self._room.has(size_bytes) and self._shares.has(key, size_bytes)):
+            return False
+        async with self._holding([piece], is_history=True):
+            await self._flights.run(piece, partial(self._fetch, piece, is_history=True))
+        return True
+
+    def leave_behind(self, key: str, position: int) -> None:
+        """A consumer in order goes on at `position`: the last piece that ends there or before it is among the first to go."""
+        starts = self._starts.get(key, ())
+        index = bisect_left(starts, position) - 1
+        if index >= 0 and starts[index] + len(self._views[key, starts[index]]) > position:
+            index -= 1
+        if index >= 0:
+            self._order.leave_behind((key, starts[index]))
 
     def drop(self, key: str) -> None:
         """Forget an object that was deleted. What is being fetched of it may still be cached, and ages like the rest."""
@@ -135,7 +179,7 @@ class BlockCache:
         self._gauge.set(self._bytes_held)
 
     def _find(self, key: str, position: int) -> tuple[Piece, memoryview] | None:
-        """The cached piece that has the byte at `position`; it becomes the one used last."""
+        """The cached piece that has the byte at `position`."""
         starts = self._starts.get(key)
         if starts is None:
             return None
@@ -146,8 +190,13 @@ class BlockCache:
         view = self._views[key, start]
         if start + len(view) <= position:
             return None
-        self._views.move_to_end((key, start))
         return Piece(key, start, start + len(view)), view
+
+    def _note_use(self, piece: Piece, *, is_history: bool) -> None:
+        """It was read, if it is still here."""
+        name = piece.key, piece.start
+        if name in self._views:
+            self._order.use(name, is_history=is_history)
 
     def _find_flying(self, key: str, position: int) -> Piece | None:
         for piece in self._flying.get(key, ()):
@@ -169,23 +218,23 @@ class BlockCache:
                 floor = max(floor, piece.end)
             else:
                 ceiling = min(ceiling, piece.start)
-        first_block = start // self._block_bytes
-        end_block = min(-(-end // self._block_bytes), first_block + FETCH_BLOCKS_MAX)
-        fetch = Piece(key, max(first_block * self._block_bytes, floor), min(end_block * self._block_bytes, ceiling))
+        first_block = start // self.block_bytes
+        end_block = min(-(-end // self.block_bytes), first_block + FETCH_BLOCKS_MAX)
+        fetch = Piece(key, max(first_block * self.block_bytes, floor), min(end_block * self.block_bytes, ceiling))
         assert fetch.start <= start < fetch.end, f"a fetch without the byte it is for: {fetch} position={start}"
         return fetch
 
-    async def _fetch_all(self, planned: Sequence[Piece], held_bytes: int) -> dict[Piece, memoryview]:
-        """The bytes of pieces that `read` has entered as flying; they leave with this call. The read holds `held_bytes` until its end."""
+    async def _fetch_all(self, planned: Sequence[Piece], held: Sequence[Piece], *, is_history: bool) -> dict[Piece, memoryview]:
+        """The bytes of pieces that `read` has entered as flying; they leave with this call. The read holds `held` until its end."""
         waiting = iter(planned)
         fetched: dict[Piece, memoryview] = {}
 
         async def work() -> None:
             for piece in waiting:
-                fetched[piece] = await self._flights.run(piece, partial(self._fetch, piece))
+                fetched[piece] = await self._flights.run(piece, partial(self._fetch, piece, is_history=is_history))
 
         try:
-            async with self._room(held_bytes):
+            async with self._holding(held, is_history=is_history):
                 if len(planned) == 1:
                     await work()
                 else:
@@ -201,27 +250,38 @@ class BlockCache:
         return fetched
 
     @contextlib.asynccontextmanager
-    async def _room(self, held_bytes: int) -> AsyncIterator[None]:
-        """Room for what one read holds, granted in order and all at once: reads with a part each would wait for each other."""
-        limit = max(self._bytes_max, FETCHING_BYTES_MIN)
-        async with self._fetching_turn:
-            while self._bytes_fetching and self._bytes_fetching + held_bytes > limit:
-                self._fetched.clear()
-                await self._fetched.wait()
-            self._bytes_fetching += held_bytes
-        self._make_room(0)
-        self._gauge.set(self._bytes_held)
-        try:
-            yield
-        finally:
-            self._bytes_fetching -= held_bytes
-            self._fetched.set()
+    async def _holding(self, pieces: Sequence[Piece], *, is_history: bool) -> AsyncIterator[None]:
+        """A read holds these until its end: those that are here stay here, and for the others there is room."""
+        held_bytes = sum([piece.end - piece.start for piece in pieces])
+        # History waits for its own share first: while it does, it is in nobody's way.
+        share = self._history_room.held(held_bytes) if is_history else contextlib.nullcontext()
+        async with share, self._room.held(held_bytes):
+            here = [piece for piece in pieces if (piece.key, piece.start) in self._views]
+            names = [(piece.key, piece.start) for piece in here]
+            coming_bytes = held_bytes - sum([piece.end - piece.start for piece in here])
+            self._order.pin(names)
+            self._count_coming(coming_bytes, is_history=is_history)
+            self._make_room(0)
+            self._gauge.set(self._bytes_held)
+            try:
+                yield
+            finally:
+                self._order.unpin(names)
+                self._count_coming(-coming_bytes, is_history=is_history)
+
+    def _count_coming(self, size_bytes: int, *, is_history: bool) -> None:
+        self._bytes_coming += size_bytes
+        if is_history:
+            self._history_bytes_coming += size_bytes
 
     def _make_room(self, more_bytes: int) -> None:
-        while self._views and self._bytes_held + self._bytes_fetching + more_bytes > self._bytes_max:
-            self._evict(*next(iter(self._views)))
+        while self._bytes_held + self._bytes_coming + more_bytes > self.bytes_max:
+            name = self._order.first(fetching_bytes=self._history_bytes_coming)
+            if name is None:
+                return
+            self._evict(*name)
 
-    async def _fetch(self, piece: Piece) -> memoryview:
+    async def _fetch(self, piece: Piece, *, is_history: bool) -> memoryview:
         kept = self._views.get((piece.key, piece.start))
         if kept is not None and len(kept) == piece.end - piece.start:
             # Another reader fetched it while it waited for its turn here.
@@ -234,7 +294,7 @@ class BlockCache:
             self._land(piece)
         if len(view) != piece.end - piece.start:
             raise EndsEarly(f"a store gave {len(view)} bytes for {piece}")
-        self._keep(piece, view)
+        self._keep(piece, view, is_history=is_history)
         return view
 
     async def _get(self, piece: Piece) -> bytes:
@@ -251,24 +311,30 @@ class BlockCache:
         if not flying:
             del self._flying[piece.key]
 
-    def _keep(self, piece: Piece, view: memoryview) -> None:
+    def _keep(self, piece: Piece, view: memoryview, *, is_history: bool) -> None:
         cost = len(view) + PIECE_OVERHEAD_BYTES
         starts = self._starts.get(piece.key, [])
         index = bisect_right(starts, piece.start)
         overlaps_before = index > 0 and starts[index - 1] + len(self._views[piece.key, starts[index - 1]]) > piece.start
         overlaps_behind = index < len(starts) and starts[index] < piece.end
         # A fetch that was begun anew after a cancellation may meet pieces that others fetched meanwhile: they stay.
-        if cost > self._bytes_max or overlaps_before or overlaps_behind:
+        if cost > self.bytes_max or overlaps_before or overlaps_behind:
             return
         # While the read goes on that fetched it, it is counted there.
         self._make_room(cost - len(view))
+        if self._bytes_held + cost > self.bytes_max:
+            self._gauge.set(self._bytes_held)
+            return  # what is left is pinned
         insort(self._starts.setdefault(piece.key, []), piece.start)
-        self._views[piece.key, piece.start] = view
+        name = piece.key, piece.start
+        self._views[name] = view
+        self._order.add(name, cost, is_history=is_history)
         self._bytes_held += cost
         self._gauge.set(self._bytes_held)
 
     def _evict(self, key: str, start: int) -> None:
-        self._bytes_held -= len(self._views.pop((key, start))) + PIECE_OVERHEAD_BYTES
+        del self._views[key, start]
+        self._bytes_held -= self._order.remove((key, start))
         starts = self._starts[key]
         del starts[bisect_left(starts, start)]
         if not starts:

@@ -1,7 +1,10 @@
 """Places for calls under way, of which one folder of the object store gets a share: a slow prefix leaves places to the others."""
 
+import asyncio
+import contextlib
 from asyncio import Future, get_running_loop
 from collections import deque
+from collections.abc import AsyncIterator
 from typing import Final
 
 from storage.limits import MIB
@@ -35,6 +38,10 @@ class Shares:
         self._all = _Use()
         self._of: dict[str, _Use] = {}
         self._waiting: deque[tuple[str, int, Future[None]]] = deque()
+
+    def has(self, key: str, size_bytes: int) -> bool:
+        """Whether `take` would not wait."""
+        return not self._waiting and self._has_room(key.rpartition("/")[0], size_bytes)
 
     async def take(self, key: str, size_bytes: int) -> None:
         """A place for a call that brings `size_bytes` of the object `key`. Cancelled: none is held."""
@@ -90,3 +97,43 @@ class Shares:
     def _add(self, folder: str, size_bytes: int) -> None:
         self._all.add(1, size_bytes)
         self._of.setdefault(folder, _Use()).add(1, size_bytes)
+
+
+class ReadRoom:
+    """A read that is larger than all of it goes on when no other does."""
+
+    def __init__(self, *, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+        self._waiting = 0
+        self.bytes = 0
+        """What is held."""
+
+    @contextlib.asynccontextmanager
+    async def held(self, size_bytes: int) -> AsyncIterator[None]:
+        """Room for what one read holds, all at once: reads with a part each would wait for each other."""
+        self._waiting += 1
+        try:
+            async with self._turn:
+                while not self._fits(size_bytes):
+                    self._freed.clear()
+                    await self._freed.wait()
+                self.bytes += size_bytes
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._free(size_bytes)
+
+    def has(self, size_bytes: int) -> bool:
+        """Whether `held` would not wait, not even for others that do."""
+        return not self._waiting and self._fits(size_bytes)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return not self.bytes or self.bytes + size_bytes <= self._bytes_max
+
+    def _free(self, size_bytes: int) -> None:
+        self.bytes -= size_bytes
+        self._freed.set()

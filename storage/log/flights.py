@@ -14,11 +14,34 @@ from runtime.supervision import Nursery
 from storage.errors import StorageError, without_frames
 from storage.limits import MIB
 from storage.log.partition import PartitionLog
-from storage.log.runs import BatchRun
+from storage.log.tail import BatchRun
+from storage.vocabulary import PartitionId
 
 UNATTENDED_MAX: Final = 64
 UNATTENDED_BYTES_MAX: Final = 64 * MIB
 """The bytes that reads without a waiter may bring."""
+SEQUENCES_KEPT_MAX: Final = 4_096
+"""Offsets at which fetches ended, over all partitions; one takes 300 bytes of memory."""
+
+
+class Sequences:
+    """Where fetches ended. The one that was noted longest ago is forgotten first."""
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[tuple[PartitionId, int], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def goes_on(self, partition: PartitionId, offset: int) -> bool:
+        """Whether an earlier fetch ended at `offset`."""
+        return (partition, offset) in self._ends
+
+    def note_end(self, partition: PartitionId, offset: int) -> None:
+        self._ends[partition, offset] = None
+        self._ends.move_to_end((partition, offset))
+        while len(self._ends) > SEQUENCES_KEPT_MAX:
+            self._ends.popitem(last=False)
 
 
 class Reads(Protocol):
@@ -26,7 +49,9 @@ class Reads(Protocol):
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None: ...
 
-    async def stored_within(self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool) -> BatchRun | None: ...
+    async def stored_within(
+        self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
+    ) -> BatchRun | None: ...
 
 
 class Flight:
@@ -59,6 +84,7 @@ class Flights:
         self._reads = reads
         self._nursery = nursery
         self._clock = clock
+        self._sequences = Sequences()
         self._flights: dict[tuple[PartitionLog, int, bool], Flight] = {}
         self._unattended: OrderedDict[Flight, None] = OrderedDict()
         self._unattended_bytes = 0
@@ -107,10 +133,18 @@ class Flights:
 
     async def _fly(self, flight: Flight, runs_max: int, at_least_one: bool) -> None:
         log = flight.log
+        goes_on = self._sequences.goes_on(log.partition, flight.offset)
         try:
             while True:
                 left_bytes = flight.left_bytes
-                run = await self._reads.stored_within(log, flight.end, bytes_max=left_bytes, at_least_one=at_least_one and not flight.runs)
+                run = await self._reads.stored_within(
+                    log,
+                    flight.end,
+                    bytes_max=left_bytes,
+                    at_least_one=at_least_one and not flight.runs,
+                    # Several runs of one fetch follow each other wherever its consumer goes next.
+                    is_in_order=goes_on and bool(flight.wakers),
+                )
                 if run is None:
                     flight.is_too_large = True
                     break
@@ -124,6 +158,8 @@ class Flights:
         except StorageError as error:
             flight.error = without_frames(error)
         finally:
+            if flight.runs:
+                self._sequences.note_end(log.partition, flight.end)
             flight.is_done = True
             del self._flights[log, flight.offset, at_least_one]
             self._attend(flight)

@@ -85,7 +85,16 @@ def open_log(
     )
     index = EntryIndex(metadata=metadata, control_reads=control_reads)
     damage = Damage(clock=clock, telemetry=telemetry)
-    reader = Reader(index=index, objects=objects, blocks=blocks, control_reads=control_reads, damage=damage, clock=clock, nursery=nursery)
+    reader = Reader(
+        index=index,
+        objects=objects,
+        blocks=blocks,
+        control_reads=control_reads,
+        damage=damage,
+        clock=clock,
+        nursery=nursery,
+        telemetry=telemetry,
+    )
     time_search = TimeSearch(
         partitions=partitions,
         control_reads=control_reads,

@@ -7,12 +7,14 @@ cache, the control record is read again, and so is the object. Only what is dama
 """
 
 import asyncio
-from typing import Final
+from collections import OrderedDict
+from typing import Final, NamedTuple
 
 import msgspec
 
 from runtime.clock import Clock
 from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache, RangeSource
 from storage.errors import Corrupt, EndsEarly, NotFound, Unavailable, without_frames
 from storage.formats.control import Entry, EntrySource, SegmentEntry
@@ -24,17 +26,73 @@ from storage.log.damage import Cause, Damage
 from storage.log.flights import Flights
 from storage.log.index import EntryIndex, check_range
 from storage.log.partition import PartitionLog
-from storage.log.read_places import ReadPlace, ReadPlaces
+from storage.log.read_ahead import ReadAhead
 from storage.log.readplan import Window, scan
-from storage.log.runs import BatchRun
 from storage.log.segments import Gap, SegmentReader
+from storage.log.tail import BatchRun
 from storage.recordbatch import parse_header, restamp, verify
+from storage.vocabulary import PartitionId
 
 WINDOW_BYTES_MIN: Final = 256 * KIB
 """The least that is scanned at once: many small batches are passed over in one go."""
 READ_TIMEOUT_S: Final = 20.0
+PLACES_KEPT_MAX: Final = 16_384
+"""Over all partitions; one takes 400 bytes of memory."""
 SOURCES_MAX: Final = 16
 """Entries that one read may find replaced, or to have no batch behind its offset."""
+
+
+class ReadPlace(NamedTuple):
+    """`position`, in the object, is in the span of that number of the entry that begins at `entry_base`."""
+
+    entry_base: int
+    span: int
+    position: int
+
+
+class ReadPlaces:
+    """Where reads ended, by the offset that comes next: a reader that goes on from there skips what comes before it in its entry.
+
+    The place that was noted longest ago is forgotten first.
+    """
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[tuple[PartitionId, int], ReadPlace] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def find(self, partition: PartitionId, offset: int) -> ReadPlace | None:
+        return self._places.get((partition, offset))
+
+    def add(self, partition: PartitionId, offset: int, place: ReadPlace) -> None:
+        self._places[partition, offset] = place
+        self._places.move_to_end((partition, offset))
+        while len(self._places) > PLACES_KEPT_MAX:
+            self._places.popitem(last=False)
+
+    def drop(self, partition: PartitionId, offset: int) -> None:
+        self._places.pop((partition, offset), None)
+
+
+class _Where(NamedTuple):
+    """What was read, for those who find damage in it. It becomes text when somebody does."""
+
+    key: str
+    partition: PartitionId
+    entry: EntrySource
+    window: int
+
+    def __str__(self) -> str:
+        return f"object={self.key!r} partition={self.partition} entry={self.entry.base}..{self.entry.last} window={self.window}"
+
+
+class _Terms(NamedTuple):
+    """What a read asks for, whichever source has it."""
+
+    bytes_max: int
+    at_least_one: bool
+    is_in_order: bool
 
 
 class Reader:
@@ -50,13 +108,15 @@ class Reader:
         damage: Damage,
         clock: Clock,
         nursery: Nursery,
+        telemetry: Telemetry,
     ) -> None:
         self._index = index
         self._blocks = blocks
         self._control_reads = control_reads
         self._damage = damage
         self._places = ReadPlaces()
-        self.segments = SegmentReader(objects=objects, blocks=blocks)
+        read_ahead = ReadAhead(blocks, clock=clock, nursery=nursery, telemetry=telemetry)
+        self.segments = SegmentReader(objects=objects, blocks=blocks, read_ahead=read_ahead)
         self.flights = Flights(self, nursery=nursery, clock=clock)
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None:
@@ -73,22 +133,27 @@ class Reader:
         assert run is not None, "at least one"
         return run
 
-    async def stored_within(self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool) -> BatchRun | None:
-        """As `stored`, but without `at_least_one` it is None, as soon as that is seen, if the first batch is larger than `bytes_max`."""
+    async def stored_within(
+        self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool = False
+    ) -> BatchRun | None:
+        """As `stored`, but without `at_least_one` it is None, as soon as that is seen, if the first batch is larger than `bytes_max`.
+
+        `is_in_order`: the reader goes through the log, and will want what follows.
+        """
         self._damage.check(log.partition, offset)
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                return await self._stored_at(log, offset, bytes_max, at_least_one)
+                return await self._stored_at(log, offset, _Terms(bytes_max, at_least_one, is_in_order))
         except TimeoutError:
             raise Unavailable(f"read timed out: partition={log.partition} offset={offset} after_s={READ_TIMEOUT_S}") from None
 
-    async def _stored_at(self, log: PartitionLog, offset: int, bytes_max: int, at_least_one: bool) -> BatchRun | None:
+    async def _stored_at(self, log: PartitionLog, offset: int, terms: _Terms) -> BatchRun | None:
         at = offset
         source = await self._index.find(log, at)
         for _ in range(SOURCES_MAX):
             failed: NotFound | EndsEarly | Corrupt | None = None
             try:
-                run = await self._read_source(log, source, at, bytes_max, at_least_one)
+                run = await self._read_source(log, source, at, terms)
             except (NotFound, EndsEarly, Corrupt) as error:
                 failed = without_frames(error)  # they hold what was read, and this frame would hold them
             if failed is not None:
@@ -96,7 +161,7 @@ class Reader:
                 if moved != source:
                     source = moved
                     continue
-                run = await self._read_again(log, source, at, bytes_max, at_least_one, failed)
+                run = await self._read_again(log, source, at, terms, failed)
             if isinstance(run, Gap):
                 at = source.last + 1
                 source = await self._index.find(log, at)
@@ -117,13 +182,13 @@ class Reader:
         return await self._index.find(log, offset)
 
     async def _read_again(
-        self, log: PartitionLog, source: EntrySource, offset: int, bytes_max: int, at_least_one: bool, first: NotFound | EndsEarly | Corrupt
+        self, log: PartitionLog, source: EntrySource, offset: int, terms: _Terms, first: NotFound | EndsEarly | Corrupt
     ) -> BatchRun | Gap | None:
         """The second look, after the first gave what was not written."""
         key = _key_of(log, source)
         self._damage.note(_cause(first))
         try:
-            run = await self._read_source(log, source, offset, bytes_max, at_least_one)
+            run = await self._read_source(log, source, offset, terms)
         except (NotFound, EndsEarly, Corrupt) as second:
             self._damage.note(_cause(without_frames(second)))
             confirmed = _confirmed(second, log, offset)
@@ -132,12 +197,17 @@ class Reader:
         self._damage.heal(log.partition, offset, key=key, first=first)
         return run
 
-    async def _read_source(
-        self, log: PartitionLog, source: EntrySource, offset: int, bytes_max: int, at_least_one: bool
-    ) -> BatchRun | Gap | None:
+    async def _read_source(self, log: PartitionLog, source: EntrySource, offset: int, terms: _Terms) -> BatchRun | Gap | None:
         if isinstance(source, Entry):
-            return await self._read(log, source, offset, bytes_max, at_least_one)
-        return await self.segments.read(log.partition, source, offset, bytes_max=bytes_max, at_least_one=at_least_one)
+            return await self._read(log, source, offset, terms.bytes_max, terms.at_least_one)
+        return await self.segments.read(
+            log.partition,
+            source,
+            offset,
+            bytes_max=terms.bytes_max,
+            at_least_one=terms.at_least_one,
+            is_in_order=terms.is_in_order,
+        )
 
     async def _read(self, log: PartitionLog, entry: Entry, offset: int, bytes_max: int, at_least_one: bool) -> BatchRun | None:
         key = object_key(entry.object_id)
@@ -153,9 +223,10 @@ class Reader:
                 if position >= span_end:
                     span, position = span + 1, -1
                     continue
-                views = await self._blocks.read(key, position, min(span_end, position + window_bytes), object_size=span_end)
+                end = min(span_end, position + window_bytes)
+                views = await self._blocks.read(key, position, end, object_size=span_end, is_history=_is_history(log, entry))
                 window = views[0] if len(views) == 1 else memoryview(b"".join(views))
-                where = f"object={key!r} partition={log.partition} entry={entry.base}..{entry.last} window={position}"
+                where = _Where(key, log.partition, entry, position)
                 found = scan(window, base=base, wanted=offset, bytes_max=bytes_max, where=where)
                 _check_passed(window, found, where)
                 if not at_least_one and found.first_bytes > bytes_max:
@@ -169,8 +240,8 @@ class Reader:
                 window_bytes = max(window_bytes, len(window) - found.end_position + found.missing_bytes)
                 position += found.end_position
                 base = found.end_offset
-            where = f"object={key!r} partition={log.partition} entry={entry.base}..{entry.last}"
-            raise Corrupt(f"an entry has fewer records than it says: {where}")
+            short = f"object={key!r} partition={log.partition} entry={entry.base}..{entry.last}"
+            raise Corrupt(f"an entry has fewer records than it says: {short}")
         except Corrupt:
             self._blocks.drop_damaged(key, views)
             raise
@@ -183,15 +254,24 @@ def _start(place: ReadPlace | None, entry: Entry, offset: int) -> tuple[int, int
     return 0, -1, entry.base
 
 
-def _check_passed(window: memoryview, found: Window, where: str) -> None:
+def _is_history(log: PartitionLog, entry: Entry) -> bool:
+    """Whether the ring of pending entries has moved on: a consumer that keeps up with the log reads no such entry."""
+    control = log.seen.control
+    return control is not None and (not control.pending or entry.base < control.pending[0].base)
+
+
+def _check_passed(window: memoryview, found: Window, where: object) -> None:
     """Offsets are counted by the headers of the batches that are passed over: a wrong one would give all that follows a wrong offset."""
     ends = (*found.passed[1:], found.positions[0] if found.positions else found.end_position)
     for position, end in zip(found.passed, ends, strict=False):
         batch = window[position:end]
-        verify(batch, parse_header(batch), where=f"{where} position={position}")
+        try:
+            verify(batch, parse_header(batch), where=where)
+        except Corrupt as error:
+            raise Corrupt(f"{error} position={position}") from None
 
 
-def _stamp(window: memoryview, found: Window, where: str, entry: Entry) -> tuple[BatchRun, int]:
+def _stamp(window: memoryview, found: Window, where: object, entry: Entry) -> tuple[BatchRun, int]:
     """Copy the kept batches, check each, give each its offset. Batches before a damaged one are served: the next read reports it.
 
     Returns them with their end in `window`.
@@ -204,10 +284,10 @@ def _stamp(window: memoryview, found: Window, where: str, entry: Entry) -> tuple
         end = positions[index + 1] if index + 1 < len(positions) else len(buffer)
         batch = view[position:end]
         try:
-            verify(batch, parse_header(batch), where=f"{where} offset={start}")
-        except Corrupt:
+            verify(batch, parse_header(batch), where=where)
+        except Corrupt as error:
             if not index:
-                raise
+                raise Corrupt(f"{error} offset={start}") from None
             end_position, end_offset = origin + position, start
             starts, positions, view = starts[:index], positions[:index], view[:position]
             break

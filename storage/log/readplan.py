@@ -37,7 +37,7 @@ class Window:
     first_bytes: int
 
 
-def scan(window: Buffer, *, base: int, wanted: int, bytes_max: int, where: str) -> Window:
+def scan(window: Buffer, *, base: int, wanted: int, bytes_max: int, where: object) -> Window:
     """Walk the batches of `window`, the first of which begins at offset `base`; keep those from the one that holds `wanted` on.
 
     Stops after `bytes_max` of kept bytes, but keeps at least one batch if it is whole. Raises `Corrupt` for what is no batch; behind kept
@@ -76,7 +76,7 @@ def scan(window: Buffer, *, base: int, wanted: int, bytes_max: int, where: str) 
     return Window(starts, positions, passed, offset, position, missing, first_bytes)
 
 
-def scan_stamped(window: Buffer, *, wanted: int, bytes_max: int, where: str) -> Window:
+def scan_stamped(window: Buffer, *, wanted: int, bytes_max: int, where: object) -> Window:
     """Walk the batches of `window`, which begins with one, by their own offsets; keep those from the first that reaches `wanted` on: its
     offsets may all be above it.
 

@@ -17,8 +17,9 @@ from storage.formats.segment import (
     segment_key,
 )
 from storage.limits import BLOCK_BYTES, MIB
+from storage.log.read_ahead import ReadAhead
 from storage.log.readplan import scan_stamped
-from storage.log.runs import BatchRun
+from storage.log.tail import BatchRun
 from storage.vocabulary import ObjectId, PartitionId
 
 FOOTERS_BYTES_MAX: Final = 16 * MIB
@@ -34,17 +35,20 @@ class Gap(Enum):
 
 
 class SegmentReader:
-    def __init__(self, *, objects: RangeSource, blocks: BlockCache) -> None:
+    def __init__(self, *, objects: RangeSource, blocks: BlockCache, read_ahead: ReadAhead) -> None:
         self._objects = objects
         self._blocks = blocks
+        self._read_ahead = read_ahead
         self._footers: OrderedDict[ObjectId, SegmentFooter] = OrderedDict()
         self._footers_bytes = 0
         self._reading: SingleFlight[ObjectId, SegmentFooter] = SingleFlight()
 
     async def read(
-        self, partition: PartitionId, entry: SegmentEntry, offset: int, *, bytes_max: int, at_least_one: bool
+        self, partition: PartitionId, entry: SegmentEntry, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool = False
     ) -> BatchRun | Gap | None:
         """Batches from the one that holds `offset`, or the first one behind it, about `bytes_max` of them and at least one.
+
+        `is_in_order`: the reader will go on behind them, as it has gone on behind what it read before.
 
         None without `at_least_one` if the first is larger than `bytes_max`. Raises `NotFound`, `EndsEarly`, `Corrupt`, `Unavailable`.
         """
@@ -58,7 +62,10 @@ class SegmentReader:
         while stop < len(footer.lasts) and (stop == first or end + footer.lengths[stop] - begin <= bytes_max):
             end += footer.lengths[stop]
             stop += 1
-        views = await self._blocks.read(key, begin, end, object_size=entry.size_bytes)
+        records_end = footer.positions[-1] + footer.lengths[-1]
+        # The footer of a large segment was read apart, and is not read with its last block again.
+        object_size = records_end if entry.size_bytes > BLOCK_BYTES else entry.size_bytes
+        views = await self._blocks.read(key, begin, end, object_size=object_size, is_history=True)
         window = views[0] if len(views) == 1 else memoryview(b"".join(views))
         where = f"object={key!r} partition={partition} entry={entry.base}..{entry.last} window={begin}"
         try:
@@ -73,6 +80,10 @@ class SegmentReader:
             raise
         if not at_least_one and found.first_bytes > bytes_max:
             return None
+        if is_in_order:
+            following = footer.find(found.end_offset)
+            self._blocks.leave_behind(key, entry.size_bytes if following is None else footer.positions[following])
+            self._read_ahead.begin(key, end, records_end)
         origin = found.positions[0]
         positions = tuple([position - origin for position in found.positions])
         buffer = window[origin : found.end_position].toreadonly()
@@ -123,7 +134,7 @@ class SegmentReader:
         if size_bytes > BLOCK_BYTES:
             return [memoryview(await self._objects.get_range(key, begin, size_bytes))]
         # All of a small segment comes with one GET, its batches too.
-        return await self._blocks.read(key, begin, size_bytes, object_size=size_bytes)
+        return await self._blocks.read(key, begin, size_bytes, object_size=size_bytes, is_history=True)
 
 
 def _memory_bytes(footer: SegmentFooter) -> int:

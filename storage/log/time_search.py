@@ -24,7 +24,7 @@ from storage.log.index import EntryIndex, readable
 from storage.log.partition import PartitionLog, Partitions
 from storage.log.read import Reader
 from storage.log.record_times import first_reaching, greatest_from
-from storage.log.runs import BatchRun
+from storage.log.tail import BatchRun
 from storage.log.timestamps import TimestampedOffset
 from storage.metadata.port import MetadataStore
 from storage.recordbatch import CODEC_MASK, BatchHeader, parse_header

@@ -20,7 +20,7 @@ BOUND: Final = re.compile(r"^([A-Z][A-Z_0-9]*_MAX)\b.*=", re.MULTILINE)
 CONSTANT: Final = re.compile(r"(\S+\.py) ([A-Z][A-Z_0-9]*)")
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
-SHARES: Final[dict[object, str]] = {3 / 8: "⅜", 2: "half", 4: "a quarter"}
+SHARES: Final[dict[object, str]] = {3 / 8: "⅜", 2: "half", 1 / 2: "half", 4: "a quarter", 1 / 4: "a quarter"}
 
 ELSEWHERE: Final = {
     # What a format, a protocol or a library says: nothing is kept or refused by them.

@@ -1,7 +1,5 @@
 """Reads below the compaction cursor, and reads of what moves meanwhile."""
 
-from collections.abc import Sequence
-
 import msgspec
 import pytest
 
@@ -9,51 +7,17 @@ from compactor.plan import CompactionPolicy
 from storage.errors import Corrupt, Unavailable
 from storage.formats.control import SegmentEntry, SegmentFact, encode, with_rewritten
 from storage.formats.segment import FOOTER_READ_BYTES, HEADER_BYTES, segment_key
-from storage.formats.segment_writer import SegmentWriter
 from storage.formats.wal import object_key
 from storage.limits import BLOCK_BYTES, MIB
 from storage.log import read as read_module
 from storage.log import segments
 from storage.log.entry_scan import entry_pages
-from storage.metadata.keys import PartitionKeys
-from storage.metadata.port import Applied, Delete, DeleteRange, Put, children_of
-from storage.recordbatch import parse_header, restamp
-from storage.vocabulary import ObjectId
+from storage.metadata.port import Applied, Delete, Put
+from storage.recordbatch import parse_header
 from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import compacting
+from tests.unit.storage.log.made_segments import IDS, KEYS, batch, counted_gets, put_segment, set_segments
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
-
-KEYS = PartitionKeys(PARTITION)
-IDS = [ObjectId(f"01J0000000000000000000000{number}") for number in range(5)]
-
-
-def batch(offset: int, *, records: int = 1, size: int = 10) -> bytearray:
-    made = record_batch(*[bytes(size)] * records)
-    restamp(made, 0, offset)
-    return made
-
-
-async def put_segment(
-    broker: Rig, object_id: ObjectId, batches: Sequence[bytearray], *, base: int, last: int, block_bytes: int = 1
-) -> SegmentEntry:
-    writer = SegmentWriter(PARTITION, object_id, base, block_bytes=block_bytes)
-    for one in batches:
-        writer.add(one)
-    written = writer.finish(last)
-    await broker.objects._inner.put_if_absent(written.key, written.parts)
-    return SegmentEntry(base, last, object_id, written.size_bytes, 5, 5)
-
-
-async def set_segments(broker: Rig, *segments: SegmentEntry) -> None:
-    """They are all of the log."""
-    (record,) = await broker.shared.get_many([KEYS.control])
-    assert record is not None
-    end = segments[-1].last + 1
-    control = msgspec.structs.replace(await broker.control(), sequence_counter=end, compaction_cursor=end, segment=segments[-1])
-    facts = [Put(KEYS.segment(one.last), encode(SegmentFact(entry=one)), None) for one in segments[:-1]]
-    start, stop = children_of(KEYS.segments_prefix.removesuffix("/"))
-    await broker.shared.write([DeleteRange(KEYS.segment(0)._replace(path=start), stop)])
-    assert isinstance(await broker.shared.write([*facts, Put(KEYS.control, encode(control), record.version)]), Applied)
 
 
 async def read(broker: Rig, offset: int, *, bytes_max: int = 1) -> list[int]:
@@ -69,18 +33,6 @@ async def read(broker: Rig, offset: int, *, bytes_max: int = 1) -> list[int]:
         found.append(header.base_offset)
         view = view[header.size_bytes :]
     return found
-
-
-async def counted_gets(broker: Rig) -> list[tuple[int, int]]:
-    gets: list[tuple[int, int]] = []
-    get_range = broker.objects._inner.get_range
-
-    async def counted(key: str, start: int, end: int) -> bytes:
-        gets.append((start, end))
-        return await get_range(key, start, end)
-
-    broker.objects._inner.get_range = counted  # type: ignore[method-assign]
-    return gets
 
 
 @pytest.mark.parametrize("block_bytes", [1, 150, 1 << 20])
@@ -264,11 +216,10 @@ async def test_what_is_compacted_and_collected_while_it_is_read_is_read_all_the_
 
 
 async def test_a_large_segment_has_its_footer_read_apart_and_its_blocks_as_they_are_needed() -> None:
-    async with rig() as broker:
+    async with rig(cache_bytes=16 * MIB) as broker:
         batches = [batch(offset, size=MIB) for offset in range(6)]
         segment = await put_segment(broker, IDS[0], batches, base=0, last=5)
         await set_segments(broker, segment)
-        broker.parts.reader._blocks._bytes_max = 16 * MIB
         gets = await counted_gets(broker)
         assert [await read(broker, offset, bytes_max=MIB) for offset in range(6)] == [[offset] for offset in range(6)]
 

@@ -4,11 +4,11 @@ import tracemalloc
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.telemetry import Telemetry
-from storage.cache import blocks
+from storage.cache import blocks, shares
 from storage.cache.blocks import BYTES, FETCH_BLOCKS_MAX, FETCHES_AT_ONCE, FETCHING_BYTES, PIECE_OVERHEAD_BYTES, BlockCache
 from storage.cache.shares import CALLS_OF_ONE_MAX
 from storage.errors import NotFound, Unavailable
@@ -53,8 +53,8 @@ class Cached:
         self._telemetry = Telemetry()
         self.cache = BlockCache(objects, bytes_max=bytes_max, block_bytes=block_bytes, telemetry=self._telemetry)
 
-    async def read(self, key: str, start: int, end: int, *, object_size: int | None = None) -> bytes:
-        return b"".join(await self.cache.read(key, start, end, object_size=object_size))
+    async def read(self, key: str, start: int, end: int, *, object_size: int | None = None, is_history: bool = False) -> bytes:
+        return b"".join(await self.cache.read(key, start, end, object_size=object_size, is_history=is_history))
 
     def bytes_held(self) -> float:
         return self._telemetry.registry.get_sample_value("forebay_cache_bytes") or 0.0
@@ -317,6 +317,182 @@ async def test_a_cache_smaller_than_a_piece_reads_through(objects: Objects, byte
     assert cached.bytes_held() == 0
 
 
+async def go_through(cached: Cached, key: str, blocks: int, *, is_history: bool = True) -> None:
+    for number in range(blocks):
+        await cached.read(key, number * BLOCK, (number + 1) * BLOCK, is_history=is_history)
+
+
+@pytest.mark.parametrize("is_history", [True, False])
+async def test_one_who_goes_through_history_leaves_the_tail_its_share(monkeypatch: pytest.MonkeyPatch, is_history: bool) -> None:
+    """Read as if it were the tail, it evicts all that the others have read there."""
+    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+    objects = Objects({"history": body(50 * BLOCK), "tail": body(3 * BLOCK)})
+    cached = Cached(objects, bytes_max=8 * (BLOCK + PIECE_OVERHEAD_BYTES))
+    await go_through(cached, "tail", 3, is_history=False)
+    await go_through(cached, "history", 50, is_history=is_history)
+    objects.reads.clear()
+    await go_through(cached, "tail", 3, is_history=False)
+
+    assert len(objects.reads) == (0 if is_history else 3)
+
+
+async def test_history_has_what_the_tail_does_not_need(objects: Objects) -> None:
+    cached = Cached(objects, bytes_max=8 * (BLOCK + PIECE_OVERHEAD_BYTES))
+    await go_through(cached, "a", 8)
+    objects.reads.clear()
+    await go_through(cached, "a", 8)
+
+    assert objects.reads == []
+
+
+async def test_a_piece_of_history_that_the_tail_reads_stays_with_the_tail(objects: Objects) -> None:
+    cached = Cached(objects, bytes_max=4 * (BLOCK + PIECE_OVERHEAD_BYTES))
+    await go_through(cached, "b", 1)
+    await go_through(cached, "b", 1, is_history=False)
+    await go_through(cached, "a", 20)
+    objects.reads.clear()
+    await go_through(cached, "b", 1, is_history=False)
+
+    assert objects.reads == []
+
+
+async def test_a_piece_that_the_tail_waits_for_while_history_fetches_it_stays_with_the_tail(objects: Objects) -> None:
+    cached = Cached(objects, bytes_max=4 * (BLOCK + PIECE_OVERHEAD_BYTES))
+    async with asyncio.TaskGroup() as group:
+        for is_history in (True, False):
+            group.create_task(go_through(cached, "b", 1, is_history=is_history))
+    await go_through(cached, "a", 20)
+    objects.reads.clear()
+    await go_through(cached, "b", 1, is_history=False)
+
+    assert objects.reads == []
+
+
+async def test_history_that_waits_for_its_share_is_in_nobody_s_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+    objects = Blocked()
+    cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, telemetry=Telemetry())
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        for number in range(4):
+            group.create_task(cached.read("history", number * BLOCK, (number + 1) * BLOCK, is_history=True))
+        await turns()
+        of_history = sorted(objects.under_way)
+        for number in (10, 11):
+            group.create_task(cached.read("tail", number * BLOCK, (number + 1) * BLOCK))
+        await turns()
+        with_the_tail = sorted(objects.under_way)
+        await objects.finish()
+
+    assert of_history == [(0, 16), (16, 32)]
+    assert with_the_tail == [(0, 16), (16, 32), (160, 176), (176, 192)]
+
+
+async def test_what_a_read_holds_is_neither_evicted_nor_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+    piece = BLOCK + PIECE_OVERHEAD_BYTES
+    objects = Objects({"a": WHOLE})
+    cached = Cached(objects, bytes_max=3 * piece)
+    await go_through(cached, "a", 3)
+    blocked = Blocked()
+    cached.cache._store = blocked
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(cached.read("a", 0, 4 * BLOCK, is_history=True))
+        await turns()
+        meanwhile = cached.bytes_held()
+        await blocked.finish()
+
+    assert meanwhile == 3 * piece, "all that is here is held, and nothing can make room"
+    assert cached.bytes_held() == 3 * piece, "so what came was given, and not kept"
+
+
+# What is fetched ahead
+
+
+async def test_a_read_finds_what_was_fetched_ahead_and_it_counts_as_no_request(objects: Objects) -> None:
+    cached = Cached(objects)
+
+    assert await cached.cache.fetch_ahead("a", 32, 64)
+    assert cached.requests() == (0, 0, 0)
+    assert await cached.read("a", 40, 60, is_history=True) == WHOLE[40:60]
+    assert objects.reads == [("a", 32, 64)]
+    assert cached.requests() == (1, 0, 0)
+
+
+async def test_what_is_here_or_on_its_way_is_not_fetched_ahead(objects: Objects) -> None:
+    cached = Cached(objects)
+    await cached.read("a", 0, 16)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cached.read("a", 16, 40))
+        await asyncio.sleep(0)
+        missing = [cached.cache.missing_from("a", position, 100) for position in (0, 8, 16, 39, 40, 50)]
+        is_fetched = [await cached.cache.fetch_ahead("a", start, 100) for start in (0, 16, 39)]
+
+    assert missing == [40, 40, 40, 40, 40, 50]
+    assert cached.cache.missing_from("a", 0, 30) == 30
+    assert is_fetched == [False, False, False]
+    assert objects.reads == [("a", 0, 16), ("a", 16, 40)]
+
+
+async def test_a_read_that_comes_meanwhile_joins_what_is_fetched_ahead(objects: Objects) -> None:
+    cached = Cached(objects)
+    async with asyncio.TaskGroup() as group:
+        ahead = group.create_task(cached.cache.fetch_ahead("a", 16, 48))
+        await asyncio.sleep(0)
+        read = group.create_task(cached.read("a", 20, 30, object_size=1_000))
+
+    assert (ahead.result(), read.result()) == (True, WHOLE[20:30])
+    assert objects.reads == [("a", 16, 48)]
+
+
+async def test_a_read_takes_over_from_a_read_ahead_that_was_cancelled(objects: Objects) -> None:
+    cached = Cached(objects)
+    async with asyncio.TaskGroup() as group:
+        ahead = group.create_task(cached.cache.fetch_ahead("a", 16, 48))
+        await asyncio.sleep(0)
+        read = group.create_task(cached.read("a", 20, 30, object_size=1_000))
+        await asyncio.sleep(0)
+        ahead.cancel()
+
+    assert read.result() == WHOLE[20:30]
+    assert not cached.cache._flying
+    assert cached.cache._room.bytes == cached.cache._history_room.bytes == cached.cache._bytes_coming == 0
+
+
+async def test_nothing_is_fetched_ahead_where_a_read_would_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+    objects = Blocked()
+    cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, telemetry=Telemetry())
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(cached.read("a", 0, 2 * BLOCK, is_history=True))
+        await turns()
+        of_history = await cached.fetch_ahead("a", 2 * BLOCK, 3 * BLOCK)
+        await objects.finish()
+        group.create_task(cached.read("a", 4 * BLOCK, 8 * BLOCK))
+        await turns()
+        of_all = await cached.fetch_ahead("a", 2 * BLOCK, 3 * BLOCK)
+        await objects.finish()
+        monkeypatch.setattr(shares, "CALLS_MAX", 1)
+        await cached._shares.take("b/1", 1)
+        of_calls = await cached.fetch_ahead("a", 2 * BLOCK, 3 * BLOCK)
+        cached._shares.give_back("b/1", 1)
+
+    assert (of_history, of_all, of_calls) == (False, False, False)
+
+
+async def test_what_a_consumer_has_left_behind_goes_before_what_is_ahead_of_it(objects: Objects) -> None:
+    cached = Cached(objects, bytes_max=3 * (BLOCK + PIECE_OVERHEAD_BYTES))
+    await cached.cache.fetch_ahead("a", 2 * BLOCK, 3 * BLOCK)
+    await go_through(cached, "a", 2)
+    cached.cache.leave_behind("a", 2 * BLOCK - 1)
+    cached.cache.leave_behind("absent", 5)
+    await cached.read("a", 3 * BLOCK, 4 * BLOCK, is_history=True)
+    objects.reads.clear()
+    await cached.read("a", BLOCK, 4 * BLOCK, is_history=True)
+
+    assert objects.reads == [], "block 0 has made room"
+    assert cached.cache.missing_from("a", 0, 100) == 0
+
+
 async def test_an_object_larger_than_the_cache_is_read_whole(objects: Objects) -> None:
     cached = Cached(objects, bytes_max=2 * (FETCH_BLOCKS_MAX * BLOCK + PIECE_OVERHEAD_BYTES))
     for _ in range(2):
@@ -361,24 +537,49 @@ async def test_memory_stays_at_the_bound_and_one_read() -> None:
 
 # Any sequence of reads
 
-READS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 200), st.integers(0, 200), st.booleans()), min_size=1, max_size=30)
+WAYS = st.sampled_from(["tail", "history", "in order", "ahead"])
+READS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 200), st.integers(0, 200), st.booleans(), WAYS), min_size=1, max_size=30)
+
+
+async def read_somehow(cached: Cached, key: str, start: int, end: int, object_size: int | None, way: str) -> bytes | None:
+    """None: it was fetched ahead, or was not."""
+    if way == "ahead":
+        if start < end:
+            await cached.cache.fetch_ahead(key, start, end)
+        return None
+    found = await cached.read(key, start, end, object_size=object_size, is_history=way != "tail")
+    if way == "in order":
+        cached.cache.leave_behind(key, end)
+    return found
+
+
+def check_accounts(cached: Cached) -> None:
+    """Of a cache without readers."""
+    cache = cached.cache
+    assert cached.bytes_held() == sum(len(view) + PIECE_OVERHEAD_BYTES for view in cache._views.values())
+    assert cache._room.bytes == cache._history_room.bytes == cache._bytes_coming == cache._history_bytes_coming == 0
+    assert not cache._order._pins
+    for key in ("a", "b"):
+        cache.drop(key)
+    assert cached.bytes_held() == cache._order.history_bytes == 0
+    assert cache._order.first(fetching_bytes=0) is None
 
 
 @settings(max_examples=300)
 @given(reads=READS, bytes_max=st.integers(0, 4_000), block_bytes=st.integers(1, 40), size=st.integers(1, 200))
 def test_any_sequence_of_reads_gives_the_bytes_of_the_object_within_the_bound(
-    reads: list[tuple[str, int, int, bool]], bytes_max: int, block_bytes: int, size: int
+    reads: list[tuple[str, int, int, bool, str]], bytes_max: int, block_bytes: int, size: int
 ) -> None:
     bodies = {"a": body(size), "b": body(size, seed=1)}
 
     async def run() -> None:
         objects = Objects(bodies)
         cached = Cached(objects, bytes_max=bytes_max, block_bytes=block_bytes)
-        for key, one, two, knows_size in reads:
+        for key, one, two, knows_size, way in reads:
             start, end = sorted((min(one, size), min(two, size)))
-            read = await cached.read(key, start, end, object_size=size if knows_size else None)
-            assert read == bodies[key][start:end]
+            assert await read_somehow(cached, key, start, end, size if knows_size else None, way) in (None, bodies[key][start:end])
             assert cached.bytes_held() <= bytes_max
+        check_accounts(cached)
         assert all(0 <= start < end <= size for _, start, end in objects.reads)
         assert all(end - start <= FETCH_BLOCKS_MAX * block_bytes for _, start, end in objects.reads)
 
@@ -387,8 +588,14 @@ def test_any_sequence_of_reads_gives_the_bytes_of_the_object_within_the_bound(
 
 @settings(max_examples=300)
 @given(reads=READS, seed=st.integers(0, 2**32), bytes_max=st.integers(0, 6_000), block_bytes=st.integers(1, 40))
+@example(  # room is made for a piece that has no place after all, beside those that are pinned
+    reads=[*[("a", 0, 0, False, "tail")] * 8, ("a", 0, 1, False, "tail"), ("a", 0, 10, False, "tail")],
+    seed=1,
+    bytes_max=2_050,
+    block_bytes=1,
+)
 def test_concurrent_reads_give_the_bytes_of_the_object_whoever_is_cancelled(
-    reads: list[tuple[str, int, int, bool]], seed: int, bytes_max: int, block_bytes: int
+    reads: list[tuple[str, int, int, bool, str]], seed: int, bytes_max: int, block_bytes: int
 ) -> None:
     size = 200
     bodies = {"a": body(size), "b": body(size, seed=1)}
@@ -398,22 +605,23 @@ def test_concurrent_reads_give_the_bytes_of_the_object_whoever_is_cancelled(
         objects = Objects(bodies, chance=chance, turns=4)
         cached = Cached(objects, bytes_max=bytes_max, block_bytes=block_bytes)
 
-        async def read(key: str, start: int, end: int, object_size: int | None) -> None:
+        async def read(key: str, start: int, end: int, object_size: int | None, way: str) -> None:
             for _ in range(chance.randint(0, 8)):
                 await asyncio.sleep(0)
-            assert await cached.read(key, start, end, object_size=object_size) == bodies[key][start:end]
+            assert await read_somehow(cached, key, start, end, object_size, way) in (None, bodies[key][start:end])
             assert cached.bytes_held() <= bytes_max
 
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(read(key, min(one, two), max(one, two), size if knows_size else None))
-                for key, one, two, knows_size in reads
+                group.create_task(read(key, min(one, two), max(one, two), size if knows_size else None, way))
+                for key, one, two, knows_size, way in reads
             ]
             for task in chance.sample(tasks, len(tasks) // 3):
                 await asyncio.sleep(0)
                 task.cancel()
         assert not cached.cache._flying
         assert len(cached.cache._flights) == 0
+        check_accounts(cached)
 
     asyncio.run(run())
 
@@ -452,6 +660,13 @@ class Blocked:
         finally:
             del self.under_way[start, end]
         return bytes(end - start)
+
+    async def finish(self) -> None:
+        """Returns when no read is under way."""
+        while self.under_way:
+            for event in self.under_way.values():
+                event.set()
+            await turns()
 
 
 async def turns() -> None:

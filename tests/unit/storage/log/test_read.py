@@ -16,7 +16,7 @@ from storage.formats.wal import object_key
 from storage.log.batcher import FlushSettings
 from storage.log.damage import LOOK_AGAIN_S
 from storage.log.index import check_range
-from storage.log.runs import BatchRun
+from storage.log.tail import BatchRun
 from storage.metadata import keys
 from storage.metadata.port import Put
 from storage.recordbatch import parse_header

@@ -12,7 +12,7 @@ from runtime.telemetry import Telemetry
 from storage.errors import Corrupt, Unavailable
 from storage.formats.control import Control, Entry, IndexChunk, encode
 from storage.limits import COMMIT_BATCHES_MAX
-from storage.log import damage, flights, lost, page_store, producer_pages, read_places, time_search, upload, writers
+from storage.log import damage, flights, lost, page_store, producer_pages, read, time_search, upload, writers
 from storage.log.batch import Appended
 from storage.log.damage import Damage
 from storage.log.flights import Flights
@@ -114,7 +114,7 @@ def test_chunks_that_were_dropped_with_what_was_damaged_do_not_count_for_ever() 
 
 
 async def test_places_where_reads_ended_are_forgotten_and_the_log_is_read_whole_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_places, "PLACES_KEPT_MAX", 8)
+    monkeypatch.setattr(read, "PLACES_KEPT_MAX", 8)
     async with rig() as broker:
         count = 8 + 5
         for _ in range(count):

@@ -3,8 +3,7 @@
 from runtime.frames import FRAME_OVERHEAD_BYTES, Account, make_frame
 from runtime.telemetry import Telemetry
 from storage.log.batch import Append, Batch
-from storage.log.runs import BatchRun
-from storage.log.tail import DROPPED_KEPT_MAX, FRAME_SHARE_MIN, JOIN_BELOW_BYTES, RUN_OVERHEAD_BYTES, Tail, TailCache
+from storage.log.tail import DROPPED_KEPT_MAX, FRAME_SHARE_MIN, JOIN_BELOW_BYTES, RUN_OVERHEAD_BYTES, BatchRun, Tail, TailCache
 from storage.recordbatch import parse_header
 from tests.kit.batches import batch_bytes
 

@@ -20,7 +20,7 @@ from storage.formats.control import LogState, encode
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, KIB, MIB
 from storage.log.partition import PartitionLog
 from storage.log.read import Reader
-from storage.log.runs import BatchRun
+from storage.log.tail import BatchRun
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Put
 from storage.recordbatch import parse_header

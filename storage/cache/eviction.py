@@ -1,0 +1,99 @@
+"""Which piece of a cache makes room: consumers that go through history do not evict what is read at the tail.
+
+The order is pure bookkeeping: it holds names and sizes, and the cache holds the pieces. These go, in this order:
+
+1. pieces of history that a consumer in order has left behind, the one that was left longest ago first;
+2. while history has more than its share, the piece of history that was used longest ago;
+3. the piece that was used longest ago, whether history or the tail used it.
+
+So history may use all that the tail does not need, and the tail takes it back by using it. A piece that is pinned does not go.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from typing import Final
+
+HISTORY_SHARE_MAX: Final = 1 / 2
+"""As a share of the cache: with more, history evicts its own pieces and none of the tail."""
+
+Name = tuple[str, int]
+"""The object and the first byte of a piece."""
+
+
+class _Kept:
+    __slots__ = ("name", "size_bytes", "used")
+
+    def __init__(self, name: Name, size_bytes: int) -> None:
+        self.name = name  # one object, in whatever order it is: the one that the cache has, too
+        self.size_bytes = size_bytes
+        self.used = 0
+
+
+class EvictionOrder:
+    """`history_bytes` are those of all pieces that history used and the tail did not."""
+
+    def __init__(self, *, history_bytes_max: int) -> None:
+        self._history_bytes_max = history_bytes_max
+        self.history_bytes = 0
+        self._uses = 0
+        self._tail: OrderedDict[Name, _Kept] = OrderedDict()
+        self._history: OrderedDict[Name, _Kept] = OrderedDict()
+        self._left_behind: OrderedDict[Name, _Kept] = OrderedDict()
+        self._pins: Counter[Name] = Counter()
+
+    def add(self, name: Name, size_bytes: int, *, is_history: bool) -> None:
+        self._enter(_Kept(name, size_bytes), is_history=is_history)
+
+    def use(self, name: Name, *, is_history: bool) -> None:
+        """The piece was read. A piece of the tail keeps its place when history reads it: history does not keep it alive."""
+        if is_history and name in self._tail:
+            return
+        self._enter(self._take(name), is_history=is_history)
+
+    def leave_behind(self, name: Name) -> None:
+        """A consumer in order went on behind the piece: it is among the first to go if history alone has used it."""
+        kept = self._history.pop(name, None)
+        if kept is not None:
+            self._left_behind[kept.name] = kept
+
+    def remove(self, name: Name) -> int:
+        """Returns its size."""
+        return self._take(name).size_bytes
+
+    def pin(self, names: Iterable[Name]) -> None:
+        """A read that goes on holds these pieces: they are in memory whether the cache has them or not."""
+        self._pins.update(names)
+
+    def unpin(self, names: Iterable[Name]) -> None:
+        for name in names:
+            self._pins[name] -= 1
+            if not self._pins[name]:
+                del self._pins[name]
+
+    def first(self, *, fetching_bytes: int) -> Name | None:
+        """The piece that goes next; None if there is none that is not pinned. `fetching_bytes` are on their way to history."""
+        left_behind = self._oldest(self._left_behind)
+        if left_behind is not None:
+            return left_behind
+        of_history, of_tail = self._oldest(self._history), self._oldest(self._tail)
+        if of_history is None or of_tail is None:
+            return of_history or of_tail
+        is_above_share = self.history_bytes + fetching_bytes > self._history_bytes_max
+        return of_history if is_above_share or self._history[of_history].used < self._tail[of_tail].used else of_tail
+
+    def _oldest(self, order: OrderedDict[Name, _Kept]) -> Name | None:
+        return next((name for name in order if name not in self._pins), None)
+
+    def _enter(self, kept: _Kept, *, is_history: bool) -> None:
+        self._uses += 1
+        kept.used = self._uses
+        (self._history if is_history else self._tail)[kept.name] = kept
+        if is_history:
+            self.history_bytes += kept.size_bytes
+
+    def _take(self, name: Name) -> _Kept:
+        kept = self._tail.pop(name, None)
+        if kept is None:
+            kept = self._history.pop(name, None) or self._left_behind.pop(name)
+            self.history_bytes -= kept.size_bytes
+        return kept

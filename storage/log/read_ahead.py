@@ -1,0 +1,139 @@
+"""Read-ahead: a consumer that goes through segments in order finds its next bytes in the block cache, and waits for none of them.
+
+A fetch that begins where an earlier one of its partition ended is in order. Behind each of its reads, if little of what follows is in
+the cache, the next blocks are fetched in the background, with one GET, and lie in the cache until they are read or evicted. A read that
+asks for them before they are here joins that GET. What has no room is skipped: it waits for nobody, and a later read fetches what it needs.
+"""
+
+import asyncio
+from collections import OrderedDict
+from functools import partial
+from typing import Final
+
+from runtime.clock import Clock
+from runtime.supervision import Nursery
+from runtime.telemetry import Metric, Telemetry
+from storage.cache.blocks import BlockCache
+from storage.errors import StorageError
+from storage.limits import MIB
+
+AHEAD_BLOCKS_LEAST: Final = 1
+"""Blocks of the cache in front of a consumer, below which more is fetched."""
+AHEAD_BLOCKS: Final = 2
+"""In one GET, if there is room for both."""
+READS_AHEAD_MAX: Final = 8
+"""Under way at a time, over all partitions."""
+READING_AHEAD_BYTES_MAX: Final = 24 * MIB
+"""Under way at a time: well below what storage/cache/shares.py allows of all, so that reads find a place beside them."""
+FRONT_SHARE_MAX: Final = 1 / 4
+"""As a share of the block cache: what lies in front of all consumers in order, or is on its way there. It is half of what history has for
+certain. The other half is for the pieces that they are in, so that nothing is evicted before it is read, and fetched again.
+"""
+FRONT_KEPT_S: Final = 60.0
+"""A consumer that has read nothing for longer leaves its part to the others."""
+FRONTS_KEPT_MAX: Final = 1_024
+"""Segments in which consumers are in order."""
+CACHE_BLOCKS_MIN: Final = 8
+"""A smaller cache keeps nothing long enough for a later read."""
+TIMEOUT_S: Final = 20.0
+"""As a read has."""
+
+READ_AHEAD: Final = Metric(
+    "forebay_read_ahead_total",
+    "Times that blocks of a segment were wanted before they are read: fetched, skipped (no room for it) or failed.",
+    ("outcome",),
+)
+
+assert AHEAD_BLOCKS <= CACHE_BLOCKS_MIN * FRONT_SHARE_MAX, "the smallest cache that is used has room for one"
+
+
+class Fronts:
+    """How much lies in the cache in front of consumers in order, by the object that they read."""
+
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._fronts: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self.bytes = 0
+        """In front of all of them."""
+
+    def __len__(self) -> int:
+        return len(self._fronts)
+
+    def note(self, key: str, size_bytes: int) -> None:
+        now_s = self._clock.monotonic_s()
+        self._forget(key)
+        if size_bytes:
+            self._fronts[key] = size_bytes, now_s
+            self.bytes += size_bytes
+        while self._fronts:
+            oldest, (_, noted_s) = next(iter(self._fronts.items()))
+            if len(self._fronts) <= FRONTS_KEPT_MAX and noted_s >= now_s - FRONT_KEPT_S:
+                break
+            self._forget(oldest)
+
+    def _forget(self, key: str) -> None:
+        size_bytes, _ = self._fronts.pop(key, (0, 0.0))
+        self.bytes -= size_bytes
+
+
+class ReadAhead:
+    """Tasks of `nursery` fetch, and nothing but the cache holds what they bring."""
+
+    def __init__(self, blocks: BlockCache, *, clock: Clock, nursery: Nursery, telemetry: Telemetry) -> None:
+        self._blocks = blocks
+        self._nursery = nursery
+        self._fronts = Fronts(clock=clock)
+        self._under_way: dict[tuple[str, int], int] = {}
+        """By object and first byte, how many bytes."""
+        self._bytes_under_way = 0
+        outcomes = telemetry.counter(READ_AHEAD)
+        self._fetched = outcomes.labels("fetched")
+        self._skipped = outcomes.labels("skipped")
+        self._failed = outcomes.labels("failed")
+
+    def __len__(self) -> int:
+        """How many are under way."""
+        return len(self._under_way)
+
+    def begin(self, key: str, position: int, end: int) -> None:
+        """A consumer in order has read up to `position` of an object whose records end at `end`: fetch what follows, if it is due."""
+        block_bytes = self._blocks.block_bytes
+        if self._blocks.bytes_max < CACHE_BLOCKS_MIN * block_bytes:
+            return
+        start = self._blocks.missing_from(key, position, end)
+        self._fronts.note(key, start - position)
+        if start >= end or start - position >= AHEAD_BLOCKS_LEAST * block_bytes or (key, start) in self._under_way:
+            return
+        for blocks in range(AHEAD_BLOCKS, 0, -1):
+            stop = min(end, (start // block_bytes + blocks) * block_bytes)
+            if self._has_room(stop - start):
+                self._fronts.note(key, stop - position)
+                self._spawn(key, start, stop)
+                return
+        self._skipped.inc()
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return (
+            len(self._under_way) < READS_AHEAD_MAX
+            and self._bytes_under_way + size_bytes <= READING_AHEAD_BYTES_MAX
+            and self._fronts.bytes + size_bytes <= self._blocks.bytes_max * FRONT_SHARE_MAX
+        )
+
+    def _spawn(self, key: str, start: int, end: int) -> None:
+        self._under_way[key, start] = end - start
+        self._bytes_under_way += end - start
+        task = self._nursery.spawn(self._fetch(key, start, end), name="read-ahead")
+        task.add_done_callback(partial(self._land, key, start))
+
+    def _land(self, key: str, start: int, _task: "asyncio.Task[None]") -> None:
+        self._bytes_under_way -= self._under_way.pop((key, start))
+
+    async def _fetch(self, key: str, start: int, end: int) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                is_fetched = await self._blocks.fetch_ahead(key, start, end)
+        except (StorageError, TimeoutError):
+            # Nobody asked for it. Who reads these bytes finds out what became of them.
+            self._failed.inc()
+            return
+        (self._fetched if is_fetched else self._skipped).inc()

@@ -1,0 +1,159 @@
+"""The order in which pieces make room: history keeps to its share, and what is pinned stays."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.cache.eviction import EvictionOrder
+
+SHARE = 100
+
+
+def named(number: int) -> tuple[str, int]:
+    return "object", number
+
+
+def evicted(order: EvictionOrder, *, fetching_bytes: int = 0) -> list[int]:
+    """All pieces, in the order in which they go."""
+    found = []
+    while (name := order.first(fetching_bytes=fetching_bytes)) is not None:
+        order.remove(name)
+        found.append(name[1])
+    return found
+
+
+def test_without_history_what_was_used_longest_ago_goes_first() -> None:
+    order = EvictionOrder(history_bytes_max=SHARE)
+    for number in range(4):
+        order.add(named(number), 60, is_history=False)
+    order.use(named(1), is_history=False)
+
+    assert evicted(order) == [0, 2, 3, 1]
+
+
+def test_history_above_its_share_goes_before_the_tail_however_old_that_is() -> None:
+    order = EvictionOrder(history_bytes_max=SHARE)
+    order.add(named(0), 60, is_history=False)
+    for number in (1, 2, 3):
+        order.add(named(number), 60, is_history=True)
+
+    assert evicted(order) == [1, 2, 0, 3]
+
+
+def test_history_within_its_share_ages_with_the_tail() -> None:
+    order = EvictionOrder(history_bytes_max=SHARE)
+    order.add(named(0), 60, is_history=True)
+    order.add(named(1), 60, is_history=False)
+    order.add(named(2), 40, is_history=True)
+
+    assert evicted(order) == [0, 1, 2]
+
+
+def test_what_is_on_its_way_to_history_counts_as_its_own() -> None:
+    order = EvictionOrder(history_bytes_max=SHARE)
+    order.add(named(0), 60, is_history=False)
+    order.add(named(1), 60, is_history=True)
+
+    assert order.first(fetching_bytes=40) == named(0)
+    assert order.first(fetching_bytes=41) == named(1)
+
+
+def test_what_was_left_behind_goes_first_unless_it_is_read_again() -> None:
+    order = EvictionOrder(history_bytes_max=SHARE)
+    order.add(named(0), 1, is_history=False)
+    for number in (1, 2, 3, 4):
+        order.add(named(number), 1, is_history=True)
+    for number in (3, 2, 4):
+        order.leave_behind(named(number))
+    order.use(named(2), is_history=True)
+
+    assert evicted(order) == [3, 4, 0, 1, 2]
+
+
+def test_a_piece_that_the_tail_reads_becomes_one_of_the_tail_and_stays_one() -> None:
+    order = EvictionOrder(history_bytes_max=SHARE)
+    for number in (0, 1, 2):
+        order.add(named(number), 60, is_history=True)
+    order.leave_behind(named(0))
+    order.use(named(0), is_history=False)
+    order.use(named(1), is_history=False)
+    assert order.history_bytes == 60
+
+    order.use(named(0), is_history=True)
+    order.leave_behind(named(0))
+    assert order.history_bytes == 60
+    assert evicted(order) == [2, 0, 1], "history does not renew what the tail has read"
+
+
+def test_what_is_pinned_stays_until_the_last_who_holds_it_lets_go() -> None:
+    order = EvictionOrder(history_bytes_max=SHARE)
+    for number in (0, 1):
+        order.add(named(number), 60, is_history=bool(number))
+    order.pin([named(0), named(1)])
+    order.pin([named(0)])
+    assert order.first(fetching_bytes=0) is None
+
+    order.unpin([named(0), named(1)])
+    assert evicted(order) == [1]
+    order.unpin([named(0)])
+    assert evicted(order) == [0]
+
+
+@dataclass
+class Piece:
+    size_bytes: int
+    used: int
+    place: str  # "left", "history", "tail"
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["add", "use", "leave", "remove", "first"]), st.integers(0, 7), st.integers(1, 60), st.booleans()),
+    max_size=60,
+)
+
+
+def expected_first(pieces: dict[int, Piece], left: list[int], fetching_bytes: int) -> int | None:
+    if left:
+        return left[0]
+    oldest = {
+        place: min((number for number, one in pieces.items() if one.place == place), key=lambda number: pieces[number].used, default=None)
+        for place in ("history", "tail")
+    }
+    if oldest["history"] is None or oldest["tail"] is None:
+        return oldest["tail"] if oldest["history"] is None else oldest["history"]
+    if sum(one.size_bytes for one in pieces.values() if one.place == "history") + fetching_bytes > SHARE:
+        return oldest["history"]
+    return min(oldest["history"], oldest["tail"], key=lambda number: pieces[number].used)
+
+
+@given(steps=STEPS)
+def test_any_sequence_of_uses_evicts_as_a_list_of_all_pieces_says(steps: list[tuple[str, int, int, bool]]) -> None:
+    order, pieces, left = EvictionOrder(history_bytes_max=SHARE), dict[int, Piece](), list[int]()
+    for now, (step, number, size_bytes, is_history) in enumerate(steps):
+        if step == "first":
+            expected = expected_first(pieces, left, size_bytes)
+            assert order.first(fetching_bytes=size_bytes) == (None if expected is None else named(expected))
+        elif step == "add" and number not in pieces:
+            order.add(named(number), size_bytes, is_history=is_history)
+            pieces[number] = Piece(size_bytes, now, "history" if is_history else "tail")
+        elif number in pieces and step == "use":
+            order.use(named(number), is_history=is_history)
+            if not (is_history and pieces[number].place == "tail"):
+                left = [one for one in left if one != number]
+                pieces[number].used, pieces[number].place = now, "history" if is_history else "tail"
+        elif number in pieces and step == "leave":
+            order.leave_behind(named(number))
+            if pieces[number].place == "history":
+                pieces[number].place = "left"
+                left.append(number)
+        elif number in pieces and step == "remove":
+            assert order.remove(named(number)) == pieces.pop(number).size_bytes
+            left = [one for one in left if one != number]
+        assert order.history_bytes == sum(one.size_bytes for one in pieces.values() if one.place != "tail")
+
+
+def test_a_piece_that_is_not_kept_cannot_be_removed() -> None:
+    with pytest.raises(KeyError):
+        EvictionOrder(history_bytes_max=SHARE).remove(named(0))
