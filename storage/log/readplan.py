@@ -76,6 +76,14 @@ def scan(window: Buffer, *, base: int, wanted: int, bytes_max: int, where: objec
     return Window(starts, positions, passed, offset, position, missing, first_bytes)
 
 
+def first_batch_bytes(window: Buffer, wanted: int) -> int:
+    """What the first batch of `window` says of its size, if it reaches `wanted`; 0 if not. Nothing was checked."""
+    if len(window) < HEADER_BYTES:
+        return 0
+    base, length, _, last_delta = _STAMPED_SHAPE.unpack_from(window)
+    return int(length) + LENGTH_OFFSET_BYTES if base + last_delta >= wanted else 0
+
+
 def scan_stamped(window: Buffer, *, wanted: int, bytes_max: int, where: object) -> Window:
     """Walk the batches of `window`, which begins with one, by their own offsets; keep those from the first that reaches `wanted` on: its
     offsets may all be above it.

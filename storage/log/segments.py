@@ -18,7 +18,7 @@ from storage.formats.segment import (
 )
 from storage.limits import BLOCK_BYTES, MIB
 from storage.log.read_ahead import ReadAhead
-from storage.log.readplan import scan_stamped
+from storage.log.readplan import first_batch_bytes, scan_stamped
 from storage.log.tail import BatchRun
 from storage.vocabulary import ObjectId, PartitionId
 
@@ -67,6 +67,10 @@ class SegmentReader:
         object_size = records_end if entry.size_bytes > BLOCK_BYTES else entry.size_bytes
         views = await self._blocks.read(key, begin, end, object_size=object_size, is_history=True)
         window = views[0] if len(views) == 1 else memoryview(b"".join(views))
+        # A reader that has room for less than a block is often told so, and then reads the block again: that is worth no checksum. What is
+        # larger than the block is no size of a batch, and is found out below.
+        if not at_least_one and bytes_max < first_batch_bytes(window, offset) <= footer.lengths[first]:
+            return None
         where = f"object={key!r} partition={partition} entry={entry.base}..{entry.last} window={begin}"
         try:
             for number in range(first, stop):

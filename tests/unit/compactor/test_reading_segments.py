@@ -79,6 +79,22 @@ async def test_a_batch_that_does_not_fit_is_not_read_without_need() -> None:
         assert await broker.parts.reader.stored_within(log, 0, bytes_max=100, at_least_one=False) is None
 
 
+async def test_a_batch_whose_damaged_header_says_that_it_is_larger_than_its_block_is_damage_also_where_it_need_not_be_read() -> None:
+    async with rig() as broker:
+        segment = await put_segment(broker, IDS[0], [batch(0, size=1_000)], base=0, last=0)
+        await set_segments(broker, segment)
+        key = segment_key(PARTITION, segment.object_id)
+        data = bytearray(await broker.objects._inner.get_range(key, 0, segment.size_bytes))
+        data[HEADER_BYTES + 9] ^= 1  # of four bytes of length, the second
+        await broker.objects._inner.delete_many([key])
+        await broker.objects._inner.put_if_absent(key, [data])
+        log = broker.parts.partitions.get(PARTITION)
+        await broker.parts.control_reads.refresh([log])
+
+        with pytest.raises(Corrupt, match=key):
+            await broker.parts.reader.stored_within(log, 0, bytes_max=100, at_least_one=False)
+
+
 async def test_a_footer_is_read_once_and_a_small_segment_with_one_get() -> None:
     async with rig() as broker:
         await set_segments(broker, await put_segment(broker, IDS[0], [batch(offset) for offset in range(50)], base=0, last=49))
