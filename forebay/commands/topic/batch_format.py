@@ -16,7 +16,12 @@ def batch_format(text: str, *, shown: Callable[[bytes], bytes] = as_it_is) -> Ba
     if end is None:
         return lambda messages: b"".join([one(record_of(message)) for message in messages])
     # The empty value behind the last one has the last end written, too.
-    return lambda messages: end.join([*[message.value() or b"" for message in messages], b""])
+    return lambda messages: end.join([*_values(messages), b""])
+
+
+def _values(messages: Sequence[Message]) -> Sequence[bytes]:
+    values = list(map(Message.value, messages))
+    return values if all(values) else [value or b"" for value in values]  # type: ignore[return-value]
 
 
 def record_of(message: Message) -> ConsumedRecord:

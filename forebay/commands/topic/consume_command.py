@@ -251,6 +251,7 @@ class ConsumeRequest:
     def by_assignment(self, begin: "StartingPoint", stop: "Stop | None", *, partition: int | None) -> None:
         from forebay.commands.topic import consuming
         from forebay.commands.topic.extents import extent
+        from forebay.commands.topic.producing import without_collection
         from forebay.kafka_client.interrupts import interrupted_between_calls
 
         connection, admin = open_connection(self.bootstrap, self.timeout)
@@ -261,7 +262,8 @@ class ConsumeRequest:
         consumer = connection.consumer({**consuming.CONFIG, **_losses_said(self.terminal)})
         consumed = consuming.Consumed()
         whole = found.records if self.count is None else min(self.count, found.records)
-        with interrupted_between_calls():
+        # Who follows a topic may do so for weeks.
+        with interrupted_between_calls(), contextlib.nullcontext() if until.follows else without_collection():
             try:
                 with _silence_explained(self.bootstrap), self._written(data, None if until.follows else whole) as write:
                     consuming.consume(consumer, found.offsets, until, consumed, write=write, flush=data.flush, clock=self.clock)

@@ -75,7 +75,8 @@ def consume(
     heard_s = clock.monotonic_s()
     while consumed.records != until.count and (unread or not ends):
         batch = next_batch(consumer, until.wanted(consumed.records), flush)
-        records = [message for message in batch if message.error() is None]
+        # One call of C for all: a record costs a microsecond here.
+        records = [message for message in batch if message.error() is None] if any(map(Message.error, batch)) else batch
         wanted = _before_stops(consumer, records, until.stops, unread) if until.stops else records
         if wanted:
             # Before they are written: Ctrl-C comes as soon as somebody has seen them.
