@@ -2,7 +2,7 @@
 
 from compactor.records import Records
 from storage.errors import Unavailable
-from storage.metadata.port import ABSENT, Applied, Delete, Key, Put, Session, Status
+from storage.metadata.port import ABSENT, Applied, Delete, Key, Put, Session, Status, Unknown
 
 
 class Claims:
@@ -19,7 +19,7 @@ class Claims:
         """The version of the claim; None if another has it. Raises `Unavailable`."""
         outcome = await self._records.write([Put(key, self._name, ABSENT, session=self._session.session_id)])
         if not isinstance(outcome, Applied):
-            self.may_be_left = True
+            self.may_be_left |= isinstance(outcome, Unknown)
             raise Unavailable(f"the partition was not claimed: key={key.path!r} cause={outcome.reason!r}")
         (result,) = outcome.results
         if result.status is Status.OK:

@@ -109,7 +109,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "append Appender.stop: if timer is not None → else": _STOP,
     "append Appender._arm: if self._is_stopped → then": _STOP,
     "append Appender._give_up_overdue: if commit in self._in_flight → else": "one timer gives all up, and each leaves by itself",
-    "broker_epoch BrokerEpoch.gone: except StorageError": "no part of the log asks: test_registration.py",
+    "writers BrokerEpoch.gone: except StorageError": "no part of the log asks: test_registration.py",
     "commit Committer._prepare: if (broken := (seen.broken or commit.unreadable)) is not None → then": _BROKEN,
     "commit Committer._prepare: if commit.unknown is not None → then": "takes a record that is gone while a commit of it is unknown: test_commit.py",
     "commit Committer._write_all: if len(requests) == 1 → else": "a commit of several requests takes more bytes than the small logs of a run: test_commit.py",

@@ -91,7 +91,7 @@ def _read(plan: Plan, store: str) -> CaseResult:
 
 
 def _serve_once(bootstrap: str, topic: str) -> None:
-    """The code of each API is loaded with its first request (ADR 18), which is no cost of reading: 0.3 s of CPU."""
+    """The code of each API is loaded with its first request (ADR 18), which is no cost of reading."""
     load = Load(records=1, record_bytes=KIB, partitions=1, turn_records=1)
     clients.create_topic(bootstrap, topic, load.partitions)
     with clients.producer(bootstrap, load) as made:
