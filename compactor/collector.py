@@ -240,7 +240,7 @@ class Collector:
         header = await self._header(stat)
         if stat.key != object_key(header.object_id):
             raise Corrupt(f"an object under the name of another: key={stat.key!r} header={header.object_id}")
-        return UnusedCandidate(stat.key, header.object_id, stat.size_bytes, tuple({one.partition for one in header.slices}))
+        return UnusedCandidate(stat.key, header.object_id, stat.size_bytes, tuple(dict.fromkeys(one.partition for one in header.slices)))
 
     async def _header(self, stat: ObjectStat) -> WalHeader:
         first = await self._objects.get_range(stat.key, 0, min(stat.size_bytes, HEADER_READ_BYTES))

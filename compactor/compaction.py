@@ -7,6 +7,7 @@ The CAS commits; all else can be repeated by anybody, or dropped. The claim save
 attempts that lost, are the collector's.
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -208,11 +209,13 @@ class Compaction:
         entries: list[Entry] = []
         filled_bytes = 0
         try:
-            async for page in uncompacted_pages(self._records.metadata, keys, control, max(control.compaction_cursor, control.log_start)):
-                entries += page
-                filled_bytes += sum(map(entry_bytes, page))
-                if filled_bytes >= self._policy.segment_bytes or len(entries) >= ENTRIES_MAX:
-                    break
+            begin = max(control.compaction_cursor, control.log_start)
+            async with contextlib.aclosing(uncompacted_pages(self._records.metadata, keys, control, begin)) as pages:
+                async for page in pages:
+                    entries += page
+                    filled_bytes += sum(map(entry_bytes, page))
+                    if filled_bytes >= self._policy.segment_bytes or len(entries) >= ENTRIES_MAX:
+                        break
         except EntriesMoved:
             return ()
         return entries

@@ -175,9 +175,10 @@ class Upkeep:
         if why:
             raise Unavailable(why)
         report = CollectionReport()
-        left = set(KINDS)
+        left = list(KINDS)
         while left:
-            left -= await life.collector.cycle(report, kinds=left, dry_run=dry_run)
+            ended = await life.collector.cycle(report, kinds=left, dry_run=dry_run)
+            left = [kind for kind in left if kind not in ended]
         report.uploads = uploads = UploadsReport()
         while not await self._uploads.run(uploads, dry_run=dry_run) and uploads.failed is None:
             pass

@@ -1,11 +1,13 @@
 """What makes a run depend on its seed alone.
 
 Sets of objects iterate by address, so the sets whose order decides who runs first are replaced by ordered ones, from here: the product
-need not care.
+need not care. When cycles are collected depends on what the process did before, and what dies then may wake somebody (a frame gives its room
+back, a generator is closed by a task): none are collected while a seed runs.
 """
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 from unittest import mock
@@ -35,6 +37,14 @@ class OrderedSet(set[T]):
         return iter(self._order)
 
 
+class OrderedTaskGroup(asyncio.TaskGroup):
+    """Cancels its tasks in the order in which they were created."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tasks = OrderedSet()
+
+
 class OrderedNursery(Nursery):
     """Cancels its tasks in the order in which they were spawned. Once dead it starts nothing: timers of a killed process do not fire, those
     of a loop that it shared do.
@@ -60,6 +70,19 @@ def _stable_hash(log: PartitionLog) -> int:
 
 @contextlib.contextmanager
 def stable_order() -> Iterator[None]:
-    """Sets of partitions iterate alike in every run."""
-    with mock.patch.object(PartitionLog, "__hash__", _stable_hash):
+    """Sets of partitions, and of the tasks of a group, iterate alike in every run."""
+    with mock.patch.object(PartitionLog, "__hash__", _stable_hash), mock.patch.object(asyncio, "TaskGroup", OrderedTaskGroup):
         yield
+
+
+@contextlib.contextmanager
+def no_collection_of_cycles() -> Iterator[None]:
+    """None before the end, where all are collected: a task whose exception nobody retrieved says so then."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect()
+        if was_enabled:
+            gc.enable()

@@ -15,7 +15,7 @@ from sim.admin import Admin
 from sim.broker import ConnectionLost, Ground, Serving, SimBroker
 from sim.check import Log, RememberedProducers, Stored, check, forgotten
 from sim.compactor import DUTIES, DUTY_NAMES, SimCompactor, SimPurge
-from sim.determinism import OrderedNursery, stable_order
+from sim.determinism import OrderedNursery, no_collection_of_cycles, stable_order
 from sim.faults import FaultPlan, ObjectFaults
 from sim.fsck import Floor, fsck, left_behind
 from sim.history import History
@@ -87,6 +87,7 @@ def run_seed(plan: Plan, *, show: Callable[[str], None] | None = None) -> Report
     theme = theme_of(chance, plan.faults, name=plan.theme)
     with contextlib.ExitStack() as stack:
         stack.enter_context(capture_logs())
+        stack.enter_context(no_collection_of_cycles())
         stack.enter_context(stable_order())
         stack.enter_context(lowered(theme.limits))
         runner = stack.enter_context(asyncio.Runner(loop_factory=lambda: loop))
@@ -94,8 +95,8 @@ def run_seed(plan: Plan, *, show: Callable[[str], None] | None = None) -> Report
             runner.run(_World(plan, theme, chance, history, loop).run())
         except Deadlock as error:
             history.violation(f"deadlock: {error}")
-        appends = sum(sent.acked is not None for sent in history.sent)
-        return Report(plan.seed, history.violations, history.digest(), history.turns, loop.time(), appends, len(history.seen))
+    appends = sum(sent.acked is not None for sent in history.sent)
+    return Report(plan.seed, history.violations, history.digest(), history.turns, loop.time(), appends, len(history.seen))
 
 
 class _World:
@@ -241,7 +242,8 @@ class _World:
         unfinished = [task for task in tasks if not task.done()]
         if not unfinished:
             return
-        _, waiting = await asyncio.wait(unfinished, timeout=within_s)
+        await asyncio.wait(unfinished, timeout=within_s)
+        waiting = [task for task in unfinished if not task.done()]
         for task in waiting:
             task.cancel()
         if waiting:

@@ -9,7 +9,7 @@ from typing import Final
 
 from structlog.testing import capture_logs
 
-from sim.determinism import OrderedNursery
+from sim.determinism import OrderedNursery, no_collection_of_cycles, stable_order
 from sim.faults import PROFILES, FaultPlan, Profile, Temper
 from sim.groups.broker import GroupBroker, GroupGround, Guessing
 from sim.groups.history import (
@@ -60,7 +60,7 @@ def run_seed(seed: int, faults: str, *, guesses: float = 0.0, show: Callable[[st
         trace.violation(f"loop: {context.get('message')} {context.get('exception')!r}")
 
     loop.set_exception_handler(failed)
-    with capture_logs(), asyncio.Runner(loop_factory=lambda: loop) as runner:
+    with capture_logs(), no_collection_of_cycles(), stable_order(), asyncio.Runner(loop_factory=lambda: loop) as runner:
         try:
             runner.run(_World(chance, PROFILES[faults], trace, history, loop, guessing).run())
         except Deadlock as error:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from runtime.clock import Clock
+from runtime.ids import Entropy
 from storage.catalog.cluster import decode_cluster
 from storage.catalog.gathering import SharedReads
 from storage.catalog.live_brokers import read_live
@@ -84,9 +85,16 @@ class BrokerDirectory:
     """One broker's view of all. `register` and `deregister` have one caller; `live` has any number."""
 
     def __init__(
-        self, metadata: MetadataStore, *, clock: Clock, session_timeout_ms: int = SESSION_TIMEOUT_MS, level_max: int = LEVEL_MAX
+        self,
+        metadata: MetadataStore,
+        *,
+        clock: Clock,
+        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+        level_max: int = LEVEL_MAX,
+        entropy: Entropy = os.urandom,
     ) -> None:
         self._level_max = level_max
+        self._entropy = entropy
         self._level = LEVEL_FIRST
         self._metadata = metadata
         self._clock = clock
@@ -289,7 +297,7 @@ class BrokerDirectory:
                 return
             if not self.is_registered:
                 break
-            await pause(attempt, os.urandom)
+            await pause(attempt, self._entropy)
         raise Unavailable(f"cannot read the format level for certain: broker_id={registration.broker_id} epoch={registration.epoch}")
 
     async def _smallest_free_id(self) -> int:
