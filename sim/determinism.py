@@ -1,8 +1,8 @@
 """What makes a run depend on its seed alone.
 
 Sets of objects iterate by address, so the sets whose order decides who runs first are replaced by ordered ones, from here: the product
-need not care. When cycles are collected depends on what the process did before, and what dies then may wake somebody (a frame gives its room
-back, a generator is closed by a task): none are collected while a seed runs.
+need not care. When cycles are collected depends on what the process did before, and what dies then may wake somebody (a frame gives its
+room back, a task closes a generator): none are collected while a seed runs.
 """
 
 import asyncio
