@@ -288,9 +288,7 @@ class SimBroker:
         await life.stay()
 
     def _new_life(self, fixed_id: int | None) -> tuple[BrokerDirectory, RegisteredLife]:
-        directory = BrokerDirectory(
-            self._metadata, clock=self.clock, session_timeout_ms=SESSION_TIMEOUT_MS, entropy=self._chance.randbytes
-        )
+        directory = BrokerDirectory(self._metadata, clock=self.clock, session_timeout_ms=SESSION_TIMEOUT_MS, entropy=self._chance.randbytes)
         return directory, RegisteredLife(
             directory,
             listeners=[Endpoint(LISTENER, f"broker-{self._broker_id}", 9092)],

@@ -181,9 +181,7 @@ class GroupBroker:
             self._go_down()
 
     async def _live(self, nursery: Nursery) -> None:
-        directory = BrokerDirectory(
-            self._heard, clock=self._clock, session_timeout_ms=SESSION_TIMEOUT_MS, entropy=self._chance.randbytes
-        )
+        directory = BrokerDirectory(self._heard, clock=self._clock, session_timeout_ms=SESSION_TIMEOUT_MS, entropy=self._chance.randbytes)
         await self._register(directory)
         # From a chance of its own: seeds without guesses are what they were before there were any.
         guesses = Guesses(directory, self._ground.guessing, random.Random(f"guesses of {self.name}"), self._clock.monotonic_s)
