@@ -64,7 +64,7 @@ class Accounts:
             self._too_much_since_s = self._clock.monotonic_s()
         elif self._clock.monotonic_s() - self._too_much_since_s > LINGER_S:
             self._say(f"holds {held_bytes} bytes of requests, owes answers for {self._owed_bytes}, is sending {self._sent_bytes}")
-        if self.buffered_bytes is not None and self.buffered_bytes() < self._begun_bytes:
+        if self._begun_bytes > 0 and self.buffered_bytes is not None and self.buffered_bytes() < self._begun_bytes:
             self._say(f"reports {self.buffered_bytes()} bytes buffered, owes answers for {self._begun_bytes}")
 
     def _say(self, what: str) -> None:

@@ -32,6 +32,8 @@ from tests.kit.serving import loop_may_be_held
 settings.register_profile("forebay", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("forebay")
 
+NOT_INSTALLED: Final = Path(__file__).parent / "kit" / "not_installed"
+"""Modules that processes started by tests do not find, as if they were not installed."""
 GARBAGE_LOOKED_FOR_AFTER: Final = 20_000
 """New objects; Python's own 700 are for programs that are short of memory sooner."""
 
@@ -93,7 +95,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        # Not of the one that starts workers: they are tests themselves.
+        others = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{NOT_INSTALLED}{os.pathsep}{others}" if others else str(NOT_INSTALLED)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As a shell without a terminal leaves it to what runs in the background. Tests interrupt themselves and what they start.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,6 @@ from forebay.commands.doctor.finding import exit_code
 from forebay.commands.doctor.run import examine, of_settings_errors
 from process.settings.errors import SettingsError
 from process.settings.loading import load
-from tests.kit.serving import ROOT
 
 ENDS_WITHIN_S = 90.0
 
@@ -86,17 +84,15 @@ def _run(
     words = [sys.executable, "-m", "forebay", *command, "-c", os.devnull, *(f"--set={key}={value}" for key, value in settings.items())]
     if open_files_max is not None:
         words = ["/bin/sh", "-c", f'ulimit -n {open_files_max} && exec "$@"', "sh", *words]
-    # Not `cwd` itself: what is left behind is looked for there.
-    with tempfile.TemporaryDirectory(prefix="forebay-hypothesis-") as elsewhere:
-        return subprocess.run(
-            words,
-            env=_environment(environ) | {"HYPOTHESIS_STORAGE_DIRECTORY": elsewhere, "PYTHONPATH": str(ROOT)},
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=ENDS_WITHIN_S,
-            check=False,
-        )
+    return subprocess.run(
+        words,
+        env=_environment(environ),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=ENDS_WITHIN_S,
+        check=False,
+    )
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

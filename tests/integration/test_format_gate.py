@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from forebay.commands.cluster.commands import cluster
 from storage.formats.levels import LEVEL_MAX
-from tests.kit.serving import ROOT, events, serving
+from tests.kit.serving import events, serving
 
 ENDS_WITHIN_S = 60.0
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -55,7 +55,7 @@ def test_a_cluster_is_upgraded_beside_its_broker_and_one_of_a_newer_level_is_lef
     again = subprocess.run(
         [sys.executable, "-m", "forebay", "serve", "-c", os.devnull, *stores(tmp_path)],
         cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")} | {"PYTHONPATH": str(ROOT)},
+        env={name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")},
         capture_output=True,
         text=True,
         timeout=ENDS_WITHIN_S,

@@ -21,7 +21,6 @@ from storage.metadata.keys import CLUSTER
 from storage.metadata.oxia.location import parse_oxia_url
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import ABSENT, Put
-from tests.kit.serving import ROOT
 
 ENDS_WITHIN_S = 60.0
 EXIT_USAGE, EXIT_UNREACHABLE = 2, 3
@@ -46,7 +45,7 @@ def start(stores: Stores, *, environ: Mapping[str, str]) -> tuple[int, list[str]
     with tempfile.TemporaryDirectory(prefix="forebay-") as folder:
         ended = subprocess.run(
             [sys.executable, "-m", "forebay", "serve", "-c", os.devnull, *(f"--set={key}={value}" for key, value in given.items())],
-            env=kept | {"HYPOTHESIS_STORAGE_DIRECTORY": str(ROOT / ".hypothesis")} | dict(environ) | dict(stores.environ),
+            env=kept | dict(environ) | dict(stores.environ),
             cwd=folder,
             capture_output=True,
             text=True,

@@ -18,7 +18,7 @@ from runtime.clock import SystemClock
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import running_s3
 from storage.catalog.store_marker import KEY
-from tests.kit.serving import HOST, ROOT, Served, events, get, last_lines, serving
+from tests.kit.serving import HOST, Served, events, get, last_lines, serving
 
 WITHIN_S = 60.0
 ASK_EVERY_S = 0.05
@@ -40,7 +40,6 @@ def forebay(*arguments: str, settings: Mapping[str, str], environ: Mapping[str, 
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY_", "KAFKA_", "AWS_"))}
-    kept["HYPOTHESIS_STORAGE_DIRECTORY"] = str(ROOT / ".hypothesis")
     return subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, env=kept | dict(environ or {}), check=False)
 
 

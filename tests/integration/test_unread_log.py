@@ -23,7 +23,7 @@ from runtime.clock import SystemClock
 from runtime.log_lines import LINES_PER_WINDOW, WAITING_BYTES_MAX
 from tests.integration.test_workers import free_ports
 from tests.kit.raw_client import RawClient, body_of, frame_of, header, request_class
-from tests.kit.serving import HOST, ROOT, get
+from tests.kit.serving import HOST, get
 
 WITHIN_S = 30.0
 ANSWERED_WITHIN_S = 5.0
@@ -111,7 +111,7 @@ def unread(folder: Path, *options: str) -> Iterator[Unread]:
             [*command, *(f"--set={key}={value}" for key, value in settings.items())],
             stdin=subprocess.DEVNULL,
             stderr=write_end,
-            env=environment | {"HYPOTHESIS_STORAGE_DIRECTORY": str(ROOT / ".hypothesis")},
+            env=environment,
             cwd=folder,
         )
         os.close(write_end)

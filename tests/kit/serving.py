@@ -209,8 +209,6 @@ def _spawn(
         command += ["--set", assignment]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY_", "KAFKA_"))}
     environment.update(environ)
-    # kio imports hypothesis where that is installed, which makes a table of 180 MiB unless it finds one here.
-    environment["HYPOTHESIS_STORAGE_DIRECTORY"] = str(ROOT / ".hypothesis")
     with log_path.open("wb") as log:
         words = [*entering, *command]
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=log_path.parent)
