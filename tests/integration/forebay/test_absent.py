@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -5,7 +6,8 @@ from forebay.absent import import_without_extras
 
 
 def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # hypothesis is there
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60, env=environment).stdout
 
 
 def test_libraries_are_imported_without_what_they_would_only_decorate_with_and_others_may_import_that_later() -> None:
