@@ -26,6 +26,9 @@ TRIM_THRESHOLD_BYTES: Final = 512 * _MIB
 TOP_PAD_BYTES: Final = 64 * _MIB
 """The heap grows in steps of this."""
 
+ARENAS_MAX: Final = 1
+"""Threads of pools allocate and free buffers of megabytes, too: from arenas of their own these would be memory that nobody else uses again."""
+
 CHECK_S: Final = 1.0
 TRIM_PAUSE_S: Final = 5.0
 """Between two trims: what they do not give back is in use."""
@@ -34,12 +37,13 @@ TRIM_PAUSE_S: Final = 5.0
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
 
 _PAGE_BYTES: Final = mmap.PAGESIZE
 
 
 def tune(*, mallopt: Callable[[int, int], int] | None = None) -> bool:
-    """Whether all three were accepted. Does nothing where the C library is not glibc."""
+    """Whether all four were accepted. Does nothing where the C library is not glibc."""
     call = mallopt or _glibc_mallopt()
     if call is None:
         return False
@@ -47,6 +51,7 @@ def tune(*, mallopt: Callable[[int, int], int] | None = None) -> bool:
         call(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES),
         call(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES),
         call(_M_TOP_PAD, TOP_PAD_BYTES),
+        call(_M_ARENA_MAX, ARENAS_MAX),
     ]
     return all(accepted)
 

@@ -10,7 +10,7 @@ from process import malloc
 from runtime.blocking import InlineBlocking
 
 
-def test_the_three_parameters_are_set() -> None:
+def test_the_four_parameters_are_set() -> None:
     calls: list[tuple[int, int]] = []
 
     def accept(parameter: int, value: int) -> int:
@@ -20,7 +20,7 @@ def test_the_three_parameters_are_set() -> None:
     tuned = malloc.tune(mallopt=accept)
 
     assert tuned
-    assert calls == [(-3, 64 * 2**20), (-1, 512 * 2**20), (-2, 64 * 2**20)]
+    assert calls == [(-3, 64 * 2**20), (-1, 512 * 2**20), (-2, 64 * 2**20), (-8, 1)]
 
 
 def test_a_refusal_is_told() -> None:
