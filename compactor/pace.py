@@ -63,6 +63,10 @@ class PacedObjects:
         await self._pace.wait(end - start)
         return await self._inner.get_range(key, start, end)
 
+    async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
+        await self._pace.wait(end - start)
+        return await self._inner.get_parts(key, start, end, part_bytes=part_bytes)
+
     async def stat(self, key: str) -> ObjectStat:
         return await self._inner.stat(key)
 

@@ -11,6 +11,7 @@ from sim.faults import Fault, ObjectFaults, Wire
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.port import ObjectStat, UnfinishedUpload
+from storage.views import in_parts
 from storage.vocabulary import Buffer
 
 
@@ -88,6 +89,9 @@ class SimObjects:
             damaged[self._plan.place(len(damaged))] ^= 1 << self._plan.place(8)
             return bytes(damaged)
         return found
+
+    async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> list[Buffer]:
+        return in_parts(await self.get_range(key, start, end), start, part_bytes)
 
     async def stat(self, key: str) -> ObjectStat:
         await self._ask("stat", self._plan.of_read())

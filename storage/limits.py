@@ -53,6 +53,8 @@ WRITE_REQUEST_BYTES_MAX: Final = 1 * MIB
 WRITE_REQUEST_OPS_MAX: Final = 1_000
 
 BLOCK_BYTES: Final = 4 * MIB
+PART_BYTES: Final = 512 * KIB
+"""What was read is kept in parts of this: each is memory of its own, which whoever sends a piece of it keeps alive."""
 FETCH_RESPONSE_BYTES_MAX: Final = 8 * MIB
 """Record bytes in one Fetch response, the first batch excepted; what a client that stops reading may pin."""
 
@@ -67,3 +69,4 @@ assert CONTROL_BYTES_MAX * 2 + PRODUCER_PAGES_WRITTEN_MAX * PRODUCER_PAGE_BYTES_
     WRITE_REQUEST_BYTES_MAX
 ), "a commit (chunk, pages and control) fits one request; where an estimate was too low, it is made smaller"
 assert BATCH_BYTES_DEFAULT_MAX < FRAME_BYTES_MAX
+assert BLOCK_BYTES % PART_BYTES == 0

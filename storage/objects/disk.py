@@ -11,11 +11,11 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from runtime.blocking import Blocking
 from runtime.clock import Clock
@@ -25,8 +25,9 @@ from storage.objects.folders import Folders, make_durably, sync_folder
 from storage.objects.naming import TEMPORARY_FOLDER, check_key
 from storage.objects.port import ObjectStat, UnfinishedUpload, no_uploads
 from storage.objects.temporaries import Temporaries, discard, write_all
-from storage.objects.unbuffered import read_unbuffered, write_unbuffered
+from storage.objects.unbuffered import read_parts_unbuffered, read_unbuffered, write_unbuffered
 from storage.objects.walk import walk
+from storage.views import in_parts
 from storage.vocabulary import Buffer
 
 LIST_CHUNK_OBJECTS: Final = 1_000
@@ -34,6 +35,8 @@ DELETE_CHUNK_OBJECTS: Final = 1_000
 FOLDERS_HELD_MAX: Final = 64
 LINK_ATTEMPTS_MAX: Final = 100
 """Each attempt but the last met a delete that removed the emptied folder at the same moment."""
+
+T = TypeVar("T")
 
 _AMBIGUOUS: Final = frozenset({errno.EIO, errno.ETIMEDOUT})
 
@@ -78,7 +81,12 @@ class DiskObjectStore:
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         check_key(key)
         assert 0 <= start <= end, f"not a range: start={start} end={end}"
-        return await self._blocking.run(partial(self._get, key, start, end))
+        return await self._blocking.run(partial(self._get, key, start, end, _read))
+
+    async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
+        check_key(key)
+        assert 0 <= start <= end, f"not a range: start={start} end={end}"
+        return await self._blocking.run(partial(self._get, key, start, end, partial(_read_parts, part_bytes=part_bytes)))
 
     async def stat(self, key: str) -> ObjectStat:
         check_key(key)
@@ -184,7 +192,7 @@ class DiskObjectStore:
         except OSError as error:
             raise OutcomeUnknown(self._failure("object stored, its name may not be durable", key, error)) from error
 
-    def _get(self, key: str, start: int, end: int) -> bytes:
+    def _get(self, key: str, start: int, end: int, read: Callable[[int, int, int], T]) -> T:
         try:
             descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -192,7 +200,7 @@ class DiskObjectStore:
                 if not stat.S_ISREG(status.st_mode):
                     raise NotFound(f"no such object: key={key!r}")
                 if status.st_size >= end:
-                    return _read(descriptor, start, end)
+                    return read(descriptor, start, end)
             finally:
                 os.close(descriptor)
         except (FileNotFoundError, NotADirectoryError):
@@ -282,6 +290,11 @@ class DiskObjectStore:
             case _:
                 text = f"folder cannot be used ({reason}). Check its file system, or choose another folder."
         return Unavailable(f"storage.url {self._uri}: {text}")
+
+
+def _read_parts(descriptor: int, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
+    unbuffered = read_parts_unbuffered(descriptor, start, end, part_bytes=part_bytes)
+    return in_parts(_read(descriptor, start, end), start, part_bytes) if unbuffered is None else unbuffered
 
 
 def _read(descriptor: int, start: int, end: int) -> bytes:

@@ -7,13 +7,15 @@ cuts these, for a few more requests. A budget bounds them, so that a store that 
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.objects.port import ObjectStat, ObjectStore, UnfinishedUpload
 from storage.vocabulary import Buffer
+
+T = TypeVar("T")
 
 WINDOW_READS: Final = 1_000
 """The latest reads of a size class whose times count."""
@@ -78,30 +80,37 @@ class HedgedObjectStore:
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         """As the port says. Of two requests the later one is cancelled; an error counts only when no other request can still answer."""
-        window = self._windows[bisect_left(_CLASS_BOUNDS_BYTES, end - start)]
+        return await self._hedged(end - start, lambda: self._inner.get_range(key, start, end))
+
+    async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
+        """As `get_range`."""
+        return await self._hedged(end - start, lambda: self._inner.get_parts(key, start, end, part_bytes=part_bytes))
+
+    async def _hedged(self, size_bytes: int, request: Callable[[], Awaitable[T]]) -> T:
+        window = self._windows[bisect_left(_CLASS_BOUNDS_BYTES, size_bytes)]
         self._budget = min(BUDGET_MAX, self._budget + BUDGET_SHARE)
         began_s = self._clock.monotonic_s()
         if len(window) < WARM_READS:
-            found = await self._inner.get_range(key, start, end)
+            found = await request()
         else:
             delay_s = max(DELAY_S_MIN, window.quantile_s(QUANTILE))
-            found = await self._race(key, start, end, delay_s)
+            found = await self._race(request, delay_s)
         window.add(self._clock.monotonic_s() - began_s)
         return found
 
-    async def _race(self, key: str, start: int, end: int, delay_s: float) -> bytes:
+    async def _race(self, request: Callable[[], Awaitable[T]], delay_s: float) -> T:
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(_outcome(self._inner, key, start, end))
+            first = group.create_task(_outcome(request))
             await asyncio.wait((first,), timeout=delay_s)
             tasks = [first]
             if not first.done() and self._budget >= 1.0:
                 self._budget -= 1.0
-                tasks.append(group.create_task(_outcome(self._inner, key, start, end)))
+                tasks.append(group.create_task(_outcome(request)))
             answer, winner = await _first_answer(tasks)
             for task in tasks:
                 task.cancel()
         if len(tasks) > 1:
-            (self._won if winner is tasks[1] and isinstance(answer, bytes) else self._lost).inc()
+            (self._won if winner is tasks[1] and not isinstance(answer, Exception) else self._lost).inc()
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -131,23 +140,20 @@ class HedgedObjectStore:
         await self._inner.close()
 
 
-GetResult = bytes | Exception
-
-
-async def _outcome(store: ObjectStore, key: str, start: int, end: int) -> GetResult:
+async def _outcome(request: Callable[[], Awaitable[T]]) -> T | Exception:
     """What a read ends in, as a value: a failed one must not end the group that the other one runs in."""
     try:
-        return await store.get_range(key, start, end)
+        return await request()
     except Exception as error:  # noqa: BLE001 - raised by whoever asks for the outcome
         return error
 
 
-async def _first_answer(tasks: Sequence[asyncio.Task[GetResult]]) -> tuple[GetResult, asyncio.Task[GetResult]]:
+async def _first_answer(tasks: Sequence[asyncio.Task[T | Exception]]) -> tuple[T | Exception, asyncio.Task[T | Exception]]:
     """The first bytes, else the last error."""
     pending = set(tasks)
     while True:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         # Both may have ended: bytes count before an error.
-        for task in sorted(done, key=lambda ended: not isinstance(ended.result(), bytes)):
-            if isinstance(task.result(), bytes) or not pending:
+        for task in sorted(done, key=lambda ended: isinstance(ended.result(), Exception)):
+            if not isinstance(task.result(), Exception) or not pending:
                 return task.result(), task

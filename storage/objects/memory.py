@@ -8,6 +8,7 @@ from runtime.clock import Clock
 from storage.errors import AlreadyExists, EndsEarly, NotFound
 from storage.objects.naming import check_key
 from storage.objects.port import ObjectStat, UnfinishedUpload, no_uploads
+from storage.views import in_parts
 from storage.vocabulary import Buffer
 
 
@@ -39,6 +40,9 @@ class MemoryObjectStore:
         if end > size_bytes:
             raise EndsEarly(f"object ends before the range: key={key!r} start={start} end={end} size_bytes={size_bytes}")
         return body[start:end]
+
+    async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> list[Buffer]:
+        return in_parts(await self.get_range(key, start, end), start, part_bytes)
 
     async def stat(self, key: str) -> ObjectStat:
         found = self._find(key)

@@ -62,6 +62,12 @@ class MeteredObjectStore:
         self._bytes_got.inc(len(body))
         return body
 
+    async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
+        with self._measured("get", self._gets, is_probe=key.startswith((PROBES, MARKER))):
+            parts = await self._inner.get_parts(key, start, end, part_bytes=part_bytes)
+        self._bytes_got.inc(sum(map(len, parts)))
+        return parts
+
     async def stat(self, key: str) -> ObjectStat:
         with self._measured("stat"):
             return await self._inner.stat(key)

@@ -41,6 +41,10 @@ class ObjectStore(Protocol):
         """Bytes [start, end). Raise `NotFound` if there is no such object, `EndsEarly` if it ends before `end`."""
         ...
 
+    async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
+        """As `get_range`, with one request, in parts that end at the multiples of `part_bytes` of the object: each is memory of its own."""
+        ...
+
     async def stat(self, key: str) -> ObjectStat:
         """Raise `NotFound` if there is no such object."""
         ...

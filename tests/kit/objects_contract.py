@@ -5,12 +5,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
 
 from runtime.clock import SystemClock
-from storage.errors import AlreadyExists, NotFound, Unavailable
+from storage.errors import AlreadyExists, EndsEarly, NotFound, Unavailable
 from storage.objects.port import ObjectStore
 
 ILLEGAL_KEYS = ["", "/a", "a/", "a//b", "../a", "a/../b", "a/..", ".", "a/./b", "a b", "é", "a\x00", "a\n", "a" * 513, ".tmp/a"]
@@ -45,6 +46,31 @@ class ObjectStoreContract(abc.ABC):
     async def store(self, tmp_path: Path) -> AsyncIterator[ObjectStore]:
         async with self.opened(tmp_path) as store:
             yield store
+
+    # Parts
+
+    @pytest.mark.parametrize(("start", "end"), [(0, 700_000), (5, 700_000), (4_096, 4_097), (65_536, 131_072), (70_000, 400_001), (9, 9)])
+    async def test_parts_of_a_range_end_at_multiples_of_a_size_and_are_memory_of_their_own(
+        self, store: ObjectStore, start: int, end: int
+    ) -> None:
+        part_bytes = 65_536
+        whole = random.Random(3).randbytes(700_000)
+        await store.put_if_absent("wal/1", [whole])
+        parts = [memoryview(part) for part in await store.get_parts("wal/1", start, end, part_bytes=part_bytes)]
+        ends = list(accumulate(map(len, parts), initial=start))
+
+        assert b"".join(parts) == whole[start:end]
+        assert all(begin // part_bytes == max(begin, stop - 1) // part_bytes for begin, stop in pairwise(ends))
+        assert len(parts) == len({id(part.obj) for part in parts}) == max(1, -(-end // part_bytes) - start // part_bytes)
+        assert all(memoryview(part.obj).nbytes <= len(part) + 3 * 4_096 for part in parts)
+
+    async def test_parts_of_what_is_not_there_are_asked_for_in_vain(self, store: ObjectStore) -> None:
+        await store.put_if_absent("wal/1", [bytes(200_000)])
+
+        with pytest.raises(EndsEarly):
+            await store.get_parts("wal/1", 0, 200_001, part_bytes=65_536)
+        with pytest.raises(NotFound):
+            await store.get_parts("wal/2", 0, 200_000, part_bytes=65_536)
 
     # Putting
 

@@ -54,7 +54,7 @@ class DataClient(Protocol):
         """One PUT with If-None-Match: * and a checksum, so that a body that was cut short is never stored."""
         ...
 
-    async def get_range(self, name: str, start: int, end: int) -> bytes:
+    async def get_range(self, name: str, start: int, end: int) -> Buffer:
         """Bytes [start, end), fewer if the object ends before. `start` < `end`."""
         ...
 

@@ -26,6 +26,7 @@ from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.multipart import put_in_parts
+from storage.views import in_parts
 from storage.vocabulary import Buffer
 
 T = TypeVar("T")
@@ -80,10 +81,16 @@ class S3ObjectStore:
         await self._put(key, parts, patience_s=PUT_PATIENCE_S)
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
+        return bytes(await self._get_range(key, start, end))
+
+    async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> list[Buffer]:
+        return in_parts(await self._get_range(key, start, end), start, part_bytes)
+
+    async def _get_range(self, key: str, start: int, end: int) -> Buffer:
         check_key(key)
         assert 0 <= start <= end, f"not a range: start={start} end={end}"
         # S3 knows no empty ranges.
-        found = await self._get(key, start, end) if start < end else b""
+        found: Buffer = await self._get(key, start, end) if start < end else b""
         reached = start + len(found) if start < end else (await self.stat(key)).size_bytes
         if reached < end:
             raise EndsEarly(f"object ends before the range: key={key!r} start={start} end={end}")
@@ -273,7 +280,7 @@ class S3ObjectStore:
 
     # Reading
 
-    async def _get(self, key: str, start: int, end: int) -> bytes:
+    async def _get(self, key: str, start: int, end: int) -> Buffer:
         name = self._root + key
         try:
             return await self._read("get", key, partial(self._data.get_range, name, start, end), _attempt_s(end - start))

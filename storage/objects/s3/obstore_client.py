@@ -80,9 +80,9 @@ class ObstoreClient:
         except (BaseError, FileNotFoundError) as error:
             raise _fault(error) from error
 
-    async def get_range(self, name: str, start: int, end: int) -> bytes:
+    async def get_range(self, name: str, start: int, end: int) -> Buffer:
         try:
-            return (await obstore.get_range_async(self._store, name, start=start, end=end)).to_bytes()
+            return memoryview(await obstore.get_range_async(self._store, name, start=start, end=end))
         except (BaseError, FileNotFoundError) as error:
             raise _fault(error) from error
 

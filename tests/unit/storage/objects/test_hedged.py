@@ -16,7 +16,6 @@ from storage.objects.hedged import (
     BUDGET_SHARE,
     WARM_READS,
     WINDOW_READS,
-    GetResult,
     HedgedObjectStore,
     LatencyWindow,
     _first_answer,
@@ -231,13 +230,13 @@ def test_times_outside_the_buckets_are_counted() -> None:
 
 
 async def test_bytes_count_when_both_have_ended_and_one_failed() -> None:
-    async def ends_in(outcome: GetResult) -> GetResult:
+    async def ends_in(outcome: bytes | Exception) -> bytes | Exception:
         return outcome
 
     answers = []
     # Many times, because a set of tasks has no order.
     for number in range(40):
-        outcomes: list[GetResult] = [Unavailable("failed"), b"x"]
+        outcomes: list[bytes | Exception] = [Unavailable("failed"), b"x"]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(ends_in(outcome)) for outcome in outcomes[:: 1 if number % 2 else -1]]
         answers.append((await _first_answer(tasks))[0])
