@@ -93,4 +93,4 @@ def stamp(entry: Entry, parts: Sequence[Buffer], partition: PartitionId) -> Batc
         batch = view[position:end]
         verify(batch, parse_header(batch), where=f"{where} offset={start}")
         restamp(view, position, start)
-    return BatchRun(entry.base, entry.last, view, tuple(found.starts), tuple(found.positions))
+    return BatchRun(entry.base, entry.last, (view,), tuple(found.starts), tuple(found.positions))

@@ -27,7 +27,7 @@ TOP_PAD_BYTES: Final = 64 * _MIB
 """The heap grows in steps of this."""
 
 ARENAS_MAX: Final = 1
-"""Threads of pools allocate and free buffers of megabytes, too: from arenas of their own these would be memory that nobody else uses again."""
+"""Threads of pools allocate and free buffers of megabytes, too. From arenas of their own these would be memory that nobody else uses."""
 
 CHECK_S: Final = 1.0
 TRIM_PAUSE_S: Final = 5.0

@@ -220,10 +220,9 @@ async def _list_offsets(serving: Serving, places: Sequence[Place], timestamp: in
 
 def _batches(records: Sequence[Buffer]) -> list[memoryview]:
     found = []
-    for buffer in records:
-        view = memoryview(buffer)
-        while len(view):
-            size_bytes = parse_header(view).size_bytes
-            found.append(view[:size_bytes])
-            view = view[size_bytes:]
+    view = memoryview(b"".join(records))
+    while len(view):
+        size_bytes = parse_header(view).size_bytes
+        found.append(view[:size_bytes])
+        view = view[size_bytes:]
     return found

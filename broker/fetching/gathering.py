@@ -19,6 +19,7 @@ from storage.log.flights import Flight
 from storage.log.index import check_range
 from storage.log.partition import PartitionLog
 from storage.log.read import Reader
+from storage.log.segments import Elsewhere
 from storage.log.tail import BatchRun
 
 LOOKED_AT_PER_STEP: Final = 500
@@ -293,6 +294,14 @@ class Gathering:
             check_range(log, offset)
             while offset < log.seen.high_watermark and (taken_bytes < room or (at_least_one and not buffers)):
                 run = self._reader.cached(log, offset) or _run_at(wanted.runs, offset)
+                if run is None and self._runs_left > 0 and (flight is None or flight.error is None):
+                    here = self._reader.flights.spare(log, offset, bytes_max=room - taken_bytes, at_least_one=at_least_one and not buffers)
+                    if here is None:
+                        break
+                    if here is not Elsewhere.TO_BE_READ:
+                        run = here
+                        wanted.runs.append(run)
+                        self._runs_left -= 1
                 if run is None:
                     if self._must_read(wanted, flight, offset, room - taken_bytes, at_least_one=at_least_one and not buffers, now_s=now_s):
                         break
@@ -302,9 +311,11 @@ class Gathering:
                 piece = run.from_offset(offset, room - taken_bytes, at_least_one=at_least_one and not buffers)
                 if piece is None:
                     break
-                view, offset = piece
-                buffers.append(view)
-                taken_bytes += len(view)
+                views, offset = piece
+                buffers += views
+                taken_bytes += sum(map(len, views))
+                if room - taken_bytes < run.following_bytes:
+                    break
         except StorageError as error:
             wanted.error = without_frames(error)
             buffers, taken_bytes = [], 0

@@ -3,8 +3,9 @@
 A read that misses fetches whole blocks (aligned to `block_bytes`), so that the next read of a neighbouring slice hits; missing
 neighbours travel in ONE ranged GET, and what is missing in several places is fetched at the same time. A fetch never asks for bytes
 of which nobody said that they exist: without an object's size it ends where the read ends, and a later read fetches what follows.
-A fetched piece is kept as it came, in one `bytes`: nothing is copied, a piece is evicted as a whole, and what the cache says it
-holds is what it holds. What is being fetched counts as well: room is made for it before it is asked for, and reads that find none wait.
+What was fetched is kept as it came, in parts of half a MiB, each a piece of memory of its own: nothing is copied, a piece is evicted as a
+whole, who sends a part of it keeps no more than it alive, and what the cache says it holds is what it holds. What is being fetched counts
+as well: room is made for it before it is asked for, and reads that find none wait.
 
 Reads of history have a share of all that: what they keep beyond it goes first (storage/cache/eviction.py), and what they fetch beyond it
 waits, in a line of its own.
@@ -22,7 +23,9 @@ from storage.cache.eviction import HISTORY_SHARE_MAX, EvictionOrder, Name
 from storage.cache.shares import ReadRoom, Shares
 from storage.cache.singleflight import SingleFlight
 from storage.errors import EndsEarly
-from storage.limits import BLOCK_BYTES
+from storage.limits import BLOCK_BYTES, PART_BYTES
+from storage.views import cut_views
+from storage.vocabulary import Buffer
 
 FETCH_BLOCKS_MAX: Final = 4
 """Blocks in one ranged GET: 16 MiB of the default size."""
@@ -34,7 +37,8 @@ FETCHING_BYTES_MIN: Final = FETCH_BLOCKS_MAX * BLOCK_BYTES
 """What may be fetched at a time whatever the size of the cache. A read that needs more goes on when no other does."""
 
 PIECE_OVERHEAD_BYTES: Final = 1_024
-"""Counted per piece for the objects around its bytes, so that many small pieces are bounded, too."""
+"""Counted per piece for the objects around its bytes, so that many small pieces are bounded, too. What a store needs to have a piece begin
+at a page, 4 KiB of half a MiB, is not."""
 
 REQUESTS: Final = Metric(
     "forebay_cache_requests_total",
@@ -49,6 +53,8 @@ class RangeSource(Protocol):
     """The part of an `ObjectStore` that a cache needs."""
 
     async def get_range(self, key: str, start: int, end: int) -> bytes: ...
+
+    async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]: ...
 
 
 class Piece(NamedTuple):
@@ -66,18 +72,27 @@ class BlockCache:
     of one read, and of all together what storage/cache/shares.py allows.
     """
 
-    def __init__(self, store: RangeSource, *, bytes_max: int, block_bytes: int = BLOCK_BYTES, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        store: RangeSource,
+        *,
+        bytes_max: int,
+        block_bytes: int = BLOCK_BYTES,
+        part_bytes: int = PART_BYTES,
+        telemetry: Telemetry,
+    ) -> None:
         assert bytes_max >= 0
         assert block_bytes > 0
         self._store = store
         self.bytes_max = bytes_max
         self.block_bytes = block_bytes
+        self.part_bytes = part_bytes
         self._bytes_held = 0
         history_bytes_max = int(bytes_max * HISTORY_SHARE_MAX)
         self._room = ReadRoom(bytes_max=max(bytes_max, FETCHING_BYTES_MIN))
         self._history_room = ReadRoom(bytes_max=max(history_bytes_max, FETCHING_BYTES_MIN))
         self._bytes_coming = self._history_bytes_coming = 0
-        self._flights: SingleFlight[Piece, memoryview] = SingleFlight()
+        self._flights: SingleFlight[Piece, Sequence[memoryview]] = SingleFlight()
         self._shares = Shares()
         # Pieces of one object are disjoint, and `_starts` has their starts in order.
         self._views: dict[Name, memoryview] = {}
@@ -125,10 +140,31 @@ class BlockCache:
         for piece in fetched:
             # It may have come for another, or ahead.
             self._note_use(piece, is_history=is_history)
-        return [
-            (fetched[piece] if kept is None else kept)[used_from - piece.start : min(end, piece.end) - piece.start]
-            for piece, kept, used_from in parts
-        ]
+        views: list[memoryview] = []
+        for piece, kept, used_from in parts:
+            views += cut_views(fetched[piece] if kept is None else (kept,), used_from - piece.start, min(end, piece.end) - piece.start)
+        return views
+
+    def read_here(self, key: str, start: int, end: int) -> list[memoryview] | None:
+        """As `read`, for a read of history, if all of it is here; None if not."""
+        found: list[tuple[Piece, memoryview]] = []
+        position = start
+        while position < end:
+            kept = self._find(key, position)
+            if kept is None:
+                return None
+            found.append(kept)
+            position = kept[0].end
+        for piece, _ in found:
+            self._hits.inc()
+            self._order.use((key, piece.start), is_history=True)
+        origin = found[0][0].start if found else start
+        return cut_views([view for _, view in found], start - origin, end - origin)
+
+    @property
+    def spare_bytes(self) -> int:
+        """What would find a place without evicting anything but what consumers in order have left behind."""
+        return self.bytes_max - self._bytes_held - self._bytes_coming + self._order.left_behind_bytes
 
     def missing_from(self, key: str, position: int, end: int) -> int:
         """The first byte of [position, end) that is neither here nor on its way; `end` if there is none."""
@@ -155,14 +191,14 @@ class BlockCache:
             await self._flights.run(piece, partial(self._fetch, piece, is_history=True))
         return True
 
-    def leave_behind(self, key: str, position: int) -> None:
-        """A consumer in order goes on at `position`: the last piece that ends there or before it is among the first to go."""
+    def leave_behind(self, key: str, start: int, position: int) -> None:
+        """A consumer in order that was at `start` goes on at `position`: the pieces that end between them, or at `position`, are among the
+        first to go.
+        """
         starts = self._starts.get(key, ())
-        index = bisect_left(starts, position) - 1
-        if index >= 0 and starts[index] + len(self._views[key, starts[index]]) > position:
-            index -= 1
-        if index >= 0:
-            self._order.leave_behind((key, starts[index]))
+        for index in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, position)):
+            if start < starts[index] + len(self._views[key, starts[index]]) <= position:
+                self._order.leave_behind((key, starts[index]))
 
     def drop(self, key: str) -> None:
         """Forget an object that was deleted. What is being fetched of it may still be cached, and ages like the rest."""
@@ -193,10 +229,18 @@ class BlockCache:
         return Piece(key, start, start + len(view)), view
 
     def _note_use(self, piece: Piece, *, is_history: bool) -> None:
-        """It was read, if it is still here."""
-        name = piece.key, piece.start
-        if name in self._views:
+        """It was read: what of it is still here."""
+        for name in self._here(piece):
             self._order.use(name, is_history=is_history)
+
+    def _here(self, piece: Piece) -> list[Name]:
+        """The pieces that are kept of one that was kept, or fetched."""
+        starts = self._starts.get(piece.key, [])
+        return [(piece.key, start) for start in starts[bisect_left(starts, piece.start) : bisect_left(starts, piece.end)]]
+
+    def _here_bytes(self, piece: Piece) -> int:
+        """How much of it they hold."""
+        return sum([min(piece.end - name[1], len(self._views[name])) for name in self._here(piece)])
 
     def _find_flying(self, key: str, position: int) -> Piece | None:
         for piece in self._flying.get(key, ()):
@@ -224,10 +268,10 @@ class BlockCache:
         assert fetch.start <= start < fetch.end, f"a fetch without the byte it is for: {fetch} position={start}"
         return fetch
 
-    async def _fetch_all(self, planned: Sequence[Piece], held: Sequence[Piece], *, is_history: bool) -> dict[Piece, memoryview]:
+    async def _fetch_all(self, planned: Sequence[Piece], held: Sequence[Piece], *, is_history: bool) -> dict[Piece, Sequence[memoryview]]:
         """The bytes of pieces that `read` has entered as flying; they leave with this call. The read holds `held` until its end."""
         waiting = iter(planned)
-        fetched: dict[Piece, memoryview] = {}
+        fetched: dict[Piece, Sequence[memoryview]] = {}
 
         async def work() -> None:
             for piece in waiting:
@@ -256,9 +300,8 @@ class BlockCache:
         # History waits for its own share first: while it does, it is in nobody's way.
         share = self._history_room.held(held_bytes) if is_history else contextlib.nullcontext()
         async with share, self._room.held(held_bytes):
-            here = [piece for piece in pieces if (piece.key, piece.start) in self._views]
-            names = [(piece.key, piece.start) for piece in here]
-            coming_bytes = held_bytes - sum([piece.end - piece.start for piece in here])
+            names = [name for piece in pieces for name in self._here(piece)]
+            coming_bytes = held_bytes - sum([self._here_bytes(piece) for piece in pieces])
             self._order.pin(names)
             self._count_coming(coming_bytes, is_history=is_history)
             self._make_room(0)
@@ -281,27 +324,26 @@ class BlockCache:
                 return
             self._evict(*name)
 
-    async def _fetch(self, piece: Piece, *, is_history: bool) -> memoryview:
-        kept = self._views.get((piece.key, piece.start))
-        if kept is not None and len(kept) == piece.end - piece.start:
+    async def _fetch(self, piece: Piece, *, is_history: bool) -> Sequence[memoryview]:
+        if self._here_bytes(piece) == piece.end - piece.start:
             # Another reader fetched it while it waited for its turn here.
-            return kept
+            return cut_views([self._views[name] for name in self._here(piece)], 0, piece.end - piece.start)
         # Also by one who took over from a cancelled reader, whose entry is gone.
         self._flying.setdefault(piece.key, []).append(piece)
         try:
-            view = memoryview(await self._get(piece))
+            views = [memoryview(part).toreadonly() for part in await self._get(piece)]
         finally:
             self._land(piece)
-        if len(view) != piece.end - piece.start:
-            raise EndsEarly(f"a store gave {len(view)} bytes for {piece}")
-        self._keep(piece, view, is_history=is_history)
-        return view
+        if (found_bytes := sum(map(len, views))) != piece.end - piece.start:
+            raise EndsEarly(f"a store gave {found_bytes} bytes for {piece}")
+        self._keep(piece, views, is_history=is_history)
+        return views
 
-    async def _get(self, piece: Piece) -> bytes:
+    async def _get(self, piece: Piece) -> Sequence[Buffer]:
         size_bytes = piece.end - piece.start
         await self._shares.take(piece.key, size_bytes)
         try:
-            return await self._store.get_range(piece.key, piece.start, piece.end)
+            return await self._store.get_parts(piece.key, piece.start, piece.end, part_bytes=self.part_bytes)
         finally:
             self._shares.give_back(piece.key, size_bytes)
 
@@ -311,8 +353,9 @@ class BlockCache:
         if not flying:
             del self._flying[piece.key]
 
-    def _keep(self, piece: Piece, view: memoryview, *, is_history: bool) -> None:
-        cost = len(view) + PIECE_OVERHEAD_BYTES
+    def _keep(self, piece: Piece, views: Sequence[memoryview], *, is_history: bool) -> None:
+        overhead_bytes = PIECE_OVERHEAD_BYTES * len(views)
+        cost = piece.end - piece.start + overhead_bytes
         starts = self._starts.get(piece.key, [])
         index = bisect_right(starts, piece.start)
         overlaps_before = index > 0 and starts[index - 1] + len(self._views[piece.key, starts[index - 1]]) > piece.start
@@ -321,14 +364,16 @@ class BlockCache:
         if cost > self.bytes_max or overlaps_before or overlaps_behind:
             return
         # While the read goes on that fetched it, it is counted there.
-        self._make_room(cost - len(view))
+        self._make_room(overhead_bytes)
         if self._bytes_held + cost > self.bytes_max:
             self._gauge.set(self._bytes_held)
             return  # what is left is pinned
-        insort(self._starts.setdefault(piece.key, []), piece.start)
-        name = piece.key, piece.start
-        self._views[name] = view
-        self._order.add(name, cost, is_history=is_history)
+        start = piece.start
+        for view in views:
+            insort(self._starts.setdefault(piece.key, []), start)
+            self._views[piece.key, start] = view
+            self._order.add((piece.key, start), len(view) + PIECE_OVERHEAD_BYTES, is_history=is_history)
+            start += len(view)
         self._bytes_held += cost
         self._gauge.set(self._bytes_held)
 

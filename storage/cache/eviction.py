@@ -30,11 +30,11 @@ class _Kept:
 
 
 class EvictionOrder:
-    """`history_bytes` are those of all pieces that history used and the tail did not."""
+    """`history_bytes` are those of all pieces that history used and the tail did not, `left_behind_bytes` of those that were left."""
 
     def __init__(self, *, history_bytes_max: int) -> None:
         self._history_bytes_max = history_bytes_max
-        self.history_bytes = 0
+        self.history_bytes = self.left_behind_bytes = 0
         self._uses = 0
         self._tail: OrderedDict[Name, _Kept] = OrderedDict()
         self._history: OrderedDict[Name, _Kept] = OrderedDict()
@@ -55,6 +55,7 @@ class EvictionOrder:
         kept = self._history.pop(name, None)
         if kept is not None:
             self._left_behind[kept.name] = kept
+            self.left_behind_bytes += kept.size_bytes
 
     def remove(self, name: Name) -> int:
         """Returns its size."""
@@ -94,6 +95,9 @@ class EvictionOrder:
     def _take(self, name: Name) -> _Kept:
         kept = self._tail.pop(name, None)
         if kept is None:
-            kept = self._history.pop(name, None) or self._left_behind.pop(name)
+            kept = self._history.pop(name, None)
+            if kept is None:
+                kept = self._left_behind.pop(name)
+                self.left_behind_bytes -= kept.size_bytes
             self.history_bytes -= kept.size_bytes
         return kept

@@ -49,6 +49,7 @@ import struct
 import uuid
 from array import array
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import le, lt
@@ -129,6 +130,11 @@ class SegmentFooter:
     lengths: "array[int]"
     checksums: "array[int]"
     max_timestamps: "array[int]"
+
+    @property
+    def records_end(self) -> int:
+        """Where the body ends, in the object."""
+        return self.positions[-1] + self.lengths[-1]
 
     def find(self, offset: int) -> int | None:
         """The block that holds the first batch with offsets at or above `offset`; None if the segment has none."""
@@ -252,10 +258,18 @@ def decode_footer(tail: Buffer, *, size_bytes: int, key: str) -> SegmentFooter:
 
 def check_block(block: Buffer, footer: SegmentFooter, number: int, *, key: str) -> None:
     """`block` is what was read as the block of this number. Raise `Corrupt`."""
+    check_block_of((block,), footer, number, key=key)
+
+
+def check_block_of(block: Sequence[Buffer], footer: SegmentFooter, number: int, *, key: str) -> None:
+    """As `check_block`, of a block that lies in several buffers."""
     length, expected = footer.lengths[number], footer.checksums[number]
-    if len(block) != length:
-        raise Corrupt(f"block of a segment is cut: key={key!r} part=block-{number} expected_bytes={length} bytes={len(block)}")
-    if (actual := crc32c(block)) != expected:
+    if (found_bytes := sum(map(len, block))) != length:
+        raise Corrupt(f"block of a segment is cut: key={key!r} part=block-{number} expected_bytes={length} bytes={found_bytes}")
+    actual = 0
+    for piece in block:
+        actual = crc32c(piece, actual)
+    if actual != expected:
         raise Corrupt(f"checksum mismatch: key={key!r} part=block-{number} expected={expected:#010x} actual={actual:#010x}")
 
 

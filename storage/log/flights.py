@@ -14,6 +14,7 @@ from runtime.supervision import Nursery
 from storage.errors import StorageError, without_frames
 from storage.limits import MIB
 from storage.log.partition import PartitionLog
+from storage.log.segments import Elsewhere
 from storage.log.tail import BatchRun
 from storage.vocabulary import PartitionId
 
@@ -48,6 +49,10 @@ class Reads(Protocol):
     """The part of a `Reader` that flights need."""
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None: ...
+
+    def stored_here(
+        self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
+    ) -> BatchRun | Elsewhere | None: ...
 
     async def stored_within(
         self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
@@ -97,6 +102,19 @@ class Flights:
     def unattended(self) -> int:
         """The bytes among these that nobody waits for."""
         return len(self._unattended)
+
+    def spare(self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool) -> BatchRun | Elsewhere | None:
+        """What a read of `offset` would bring first, if that is in memory: nobody has to wait for it. None if the batch is too large."""
+        run = self._reads.stored_here(
+            log,
+            offset,
+            bytes_max=bytes_max,
+            at_least_one=at_least_one,
+            is_in_order=self._sequences.goes_on(log.partition, offset),
+        )
+        if isinstance(run, BatchRun):
+            self._sequences.note_end(log.partition, run.last + 1)
+        return run
 
     def join(
         self, log: PartitionLog, offset: int, *, bytes_max: int, runs_max: int, at_least_one: bool, wake: Callable[[], None]
@@ -152,6 +170,9 @@ class Flights:
                 flight.left_bytes = max(0, left_bytes - run.size_bytes)
                 end = flight.end
                 if not flight.left_bytes or len(flight.runs) >= runs_max or not flight.wakers:
+                    break
+                if flight.left_bytes < run.following_bytes:
+                    flight.is_too_large = True
                     break
                 if end >= log.seen.high_watermark or self._reads.cached(log, end) is not None:
                     break

@@ -41,6 +41,11 @@ class EntryIndex:
             raise Corrupt(f"no entry covers a committed offset: partition={log.partition} offset={offset}")
         return entry
 
+    def find_here(self, log: PartitionLog, offset: int) -> SegmentEntry | None:
+        """The segment that covers `offset`, if it is known. Raises what keeps the control record from being read."""
+        control = readable(log)
+        return self._known_segment(log, control, offset) if offset < control.compaction_cursor else None
+
     def drop(self, log: PartitionLog) -> None:
         """Read what is asked for next."""
         self._chunks.drop(log.partition)
@@ -62,7 +67,7 @@ class EntryIndex:
         self._chunks.add(log.partition, chunk)
         return covering(chunk.entries, offset)
 
-    async def _look_for_segment(self, log: PartitionLog, control: Control, offset: int) -> SegmentEntry | None:
+    def _known_segment(self, log: PartitionLog, control: Control, offset: int) -> SegmentEntry | None:
         merged = control.rewritten
         if merged is not None and merged.base <= offset <= merged.last:
             self._segments.add(log.partition, merged)
@@ -70,9 +75,13 @@ class EntryIndex:
         newest = control.segment
         if newest is not None and newest.base <= offset:
             return newest if offset <= newest.last else None
-        kept = self._segments.find(log.partition, offset)
-        if kept is not None:
-            return kept
+        return self._segments.find(log.partition, offset)
+
+    async def _look_for_segment(self, log: PartitionLog, control: Control, offset: int) -> SegmentEntry | None:
+        known = self._known_segment(log, control, offset)
+        newest = control.segment
+        if known is not None or (newest is not None and newest.base <= offset):
+            return known
         record = await self._ceiling(log.keys.segment(offset), within=log.keys.segments_prefix)
         if record is None:
             return None

@@ -28,13 +28,15 @@ from storage.log.index import EntryIndex, check_range
 from storage.log.partition import PartitionLog
 from storage.log.read_ahead import ReadAhead
 from storage.log.readplan import Window, scan
-from storage.log.segments import Gap, SegmentReader
+from storage.log.segments import Elsewhere, Gap, SegmentReader
 from storage.log.tail import BatchRun
 from storage.recordbatch import parse_header, restamp, verify
 from storage.vocabulary import PartitionId
 
 WINDOW_BYTES_MIN: Final = 256 * KIB
 """The least that is scanned at once: many small batches are passed over in one go."""
+KEPT_SHARE_MIN: Final = 3 / 4
+"""If less than this share of a joined window is served, it is copied: else it would keep the whole in memory."""
 READ_TIMEOUT_S: Final = 20.0
 PLACES_KEPT_MAX: Final = 16_384
 """Over all partitions; one takes 400 bytes of memory."""
@@ -122,6 +124,18 @@ class Reader:
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None:
         """The run that holds `offset`, if the tail cache has it."""
         return log.readers.tail.find(offset)
+
+    def stored_here(
+        self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
+    ) -> BatchRun | Elsewhere | None:
+        """As `stored_within`, of a segment, if all that it takes is in memory."""
+        self._damage.check(log.partition, offset)
+        entry = self._index.find_here(log, offset)
+        if entry is None:
+            return Elsewhere.TO_BE_READ
+        return self.segments.read_here(
+            log.partition, entry, offset, bytes_max=bytes_max, at_least_one=at_least_one, is_in_order=is_in_order
+        )
 
     async def stored(self, log: PartitionLog, offset: int, *, bytes_max: int) -> BatchRun:
         """Batches from the one that holds `offset` on, about `bytes_max` of them and at least one, from the object store.
@@ -225,14 +239,15 @@ class Reader:
                     continue
                 end = min(span_end, position + window_bytes)
                 views = await self._blocks.read(key, position, end, object_size=span_end, is_history=_is_history(log, entry))
-                window = views[0] if len(views) == 1 else memoryview(b"".join(views))
+                is_ours = len(views) > 1
+                window = memoryview(bytearray().join(views)) if is_ours else views[0]
                 where = _Where(key, log.partition, entry, position)
                 found = scan(window, base=base, wanted=offset, bytes_max=bytes_max, where=where)
                 _check_passed(window, found, where)
                 if not at_least_one and found.first_bytes > bytes_max:
                     return None
                 if found.starts:
-                    run, end_position = _stamp(window, found, where, entry)
+                    run, end_position = _stamp(window, found, where, entry, is_ours=is_ours)
                     self._places.add(log.partition, run.last + 1, ReadPlace(entry.base, span, position + end_position))
                     return run
                 if found.missing_bytes and position + len(window) >= span_end:
@@ -271,17 +286,18 @@ def _check_passed(window: memoryview, found: Window, where: object) -> None:
             raise Corrupt(f"{error} position={position}") from None
 
 
-def _stamp(window: memoryview, found: Window, where: object, entry: Entry) -> tuple[BatchRun, int]:
-    """Copy the kept batches, check each, give each its offset. Batches before a damaged one are served: the next read reports it.
+def _stamp(window: memoryview, found: Window, where: object, entry: Entry, *, is_ours: bool) -> tuple[BatchRun, int]:
+    """Copy the kept batches, unless the window `is_ours`, check each, give each its offset. Batches before a damaged one are served: the
+    next read reports it.
 
     Returns them with their end in `window`.
     """
     origin, end_position, end_offset = found.positions[0], found.end_position, found.end_offset
-    buffer = bytearray(window[origin:end_position])
-    view = memoryview(buffer)
+    kept = window[origin:end_position]
+    view = kept if is_ours and len(kept) >= len(window) * KEPT_SHARE_MIN else memoryview(bytearray(kept))
     starts, positions = found.starts, [position - origin for position in found.positions]
     for index, (start, position) in enumerate(zip(starts, positions, strict=True)):
-        end = positions[index + 1] if index + 1 < len(positions) else len(buffer)
+        end = positions[index + 1] if index + 1 < len(positions) else len(view)
         batch = view[position:end]
         try:
             verify(batch, parse_header(batch), where=where)
@@ -294,7 +310,7 @@ def _stamp(window: memoryview, found: Window, where: object, entry: Entry) -> tu
         restamp(view, position, start)
     if end_offset - 1 > entry.last:
         raise Corrupt(f"an entry has more records than it says: {where} end_offset={end_offset}")
-    return BatchRun(starts[0], end_offset - 1, view.toreadonly(), tuple(starts), tuple(positions)), end_position
+    return BatchRun(starts[0], end_offset - 1, (view.toreadonly(),), tuple(starts), tuple(positions)), end_position
 
 
 def _key_of(log: PartitionLog, source: EntrySource) -> str:

@@ -5,11 +5,13 @@ offsets, and some offsets are missing between them (`scan_stamped`).
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from storage.errors import Corrupt
 from storage.recordbatch import HEADER_BYTES, LENGTH_OFFSET_BYTES, MAGIC
+from storage.views import cut_views
 from storage.vocabulary import Buffer
 
 _SHAPE: Final = struct.Struct(">i4xb6xi")
@@ -76,17 +78,18 @@ def scan(window: Buffer, *, base: int, wanted: int, bytes_max: int, where: objec
     return Window(starts, positions, passed, offset, position, missing, first_bytes)
 
 
-def first_batch_bytes(window: Buffer, wanted: int) -> int:
-    """What the first batch of `window` says of its size, if it reaches `wanted`; 0 if not. Nothing was checked."""
-    if len(window) < HEADER_BYTES:
+def first_batch_bytes(views: Sequence[memoryview], wanted: int) -> int:
+    """What the first batch of a window says of its size, if it reaches `wanted`; 0 if not. Nothing was checked."""
+    head = b"".join(cut_views(views, 0, HEADER_BYTES))
+    if len(head) < HEADER_BYTES:
         return 0
-    base, length, _, last_delta = _STAMPED_SHAPE.unpack_from(window)
+    base, length, _, last_delta = _STAMPED_SHAPE.unpack_from(head)
     return int(length) + LENGTH_OFFSET_BYTES if base + last_delta >= wanted else 0
 
 
-def scan_stamped(window: Buffer, *, wanted: int, bytes_max: int, where: object) -> Window:
-    """Walk the batches of `window`, which begins with one, by their own offsets; keep those from the first that reaches `wanted` on: its
-    offsets may all be above it.
+def scan_stamped(views: Sequence[memoryview], *, wanted: int, bytes_max: int, where: object) -> Window:
+    """Walk the batches of the window that `views` are together, which begins with one, by their own offsets; keep those from the first that
+    reaches `wanted` on: its offsets may all be above it.
 
     Stops after `bytes_max` of kept bytes, but keeps at least one batch if it is whole. `passed` stays empty, since nothing is counted by
     what is passed over, and `end_offset` is the one after the last kept batch, `wanted` if none is. Raises `Corrupt` for what is no batch
@@ -94,11 +97,20 @@ def scan_stamped(window: Buffer, *, wanted: int, bytes_max: int, where: object) 
     """
     starts: list[int] = []
     positions: list[int] = []
-    position, size, last = 0, len(window), -1
+    position, size, last = 0, sum(map(len, views)), -1
     end_offset = wanted
     kept_from = first_bytes = missing = 0
+    following = iter(views)
+    view, begin, end = memoryview(b""), 0, 0
     while size - position >= HEADER_BYTES:
-        base, length, magic, last_delta = _STAMPED_SHAPE.unpack_from(window, position)
+        while position >= end:
+            view, begin = next(following), end
+            end += len(view)
+        if position + _STAMPED_SHAPE.size <= end:
+            base, length, magic, last_delta = _STAMPED_SHAPE.unpack_from(view, position - begin)
+        else:
+            head = b"".join(cut_views(views, position, position + _STAMPED_SHAPE.size))
+            base, length, magic, last_delta = _STAMPED_SHAPE.unpack(head)
         batch_bytes = length + LENGTH_OFFSET_BYTES
         if magic != MAGIC or batch_bytes < HEADER_BYTES or last_delta < 0:
             raise Corrupt(f"not a record batch: {where} position={position} magic={magic} length={length} last_offset_delta={last_delta}")

@@ -1,8 +1,9 @@
 """Reading segments: offset → block (footer) → window of whole blocks → checksum → batches as they lie there, which have their offsets."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
 from storage.cache.blocks import BlockCache, RangeSource
 from storage.cache.singleflight import SingleFlight
@@ -11,7 +12,7 @@ from storage.formats.control import SegmentEntry
 from storage.formats.segment import (
     FOOTER_READ_BYTES,
     SegmentFooter,
-    check_block,
+    check_block_of,
     decode_footer,
     footer_bytes_missing,
     segment_key,
@@ -20,6 +21,7 @@ from storage.limits import BLOCK_BYTES, MIB
 from storage.log.read_ahead import ReadAhead
 from storage.log.readplan import first_batch_bytes, scan_stamped
 from storage.log.tail import BatchRun
+from storage.views import cut_views
 from storage.vocabulary import ObjectId, PartitionId
 
 FOOTERS_BYTES_MAX: Final = 16 * MIB
@@ -32,6 +34,27 @@ BLOCK_ENTRY_BYTES: Final = 40
 class Gap(Enum):
     TO_THE_END = auto()
     """The segment has no batch at or behind the offset: the next entry has it."""
+
+
+class Elsewhere(Enum):
+    TO_BE_READ = auto()
+    """It is not all in memory, or not well."""
+
+
+class _Stretch(NamedTuple):
+    """Blocks first..stop-1 of a segment, which are bytes [begin, end) of its object. As text it says where damage was found."""
+
+    key: str
+    partition: PartitionId
+    entry: SegmentEntry
+    footer: SegmentFooter
+    first: int
+    stop: int
+    begin: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"object={self.key!r} partition={self.partition} entry={self.entry.base}..{self.entry.last} window={self.begin}"
 
 
 class SegmentReader:
@@ -53,53 +76,75 @@ class SegmentReader:
         None without `at_least_one` if the first is larger than `bytes_max`. Raises `NotFound`, `EndsEarly`, `Corrupt`, `Unavailable`.
         """
         footer = await self.footer(partition, entry)
-        first = footer.find(offset)
-        if first is None:
+        stretch = _stretch(partition, entry, footer, offset, bytes_max)
+        if stretch is None:
             return Gap.TO_THE_END
-        key = segment_key(partition, entry.object_id)
-        begin, stop = footer.positions[first], first
-        end = begin
-        while stop < len(footer.lasts) and (stop == first or end + footer.lengths[stop] - begin <= bytes_max):
-            end += footer.lengths[stop]
-            stop += 1
-        records_end = footer.positions[-1] + footer.lengths[-1]
         # The footer of a large segment was read apart, and is not read with its last block again.
-        object_size = records_end if entry.size_bytes > BLOCK_BYTES else entry.size_bytes
-        views = await self._blocks.read(key, begin, end, object_size=object_size, is_history=True)
-        window = views[0] if len(views) == 1 else memoryview(b"".join(views))
+        object_size = footer.records_end if entry.size_bytes > BLOCK_BYTES else entry.size_bytes
+        views = await self._blocks.read(stretch.key, stretch.begin, stretch.end, object_size=object_size, is_history=True)
+        try:
+            return self._run_of(stretch, views, offset, bytes_max=bytes_max, at_least_one=at_least_one, is_in_order=is_in_order)
+        except Corrupt:
+            self._blocks.drop_damaged(stretch.key, views)
+            raise
+
+    def read_here(
+        self, partition: PartitionId, entry: SegmentEntry, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
+    ) -> BatchRun | Elsewhere | None:
+        """As `read`, of what is in memory. What is damaged there is for `read` to find, and to tell."""
+        footer = self._kept_footer(entry)
+        stretch = None if footer is None else _stretch(partition, entry, footer, offset, bytes_max)
+        views = None if stretch is None else self._blocks.read_here(stretch.key, stretch.begin, stretch.end)
+        if stretch is None or views is None:
+            return Elsewhere.TO_BE_READ
+        try:
+            return self._run_of(stretch, views, offset, bytes_max=bytes_max, at_least_one=at_least_one, is_in_order=is_in_order)
+        except Corrupt:
+            return Elsewhere.TO_BE_READ
+
+    def _run_of(
+        self, stretch: _Stretch, views: Sequence[memoryview], offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
+    ) -> BatchRun | None:
+        """What `read` gives of the blocks that `views` are together. Raises `Corrupt`."""
+        key, entry, footer, begin = stretch.key, stretch.entry, stretch.footer, stretch.begin
         # A reader that has room for less than a block is often told so, and then reads the block again: that is worth no checksum. What is
         # larger than the block is no size of a batch, and is found out below.
-        if not at_least_one and bytes_max < first_batch_bytes(window, offset) <= footer.lengths[first]:
+        if not at_least_one and bytes_max < first_batch_bytes(views, offset) <= footer.lengths[stretch.first]:
             return None
-        where = f"object={key!r} partition={partition} entry={entry.base}..{entry.last} window={begin}"
-        try:
-            for number in range(first, stop):
-                position = footer.positions[number] - begin
-                check_block(window[position : position + footer.lengths[number]], footer, number, key=key)
-            found = scan_stamped(window, wanted=offset, bytes_max=bytes_max, where=where)
-            if not found.starts or found.starts[0] < entry.base or found.end_offset > entry.last + 1:
-                raise Corrupt(f"a segment has other offsets than it says: {where} found={found.starts[:1]}..{found.end_offset - 1}")
-        except Corrupt:
-            self._blocks.drop_damaged(key, views)
-            raise
+        for number in range(stretch.first, stretch.stop):
+            position = footer.positions[number] - begin
+            check_block_of(cut_views(views, position, position + footer.lengths[number]), footer, number, key=key)
+        found = scan_stamped(views, wanted=offset, bytes_max=bytes_max, where=stretch)
+        if not found.starts or found.starts[0] < entry.base or found.end_offset > entry.last + 1:
+            raise Corrupt(f"a segment has other offsets than it says: {stretch} found={found.starts[:1]}..{found.end_offset - 1}")
         if not at_least_one and found.first_bytes > bytes_max:
             return None
         if is_in_order:
             following = footer.find(found.end_offset)
-            self._blocks.leave_behind(key, entry.size_bytes if following is None else footer.positions[following])
-            self._read_ahead.begin(key, end, records_end)
+            self._blocks.leave_behind(key, begin, entry.size_bytes if following is None else footer.positions[following])
+            self._read_ahead.begin(key, stretch.end, footer.records_end)
         origin = found.positions[0]
-        positions = tuple([position - origin for position in found.positions])
-        buffer = window[origin : found.end_position].toreadonly()
-        return BatchRun(min(offset, found.starts[0]), found.end_offset - 1, buffer, tuple(found.starts), positions, has_gaps=True)
+        return BatchRun(
+            min(offset, found.starts[0]),
+            found.end_offset - 1,
+            tuple(cut_views(views, origin, found.end_position)),
+            tuple(found.starts),
+            tuple([position - origin for position in found.positions]),
+            has_gaps=True,
+            # To take a part of the block that follows would mean to check all of it now, and again with its rest.
+            following_bytes=footer.lengths[stretch.stop] if stretch.stop < len(footer.lasts) else 0,
+        )
 
     async def footer(self, partition: PartitionId, entry: SegmentEntry) -> SegmentFooter:
         """Raises as `read` does."""
+        kept = self._kept_footer(entry)
+        return kept if kept is not None else await self._reading.run(entry.object_id, lambda: self._read_footer(partition, entry))
+
+    def _kept_footer(self, entry: SegmentEntry) -> SegmentFooter | None:
         kept = self._footers.get(entry.object_id)
         if kept is not None:
             self._footers.move_to_end(entry.object_id)
-            return kept
-        return await self._reading.run(entry.object_id, lambda: self._read_footer(partition, entry))
+        return kept
 
     def drop(self, object_id: ObjectId) -> None:
         """Read the footer again: what was read by it was not there."""
@@ -139,6 +184,21 @@ class SegmentReader:
             return [memoryview(await self._objects.get_range(key, begin, size_bytes))]
         # All of a small segment comes with one GET, its batches too.
         return await self._blocks.read(key, begin, size_bytes, object_size=size_bytes, is_history=True)
+
+
+def _stretch(partition: PartitionId, entry: SegmentEntry, footer: SegmentFooter, offset: int, bytes_max: int) -> _Stretch | None:
+    """The blocks to read: about `bytes_max` from the one with the first batch at or behind `offset` on, and at least that one; None if the
+    segment has no such batch.
+    """
+    first = footer.find(offset)
+    if first is None:
+        return None
+    begin, stop = footer.positions[first], first + 1
+    end = begin + footer.lengths[first]
+    while stop < len(footer.lasts) and end + footer.lengths[stop] - begin <= bytes_max:
+        end += footer.lengths[stop]
+        stop += 1
+    return _Stretch(segment_key(partition, entry.object_id), partition, entry, footer, first, stop, begin, end)
 
 
 def _memory_bytes(footer: SegmentFooter) -> int:

@@ -16,29 +16,38 @@ from runtime.frames import Account, Frame
 from runtime.telemetry import Metric, Telemetry
 from storage.log.batch import Batch
 from storage.recordbatch import restamp
+from storage.views import cut_views
 
 _LAST_OFFSET_DELTA: Final = struct.Struct(">i")
 """At byte 23 of a batch."""
 
 
 class BatchRun(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Batches that hold offsets base..last (inclusive). `starts[i]` is the base offset of batch i, `positions[i]` where it begins.
+    """Batches that hold offsets base..last (inclusive), in one view or in several that follow each other. `starts[i]` is the base offset of
+    batch i, `positions[i]` where it begins.
 
-    `has_gaps`: offsets may be missing before the first batch and between batches, as in segments.
+    `has_gaps`: offsets may be missing before the first batch and between batches, as in segments. `following_bytes`: without room for so
+    many there is no use in reading on; 0 if that is not known.
     """
 
     base: int
     last: int
-    buffer: memoryview
+    views: tuple[memoryview, ...]
     starts: tuple[int, ...]
     positions: tuple[int, ...]
     has_gaps: bool = False
+    following_bytes: int = 0
 
     @property
     def size_bytes(self) -> int:
-        return len(self.buffer)
+        return sum(map(len, self.views))
 
-    def from_offset(self, offset: int, bytes_max: int, *, at_least_one: bool) -> tuple[memoryview, int] | None:
+    @property
+    def buffer(self) -> memoryview:
+        """All of them: a copy if they lie in several views."""
+        return self.views[0] if len(self.views) == 1 else memoryview(b"".join(self.views))
+
+    def from_offset(self, offset: int, bytes_max: int, *, at_least_one: bool) -> tuple[Sequence[memoryview], int] | None:
         """Whole batches from the one that holds `offset` on, or the first one behind it, up to `bytes_max`; and the offset after them.
 
         None if not even the first fits and `at_least_one` is false.
@@ -49,20 +58,21 @@ class BatchRun(msgspec.Struct, frozen=True, eq=False, gc=False):
         if self.has_gaps and (first < 0 or self._last_of(first) < offset):
             first += 1
         start = positions[first]
-        end = len(self.buffer)
+        end = self.size_bytes
         if end - start <= bytes_max:
-            return self.buffer[start:] if start else self.buffer, self.last + 1
+            return self.views if not start else cut_views(self.views, start, end), self.last + 1
         after = bisect_right(positions, start + bytes_max) - 1
         if after == first:
             if not at_least_one:
                 return None
             after = first + 1
         if after == len(positions):
-            return self.buffer[start:], self.last + 1
-        return self.buffer[start : positions[after]], self.starts[after]
+            return cut_views(self.views, start, end), self.last + 1
+        return cut_views(self.views, start, positions[after]), self.starts[after]
 
     def _last_of(self, index: int) -> int:
-        (delta,) = _LAST_OFFSET_DELTA.unpack_from(self.buffer, self.positions[index] + 23)
+        position = self.positions[index] + 23
+        (delta,) = _LAST_OFFSET_DELTA.unpack(b"".join(cut_views(self.views, position, position + _LAST_OFFSET_DELTA.size)))
         return self.starts[index] + int(delta)
 
 
@@ -127,7 +137,7 @@ class TailCache(Account):
         if not appended:
             return
         for run in _runs_of(appended):
-            frame = run.buffer.obj
+            frame = run.views[0].obj
             cost = RUN_OVERHEAD_BYTES
             if isinstance(frame, Frame):
                 self._take_over(frame)
@@ -168,15 +178,15 @@ def _runs_of(appended: Sequence[tuple[Batch, int]]) -> list[BatchRun]:
             positions.append(position)
             position += batch.size_bytes
         last = base_offset + batch.record_count - 1
-        buffer = memoryview(joined).toreadonly()
-        return [BatchRun(appended[0][1], last, buffer, tuple([base for _, base in appended]), tuple(positions))]
+        view = memoryview(joined).toreadonly()
+        return [BatchRun(appended[0][1], last, (view,), tuple([base for _, base in appended]), tuple(positions))]
     runs = []
     for batch, base_offset in appended:
         kept = batch.view
         if batch.size_bytes < JOIN_BELOW_BYTES or batch.size_bytes * FRAME_SHARE_MIN < memoryview(kept.obj).nbytes:
             kept = memoryview(bytearray(kept))
         restamp(kept, 0, base_offset)
-        runs.append(BatchRun(base_offset, base_offset + batch.record_count - 1, kept.toreadonly(), (base_offset,), (0,)))
+        runs.append(BatchRun(base_offset, base_offset + batch.record_count - 1, (kept.toreadonly(),), (base_offset,), (0,)))
     return runs
 
 

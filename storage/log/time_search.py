@@ -313,8 +313,9 @@ class TimeSearch:
 
 
 def _batches(run: BatchRun) -> list[tuple[int, BatchHeader, memoryview]]:
-    ends = (*run.positions[1:], len(run.buffer))
+    buffer = run.buffer
+    ends = (*run.positions[1:], len(buffer))
     return [
-        (start, parse_header(run.buffer, position), run.buffer[position:end])
+        (start, parse_header(buffer, position), buffer[position:end])
         for start, position, end in zip(run.starts, run.positions, ends, strict=True)
     ]

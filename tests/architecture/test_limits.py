@@ -57,6 +57,8 @@ ELSEWHERE: Final = {
     "broker/groups/sweep.py REMEMBERED_MAX": "what one sweep tells the next: without it groups are looked at again",
     "broker/groups/sweep.py NAMES_TOGETHER_MAX": "topics in one read",
     "storage/cache/blocks.py FETCH_BLOCKS_MAX": "the size of a GET",
+    "storage/objects/unbuffered.py PARTS_MAX": "what is read in more parts is read the ordinary way",
+    "process/malloc.py ARENAS_MAX": "where the allocator takes memory from",
     "storage/catalog/groups.py PLAIN_BYTES_MAX": "from which size on members are compressed",
     "storage/catalog/groups.py MEMBERS_PACKED_BYTES_MAX": "up to which size members are compressed: groups.memory_bytes bounds them",
     "storage/catalog/store_identity.py NAMED_MAX": "objects that are looked at when a broker starts",

@@ -78,7 +78,7 @@ def test_an_offset_leads_to_the_first_batch_that_reaches_it(log: tuple[list[byte
     assert (number is None) == (not expected)
     if number is not None:
         start, end = footer.positions[number], footer.positions[number] + footer.lengths[number]
-        found = scan_stamped(body[start:end], wanted=wanted, bytes_max=bytes_max, where="test")
+        found = scan_stamped([body[start:end]], wanted=wanted, bytes_max=bytes_max, where="test")
         kept = body[start + found.positions[0] : start + found.end_position]
         assert found.starts
         assert kept == b"".join(expected[: len(found.starts)])

@@ -13,6 +13,7 @@ high watermark is the last stable offset as long as there are no transactions; l
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -120,8 +121,7 @@ class Fetch:
             await self._gather(wanted, request, began_s, room, is_refused=len(wanted) < len(targets))
         pinned_bytes = _pinned_bytes(wanted)
         if pinned_bytes > PINNED_BYTES_MAX:
-            _copy_parts(wanted)
-            pinned_bytes = _pinned_bytes(wanted)
+            pinned_bytes = _copy_parts(wanted, pinned_bytes_max=PINNED_BYTES_MAX)
         if room is not None:
             room.settle(pinned_bytes)
         by_id = version >= TOPIC_IDS_MINIMUM
@@ -369,10 +369,26 @@ def _pinned_bytes(wanted: Iterable[Wanted]) -> int:
     return sum({id(view.obj): _whole_bytes(view) for one in wanted for view in one.buffers}.values())
 
 
-def _copy_parts(wanted: Iterable[Wanted]) -> None:
-    """Copy buffers that are only a part of the memory they keep alive."""
+def _copy_parts(wanted: Sequence[Wanted], *, pinned_bytes_max: int) -> int:
+    """Copy what is only a part of the memory it keeps alive, the smallest part first, until that is no more than `pinned_bytes_max`, or
+    nothing is left to copy. Returns what is kept alive then.
+    """
+    whole_bytes: dict[int, int] = {}
+    sent_bytes: Counter[int] = Counter()
     for one in wanted:
-        one.buffers = [memoryview(bytes(view)) if len(view) < _whole_bytes(view) else view for view in one.buffers]
+        for view in one.buffers:
+            whole_bytes[id(view.obj)] = _whole_bytes(view)
+            sent_bytes[id(view.obj)] += len(view)
+    pinned_bytes = sum(whole_bytes.values())
+    copied: set[int] = set()
+    for memory in sorted(whole_bytes, key=lambda memory: sent_bytes[memory] / whole_bytes[memory]):
+        if pinned_bytes <= pinned_bytes_max or sent_bytes[memory] >= whole_bytes[memory]:
+            break
+        pinned_bytes -= whole_bytes[memory] - sent_bytes[memory]
+        copied.add(memory)
+    for one in wanted:
+        one.buffers = [memoryview(bytes(view)) if id(view.obj) in copied else view for view in one.buffers]
+    return pinned_bytes
 
 
 def _whole_bytes(view: memoryview) -> int:

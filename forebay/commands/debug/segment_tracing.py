@@ -66,7 +66,7 @@ async def _read_block(objects: ObjectStore, key: str, footer: SegmentFooter, blo
     where = f"object={key!r} block={block}"
     try:
         # First the batch, then the checksum of its block: the batch shows what is left of it.
-        found = scan_stamped(body, wanted=offset, bytes_max=1, where=where)
+        found = scan_stamped([body], wanted=offset, bytes_max=1, where=where)
         if not found.starts:
             raise Corrupt(f"a block has no batch that its footer says it has: {where} offset={offset}")
         batch = body[found.positions[0] : found.end_position]

@@ -60,7 +60,7 @@ async def everything(broker: Rig) -> tuple[list[bytes], list[object], object]:
             run = await other.parts.reader.stored(log, offset, bytes_max=1)
             piece = run.from_offset(offset, 1, at_least_one=True)
             assert piece is not None
-            reads.append(bytes(piece[0]))
+            reads.append(b"".join(piece[0]))
         search = other.parts.time_search
         times = [await search.first_at_or_after(PARTITION, time) for time in (0, *range(495, 520), *range(995, 1_080, 3))]
         return reads, times, await search.of_maximum(PARTITION)
@@ -585,7 +585,7 @@ async def _read(broker: Rig, offset: int) -> bytes:
     run = await broker.parts.reader.stored(log, offset, bytes_max=1)
     piece = run.from_offset(offset, 1, at_least_one=True)
     assert piece is not None
-    return bytes(piece[0])
+    return b"".join(piece[0])
 
 
 async def _collect(broker: Rig) -> None:

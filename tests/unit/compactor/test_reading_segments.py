@@ -27,7 +27,7 @@ async def read(broker: Rig, offset: int, *, bytes_max: int = 1) -> list[int]:
     run = await broker.parts.reader.stored(log, offset, bytes_max=bytes_max)
     piece = run.from_offset(offset, bytes_max, at_least_one=True)
     assert piece is not None
-    view, found = piece[0], []
+    view, found = memoryview(b"".join(piece[0])), []
     while len(view):
         header = parse_header(view)
         found.append(header.base_offset)

@@ -402,7 +402,7 @@ async def read_from(broker: Rig, offset: int) -> int:
     run = await broker.parts.reader.stored(broker.parts.partitions.get(PARTITION), offset, bytes_max=1)
     piece = run.from_offset(offset, 1, at_least_one=True)
     assert piece is not None
-    return parse_header(piece[0]).base_offset
+    return parse_header(b"".join(piece[0])).base_offset
 
 
 @pytest.mark.parametrize("segments", [0, 2])

@@ -422,7 +422,7 @@ async def read_each(broker: Rig, end: int) -> list[int]:
         run = await broker.parts.reader.stored(broker.parts.partitions.get(PARTITION), offset, bytes_max=1)
         piece = run.from_offset(offset, 1, at_least_one=True)
         assert piece is not None
-        bases.append(int.from_bytes(piece[0][:8], "big"))
+        bases.append(int.from_bytes(piece[0][0][:8], "big"))
     return bases
 
 

@@ -12,12 +12,13 @@ from storage.cache import blocks, shares
 from storage.cache.blocks import BYTES, FETCH_BLOCKS_MAX, FETCHES_AT_ONCE, FETCHING_BYTES, PIECE_OVERHEAD_BYTES, BlockCache
 from storage.cache.shares import CALLS_OF_ONE_MAX
 from storage.errors import NotFound, Unavailable
+from tests.kit.by_ranges import PartsByRange
 
 BLOCK = 16
 ROOMY = 1 << 20
 
 
-class Objects:
+class Objects(PartsByRange):
     """Immutable objects whose reads are written down, and take `turns` of the loop, or by chance up to so many."""
 
     def __init__(self, bodies: dict[str, bytes], *, chance: random.Random | None = None, turns: int = 0) -> None:
@@ -49,9 +50,9 @@ class Objects:
 
 
 class Cached:
-    def __init__(self, objects: Objects, *, bytes_max: int = ROOMY, block_bytes: int = BLOCK) -> None:
+    def __init__(self, objects: Objects, *, bytes_max: int = ROOMY, block_bytes: int = BLOCK, part_bytes: int = ROOMY) -> None:
         self._telemetry = Telemetry()
-        self.cache = BlockCache(objects, bytes_max=bytes_max, block_bytes=block_bytes, telemetry=self._telemetry)
+        self.cache = BlockCache(objects, bytes_max=bytes_max, block_bytes=block_bytes, part_bytes=part_bytes, telemetry=self._telemetry)
 
     async def read(self, key: str, start: int, end: int, *, object_size: int | None = None, is_history: bool = False) -> bytes:
         return b"".join(await self.cache.read(key, start, end, object_size=object_size, is_history=is_history))
@@ -483,14 +484,55 @@ async def test_what_a_consumer_has_left_behind_goes_before_what_is_ahead_of_it(o
     cached = Cached(objects, bytes_max=3 * (BLOCK + PIECE_OVERHEAD_BYTES))
     await cached.cache.fetch_ahead("a", 2 * BLOCK, 3 * BLOCK)
     await go_through(cached, "a", 2)
-    cached.cache.leave_behind("a", 2 * BLOCK - 1)
-    cached.cache.leave_behind("absent", 5)
+    cached.cache.leave_behind("a", 0, 2 * BLOCK - 1)
+    cached.cache.leave_behind("absent", 0, 5)
     await cached.read("a", 3 * BLOCK, 4 * BLOCK, is_history=True)
     objects.reads.clear()
     await cached.read("a", BLOCK, 4 * BLOCK, is_history=True)
 
     assert objects.reads == [], "block 0 has made room"
     assert cached.cache.missing_from("a", 0, 100) == 0
+
+
+async def test_what_was_fetched_at_once_is_left_and_evicted_part_by_part(objects: Objects) -> None:
+    part = BLOCK // 4
+    cached = Cached(objects, bytes_max=5 * (part + PIECE_OVERHEAD_BYTES), part_bytes=part)
+    await cached.read("a", 0, BLOCK, object_size=1_000, is_history=True)
+    cached.cache.leave_behind("a", 0, 3 * part - 1)
+    spare_bytes = cached.cache.spare_bytes
+    await cached.read("b", 0, 3 * part, is_history=True)
+
+    assert objects.reads == [("a", 0, BLOCK), ("b", 0, 3 * part)]
+    assert spare_bytes == 3 * (part + PIECE_OVERHEAD_BYTES), "one was free, two were left"
+    assert cached.cache.read_here("a", 0, part) is cached.cache.read_here("a", part, 2 * part) is None
+    assert cached.cache.read_here("a", 2 * part, BLOCK) is not None
+    assert b"".join(cached.cache.read_here("b", 1, 3 * part) or []) == (await cached.read("b", 1, 3 * part))
+
+
+async def test_only_what_ends_in_what_a_consumer_went_through_is_left_behind(objects: Objects) -> None:
+    part = BLOCK // 4
+    cached = Cached(objects, part_bytes=part)
+    await cached.read("a", 0, BLOCK, object_size=1_000, is_history=True)
+    cached.cache.leave_behind("a", part, 3 * part)
+
+    assert list(cached.cache._order._left_behind) == [("a", part), ("a", 2 * part)]
+
+
+async def test_what_is_here_is_read_at_once_and_counts_as_used_and_what_is_not_does_not(objects: Objects) -> None:
+    cached = Cached(objects, bytes_max=2 * (BLOCK + PIECE_OVERHEAD_BYTES))
+    for number in range(2):
+        await cached.read("a", number * BLOCK, (number + 1) * BLOCK, is_history=True)
+    before = cached.requests()
+    absent = cached.cache.read_here("a", BLOCK, 2 * BLOCK + 1)
+    here = cached.cache.read_here("a", 3, BLOCK - 2)
+    after = cached.requests()
+    await cached.read("a", 2 * BLOCK, 3 * BLOCK, is_history=True)
+
+    assert absent is None
+    assert b"".join(here or []) == WHOLE[3 : BLOCK - 2]
+    assert (after[0] - before[0], after[1:]) == (1, before[1:])
+    assert cached.cache.missing_from("a", 0, BLOCK) == BLOCK, "it was used last"
+    assert cached.cache.read_here("a", 0, 0) == []
 
 
 async def test_an_object_larger_than_the_cache_is_read_whole(objects: Objects) -> None:
@@ -519,7 +561,7 @@ async def test_a_dropped_object_is_fetched_again_and_its_bytes_are_free(objects:
 async def test_memory_stays_at_the_bound_and_one_read() -> None:
     mebibyte = 1 << 20
 
-    class Zeros:
+    class Zeros(PartsByRange):
         async def get_range(self, key: str, start: int, end: int) -> bytes:
             return bytes(end - start)
 
@@ -547,9 +589,11 @@ async def read_somehow(cached: Cached, key: str, start: int, end: int, object_si
         if start < end:
             await cached.cache.fetch_ahead(key, start, end)
         return None
+    here = cached.cache.read_here(key, start, end) if way == "in order" else None
     found = await cached.read(key, start, end, object_size=object_size, is_history=way != "tail")
+    assert here is None or b"".join(here) == found
     if way == "in order":
-        cached.cache.leave_behind(key, end)
+        cached.cache.leave_behind(key, start, end)
     return found
 
 
@@ -566,15 +610,17 @@ def check_accounts(cached: Cached) -> None:
 
 
 @settings(max_examples=300)
-@given(reads=READS, bytes_max=st.integers(0, 4_000), block_bytes=st.integers(1, 40), size=st.integers(1, 200))
+@given(
+    reads=READS, bytes_max=st.integers(0, 9_000), block_bytes=st.integers(1, 40), part_bytes=st.integers(1, 100), size=st.integers(1, 200)
+)
 def test_any_sequence_of_reads_gives_the_bytes_of_the_object_within_the_bound(
-    reads: list[tuple[str, int, int, bool, str]], bytes_max: int, block_bytes: int, size: int
+    reads: list[tuple[str, int, int, bool, str]], bytes_max: int, block_bytes: int, part_bytes: int, size: int
 ) -> None:
     bodies = {"a": body(size), "b": body(size, seed=1)}
 
     async def run() -> None:
         objects = Objects(bodies)
-        cached = Cached(objects, bytes_max=bytes_max, block_bytes=block_bytes)
+        cached = Cached(objects, bytes_max=bytes_max, block_bytes=block_bytes, part_bytes=part_bytes)
         for key, one, two, knows_size, way in reads:
             start, end = sorted((min(one, size), min(two, size)))
             assert await read_somehow(cached, key, start, end, size if knows_size else None, way) in (None, bodies[key][start:end])
@@ -587,15 +633,22 @@ def test_any_sequence_of_reads_gives_the_bytes_of_the_object_within_the_bound(
 
 
 @settings(max_examples=300)
-@given(reads=READS, seed=st.integers(0, 2**32), bytes_max=st.integers(0, 6_000), block_bytes=st.integers(1, 40))
+@given(
+    reads=READS,
+    seed=st.integers(0, 2**32),
+    bytes_max=st.integers(0, 9_000),
+    block_bytes=st.integers(1, 40),
+    part_bytes=st.integers(1, 100),
+)
 @example(  # room is made for a piece that has no place after all, beside those that are pinned
     reads=[*[("a", 0, 0, False, "tail")] * 8, ("a", 0, 1, False, "tail"), ("a", 0, 10, False, "tail")],
     seed=1,
     bytes_max=2_050,
     block_bytes=1,
+    part_bytes=100,
 )
 def test_concurrent_reads_give_the_bytes_of_the_object_whoever_is_cancelled(
-    reads: list[tuple[str, int, int, bool, str]], seed: int, bytes_max: int, block_bytes: int
+    reads: list[tuple[str, int, int, bool, str]], seed: int, bytes_max: int, block_bytes: int, part_bytes: int
 ) -> None:
     size = 200
     bodies = {"a": body(size), "b": body(size, seed=1)}
@@ -603,7 +656,7 @@ def test_concurrent_reads_give_the_bytes_of_the_object_whoever_is_cancelled(
 
     async def run() -> None:
         objects = Objects(bodies, chance=chance, turns=4)
-        cached = Cached(objects, bytes_max=bytes_max, block_bytes=block_bytes)
+        cached = Cached(objects, bytes_max=bytes_max, block_bytes=block_bytes, part_bytes=part_bytes)
 
         async def read(key: str, start: int, end: int, object_size: int | None, way: str) -> None:
             for _ in range(chance.randint(0, 8)):
@@ -645,7 +698,7 @@ async def test_a_slow_folder_has_a_bounded_number_of_fetches_and_holds_up_no_oth
             task.cancel()
 
 
-class Blocked:
+class Blocked(PartsByRange):
     """Reads that end when a test says so."""
 
     def __init__(self) -> None:

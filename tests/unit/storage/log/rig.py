@@ -14,7 +14,7 @@ from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache
 from storage.errors import StorageError, Unavailable
 from storage.formats.control import Control, decode_control, encode
-from storage.limits import BLOCK_BYTES
+from storage.limits import BLOCK_BYTES, PART_BYTES
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
 from storage.log.parts import LogParts, open_log
@@ -183,6 +183,7 @@ async def rig(
     registered: BrokerEpoch | None = None,
     cache_bytes: int = 1 << 20,
     block_bytes: int = BLOCK_BYTES,
+    part_bytes: int = PART_BYTES,
 ) -> AsyncIterator[Rig]:
     """`registered` is the epoch of a real registration, instead of `epoch` and `live`."""
     clock, telemetry = SystemClock(), Telemetry()
@@ -198,7 +199,13 @@ async def rig(
         parts = open_log(
             metadata=metadata,  # type: ignore[arg-type]
             objects=faulty,  # type: ignore[arg-type]
-            blocks=BlockCache(faulty, bytes_max=cache_bytes, block_bytes=block_bytes, telemetry=telemetry),  # type: ignore[arg-type]
+            blocks=BlockCache(
+                faulty,  # type: ignore[arg-type]
+                bytes_max=cache_bytes,
+                block_bytes=block_bytes,
+                part_bytes=part_bytes,
+                telemetry=telemetry,
+            ),
             tail_bytes_max=1 << 20,
             flush=flush or FlushSettings(interval_s=0.0, gather_s=0.0),
             epoch=broker_epoch,

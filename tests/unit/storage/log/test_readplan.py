@@ -113,7 +113,7 @@ WITH_GAPS = block_of((10, 2), (15, 3), (18, 1), (30, 4))
     ],
 )
 def test_batches_of_a_segment_are_kept_from_the_first_that_reaches_the_wanted_offset_on(wanted: int, starts: list[int]) -> None:
-    found = scan_stamped(WITH_GAPS, wanted=wanted, bytes_max=10_000, where="test")
+    found = scan_stamped([memoryview(WITH_GAPS)], wanted=wanted, bytes_max=10_000, where="test")
 
     assert found.starts == starts
     assert found.positions == [SIZE * number for number in range(4 - len(starts), 4)]
@@ -121,33 +121,33 @@ def test_batches_of_a_segment_are_kept_from_the_first_that_reaches_the_wanted_of
 
 
 def test_a_block_that_ends_below_the_wanted_offset_gives_nothing() -> None:
-    found = scan_stamped(WITH_GAPS, wanted=34, bytes_max=10_000, where="test")
+    found = scan_stamped([memoryview(WITH_GAPS)], wanted=34, bytes_max=10_000, where="test")
 
     assert (found.starts, found.end_offset, found.end_position, found.missing_bytes, found.first_bytes) == ([], 34, 4 * SIZE, 0, 0)
 
 
 def test_batches_of_a_segment_are_kept_up_to_so_many_bytes_and_the_offset_after_them_is_said() -> None:
     for bytes_max, starts, end_offset in ((1, [15], 18), (2 * SIZE - 1, [15], 18), (2 * SIZE, [15, 18], 19)):
-        found = scan_stamped(WITH_GAPS, wanted=12, bytes_max=bytes_max, where="test")
+        found = scan_stamped([memoryview(WITH_GAPS)], wanted=12, bytes_max=bytes_max, where="test")
 
         assert (found.starts, found.end_offset, found.end_position) == (starts, end_offset, (1 + len(starts)) * SIZE)
 
 
 def test_a_batch_of_a_segment_that_is_not_wholly_inside_ends_what_is_kept() -> None:
-    found = scan_stamped(WITH_GAPS[:-1], wanted=12, bytes_max=10_000, where="test")
+    found = scan_stamped([memoryview(WITH_GAPS)[:-1]], wanted=12, bytes_max=10_000, where="test")
 
     assert (found.starts, found.end_offset, found.end_position, found.missing_bytes) == ([15, 18], 19, 3 * SIZE, 0)
 
 
 def test_a_first_batch_of_a_segment_that_is_not_wholly_inside_says_what_is_missing_and_its_size() -> None:
-    found = scan_stamped(WITH_GAPS[:-7], wanted=19, bytes_max=10_000, where="test")
+    found = scan_stamped([memoryview(WITH_GAPS)[:-7]], wanted=19, bytes_max=10_000, where="test")
 
     assert (found.starts, found.end_offset, found.end_position) == ([], 19, 3 * SIZE)
     assert (found.missing_bytes, found.first_bytes) == (7, SIZE)
 
 
 def test_a_cut_header_of_a_segment_s_batch_says_what_is_missing_of_it() -> None:
-    found = scan_stamped(WITH_GAPS[: SIZE + 30], wanted=12, bytes_max=10_000, where="test")
+    found = scan_stamped([memoryview(WITH_GAPS)[: SIZE + 30]], wanted=12, bytes_max=10_000, where="test")
 
     assert (found.starts, found.missing_bytes, found.first_bytes) == ([], HEADER_BYTES - 30, 0)
 
@@ -159,17 +159,17 @@ def test_what_is_no_batch_of_a_segment_is_corrupt_also_behind_kept_ones(number: 
     data[number * SIZE + position] = value
 
     with pytest.raises(Corrupt, match=f"not a record batch: test position={number * SIZE} "):
-        scan_stamped(bytes(data), wanted=0, bytes_max=10_000, where="test")
+        scan_stamped([memoryview(data)], wanted=0, bytes_max=10_000, where="test")
 
 
 @pytest.mark.parametrize("batches", [((5, 1), (5, 1)), ((5, 3), (7, 1)), ((5, 1), (4, 1)), ((-1, 1), (5, 1))])
 @pytest.mark.parametrize("wanted", [0, 6, 100])
 def test_offsets_of_a_segment_that_do_not_rise_are_corrupt_kept_or_not(batches: tuple[tuple[int, int], ...], wanted: int) -> None:
     with pytest.raises(Corrupt, match="do not rise: test position="):
-        scan_stamped(block_of(*batches), wanted=wanted, bytes_max=10_000, where="test")
+        scan_stamped([memoryview(block_of(*batches))], wanted=wanted, bytes_max=10_000, where="test")
 
 
 def test_what_lies_behind_the_bytes_that_were_asked_for_is_not_looked_at() -> None:
-    found = scan_stamped(block_of((5, 1), (6, 1), (2, 1)), wanted=0, bytes_max=SIZE, where="test")
+    found = scan_stamped([memoryview(block_of((5, 1), (6, 1), (2, 1)))], wanted=0, bytes_max=SIZE, where="test")
 
     assert found.starts == [5]

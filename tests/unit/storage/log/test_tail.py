@@ -1,5 +1,9 @@
 """The tail cache and its runs."""
 
+from itertools import pairwise
+
+import pytest
+
 from runtime.frames import FRAME_OVERHEAD_BYTES, Account, make_frame
 from runtime.telemetry import Telemetry
 from storage.log.batch import Append, Batch
@@ -143,7 +147,7 @@ def test_offsets_of_other_brokers_commits_are_not_found() -> None:
 def test_dropping_goes_on_for_ever() -> None:
     tail = Tail()
     for n in range(10 * DROPPED_KEPT_MAX):
-        tail.append(BatchRun(n, n, memoryview(b""), (n,), (0,)))
+        tail.append(BatchRun(n, n, (memoryview(b""),), (n,), (0,)))
         if n >= 3:
             tail.drop_oldest()
 
@@ -154,26 +158,38 @@ def test_dropping_goes_on_for_ever() -> None:
 def test_a_tail_whose_runs_were_all_dropped_holds_nothing() -> None:
     tail = Tail()
     for n in range(DROPPED_KEPT_MAX // 2):
-        tail.append(BatchRun(n, n, memoryview(b""), (n,), (0,)))
+        tail.append(BatchRun(n, n, (memoryview(b""),), (n,), (0,)))
     for _ in range(DROPPED_KEPT_MAX // 2):
         tail.drop_oldest()
 
     assert (tail._bases, tail._runs) == ([], [])
-    tail.append(BatchRun(70, 70, memoryview(b""), (70,), (0,)))
+    tail.append(BatchRun(70, 70, (memoryview(b""),), (70,), (0,)))
     assert tail.find(70) is not None
 
 
-def test_a_run_is_cut_at_whole_batches() -> None:
-    run = BatchRun(10, 39, memoryview(bytes(300)), (10, 20, 30), (0, 100, 200))
+@pytest.mark.parametrize("cuts", [[0, 300], [0, 1, 299, 300], [0, 100, 200, 300], [0, 150, 224, 225, 226, 300]])
+def test_a_run_is_cut_at_whole_batches_however_many_views_it_lies_in(cuts: list[int]) -> None:
+    batches = bytes(range(100)) + bytes(range(100, 200)) + bytes(range(100))
+    run = BatchRun(10, 39, tuple([memoryview(batches)[begin:end] for begin, end in pairwise(cuts)]), (10, 20, 30), (0, 100, 200))
 
-    assert run.from_offset(15, 300, at_least_one=False) == (run.buffer, 40)
-    piece = run.from_offset(10, 299, at_least_one=False)
-    assert piece is not None
-    assert (len(piece[0]), piece[1]) == (200, 30)
-    assert run.from_offset(20, 99, at_least_one=False) is None
-    forced = run.from_offset(20, 99, at_least_one=True)
-    assert forced is not None
-    assert (len(forced[0]), forced[1]) == (100, 30)
-    last = run.from_offset(39, 1, at_least_one=True)
-    assert last is not None
-    assert (len(last[0]), last[1]) == (100, 40)
+    def piece(offset: int, bytes_max: int, *, at_least_one: bool = False) -> tuple[bytes, int] | None:
+        found = run.from_offset(offset, bytes_max, at_least_one=at_least_one)
+        return None if found is None else (b"".join(found[0]), found[1])
+
+    assert run.size_bytes == 300
+    assert run.buffer == batches
+    assert piece(15, 300) == (batches, 40)
+    assert piece(10, 299) == (batches[:200], 30)
+    assert piece(20, 199) == (batches[100:200], 30)
+    assert piece(20, 200) == (batches[100:], 40)
+    assert piece(20, 99) is None
+    assert piece(20, 99, at_least_one=True) == (batches[100:200], 30)
+    assert piece(39, 1, at_least_one=True) == (batches[200:], 40)
+
+
+def test_what_is_whole_in_a_run_is_handed_on_as_it_is() -> None:
+    run = BatchRun(10, 39, (memoryview(bytes(300)),), (10, 20, 30), (0, 100, 200))
+    found = run.from_offset(15, 300, at_least_one=False)
+
+    assert found is not None
+    assert found[0] is run.views

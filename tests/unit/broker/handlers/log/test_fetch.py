@@ -524,7 +524,9 @@ async def test_a_small_part_of_a_large_request_does_not_keep_it_alive(broker: No
     assert [memoryview(view).nbytes for view in few.records] != [_kept_alive(view) for view in few.records]
     assert offsets_of(all_of_them) == list(range(frames))
     assert frames * MIB > PINNED_BYTES_MAX
-    assert sum(map(_kept_alive, all_of_them.records)) < 2 * MIB
+    kept_bytes = [_kept_alive(view) for view in all_of_them.records]
+    assert PINNED_BYTES_MAX - MIB < sum(kept_bytes) <= PINNED_BYTES_MAX, "no more is copied than has to be"
+    assert set(kept_bytes) == {MIB, memoryview(few.records[0]).nbytes}
 
 
 async def test_with_too_many_partitions_under_way_nobody_waits_and_then_nobody_is_served(monkeypatch: pytest.MonkeyPatch) -> None:

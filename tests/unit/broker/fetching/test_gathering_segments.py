@@ -1,0 +1,129 @@
+"""A fetch of what lies in segments: what is in memory is taken in the first look, and nothing is read twice."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from broker.fetching import gathering
+from broker.fetching.gathering import Gathering, Wanted
+from storage.log import segments
+from tests.unit.storage.log.made_segments import IDS, batch, put_segment, set_segments
+from tests.unit.storage.log.rig import PARTITION, Rig, rig
+
+SIZE = len(batch(0, size=100))
+BATCHES = [batch(offset, size=100) for offset in range(12)]
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Rig]:
+    """Two segments of six batches, two in a block, all of them in memory."""
+    async with rig() as made:
+        entries = [
+            await put_segment(made, IDS[place], BATCHES[base : base + 6], base=base, last=base + 5, block_bytes=2 * SIZE)
+            for place, base in enumerate((0, 6))
+        ]
+        await set_segments(made, *entries)
+        log = made.parts.partitions.get(PARTITION)
+        await made.parts.control_reads.refresh([log])
+        for offset in (0, 6):
+            await made.parts.reader.stored(log, offset, bytes_max=1 << 20)
+        yield made
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The blocks whose checksums are computed."""
+    numbers: list[int] = []
+    check = segments.check_block_of
+
+    def noted(block: Any, footer: Any, number: int, *, key: str) -> None:
+        numbers.append(footer.base // 2 + number)
+        check(block, footer, number, key=key)
+
+    monkeypatch.setattr(segments, "check_block_of", noted)
+    return numbers
+
+
+def gather(broker: Rig, *wanted: Wanted, bytes_max: int = 1 << 20) -> Gathering:
+    made = Gathering(
+        wanted,
+        bytes_max=bytes_max,
+        bytes_min=1,
+        is_refused=False,
+        began_s=0.0,
+        deadline_s=10.0,
+        reader=broker.parts.reader,
+        control_reads=broker.parts.control_reads,
+        wake=lambda: None,
+    )
+    made.look(0.0)
+    return made
+
+
+def want(broker: Rig, offset: int = 0, bytes_max: int = 1 << 20) -> Wanted:
+    return Wanted(broker.parts.partitions.get(PARTITION), offset, bytes_max)
+
+
+def found(wanted: Wanted) -> bytes:
+    return b"".join(wanted.buffers)
+
+
+async def test_what_is_in_memory_is_taken_at_once_and_checked_once(broker: Rig, checked: list[int]) -> None:
+    wanted = want(broker)
+    made = gather(broker, wanted)
+    wanted.control = None  # as when it has moved
+    made.look(0.1)
+
+    assert made.may_leave()
+    assert len(broker.parts.reader.flights) == 0
+    assert found(wanted) == b"".join(BATCHES)
+    assert checked == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("room", "batches"), [(2 * SIZE, 2), (3 * SIZE, 2), (4 * SIZE - 1, 2), (4 * SIZE, 4), (7 * SIZE, 7)])
+async def test_whole_blocks_are_taken_and_of_a_segment_that_is_begun_what_fits(
+    broker: Rig, checked: list[int], room: int, batches: int
+) -> None:
+    wanted = want(broker, bytes_max=room)
+    made = gather(broker, wanted)
+
+    assert made.may_leave()
+    assert len(broker.parts.reader.flights) == 0
+    assert found(wanted) == b"".join(BATCHES[:batches])
+    assert checked == list(range((batches + 1) // 2))
+
+
+async def test_a_batch_that_is_too_large_for_what_others_left_is_not_read(broker: Rig, checked: list[int]) -> None:
+    first, second = want(broker, bytes_max=2 * SIZE), want(broker, 6)
+    made = gather(broker, first, second, bytes_max=3 * SIZE - 1)
+
+    assert made.may_leave()
+    assert (second.is_too_large, second.is_cut, second.buffers) == (True, True, [])
+    assert len(broker.parts.reader.flights) == 0
+    assert checked == [0]
+
+
+async def test_an_answer_has_so_many_runs_at_most(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "STORED_RUNS_MAX", 1)
+    wanted = want(broker)
+    made = gather(broker, wanted)
+
+    assert made.may_leave()
+    assert found(wanted) == b"".join(BATCHES[:6]), "the second segment would be another run"
+    assert len(broker.parts.reader.flights) == 0
+
+
+async def test_what_is_damaged_in_memory_is_read(broker: Rig, checked: list[int]) -> None:
+    blocks = broker.parts.reader.segments._blocks
+    for name, view in tuple(blocks._views.items()):
+        damaged = bytearray(view)
+        damaged[200] ^= 1
+        blocks._views[name] = memoryview(damaged)
+    wanted = want(broker)
+    made = gather(broker, wanted)
+
+    assert not made.may_leave()
+    assert len(broker.parts.reader.flights) == 1
+    assert checked == [0]
+    made.close()

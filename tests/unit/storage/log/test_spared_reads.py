@@ -1,0 +1,112 @@
+"""Fetches from segments whose bytes are in memory: nobody waits, no task is made, and the bytes are those that a read would give."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from storage.errors import Corrupt
+from storage.formats.segment import HEADER_BYTES
+from storage.log.segments import Elsewhere
+from storage.log.tail import BatchRun
+from tests.unit.storage.log.made_segments import IDS, batch, counted_gets, put_segment, set_segments
+from tests.unit.storage.log.rig import PARTITION, Rig, rig
+
+SIZE = len(batch(0, size=100))
+BATCHES = [batch(offset, size=100) for offset in range(40)]
+PART = 77
+"""Headers of batches lie across the ends of parts, too."""
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Rig]:
+    async with rig(part_bytes=PART) as made:
+        await set_segments(made, await put_segment(made, IDS[0], BATCHES, base=0, last=39, block_bytes=3 * SIZE))
+        await made.parts.control_reads.refresh([made.parts.partitions.get(PARTITION)])
+        yield made
+
+
+async def read(broker: Rig, offset: int, bytes_max: int) -> BatchRun:
+    return await broker.parts.reader.stored(broker.parts.partitions.get(PARTITION), offset, bytes_max=bytes_max)
+
+
+def spare(broker: Rig, offset: int, bytes_max: int, *, at_least_one: bool = True) -> BatchRun | Elsewhere | None:
+    log = broker.parts.partitions.get(PARTITION)
+    return broker.parts.reader.flights.spare(log, offset, bytes_max=bytes_max, at_least_one=at_least_one)
+
+
+@pytest.mark.parametrize("bytes_max", [1, SIZE, 4 * SIZE, 7 * SIZE, 100 * SIZE])
+@pytest.mark.parametrize("offset", [0, 4, 38])
+async def test_what_lies_in_several_parts_is_read_as_it_was_written_and_no_memory_is_joined(
+    broker: Rig, offset: int, bytes_max: int
+) -> None:
+    run = await read(broker, offset, bytes_max)
+    spared = spare(broker, offset, bytes_max)
+
+    assert run.buffer == b"".join(BATCHES[offset : run.last + 1])
+    assert isinstance(spared, BatchRun)
+    assert (spared.buffer, spared.starts, spared.positions) == (run.buffer, run.starts, run.positions)
+    assert all(len(view) <= PART for view in run.views)
+
+
+async def test_what_is_not_in_memory_is_to_be_read(broker: Rig) -> None:
+    assert spare(broker, 0, 1_000) is Elsewhere.TO_BE_READ, "its footer is not known"
+    await read(broker, 0, 1_000)
+    broker.parts.reader.segments._blocks.drop(next(iter(broker.parts.reader.segments._blocks._starts)))
+    assert spare(broker, 0, 1_000) is Elsewhere.TO_BE_READ, "its blocks are not here"
+    await read(broker, 0, 1_000)
+    assert isinstance(spare(broker, 0, 1_000), BatchRun)
+
+
+async def test_records_that_no_segment_has_are_to_be_read() -> None:
+    async with rig() as broker:
+        await broker.send(batch(0))
+
+        assert spare(broker, 0, 1_000) is Elsewhere.TO_BE_READ
+
+
+async def test_a_batch_that_does_not_fit_is_told_without_a_read(broker: Rig) -> None:
+    await read(broker, 0, 1_000)
+    gets = await counted_gets(broker)
+
+    assert spare(broker, 5, SIZE - 1, at_least_one=False) is None
+    assert isinstance(spare(broker, 5, SIZE - 1), BatchRun)
+    assert gets == []
+
+
+async def test_a_run_says_how_much_room_there_must_be_to_read_on(broker: Rig) -> None:
+    runs = [await read(broker, offset, 3 * SIZE) for offset in (0, 36, 39)]
+
+    assert [run.following_bytes for run in runs] == [3 * SIZE, SIZE, 0]
+
+
+async def test_damage_in_memory_is_not_served_and_left_to_a_read_which_drops_it(broker: Rig) -> None:
+    await read(broker, 0, 1_000)
+    blocks = broker.parts.reader.segments._blocks
+    name = next(iter(blocks._views))
+    damaged = bytearray(blocks._views[name])
+    damaged[HEADER_BYTES + 1] ^= 1
+    blocks._views[name] = memoryview(damaged).toreadonly()
+    spared = spare(broker, 0, 1_000)
+    healed = await read(broker, 0, 1_000)
+
+    assert spared is Elsewhere.TO_BE_READ
+    assert healed.buffer == b"".join(BATCHES[: healed.last + 1])
+    assert broker.telemetry.registry.get_sample_value("forebay_healed_reads_total") == 1
+
+
+async def test_what_was_damaged_twice_is_told_from_memory(broker: Rig) -> None:
+    log = broker.parts.partitions.get(PARTITION)
+    broker.parts.reader._damage.confirm(PARTITION, 0, key="k", cause="corrupt", what="damaged")
+
+    with pytest.raises(Corrupt, match="damaged"):
+        broker.parts.reader.stored_here(log, 0, bytes_max=1_000, at_least_one=True, is_in_order=False)
+
+
+async def test_who_goes_on_from_memory_is_in_order(broker: Rig) -> None:
+    await read(broker, 0, 100 * SIZE)
+    log, sequences = broker.parts.partitions.get(PARTITION), broker.parts.reader.flights._sequences
+    spared = spare(broker, 3, 3 * SIZE)
+
+    assert isinstance(spared, BatchRun)
+    assert not sequences.goes_on(log.partition, 3)
+    assert sequences.goes_on(log.partition, spared.last + 1)
