@@ -47,6 +47,11 @@ PARTITIONS_WAITING_MAX: Final = 500_000
 PINNED_BYTES_MAX: Final = FETCH_RESPONSE_BYTES_MAX + 4 * MIB
 """Memory that one response may keep alive: a batch that was kept where the socket put it keeps the whole frame it came in."""
 
+COPIED_SHARE_MAX: Final = 7 / 8
+"""As a share of the memory that it keeps alive: what is more is not copied, so that of a large batch nothing is."""
+
+assert FETCH_RESPONSE_BYTES_MAX / COPIED_SHARE_MAX <= PINNED_BYTES_MAX
+
 
 @dataclass(slots=True)
 class Target:
@@ -371,7 +376,7 @@ def _pinned_bytes(wanted: Iterable[Wanted]) -> int:
 
 def _copy_parts(wanted: Sequence[Wanted], *, pinned_bytes_max: int) -> int:
     """Copy what is only a part of the memory it keeps alive, the smallest part first, until that is no more than `pinned_bytes_max`, or
-    nothing is left to copy. Returns what is kept alive then.
+    copying would free little. Returns what is kept alive then.
     """
     whole_bytes: dict[int, int] = {}
     sent_bytes: Counter[int] = Counter()
@@ -382,7 +387,7 @@ def _copy_parts(wanted: Sequence[Wanted], *, pinned_bytes_max: int) -> int:
     pinned_bytes = sum(whole_bytes.values())
     copied: set[int] = set()
     for memory in sorted(whole_bytes, key=lambda memory: sent_bytes[memory] / whole_bytes[memory]):
-        if pinned_bytes <= pinned_bytes_max or sent_bytes[memory] >= whole_bytes[memory]:
+        if pinned_bytes <= pinned_bytes_max or sent_bytes[memory] > whole_bytes[memory] * COPIED_SHARE_MAX:
             break
         pinned_bytes -= whole_bytes[memory] - sent_bytes[memory]
         copied.add(memory)

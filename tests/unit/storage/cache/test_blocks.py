@@ -518,6 +518,28 @@ async def test_only_what_ends_in_what_a_consumer_went_through_is_left_behind(obj
     assert list(cached.cache._order._left_behind) == [("a", part), ("a", 2 * part)]
 
 
+async def test_a_piece_that_ends_before_a_consumer_began_is_not_left_behind_by_it(objects: Objects) -> None:
+    part = BLOCK // 4
+    cached = Cached(objects, part_bytes=part)
+    await cached.read("a", 0, part, is_history=True)
+    cached.cache.leave_behind("a", 2 * part, 3 * part)
+
+    assert not cached.cache._order._left_behind
+    assert cached.cache._here_bytes(blocks.Piece("a", 0, 1)) == 1, "of a piece that goes on behind what was asked for"
+
+
+async def test_what_is_on_its_way_is_not_spare() -> None:
+    objects = Blocked()
+    cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, telemetry=Telemetry())
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cached.read("a", 0, BLOCK, is_history=True))
+        await turns()
+        spare_bytes = cached.spare_bytes
+        await objects.finish()
+
+    assert spare_bytes == 3 * BLOCK
+
+
 async def test_what_is_here_is_read_at_once_and_counts_as_used_and_what_is_not_does_not(objects: Objects) -> None:
     cached = Cached(objects, bytes_max=2 * (BLOCK + PIECE_OVERHEAD_BYTES))
     for number in range(2):

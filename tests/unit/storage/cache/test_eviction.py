@@ -157,3 +157,15 @@ def test_any_sequence_of_uses_evicts_as_a_list_of_all_pieces_says(steps: list[tu
 def test_a_piece_that_is_not_kept_cannot_be_removed() -> None:
     with pytest.raises(KeyError):
         EvictionOrder(history_bytes_max=SHARE).remove(named(0))
+
+
+def test_what_was_left_behind_is_counted_until_it_goes_or_is_used_again() -> None:
+    order = EvictionOrder(history_bytes_max=100)
+    for number in range(3):
+        order.add(named(number), 10, is_history=True)
+        order.leave_behind(named(number))
+    at_first = order.left_behind_bytes
+    order.use(named(0), is_history=True)
+    order.remove(named(1))
+
+    assert (at_first, order.left_behind_bytes, order.history_bytes) == (30, 10, 20)

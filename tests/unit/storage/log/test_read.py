@@ -41,6 +41,18 @@ async def test_every_offset_of_an_object_can_be_read_alone() -> None:
             assert parse_header(run.buffer).base_offset == run.base
 
 
+@pytest.mark.parametrize(("part_bytes", "bytes_max", "factor"), [(64, 1, 1), (64, 1 << 20, 1), (1 << 20, 1, 1), (64, 1_400, 4 / 3)])
+async def test_a_run_keeps_little_more_in_memory_than_itself_however_many_parts_it_was_in(
+    part_bytes: int, bytes_max: int, factor: float
+) -> None:
+    async with rig(flush=FlushSettings(interval_s=60, gather_s=60), part_bytes=part_bytes) as broker:
+        await many_in_one_object(broker, 20)
+        run = await broker.parts.reader.stored(broker.parts.partitions.get(PARTITION), 0, bytes_max=bytes_max)
+
+        assert memoryview(run.views[0].obj).nbytes <= run.size_bytes * factor
+        assert parse_header(run.buffer).base_offset == 0
+
+
 async def test_a_batch_larger_than_the_window_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.log.read.WINDOW_BYTES_MIN", 100)
     async with rig(flush=FlushSettings(interval_s=60, gather_s=60)) as broker:

@@ -173,3 +173,12 @@ def test_what_lies_behind_the_bytes_that_were_asked_for_is_not_looked_at() -> No
     found = scan_stamped([memoryview(block_of((5, 1), (6, 1), (2, 1)))], wanted=0, bytes_max=SIZE, where="test")
 
     assert found.starts == [5]
+
+
+@pytest.mark.parametrize("cut", range(len(WITH_GAPS) + 1))
+def test_a_window_in_two_views_is_walked_as_one_wherever_it_is_cut(cut: int) -> None:
+    view = memoryview(WITH_GAPS)
+
+    assert scan_stamped([view[:cut], view[cut:]], wanted=12, bytes_max=10_000, where="test") == scan_stamped(
+        [view], wanted=12, bytes_max=10_000, where="test"
+    )

@@ -1,9 +1,11 @@
 """Fetches from segments whose bytes are in memory: nobody waits, no task is made, and the bytes are those that a read would give."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
+from storage.cache.blocks import BlockCache
 from storage.errors import Corrupt
 from storage.formats.segment import HEADER_BYTES
 from storage.log.segments import Elsewhere
@@ -77,6 +79,24 @@ async def test_a_run_says_how_much_room_there_must_be_to_read_on(broker: Rig) ->
     runs = [await read(broker, offset, 3 * SIZE) for offset in (0, 36, 39)]
 
     assert [run.following_bytes for run in runs] == [3 * SIZE, SIZE, 0]
+
+
+async def test_a_read_ends_where_the_block_that_follows_does_not_fit(broker: Rig) -> None:
+    log, done = broker.parts.partitions.get(PARTITION), asyncio.Event()
+    flight = broker.parts.reader.flights.join(log, 0, bytes_max=4 * SIZE, runs_max=16, at_least_one=True, wake=done.set)
+    await done.wait()
+
+    assert (len(flight.runs), flight.end, flight.is_too_large, flight.left_bytes) == (1, 3, True, SIZE)
+
+
+async def test_a_consumer_in_order_leaves_what_it_has_read_and_nothing_before_it(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[tuple[int, int]] = []
+    monkeypatch.setattr(BlockCache, "leave_behind", lambda _cache, _key, start, position: left.append((start, position)))
+    await read(broker, 0, 100 * SIZE)
+    for offset in (9, 12, 15):
+        spare(broker, offset, 3 * SIZE)
+
+    assert left == [(HEADER_BYTES + start * SIZE, HEADER_BYTES + (start + 3) * SIZE) for start in (12, 15)]
 
 
 async def test_damage_in_memory_is_not_served_and_left_to_a_read_which_drops_it(broker: Rig) -> None:

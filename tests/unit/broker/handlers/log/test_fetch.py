@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -527,6 +527,26 @@ async def test_a_small_part_of_a_large_request_does_not_keep_it_alive(broker: No
     kept_bytes = [_kept_alive(view) for view in all_of_them.records]
     assert PINNED_BYTES_MAX - MIB < sum(kept_bytes) <= PINNED_BYTES_MAX, "no more is copied than has to be"
     assert set(kept_bytes) == {MIB, memoryview(few.records[0]).nbytes}
+
+
+def test_of_an_answer_the_smallest_parts_are_copied_and_what_is_sent_almost_whole_never_is() -> None:
+    memory = [memoryview(bytearray(1_000)) for _ in range(4)]
+    sent = [[memory[0][:10], memory[1][:876]], [memory[2][:500], memory[0][20:30]], [memory[3]]]
+
+    def copied(pinned_bytes_max: int) -> tuple[list[bool], int]:
+        wanted = [fetch_module.Wanted(cast("Any", None), 0, 0) for _ in sent]
+        for one, views in zip(wanted, sent, strict=True):
+            one.buffers = list(views)
+        pinned_bytes = fetch_module._copy_parts(wanted, pinned_bytes_max=pinned_bytes_max)
+        found = [view for one in wanted for view in one.buffers]
+        given = [view for views in sent for view in views]
+        assert [bytes(view) for view in found] == [bytes(view) for view in given]
+        assert pinned_bytes == sum({id(view.obj): memoryview(view.obj).nbytes for view in found}.values())
+        return [view.obj is not original.obj for view, original in zip(found, given, strict=True)], pinned_bytes
+
+    assert copied(4_000) == ([False] * 5, 4_000)
+    assert copied(3_999) == ([True, False, False, True, False], 3_020)
+    assert copied(3_019) == copied(0) == ([True, False, True, True, False], 2_520)
 
 
 async def test_with_too_many_partitions_under_way_nobody_waits_and_then_nobody_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
