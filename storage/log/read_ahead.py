@@ -26,8 +26,9 @@ READS_AHEAD_MAX: Final = 8
 READING_AHEAD_BYTES_MAX: Final = 24 * MIB
 """Under way at a time: well below what storage/cache/shares.py allows of all, so that reads find a place beside them."""
 FRONT_SHARE_MAX: Final = 1 / 4
-"""As a share of the block cache: what lies in front of all consumers in order, or is on its way there. It is half of what history has for
-certain. The other half is for the pieces that they are in, so that nothing is evicted before it is read, and fetched again.
+"""As a share of the block cache: what lies in front of all consumers in order, or is on its way there, whatever is evicted for it. It is
+half of what history has for certain. The other half is for the pieces that they are in, so that nothing is evicted before it is read, and
+fetched again.
 """
 FRONT_KEPT_S: Final = 60.0
 """A consumer that has read nothing for longer leaves its part to the others."""
@@ -113,11 +114,12 @@ class ReadAhead:
         self._skipped.inc()
 
     def _has_room(self, size_bytes: int) -> bool:
-        return (
-            len(self._under_way) < READS_AHEAD_MAX
-            and self._bytes_under_way + size_bytes <= READING_AHEAD_BYTES_MAX
-            and self._fronts.bytes + size_bytes <= self._blocks.bytes_max * FRONT_SHARE_MAX
-        )
+        under_way_bytes = self._bytes_under_way + size_bytes
+        if len(self._under_way) >= READS_AHEAD_MAX or under_way_bytes > READING_AHEAD_BYTES_MAX:
+            return False
+        # What has begun is counted in both, but what was spawned in this turn is in the first alone.
+        is_spare = under_way_bytes <= self._blocks.spare_bytes
+        return is_spare or self._fronts.bytes + size_bytes <= self._blocks.bytes_max * FRONT_SHARE_MAX
 
     def _spawn(self, key: str, start: int, end: int) -> None:
         self._under_way[key, start] = end - start

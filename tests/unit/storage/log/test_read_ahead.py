@@ -17,6 +17,7 @@ from storage.limits import MIB
 from storage.log import flights, read_ahead, segments
 from storage.log.flights import Sequences
 from storage.log.read_ahead import FRONT_KEPT_S, Fronts, ReadAhead
+from tests.kit.by_ranges import PartsByRange
 from tests.kit.record_batches import record_batch
 from tests.kit.stepping_clock import SteppingClock
 from tests.unit.storage.log.made_segments import IDS, batch, counted_gets, put_segment, set_segments
@@ -318,7 +319,7 @@ async def test_entries_that_have_left_the_ring_are_history() -> None:
 # Bounds
 
 
-class Blocked:
+class Blocked(PartsByRange):
     """A store whose GETs end when a test says so."""
 
     def __init__(self) -> None:
@@ -338,6 +339,13 @@ class Ahead:
         self.objects, self.telemetry, self.clock = Blocked(), Telemetry(), SteppingClock()
         self.cache = BlockCache(self.objects, bytes_max=cache_blocks * block_bytes, block_bytes=block_bytes, telemetry=self.telemetry)
         self.ahead = ReadAhead(self.cache, clock=self.clock, nursery=nursery, telemetry=self.telemetry)
+
+    async def fill(self, *, blocks: int | None = None) -> None:
+        """What the tail reads is all that the cache has room for, or so many blocks of it."""
+        block_bytes = self.cache.block_bytes
+        for number in range(self.cache.bytes_max // block_bytes if blocks is None else blocks):
+            await self.cache.read("wal/tail", number * block_bytes, (number + 1) * block_bytes)
+        self.objects.under_way.clear()
 
     async def begin(self, *numbers: int, position: int = 0, end: int = 100 * BLOCK) -> None:
         for number in numbers:
@@ -377,6 +385,7 @@ async def test_what_lies_in_front_of_consumers_is_a_quarter_of_the_cache_at_most
     async with Nursery() as nursery:
         made = Ahead(nursery, cache_blocks=24)
         made.objects.gate.set()
+        await made.fill()
         await made.begin(1, 2, 3, 4)
         at_first = len(made.objects.under_way)
         await made.begin(1, position=2 * BLOCK)
@@ -392,6 +401,33 @@ async def test_what_lies_in_front_of_consumers_is_a_quarter_of_the_cache_at_most
         assert when_one_went_on == ["segments/1/x"], "it has nothing in front any more, and takes its part again"
         assert before_the_minute == 4
         assert [key for key, _, _ in made.objects.under_way[4:]] == ["segments/7/x"]
+
+
+async def test_beyond_a_quarter_of_the_cache_only_what_evicts_nothing_is_fetched_ahead() -> None:
+    block_bytes = 64 * BLOCK
+    async with Nursery() as nursery:
+        made = Ahead(nursery, cache_blocks=24, block_bytes=block_bytes)
+        made.objects.gate.set()
+        await made.fill(blocks=4)
+        for number in range(1, 14):
+            await made.begin(number, end=100 * block_bytes)
+        fetched = [(key, (end - start) // block_bytes) for key, start, end in made.objects.under_way]
+
+        assert fetched == [*[(f"segments/{number}/x", 2) for number in range(1, 10)], ("segments/10/x", 1)]
+        assert made.cache.missing_from("wal/tail", 0, 4 * block_bytes) == 4 * block_bytes, "the tail is where it was"
+
+
+async def test_what_is_fetched_ahead_in_one_turn_finds_a_place_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "FRONT_SHARE_MAX", 0)
+    async with Nursery() as nursery:
+        made = Ahead(nursery, cache_blocks=24)
+        made.objects.gate.set()
+        await made.fill(blocks=6)
+        spare_bytes = made.cache.spare_bytes
+        await made.begin(*range(1, 9))
+
+        assert spare_bytes == 12 * BLOCK
+        assert [key for key, _, _ in made.objects.under_way] == [f"segments/{number}/x" for number in range(1, 7)]
 
 
 async def test_the_segments_of_consumers_in_order_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
