@@ -58,6 +58,7 @@ ELSEWHERE: Final = {
     "broker/groups/sweep.py NAMES_TOGETHER_MAX": "topics in one read",
     "storage/cache/blocks.py FETCH_BLOCKS_MAX": "the size of a GET",
     "storage/objects/unbuffered.py PARTS_MAX": "what is read in more parts is read the ordinary way",
+    "broker/handlers/log/fetch.py COPIED_SHARE_MAX": "what is copied of an answer; PINNED_BYTES_MAX bounds what it keeps alive",
     "process/malloc.py ARENAS_MAX": "where the allocator takes memory from",
     "storage/catalog/groups.py PLAIN_BYTES_MAX": "from which size on members are compressed",
     "storage/catalog/groups.py MEMBERS_PACKED_BYTES_MAX": "up to which size members are compressed: groups.memory_bytes bounds them",
