@@ -25,7 +25,7 @@ from storage.objects.s3.diagnosis import Diagnosis, ProbeStep
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached
 from storage.objects.s3.location import S3Location
-from storage.objects.s3.multipart import put_in_parts
+from storage.objects.s3.multipart import PART_BYTES, put_in_parts
 from storage.views import in_parts
 from storage.vocabulary import Buffer
 
@@ -48,7 +48,8 @@ TRIES_MAX: Final = 20
 READ_TRIES_MAX: Final = 8
 PART_TRIES_MAX: Final = 3
 READ_BACK_BYTES: Final = 8 * MIB
-MULTIPART_ABOVE_BYTES: Final = 64 * MIB
+MULTIPART_ABOVE_BYTES: Final = PART_BYTES
+"""Not lower: what fits one part takes three requests instead of one."""
 DELETE_KEYS_MAX: Final = 1_000
 
 
