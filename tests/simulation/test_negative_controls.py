@@ -17,7 +17,7 @@ FOUND_AT: Final = {
     "forgets_what_was_lost": 190,
     "goes_by_a_list_of_topics": 7,
     "goes_by_the_mark_of_a_deletion": 27,
-    "is_cleared_when_it_was_sent": 4,
+    "is_cleared_when_it_was_sent": 12,
     "believes_any_list_of_brokers": 61,
     "lowers_the_floor": 3,
     "moves_log_start_to_where_it_has_planned": 13,
@@ -30,9 +30,9 @@ FOUND_AT: Final = {
     "removes_the_tombstone_too": 11,
     "retries_what_is_unknown_as_new": 19,
     "takes_a_ring_of_which_a_part_is_in_segments_for_one_that_is_not_needed": 6,
-    "takes_the_place_of_a_merge_that_is_under_way": 133,
+    "takes_the_place_of_a_merge_that_is_under_way": 173,
     "takes_what_follows_a_lost_batch": 222,
-    "takes_whoever_is_not_on_its_list_for_gone": 8,
+    "takes_whoever_is_not_on_its_list_for_gone": 14,
 }
 """A seed that found it, of those that are not among the very first. Which find it changes with every turn of the loop that the code takes;
 the search goes on from here.
