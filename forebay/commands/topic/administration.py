@@ -19,10 +19,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     TopicDescription,
 )
 
-from forebay.commands.topic.sizes import read_sizes
 from forebay.commands.topic.starting import OffsetBounds
 from forebay.kafka_client.codes import UNKNOWN_TOPIC, exit_code_of
-from forebay.kafka_client.connection import BootstrapServer, ClusterConnection, message_of
+from forebay.kafka_client.connection import ClusterConnection, message_of
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, ClientFailed, unknown_topic
 from runtime.clock import Clock
 
@@ -113,19 +112,6 @@ def describe_topic(connection: ClusterConnection, admin: AdminClient, name: str)
         ],
         configs=_configs(connection, admin, name),
     )
-
-
-def with_sizes(
-    connection: ClusterConnection, admin: AdminClient, facts: TopicFacts, *, clock: Clock
-) -> tuple[TopicFacts, list[ClientFailed]]:
-    """The same with the sizes of its partitions, and why some are missing."""
-    led: dict[BootstrapServer, list[int]] = {}
-    for one in look_up_topic(connection, admin, facts.name).partitions:
-        if one.leader is not None:
-            led.setdefault(BootstrapServer(one.leader.host, one.leader.port), []).append(one.id)
-    sizes, failed = read_sizes(facts.name, led, within_s=connection.timeout_s, clock=clock)
-    partitions = [msgspec.structs.replace(known, size_bytes=sizes.get(known.partition)) for known in facts.partitions]
-    return msgspec.structs.replace(facts, partitions=partitions), failed
 
 
 def bounds(connection: ClusterConnection, admin: AdminClient, name: str, partitions: Iterable[int]) -> dict[int, OffsetBounds]:

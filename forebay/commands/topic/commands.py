@@ -71,7 +71,8 @@ def describe(
 ) -> None:
     """Show a topic's partitions, offsets, sizes and configs. A table shows the configs that were set, JSON all of them."""
     with failures_reported():
-        from forebay.commands.topic.administration import describe_topic, with_sizes
+        from forebay.commands.topic.administration import describe_topic
+        from forebay.commands.topic.sizes import with_sizes
         from forebay.commands.topic.views import topic_table
         from runtime.clock import SystemClock
 
