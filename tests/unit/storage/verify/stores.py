@@ -1,11 +1,13 @@
 """Stores with a log in them, and faults planted there: records and objects changed behind everybody's back."""
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from compactor.plan import CompactionPolicy
+from runtime.clock import SystemClock
 from storage.catalog.topic_records import Topic, TopicState
 from storage.formats.control import Control, IndexChunk, SegmentEntry, decode_chunk, encode
 from storage.formats.segment import segment_key
@@ -22,7 +24,7 @@ from storage.verify.verification import Verification, Verified
 from storage.vocabulary import PartitionId
 from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import compacting
-from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig
+from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig
 
 KEYS = PartitionKeys(PARTITION)
 OTHER = PartitionId(TOPIC, 1)
@@ -67,6 +69,42 @@ async def three_segments(broker: Rig) -> list[SegmentEntry]:
         made.append(await compact(broker, block_bytes=300))
     await fill(broker, 20, begin=60)
     return made
+
+
+class _Image(NamedTuple):
+    """What a metadata store and an object store hold."""
+
+    records: Sequence[tuple[str, bytes]]
+    objects: Mapping[str, bytes]
+
+
+_images: dict[Callable[[Rig], Awaitable[None]], _Image] = {}
+
+
+@contextlib.asynccontextmanager
+async def kept(made: Callable[[Rig], Awaitable[None]]) -> AsyncIterator[Rig]:
+    """A broker that has just started over what `made` made of a topic, which another did once for all tests."""
+    if made not in _images:
+        async with rig() as before:
+            await make_topic(before.shared)
+            await made(before)
+            _images[made] = await _image_of(before)
+    clock = SystemClock()
+    shared, objects = MemoryMetadataStore(clock=clock, shards=1), MemoryObjectStore(clock=clock)
+    for path, value in _images[made].records:
+        await put(shared, Key(path, partition_key=path), value)
+    for key, body in _images[made].objects.items():
+        await objects.put_if_absent(key, [body])
+    async with rig(shared=shared, objects=objects, epoch=8) as broker:
+        yield broker
+
+
+async def _image_of(broker: Rig) -> _Image:
+    (shard,) = broker.shared._shards
+    records = [(one.path, one.value) for one in shard.records.values()]
+    objects = objects_of(broker)
+    stats = [one async for one in objects.list("")]
+    return _Image(records, {one.key: await objects.get_range(one.key, 0, one.size_bytes) for one in stats})
 
 
 async def verify(

@@ -35,6 +35,7 @@ from tests.unit.storage.verify.stores import (
     fill,
     fill_both,
     index_chunks,
+    kept,
     make_topic,
     objects_of,
     three_segments,
@@ -253,29 +254,36 @@ class Upkeep:
         return {wal_of(entry) for entry in (*indexed, *control.pending) if entry.last >= control.compaction_cursor}
 
 
-@pytest.mark.parametrize("seed", range(60))
-async def test_nothing_is_found_while_brokers_append_and_compactors_move_and_delete(
-    broker: Rig, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(partition_walk, "CHUNKS_PER_PAGE", 1)
-    monkeypatch.setattr(partition_walk, "SEGMENTS_PER_PAGE", 1)
-    monkeypatch.setattr(partition_walk, "SECOND_LOOK_S", 0.0)
+async def one_segment_and_many_entries(broker: Rig) -> None:
     await fill(broker, 60)
     await compact(broker)
     await fill(broker, 200)
-    upkeep = Upkeep(broker, seed)
 
-    result = await verify(
-        broker,
-        depth=DEEP,
-        metadata=Interleaved(broker.shared, upkeep.at_metadata),
-        objects=Interleaved(objects_of(broker), upkeep.at_objects),
-    )
 
-    assert upkeep.done
-    assert [one for one in result.findings.kept if one.kind is not FindingKind.COMPACTION_LEFT] == []
-    assert result.checked.partitions == 2
-    await assert_sound(broker)
+async def three_segments_and_more_entries(broker: Rig) -> None:
+    await three_segments(broker)
+    await fill(broker, 60, begin=80)
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_nothing_is_found_while_brokers_append_and_compactors_move_and_delete(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_walk, "CHUNKS_PER_PAGE", 1)
+    monkeypatch.setattr(partition_walk, "SEGMENTS_PER_PAGE", 1)
+    monkeypatch.setattr(partition_walk, "SECOND_LOOK_S", 0.0)
+    async with kept(one_segment_and_many_entries) as broker:
+        upkeep = Upkeep(broker, seed)
+
+        result = await verify(
+            broker,
+            depth=DEEP,
+            metadata=Interleaved(broker.shared, upkeep.at_metadata),
+            objects=Interleaved(objects_of(broker), upkeep.at_objects),
+        )
+
+        assert upkeep.done
+        assert [one for one in result.findings.kept if one.kind is not FindingKind.COMPACTION_LEFT] == []
+        assert result.checked.partitions == 2
+        await assert_sound(broker)
 
 
 @pytest.mark.parametrize("when", range(1, 12))
@@ -309,29 +317,28 @@ async def test_a_topic_that_is_deleted_meanwhile_is_nothing_to_report(broker: Ri
     ],
 )
 async def test_nothing_is_found_wherever_entries_move(
-    broker: Rig, store: str, when: int, acts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    store: str, when: int, acts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partition_walk, "CHUNKS_PER_PAGE", 1)
     monkeypatch.setattr(partition_walk, "SEGMENTS_PER_PAGE", 1)
     monkeypatch.setattr(partition_walk, "SECOND_LOOK_S", 0.0)
-    await three_segments(broker)
-    await fill(broker, 60, begin=80)
-    upkeep = Upkeep(broker)
+    async with kept(three_segments_and_more_entries) as broker:
+        upkeep = Upkeep(broker)
 
-    async def act(number: int) -> None:
-        for name in acts if number == when else ():
-            match name:
-                case "trim_half":
-                    await upkeep.trim_to((await broker.control()).sequence_counter // 2 + 3)
-                case "trim_all":
-                    await upkeep.trim_to((await broker.control()).sequence_counter)
-                case _:
-                    await getattr(upkeep, name)()
+        async def act(number: int) -> None:
+            for name in acts if number == when else ():
+                match name:
+                    case "trim_half":
+                        await upkeep.trim_to((await broker.control()).sequence_counter // 2 + 3)
+                    case "trim_all":
+                        await upkeep.trim_to((await broker.control()).sequence_counter)
+                    case _:
+                        await getattr(upkeep, name)()
 
-    inner = broker.shared if store == "metadata" else objects_of(broker)
-    result = await verify(broker, depth=DEEP, **{store: Interleaved(inner, act)})
+        inner = broker.shared if store == "metadata" else objects_of(broker)
+        result = await verify(broker, depth=DEEP, **{store: Interleaved(inner, act)})
 
-    assert [one for one in result.findings.kept if one.kind is not FindingKind.COMPACTION_LEFT] == []
+        assert [one for one in result.findings.kept if one.kind is not FindingKind.COMPACTION_LEFT] == []
 
 
 class BehindOnce:
