@@ -128,8 +128,7 @@ class Reader:
     def stored_here(
         self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
     ) -> BatchRun | Elsewhere | None:
-        """As `stored_within`, of a segment, if all that it takes is in memory."""
-        self._damage.check(log.partition, offset)
+        """As `stored_within`, of a segment, if all that it takes is in memory, and well. What is damaged is for that to tell."""
         entry = self._index.find_here(log, offset)
         if entry is None:
             return Elsewhere.TO_BE_READ

@@ -1,5 +1,6 @@
 """A fetch of what lies in segments: what is in memory is taken in the first look, and nothing is read twice."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 
 from broker.fetching import gathering
 from broker.fetching.gathering import Gathering, Wanted
+from storage.errors import Corrupt
+from storage.formats.segment import segment_key
 from storage.log import segments
 from tests.unit.storage.log.made_segments import IDS, batch, put_segment, set_segments
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
@@ -45,8 +48,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def gather(broker: Rig, *wanted: Wanted, bytes_max: int = 1 << 20) -> Gathering:
-    made = Gathering(
+def begin(broker: Rig, *wanted: Wanted, bytes_max: int = 1 << 20) -> Gathering:
+    return Gathering(
         wanted,
         bytes_max=bytes_max,
         bytes_min=1,
@@ -57,12 +60,20 @@ def gather(broker: Rig, *wanted: Wanted, bytes_max: int = 1 << 20) -> Gathering:
         control_reads=broker.parts.control_reads,
         wake=lambda: None,
     )
+
+
+def gather(broker: Rig, *wanted: Wanted, bytes_max: int = 1 << 20) -> Gathering:
+    made = begin(broker, *wanted, bytes_max=bytes_max)
     made.look(0.0)
     return made
 
 
 def want(broker: Rig, offset: int = 0, bytes_max: int = 1 << 20) -> Wanted:
     return Wanted(broker.parts.partitions.get(PARTITION), offset, bytes_max)
+
+
+async def until_read(broker: Rig) -> None:
+    await asyncio.gather(*[flight.task for flight in broker.parts.reader.flights._flights.values() if flight.task])
 
 
 def found(wanted: Wanted) -> bytes:
@@ -126,4 +137,24 @@ async def test_what_is_damaged_in_memory_is_read(broker: Rig, checked: list[int]
     assert not made.may_leave()
     assert len(broker.parts.reader.flights) == 1
     assert checked == [0]
+    made.close()
+
+
+async def test_records_before_damage_that_is_known_are_answered_and_the_damage_to_the_fetch_that_begins_there(broker: Rig) -> None:
+    reader, log = broker.parts.reader, broker.parts.partitions.get(PARTITION)
+    damaged = segment_key(PARTITION, IDS[1])
+    reader.segments._blocks.drop(damaged)
+    await broker.objects._inner.delete_many([damaged])
+    with pytest.raises(Corrupt):
+        await reader.stored(log, 6, bytes_max=1)
+    await reader.stored(log, 0, bytes_max=1)
+    before, there = want(broker), want(broker, 6)
+    made = gather(broker, before, there)
+    for _ in range(2):  # `there` has room when `before` needs none
+        await until_read(broker)
+        made.look(0.1)
+
+    assert made.may_leave()
+    assert (found(before), before.error) == (b"".join(BATCHES[:6]), None)
+    assert isinstance(there.error, Corrupt)
     made.close()

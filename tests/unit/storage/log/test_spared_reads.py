@@ -114,12 +114,13 @@ async def test_damage_in_memory_is_not_served_and_left_to_a_read_which_drops_it(
     assert broker.telemetry.registry.get_sample_value("forebay_healed_reads_total") == 1
 
 
-async def test_what_was_damaged_twice_is_told_from_memory(broker: Rig) -> None:
-    log = broker.parts.partitions.get(PARTITION)
-    broker.parts.reader._damage.confirm(PARTITION, 0, key="k", cause="corrupt", what="damaged")
+async def test_damage_that_is_known_is_told_by_the_read_and_what_is_well_in_memory_is_served(broker: Rig) -> None:
+    await read(broker, 0, 1_000)
+    broker.parts.reader._damage.confirm(PARTITION, 0, key="k", cause="missing", what="damaged")
 
+    assert isinstance(spare(broker, 0, 1_000), BatchRun)
     with pytest.raises(Corrupt, match="damaged"):
-        broker.parts.reader.stored_here(log, 0, bytes_max=1_000, at_least_one=True, is_in_order=False)
+        await read(broker, 0, 1_000)
 
 
 async def test_who_goes_on_from_memory_is_in_order(broker: Rig) -> None:
