@@ -280,7 +280,7 @@ class Gathering:
         if flight is not None:
             wanted.flight = None
             del self._reading[wanted]
-            wanted.runs += [run for run in flight.runs if not wanted.runs or run.base > wanted.runs[-1].last]
+            wanted.runs += flight.runs
             self._runs_left -= len(flight.runs)
         self._left_bytes += wanted.size_bytes + wanted.held_bytes
         wanted.held_bytes = 0

@@ -158,3 +158,20 @@ async def test_records_before_damage_that_is_known_are_answered_and_the_damage_t
     assert (found(before), before.error) == (b"".join(BATCHES[:6]), None)
     assert isinstance(there.error, Corrupt)
     made.close()
+
+
+async def test_what_was_read_is_taken_wherever_it_lies_before_what_was_taken_first(broker: Rig) -> None:
+    blocks, log = broker.parts.reader.segments._blocks, broker.parts.partitions.get(PARTITION)
+    wanted = want(broker)
+    wanted.runs.append(await broker.parts.reader.stored(log, 6, bytes_max=1 << 20))  # when others lay before it in the tail cache
+    for key in tuple(blocks._starts):
+        blocks.drop(key)
+    made = gather(broker, wanted)
+    await until_read(broker)
+    for key in tuple(blocks._starts):
+        blocks.drop(key)
+    made.look(0.1)
+
+    assert made.may_leave()
+    assert found(wanted) == b"".join(BATCHES)
+    made.close()
