@@ -24,6 +24,9 @@ from storage.log.tail import BatchRun
 
 LOOKED_AT_PER_STEP: Final = 500
 """Partitions of a fetch of many between two steps: a few milliseconds."""
+SPARED_PER_STEP: Final = 32
+"""Partitions of a fetch whose bytes in memory are checked between two steps, whether they are taken or do not fit: mostly 0.1 ms each, but
+3 ms where a block is full of tiny batches. Tasks read the others, as what is not in memory."""
 READS_AT_ONCE: Final = 4
 """Per fetch, not counting late reads."""
 READS_UNDER_WAY_MAX: Final = 16
@@ -123,6 +126,7 @@ class Gathering:
         self._first: Wanted | None = None
         """The one that may take a batch that is larger than what is left."""
         self._runs_left = STORED_RUNS_MAX
+        self._spared_left = 0
         self._reading: dict[Wanted, None] = {}
         self._joined: dict[Flight, None] = {}
         self._asked: dict[asyncio.Future[None], None] = {}
@@ -142,6 +146,7 @@ class Gathering:
     def look(self, now_s: float) -> None:
         """Take what is there, and begin the reads that are needed and have room."""
         self._now_s = now_s
+        self._spared_left = SPARED_PER_STEP
         for wanted in self._wanted:
             if wanted.error is None:
                 self._look(wanted, now_s)
@@ -151,6 +156,7 @@ class Gathering:
         """As `look`, of many: iterated over to its end, it yields wherever a pause is in place."""
         self._now_s = now_s
         for begin in range(0, len(self._wanted), LOOKED_AT_PER_STEP):
+            self._spared_left = SPARED_PER_STEP
             for wanted in self._wanted[begin : begin + LOOKED_AT_PER_STEP]:
                 if wanted.error is None:
                     self._look(wanted, now_s)
@@ -294,11 +300,12 @@ class Gathering:
             check_range(log, offset)
             while offset < log.seen.high_watermark and (taken_bytes < room or (at_least_one and not buffers)):
                 run = self._reader.cached(log, offset) or _run_at(wanted.runs, offset)
-                if run is None and self._runs_left > 0 and (flight is None or flight.error is None):
+                if run is None and min(self._runs_left, self._spared_left) > 0 and (flight is None or flight.error is None):
                     here = self._reader.flights.spare(log, offset, bytes_max=room - taken_bytes, at_least_one=at_least_one and not buffers)
-                    if here is None:
-                        break
                     if here is not Elsewhere.TO_BE_READ:
+                        self._spared_left -= 1
+                        if here is None:
+                            break
                         run = here
                         wanted.runs.append(run)
                         self._runs_left -= 1

@@ -175,3 +175,25 @@ async def test_what_was_read_is_taken_wherever_it_lies_before_what_was_taken_fir
     assert made.may_leave()
     assert found(wanted) == b"".join(BATCHES)
     made.close()
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+async def test_in_one_step_the_bytes_of_so_many_partitions_are_checked_whether_they_fit_or_not(
+    broker: Rig, checked: list[int], monkeypatch: pytest.MonkeyPatch, is_wide: bool
+) -> None:
+    monkeypatch.setattr(gathering, "SPARED_PER_STEP", 3)
+    monkeypatch.setattr(gathering, "LOOKED_AT_PER_STEP", 10)
+    first, others = want(broker, 0, 2 * SIZE), [want(broker, 1, SIZE - 1) for _ in range(19)]
+    made = begin(broker, first, *others)
+    if is_wide:
+        assert [len(checked) for _ in made.look_in_steps(0.0)] == [3, 6]
+    else:
+        made.look(0.0)
+        assert len(checked) == 3
+    while not made.may_leave():
+        await until_read(broker)
+        made.look(0.1)
+
+    assert found(first) == b"".join(BATCHES[:2])
+    assert all(one.is_too_large and one.is_cut and not one.buffers and one.error is None for one in others)
+    made.close()
