@@ -24,9 +24,11 @@ def cut_views(views: Sequence[memoryview], start: int, end: int) -> list[memoryv
 
 
 def in_parts(body: Buffer, start: int, part_bytes: int) -> list[Buffer]:
-    """What `get_parts` of a store gives of a body that begins at `start` of its object: copies, unless it is one part."""
+    """What `get_parts` of a store gives of a body that begins at `start` of its object: copies, unless it is `bytes` in one part. Other
+    buffers may be a small piece of the memory that they keep alive.
+    """
     cuts = [0, *range(part_bytes - start % part_bytes, len(body), part_bytes), len(body)]
     if len(cuts) == 2:
-        return [body]
+        return [bytes(body)]
     view = memoryview(body)
     return [bytes(view[begin:end]) for begin, end in pairwise(cuts)]

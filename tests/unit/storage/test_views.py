@@ -35,5 +35,8 @@ def test_parts_end_at_multiples_of_their_size_in_the_object(start: int, size: in
     assert [len(part) for part in parts] == [end - begin for begin, end in pairwise([start, *cuts, start + size])]
 
 
-def test_a_body_that_is_one_part_is_not_copied() -> None:
+def test_a_body_that_is_one_part_is_not_copied_unless_it_may_be_a_piece_of_more_memory() -> None:
+    (copied,) = in_parts(memoryview(WHOLE)[:10], 0, 200)
+
     assert in_parts(WHOLE, 0, 200)[0] is WHOLE
+    assert (type(copied), copied) == (bytes, WHOLE[:10])
