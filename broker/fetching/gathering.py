@@ -300,7 +300,7 @@ class Gathering:
             check_range(log, offset)
             while offset < log.seen.high_watermark and (taken_bytes < room or (at_least_one and not buffers)):
                 run = self._reader.cached(log, offset) or _run_at(wanted.runs, offset)
-                if run is None and min(self._runs_left, self._spared_left) > 0 and (flight is None or flight.error is None):
+                if run is None and min(self._runs_left, self._spared_left) > 0:
                     here = self._reader.flights.spare(log, offset, bytes_max=room - taken_bytes, at_least_one=at_least_one and not buffers)
                     if here is not Elsewhere.TO_BE_READ:
                         self._spared_left -= 1

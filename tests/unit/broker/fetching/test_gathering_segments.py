@@ -92,7 +92,9 @@ async def test_what_is_in_memory_is_taken_at_once_and_checked_once(broker: Rig, 
     assert checked == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(("room", "batches"), [(2 * SIZE, 2), (3 * SIZE, 2), (4 * SIZE - 1, 2), (4 * SIZE, 4), (7 * SIZE, 7)])
+@pytest.mark.parametrize(
+    ("room", "batches"), [(2 * SIZE, 2), (3 * SIZE, 2), (4 * SIZE - 1, 2), (4 * SIZE, 4), (7 * SIZE - 1, 6), (7 * SIZE, 7)]
+)
 async def test_whole_blocks_are_taken_and_of_a_segment_that_is_begun_what_fits(
     broker: Rig, checked: list[int], room: int, batches: int
 ) -> None:

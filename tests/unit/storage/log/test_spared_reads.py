@@ -7,7 +7,11 @@ import pytest
 
 from storage.cache.blocks import BlockCache
 from storage.errors import Corrupt
+from storage.formats.control import SegmentEntry
 from storage.formats.segment import HEADER_BYTES
+from storage.formats.segment_writer import SegmentWriter
+from storage.log import segments
+from storage.log.read_ahead import ReadAhead
 from storage.log.segments import Elsewhere
 from storage.log.tail import BatchRun
 from tests.unit.storage.log.made_segments import IDS, batch, counted_gets, put_segment, set_segments
@@ -97,6 +101,51 @@ async def test_a_consumer_in_order_leaves_what_it_has_read_and_nothing_before_it
         spare(broker, offset, 3 * SIZE)
 
     assert left == [(HEADER_BYTES + start * SIZE, HEADER_BYTES + (start + 3) * SIZE) for start in (12, 15)]
+
+
+async def test_what_follows_the_blocks_that_a_consumer_in_order_has_read_is_read_ahead(
+    broker: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: list[tuple[int, int]] = []
+    monkeypatch.setattr(ReadAhead, "begin", lambda _ahead, _key, position, end: ahead.append((position, end)))
+    await read(broker, 0, 100 * SIZE)
+    for offset in (9, 12):
+        spare(broker, offset, 3 * SIZE)
+
+    assert ahead == [(HEADER_BYTES + 15 * SIZE, HEADER_BYTES + 40 * SIZE)]
+
+
+@pytest.mark.parametrize(("base", "records"), [(4, 2), (5, 6)])
+async def test_a_batch_that_reaches_beyond_the_entry_of_its_segment_is_not_served(base: int, records: int) -> None:
+    async with rig() as broker:
+        made = batch(5, records=5)
+        writer = SegmentWriter(PARTITION, IDS[0], 5)
+        writer.add(made)
+        written = writer.finish(9)
+        other = batch(base, records=records)
+        made[:61] = other[:61]
+        made[8:12] = (len(made) - 12).to_bytes(4, "big")
+        await broker.objects._inner.put_if_absent(written.key, written.parts)
+        await set_segments(broker, SegmentEntry(5, 9, IDS[0], written.size_bytes, 5, 5))
+        await broker.parts.control_reads.refresh([broker.parts.partitions.get(PARTITION)])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(segments, "check_block_of", lambda *_, **__: None)
+            with pytest.raises(Corrupt, match="a segment has other offsets than it says"):
+                await read(broker, 5, 1_000)
+
+
+async def test_the_footer_that_was_used_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "FOOTERS_BYTES_MAX", 2 * (segments.FOOTER_OVERHEAD_BYTES + segments.BLOCK_ENTRY_BYTES))
+    async with rig() as broker:
+        entries = [await put_segment(broker, IDS[offset], [BATCHES[offset]], base=offset, last=offset) for offset in range(3)]
+        await set_segments(broker, *entries)
+        await broker.parts.control_reads.refresh([broker.parts.partitions.get(PARTITION)])
+        await read(broker, 0, 1)
+        await read(broker, 1, 1)
+        spare(broker, 0, 1)
+        await read(broker, 2, 1)
+
+        assert [isinstance(spare(broker, offset, 1), BatchRun) for offset in range(3)] == [True, False, True]
 
 
 async def test_damage_in_memory_is_not_served_and_left_to_a_read_which_drops_it(broker: Rig) -> None:
