@@ -357,8 +357,9 @@ async def test_a_piece_of_history_that_the_tail_reads_stays_with_the_tail(object
     assert objects.reads == []
 
 
-async def test_a_piece_that_the_tail_waits_for_while_history_fetches_it_stays_with_the_tail(objects: Objects) -> None:
-    cached = Cached(objects, bytes_max=4 * (BLOCK + PIECE_OVERHEAD_BYTES))
+@pytest.mark.parametrize("parts", [1, 2])
+async def test_a_piece_that_the_tail_waits_for_while_history_fetches_it_stays_with_the_tail(objects: Objects, parts: int) -> None:
+    cached = Cached(objects, bytes_max=4 * (BLOCK + parts * PIECE_OVERHEAD_BYTES), part_bytes=BLOCK // parts)
     async with asyncio.TaskGroup() as group:
         for is_history in (True, False):
             group.create_task(go_through(cached, "b", 1, is_history=is_history))
