@@ -234,7 +234,9 @@ class SimBroker:
         log = open_log(
             metadata=self._metadata,
             objects=self._objects,
-            blocks=BlockCache(self._objects, bytes_max=chance.choice((0, 4_096, 1 << 20)), block_bytes=1_024, telemetry=telemetry),
+            blocks=BlockCache(
+                self._objects, bytes_max=chance.choice((0, 4_096, 1 << 20)), block_bytes=1_024, part_bytes=512, telemetry=telemetry
+            ),
             tail_bytes_max=chance.choice((0, 2_048, 1 << 20)),
             flush=FlushSettings(interval_s=chance.choice((0.0, 0.02, 0.25)), gather_s=0.005, bytes_max=chance.choice((400, 1 << 20))),
             epoch=epoch,
