@@ -1,6 +1,7 @@
 """What a process has used so far, from /proc: CPU of all its threads, the share of its first one, and its greatest resident size."""
 
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -11,6 +12,7 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _UTIME, _STIME = 11, 12
 """Places in /proc/PID/stat behind the name in parentheses (proc(5) counts them 14 and 15)."""
 _LISTENING: Final = "0A"
+LOOK_EVERY_S: Final = 0.02
 
 
 class WrongProcess(Exception):
@@ -44,6 +46,34 @@ def peak_rss_bytes(pid: int) -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * KIB
     raise WrongProcess(f"no resident size: pid={pid}")
+
+
+class PeakMemory:
+    """The most that a process which ends by itself had resident, looked at until it is gone.
+
+    What `wait4` says of it is no less than what its parent had when it was started.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._is_done = threading.Event()
+        self._watching = threading.Thread(target=self._watch, name="peak-memory")
+        self.rss_bytes = 0
+
+    def __enter__(self) -> Self:
+        self._watching.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_done.set()
+        self._watching.join()
+
+    def _watch(self) -> None:
+        while not self._is_done.wait(LOOK_EVERY_S):
+            try:
+                self.rss_bytes = max(self.rss_bytes, peak_rss_bytes(self._pid))
+            except (OSError, WrongProcess):
+                return
 
 
 def check_listens(pid: int, port: int) -> None:

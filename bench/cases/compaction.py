@@ -51,14 +51,14 @@ def _run_once(place: Place, *options: str) -> tuple[Work, dict[str, int], int]:
     for key, value in place.settings.items():
         command += ["--set", f"{key}={value}"]
     began_s = _clock.monotonic_s()
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process, meter.PeakMemory(process.pid) as peak:
         assert process.stdout is not None
         said = process.stdout.read()
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, f"forebay compactor run-once failed: {process.returncode}"
     work = Work(0, 0, 0, _clock.monotonic_s() - began_s, used.ru_utime, used.ru_stime, 0.0)
-    return work, json.loads(said), used.ru_maxrss * KIB
+    return work, json.loads(said), peak.rss_bytes
 
 
 def _read(plan: Plan, store: str) -> CaseResult:
