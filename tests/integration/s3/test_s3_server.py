@@ -109,11 +109,23 @@ async def test_the_server_s_clock_is_read_off_an_object(s3_server: S3Server, cli
     assert left == []
 
 
-async def test_of_a_put_that_is_cancelled_under_way_nothing_or_all_is_stored(s3_server: S3Server, client: S3ClientName) -> None:
+async def test_of_a_put_that_is_cancelled_under_way_nothing_or_all_is_stored(
+    s3_server: S3Server, client: S3ClientName, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = random.Random(2).randbytes(8 << 20)
+    tries_left = 0
+
+    async def soon(*_: object) -> bool:
+        """A server that refuses while the body is on its way resets the connection: that is tried again, for up to 20 s each time."""
+        nonlocal tries_left
+        tries_left -= 1
+        return tries_left > 0
+
     async with opened(location(s3_server, f"cancel-{client}"), client) as store:
+        monkeypatch.setattr(store, "_pause", soon)
         for number in range(30):
             key = f"wal/{number}"
+            tries_left = 5
             async with asyncio.TaskGroup() as group:
                 put = group.create_task(store.put_if_absent(key, [body]))
                 await asyncio.sleep(0.0003 * number)
