@@ -42,7 +42,7 @@ at a page, 4 KiB of half a MiB, is not."""
 
 REQUESTS: Final = Metric(
     "forebay_cache_requests_total",
-    "Pieces asked of the block cache: hit (was there), miss (fetched), coalesced (waited for another's fetch).",
+    "Pieces asked of the block cache: hit (a part of half a MiB that was there), miss (a GET), coalesced (waited for another's GET).",
     ("outcome",),
 )
 BYTES: Final = Metric("forebay_cache_bytes", "Bytes that the block cache holds.")

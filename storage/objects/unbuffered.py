@@ -79,21 +79,8 @@ def read_unbuffered(descriptor: int, start: int, end: int, *, worthwhile_bytes: 
         return None
     first = start // ALIGNMENT_BYTES * ALIGNMENT_BYTES
     wanted = -(-(end - first) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    view = memoryview(_buffer())
-    filled = 0
-    try:
-        while filled < end - first:
-            count = os.preadv(descriptor, [view[filled:wanted]], first + filled)
-            filled += count
-            if filled < end - first and (count == 0 or filled % ALIGNMENT_BYTES):
-                return None  # a short read in the middle of a sector cannot be continued this way
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return None
-    finally:
-        _switch(descriptor, on=False)
-    return bytes(view[start - first : end - first])
+    view = memoryview(_buffer())[:wanted]
+    return bytes(view[start - first : end - first]) if _fill([view], descriptor, first, end) else None
 
 
 def read_parts_unbuffered(descriptor: int, start: int, end: int, *, part_bytes: int) -> list[memoryview] | None:
@@ -106,20 +93,27 @@ def read_parts_unbuffered(descriptor: int, start: int, end: int, *, part_bytes: 
     if end - start < WORTHWHILE_BYTES or part_bytes % ALIGNMENT_BYTES or len(cuts) > PARTS_MAX or not _switch(descriptor, on=True):
         return None
     views = [_aligned(after - cut) for cut, after in pairwise(cuts)]
-    filled = 0
+    if not _fill(views, descriptor, first, end):
+        return None
+    return [view.toreadonly() for view in cut_views(views, start - first, end - first)]
+
+
+def _fill(views: Sequence[memoryview], descriptor: int, first: int, end: int) -> bool:
+    """Read into `views` from `first` on, up to `end` at least, and switch back to the page cache. False if that cannot be done."""
+    size_bytes, filled = sum(map(len, views)), 0
     try:
         while filled < end - first:
-            count = os.preadv(descriptor, cut_views(views, filled, stop - first), first + filled)
+            count = os.preadv(descriptor, cut_views(views, filled, size_bytes), first + filled)
             filled += count
             if filled < end - first and (count == 0 or filled % ALIGNMENT_BYTES):
-                return None  # a short read in the middle of a sector cannot be continued this way
+                return False  # a short read in the middle of a sector cannot be continued this way
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return None
+        return False
     finally:
         _switch(descriptor, on=False)
-    return [view.toreadonly() for view in cut_views(views, start - first, end - first)]
+    return True
 
 
 def _aligned(size_bytes: int) -> memoryview:
