@@ -78,6 +78,10 @@ def consumer_of(*topics: str, group: str | None = None, **settings: Any) -> Iter
     quick = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 500, "fetch_max_wait_ms": 100}
     wanted = {**quick, "group_id": group, "enable_auto_commit": False, "auto_offset_reset": "earliest", **settings}
     with contextlib.closing(KafkaConsumer(*topics, bootstrap_servers=BOOTSTRAP, **wanted)) as consumer:
+        # A member that knows a topic only after it has joined joins again, and 3.0.12 drops what it is assigned then if a `poll`
+        # ends before the answer: `need_rejoin` of its coordinator/consumer.py is false already, so no later poll looks at it.
+        for topic in topics:
+            consumer.partitions_for_topic(topic)
         yield consumer
 
 
