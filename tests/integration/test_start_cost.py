@@ -20,6 +20,7 @@ FOR_LATER = {
     "yaml": "a settings file",
     "rich.console": "tables of commands",
     "pygments": "decorated tracebacks",
+    "pydantic": "nothing of ours",
     "hypothesis.core": "nothing of ours but tests",
     "kio.schema.metadata": "the first Metadata request",
     "kio.schema.api_versions": "the first ApiVersions request",

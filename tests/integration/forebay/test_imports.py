@@ -10,7 +10,7 @@ def test_commands_of_a_client_do_not_wait_for_the_brokers_modules() -> None:
         "from typer.testing import CliRunner\n"
         "from forebay.cli import application\n"
         "CliRunner().invoke(application, ['group', 'lag', 'g', '-b', '127.0.0.1:1'])\n"
-        "print([name for name in ('aiohttp', 'kio', 'rich') if name in sys.modules])\n"
+        "print([name for name in ('aiohttp', 'kio', 'pydantic', 'rich') if name in sys.modules])\n"
         "print([name for name in sys.modules if name.startswith(('broker', 'storage'))])\n"
     )
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)

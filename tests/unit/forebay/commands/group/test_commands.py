@@ -37,7 +37,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
         (("topic", "consume", "t", "-g", "g", "-o", "7"), '-o "7" is not for a group'),
         (("topic", "consume", "t", "-g", "g", "-p", "1"), "-g and -p exclude each other"),
         (("topic", "consume", "t", "-g", ""), "a name is not empty"),
-        ((*RESET, "--topic", "t", "--to-timestamp", f"{2**63}"), "less than or equal to 9223372036854775807"),
+        ((*RESET, "--topic", "t", "--to-timestamp", f"{2**63}"), "is not in the range 0<=x<=9223372036854775807"),
         ((*RESET, "--topic", "t\udcff", "--to-earliest"), r'"t\xff" is not UTF-8 text'),
         (("group", "reset-offsets", "", "--topic", "t", "--to-earliest"), "a name is not empty"),
         (("group", "describe", ""), "a name is not empty"),

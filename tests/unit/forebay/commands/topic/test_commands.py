@@ -28,7 +28,7 @@ from storage.catalog import topics
         (("topic", "alter", "t", "-c", "retention.ms=1", "--unset", "retention.ms"), "retention.ms is both set and unset"),
         (("topic", "create", "t", "-c", "retention.ms=\udcff"), r'"retention.ms=\xff" is not UTF-8 text'),
         (("topic", "create", "t", "-p", "10001"), "'-p': 10,001 partitions are too many: brokers create 10,000 at most"),
-        (("topic", "create", "t", "-r", "10001"), "less than or equal to 10000"),
+        (("topic", "create", "t", "-r", "10001"), "is not in the range 1<=x<=10000"),
         (("topic", "describe", ""), "a name is not empty"),
         (("topic", "describe", "t\udcff"), r'"t\xff" is not UTF-8 text'),
         (("topic", "produce", "t", "-H", "a\udcff=b"), r'"a\xff" is not UTF-8 text'),
