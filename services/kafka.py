@@ -45,6 +45,8 @@ _NODE: Final = "1"
 _CLUSTER: Final = "YXBhY2hlLWthZmthLW9uZQ"
 # As Kafka's own start script has them.
 _COLLECTOR: Final = ("-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent")
+_SOON_READY: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""A third less CPU until it answers, and slow afterwards."""
 _QUIET: Final = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 _API_VERSIONS_0: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 """Size, key, version, correlation id, no client id."""
@@ -64,17 +66,23 @@ class KafkaServer(Server):
 
 @contextlib.contextmanager
 def running_kafka(
-    folder: Path, *, port: int = 0, advertised: str | None = None, settings: Mapping[str, str] | None = None
+    folder: Path,
+    *,
+    port: int = 0,
+    advertised: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    is_measured: bool = True,
 ) -> Iterator[KafkaServer]:
     """A server with its data and `kafka.log` in `folder`, ready; stopped at the end, its data left. Blocks.
 
     `port` 0 takes a free one. `advertised`: `host:port` that clients are sent to, if it is not where the server listens (a proxy).
-    `settings`, by Kafka's names, are stronger than `DEFAULTS`. Raise `ServerError` or `services.build.BuildError`.
+    `settings`, by Kafka's names, are stronger than `DEFAULTS`. One that is not `is_measured` has a JVM that starts soon and does little.
+    Raise `ServerError` or `services.build.BuildError`.
     """
     if port and not is_free(port):
         raise ServerError(f"Port {port} on {HOST} is in use: Apache Kafka cannot start. Choose another.")
     folder.mkdir(parents=True, exist_ok=True)
-    server = _started(folder, port, advertised, settings or {})
+    server = _started(folder, port, advertised, settings or {}, _COLLECTOR if is_measured else _SOON_READY)
     try:
         yield server
     finally:
@@ -111,10 +119,10 @@ def kafka_answers(port: int, host: str = HOST) -> bool:
     return False
 
 
-def _started(folder: Path, port: int, advertised: str | None, settings: Mapping[str, str]) -> KafkaServer:
+def _started(folder: Path, port: int, advertised: str | None, settings: Mapping[str, str], options: Sequence[str]) -> KafkaServer:
     file = folder / "server.properties"
     log = folder / "kafka.log"
-    command = [*java(f"-Xms{HEAP}", f"-Xmx{HEAP}", *_COLLECTOR, _QUIET), "kafka.Kafka", str(file)]
+    command = [*java(f"-Xms{HEAP}", f"-Xmx{HEAP}", *options, _QUIET), "kafka.Kafka", str(file)]
     for left in reversed(range(_PORT_TRIES)):
         chosen = port or free_port()
         chosen_properties = properties(

@@ -26,7 +26,7 @@ TOPIC: Final = "kept"
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    with running_kafka(tmp_path_factory.mktemp("kafka"), settings={"num.partitions": "7"}) as server:
+    with running_kafka(tmp_path_factory.mktemp("kafka"), settings={"num.partitions": "7"}, is_measured=False) as server:
         yield server
 
 
@@ -88,7 +88,7 @@ def test_settings_are_stronger_than_the_defaults(kafka: KafkaServer) -> None:
 
 
 def test_data_outlive_a_stop(tmp_path: Path) -> None:
-    with running_kafka(tmp_path) as kafka:
+    with running_kafka(tmp_path, is_measured=False) as kafka:
         create(kafka, TOPIC)
         produce(kafka, TOPIC, "before")
         kafka.stop()
@@ -103,7 +103,7 @@ def test_data_outlive_a_stop(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_data_outlive_a_kill(tmp_path: Path) -> None:
-    with running_kafka(tmp_path) as kafka:
+    with running_kafka(tmp_path, is_measured=False) as kafka:
         create(kafka, TOPIC)
         produce(kafka, TOPIC, "before")
         kafka.kill9()
@@ -116,7 +116,7 @@ def test_data_outlive_a_kill(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_clients_are_sent_to_the_address_that_is_advertised(tmp_path: Path) -> None:
-    with running_kafka(tmp_path, advertised="localhost:1") as kafka:
+    with running_kafka(tmp_path, advertised="localhost:1", is_measured=False) as kafka:
         brokers = admin_of(kafka).list_topics(timeout=WITHIN_S).brokers
 
     assert [(broker.host, broker.port) for broker in brokers.values()] == [("localhost", 1)]
