@@ -90,6 +90,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     if not hasattr(item.config, "workerinput"):
         return (yield)
+    if workers.gives_way(item.nodeid):
+        workers.lower_priority()
+        return (yield)
     # The controller's folder, in which each worker has one.
     with Room(item.config._tmp_path_factory.getbasetemp().parent).entered(alone=item.get_closest_marker("alone") is not None):
         return (yield)

@@ -1,7 +1,7 @@
 """What a broker remembers of a partition has one writer for each field: who asks why a value is what it is has one module to read."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -37,8 +37,9 @@ def writes(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inits = {id(node) for function in functions if function.name == "__init__" for node in ast.walk(function)}
     for scope in (tree, *functions):
-        variables = dict(_variables(scope))
-        for node in ast.walk(scope):
+        nodes = list(ast.walk(scope))
+        variables = dict(_variables(nodes))
+        for node in nodes:
             for target in _changed(node):
                 field = _field(target, variables)
                 if field is not None and not (id(node) in inits and isinstance(node, ast.Assign | ast.AnnAssign)):
@@ -70,9 +71,9 @@ def _changed(node: ast.AST) -> Iterator[ast.expr]:
                 yield each
 
 
-def _variables(scope: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+def _variables(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
     """What a variable of the function stands for: a field or a holder, by assignment or by its type."""
-    for node in ast.walk(scope):
+    for node in nodes:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 pairs = (

@@ -1,5 +1,8 @@
 """How tests share a machine: tests/kit."""
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -7,7 +10,7 @@ import pytest
 
 from tests.kit.alone import Room
 from tests.kit.serving import ROOT
-from tests.kit.workers import ALONE, ROW, WORKERS_MAX, computes, count, is_alone, next_of, shares_a_fixture
+from tests.kit.workers import ALONE, NICENESS, ROW, WORKERS_MAX, computes, count, is_alone, next_of, shares_a_fixture
 
 A_MOMENT_S = 0.2
 WITHIN_S = 30.0
@@ -25,13 +28,22 @@ def test_there_are_more_workers_than_processors_within_a_bound() -> None:
 
 
 def test_workers_take_from_both_ends_of_the_row_and_what_is_alone_at_last() -> None:
-    row = dict.fromkeys(["waits", "small", "computes", ALONE])
+    row = dict.fromkeys(["waits", "small", "computes", ALONE, "tests/model/m.py::t", "tests/simulation/s.py::t"])
     taken = []
-    for worker in range(4):
+    for worker in range(6):
         taken.append(next_of(row, computes=computes(worker)))
         del row[taken[-1]]
 
-    assert taken == ["waits", "computes", "small", ALONE]
+    assert taken == ["waits", "computes", "small", ALONE, "tests/model/m.py::t", "tests/simulation/s.py::t"]
+
+
+def test_the_priority_is_lowered_once() -> None:
+    said = "import os; from tests.kit.workers import lower_priority as lower; lower(); lower(); print(os.nice(0))"
+    before = os.nice(0)
+
+    ended = subprocess.run([sys.executable, "-c", said], capture_output=True, check=True, cwd=ROOT, text=True, timeout=WITHIN_S)
+
+    assert int(ended.stdout) == max(before, NICENESS)
 
 
 def test_a_test_that_is_marked_alone_is_known_by_its_name(request: pytest.FixtureRequest) -> None:

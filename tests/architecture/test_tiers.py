@@ -19,8 +19,13 @@ def modules_of(tier: str) -> Iterator[tuple[Path, ast.Module]]:
 
 
 def imports_of(tree: ast.Module) -> set[str]:
-    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    return found | {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
 
 
 def starters_in(tree: ast.Module) -> set[str]:

@@ -4,8 +4,9 @@ Every worker has servers of its own, so that tests of two workers meet nowhere. 
 stay together, since each worker would make that fixture again; any other test goes to the next worker that is free.
 
 The tests lie in one row, from those that wait to those that compute, with small ones between. Most workers take from the end that waits,
-one for each processor takes from the end that computes: so the processors have work at any time. The tests marked `alone` come when all
-others are done, and nobody has to stop for them.
+one for each processor takes from the end that computes: so the processors have work at any time. The tests marked `alone` come when these
+are done, and nobody has to stop for them. Tests that only compute, in time of their own, come at last and at a lower priority: they give
+way to those that are `alone`, most of whose time the processors would have nothing to do.
 """
 
 import os
@@ -31,6 +32,10 @@ ON_PORTS_OF_THE_DEFAULT: Final = frozenset({"test_demo.py", "test_demo_brokers.p
 """`forebay demo` takes 9092 or the next that is free: of two at once, one would find the other's broker where its own was killed."""
 ROW: Final = ("chaos", "integration", "compat", "contract", "unit", "architecture", "property", "model", "simulation")
 """Folders from those whose tests wait to those whose tests compute."""
+GIVING_WAY: Final = ("tests/model/", "tests/simulation/")
+"""Folders whose tests only compute."""
+NICENESS: Final = 10
+"""Of a worker from its first test that gives way: a tenth of the share of one that does not."""
 ALONE: Final = "alone"
 _MARKED_ALONE: Final = re.compile(r"^@pytest\.mark\.alone\b.*\n(?:@.*\n)*(?:async )?def (\w+)", re.MULTILINE)
 
@@ -73,7 +78,18 @@ def computes(worker: int) -> bool:
 def next_of(row: Mapping[str, object], *, computes: bool) -> str:
     """The scope that a worker takes from a row that has some."""
     scopes = reversed(row.keys()) if computes else iter(row)
-    return next((scope for scope in scopes if scope != ALONE), ALONE)
+    chosen = next((scope for scope in scopes if scope != ALONE and not gives_way(scope)), None)
+    return chosen or (ALONE if ALONE in row else next(iter(row)))
+
+
+def gives_way(nodeid: str) -> bool:
+    """Whether this test, or what is named like it, runs beside those that are alone, at a lower priority."""
+    return nodeid.startswith(GIVING_WAY)
+
+
+def lower_priority() -> None:
+    """This worker has nothing left but tests that give way."""
+    os.nice(max(0, NICENESS - os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def count(processors: int, *, of_small_tests: bool) -> int:

@@ -113,7 +113,7 @@ def delete(
         list[str],
         typer.Argument(
             help="The groups' names; put -- before a name that begins with a dash.",
-            metavar="GROUP",
+            metavar="GROUP...",
             autocompletion=group_names,
             callback=check_names,
         ),

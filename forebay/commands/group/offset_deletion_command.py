@@ -30,7 +30,7 @@ def delete_offsets(
         list[str],
         typer.Argument(
             help="Delete the offsets of these topics, or of some of their partitions.",
-            metavar="TOPIC[:0,1]",
+            metavar="TOPIC[:0,1]...",
             autocompletion=topic_names,
             callback=check_names,
         ),

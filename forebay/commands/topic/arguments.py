@@ -21,7 +21,7 @@ TopicNamesArgument = Annotated[
     list[str],
     typer.Argument(
         help="The topics' names; put -- before a name that begins with a dash.",
-        metavar="TOPIC",
+        metavar="TOPIC...",
         autocompletion=topic_names,
         callback=check_names,
     ),
