@@ -54,8 +54,13 @@ class Supervised:
                 return self.events[-1]
         raise AssertionError(f"{event} {facts} never came; before it {self.events[-5:]}")
 
+    def read_until_each(self, *events: str, since: int, **facts: object) -> None:
+        """Until a line of each event has come behind the first `since`, in any order: lines of several processes have none."""
+        while missing := set(events) - {one["event"] for one in self.events[since:] if facts.items() <= one.items()}:
+            self.read_until(missing.pop(), **facts)
+
     def said(self, event: str, **facts: object) -> dict[str, Any]:
-        """The last such line that was read, or the next: lines of several processes come in any order."""
+        """The last such line that was read, or else the next."""
         found = next((one for one in reversed(self.events) if {"event": event, **facts}.items() <= one.items()), None)
         return found or self.read_until(event, **facts)
 
@@ -188,10 +193,11 @@ def test_a_worker_that_is_killed_comes_back_and_has_everything_meanwhile_taken_b
         create(served.bootstrap(1), topic)
         before = produce(served.bootstrap(1), topic, [b"a"])
 
+        since = len(served.events)
         os.kill(served.said("worker_started", worker=1)["pid"], signal.SIGKILL)
         served.read_until("worker_died", worker=1)
         meanwhile = produce(served.bootstrap(0), topic, [b"b"])
-        served.read_until("worker_ready", worker=1)
+        served.read_until_each("worker_ready", "kafka listening", since=since, worker=1)  # on another port
         values = read(served.bootstrap(1), topic, 2)
 
         served.process.send_signal(signal.SIGTERM)
@@ -219,8 +225,9 @@ def test_workers_live_on_when_their_parent_is_killed_and_one_that_dies_then_is_s
         first = served.said("worker_started", worker=1)["pid"]
         os.kill(parent_of(first), signal.SIGKILL)
         before = produce(served.bootstrap(1), topic, [b"a"])
+        since = len(served.events)
         os.kill(first, signal.SIGKILL)
-        served.read_until("worker_ready", worker=1)
+        served.read_until_each("worker_started", "worker_ready", "kafka listening", since=since, worker=1)
         after = produce(served.bootstrap(1), topic, [b"b"])
         pids = [served.said("worker_started", worker=worker)["pid"] for worker in range(2)]
 
