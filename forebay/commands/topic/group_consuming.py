@@ -9,6 +9,7 @@ from forebay.commands.topic.consuming import READING, Consumed, Until, WriteMess
 from forebay.kafka_client.codes import exit_code_of
 from forebay.kafka_client.connection import message_of
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, ClientFailed
+from forebay.kafka_client.interrupts import uninterrupted
 from forebay.kafka_client.partition import Partition
 from runtime.clock import Clock
 
@@ -69,9 +70,11 @@ class GroupReader:
                 # They went while the batch was gathered; whoever has them now reads on from the commit.
                 records = [message for message in records if at(message) not in self._gone]
             if records:
-                consumed.records += len(records)
-                write(records)
-                self._written |= {at(message): (message.offset() or 0) + 1 for message in records}
+                # Ctrl-C comes as soon as somebody has seen a record: what was written is what is counted and what is committed.
+                with uninterrupted():
+                    write(records)
+                    self._written |= {at(message): (message.offset() or 0) + 1 for message in records}
+                    consumed.records += len(records)
                 heard_s = self._clock.monotonic_s()
             for message in batch if len(records) < len(batch) else ():
                 self._noted(message)

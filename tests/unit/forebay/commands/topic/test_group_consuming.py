@@ -1,5 +1,6 @@
 """A member of a group against a consumer that the test drives: what is committed, and when."""
 
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from forebay.commands.topic.consuming import Consumed, Until
 from forebay.commands.topic.group_consuming import COMMIT_EVERY_S, GroupReader
 from forebay.kafka_client.failures import ClientFailed
+from forebay.kafka_client.interrupts import interrupted_between_calls
 
 
 class Message:
@@ -129,6 +131,19 @@ def test_what_was_written_is_committed_when_it_is_interrupted() -> None:
     member.read()
 
     assert member.consumer.commits == [{0: 9, 1: 4}]
+
+
+def test_an_interruption_by_whoever_saw_a_record_comes_when_all_that_was_written_is_counted() -> None:
+    def interrupt(messages: Sequence[Message]) -> None:
+        member.written += [message.offset() for message in messages]
+        signal.raise_signal(signal.SIGINT)
+
+    member = Member([Message(0, 7), Message(0, 8)])
+    with pytest.raises(KeyboardInterrupt), interrupted_between_calls():
+        member.reader.read(Until(), member.consumed, interrupt)
+    member.reader.settle()
+
+    assert (member.written, member.consumed.records, member.consumer.commits) == ([7, 8], 2, [{0: 9}])
 
 
 def test_only_what_was_wanted_is_committed_however_much_there_is() -> None:
