@@ -154,6 +154,8 @@ SELDOM: Final[Mapping[str, str]] = {
         "entries are gone through from before a merge that is under way: test_reading_segments.py"
     ),
     "compactor.purge Purge._purge_partition: if control is None or decode_control(control.value, path=control.path).log_state is not Lo… → then": "a deposed leader shows a partition of a deleted topic as it was: test_purge.py",
+    "compactor.merge Merging._put_under_all_keys: if not is_inside(shown, merged) → then": "a merger without its claim is overtaken by another: test_merge.py",
+    "broker.fetching.gathering Gathering._must_read: if self._runs_left <= 0 → then": "a response has 64 runs: test_gathering_segments.py",
     "compactor.merge Merging._run: if await self._touch(keys, sources) and (not await self._is_trimmed(keys, sources)) → else": "a source is trimmed and collected while it is read: test_merge.py",
 }
 """Branches that fewer than one seed in a few hundred takes: which, changes with every turn of the loop that the code takes."""
