@@ -17,7 +17,7 @@ from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
+from xdist.remote import Producer, WorkerInteractor
 
 from services.build import OXIA, PROGRAMS, VERSITYGW, BuildError, Program, built
 from services.oxia import OxiaServer, running_oxia
@@ -103,6 +103,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         # Not of the one that starts workers: they are tests themselves.
         others = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = f"{NOT_INSTALLED}{os.pathsep}{others}" if others else str(NOT_INSTALLED)
+    for plugin in session.config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == WorkerInteractor.__name__:  # a worker runs a copy of the module
+            workers.say_less(plugin)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As a shell without a terminal leaves it to what runs in the background. Tests interrupt themselves and what they start.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.architecture.trees import tree_of
+
 _ENTRY_POINTS: Final = (".command(", ".callback(", ".command", ".callback")
 """Decorators that hand a function to the command line."""
 
@@ -23,7 +25,7 @@ def sources(root: Path, packages: Collection[str], *, generated: Collection[str]
         for path in sorted((root / package).rglob("*.py")):
             if path.name not in generated:
                 parts = path.relative_to(root).with_suffix("").parts
-                yield Source(".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text(encoding="utf-8")))
+                yield Source(".".join(parts[:-1] if parts[-1] == "__init__" else parts), tree_of(path))
 
 
 def unused(defining: Collection[Source], using: Collection[Source]) -> set[str]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tests.architecture.trees import tree_of
+
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("forebay", "sim", "broker", "compactor", "process", "storage", "runtime")
 GENERATED: Final = {"wire_pb2.py"}
@@ -28,7 +30,7 @@ def test_a_public_type_has_a_name_of_its_own() -> None:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             if path.name not in GENERATED:
-                for name in types_of(ast.parse(path.read_text())):
+                for name in types_of(tree_of(path)):
                     homes[name].append(str(path.relative_to(ROOT)))
 
     assert len(homes) > 500

@@ -5,12 +5,26 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from xdist.remote import WorkerInteractor
 
 from tests.kit.alone import Room
 from tests.kit.serving import ROOT
-from tests.kit.workers import ALONE, NICENESS, ROW, WORKERS_MAX, computes, count, is_alone, next_of, shares_a_fixture
+from tests.kit.workers import (
+    ALONE,
+    NICENESS,
+    ROW,
+    SOON_S,
+    WORKERS_MAX,
+    computes,
+    count,
+    is_alone,
+    next_of,
+    say_less,
+    shares_a_fixture,
+)
 
 A_MOMENT_S = 0.2
 WITHIN_S = 30.0
@@ -44,6 +58,37 @@ def test_the_priority_is_lowered_once() -> None:
     ended = subprocess.run([sys.executable, "-c", said], capture_output=True, check=True, cwd=ROOT, text=True, timeout=WITHIN_S)
 
     assert int(ended.stdout) == max(before, NICENESS)
+
+
+class Sending:
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str]] = []
+
+    def sendevent(self, name: str, **of: Any) -> None:
+        self.sent.append((name, of["data"]["when"] + " " + of["data"]["outcome"] if "data" in of else ""))
+
+
+def test_a_worker_passes_over_what_a_run_does_not_print() -> None:
+    worker = Sending()
+    say_less(cast("WorkerInteractor", worker))
+    worker.sendevent("logstart", nodeid="t")
+    for when in ("setup", "call", "teardown"):
+        for outcome, duration in (("passed", SOON_S / 2), ("passed", SOON_S), ("failed", 0.0), ("skipped", 0.0)):
+            worker.sendevent("testreport", data={"when": when, "outcome": outcome, "duration": duration})
+    worker.sendevent("logfinish", nodeid="t")
+    worker.sendevent("runtest_protocol_complete", item_index=1)
+
+    of_setup, of_call = (["passed", "failed", "skipped"], ["passed", "passed", "failed", "skipped"])
+    said = [f"{when} {one}" for when, outcomes in (("setup", of_setup), ("call", of_call), ("teardown", of_setup)) for one in outcomes]
+    assert worker.sent == [*(("testreport", one) for one in said), ("runtest_protocol_complete", "")]
+
+
+def test_a_worker_of_this_run_passes_them_over(request: pytest.FixtureRequest) -> None:
+    plugins = request.config.pluginmanager.get_plugins()
+    sending = [plugin.sendevent for plugin in plugins if hasattr(plugin, "sendevent")]
+
+    assert len(sending) == hasattr(request.config, "workerinput")
+    assert all(send.__qualname__.startswith(say_less.__name__) for send in sending)
 
 
 def test_a_test_that_is_marked_alone_is_known_by_its_name(request: pytest.FixtureRequest) -> None:

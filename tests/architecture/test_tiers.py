@@ -7,6 +7,8 @@ from typing import Final
 
 import pytest
 
+from tests.architecture.trees import tree_of
+
 TESTS: Final = Path(__file__).parents[1]
 TIERS: Final = ("unit", "property", "contract", "model", "architecture", "simulation", "integration", "compat", "chaos")
 STARTING: Final = ("subprocess", "services", "multiprocessing")
@@ -15,7 +17,7 @@ SPAWNING: Final = {"create_subprocess_exec", "create_subprocess_shell", "Popen",
 
 def modules_of(tier: str) -> Iterator[tuple[Path, ast.Module]]:
     for path in sorted((TESTS / tier).rglob("*.py")):
-        yield path, ast.parse(path.read_text())
+        yield path, tree_of(path)
 
 
 def imports_of(tree: ast.Module) -> set[str]:

@@ -11,11 +11,17 @@ import pytest
 
 _END_OF_CERTIFICATE = "-----END CERTIFICATE-----\n"
 _read = botocore.loaders.JSONFileLoader.load_file
+_list_services = botocore.loaders.Loader.list_available_services
 
 
 @functools.cache
 def _kept(path: str) -> Any:
     return _read(botocore.loaders.JSONFileLoader(), path)
+
+
+@functools.cache
+def _services(type_name: str) -> Any:
+    return _list_services(botocore.loaders.Loader(), type_name)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -26,5 +32,6 @@ def clients_are_made_cheaply(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     authorities.write_text(first + end, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(botocore.loaders.JSONFileLoader, "load_file", lambda _, path: _kept(path))
+        patched.setattr(botocore.loaders.Loader, "list_available_services", lambda _, type_name: _services(type_name))
         patched.setenv("AWS_CA_BUNDLE", str(authorities))
         yield

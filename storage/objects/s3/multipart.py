@@ -16,9 +16,7 @@ PARTS_AT_ONCE: Final = 4
 ABORT_S: Final = 5.0
 
 
-async def put_in_parts(
-    client: ControlClient, name: str, parts: Sequence[Buffer], *, backoff: Callable[[], Backoff], part_bytes: int = PART_BYTES
-) -> None:
+async def put_in_parts(client: ControlClient, name: str, parts: Sequence[Buffer], *, backoff: Callable[[], Backoff]) -> None:
     """Store the concatenation of `parts` if `name` is absent. Raises the fault of the request that failed; `backoff` is for each part.
 
     What was uploaded in vain is removed as far as possible; compactors abort what a killed process left (compactor/uploads.py). An upload
@@ -27,7 +25,7 @@ async def put_in_parts(
     upload = await client.begin_upload(name)
     finished = False
     try:
-        etags = await _put_parts(client, name, upload, cut(parts, part_bytes), backoff)
+        etags = await _put_parts(client, name, upload, cut(parts, PART_BYTES), backoff)
         await client.finish_upload(name, upload, etags)
         finished = True
     finally:

@@ -32,7 +32,19 @@ def test_ulids_sort_as_their_numbers_do(one: int, other: int) -> None:
     assert (encode_ulid(one) < encode_ulid(other)) == (one < other)
 
 
-@pytest.mark.parametrize("text", ["", "short", "I" * 26, "8" + "0" * 25, "0" * 27, "0" * 25 + "u"])
+def test_a_ulid_reads_as_its_specification_does() -> None:
+    assert decode_ulid("01ARZ3NDEKTSV4RRFFQ69G5FAV") == 0x01563E3AB5D3D6764C61EFB99302BD5B
+    assert decode_ulid("7ZZZZZZZZZZZZZZZZZZZZZZZZZ") == 2**128 - 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "short", "0" * 27, "8" + "0" * 25),
+        *(letter * 26 for letter in "IiLlOoUuz_"),
+        *("0" * 25 + end for end in ("u", "\n", " ", "\u0663")),
+    ],
+)
 def test_what_is_no_ulid_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a ULID"):
         decode_ulid(text)

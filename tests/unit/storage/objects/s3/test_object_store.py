@@ -14,7 +14,7 @@ from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
 from storage.objects.s3 import object_store
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
-from tests.unit.storage.objects.s3.opened import hurry, opened
+from tests.unit.storage.objects.s3.opened import hurry, in_three_parts, opened
 from tests.unit.storage.objects.s3.scripted import LOST, Reply, Request, ScriptedS3, error
 
 SOON_S = 5.0
@@ -482,8 +482,7 @@ async def test_a_delete_whose_reply_was_lost_is_sent_again(store: S3ObjectStore,
 
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    monkeypatch.setattr(object_store, "MULTIPART_ABOVE_BYTES", 1 << 20)
-    return bytes(range(251)) * ((40 << 20) // 251)
+    return in_three_parts(monkeypatch)
 
 
 async def test_a_large_object_goes_in_parts_and_a_failed_part_again(store: S3ObjectStore, server: ScriptedS3, in_parts: bytes) -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from storage.errors import OutcomeUnknown, StorageError, Unavailable
 from storage.objects.port import UnfinishedUpload
-from storage.objects.s3 import aioboto3_client, object_store
+from storage.objects.s3 import aioboto3_client
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
-from tests.unit.storage.objects.s3.opened import hurry, opened
+from tests.unit.storage.objects.s3.opened import hurry, in_three_parts, opened
 from tests.unit.storage.objects.s3.scripted import LOST, Reply, Request, ScriptedS3, error, uploads_page
 
 KEY = "wal/1"
@@ -164,8 +164,7 @@ async def test_an_abort_that_fails_says_whether_anything_happened(
 async def test_a_put_whose_upload_is_aborted_underneath_stores_nothing_and_may_be_repeated(
     store: S3ObjectStore, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    monkeypatch.setattr(object_store, "MULTIPART_ABOVE_BYTES", 1 << 20)
-    body = bytes(range(251)) * ((40 << 20) // 251)
+    body = in_three_parts(monkeypatch)
     struck = {"before the first part": ("PUT", 1), "between two parts": ("PUT", 2), "before the end": ("POST", 2)}
     method, number = struck[at]
     turns = itertools.count(1)
