@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,16 @@ def forebay(bootstrap: str, *arguments: str, given: bytes = b"") -> tuple[int, s
     ended = CliRunner().invoke(application, [*arguments], input=given, env={"FOREBAY_BOOTSTRAP": bootstrap})
     assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
     return ended.exit_code, ended.stdout, ended.stderr
+
+
+def lines_until(last: str, lines: Iterable[str]) -> list[str]:
+    """What a process said before `last`, as it comes. One that ends without it has failed, and what it said says why."""
+    said: list[str] = []
+    for line in lines:
+        said.append(line.rstrip())
+        if said[-1] == last:
+            return said[:-1]
+    raise AssertionError("\n".join([f"it ended before it said {last!r}:", *said]))
 
 
 def answered(bootstrap: str, *arguments: str, given: bytes = b"") -> Any:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.integration.command_line import answered, forebay
+from tests.integration.command_line import answered, forebay, lines_until
 from tests.kit.serving import serving
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
@@ -87,7 +87,7 @@ def test_in_memory_leaves_no_data_behind(tmp_path: Path) -> None:
 def test_it_serves_on_until_it_is_stopped_and_takes_its_broker_along(tmp_path: Path) -> None:
     with subprocess.Popen(command(), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        lines = [line.rstrip() for line in iter(process.stdout.readline, "Ctrl-C stops\n")]
+        lines = lines_until("Ctrl-C stops", process.stdout)
         host, port = next(line for line in lines if line.startswith("http ")).rpartition("//")[2].split(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=10)
         connection.request("GET", "/readyz")

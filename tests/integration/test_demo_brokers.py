@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from services.oxia import OxiaServer
 from services.versitygw import S3Server
+from tests.integration.command_line import lines_until
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
 COMMAND = [sys.executable, "-m", "forebay", "demo", "--records", "5000"]
@@ -83,7 +84,7 @@ def test_it_serves_on_through_those_that_are_left_and_deletes_its_topic_when_it_
         [*COMMAND, "--brokers", "2"], cwd=tmp_path, env=ENVIRONMENT | environ, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        lines = [line.rstrip() for line in iter(process.stdout.readline, "Ctrl-C stops\n")]
+        lines = lines_until("Ctrl-C stops", process.stdout)
         bootstrap = next(line for line in lines if line.startswith("try:")).split()[3]
         topics = set(AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=30).topics)
 
@@ -102,8 +103,7 @@ def test_an_impatient_second_interrupt_leaves_no_topic_behind(tmp_path: Path) ->
         [*COMMAND, "--brokers", "2"], cwd=tmp_path, env=ENVIRONMENT | environ, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        for _ in iter(process.stdout.readline, "Ctrl-C stops\n"):
-            pass
+        lines_until("Ctrl-C stops", process.stdout)
 
         process.send_signal(signal.SIGINT)
         while process.poll() is None:  # and again, and again, wherever it is by now
