@@ -82,6 +82,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> workers
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if workers.gives_way(item.nodeid) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(workers.GIVING_WAY_WITHIN_S))
     if hasattr(config, "workerinput"):
         items[:] = workers.in_order(items)
 

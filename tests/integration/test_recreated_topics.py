@@ -39,6 +39,8 @@ class Seen:
     began: int = 0
     """Creations that were asked for."""
     is_over: bool = False
+    is_written: bool = False
+    """Nothing is under way any more: what an empty answer to a read lacks now, it lacks for good."""
 
 
 async def ask(client: AsyncClient, api: tuple[int, int], **fields: Any) -> dict[str, Any]:
@@ -84,7 +86,7 @@ async def read(member: Member, seen: Seen) -> None:
     """Every incarnation by its id, for as long as it is there."""
     async with connected(member) as client:
         begun = 0
-        while not (seen.is_over and begun == len(seen.incarnations)):
+        while not (seen.is_written and begun == len(seen.incarnations)):
             if begun == len(seen.incarnations):
                 await asyncio.sleep(0.001)
                 continue
@@ -97,6 +99,7 @@ async def read_incarnation(client: AsyncClient, seen: Seen, topic_id: uuid.UUID)
     while True:
         asked = [{"partition": partition, "fetch_offset": offset, "partition_max_bytes": 1 << 20} for partition, offset in offsets.items()]
         whole = {"max_wait": 50, "min_bytes": 1, "max_bytes": 1 << 24, "session_epoch": -1}
+        is_written = seen.is_written
         answer = await ask(client, FETCH, **whole, topics=[{"topic_id": topic_id, "partitions": asked}])
         assert answer["error_code"] == 0, answer
         is_empty = True
@@ -113,7 +116,7 @@ async def read_incarnation(client: AsyncClient, seen: Seen, topic_id: uuid.UUID)
                 if seen.read.setdefault((topic_id, index, offset), value) != value:
                     seen.contradictions.append(f"{topic_id} {index} {offset} was {seen.read[topic_id, index, offset]!r}, is {value!r}")
                 offsets[index], is_empty = offset + 1, False
-        if is_empty and seen.is_over and topic_id == seen.incarnations[-1]:
+        if is_empty and is_written and topic_id == seen.incarnations[-1]:
             return
 
 
@@ -145,10 +148,13 @@ async def seen(shared_stores: SharedStores | None) -> Seen:
         async with connected(cluster.members[0]) as client:
             await create(client, found)
         async with asyncio.TaskGroup() as group:
-            for number, member in enumerate(cluster.members):
-                group.create_task(produce(member, found, f"p{number}"))
+            for member in cluster.members:
                 group.create_task(read(member, found))
-            group.create_task(recreate(cluster, found))
+            async with asyncio.TaskGroup() as writing:
+                for number, member in enumerate(cluster.members):
+                    writing.create_task(produce(member, found, f"p{number}"))
+                writing.create_task(recreate(cluster, found))
+            found.is_written = True
     return found
 
 

@@ -38,6 +38,8 @@ ROW: Final = ("chaos", "integration", "compat", "contract", "unit", "architectur
 """Folders from those whose tests wait to those whose tests compute."""
 GIVING_WAY: Final = ("tests/model/", "tests/simulation/")
 """Folders whose tests only compute."""
+GIVING_WAY_WITHIN_S: Final = 900.0
+"""What they may take: they wait for nothing but the processors, which on a busy machine are others' for minutes."""
 NICENESS: Final = 10
 """Of a worker from its first test that gives way: a tenth of the share of one that does not."""
 ALONE: Final = "alone"
