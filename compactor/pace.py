@@ -59,7 +59,7 @@ class PacedObjects:
         await self._pace.wait(sum(map(len, parts)))
         await self._inner.put_if_absent(key, parts)
 
-    async def get_range(self, key: str, start: int, end: int) -> bytes:
+    async def get_range(self, key: str, start: int, end: int) -> Buffer:
         await self._pace.wait(end - start)
         return await self._inner.get_range(key, start, end)
 

@@ -54,7 +54,7 @@ WRITE_REQUEST_OPS_MAX: Final = 1_000
 
 BLOCK_BYTES: Final = 4 * MIB
 PART_BYTES: Final = 512 * KIB
-"""What was read is kept in parts of this: each is memory of its own, which whoever sends a piece of it keeps alive."""
+"""What was read is kept in parts of this to twice this: each is memory of its own, which whoever sends a piece of it keeps alive."""
 FETCH_RESPONSE_BYTES_MAX: Final = 8 * MIB
 """Record bytes in one Fetch response, the first batch excepted; what a client that stops reading may pin."""
 

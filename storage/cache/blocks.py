@@ -3,9 +3,9 @@
 A read that misses fetches whole blocks (aligned to `block_bytes`), so that the next read of a neighbouring slice hits; missing
 neighbours travel in ONE ranged GET, and what is missing in several places is fetched at the same time. A fetch never asks for bytes
 of which nobody said that they exist: without an object's size it ends where the read ends, and a later read fetches what follows.
-What was fetched is kept as it came, in parts of half a MiB, each a piece of memory of its own: nothing is copied, a piece is evicted as a
-whole, who sends a part of it keeps no more than it alive, and what the cache says it holds is what it holds. What is being fetched counts
-as well: room is made for it before it is asked for, and reads that find none wait.
+What was fetched is kept as it came, in parts of half a MiB to a MiB, each a piece of memory of its own: nothing is copied, a piece is
+evicted as a whole, who sends a part of it keeps no more than it alive, and what the cache says it holds is what it holds. What is being
+fetched counts as well: room is made for it before it is asked for, and reads that find none wait.
 
 Reads of history have a share of all that: what they keep beyond it goes first (storage/cache/eviction.py), and what they fetch beyond it
 waits, in a line of its own.
@@ -42,7 +42,7 @@ at a page, 4 KiB of half a MiB, is not."""
 
 REQUESTS: Final = Metric(
     "forebay_cache_requests_total",
-    "Pieces asked of the block cache: hit (a part of half a MiB that was there), miss (a GET), coalesced (waited for another's GET).",
+    "Pieces asked of the block cache: hit (a part of at most a MiB that was there), miss (a GET), coalesced (waited for another's GET).",
     ("outcome",),
 )
 BYTES: Final = Metric("forebay_cache_bytes", "Bytes that the block cache holds.")
@@ -52,7 +52,7 @@ FETCHING_BYTES: Final = Metric("forebay_cache_fetching_bytes", "Bytes that reads
 class RangeSource(Protocol):
     """The part of an `ObjectStore` that a cache needs."""
 
-    async def get_range(self, key: str, start: int, end: int) -> bytes: ...
+    async def get_range(self, key: str, start: int, end: int) -> Buffer: ...
 
     async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]: ...
 

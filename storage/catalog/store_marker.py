@@ -37,7 +37,7 @@ async def read_marker(objects: ObjectStore) -> StoreMarker | None:
         size_bytes = (await objects.stat(KEY)).size_bytes
         if not 0 < size_bytes <= SIZE_BYTES_MAX:
             raise Corrupt(f"not the marker of a cluster: key={KEY!r} size_bytes={size_bytes}")
-        return decode_marker(await objects.get_range(KEY, 0, size_bytes), path=KEY)
+        return decode_marker(bytes(await objects.get_range(KEY, 0, size_bytes)), path=KEY)
     except NotFound:
         return None
 

@@ -78,7 +78,7 @@ class HedgedObjectStore:
         hedges = telemetry.counter(HEDGES)
         self._won, self._lost = hedges.labels("won"), hedges.labels("lost")
 
-    async def get_range(self, key: str, start: int, end: int) -> bytes:
+    async def get_range(self, key: str, start: int, end: int) -> Buffer:
         """As the port says. Of two requests the later one is cancelled; an error counts only when no other request can still answer."""
         return await self._hedged(end - start, lambda: self._inner.get_range(key, start, end))
 

@@ -55,7 +55,7 @@ class MeteredObjectStore:
             await self._inner.put_if_absent(key, parts)
         self._bytes_put.inc(sum(map(len, parts)))
 
-    async def get_range(self, key: str, start: int, end: int) -> bytes:
+    async def get_range(self, key: str, start: int, end: int) -> Buffer:
         # The marker is read to see whose the store is: that it can be read says as little of other objects as a probe does.
         with self._measured("get", self._gets, is_probe=key.startswith((PROBES, MARKER))):
             body = await self._inner.get_range(key, start, end)

@@ -37,12 +37,12 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Bytes [start, end). Raise `NotFound` if there is no such object, `EndsEarly` if it ends before `end`."""
+    async def get_range(self, key: str, start: int, end: int) -> Buffer:
+        """Bytes [start, end), which nobody changes. Raise `NotFound` if there is no such object, `EndsEarly` if it ends before `end`."""
         ...
 
     async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
-        """As `get_range`, with one request, in parts that end at the multiples of `part_bytes` of the object: each is memory of its own."""
+        """As `get_range`, with one request, in parts of at most twice `part_bytes`: each is memory of its own."""
         ...
 
     async def stat(self, key: str) -> ObjectStat:

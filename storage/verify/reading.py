@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 from storage.errors import EndsEarly, Unavailable
 from storage.metadata.port import Key, MetadataStore, Record
 from storage.objects.port import ObjectStat, ObjectStore
+from storage.vocabulary import Buffer
 
 CALL_TIMEOUT_S: Final = 30.0
 TRIES: Final = 4
@@ -44,7 +45,7 @@ class StoreReading:
         async with self._turns:
             return await _tried(lambda: self._objects.stat(key))
 
-    async def get(self, key: str, start: int, end: int) -> bytes:
+    async def get(self, key: str, start: int, end: int) -> Buffer:
         """Raise `NotFound`, or `EndsEarly` if the object ends before `end`."""
         async with self._turns:
             return await _tried(lambda: self._objects.get_range(key, start, end))

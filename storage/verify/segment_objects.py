@@ -38,7 +38,7 @@ async def read_footer(reading: StoreReading, key: str, size_bytes: int) -> Segme
     tail = await reading.get(key, begin, size_bytes)
     missing_bytes = footer_bytes_missing(tail, size_bytes=size_bytes, key=key)
     if missing_bytes:
-        tail = await reading.get(key, begin - missing_bytes, begin) + tail
+        tail = b"".join([await reading.get(key, begin - missing_bytes, begin), tail])
     return decode_footer(tail, size_bytes=size_bytes, key=key)
 
 

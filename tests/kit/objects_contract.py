@@ -5,7 +5,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -50,18 +49,15 @@ class ObjectStoreContract(abc.ABC):
     # Parts
 
     @pytest.mark.parametrize(("start", "end"), [(0, 700_000), (5, 700_000), (4_096, 4_097), (65_536, 131_072), (70_000, 400_001), (9, 9)])
-    async def test_parts_of_a_range_end_at_multiples_of_a_size_and_are_memory_of_their_own(
-        self, store: ObjectStore, start: int, end: int
-    ) -> None:
+    async def test_parts_of_a_range_are_of_about_a_size_and_memory_of_their_own(self, store: ObjectStore, start: int, end: int) -> None:
         part_bytes = 65_536
         whole = random.Random(3).randbytes(700_000)
         await store.put_if_absent("wal/1", [whole])
         parts = [memoryview(part) for part in await store.get_parts("wal/1", start, end, part_bytes=part_bytes)]
-        ends = list(accumulate(map(len, parts), initial=start))
 
         assert b"".join(parts) == whole[start:end]
-        assert all(begin // part_bytes == max(begin, stop - 1) // part_bytes for begin, stop in pairwise(ends))
-        assert len(parts) == len({id(part.obj) for part in parts}) == max(1, -(-end // part_bytes) - start // part_bytes)
+        assert all(len(part) <= 2 * part_bytes for part in parts)
+        assert len(parts) == len({id(part.obj) for part in parts}) <= (end - start) // part_bytes + 2
         assert all(memoryview(part.obj).nbytes <= len(part) + 3 * 4_096 for part in parts)
 
     async def test_parts_of_what_is_not_there_are_asked_for_in_vain(self, store: ObjectStore) -> None:
@@ -157,7 +153,7 @@ class ObjectStoreContract(abc.ABC):
     async def test_what_a_get_returns_is_read_only(self, store: ObjectStore) -> None:
         await store.put_if_absent("wal/1", [b"first"])
 
-        assert type(await store.get_range("wal/1", 0, 5)) is bytes
+        assert memoryview(await store.get_range("wal/1", 0, 5)).readonly
 
     @pytest.mark.parametrize(("start", "end"), [(0, 6), (4, 6), (5, 6), (100, 200), (0, 2**40)])
     async def test_a_range_past_the_end_is_unavailable(self, store: ObjectStore, start: int, end: int) -> None:

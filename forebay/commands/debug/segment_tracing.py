@@ -47,7 +47,7 @@ async def _footer(objects: ObjectStore, key: str, size_bytes: int) -> SegmentFoo
     tail = await objects.get_range(key, begin, size_bytes)
     missing_bytes = footer_bytes_missing(tail, size_bytes=size_bytes, key=key)
     if missing_bytes:
-        tail = await objects.get_range(key, begin - missing_bytes, begin) + tail
+        tail = b"".join([await objects.get_range(key, begin - missing_bytes, begin), tail])
     return decode_footer(tail, size_bytes=size_bytes, key=key)
 
 

@@ -162,12 +162,12 @@ class ObjectChecks:
         try:
             await self._store.put_if_absent(self._key, [_OTHER])
         except AlreadyExists:
-            return of_second_put(True, await self._store.get_range(self._key, 0, len(_BODY)))
+            return of_second_put(True, bytes(await self._store.get_range(self._key, 0, len(_BODY))))
         return of_second_put(False, b"")
 
     async def _get(self) -> Finding:
         start, end = 11, 25
-        return of_range_read(await self._store.get_range(self._key, start, end), start=start, end=end)
+        return of_range_read(bytes(await self._store.get_range(self._key, start, end)), start=start, end=end)
 
     async def _list(self) -> Finding:
         found = [stat.key async for stat in self._store.list(self._prefix)]

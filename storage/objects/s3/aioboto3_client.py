@@ -30,6 +30,7 @@ from storage.objects.s3.client import (
 )
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply, Interrupted, NoCredentials, RequestFault, Unreached
+from storage.views import in_parts
 from storage.vocabulary import Buffer
 
 LIST_PAGE_OBJECTS: Final = 1_000
@@ -66,6 +67,9 @@ class Aioboto3Client:
                     raise ValueError(f"bytes {start}-{end - 1} were asked for: content_range={reply['ContentRange']!r}")
                 found: bytes = await body.read()
         return found
+
+    async def get_parts(self, name: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
+        return in_parts(await self.get_range(name, start, end), start, part_bytes)
 
     async def head(self, name: str) -> ObjectStat:
         client = await self._opened()

@@ -58,6 +58,10 @@ class DataClient(Protocol):
         """Bytes [start, end), fewer if the object ends before. `start` < `end`."""
         ...
 
+    async def get_parts(self, name: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
+        """As `get_range`, in parts as `ObjectStore.get_parts` gives them."""
+        ...
+
     async def head(self, name: str) -> ObjectStat:
         """`key` is `name`."""
         ...

@@ -26,7 +26,6 @@ from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.multipart import PART_BYTES, put_in_parts
-from storage.views import in_parts
 from storage.vocabulary import Buffer
 
 T = TypeVar("T")
@@ -81,23 +80,30 @@ class S3ObjectStore:
         check_key(key)
         await self._put(key, parts, patience_s=PUT_PATIENCE_S)
 
-    async def get_range(self, key: str, start: int, end: int) -> bytes:
-        return bytes(await self._get_range(key, start, end))
-
-    async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> list[Buffer]:
-        return in_parts(await self._get_range(key, start, end), start, part_bytes)
-
-    async def _get_range(self, key: str, start: int, end: int) -> Buffer:
+    async def get_range(self, key: str, start: int, end: int) -> Buffer:
         check_key(key)
+        found: Buffer = b""
+        if start < end:
+            found = await self._get(key, start, end, partial(self._data.get_range, self._root + key, start, end))
+        await self._check_range(key, start, end, len(found))
+        return found
+
+    async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
+        check_key(key)
+        found: Sequence[Buffer] = (b"",)
+        if start < end:
+            found = await self._get(key, start, end, partial(self._data.get_parts, self._root + key, start, end, part_bytes=part_bytes))
+        await self._check_range(key, start, end, sum(map(len, found)))
+        return found
+
+    async def _check_range(self, key: str, start: int, end: int, found_bytes: int) -> None:
         assert 0 <= start <= end, f"not a range: start={start} end={end}"
         # S3 knows no empty ranges.
-        found: Buffer = await self._get(key, start, end) if start < end else b""
-        reached = start + len(found) if start < end else (await self.stat(key)).size_bytes
+        reached = start + found_bytes if start < end else (await self.stat(key)).size_bytes
         if reached < end:
             raise EndsEarly(f"object ends before the range: key={key!r} start={start} end={end}")
-        if len(found) > end - start:
-            raise Unavailable(f"more bytes than were asked for: key={key!r} start={start} end={end} bytes={len(found)}")
-        return found
+        if found_bytes > end - start:
+            raise Unavailable(f"more bytes than were asked for: key={key!r} start={start} end={end} bytes={found_bytes}")
 
     async def stat(self, key: str) -> ObjectStat:
         check_key(key)
@@ -270,7 +276,8 @@ class S3ObjectStore:
                 for part in parts:
                     expected.update(part)
                 for start in range(0, size_bytes, READ_BACK_BYTES):
-                    found.update(await self._get(key, start, min(start + READ_BACK_BYTES, size_bytes)))
+                    end = min(start + READ_BACK_BYTES, size_bytes)
+                    found.update(await self._get(key, start, end, partial(self._data.get_range, self._root + key, start, end)))
         except NotFound:
             return False
         except Unavailable as error:
@@ -281,10 +288,9 @@ class S3ObjectStore:
 
     # Reading
 
-    async def _get(self, key: str, start: int, end: int) -> Buffer:
-        name = self._root + key
+    async def _get(self, key: str, start: int, end: int, request: Callable[[], Awaitable[T]]) -> T:
         try:
-            return await self._read("get", key, partial(self._data.get_range, name, start, end), _attempt_s(end - start))
+            return await self._read("get", key, request, _attempt_s(end - start))
         except Unavailable as error:
             if isinstance(error.__cause__, ErrorReply) and error.__cause__.is_past_the_end:
                 raise EndsEarly(f"object ends before the range: key={key!r} start={start} end={end}") from error.__cause__

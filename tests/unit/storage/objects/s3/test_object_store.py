@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import gc
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -14,6 +14,7 @@ from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
 from storage.objects.s3 import object_store
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
+from storage.vocabulary import Buffer
 from tests.unit.storage.objects.s3.opened import hurry, in_three_parts, opened
 from tests.unit.storage.objects.s3.scripted import LOST, Reply, Request, ScriptedS3, error
 
@@ -286,42 +287,60 @@ async def test_of_fifty_writers_one_wins_though_replies_get_lost(store: S3Object
 
 # Reading
 
+Read = Callable[[S3ObjectStore, int, int], Awaitable[Buffer]]
 
-async def test_a_body_cut_short_is_asked_for_again(store: S3ObjectStore, server: ScriptedS3) -> None:
+
+async def whole(store: S3ObjectStore, start: int, end: int) -> Buffer:
+    return await store.get_range(KEY, start, end)
+
+
+async def in_some_parts(store: S3ObjectStore, start: int, end: int) -> Buffer:
+    return b"".join(await store.get_parts(KEY, start, end, part_bytes=10_000))
+
+
+@pytest.fixture(params=[whole, in_some_parts])
+def read(request: pytest.FixtureRequest) -> Read:
+    found: Read = request.param
+    return found
+
+
+async def test_a_body_cut_short_is_asked_for_again(store: S3ObjectStore, read: Read, server: ScriptedS3) -> None:
     server.objects[KEY] = BODY
     server.answer("GET", Reply(206, BODY, {"Content-Range": f"bytes 0-{len(BODY) - 1}/{len(BODY)}"}, cut=50_000), times=2)
 
-    assert await store.get_range(KEY, 0, len(BODY)) == BODY
+    assert await read(store, 0, len(BODY)) == BODY
     assert server.count("GET") >= 3
 
 
-async def test_a_body_that_is_always_cut_short_is_unavailable(store: S3ObjectStore, server: ScriptedS3) -> None:
+async def test_a_body_that_is_always_cut_short_is_unavailable(store: S3ObjectStore, read: Read, server: ScriptedS3) -> None:
     server.answer("GET", Reply(206, BODY, {"Content-Range": f"bytes 0-{len(BODY) - 1}/{len(BODY)}"}, cut=50_000), times=1_000)
 
     with pytest.raises(Unavailable, match=KEY):
-        await store.get_range(KEY, 0, len(BODY))
+        await read(store, 0, len(BODY))
     assert server.count("GET") <= 2 * object_store.READ_TRIES_MAX
 
 
 @pytest.mark.parametrize("reply", BUSY, ids=lambda reply: f"{reply.status}-{len(reply.body)}")
-async def test_reads_of_a_busy_store_are_sent_again(store: S3ObjectStore, server: ScriptedS3, reply: Reply) -> None:
+async def test_reads_of_a_busy_store_are_sent_again(store: S3ObjectStore, read: Read, server: ScriptedS3, reply: Reply) -> None:
     server.objects[KEY] = BODY
     for method in ("GET", "HEAD"):
         server.answer(method, reply, times=3)
 
-    assert await store.get_range(KEY, 5, 10) == BODY[5:10]
+    assert await read(store, 5, 10) == BODY[5:10]
     assert (await store.stat(KEY)).size_bytes == len(BODY)
 
 
 @pytest.mark.parametrize("reply", [error(403, "AccessDenied"), error(404, "NoSuchBucket"), error(404), Reply(200, b"<html>"), LOST])
-async def test_only_an_absent_object_is_not_found(store: S3ObjectStore, server: ScriptedS3, reply: Reply) -> None:
+async def test_only_an_absent_object_is_not_found(store: S3ObjectStore, read: Read, server: ScriptedS3, reply: Reply) -> None:
     server.answer("GET", reply, times=1_000)
 
     with pytest.raises(Unavailable, match=KEY):
-        await store.get_range(KEY, 0, 10)
+        await read(store, 0, 10)
 
 
-async def test_a_read_without_an_answer_is_sent_again(store: S3ObjectStore, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_without_an_answer_is_sent_again(
+    store: S3ObjectStore, read: Read, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def hang(request: Request) -> Reply | None:
         if server.count("GET") > 2:
             return None
@@ -334,7 +353,7 @@ async def test_a_read_without_an_answer_is_sent_again(store: S3ObjectStore, serv
     monkeypatch.setattr(object_store, "ATTEMPT_S", 1.0)
     server.add(hang)
 
-    assert await store.get_range(KEY, 5, 10) == BODY[5:10]
+    assert await read(store, 5, 10) == BODY[5:10]
 
 
 @pytest.mark.parametrize(
@@ -346,11 +365,11 @@ async def test_a_read_without_an_answer_is_sent_again(store: S3ObjectStore, serv
     ],
     ids=["longer", "elsewhere", "unnamed"],
 )
-async def test_other_bytes_than_were_asked_for_are_no_answer(store: S3ObjectStore, server: ScriptedS3, reply: Reply) -> None:
+async def test_other_bytes_than_were_asked_for_are_no_answer(store: S3ObjectStore, read: Read, server: ScriptedS3, reply: Reply) -> None:
     server.answer("GET", reply, times=1_000)
 
     with pytest.raises(Unavailable, match=KEY):
-        await store.get_range(KEY, 0, 10)
+        await read(store, 0, 10)
 
 
 @pytest.mark.parametrize("reply", [error(404, "NoSuchBucket"), Reply(404, b"<html>"), error(403, "AccessDenied")])
@@ -377,9 +396,9 @@ async def test_redirects_in_circles_are_unavailable(store: S3ObjectStore, server
         await store.stat(KEY)
 
 
-async def test_a_missing_object_is_asked_for_once(store: S3ObjectStore, server: ScriptedS3) -> None:
+async def test_a_missing_object_is_asked_for_once(store: S3ObjectStore, read: Read, server: ScriptedS3) -> None:
     with pytest.raises(NotFound):
-        await store.get_range(KEY, 0, 10)
+        await read(store, 0, 10)
     assert len(server.requests) == 1
 
 
