@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/$(VENV)/pycache
 endif
 
-.PHONY: help setup setup-dev demo serve services services-stop services-clean kafka check test test-slow test-more compat second-opinion docs lint format types bench clean
+.PHONY: help setup setup-dev demo serve services services-stop services-clean jars kafka check test test-slow test-more compat second-opinion docs lint format types bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -30,7 +30,7 @@ $(VENV)/.runtime: pyproject.toml uv.lock | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml uv.lock | $(BIN)/python
-	@$(UV_SYNC) --group dev --extra demo
+	@$(UV_SYNC) --group dev --extra demo --extra spark
 	@touch $@ $(VENV)/.runtime
 
 setup: $(VENV)/.runtime  ## .venv with the runtime and .venv/bin/forebay
@@ -51,6 +51,10 @@ services-stop: setup-dev  ## stop them; their data stay in .services
 
 services-clean: setup-dev  ## stop them and delete their data
 	@$(BIN)/python -m services clean $(ARGS)
+
+jars: setup-dev  ## what Spark needs beside pyspark, fetched once into ~/.cache/forebay (needs Java and Maven); afterwards no network
+	@$(BIN)/python -m services.jars --keep services/java/spark
+	@$(BIN)/python -m spark.class_archive
 
 kafka: setup-dev  ## Apache Kafka itself in the foreground, to compare with (ARGS="--port 9092 --set NAME=VALUE"; needs Java and Maven)
 	@$(BIN)/python -m services.kafka $(ARGS)

@@ -3,9 +3,10 @@
 The name of a kept folder says what it was made from. Every jar is compared with `jars.sha256` beside the pom, and no jar may be missing
 there: what was resolved today is what will be resolved tomorrow. Two at once: one waits.
 
-`python -m services.jars FOLDER` writes `jars.sha256` anew, after a change of a version.
+`python -m services.jars FOLDER` writes `jars.sha256` anew, after a change of a version; with `--keep` it fetches them ahead of their use.
 """
 
+import argparse
 import hashlib
 import os
 import re
@@ -104,17 +105,28 @@ def _sums(jars: Path) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    (given,) = arguments
-    folder = Path(given).absolute()
+    parser = argparse.ArgumentParser(prog="python -m services.jars", description="The jars of a folder's pom.xml.")
+    parser.add_argument("folder", type=lambda text: Path(text).absolute(), help="where pom.xml is")
+    parser.add_argument(
+        "--keep", action="store_true", help="fetch what jars.sha256 pins, unless it is kept, instead of writing jars.sha256"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        if given.keep:
+            sys.stdout.write(f"{assembled(given.folder)}\n")
+        else:
+            _pin(given.folder)
+    except BuildError as error:
+        sys.stderr.write(f"{error}\n")
+        return os.EX_UNAVAILABLE
+    return os.EX_OK
+
+
+def _pin(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         fresh = Path(scratch) / "jars"
-        try:
-            _copy(found("mvn"), folder, fresh)
-        except BuildError as error:
-            sys.stderr.write(f"{error}\n")
-            return os.EX_UNAVAILABLE
+        _copy(found("mvn"), folder, fresh)
         (folder / _SUMS).write_text("".join(f"{line}\n" for line in _sums(fresh)))
-    return os.EX_OK
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("forebay", "sim", "broker", "compactor", "process", "storage", "runtime", "services", "model")
+PACKAGES = ("forebay", "sim", "broker", "compactor", "process", "storage", "runtime", "services", "model", "spark")
 GENERATED = {"wire_pb2.py"}
 LINES_MAX = 600
 LINES_MEDIAN_MAX = 150

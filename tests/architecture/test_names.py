@@ -9,7 +9,7 @@ from typing import Final
 from tests.architecture.trees import tree_of
 
 ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("forebay", "sim", "broker", "compactor", "process", "storage", "runtime")
+PACKAGES: Final = ("forebay", "sim", "broker", "compactor", "process", "storage", "runtime", "spark")
 GENERATED: Final = {"wire_pb2.py"}
 
 

@@ -15,6 +15,8 @@ from services.jars import assembled, found
 from services.kafka import POM
 from tests.kit.toolchains import java
 
+ROOT: Final = Path(__file__).parents[2]
+SPARK: Final = ROOT / "services" / "java" / "spark"
 COMPAT: Final = Path(__file__).parents[1] / "compat"
 
 
@@ -140,3 +142,23 @@ def test_the_jars_of_apache_kafka_are_those_of_one_version() -> None:
 
     assert len(versions) > 10
     assert set(versions) == {"4.3.1"}
+
+
+def test_jars_are_kept_ahead_of_their_use(
+    program: Path, maven: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FOREBAY_CACHE", str(program.parent / "cache"))
+
+    assert jars.main(["--keep", str(program)]) == 0
+    assert (Path(capsys.readouterr().out.strip()) / "one.jar").read_text() == "one"
+    assert assembled(program).parent == program.parent / "cache" / "jars"
+    assert len(maven.read_text().splitlines()) == 1
+
+
+def test_the_jars_of_spark_are_of_the_version_of_pyspark() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pinned = (SPARK / "jars.sha256").read_text()
+
+    assert pyproject["project"]["optional-dependencies"]["spark"] == ["pyspark==4.2.0"]
+    for name in ("spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13"):
+        assert f"  {name}-4.2.0.jar\n" in pinned

@@ -1,0 +1,130 @@
+"""One Spark session for all that runs here: `with open_session(SessionSettings(name="…")) as spark: …`.
+
+What keeps it from starting is said in one sentence (`SparkUnavailable`) before a JVM is started. A program has one session at a time.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from spark.class_archive import archive_for
+from spark.errors import SparkUnavailable
+from spark.jars import kept_jars
+from spark.requirements import PySpark, found_java, found_pyspark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL: Final = "local[2]"
+_HOST: Final = "127.0.0.1"
+_SOON_READY: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_DELTA: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+_FEW_FILES: Final = {
+    # Delta reads its log in 50 tasks and lists a table's folder for VACUUM in 10,000 of them, however few files there are.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """`name` is what Spark calls the application. `jars`: None takes those of `make jars`.
+
+    `master`: where it runs; empty where `spark-submit` says so, which then decides about memory, jars, Java and Python, too.
+    `shuffle_partitions`: Spark's own 200 are for clusters. `is_brief`: a JVM that starts soon and is slow afterwards, for tests.
+    `has_delta`: tables of Delta Lake. `conf`, by Spark's names, is stronger than all of this.
+    """
+
+    name: str
+    master: str = LOCAL
+    jars: tuple[Path, ...] | None = None
+    driver_memory: str = "1g"
+    shuffle_partitions: int = 2
+    is_brief: bool = False
+    has_delta: bool = False
+    log_level: str = "WARN"
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise ValueError("a session needs a name: Spark shows it in its logs and pages")
+        if self.shuffle_partitions < 1:
+            raise ValueError(f"shuffle_partitions={self.shuffle_partitions}: expected 1 or more")
+
+    @property
+    def is_local(self) -> bool:
+        return self.master.startswith("local")
+
+
+@contextlib.contextmanager
+def open_session(settings: SessionSettings) -> Iterator["SparkSession"]:
+    """Stopped at the end, with whatever it runs. Raise `SparkUnavailable`."""
+    pyspark = found_pyspark()
+    from pyspark.sql import SparkSession
+
+    with tempfile.TemporaryDirectory(prefix="forebay-spark-", ignore_cleanup_errors=True) as scratch:
+        builder = SparkSession.builder
+        for name, value in prepared(settings, pyspark, Path(scratch)).items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        try:
+            session.sparkContext.setLogLevel(settings.log_level)
+            yield session
+        finally:
+            session.stop()
+
+
+def prepared(settings: SessionSettings, pyspark: PySpark, scratch: Path) -> dict[str, str]:
+    """Spark's settings for this machine; where it runs here, those in the environment, too. Raise `SparkUnavailable`."""
+    if not settings.master:
+        return of_queries(settings) | dict(settings.conf)
+    jars = kept_jars() if settings.jars is None else settings.jars
+    if absent := [str(jar) for jar in jars if not jar.is_file()]:
+        raise SparkUnavailable(f"There is no jar {absent[0]}: run `make jars`, or name others in the settings.")
+    java = found_java()
+    options = list(_SOON_READY) if settings.is_brief else []
+    if settings.is_local:
+        # Spark would take whatever `python3` is on the PATH, which need not have what this one has.
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ.setdefault("SPARK_LOCAL_IP", _HOST)
+        options += archive_for(java, pyspark).options()
+    return (
+        of_queries(settings)
+        | {
+            "spark.master": settings.master,
+            "spark.jars": ",".join(map(str, jars)),
+            "spark.driver.memory": settings.driver_memory,
+            "spark.driver.extraJavaOptions": " ".join(options),
+        }
+        | (of_this_machine(settings, scratch) if settings.is_local else {})
+        | dict(settings.conf)
+    )
+
+
+def of_queries(settings: SessionSettings) -> dict[str, str]:
+    """What is the same wherever it runs."""
+    return {
+        "spark.app.name": settings.name,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
+    } | (_DELTA if settings.has_delta else {})
+
+
+def of_this_machine(settings: SessionSettings, scratch: Path) -> dict[str, str]:
+    """Nothing listens beyond it, no page is served, and what Spark leaves behind goes with the session."""
+    return {
+        "spark.driver.host": _HOST,
+        "spark.driver.bindAddress": _HOST,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.default.parallelism": str(settings.shuffle_partitions),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+    } | (_FEW_FILES if settings.has_delta else {})
