@@ -72,6 +72,10 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield server
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--against", choices=("forebay", "kafka"), default="forebay", help="what the tests of tests/spark read")
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """`auto`: every kind of test. `logical`: small tests."""
     return workers.count(workers.processors(), of_small_tests=config.option.numprocesses == "logical")

@@ -10,7 +10,7 @@ import pytest
 from tests.architecture.trees import tree_of
 
 TESTS: Final = Path(__file__).parents[1]
-TIERS: Final = ("unit", "property", "contract", "model", "architecture", "simulation", "integration", "compat", "chaos")
+TIERS: Final = ("unit", "property", "contract", "model", "architecture", "simulation", "integration", "compat", "chaos", "spark")
 STARTING: Final = ("subprocess", "services", "multiprocessing")
 SPAWNING: Final = {"create_subprocess_exec", "create_subprocess_shell", "Popen", "system", "spawnv"}
 

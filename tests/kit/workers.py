@@ -32,9 +32,9 @@ WORKERS_MAX: Final = 8
 """More of them only collect: each reads all the tests before it runs its share."""
 ON_PORTS_OF_THE_DEFAULT: Final = frozenset({"test_demo.py", "test_demo_brokers.py"})
 """`forebay demo` takes 9092 or the next that is free: of two at once, one would find the other's broker where its own was killed."""
-IN_ONE_GO: Final = "tests/architecture/"
-"""Its tests read the trees of all modules, which one worker parses once."""
-ROW: Final = ("chaos", "integration", "compat", "contract", "unit", "architecture", "property", "model", "simulation")
+IN_ONE_GO: Final = ("tests/architecture/", "tests/spark/")
+"""Folders whose tests one worker runs: all read the trees of the modules, which are parsed once; all share one session of Spark."""
+ROW: Final = ("spark", "chaos", "integration", "compat", "contract", "unit", "architecture", "property", "model", "simulation")
 """Folders from those whose tests wait to those whose tests compute."""
 GIVING_WAY: Final = ("tests/model/", "tests/simulation/")
 """Folders whose tests only compute."""
@@ -74,7 +74,7 @@ class Scheduling(LoadScopeScheduling):
         if is_alone(nodeid):
             return ALONE
         if path.startswith(IN_ONE_GO):
-            return IN_ONE_GO
+            return next(folder for folder in IN_ONE_GO if path.startswith(folder))
         if Path(path).name in ON_PORTS_OF_THE_DEFAULT:
             return "ports of the default"
         return path if shares_a_fixture(path) else nodeid

@@ -1,0 +1,100 @@
+"""What the tests of this folder read and write: brokers of Forebay on a real Oxia and S3 server, or Apache Kafka (`--against=kafka`)."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from services.kafka import running_kafka
+from services.oxia import running_oxia
+from services.versitygw import running_s3
+from tests.kit.serving import Served, serving
+
+Against = Literal["forebay", "kafka"]
+
+WITHIN_S: Final = 60.0
+QUIET: Final = {"log_level": 0, "socket.timeout.ms": 30_000}
+UPKEEP: Final = {
+    "compactor.run": "true",
+    "compactor.listen": "127.0.0.1:0",
+    "compactor.interval": "1s",
+    "compactor.segment_entries": "4",
+    "compactor.segment_age": "1s",
+    "compactor.delete_interval": "2s",
+    "compactor.delete_grace": "1s",
+}
+"""Records are moved into segments, and what they leave behind is deleted, while they are read."""
+FOREBAY: Final = {"kafka.auto_create_topics": "false", "storage.flush_interval": "20ms", "groups.initial_rebalance_delay": "0ms"}
+KAFKA: Final = {"offsets.topic.num.partitions": "1", "message.max.bytes": "20000000", "log.retention.check.interval.ms": "1000"}
+
+
+@dataclass
+class Brokers:
+    """`served` are those of Forebay that were started, and nothing of Apache Kafka."""
+
+    addresses: Sequence[str]
+    served: Sequence[Served] = ()
+
+    def __post_init__(self) -> None:
+        self.admin = AdminClient({"bootstrap.servers": self.bootstrap} | QUIET)
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(self.addresses)
+
+    @property
+    def are_ours(self) -> bool:
+        return bool(self.served)
+
+    def create(self, topic: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        """The name of the topic, which all brokers know when this returns."""
+        self.admin.create_topics([NewTopic(topic, partitions, 1, config=dict(config or {}))])[topic].result(WITHIN_S)
+        return topic
+
+    def delete(self, topic: str) -> None:
+        self.admin.delete_topics([topic])[topic].result(WITHIN_S)
+
+    def grow(self, topic: str, *, partitions: int) -> None:
+        self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(WITHIN_S)
+
+    def delete_records(self, topic: str, partition: int, *, before: int) -> None:
+        asked = TopicPartition(topic, partition, before)
+        next(iter(self.admin.delete_records([asked]).values())).result(WITHIN_S)
+
+    def end(self, topic: str, partition: int) -> int:
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "nobody"} | QUIET)
+        try:
+            return int(consumer.get_watermark_offsets(TopicPartition(topic, partition), WITHIN_S)[1])
+        finally:
+            consumer.close()
+
+    def requests(self, api: str) -> float:
+        """How many of them all brokers of ours have had, up to a second ago."""
+        return sum(
+            value
+            for one in self.served
+            for name, value in one.metrics().items()
+            if name.startswith("forebay_kafka_requests_total{") and f'api="{api}"' in name
+        )
+
+
+@contextlib.contextmanager
+def running_brokers(against: Against, folder: Path, *, count: int = 2, settings: Mapping[str, str] | None = None) -> Iterator[Brokers]:
+    """`count` brokers of Forebay over one Oxia and one bucket, or one of Apache Kafka, which takes none of the settings."""
+    if against == "kafka":
+        with running_kafka(folder / "kafka", settings=KAFKA, is_measured=False) as kafka:
+            yield Brokers([kafka.bootstrap])
+        return
+    with contextlib.ExitStack() as closing:
+        oxia = closing.enter_context(running_oxia(folder / "oxia"))
+        s3 = closing.enter_context(running_s3(folder / "s3"))
+        stores = {"metadata.url": oxia.url, "storage.url": s3.url()}
+        served = []
+        for number in range(count):
+            given = FOREBAY | (UPKEEP if number == 0 else {}) | stores | dict(settings or {})
+            served.append(closing.enter_context(serving(folder / f"broker-{number}", settings=given, environ=s3.environ)))
+        yield Brokers([one.bootstrap for one in served], served)
