@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -39,8 +39,8 @@ class SessionSettings:
     """`name` is what Spark calls the application. `jars`: None takes those of `make jars`.
 
     `master`: where it runs; empty where `spark-submit` says so, which then decides about memory, jars, Java and Python, too.
-    `shuffle_partitions`: Spark's own 200 are for clusters. `is_brief`: a JVM that starts soon and is slow afterwards, for tests.
-    `has_delta`: tables of Delta Lake. `conf`, by Spark's names, is stronger than all of this.
+    `shuffle_partitions`: Spark's own 200 are for clusters. `java_options`: of the driver's JVM. `is_brief`: it starts soon and is slow
+    afterwards, for tests. `has_delta`: tables of Delta Lake. `conf`, by Spark's names, is stronger than all of this.
     """
 
     name: str
@@ -48,6 +48,7 @@ class SessionSettings:
     jars: tuple[Path, ...] | None = None
     driver_memory: str = "1g"
     shuffle_partitions: int = 2
+    java_options: tuple[str, ...] = ()
     is_brief: bool = False
     has_delta: bool = False
     log_level: str = "WARN"
@@ -90,23 +91,30 @@ def prepared(settings: SessionSettings, pyspark: PySpark, scratch: Path) -> dict
     if absent := [str(jar) for jar in jars if not jar.is_file()]:
         raise SparkUnavailable(f"There is no jar {absent[0]}: run `make jars`, or name others in the settings.")
     java = found_java()
-    options = list(_SOON_READY) if settings.is_brief else []
+    options = [*settings.java_options, *(_SOON_READY if settings.is_brief else ())]
     if settings.is_local:
         # Spark would take whatever `python3` is on the PATH, which need not have what this one has.
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", _HOST)
-        options += archive_for(java, pyspark).options()
+        options += archive_for(java, pyspark, jars).options()
     return (
         of_queries(settings)
         | {
             "spark.master": settings.master,
-            "spark.jars": ",".join(map(str, jars)),
+            **class_path(settings, jars),
             "spark.driver.memory": settings.driver_memory,
             "spark.driver.extraJavaOptions": " ".join(options),
         }
         | (of_this_machine(settings, scratch) if settings.is_local else {})
         | dict(settings.conf)
     )
+
+
+def class_path(settings: SessionSettings, jars: Sequence[Path]) -> dict[str, str]:
+    """On this machine the JVM loads them itself: Spark would copy them for each session, and no archive could have their classes."""
+    if settings.is_local:
+        return {"spark.driver.extraClassPath": os.pathsep.join(map(str, jars))}
+    return {"spark.jars": ",".join(map(str, jars))}
 
 
 def of_queries(settings: SessionSettings) -> dict[str, str]:

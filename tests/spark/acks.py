@@ -1,7 +1,11 @@
 """The oracle: what a producer was told about each of its records is what Spark has to read, no more and no less."""
 
+import contextlib
+import itertools
+import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +15,7 @@ from tests.spark.brokers import QUIET, WITHIN_S
 
 CREATE_TIME: Final = 0
 SHOWN: Final = 5
+PAUSES_PER_S: Final = 20
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
@@ -36,9 +41,9 @@ class Record:
     headers: Headers = ()
 
 
-def produce(bootstrap: str, topic: str, records: Iterable[Record], **settings: Any) -> list[Row]:
+def produce(bootstrap: str, topic: str, records: Iterable[Record], *, into: list[Row] | None = None, **settings: Any) -> list[Row]:
     """All of them, each acknowledged, in the order of the acknowledgements. `settings` by librdkafka's names with `_` for `.`."""
-    rows: list[Row] = []
+    rows = [] if into is None else into
     refused: list[str] = []
     given = {name.replace("_", "."): value for name, value in settings.items()}
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 20} | QUIET | given)
@@ -83,3 +88,27 @@ def assert_exact(read: Sequence[Row], acked: Sequence[Row]) -> None:
 
 def shortened(row: Row) -> str:
     return str(row._replace(value=row.value and row.value[:40]))
+
+
+@contextlib.contextmanager
+def producing(bootstrap: str, topic: str, *, partitions: int, since_ms: int, per_second: int) -> Iterator[list[Row]]:
+    """A producer at its work while the block runs: the list grows with every acknowledgement, and is complete when the block is left."""
+    rows: list[Row] = []
+    over = threading.Event()
+
+    def numbered() -> Iterator[Record]:
+        for number in itertools.count():
+            if number % (1 + per_second // PAUSES_PER_S) == 0 and over.wait(1 / PAUSES_PER_S):
+                return
+            yield Record(partition=number % partitions, key=b"%d" % number, value=b"value " * 20, timestamp_ms=since_ms + number)
+
+    def run() -> None:
+        produce(bootstrap, topic, numbered(), into=rows)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="producing") as pool:
+        running = pool.submit(run)
+        try:
+            yield rows
+        finally:
+            over.set()
+            running.result(2 * WITHIN_S)

@@ -28,6 +28,16 @@ _CONF: Final = {
     "spark.sql.streaming.noDataProgressEventInterval": "200",
 }
 
+_LOG: Final = """
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {file}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
+"""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
@@ -51,8 +61,17 @@ def against(pytestconfig: pytest.Config) -> Against:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator["SparkSession"]:
-    with open_session(SessionSettings(name="tests", is_brief=True, log_level="ERROR", conf=_CONF)) as session:
+def spark_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What Spark warns of. It grows as long as the session lasts."""
+    return tmp_path_factory.mktemp("spark") / "spark.log"
+
+
+@pytest.fixture(scope="session")
+def spark(spark_log: Path) -> Iterator["SparkSession"]:
+    log_settings = spark_log.with_name("log4j2.properties")
+    log_settings.write_text(_LOG.format(file=spark_log))
+    options = (f"-Dlog4j2.configurationFile={log_settings}",)
+    with open_session(SessionSettings(name="tests", is_brief=True, java_options=options, conf=_CONF)) as session:
         yield session
 
 
