@@ -9,16 +9,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from spark.errors import SparkUnavailable
-from spark.jars import cache_folder, kept_jars
+from spark.jars import cache_folder
 from spark.requirements import Java, PySpark, found_java, found_pyspark
 
-MAKE_WITHIN_S: Final = 180.0
+MAKE_WITHIN_S: Final = 300.0
 _DIGITS: Final = 8
 _MADE_BY: Final = "spark.warming_up"
 _QUIET: Final = "-Xlog:disable -Xlog:all=error:stderr"
@@ -36,9 +35,9 @@ class ClassArchive:
         return [f'"-XX:SharedArchiveFile={self.path}"', "-Xshare:auto", _QUIET] if self.path.is_file() else []
 
 
-def archive_for(java: Java, pyspark: PySpark, jars: Sequence[Path]) -> ClassArchive:
-    """The one that was made from all of them: the JVM takes it for the same class path only."""
-    made_of = "\0".join((str(java.program.resolve()), java.version, str(pyspark.folder), pyspark.version, *map(str, jars)))
+def archive_for(java: Java, pyspark: PySpark) -> ClassArchive:
+    """The one that was made from both: the JVM takes it for the same class path only."""
+    made_of = "\0".join((str(java.program.resolve()), java.version, str(pyspark.folder), pyspark.version))
     return ClassArchive(cache_folder() / "spark" / f"classes-{hashlib.sha256(made_of.encode()).hexdigest()[:_DIGITS]}.jsa")
 
 
@@ -66,7 +65,7 @@ def make_archive(archive: ClassArchive) -> str:
 
 def main() -> int:
     try:
-        archive = archive_for(found_java(), found_pyspark(), kept_jars())
+        archive = archive_for(found_java(), found_pyspark())
     except SparkUnavailable as error:
         sys.stderr.write(f"{error}\n")
         return os.EX_UNAVAILABLE

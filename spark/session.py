@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -96,25 +96,18 @@ def prepared(settings: SessionSettings, pyspark: PySpark, scratch: Path) -> dict
         # Spark would take whatever `python3` is on the PATH, which need not have what this one has.
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", _HOST)
-        options += archive_for(java, pyspark, jars).options()
+        options += archive_for(java, pyspark).options()
     return (
         of_queries(settings)
         | {
             "spark.master": settings.master,
-            **class_path(settings, jars),
+            "spark.jars": ",".join(map(str, jars)),
             "spark.driver.memory": settings.driver_memory,
             "spark.driver.extraJavaOptions": " ".join(options),
         }
         | (of_this_machine(settings, scratch) if settings.is_local else {})
         | dict(settings.conf)
     )
-
-
-def class_path(settings: SessionSettings, jars: Sequence[Path]) -> dict[str, str]:
-    """On this machine the JVM loads them itself: Spark would copy them for each session, and no archive could have their classes."""
-    if settings.is_local:
-        return {"spark.driver.extraClassPath": os.pathsep.join(map(str, jars))}
-    return {"spark.jars": ",".join(map(str, jars))}
 
 
 def of_queries(settings: SessionSettings) -> dict[str, str]:
