@@ -21,9 +21,11 @@ SHORT, LONG = 2_000, 24_000
 """Records, at 400 a second."""
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "count",
-    [pytest.param(SHORT, marks=pytest.mark.slow), pytest.param(LONG, marks=[pytest.mark.slow, pytest.mark.long])],
+    [SHORT, LONG],
     ids=["five seconds", "a minute"],
 )
 def test_t6_t19_ends_never_go_back_and_no_position_is_doubted_while_leaders_change(

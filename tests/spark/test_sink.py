@@ -37,6 +37,7 @@ def test_t22_rows_are_written_once_and_in_order_while_acknowledgements_are_lost(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_t22_a_stream_into_a_topic_keeps_keys_values_headers_and_partitions_while_acknowledgements_are_lost(
     spark: "SparkSession", brokers: Brokers, deliveries: list[Row], tmp_path: Path
 ) -> None:
