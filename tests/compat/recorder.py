@@ -16,9 +16,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-HOST: Final = "127.0.0.1"
-START_WITHIN_S: Final = 10.0
-STOP_WITHIN_S: Final = 10.0
+from tests.kit.listening import HOST, listening
+
 REQUEST_BYTES_MAX: Final = 256 * 1024 * 1024
 """No client sends more at once; a longer length means that these are not requests."""
 _CHUNK_BYTES: Final = 64 * 1024
@@ -132,28 +131,5 @@ class Recorder:
 def recording() -> Iterator[Recorder]:
     """A recorder that listens on a port of its own, in a thread of its own. Leaving closes its connections."""
     recorder = Recorder()
-    started: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-    ready = threading.Event()
-
-    async def serve() -> None:
-        over = asyncio.Event()
-        server = await asyncio.start_server(recorder.serve, HOST, 0)
-        recorder.port = server.sockets[0].getsockname()[1]
-        started.append((asyncio.get_running_loop(), over))
-        ready.set()
-        try:
-            await over.wait()
-        finally:
-            server.close()
-
-    # asyncio.run cancels the connections that are still open when `serve` returns.
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), name="recorder", daemon=True)
-    thread.start()
-    assert ready.wait(START_WITHIN_S), "the recorder did not start"
-    loop, over = started[0]
-    try:
+    with listening(recorder.serve, name="recorder") as recorder.port:
         yield recorder
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join(STOP_WITHIN_S)
-        assert not thread.is_alive(), "the recorder did not stop"

@@ -8,13 +8,12 @@ with lossy() as proxy:
 import asyncio
 import contextlib
 import struct
-import threading
 from collections.abc import Iterator
 from typing import Final
 
+from tests.kit.listening import HOST, listening
+
 PRODUCE: Final = 0
-START_WITHIN_S: Final = 10.0
-_HOST: Final = "127.0.0.1"
 _SIZE: Final = struct.Struct(">i")
 _KEY_AND_CORRELATION: Final = struct.Struct(">hhi")
 
@@ -31,7 +30,7 @@ class Lossy:
 
     @property
     def address(self) -> str:
-        return f"{_HOST}:{self.port}"
+        return f"{HOST}:{self.port}"
 
     @contextlib.contextmanager
     def losing(self, *, every: int) -> Iterator[None]:
@@ -85,29 +84,8 @@ class Lossy:
 def lossy() -> Iterator[Lossy]:
     """One that listens, in a thread of its own. Leaving closes its connections."""
     proxy = Lossy()
-    ready = threading.Event()
-    ends: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-
-    async def serve() -> None:
-        over = asyncio.Event()
-        server = await asyncio.start_server(proxy.serve, _HOST, 0)
-        proxy.port = server.sockets[0].getsockname()[1]
-        ends.append((asyncio.get_running_loop(), over))
-        ready.set()
-        try:
-            await over.wait()
-        finally:
-            server.close()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), name="lossy proxy", daemon=True)
-    thread.start()
-    assert ready.wait(START_WITHIN_S), "the proxy did not start"
-    loop, over = ends[0]
-    try:
+    with listening(proxy.serve, name="lossy proxy") as proxy.port:
         yield proxy
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join(START_WITHIN_S)
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:

@@ -23,11 +23,7 @@ SHORT, LONG = 2_000, 24_000
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "count",
-    [SHORT, LONG],
-    ids=["five seconds", "a minute"],
-)
+@pytest.mark.parametrize("count", [SHORT, LONG], ids=["five seconds", "a minute"])
 def test_t6_t19_ends_never_go_back_and_no_position_is_doubted_while_leaders_change(
     spark: "SparkSession", brokers: Brokers, spark_log: Path, now_ms: int, tmp_path: Path, count: int
 ) -> None:

@@ -81,23 +81,22 @@ class S3ObjectStore:
         await self._put(key, parts, patience_s=PUT_PATIENCE_S)
 
     async def get_range(self, key: str, start: int, end: int) -> Buffer:
-        check_key(key)
+        _check_asked(key, start, end)
         found: Buffer = b""
         if start < end:
             found = await self._get(key, start, end, partial(self._data.get_range, self._root + key, start, end))
-        await self._check_range(key, start, end, len(found))
+        await self._check_found(key, start, end, len(found))
         return found
 
     async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
-        check_key(key)
+        _check_asked(key, start, end)
         found: Sequence[Buffer] = (b"",)
         if start < end:
             found = await self._get(key, start, end, partial(self._data.get_parts, self._root + key, start, end, part_bytes=part_bytes))
-        await self._check_range(key, start, end, sum(map(len, found)))
+        await self._check_found(key, start, end, sum(map(len, found)))
         return found
 
-    async def _check_range(self, key: str, start: int, end: int, found_bytes: int) -> None:
-        assert 0 <= start <= end, f"not a range: start={start} end={end}"
+    async def _check_found(self, key: str, start: int, end: int, found_bytes: int) -> None:
         # S3 knows no empty ranges.
         reached = start + found_bytes if start < end else (await self.stat(key)).size_bytes
         if reached < end:
@@ -426,3 +425,8 @@ def _cause(refusals: Sequence[UndeletedKey]) -> ErrorReply:
     """One fault for the keys that a reply names: what is worth another try only if all of them are."""
     faults = [ErrorReply(503 if one.code == "InternalError" else 403, one.code, one.message) for one in refusals]
     return next((fault for fault in faults if not fault.is_transient), faults[0])
+
+
+def _check_asked(key: str, start: int, end: int) -> None:
+    check_key(key)
+    assert 0 <= start <= end, f"not a range: start={start} end={end}"

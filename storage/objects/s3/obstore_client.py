@@ -90,7 +90,7 @@ class ObstoreClient:
     async def get_parts(self, name: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
         try:
             found = await obstore.get_async(self._store, name, options={"range": (start, end)})
-            # Threads of obstore's put the parts together. To cut one of the whole range takes twice the time on the loop.
+            # Threads of obstore's put the parts together: to cut the whole range here would take the loop twice as long.
             parts = [part async for part in found.stream(min_chunk_size=part_bytes)]
         except (BaseError, FileNotFoundError) as error:
             raise _fault(error) from error
