@@ -1,0 +1,175 @@
+"""Records of a topic as rows of a table: as they are (raw), or with the fields of their values as columns (typed).
+
+Functions of frames, with no session and no I/O. `records` are as Spark's Kafka source gives them, with headers. A record that is not what
+the schema says is no row: it is a dead letter, with its bytes and the reason.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sql
+from pyspark.sql.avro.functions import from_avro
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark.vocabulary import Framing, Layout, UnknownFields
+
+HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+RAW: Final = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestamp_type", IntegerType()),
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("headers", HEADERS),
+    ]
+)
+"""A row of the raw layout."""
+KAFKA_COLUMNS: Final = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp", "kafka_key")
+"""Beside the fields of the value, in a row of a typed layout."""
+DEAD_LETTERS: Final = StructType([*RAW.fields, StructField("error", StringType())])
+
+_DECODED: Final = "decoded"
+_ERROR: Final = "error"
+_CORRUPT: Final = "_corrupt_record"
+_AROUND: Final = "forebay_around"
+_FLAT: Final = r"^\s*\{[^{}]*\}\s*$"
+_LAST: Final = "forebay: nothing comes after this"
+_CONFLUENT_BYTES: Final = 5
+"""A zero, and four bytes of the schema's number in a registry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """`schema`: the columns; one that may not be null is one that a record must have. `avro_schema`: as Avro writes it, in JSON.
+
+    `framing` confluent: five bytes before the value are passed over. `options` are those of Spark's `from_json`.
+    """
+
+    layout: Layout
+    schema: StructType = field(default_factory=StructType)
+    avro_schema: str = ""
+    framing: Framing = "none"
+    unknown_fields: UnknownFields = "ignore"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def decoded(self, records: DataFrame) -> DataFrame:
+        """Raw rows, and of a typed layout `decoded`, a struct, and `error`, null for those that are rows of the table."""
+        rows = raw_rows(records)
+        if self.layout == "raw":
+            return rows
+        body, framing_error = self._unframed()
+        if self.layout == "json":
+            return _from_json(rows, body, framing_error, self)
+        if self.layout == "avro":
+            # What cannot be read is a record of nulls, as one whose fields are null is: around it, the first is null itself.
+            around = {"type": "record", "name": _AROUND, "fields": [{"name": _DECODED, "type": json.loads(self.avro_schema)}]}
+            decoded = from_avro(body, json.dumps(around), {"mode": "PERMISSIVE"})[_DECODED]
+            return _judged(rows.withColumn(_DECODED, decoded), framing_error, "the value is not Avro of this schema", self.schema)
+        raise ValueError(f"no decoding of {self.layout} here")
+
+    def _unframed(self) -> tuple[Column, Column]:
+        """The value without what comes before it, and what is wrong with that."""
+        value = sql.col("value")
+        if self.framing == "none":
+            return value, sql.lit(None).cast("string")
+        is_framed = (sql.length(value) >= _CONFLUENT_BYTES) & (sql.substring(value, 1, 1) == sql.lit(b"\0"))
+        body = sql.when(is_framed, sql.expr(f"substring(value, {_CONFLUENT_BYTES + 1})"))
+        return body, sql.when(~is_framed, sql.lit("the value does not begin with the number of a schema"))
+
+
+def raw_rows(records: DataFrame) -> DataFrame:
+    return records.select(
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+        sql.col("timestampType").alias("timestamp_type"),
+        "key",
+        "value",
+        "headers",
+    )
+
+
+def typed_rows(decoded: DataFrame) -> DataFrame:
+    """Of what `Decoding.decoded` gives: fields of the value, then where it was in Kafka."""
+    return decoded.where(sql.col(_ERROR).isNull()).select(
+        f"{_DECODED}.*",
+        *(sql.col(name.removeprefix("kafka_")).alias(name) for name in KAFKA_COLUMNS),
+    )
+
+
+def dead_letters(decoded: DataFrame) -> DataFrame:
+    return decoded.where(sql.col(_ERROR).isNotNull()).select(*DEAD_LETTERS.fieldNames())
+
+
+def _from_json(rows: DataFrame, body: Column, framing_error: Column, decoding: Decoding) -> DataFrame:
+    text = body.cast("string")
+    schema = StructType([*(StructField(one.name, one.dataType) for one in decoding.schema.fields), StructField(_CORRUPT, StringType())])
+    how = dict(decoding.options) | {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    parsed = rows.withColumn("parsed", sql.from_json(text, schema, how))
+    fields = sql.struct(*(sql.col(f"parsed.{_quoted(one.name)}").alias(one.name) for one in decoding.schema.fields))
+    wrong = sql.coalesce(
+        framing_error,
+        sql.when(sql.col("value").isNotNull() & ~sql.is_valid_utf8(text), sql.lit("the value is not UTF-8")),
+        _unknown(text, decoding),
+    )
+    is_good = sql.col("parsed").isNotNull() & sql.col(f"parsed.{_CORRUPT}").isNull() & _ends_where_it_ends(text)
+    found = parsed.withColumn(_DECODED, sql.when(is_good, fields)).drop("parsed")
+    return _judged(found, wrong, "the value is not JSON of this schema", decoding.schema)
+
+
+def _ends_where_it_ends(text: Column) -> Column:
+    """Whether the text is one JSON object and nothing else: `from_json` reads the first value and ignores what follows it.
+
+    In an array before another object, what follows the first value makes more than two of them, or breaks the array, or ends it too soon.
+    """
+    array = sql.concat(sql.lit("["), text, sql.lit(f', {{"{_LAST}": true}}]'))
+    objects = sql.from_json(array, ArrayType(StructType([StructField(_LAST, BooleanType())])))
+    is_alone = (sql.size(objects) == 2) & sql.get(objects, 1)[_LAST]
+    return sql.coalesce(sql.when(text.rlike(_FLAT), True).otherwise(is_alone), sql.lit(False))
+
+
+def _unknown(text: Column, decoding: Decoding) -> Column:
+    if decoding.unknown_fields == "ignore":
+        return sql.lit(None).cast("string")
+    known = sql.array(*(sql.lit(one.name) for one in decoding.schema.fields))
+    unknown = sql.array_except(sql.json_object_keys(text), known)
+    return sql.when(sql.size(unknown) > 0, sql.concat(sql.lit("the schema does not have "), sql.array_join(unknown, ", ")))
+
+
+def _judged(rows: DataFrame, wrong: Column, otherwise: str, schema: StructType) -> DataFrame:
+    """With the first reason why a record is none of the table's rows."""
+    missing = [
+        sql.when(sql.col(f"{_DECODED}.{_quoted(one.name)}").isNull(), sql.lit(f"{one.name} is missing"))
+        for one in schema.fields
+        if not one.nullable
+    ]
+    return rows.withColumn(
+        _ERROR,
+        sql.coalesce(
+            sql.when(sql.col("value").isNull(), sql.lit("there is no value")),
+            wrong,
+            sql.when(sql.col(_DECODED).isNull(), sql.lit(otherwise)),
+            *missing,
+        ),
+    )
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

@@ -1,0 +1,51 @@
+"""Small files wherever Spark keeps its own: through Hadoop's file systems, so that a path means what it means to a query."""
+
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+
+def read_text(spark: SparkSession, path: str) -> str | None:
+    """None where there is no such file. Raise `OSError` where it cannot be read."""
+    system, place = _located(spark, path)
+    try:
+        if not system.exists(place):
+            return None
+        stream = system.open(place)
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+    except Py4JJavaError as error:
+        raise OSError(f"{path} cannot be read: {error.java_exception.getMessage()}") from error
+
+
+def write_new_text(spark: SparkSession, path: str, text: str) -> None:
+    """Raise `FileExistsError` where one is, `OSError` where none can be written."""
+    system, place = _located(spark, path)
+    try:
+        stream = system.create(place, False)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+    except Py4JJavaError as error:
+        if system.exists(place):
+            raise FileExistsError(f"{path} is there already") from error
+        raise OSError(f"{path} cannot be written: {error.java_exception.getMessage()}") from error
+
+
+def names_in(spark: SparkSession, path: str) -> list[str]:
+    """Of files and folders; none where there is no such folder."""
+    system, place = _located(spark, path)
+    if not system.exists(place):
+        return []
+    return sorted(str(one.getPath().getName()) for one in system.listStatus(place))
+
+
+def _located(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    context: Any = spark.sparkContext
+    jvm: Any = spark._jvm  # noqa: SLF001
+    place = jvm.org.apache.hadoop.fs.Path(path)
+    return place.getFileSystem(context._jsc.hadoopConfiguration()), place  # noqa: SLF001

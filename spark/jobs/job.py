@@ -1,0 +1,111 @@
+"""What all jobs have in common: settings of the cluster and of the session, and a shell that says in a sentence what went wrong.
+
+A job is a name, its settings, and a function that is handed a session. `python -m spark.jobs.NAME`, `forebay spark run NAME` and
+`spark-submit spark/jobs/NAME.py` all call `main`.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from pyspark.sql import SparkSession
+
+from spark.errors import JobFailed, SparkUnavailable
+from spark.kafka_admin import KafkaCluster
+from spark.queries import Stopping, explain, interrupted_by_sigterm
+from spark.session import LOCAL, SessionSettings, open_session
+from spark.settings import AnySettings, WrongSettings, load, setting
+
+DONE: Final = 0
+FAILED: Final = 1
+"""The job could not go on, or an audit found differences."""
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+UNAVAILABLE: Final = os.EX_UNAVAILABLE
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""Set by `spark-submit`, which then has decided where to run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings(AnySettings):
+    bootstrap_servers: str = setting(
+        help="Reach Kafka at these addresses. Name all brokers: a query ends with those it knows.",
+        metavar="HOST:PORT,…",
+        default="127.0.0.1:9092",
+    )
+    kafka: Mapping[str, str] = setting(help="Set this of the Kafka client, as in security.protocol=SSL. May be given often.", default={})
+    master: str = setting(help=f"Run Spark here; spark-submit's --master is stronger. Without both: {LOCAL}.", metavar="URL", default="")
+    driver_memory: str = setting(help="Give the driver this much memory. spark-submit has its own option.", metavar="SIZE", default="1g")
+    shuffle_partitions: int = setting(help="Use this many partitions after a shuffle.", default=2)
+    conf: Mapping[str, str] = setting(help="Set this of Spark, by its own name. May be given often.", default={})
+    log_level: str = setting(help="Have Spark log at this level and above.", metavar="LEVEL", default="ERROR")
+
+    def complaints(self) -> Iterator[str]:
+        if not all(port.isdigit() for port in (one.rpartition(":")[2] for one in self.bootstrap_servers.split(","))):
+            yield f"--bootstrap-servers={self.bootstrap_servers!r}: expected HOST:PORT, several separated by commas"
+        if self.shuffle_partitions < 1:
+            yield f"--shuffle-partitions={self.shuffle_partitions}: expected 1 or more"
+
+    @property
+    def cluster(self) -> KafkaCluster:
+        return KafkaCluster(bootstrap_servers=self.bootstrap_servers, client=self.kafka)
+
+    def session(self, name: str) -> SessionSettings:
+        return SessionSettings(
+            name=name,
+            master=self.master or ("" if _SUBMITTED in os.environ else LOCAL),
+            driver_memory=self.driver_memory,
+            shuffle_partitions=self.shuffle_partitions,
+            has_delta=True,
+            log_level=self.log_level,
+            conf=self.conf,
+        )
+
+
+S = TypeVar("S", bound=JobSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkJob(Generic[S]):
+    """`run` returns the exit code. It raises `JobFailed`."""
+
+    name: str
+    summary: str
+    settings: type[S]
+    run: Callable[[SparkSession, S, Stopping], int]
+    is_stream: bool = False
+    """It looks at `Stopping` by itself; any other job is interrupted where it is."""
+
+
+def main(job: SparkJob[Any], arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0 done, also when stopped by a signal between two batches; 1 failed; 2 settings are wrong; 69 Spark cannot start; 130
+    interrupted."""
+    try:
+        settings = load(job.settings, job.name, sys.argv[1:] if arguments is None else arguments, os.environ, about=job.summary)
+    except WrongSettings as error:
+        return _say(f"{error}\n`{job.name} --help` lists the settings.", USAGE)
+    try:
+        with open_session(settings.session(f"forebay-{job.name}")) as spark:
+            return _run(job, spark, settings)
+    except SparkUnavailable as error:
+        return _say(str(error), UNAVAILABLE)
+
+
+def _run(job: SparkJob[Any], spark: SparkSession, settings: JobSettings) -> int:
+    stopping = Stopping()
+    with stopping.by_signals() if job.is_stream else interrupted_by_sigterm():
+        try:
+            return job.run(spark, settings, stopping)
+        except KeyboardInterrupt:
+            return _say("stopped", INTERRUPTED)
+        except JobFailed as error:
+            return _say(str(error), FAILED)
+        except Exception as error:  # noqa: BLE001  # whatever Spark raises is said in its own words, without the stack of its JVM
+            return _say(explain(error), FAILED)
+
+
+def _say(message: str, code: int) -> int:
+    sys.stderr.write(f"{message}\n")
+    return code

@@ -1,0 +1,71 @@
+"""Topics as Spark's stock Kafka source gives them: `failOnDataLoss` is true, headers are there, nothing is decoded."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.kafka_admin import KafkaAdmin, KafkaCluster, KafkaPartition, KafkaTopic
+
+EARLIEST = "earliest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSource:
+    """`topics` by name, or those that match `pattern`. `options` of Spark's source, stronger than all of this."""
+
+    cluster: KafkaCluster
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    starting: str = EARLIEST
+    offsets_per_batch: int | None = None
+    min_partitions: int | None = None
+    options: Mapping[str, str] | None = None
+
+    def stream(self, spark: SparkSession) -> DataFrame:
+        options = self._options() | {"startingOffsets": self.starting}
+        if self.offsets_per_batch is not None:
+            options["maxOffsetsPerTrigger"] = str(self.offsets_per_batch)
+        return spark.readStream.format("kafka").options(**options | dict(self.options or {})).load()
+
+    def between(self, spark: SparkSession, starts: Mapping[KafkaPartition, int], ends: Mapping[KafkaPartition, int]) -> DataFrame:
+        """Records from `starts` on and before `ends`, of exactly these partitions."""
+        options = self._options() | {
+            "assign": json.dumps(_by_topic({one: one.partition for one in starts}, as_list=True)),
+            "startingOffsets": json.dumps(_by_topic(starts)),
+            "endingOffsets": json.dumps(_by_topic(ends)),
+        }
+        options.pop("subscribe", None)
+        options.pop("subscribePattern", None)
+        return spark.read.format("kafka").options(**options | dict(self.options or {})).load()
+
+    def known(self, admin: KafkaAdmin) -> dict[str, KafkaTopic]:
+        """Those of them that exist."""
+        if not self.pattern:
+            return admin.topics(self.topics)
+        return admin.topics(name for name in admin.names() if _matches(self.pattern, name))
+
+    def _options(self) -> dict[str, str]:
+        which = {"subscribePattern": self.pattern} if self.pattern else {"subscribe": ",".join(self.topics)}
+        how = {"failOnDataLoss": "true", "includeHeaders": "true"}
+        if self.min_partitions is not None:
+            how["minPartitions"] = str(self.min_partitions)
+        return self.cluster.for_spark | which | how
+
+
+def partitions_of(topics: Mapping[str, KafkaTopic]) -> list[KafkaPartition]:
+    return [KafkaPartition(topic.name, number) for topic in topics.values() for number in range(topic.partition_count)]
+
+
+def _by_topic(values: Mapping[KafkaPartition, int], *, as_list: bool = False) -> dict[str, object]:
+    """As Spark writes offsets by partition in JSON."""
+    found: dict[str, dict[str, int]] = {}
+    for one, value in values.items():
+        found.setdefault(one.topic, {})[str(one.partition)] = value
+    return {topic: sorted(offsets.values()) if as_list else offsets for topic, offsets in found.items()}
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return re.search(pattern, name) is not None
