@@ -11,9 +11,9 @@ _BACK: Final = "\r\x1b[K"
 
 
 class QueryLine:
-    def __init__(self, name: str, *, out: TextIO = sys.stderr, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, *, out: TextIO | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
         self._name = name
-        self._out = out
+        self._out = out or sys.stderr
         self._now_s = now_s
         self._said_s = now_s()
         self._batch = -1

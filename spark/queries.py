@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark.errors import JobFailed
 from spark.progress import QueryLine
@@ -17,9 +16,10 @@ from spark.settings import Duration
 
 _LOOK_EVERY_S: Final = 0.25
 _LINES_MAX: Final = 6
-_STACK: Final = re.compile(r"^\s+at |^Caused by: |^=+ |^\tat ")
+_STACK: Final = "\n\tat "
+_CALLED: Final = re.compile(r"An error occurred while calling o\d+\.")
 _HINTS: Final = {
-    "KAFKA_DATA_LOSS": "Records that were next are gone: retention or DeleteRecords was faster, or the topic was made again. "
+    "Some data may have been lost": "Records that were next are gone: retention or DeleteRecords was faster, or the topic was made again. "
     "`--fail-on-data-loss false` goes on with what is left.",
     "UnknownTopicOrPartition": "There is no such topic. Create it, or name another.",
     "ConcurrentAppend": "Somebody else wrote to the table meanwhile. Nothing of this batch was written: start again.",
@@ -62,7 +62,8 @@ def interrupted_by_sigterm() -> Iterator[None]:
 
 
 def run_query(
-    rows: DataStreamWriter,
+    rows: DataFrame,
+    write: Callable[[DataFrame, int], None],
     *,
     name: str,
     checkpoint: str,
@@ -70,13 +71,14 @@ def run_query(
     stopping: Stopping,
     on_start: Callable[[StreamingQuery], None] | None = None,
 ) -> int:
-    """Start it and wait for its end. Without an interval it ends when it has read all there is. Return how many rows it read.
+    """Hand each batch of `rows` to `write`, with its number, until a signal comes; without an interval, until all there is was read.
 
-    Raise `JobFailed` with the cause, and what to do where it is known.
+    Return how many rows it read. Raise `JobFailed` with the cause, and what to do where it is known.
     """
     trigger: dict[str, Any] = {"availableNow": True} if interval is None else {"processingTime": interval.for_spark}
     line = QueryLine(name)
-    query = rows.queryName(name).option("checkpointLocation", checkpoint).trigger(**trigger).start()
+    writing = BatchWriting(write)
+    query = rows.writeStream.foreachBatch(writing).queryName(name).option("checkpointLocation", checkpoint).trigger(**trigger).start()
     try:
         if on_start is not None:
             on_start(query)
@@ -87,14 +89,25 @@ def run_query(
         line.show(query.recentProgress)
         return line.rows
     except Exception as error:
-        raise JobFailed(explain(error)) from error
+        raise JobFailed(explain(writing.error or error)) from error
     finally:
         query.stop()
         line.end()
 
 
-def each_batch(rows: DataFrame, write: Callable[[DataFrame, int], None]) -> DataStreamWriter:
-    return rows.writeStream.foreachBatch(write)
+class BatchWriting:
+    """`write` for `foreachBatch`. Keeps what ended it: Spark's own error has it among the stacks of two languages."""
+
+    def __init__(self, write: Callable[[DataFrame, int], None]) -> None:
+        self._write = write
+        self.error: Exception | None = None
+
+    def __call__(self, rows: DataFrame, number: int) -> None:
+        try:
+            self._write(rows, number)
+        except Exception as error:
+            self.error = error
+            raise
 
 
 def explain(error: BaseException) -> str:
@@ -102,9 +115,6 @@ def explain(error: BaseException) -> str:
     if isinstance(error, JobFailed):
         return str(error)
     said = str(error)
-    inner = re.search(r"spark\.errors\.JobFailed: (.*)", said)
-    if inner is not None:
-        return inner[1]
-    lines = [line for line in said.splitlines() if line.strip() and not _STACK.match(line)][:_LINES_MAX]
+    lines = [line for line in said.partition(_STACK)[0].splitlines() if line.strip() and not _CALLED.match(line)]
     hints = [hint for sign, hint in _HINTS.items() if sign in said]
-    return "\n".join([*lines, *hints])
+    return "\n".join([*lines[:_LINES_MAX], *hints])

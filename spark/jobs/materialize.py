@@ -20,7 +20,7 @@ from spark.decoding import Decoding, dead_letters, typed_rows
 from spark.errors import JobFailed
 from spark.jobs.job import DONE, JobSettings, SparkJob, main
 from spark.kafka_admin import KafkaAdmin, kafka_admin
-from spark.queries import Stopping, each_batch, run_query
+from spark.queries import Stopping, run_query
 from spark.schemas import avro_columns, json_columns
 from spark.settings import Duration, setting
 from spark.tables import Table, TableBatch, changed_types
@@ -197,7 +197,8 @@ def run(spark: SparkSession, settings: MaterializeSettings, stopping: Stopping) 
         settings.output.create(spark, columns)
         writing = Materializing(settings, decoding, checkpoint, admin)
         rows = run_query(
-            each_batch(records, writing.write),
+            records,
+            writing.write,
             name=JOB.name,
             checkpoint=settings.checkpoint,
             interval=settings.interval,
