@@ -12,6 +12,7 @@ COPY process process
 COPY storage storage
 COPY compactor compactor
 COPY runtime runtime
+COPY spark spark
 RUN uv sync --frozen --no-default-groups --no-editable
 
 FROM python:3.11-slim-bookworm

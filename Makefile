@@ -53,7 +53,7 @@ services-clean: setup-dev  ## stop them and delete their data
 	@$(BIN)/python -m services clean $(ARGS)
 
 jars: setup-dev  ## what Spark needs beside pyspark, fetched once into ~/.cache/forebay (needs Java and Maven); afterwards no network
-	@$(BIN)/python -m services.jars --keep services/java/spark
+	@$(BIN)/python -m services.jars --keep spark/spark-connector
 	@$(BIN)/python -m spark.class_archive
 
 kafka: setup-dev  ## Apache Kafka itself in the foreground, to compare with (ARGS="--port 9092 --set NAME=VALUE"; needs Java and Maven)

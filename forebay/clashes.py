@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-PACKAGES: Final = ("broker", "compactor", "process", "runtime", "storage")
+PACKAGES: Final = ("broker", "compactor", "process", "runtime", "spark", "storage")
 """What the program imports beside `forebay`, and all else that is installed with it."""
 NAMED_IN_EACH: Final = b"Forebay"
 """In the docstring of each of them. Installers write packages of one name into one folder, and the last one wins."""

@@ -13,6 +13,7 @@ from forebay.commands.debug.commands import debug
 from forebay.commands.generate.commands import generate
 from forebay.commands.group.commands import group
 from forebay.commands.settings_options import ConfigFile, SettingOverrides
+from forebay.commands.spark.commands import spark
 from forebay.commands.storage.commands import storage
 from forebay.commands.topic.commands import topic
 from forebay.kafka_client.failures import failures_reported
@@ -50,6 +51,7 @@ application.add_typer(group, name="group")
 application.add_typer(cluster, name="cluster")
 application.add_typer(compactor, name="compactor")
 application.add_typer(storage, name="storage")
+application.add_typer(spark, name="spark")
 application.add_typer(generate, name="generate")
 
 LogFormat = Annotated[

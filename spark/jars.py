@@ -1,4 +1,4 @@
-"""Where `make jars` keeps the jars that Spark needs beside pyspark: its Kafka connector and Delta Lake (docs/adr/0023-spark-set.md).
+"""Where `make jars` keeps the jars that Spark needs beside pyspark: its Kafka connector, Avro and Delta Lake (docs/adr/0023-spark-set.md).
 
 Found without Maven and without a network. What is fetched and under which name it is kept is up to services/jars.py, of which this
 knows the name alone: tests/spark/test_session.py compares the two.
@@ -11,7 +11,7 @@ from typing import Final
 
 from spark.errors import SparkUnavailable
 
-PINNED: Final = Path(__file__).resolve().parents[1] / "services" / "java" / "spark"
+PINNED: Final = Path(__file__).resolve().parent / "spark-connector"
 """The folder of pom.xml and jars.sha256."""
 _DIGITS: Final = 8
 
@@ -29,12 +29,15 @@ def kept_jars() -> tuple[Path, ...]:
     folder = cache_folder() / "jars" / f"{PINNED.name}-{set_digest()}"
     jars = tuple(sorted(folder.glob("*.jar")))
     if not jars:
-        raise SparkUnavailable(f"The jars of Spark's Kafka connector are not in {folder}: run `make jars`, once (it needs Maven).")
+        raise SparkUnavailable(
+            f"The jars of Spark's Kafka connector are not in {folder}: run `make jars` in the repository, once "
+            "(it needs Maven), or let Spark fetch what `spark/README.md` lists: --conf spark.jars.packages=…."
+        )
     return jars
 
 
 def set_digest() -> str:
-    """Of the versions and checksums that are pinned. Raise `SparkUnavailable` where the folder `spark` was taken out of its repository."""
+    """Of the versions and checksums that are pinned. Raise `SparkUnavailable` where the folder `spark` is not whole."""
     digest = hashlib.sha256()
     try:
         for part in ("pom.xml", "jars.sha256"):

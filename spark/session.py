@@ -27,6 +27,8 @@ _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
+_JARS_BY_SPARK: Final = {"spark.jars", "spark.jars.packages"}
+"""Who sets these brings the jars."""
 _FEW_FILES: Final = {
     # Delta reads its log in 50 tasks and lists a table's folder for VACUUM in 10,000 of them, however few files there are.
     "spark.databricks.delta.snapshotPartitions": "2",
@@ -87,7 +89,7 @@ def prepared(settings: SessionSettings, pyspark: PySpark, scratch: Path) -> dict
     """Spark's settings for this machine; where it runs here, those in the environment, too. Raise `SparkUnavailable`."""
     if not settings.master:
         return of_queries(settings) | dict(settings.conf)
-    jars = kept_jars() if settings.jars is None else settings.jars
+    jars = _jars(settings)
     if absent := [str(jar) for jar in jars if not jar.is_file()]:
         raise SparkUnavailable(f"There is no jar {absent[0]}: run `make jars`, or name others in the settings.")
     java = found_java()
@@ -101,13 +103,19 @@ def prepared(settings: SessionSettings, pyspark: PySpark, scratch: Path) -> dict
         of_queries(settings)
         | {
             "spark.master": settings.master,
-            "spark.jars": ",".join(map(str, jars)),
             "spark.driver.memory": settings.driver_memory,
             "spark.driver.extraJavaOptions": " ".join(options),
         }
+        | ({"spark.jars": ",".join(map(str, jars))} if jars else {})
         | (of_this_machine(settings, scratch) if settings.is_local else {})
         | dict(settings.conf)
     )
+
+
+def _jars(settings: SessionSettings) -> tuple[Path, ...]:
+    if settings.jars is not None:
+        return settings.jars
+    return () if _JARS_BY_SPARK & settings.conf.keys() else kept_jars()
 
 
 def of_queries(settings: SessionSettings) -> dict[str, str]:

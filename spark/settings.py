@@ -126,8 +126,7 @@ def _text(value: Any) -> str:
 
 def _read(wanted: Any, value: Any, source: str) -> Any:
     """A value of the type that a field is declared to have. Raise `ValueError`."""
-    if get_origin(wanted) in (Union, types.UnionType):
-        (wanted,) = (one for one in get_args(wanted) if one is not type(None))
+    wanted = _without_none(wanted)
     if get_origin(wanted) is tuple:
         items = value if isinstance(value, list) else [part.strip() for part in str(value).split(",")]
         return tuple(str(item) for item in items if str(item))
@@ -209,7 +208,14 @@ def _parser(kind: type[AnySettings], job: str, about: str) -> _Parser:
     return parser
 
 
+def _without_none(wanted: Any) -> Any:
+    if get_origin(wanted) in (Union, types.UnionType):
+        (wanted,) = (one for one in get_args(wanted) if one is not type(None))
+    return wanted
+
+
 def _metavar(wanted: Any) -> str:
+    wanted = _without_none(wanted)
     if get_origin(wanted) is Literal:
         return "|".join(get_args(wanted))
     return {int: "N", float: "N", Duration: "TIME", Path: "PATH", bool: "true|false"}.get(wanted, "VALUE")

@@ -16,7 +16,7 @@ from services.kafka import POM
 from tests.kit.toolchains import java
 
 ROOT: Final = Path(__file__).parents[2]
-SPARK: Final = ROOT / "services" / "java" / "spark"
+SPARK: Final = ROOT / "spark" / "spark-connector"
 COMPAT: Final = Path(__file__).parents[1] / "compat"
 
 

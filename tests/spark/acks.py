@@ -91,7 +91,7 @@ def shortened(row: Row) -> str:
 
 
 @contextlib.contextmanager
-def producing(bootstrap: str, topic: str, *, partitions: int, since_ms: int, per_second: int) -> Iterator[list[Row]]:
+def producing(bootstrap: str, topic: str, *, partitions: int, since_ms: int, per_second: int, **settings: Any) -> Iterator[list[Row]]:
     """A producer at its work while the block runs: the list grows with every acknowledgement, and is complete when the block is left."""
     rows: list[Row] = []
     over = threading.Event()
@@ -103,7 +103,7 @@ def producing(bootstrap: str, topic: str, *, partitions: int, since_ms: int, per
             yield Record(partition=number % partitions, key=b"%d" % number, value=b"value " * 20, timestamp_ms=since_ms + number)
 
     def run() -> None:
-        produce(bootstrap, topic, numbered(), into=rows)
+        produce(bootstrap, topic, numbered(), into=rows, **settings)
 
     with ThreadPoolExecutor(1, thread_name_prefix="producing") as pool:
         running = pool.submit(run)

@@ -122,3 +122,4 @@ def test_help_says_what_a_setting_is_by_default(capsys: pytest.CaptureFixture[st
     assert "--batches N Write this many. [default: 3]" in printed
     assert "--topic VALUE Count this topic. [required]" in printed
     assert "--format delta|parquet" in printed
+    assert "--interval TIME" in printed

@@ -1,0 +1,1 @@
+"""`forebay spark …`: jobs of the data pipeline (spark/jobs)."""
