@@ -30,7 +30,7 @@ $(VENV)/.runtime: pyproject.toml uv.lock | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml uv.lock | $(BIN)/python
-	@$(UV_SYNC) --group dev --extra demo --extra spark
+	@$(UV_SYNC) --group dev --extra pipeline
 	@touch $@ $(VENV)/.runtime
 
 setup: $(VENV)/.runtime  ## .venv with the runtime and .venv/bin/forebay
