@@ -128,20 +128,31 @@ def demo(
     data: Annotated[Path, typer.Option(help="Keep data in this folder; other files in it are left alone.", metavar="DIR")] = Path(
         "forebay-data"
     ),
+    pipeline: Annotated[
+        bool,
+        typer.Option(
+            "--pipeline",
+            help="Let Spark put the flights into a table and sum up their delays while they come, three brokers serve and one is killed. "
+            "Needs forebay[pipeline], Java, and the jars of `make jars`.",
+        ),
+    ] = False,
     brokers: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
             max=9,
+            show_default="1, or 3 with --pipeline",
             help="Run this many brokers. With several, the broker that the producer writes to is killed half-way. They use the stores of "
             "the settings (FOREBAY_METADATA__URL, FOREBAY_STORAGE__URL, forebay.yaml), or share the data folder if these name none.",
         ),
-    ] = 1,
+    ] = None,
 ) -> None:
     """Replay a year of flights and check that every record comes back. The demo runs one embedded broker, or several."""
     from forebay.commands.demo.run import DemoOptions, run
 
-    raise typer.Exit(run(DemoOptions(records=records, port=port, data=None if in_memory else data, leave=leave, brokers=brokers)))
+    count = brokers or (3 if pipeline else 1)
+    options = DemoOptions(records=records, port=port, data=None if in_memory else data, leave=leave, brokers=count, pipeline=pipeline)
+    raise typer.Exit(run(options))
 
 
 @application.command()

@@ -37,7 +37,7 @@ class QueryLine:
         if self._out.isatty():
             self._out.write(f"{_BACK}{self._last}")
             self._out.flush()
-        elif self._now_s() - self._said_s >= LINE_EVERY_S:
+        elif self._last != self._written and self._now_s() - self._said_s >= LINE_EVERY_S:
             self._said_s = self._now_s()
             self._written = self._last
             self._out.write(f"{self._last}\n")

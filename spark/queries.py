@@ -3,7 +3,8 @@
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -15,6 +16,8 @@ from spark.progress import QueryLine
 from spark.settings import Duration
 
 _LOOK_EVERY_S: Final = 0.25
+_ASK_EVERY_S: Final = 0.02
+_COMMITTED_WITHIN_S: Final = 10.0
 _LINES_MAX: Final = 6
 _STACK: Final = "\n\tat "
 _CALLED: Final = re.compile(r"An error occurred while calling o\d+\.")
@@ -28,7 +31,7 @@ _HINTS: Final = {
 
 
 class Stopping:
-    """Set by SIGINT and SIGTERM: a query ends between two batches, or gives up the one it is at, which the next run does again."""
+    """By SIGINT or SIGTERM: a query ends after the batch it is at. By a second one: at once, and the next run does the batch again."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
@@ -37,18 +40,23 @@ class Stopping:
     def is_asked(self) -> bool:
         return self._asked.is_set()
 
-    def ask(self, *_: object) -> None:
+    def ask(self) -> None:
         self._asked.set()
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
         """In the main thread. pyspark sets a handler of its own when a session starts: this comes after."""
-        before = {number: signal.signal(number, self.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _on_signal(self, *_: object) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.ask()
 
 
 @contextmanager
@@ -69,45 +77,87 @@ def run_query(
     checkpoint: str,
     interval: Duration | None,
     stopping: Stopping,
+    output_mode: str = "append",
     on_start: Callable[[StreamingQuery], None] | None = None,
+    on_progress: Callable[[Sequence[Any]], None] | None = None,
 ) -> int:
     """Hand each batch of `rows` to `write`, with its number, until a signal comes; without an interval, until all there is was read.
 
-    Return how many rows it read. Raise `JobFailed` with the cause, and what to do where it is known.
+    `on_progress` is handed what Spark keeps of its progress, again and again. Return how many rows it read. Raise `JobFailed` with the
+    cause, and what to do where it is known.
     """
     trigger: dict[str, Any] = {"availableNow": True} if interval is None else {"processingTime": interval.for_spark}
     line = QueryLine(name)
     writing = BatchWriting(write)
-    query = rows.writeStream.foreachBatch(writing).queryName(name).option("checkpointLocation", checkpoint).trigger(**trigger).start()
+    started = rows.writeStream.foreachBatch(writing).outputMode(output_mode).queryName(name)
+    query = started.option("checkpointLocation", checkpoint).trigger(**trigger).start()
+
+    def show() -> None:
+        recent = query.recentProgress
+        line.show(recent)
+        if on_progress is not None:
+            on_progress(recent)
+
     try:
         if on_start is not None:
             on_start(query)
         while not query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type]  # its JVM waits for milliseconds
-            line.show(query.recentProgress)
+            show()
             if stopping.is_asked:
-                query.stop()
-        line.show(query.recentProgress)
+                _stop(query, writing)
+        show()
         return line.rows
     except Exception as error:
+        if isinstance(writing.error, _NoMoreBatches):
+            return line.rows
         raise JobFailed(explain(writing.error or error)) from error
     finally:
         query.stop()
         line.end()
 
 
+class _NoMoreBatches(Exception):
+    """Ends a query in place of a batch."""
+
+
 class BatchWriting:
-    """`write` for `foreachBatch`. Keeps what ended it: Spark's own error has it among the stacks of two languages."""
+    """`write` for `foreachBatch`, as long as batches are wanted.
+
+    Keeps what ended it: Spark's own error has it among the stacks of two languages.
+    """
 
     def __init__(self, write: Callable[[DataFrame, int], None]) -> None:
         self._write = write
+        self._at_a_batch = threading.Lock()
+        self._is_over = False
         self.error: Exception | None = None
 
     def __call__(self, rows: DataFrame, number: int) -> None:
-        try:
-            self._write(rows, number)
-        except Exception as error:
-            self.error = error
-            raise
+        with self._at_a_batch:
+            try:
+                if self._is_over:
+                    raise _NoMoreBatches
+                self._write(rows, number)
+            except Exception as error:
+                self.error = error
+                raise
+
+    def end(self) -> None:
+        """When the batch that is being written is done."""
+        while not self._at_a_batch.acquire(timeout=_LOOK_EVERY_S):
+            pass
+        self._is_over = True
+        self._at_a_batch.release()
+
+
+def _stop(query: StreamingQuery, writing: BatchWriting) -> None:
+    """Between two batches: Spark interrupts one that is under way, and gets lost in the stack that Python then hands it."""
+    writing.end()
+    give_up_s = time.monotonic() + _COMMITTED_WITHIN_S
+    # What is written still has to be noted in the checkpoint, or it is done once more.
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < give_up_s:
+        time.sleep(_ASK_EVERY_S)
+    query.stop()
 
 
 def explain(error: BaseException) -> str:

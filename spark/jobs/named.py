@@ -17,6 +17,7 @@ JOBS: Final = {
     "audit": "Compare a table with the log, record by record.",
     "replay": "Write a table back to a topic.",
     "offsets": "Commit the progress of a query to a consumer group.",
+    "pipeline": "Do what `forebay demo --pipeline` has Spark do.",
     "upkeep": "Merge small files of a table, and delete old versions.",
 }
 

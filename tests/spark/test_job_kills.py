@@ -111,7 +111,6 @@ def test_brokers_compactor_and_driver_are_killed_and_the_table_is_exact(
     chance = random.Random(1_414)
     materialize = [
         *("materialize", "--topics", "killed", "--table", str(tmp_path / "table"), "--checkpoint", str(tmp_path / "checkpoint")),
-        *("--offsets-per-batch", "400"),
     ]
     with contextlib.ExitStack() as closing:
         oxia = closing.enter_context(running_oxia(tmp_path / "oxia"))
@@ -124,7 +123,7 @@ def test_brokers_compactor_and_driver_are_killed_and_the_table_is_exact(
         given = {"partitions": PARTITIONS, "since_ms": now_ms, "per_second": PER_SECOND, "enable_idempotence": True}
         with producing(brokers.bootstrap, "killed", **given) as acked:
             for broker in (chance.randrange(BROKERS), None):
-                with job(tmp_path, *materialize, *where, "--interval", "500ms") as driver:
+                with job(tmp_path, *materialize, *where, "--interval", "500ms", "--offsets-per-batch", "1000") as driver:
                     await_batches(driver, tmp_path, more=3)
                     if broker is None:
                         cluster.kill_compactor()

@@ -17,16 +17,17 @@ from rich.console import Console
 from forebay.commands.demo.administration import Deletion, create_topic, delete_topic
 from forebay.commands.demo.broker_process import HOST, DemoPlace
 from forebay.commands.demo.cluster import Brokers, places
-from forebay.commands.demo.flights import archive_path, flights
+from forebay.commands.demo.flights import FlightRecord, archive_path, flights
 from forebay.commands.demo.killing import Killing
 from forebay.commands.demo.ledger import Ledger, differences
 from forebay.commands.demo.own_topic import OwnTopic, new_name, note, read_note
+from forebay.commands.demo.pipeline import FOLDER, PipelinePlace, SparkProcess, check_spark, paced
 from forebay.commands.demo.progress import progress
 from forebay.commands.demo.replay import ReplayError, Routes, read_back, send
 from forebay.commands.demo.store_use import PRICES_OF, StoreUse, store_use
 from forebay.commands.demo.stores import DemoStores, choose_stores, own
 from forebay.commands.demo.upkeep import Compacted, compact
-from process.settings.errors import EXIT_FAILED, StartError
+from process.settings.errors import EXIT_FAILED, EXIT_USAGE, StartError
 from process.settings.urls import is_memory
 from process.stopping import EXIT_INTERRUPTED
 from runtime.clock import Clock, SystemClock
@@ -42,6 +43,8 @@ _MIB: Final = 1024 * 1024
 class DemoOptions:
     """`data` None: in memory. `port`: the first one to try. `leave`: end after the check instead of serving on.
 
+    `pipeline`: Spark reads meanwhile, which needs `data`.
+
     Several `brokers` share the stores of the settings, and one is killed on the way; a single one is embedded, whatever they say.
     """
 
@@ -50,6 +53,7 @@ class DemoOptions:
     data: Path | None
     leave: bool
     brokers: int = 1
+    pipeline: bool = False
 
 
 def run(options: DemoOptions, *, environ: Mapping[str, str] = os.environ) -> int:
@@ -69,7 +73,11 @@ def run(options: DemoOptions, *, environ: Mapping[str, str] = os.environ) -> int
                     stack.callback(_delete_topic, brokers, topic, console)
                 _make_topic(brokers.places[0].address, topic, stores.data, console)
                 replay = _replay if options.brokers == 1 else _replay_with_a_kill
-                sent = replay(options.records, topic, brokers, console, clock)
+                with _pipeline(options, topic, brokers, console, clock) as spark:
+                    coming = paced(flights(options.records), clock) if spark else flights(options.records)
+                    sent = replay(coming, options.records, topic, brokers, console, clock)
+                    if spark:
+                        spark.finish()
                 is_verified = True
                 console.print(what_it_took(store_use(brokers.metrics())))
                 _look_after(sent, topic, brokers, console, clock)
@@ -84,6 +92,19 @@ def run(options: DemoOptions, *, environ: Mapping[str, str] = os.environ) -> int
         console.print("stopped")
         return 0 if is_verified else EXIT_INTERRUPTED
     return 0
+
+
+@contextlib.contextmanager
+def _pipeline(options: DemoOptions, topic: str, brokers: Brokers, console: Console, clock: Clock) -> Iterator[SparkProcess | None]:
+    if not options.pipeline or options.data is None:
+        yield None
+        return
+    console.print("spark     starts: the first batch takes a while")
+    place = PipelinePlace(folder=options.data / FOLDER)
+    addresses = [one.address for one in brokers.places]
+    with SparkProcess(place, bootstrap=addresses, topic=topic, console=console, clock=clock) as spark:
+        spark.wait_reading()
+        yield spark
 
 
 def _interrupt(*_: object) -> None:
@@ -112,6 +133,10 @@ def _uninterrupted() -> Iterator[None]:
 
 def _choose_brokers(options: DemoOptions, environ: Mapping[str, str], stack: ExitStack, console: Console, clock: Clock) -> Brokers:
     archive_path()
+    if options.pipeline:
+        check_spark()
+        if options.data is None:
+            raise StartError("--pipeline keeps tables in the data folder, so it cannot run with --in-memory.", exit_code=EXIT_USAGE)
     stores = own(options.data) if options.brokers == 1 else choose_stores(options.data, brokers=options.brokers, environ=environ)
     if options.leave:
         # The demo compacts by itself: one beside a slow broker would have done it before.
@@ -134,11 +159,11 @@ def _introduce(brokers: Brokers, stores: DemoStores, console: Console) -> None:
         console.print(f"kafka     {place.address}\nhttp      http://{HOST}:{place.http_port}")
 
 
-def _replay(count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> Ledger:
+def _replay(coming: Iterator[FlightRecord], count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> Ledger:
     bootstrap = brokers.places[0].address
     began_s = clock.monotonic_s()
     with progress(console, f"producing to {topic}", total=count, clock=clock) as advance:
-        sent = send(bootstrap, topic, flights(count), partition_count=PARTITION_COUNT, advance=advance, clock=clock)
+        sent = send(bootstrap, topic, coming, partition_count=PARTITION_COUNT, advance=advance, clock=clock)
     console.print(f"produced  {_rate(sent, clock.monotonic_s() - began_s)} to {topic}, {PARTITION_COUNT} partitions")
     began_s = clock.monotonic_s()
     with progress(console, f"reading {topic} back", total=count, clock=clock) as advance:
@@ -148,16 +173,14 @@ def _replay(count: int, topic: str, brokers: Brokers, console: Console, clock: C
     return sent
 
 
-def _replay_with_a_kill(count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> Ledger:
+def _replay_with_a_kill(coming: Iterator[FlightRecord], count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> Ledger:
     """Through one broker until it is killed, on through another, and back through the last one."""
     bootstrap = brokers.places[0].address
     routes = Routes(topic)
     killing = Killing(brokers, record_count=count, console=console, clock=clock)
     began_s = clock.monotonic_s()
     with progress(console, f"producing to {topic}", total=count, clock=clock) as advance:
-        sent = send(
-            bootstrap, topic, flights(count), partition_count=PARTITION_COUNT, advance=advance, clock=clock, routes=routes, mishap=killing
-        )
+        sent = send(bootstrap, topic, coming, partition_count=PARTITION_COUNT, advance=advance, clock=clock, routes=routes, mishap=killing)
     console.print(
         f"produced  {_rate(sent, clock.monotonic_s() - began_s)} to {topic}, {PARTITION_COUNT} partitions, through {_through(routes)}"
     )
