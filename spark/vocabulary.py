@@ -12,3 +12,5 @@ TableStart = Literal["log", "table"]
 """Where an audit begins."""
 Gaps = Literal["auto", "allowed", "refused"]
 """Offsets that have no record."""
+Emission = Literal["update", "append"]
+"""When a row of an aggregation is written: with every batch that changes it, or once, when nothing can change it any more."""

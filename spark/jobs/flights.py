@@ -1,0 +1,176 @@
+"""What jobs about flights have in common: where they read, where they write, and what they say in the end.
+
+A batch is a range of offsets and a version of the state, both of which Spark has noted: what a killed driver had begun, the next one does
+again, from the same records and the same state.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.checkpoints import Checkpoint, Origin, open_checkpoint
+from spark.errors import JobFailed
+from spark.flights import SEEN, observed_flights
+from spark.jobs.job import JobSettings
+from spark.jobs.materialize import checked_table
+from spark.kafka_admin import KafkaAdmin, kafka_admin
+from spark.queries import Stopping, run_query
+from spark.settings import Duration, setting
+from spark.tables import Table, TableBatch
+from spark.topics import TopicSource
+from spark.vocabulary import Emission
+
+_STATE: Final = {
+    # What transformWithState needs; sums that no memory of a JVM has to hold are good for windows, too.
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightSettings(JobSettings):
+    topics: tuple[str, ...] = setting(help="Read flights from these topics.", metavar="TOPIC,…", default=())
+    pattern: str = setting(help="Read flights from the topics whose name this regular expression finds.", metavar="REGEX", default="")
+    table: str = setting(help="Write to the table of Delta Lake in this folder.", metavar="PATH")
+    checkpoint: str = setting(
+        help="Keep in this folder how far the job is, and its state. Every job and table has its own.", metavar="PATH"
+    )
+    watermark: Duration = setting(
+        help="Wait this long for flights that come late: one that departs longer than this before the latest of the batches before is "
+        "dropped, and counted. The default drops nothing of a year, and closes nothing of it either.",
+        default=Duration(365 * 86_400),
+    )
+    interval: Duration | None = setting(help="Write a batch this often, until stopped. Without it: all there is, then end.", default=None)
+    starting: str = setting(help="Begin here without a checkpoint: earliest, latest, or JSON as Spark reads it.", default="earliest")
+    offsets_per_batch: int | None = setting(help="Read at most this many offsets in a batch.", default=None)
+    min_partitions: int | None = setting(help="Read with at least this many tasks: several of a partition.", default=None)
+    fail_on_data_loss: bool = setting(help="Stop where records are gone before they were read.", default=True)
+
+    def complaints(self) -> Iterator[str]:
+        yield from JobSettings.complaints(self)
+        if bool(self.topics) == bool(self.pattern):
+            yield "expected either --topics or --pattern"
+        if self.table.rstrip("/") == self.checkpoint.rstrip("/"):
+            yield f"--checkpoint={self.checkpoint}: expected another folder than the table's"
+
+    @property
+    def source(self) -> TopicSource:
+        return TopicSource(
+            cluster=self.cluster,
+            topics=self.topics,
+            pattern=self.pattern,
+            starting=self.starting,
+            offsets_per_batch=self.offsets_per_batch,
+            min_partitions=self.min_partitions,
+            options={"failOnDataLoss": str(self.fail_on_data_loss).lower()},
+        )
+
+    @property
+    def output(self) -> Table:
+        return Table(path=self.table)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one run of a query did, from Spark's own progress of each batch."""
+
+    records: int = 0
+    rejected: int = 0
+    without_tailnum: int = 0
+    written: int = 0
+    late: int = 0
+    """What an operator dropped: its input rows, which need not be records."""
+    state_rows: int | None = None
+    """After the last batch; None where there was none."""
+    watermark: str = ""
+    _batch: int = -1
+
+    def take(self, recent: Sequence[Any]) -> None:
+        """What `StreamingQuery.recentProgress` is, in which much is the same as before."""
+        for progress in recent:
+            # A look that found nothing is reported under the number that the next batch will have.
+            if progress["batchId"] > self._batch and "addBatch" in progress["durationMs"]:
+                self._batch = progress["batchId"]
+                self._add(progress)
+
+    def _add(self, progress: Any) -> None:
+        seen = progress["observedMetrics"].get(SEEN)
+        if seen is not None:
+            self.records += seen["records"]
+            self.rejected += seen["rejected"]
+            self.without_tailnum += seen["without_tailnum"]
+        for operator in progress["stateOperators"]:
+            self.late += operator["numRowsDroppedByWatermark"]
+            self.state_rows = operator["numRowsTotal"]
+        self.watermark = progress["eventTime"].get("watermark", self.watermark)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightQuery:
+    """`core`: from flights to rows of the table. `written_as`: what a checkpoint's state is made of, which no later run may change.
+
+    `write` may be called again for the batch it was called for last, with the same rows.
+    """
+
+    job: str
+    core: Callable[[DataFrame], DataFrame]
+    written_as: str
+    emission: Emission
+    write: Callable[[DataFrame, TableBatch], None]
+
+
+class FlightBatches:
+    def __init__(self, query: FlightQuery, checkpoint: Checkpoint, admin: KafkaAdmin, tally: Tally) -> None:
+        self._query = query
+        self._checkpoint = checkpoint
+        self._admin = admin
+        self._tally = tally
+
+    def write(self, rows: DataFrame, number: int) -> None:
+        # Before: nothing of another topic is written. After: what came of it meanwhile is at least said.
+        self._checkpoint.check_topics(self._admin)
+        rows = rows.persist()
+        try:
+            # Counted even where the table has the batch and takes nothing: it is this that runs the operators, once, so that there is a
+            # state for the next batch, and a watermark as high as if nobody had been killed.
+            count = rows.count()
+            if count:
+                self._query.write(rows, TableBatch(writer=self._checkpoint.id, number=number))
+            self._tally.written += count
+        finally:
+            rows.unpersist()
+        self._checkpoint.check_topics(self._admin)
+
+
+def run_flights(spark: SparkSession, settings: FlightSettings, stopping: Stopping, query: FlightQuery) -> Tally:
+    """Raise `JobFailed`."""
+    for name, value in _STATE.items():
+        spark.conf.set(name, settings.conf.get(name, value))
+    source, table, tally = settings.source, settings.output, Tally()
+    with kafka_admin(spark, settings.cluster) as admin:
+        topics = source.known(admin)
+        if absent := [name for name in settings.topics if name not in topics]:
+            raise JobFailed(f"There is no topic {absent[0]} at {settings.bootstrap_servers}. Create it, or name another.")
+        origin = Origin(
+            job=query.job,
+            cluster_id=admin.cluster_id(),
+            topics={topic.name: topic.id for topic in topics.values()},
+            output=f"{table.format}:{settings.table}, {query.written_as}",
+        )
+        checkpoint = open_checkpoint(spark, settings.checkpoint, origin)
+        rows = query.core(observed_flights(source.stream(spark)))
+        checked_table(spark, table, rows.schema, checkpoint)
+        table.create(spark, rows.schema)
+        batches = FlightBatches(query, checkpoint, admin, tally)
+        run_query(
+            rows,
+            batches.write,
+            output_mode=query.emission,
+            name=query.job,
+            checkpoint=settings.checkpoint,
+            interval=settings.interval,
+            stopping=stopping,
+            on_progress=tally.take,
+        )
+    return tally
