@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/$(VENV)/pycache
 endif
 
-.PHONY: help setup setup-dev demo serve services services-stop services-clean jars kafka check test test-slow test-more compat second-opinion docs lint format types bench clean
+.PHONY: help setup setup-dev demo pipeline serve services services-stop services-clean jars kafka check test test-slow test-more compat second-opinion docs lint format types bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -39,6 +39,9 @@ setup-dev: $(VENV)/.dev  ## the same with test and lint tools
 
 demo: setup  ## replay the flights of New York 2013 through an embedded broker (ARGS=--exit leaves afterwards)
 	@$(BIN)/forebay demo $(ARGS)
+
+pipeline: setup-dev jars  ## the same with three brokers, one of which is killed, while Spark makes tables of the flights (needs Java and Maven)
+	@$(BIN)/forebay demo --pipeline --exit $(ARGS)
 
 serve: setup  ## an embedded broker on 127.0.0.1:9092
 	@$(BIN)/forebay serve $(ARGS)

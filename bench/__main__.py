@@ -22,6 +22,7 @@ from bench.cases import (
     paced,
     produce,
     requests,
+    spark,
     together,
 )
 from bench.cases.case import Plan
@@ -42,6 +43,7 @@ CASES: Final = (
     *metadata.CASES,
     *together.CASES,
     *cluster.CASES,
+    *spark.CASES,
 )
 RESULTS_FOLDER: Final = Path(__file__).resolve().parent / "results" / "local"
 REPEATS: Final = 3

@@ -16,7 +16,7 @@ from spark.progress import QueryLine
 from spark.settings import Duration
 
 _LOOK_EVERY_S: Final = 0.25
-_ASK_EVERY_S: Final = 0.02
+_ASK_EVERY_S: Final = 0.005
 _COMMITTED_WITHIN_S: Final = 10.0
 _LINES_MAX: Final = 6
 _STACK: Final = "\n\tat "
@@ -131,6 +131,8 @@ class BatchWriting:
         self._at_a_batch = threading.Lock()
         self._is_over = False
         self.error: Exception | None = None
+        self.last = -1
+        """The batch that was written last."""
 
     def __call__(self, rows: DataFrame, number: int) -> None:
         with self._at_a_batch:
@@ -138,6 +140,7 @@ class BatchWriting:
                 if self._is_over:
                     raise _NoMoreBatches
                 self._write(rows, number)
+                self.last = number
             except Exception as error:
                 self.error = error
                 raise
@@ -154,10 +157,16 @@ def _stop(query: StreamingQuery, writing: BatchWriting) -> None:
     """Between two batches: Spark interrupts one that is under way, and gets lost in the stack that Python then hands it."""
     writing.end()
     give_up_s = time.monotonic() + _COMMITTED_WITHIN_S
-    # What is written still has to be noted in the checkpoint, or it is done once more.
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < give_up_s:
+    # What is written still has to be noted in the checkpoint, or it is done once more. Then the next batch is planned, which may be
+    # interrupted; should it get as far as `write`, it is refused there.
+    while query.isActive and not _is_noted(query, writing.last) and time.monotonic() < give_up_s:
         time.sleep(_ASK_EVERY_S)
     query.stop()
+
+
+def _is_noted(query: StreamingQuery, number: int) -> bool:
+    progress = query.lastProgress
+    return number < 0 or (progress is not None and progress["batchId"] >= number)
 
 
 def explain(error: BaseException) -> str:

@@ -67,7 +67,7 @@ def _read(plan: Plan, store: str) -> CaseResult:
     runs: list[Run] = []
     with fresh(store, plan.folder) as place:
         asyncio.run(write_old_log(place.storage_url, place.metadata_url, shape, topic=TOPIC))
-        _run_once(place, "--now")
+        compact_now(place)
         for number in range(plan.repeats):
             with processes.broker(place, {}) as target:
                 _serve_once(target.bootstrap, f"first-{number}")
@@ -88,6 +88,11 @@ def _read(plan: Plan, store: str) -> CaseResult:
     settings: dict[str, Fact] = {"records": shape.records, "partitions": shape.partitions}
     what = "the whole log from segments, by a broker that has just started and served another topic once"
     return CaseResult("fetch-segments", store, what, settings, runs, {"cpu_s_per_gib": 0.7}, {"mib_per_get": 4.0})
+
+
+def compact_now(place: Place) -> None:
+    """All there is."""
+    _run_once(place, "--now")
 
 
 def _serve_once(bootstrap: str, topic: str) -> None:
