@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from spark.protobuf import ProtobufSchema, row_reader
 from spark.vocabulary import Framing, Layout, UnknownFields
 
 HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -59,11 +60,13 @@ class Decoding:
     """`schema`: the columns; one that may not be null is one that a record must have. `avro_schema`: as Avro writes it, in JSON.
 
     `framing` confluent: five bytes before the value are passed over. `options` are those of Spark's `from_json`.
+    `protobuf`: the message, as `protobuf_columns` has made `schema` of it.
     """
 
     layout: Layout
     schema: StructType = field(default_factory=StructType)
     avro_schema: str = ""
+    protobuf: ProtobufSchema | None = None
     framing: Framing = "none"
     unknown_fields: UnknownFields = "ignore"
     options: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +84,8 @@ class Decoding:
             around = {"type": "record", "name": _AROUND, "fields": [{"name": _DECODED, "type": json.loads(self.avro_schema)}]}
             decoded = from_avro(body, json.dumps(around), {"mode": "PERMISSIVE"})[_DECODED]
             return _judged(rows.withColumn(_DECODED, decoded), framing_error, "the value is not Avro of this schema", self.schema)
-        raise ValueError(f"no decoding of {self.layout} here")
+        assert self.protobuf is not None, "Protobuf is decoded by a schema"
+        return _from_protobuf(rows, body, framing_error, self, self.protobuf)
 
     def _unframed(self) -> tuple[Column, Column]:
         """The value without what comes before it, and what is wrong with that."""
@@ -132,6 +136,16 @@ def _from_json(rows: DataFrame, body: Column, framing_error: Column, decoding: D
     is_good = sql.col("parsed").isNotNull() & sql.col(f"parsed.{_CORRUPT}").isNull() & _ends_where_it_ends(text)
     found = parsed.withColumn(_DECODED, sql.when(is_good, fields)).drop("parsed")
     return _judged(found, wrong, "the value is not JSON of this schema", decoding.schema)
+
+
+def _from_protobuf(rows: DataFrame, body: Column, framing_error: Column, decoding: Decoding, schema: ProtobufSchema) -> DataFrame:
+    read = row_reader(schema, has_indexes=decoding.framing == "confluent", unknown_fields=decoding.unknown_fields)
+    returned = StructType([StructField(_DECODED, decoding.schema), StructField(_ERROR, StringType())])
+    # Without Arrow, which need not be installed.
+    parsed = rows.withColumn("parsed", sql.udf(read, returned, useArrow=False)(body))
+    found = parsed.withColumn(_DECODED, sql.col(f"parsed.{_DECODED}"))
+    wrong = sql.coalesce(framing_error, sql.col(f"parsed.{_ERROR}"))
+    return _judged(found, wrong, "the value is not Protobuf of this message", decoding.schema).drop("parsed")
 
 
 def _ends_where_it_ends(text: Column) -> Column:

@@ -13,6 +13,7 @@ from spark.decoding import Decoding
 from spark.errors import JobFailed
 from spark.jobs.job import JobSettings
 from spark.kafka_admin import KafkaAdmin
+from spark.protobuf import ProtobufSchema, protobuf_columns
 from spark.schemas import avro_columns, json_columns
 from spark.settings import Duration, setting
 from spark.tables import Table, changed_types
@@ -30,9 +31,11 @@ class ReadingSettings(JobSettings):
         "the descriptor set of a Protobuf schema.",
         default=None,
     )
-    message: str = setting(help="Read this message of the Protobuf schema.", metavar="NAME", default="")
+    message: str = setting(
+        help="Read this message of the Protobuf schema, by its full name, as in flights.v1.Flight.", metavar="NAME", default=""
+    )
     framing: Framing = setting(help="Pass over what a schema registry's serializer writes before a value.", default="none")
-    unknown_fields: UnknownFields = setting(help="Do this with a JSON object that has other fields.", default="ignore")
+    unknown_fields: UnknownFields = setting(help="Do this with a value, of JSON or Protobuf, that has other fields.", default="ignore")
     json: Mapping[str, str] = setting(help="Set this of Spark's JSON reader, as in timestampFormat=yyyy. May be given often.", default={})
     dead_letters: str = setting(
         help="Write records that are not as the schema says to the table in this folder. [default: the table's, with -dead-letters]",
@@ -97,6 +100,15 @@ def decoding_of(settings: ReadingSettings, spark: SparkSession) -> Decoding:
             schema = json_columns(settings.schema.read_text())
             return Decoding(
                 layout="json", schema=schema, framing=settings.framing, unknown_fields=settings.unknown_fields, options=settings.json
+            )
+        if settings.layout == "protobuf":
+            message = ProtobufSchema(descriptors=settings.schema.read_bytes(), message=settings.message)
+            return Decoding(
+                layout="protobuf",
+                schema=protobuf_columns(message),
+                protobuf=message,
+                framing=settings.framing,
+                unknown_fields=settings.unknown_fields,
             )
         written = settings.schema.read_text()
         return Decoding(layout="avro", schema=avro_columns(spark, written), avro_schema=written, framing=settings.framing)
