@@ -5,6 +5,7 @@ A job notes in `forebay.json` beside Spark's own folders what it was started wit
 """
 
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from pyspark.sql import SparkSession
 from spark.errors import JobFailed
 from spark.files import names_in, read_text, write_new_text
 from spark.kafka_admin import KafkaAdmin, KafkaPartition, KafkaTopic
+from spark.topics import least, read_offsets
 
 NOTE: Final = "forebay.json"
+_VERSION: Final = re.compile(r"v\d+\n")
+"""The first line of all that Spark keeps in a checkpoint: what has none was not written to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +75,24 @@ def open_checkpoint(spark: SparkSession, path: str, origin: Origin) -> Checkpoin
 
 
 def committed_offsets(spark: SparkSession, path: str) -> tuple[int, dict[KafkaPartition, int]] | None:
-    """The last batch that is done, and the offsets at its end; None before the first one. Raise `JobFailed` if it reads no topic."""
+    """The last batch that is done, and the offsets at its end; None before the first one. Of a partition that several sources read, the
+    smallest. Raise `JobFailed` if it reads no topic, or does not say how far."""
     done = sorted(int(name) for name in names_in(spark, f"{path}/commits") if name.isdigit())
     if not done:
         return None
-    planned = read_text(spark, f"{path}/offsets/{done[-1]}")
-    try:
-        lines = (planned or "").splitlines()
-        by_topic = json.loads(lines[2])
-        offsets = {
-            KafkaPartition(topic, int(number)): int(offset) for topic, numbers in by_topic.items() for number, offset in numbers.items()
-        }
-    except (IndexError, ValueError, AttributeError) as error:
-        raise JobFailed(f"{path} is no checkpoint of a query that reads one Kafka source: batch {done[-1]} says {planned!r}.") from error
-    return done[-1], offsets
+    committed, planned = (read_text(spark, f"{path}/{folder}/{done[-1]}") or "" for folder in ("commits", "offsets"))
+    versions = [_VERSION.match(one) for one in (committed, planned)]
+    sources = [one for one in map(read_offsets, planned.splitlines()[2:]) if one]
+    if not all(versions) or not sources:
+        raise JobFailed(f"{path} is no checkpoint of a query that reads Kafka: of batch {done[-1]} it says {planned!r}, and {committed!r}.")
+    return done[-1], least(sources)
+
+
+def noted_origin(spark: SparkSession, path: str) -> Origin | None:
+    """What a checkpoint of a job of ours is for; None of any other query's."""
+    note = f"{path}/{NOTE}"
+    noted = read_text(spark, note)
+    return None if noted is None else _read(noted, note)
 
 
 def _as_json(checkpoint: Checkpoint) -> dict[str, object]:

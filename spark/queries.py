@@ -40,6 +40,10 @@ class Stopping:
     def is_asked(self) -> bool:
         return self._asked.is_set()
 
+    def wait(self, seconds: float) -> bool:
+        """Until it is asked, or this long. Return whether it is."""
+        return self._asked.wait(seconds)
+
     def ask(self) -> None:
         self._asked.set()
 

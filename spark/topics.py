@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -57,6 +58,22 @@ class TopicSource:
 
 def partitions_of(topics: Mapping[str, KafkaTopic]) -> list[KafkaPartition]:
     return [KafkaPartition(topic.name, number) for topic in topics.values() for number in range(topic.partition_count)]
+
+
+def read_offsets(written: Any) -> dict[KafkaPartition, int] | None:
+    """As Spark writes them, in JSON. None if they are not of Kafka: other sources write other things."""
+    try:
+        by_topic = json.loads(written) if isinstance(written, str) else written
+        return {
+            KafkaPartition(topic, int(number)): int(offset) for topic, numbers in by_topic.items() for number, offset in numbers.items()
+        }
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def least(offsets: list[dict[KafkaPartition, int]]) -> dict[KafkaPartition, int]:
+    """Of each partition that any of them has, the smallest."""
+    return {one: min(found[one] for found in offsets if one in found) for found in offsets for one in found}
 
 
 def _by_topic(values: Mapping[KafkaPartition, int], *, as_list: bool = False) -> dict[str, object]:

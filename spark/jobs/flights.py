@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from spark.checkpoints import Checkpoint, Origin, open_checkpoint
 from spark.errors import JobFailed
 from spark.flights import SEEN, observed_flights
-from spark.jobs.job import JobSettings
 from spark.jobs.materialize import checked_table
+from spark.jobs.stream import StreamSettings, exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
 from spark.queries import Stopping, run_query
 from spark.settings import Duration, setting
@@ -29,7 +29,7 @@ _STATE: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlightSettings(JobSettings):
+class FlightSettings(StreamSettings):
     topics: tuple[str, ...] = setting(help="Read flights from these topics.", metavar="TOPIC,…", default=())
     pattern: str = setting(help="Read flights from the topics whose name this regular expression finds.", metavar="REGEX", default="")
     table: str = setting(help="Write to the table of Delta Lake in this folder.", metavar="PATH")
@@ -48,7 +48,7 @@ class FlightSettings(JobSettings):
     fail_on_data_loss: bool = setting(help="Stop where records are gone before they were read.", default=True)
 
     def complaints(self) -> Iterator[str]:
-        yield from JobSettings.complaints(self)
+        yield from StreamSettings.complaints(self)
         if bool(self.topics) == bool(self.pattern):
             yield "expected either --topics or --pattern"
         if self.table.rstrip("/") == self.checkpoint.rstrip("/"):
@@ -163,14 +163,15 @@ def run_flights(spark: SparkSession, settings: FlightSettings, stopping: Stoppin
         checked_table(spark, table, rows.schema, checkpoint)
         table.create(spark, rows.schema)
         batches = FlightBatches(query, checkpoint, admin, tally)
-        run_query(
-            rows,
-            batches.write,
-            output_mode=query.emission,
-            name=query.job,
-            checkpoint=settings.checkpoint,
-            interval=settings.interval,
-            stopping=stopping,
-            on_progress=tally.take,
-        )
+        with exported(spark, settings, query=query.job, checkpoint=settings.checkpoint):
+            run_query(
+                rows,
+                batches.write,
+                output_mode=query.emission,
+                name=query.job,
+                checkpoint=settings.checkpoint,
+                interval=settings.interval,
+                stopping=stopping,
+                on_progress=tally.take,
+            )
     return tally

@@ -16,6 +16,7 @@ from spark.checkpoints import Checkpoint
 from spark.decoding import Decoding, dead_letters, typed_rows
 from spark.jobs.job import DONE, SparkJob, main
 from spark.jobs.reading import ReadingSettings, checked_table, decoding_of, opened
+from spark.jobs.stream import exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
 from spark.queries import Stopping, run_query
 from spark.settings import setting
@@ -106,14 +107,15 @@ def run(spark: SparkSession, settings: MaterializeSettings, stopping: Stopping) 
         checked_table(spark, settings.output, columns, checkpoint)
         settings.output.create(spark, columns)
         writing = Materializing(settings, decoding, checkpoint, admin)
-        rows = run_query(
-            records,
-            writing.write,
-            name=JOB.name,
-            checkpoint=settings.checkpoint,
-            interval=settings.interval,
-            stopping=stopping,
-        )
+        with exported(spark, settings, query=JOB.name, checkpoint=settings.checkpoint):
+            rows = run_query(
+                records,
+                writing.write,
+                name=JOB.name,
+                checkpoint=settings.checkpoint,
+                interval=settings.interval,
+                stopping=stopping,
+            )
     rejected = f", {writing.rejected_rows:,} of them dead letters in {settings.rejected.path}" if writing.rejected_rows else ""
     sys.stdout.write(f"materialize: {rows:,} records into {settings.table}{rejected}\n")
     return DONE

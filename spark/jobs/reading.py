@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from spark.checkpoints import Checkpoint, Origin, open_checkpoint
 from spark.decoding import Decoding
 from spark.errors import JobFailed
-from spark.jobs.job import JobSettings
+from spark.jobs.stream import StreamSettings
 from spark.kafka_admin import KafkaAdmin
 from spark.protobuf import ProtobufSchema, protobuf_columns
 from spark.schemas import avro_columns, json_columns
@@ -22,7 +22,7 @@ from spark.vocabulary import Framing, Layout, UnknownFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadingSettings(JobSettings):
+class ReadingSettings(StreamSettings):
     table: str = setting(help="Write to the table in this folder.", metavar="PATH")
     checkpoint: str = setting(help="Keep in this folder how far the job is. Every job and table has its own.", metavar="PATH")
     layout: Layout = setting(help="Write bytes as they are, or the fields of values as columns.", default="raw")
@@ -49,7 +49,7 @@ class ReadingSettings(JobSettings):
     fail_on_data_loss: bool = setting(help="Stop where records are gone before they were read.", default=True)
 
     def complaints(self) -> Iterator[str]:
-        yield from JobSettings.complaints(self)
+        yield from StreamSettings.complaints(self)
         if self.layout != "raw" and self.schema is None:
             yield f"--layout {self.layout} needs a --schema"
         if self.schema is not None and not self.schema.is_file():
