@@ -1,9 +1,12 @@
 """Small files wherever Spark keeps its own: through Hadoop's file systems, so that a path means what it means to a query."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
+
+_MB: Final = 1e6
 
 
 def read_text(spark: SparkSession, path: str) -> str | None:
@@ -42,6 +45,22 @@ def names_in(spark: SparkSession, path: str) -> list[str]:
     if not system.exists(place):
         return []
     return sorted(str(one.getPath().getName()) for one in system.listStatus(place))
+
+
+@dataclass(frozen=True, slots=True)
+class Occupied:
+    files: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.files:,} files of {self.bytes / _MB:,.1f} MB"
+
+
+def occupied(spark: SparkSession, path: str) -> Occupied:
+    """By all that is in a folder, however deep."""
+    system, place = _located(spark, path)
+    summary = system.getContentSummary(place)
+    return Occupied(files=int(summary.getFileCount()), bytes=int(summary.getLength()))
 
 
 def _located(spark: SparkSession, path: str) -> tuple[Any, Any]:

@@ -1,5 +1,6 @@
 """A consumer group that says how far a query is: its offsets follow the query's, and no record is read by their help."""
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -83,7 +84,8 @@ class GroupCommits:
             if is_done:
                 break
         if self._admin is not None:
-            self._admin.close()
+            with contextlib.suppress(Py4JError):  # the session may have stopped meanwhile, and the client with it
+                self._admin.close()
 
     def _commit(self, wanted: Offsets) -> bool:
         try:

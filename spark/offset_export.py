@@ -55,7 +55,7 @@ class OffsetExport(StreamingQueryListener):
         self._query = query
         self._files = tuple(metrics_files)
         self._out = out
-        self._commits = GroupCommits(spark, cluster, group, again_after_s=again_after_s, out=out) if group else None
+        self.commits = GroupCommits(spark, cluster, group, again_after_s=again_after_s, out=out) if group else None
         self._totals = QueryTotals()
         self._run = ""
         self._ended = threading.Event()
@@ -96,8 +96,8 @@ class OffsetExport(StreamingQueryListener):
 
     def hand_over(self, offsets: Offsets) -> None:
         """What is known from elsewhere to be done."""
-        if self._commits is not None:
-            self._commits.hand_over(offsets)
+        if self.commits is not None:
+            self.commits.hand_over(offsets)
 
     def wait_for_end(self, within_s: float) -> bool:
         """Whether Spark has said of the query's run, if there was one, that it has ended: all calls about its batches come before."""
@@ -105,7 +105,7 @@ class OffsetExport(StreamingQueryListener):
 
     def close(self, *, within_s: float = _CLOSE_WITHIN_S) -> bool:
         """Commit what is not committed yet. Return whether the group has all."""
-        has_all = self._commits is None or self._commits.close(within_s=within_s)
+        has_all = self.commits is None or self.commits.close(within_s=within_s)
         self._write_metrics()
         return has_all
 
@@ -115,8 +115,8 @@ class OffsetExport(StreamingQueryListener):
         self._ended.clear()
 
     def _write_metrics(self) -> None:
-        if self._commits is not None:
-            self._totals.commits, self._totals.failed_commits = self._commits.commits, self._commits.failures
+        if self.commits is not None:
+            self._totals.commits, self._totals.failed_commits = self.commits.commits, self.commits.failures
         with self._writing:
             for file in self._files:
                 if file.suffix == PROMETHEUS and self._totals.last is not None:

@@ -129,8 +129,8 @@ def _bytes(value: bytearray | None) -> bytes | None:
     return None if value is None else bytes(value)
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    give_up_s = _clock.monotonic_s() + FINISHED_WITHIN_S
+def wait_until(holds: Callable[[], bool], *, within_s: float = FINISHED_WITHIN_S) -> None:
+    give_up_s = _clock.monotonic_s() + within_s
     while not holds():
-        assert _clock.monotonic_s() < give_up_s, f"it did not happen within {FINISHED_WITHIN_S} s"
+        assert _clock.monotonic_s() < give_up_s, f"it did not happen within {within_s} s"
         time.sleep(ASK_EVERY_S)
