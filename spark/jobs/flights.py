@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark.checkpoints import Checkpoint, Origin, open_checkpoint
 from spark.errors import JobFailed
 from spark.flights import SEEN, observed_flights
-from spark.jobs.materialize import checked_table
+from spark.jobs.reading import checked_table
 from spark.jobs.stream import StreamSettings, exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
 from spark.queries import Stopping, run_query
