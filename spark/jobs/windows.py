@@ -129,8 +129,7 @@ def summary(tally: Tally, settings: WindowsSettings) -> str:
     if tally.state_rows and settings.mode == "append":
         parts.append(
             f"{tally.state_rows:,} windows are open and not in the table yet: the watermark, {tally.watermark}, is not past them, and "
-            "later "
-            "flights move it"
+            "later flights move it"
         )
     if tally.late:
         parts.append(
