@@ -102,12 +102,17 @@ class KafkaAdmin:
         with self._said(f"create the topic {topic}"):
             self._admin.createTopics(self._java_list([new])).all().get()
 
-    def is_compacted(self, topic: str) -> bool:
+    def config(self, topic: str) -> dict[str, str]:
+        """By Kafka's names, as `retention.ms`; what has no value is not among them."""
         resources = self._package("org.apache.kafka.common.config")
         resource = resources.ConfigResource(resources.ConfigResource.Type.TOPIC, topic)
         with self._said(f"describe the configuration of {topic}"):
             described = self._admin.describeConfigs(self._java_list([resource])).all().get()
-            return COMPACT in str(described.get(resource).get("cleanup.policy").value())
+            entries = self._jvm.java.util.ArrayList(described.get(resource).entries())
+            return {str(one.name()): str(one.value()) for one in entries if one.value() is not None}
+
+    def is_compacted(self, topic: str) -> bool:
+        return COMPACT in self.config(topic)["cleanup.policy"]
 
     def starts(self, partitions: Iterable[KafkaPartition]) -> dict[KafkaPartition, int]:
         return self._offsets(partitions, "earliest")

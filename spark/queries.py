@@ -25,7 +25,7 @@ _HINTS: Final = {
     "Some data may have been lost": "Records that were next are gone: retention or DeleteRecords was faster, or the topic was made again. "
     "`--fail-on-data-loss false` goes on with what is left.",
     "UnknownTopicOrPartition": "There is no such topic. Create it, or name another.",
-    "ConcurrentAppend": "Somebody else wrote to the table meanwhile. Nothing of this batch was written: start again.",
+    "DELTA_CONCURRENT": "Somebody else wrote to the table meanwhile. Nothing of this batch was written: start again.",
     "DELTA_FAILED_TO_MERGE_FIELDS": "A column has another type in the table. Name a new table, or change the schema back.",
 }
 

@@ -54,6 +54,14 @@ class Table:
             raise JobFailed(f"There is no {self.format} table in {self.path}: {_first_line(error)}") from error
         return found.drop(WRITER_COLUMN, BATCH_COLUMN) if self.format == "parquet" else found
 
+    def read_as_it_is(self, spark: SparkSession) -> DataFrame:
+        """The rows of now, however often they are read and whatever is written meanwhile. Raise `JobFailed` if there is no table."""
+        if self.format == "parquet":
+            return self.read(spark)  # its files are listed once
+        self.read(spark)
+        version = spark.sql(f"DESCRIBE HISTORY {self.in_sql} LIMIT 1").collect()[0]["version"]
+        return spark.read.format(self.format).option("versionAsOf", version).load(self.path)
+
     def append(self, rows: DataFrame, batch: TableBatch) -> None:
         """All of them or none, and once, however often this is called for the same batch. New columns are added."""
         writer = rows.write.format(self.format)

@@ -14,3 +14,5 @@ Gaps = Literal["auto", "allowed", "refused"]
 """Offsets that have no record."""
 Emission = Literal["update", "append"]
 """When a row of an aggregation is written: with every batch that changes it, or once, when nothing can change it any more."""
+KeyFormat = Literal["bytes", "string"]
+"""What a key is in a table."""
