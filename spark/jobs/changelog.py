@@ -18,8 +18,9 @@ from spark.decoding import Decoding, dead_letters
 from spark.errors import JobFailed
 from spark.jobs.job import DONE, SparkJob, main
 from spark.jobs.reading import ReadingSettings, checked_table, decoding_of, opened
+from spark.jobs.stream import exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
-from spark.queries import Stopping, each_batch, run_query
+from spark.queries import Stopping, run_query
 from spark.settings import setting
 from spark.tables import Table, TableBatch
 from spark.topics import TopicSource
@@ -130,13 +131,15 @@ def run(spark: SparkSession, settings: ChangelogSettings, stopping: Stopping) ->
         checked_table(spark, settings.output, columns, checkpoint)
         widened(spark, settings.output, spark.createDataFrame([], columns))
         writing = Upserting(settings, decoding, checkpoint, admin)
-        rows = run_query(
-            each_batch(records, writing.write),
-            name=JOB.name,
-            checkpoint=settings.checkpoint,
-            interval=settings.interval,
-            stopping=stopping,
-        )
+        with exported(spark, settings, query=JOB.name, checkpoint=settings.checkpoint):
+            rows = run_query(
+                records,
+                writing.write,
+                name=JOB.name,
+                checkpoint=settings.checkpoint,
+                interval=settings.interval,
+                stopping=stopping,
+            )
     rejected = f", {writing.rejected_rows:,} of them dead letters in {settings.rejected.path}" if writing.rejected_rows else ""
     sys.stdout.write(f"changelog: {rows:,} records into {settings.table}{rejected}\n")
     return DONE

@@ -129,5 +129,3 @@ def streamed(
 def as_numbers(frame: "DataFrame") -> "DataFrame":
     """Timestamps in milliseconds, which mean the same in every time zone."""
     return frame.selectExpr(*(f"unix_millis({name}) as {name}" if kind == "timestamp" else name for name, kind in frame.dtypes))
-
-
