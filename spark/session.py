@@ -29,6 +29,8 @@ _DELTA: Final = {
 }
 _JARS_BY_SPARK: Final = {"spark.jars", "spark.jars.packages"}
 """Who sets these brings the jars."""
+_LOG_SETTINGS: Final = "log4j2.configurationFile"
+_LOG: Final = Path(__file__).resolve().parent / "log4j2.properties"
 _FEW_FILES: Final = {
     # Delta reads its log in 50 tasks and lists a table's folder for VACUUM in 10,000 of them, however few files there are.
     "spark.databricks.delta.snapshotPartitions": "2",
@@ -99,6 +101,8 @@ def prepared(settings: SessionSettings, pyspark: PySpark, scratch: Path) -> dict
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", _HOST)
         options += archive_for(java, pyspark).options()
+        if not any(_LOG_SETTINGS in one for one in options):
+            options += [f'"-D{_LOG_SETTINGS}={_LOG}"', f"-Dforebay.log.level={settings.log_level.lower()}"]
     return (
         of_queries(settings)
         | {

@@ -80,7 +80,7 @@ def test_a_java_that_does_not_say_what_it_is_is_refused() -> None:
 def test_without_jars_it_is_said_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_CACHE", str(tmp_path))
 
-    with pytest.raises(SparkUnavailable, match=rf"not in {tmp_path}/jars/spark-\w+: run `make jars`[^\n]*$"):
+    with pytest.raises(SparkUnavailable, match=rf"not in {tmp_path}/jars/spark-connector-\w+: run `make jars`[^\n]*$"):
         prepared(SETTINGS, found_pyspark(), tmp_path)
 
 

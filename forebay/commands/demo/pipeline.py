@@ -36,7 +36,8 @@ _DONE_WITHIN_S: Final = 600.0
 _STOP_WITHIN_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.1
 _LAST_LINES: Final = 12
-_NOISE: Final = ("WARNING: Using incubator", "Using Spark's default log4j", "Setting default log level", "To adjust logging level")
+_NOISE: Final = "WARNING: Using incubator modules"
+"""What every JVM says that Spark starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +149,7 @@ class SparkProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             words = line.rstrip()
-            if words.startswith(_NOISE) or "NativeCodeLoader" in words:
+            if words.startswith(_NOISE):
                 continue
             self._last.append(words)
             self._console.print(f"spark     {words}" if words else "")
