@@ -141,24 +141,28 @@ def test_t7_brokers_are_killed_and_oxia_starts_anew_under_a_query_which_misses_a
         brokers.create("hunted", partitions=3)
         given = {"partitions": 3, "since_ms": now_ms, "per_second": 200, "enable_idempotence": True}
         found: dict[int, list[Row]] = {}
-        with producing(brokers.bootstrap, "hunted", **given) as acked, querying(spark, brokers, tmp_path, found) as ended:
-            for number in range(KILLS):
-                time.sleep(KILL_EVERY_S)  # the pace of the kills
-                victim = chance.randrange(len(served))
-                port = served[victim].kafka_port
-                served[victim].kill9()
-                if number == KILLS // 2:
-                    native.oxia.kill9()
-                    native.oxia.start()
-                served[victim] = closing.enter_context(native.broker(kafka_port=port, settings=FOREBAY))
-        wait_until(lambda: sum(map(len, found.values())) >= len(acked))
-        ended.set()
+        with querying(spark, brokers, tmp_path, found):
+            with producing(brokers.bootstrap, "hunted", **given) as acked:
+                hunt(native, served, closing, chance)
+            wait_until(lambda: sum(map(len, found.values())) >= len(acked))
     assert_exact([row for number in sorted(found) for row in found[number]], acked)
 
 
+def hunt(native: Native, served: list[Served], closing: contextlib.ExitStack, chance: random.Random) -> None:
+    for number in range(KILLS):
+        time.sleep(KILL_EVERY_S)  # the pace of the kills
+        victim = chance.randrange(len(served))
+        port = served[victim].kafka_port
+        served[victim].kill9()
+        if number == KILLS // 2:
+            native.oxia.kill9()
+            native.oxia.start()
+        served[victim] = closing.enter_context(native.broker(kafka_port=port, settings=FOREBAY))
+
+
 @contextlib.contextmanager
-def querying(spark: "SparkSession", brokers: Brokers, folder: Path, found: dict[int, list[Row]]) -> Iterator[threading.Event]:
-    """A query that goes on from its checkpoint if it ends. What a batch gave is what it gave last. Ends when the event is set."""
+def querying(spark: "SparkSession", brokers: Brokers, folder: Path, found: dict[int, list[Row]]) -> Iterator[None]:
+    """A query that goes on from its checkpoint if it ends. What a batch gave is what it gave last."""
     ended = threading.Event()
 
     def run() -> None:
@@ -171,8 +175,11 @@ def querying(spark: "SparkSession", brokers: Brokers, folder: Path, found: dict[
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run)
-        yield ended
-        running.result(120)
+        try:
+            yield
+        finally:
+            ended.set()
+            running.result(120)
 
 
 REAL_TIME_S: Final = 60.0
