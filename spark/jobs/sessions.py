@@ -156,8 +156,8 @@ def summary(tally: Tally, settings: SessionsSettings) -> str:
         parts.append(f"{tally.without_tailnum:,} flights have no tailnum, and are in no day")
     if tally.state_rows:
         parts.append(
-            f"{tally.state_rows:,} aircraft have days that are open and not in the table yet: the watermark, {tally.watermark}, is not "
-            f"past them, and later flights move it"
+            f"{tally.state_rows:,} aircraft have days that are open and not in the table yet (the watermark is {tally.watermark}; later "
+            "flights move it)"
         )
     if tally.late:
         parts.append(f"{tally.late:,} flights were too late and dropped (numRowsDroppedByWatermark); a longer --watermark keeps them")

@@ -128,8 +128,7 @@ def summary(tally: Tally, settings: WindowsSettings) -> str:
         parts.append(f"{tally.rejected:,} records were no flights, and are in no window")
     if tally.state_rows and settings.mode == "append":
         parts.append(
-            f"{tally.state_rows:,} windows are open and not in the table yet: the watermark, {tally.watermark}, is not past them, and "
-            "later flights move it"
+            f"{tally.state_rows:,} windows are open and not in the table yet (the watermark is {tally.watermark}; later flights move it)"
         )
     if tally.late:
         parts.append(
