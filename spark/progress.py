@@ -30,9 +30,10 @@ class QueryLine:
         """What `StreamingQuery.recentProgress` is, in which much is the same as before."""
         if not recent:
             return
-        self._rows += sum(one["numInputRows"] for one in recent if one["batchId"] > self._batch)
+        done = batches_after(self._batch, recent)
+        self._rows += sum(one["numInputRows"] for one in done)
+        self._batch = max([self._batch, *(one["batchId"] for one in done)])
         progress = recent[-1]
-        self._batch = progress["batchId"]
         self._last = f"{self._name}: {line_of(progress, rows=self._rows)}"
         if self._out.isatty():
             self._out.write(f"{_BACK}{self._last}")
@@ -50,6 +51,11 @@ class QueryLine:
         elif self._last and self._last != self._written:
             self._out.write(f"{self._last}\n")
         self._out.flush()
+
+
+def batches_after(batch: int, recent: Sequence[Any]) -> list[Any]:
+    """A look that found nothing is none of them: it is reported under the number that the next batch will have."""
+    return [one for one in recent if one["batchId"] > batch and "addBatch" in one["durationMs"]]
 
 
 def line_of(progress: Any, *, rows: int) -> str:

@@ -42,6 +42,12 @@ class Duration(float):
     def for_spark(self) -> str:
         return f"{round(self * 1000)} milliseconds"
 
+    @property
+    def as_written(self) -> str:
+        """In the largest unit that makes a whole number of it."""
+        wholes = (f"{int(self / unit_s)}{unit}" for unit, unit_s in reversed(_UNITS_S.items()) if (self / unit_s).is_integer())
+        return next(wholes, f"{self:g}s")
+
 
 class Required:
     """The default of a setting that has none."""
@@ -228,5 +234,5 @@ def _default(one: "dataclasses.Field[Any]") -> str:
     if default is dataclasses.MISSING or default in (None, "", ()):
         return ""
     if isinstance(default, Duration):
-        return f" [default: {default:g}s]"
+        return f" [default: {default.as_written}]"
     return f" [default: {','.join(default) if isinstance(default, tuple) else _text(default)}]"

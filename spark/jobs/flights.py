@@ -16,6 +16,7 @@ from spark.flights import SEEN, observed_flights
 from spark.jobs.reading import checked_table
 from spark.jobs.stream import StreamSettings, exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
+from spark.progress import batches_after
 from spark.queries import Stopping, run_query
 from spark.settings import Duration, setting
 from spark.tables import Table, TableBatch
@@ -88,11 +89,9 @@ class Tally:
 
     def take(self, recent: Sequence[Any]) -> None:
         """What `StreamingQuery.recentProgress` is, in which much is the same as before."""
-        for progress in recent:
-            # A look that found nothing is reported under the number that the next batch will have.
-            if progress["batchId"] > self._batch and "addBatch" in progress["durationMs"]:
-                self._batch = progress["batchId"]
-                self._add(progress)
+        for progress in batches_after(self._batch, recent):
+            self._batch = progress["batchId"]
+            self._add(progress)
 
     def _add(self, progress: Any) -> None:
         seen = progress["observedMetrics"].get(SEEN)

@@ -140,7 +140,7 @@ def run(spark: SparkSession, settings: SessionsSettings, stopping: Stopping) -> 
     query = FlightQuery(
         job=JOB.name,
         core=lambda flights: aircraft_days(flights, settings.gap, settings.watermark),
-        written_as=f"days that a gap of {settings.gap:g} s ends",
+        written_as=f"days that a gap of more than {settings.gap.for_spark} ends",
         emission="append",
         write=settings.output.append,
     )

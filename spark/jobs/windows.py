@@ -112,7 +112,7 @@ def run(spark: SparkSession, settings: WindowsSettings, stopping: Stopping) -> i
     query = FlightQuery(
         job=JOB.name,
         core=lambda flights: delays(flights, settings.window, settings.watermark),
-        written_as=f"{settings.mode} of windows of {settings.window:g} s",
+        written_as=f"{settings.mode} of windows of {settings.window.for_spark}",
         emission=settings.mode,
         write=sink.write,
     )

@@ -51,6 +51,11 @@ def test_a_duration_is_written_for_spark_in_milliseconds(written: str, for_spark
     assert interval.for_spark == for_spark
 
 
+@pytest.mark.parametrize(("seconds", "written"), [(31_536_000.0, "365d"), (90.0, "90s"), (5_400.0, "90m"), (0.5, "500ms"), (0.0, "0d")])
+def test_a_duration_is_shown_as_somebody_would_write_it(seconds: float, written: str) -> None:
+    assert Duration(seconds).as_written == written
+
+
 def test_flags_are_stronger_than_the_environment_which_is_stronger_than_the_file(tmp_path: Path) -> None:
     file = tmp_path / "jobs.toml"
     file.write_text('topic = "a"\nbatches = 1\nis_dry = true\n[kafka]\n"client.id" = "file"\nretries = 3\n[count]\nformat = "parquet"\n')

@@ -1,5 +1,6 @@
 """Windows of flights: what is summed up, what is late, and that a driver may be killed (with Delta Lake; slow)."""
 
+import io
 import json
 from collections.abc import Mapping
 from itertools import islice
@@ -156,3 +157,25 @@ def test_windows_do_not_go_where_flights_come_from() -> None:
 
     with pytest.raises(WrongSettings, match="--to-topic=flights-hourly: expected a topic that the job does not read"):
         load(WindowsSettings, "windows", ["--pattern", "flights-.*", *NEEDED[2:], "--to-topic", "flights-hourly"], {})
+
+
+def test_a_batch_is_counted_once_and_a_look_that_found_nothing_is_no_batch() -> None:
+    """Spark gives such a look the number that the next batch will have, and tells of a batch as often as it is asked."""
+    from spark.jobs.flights import Tally
+    from spark.progress import QueryLine
+
+    def progress(batch: int, rows: int, *phases: str) -> dict[str, Any]:
+        counts = {"flights": {"records": rows, "rejected": 1, "without_tailnum": 0}}
+        operators = [{"numRowsDroppedByWatermark": 2, "numRowsTotal": rows}]
+        return {
+            **{"batchId": batch, "numInputRows": rows, "durationMs": dict.fromkeys(phases, 1), "processedRowsPerSecond": 1.0},
+            **{"observedMetrics": counts, "stateOperators": operators, "eventTime": {}, "sources": []},
+        }
+
+    seen = [progress(0, 10, "addBatch"), progress(1, 0, "latestOffset"), progress(1, 20, "addBatch")]
+    tally, line = Tally(), QueryLine("windows", out=io.StringIO())
+    for recent in (seen[:1], seen[:2], seen[:2], seen, seen):
+        tally.take(recent)
+        line.show(recent)
+
+    assert (tally.records, tally.rejected, tally.late, tally.state_rows, line.rows) == (30, 2, 4, 20, 30)
