@@ -1,9 +1,10 @@
 """A job that kills itself: `python -m tests.spark.flight_driver JOB POINT BATCH SETTINGS…`, with all its processes, as `kill -9` does.
 
-planned    the batch's offsets are noted, and nothing else of it
-computed   its state is written, its rows are not
-written    its rows are in the table, and nothing says that it is done
-never      the job ends by itself, and each row of its table is printed, as JSON
+    planned    the batch's offsets are noted, and nothing else of it
+    computed   its state is written, its rows are not
+    written    its rows are in the table, and nothing says that it is done
+
+At the point `never` it ends by itself, and prints each row of its table, as JSON.
 """
 
 import dataclasses
@@ -13,20 +14,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
+from unittest.mock import patch
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
-import spark.jobs.flights
+from spark.jobs.flights import FlightBatches, FlightQuery, FlightSettings, Tally, run_flights
 from spark.queries import Stopping
 from spark.session import open_session
 from spark.settings import load
 from spark.tables import TableBatch
 from tests.spark.flight_streams import as_numbers
 
-POINTS: Final = ("planned", "computed", "written")
-_run_flights = spark.jobs.flights.run_flights
-_write_batch = spark.jobs.flights.FlightBatches.write
+_write_batch: Final = FlightBatches.write
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,17 +34,18 @@ def main(arguments: Sequence[str]) -> int:
     module = importlib.import_module(f"spark.jobs.{name}")
     settings = load(module.JOB.settings, name, given, {})
 
-    def plan(batches: Any, rows: DataFrame, number: int) -> None:
+    def plan(batches: FlightBatches, rows: DataFrame, number: int) -> None:
         die_if(point == "planned" and number == int(batch))
         _write_batch(batches, rows, number)
 
-    def run_flights(spark: Any, settings: Any, stopping: Stopping, query: Any) -> Any:
-        mortal = dataclasses.replace(query, write=dying(query.write, point, int(batch)))
-        return _run_flights(spark, settings, stopping, mortal)
+    def run_mortal(session: SparkSession, settings: FlightSettings, stopping: Stopping, query: FlightQuery) -> Tally:
+        return run_flights(session, settings, stopping, dataclasses.replace(query, write=dying(query.write, point, int(batch))))
 
-    spark.jobs.flights.FlightBatches.write = plan  # type: ignore[method-assign]
-    module.run_flights = run_flights
-    with open_session(dataclasses.replace(settings.session(name), is_brief=True)) as session:
+    with (
+        open_session(dataclasses.replace(settings.session(name), is_brief=True)) as session,
+        patch.object(FlightBatches, "write", plan),
+        patch.object(module, "run_flights", run_mortal),
+    ):
         code: int = module.JOB.run(session, settings, Stopping())
         for row in as_numbers(settings.output.read(session)).collect():
             print(json.dumps(row.asDict(recursive=True)))

@@ -165,11 +165,15 @@ def test_a_batch_is_counted_once_and_a_look_that_found_nothing_is_no_batch() -> 
     from spark.progress import QueryLine
 
     def progress(batch: int, rows: int, *phases: str) -> dict[str, Any]:
-        counts = {"flights": {"records": rows, "rejected": 1, "without_tailnum": 0}}
-        operators = [{"numRowsDroppedByWatermark": 2, "numRowsTotal": rows}]
         return {
-            **{"batchId": batch, "numInputRows": rows, "durationMs": dict.fromkeys(phases, 1), "processedRowsPerSecond": 1.0},
-            **{"observedMetrics": counts, "stateOperators": operators, "eventTime": {}, "sources": []},
+            "batchId": batch,
+            "numInputRows": rows,
+            "durationMs": dict.fromkeys(phases, 1),
+            "processedRowsPerSecond": 1.0,
+            "observedMetrics": {"flights": {"records": rows, "rejected": 1, "without_tailnum": 0}},
+            "stateOperators": [{"numRowsDroppedByWatermark": 2, "numRowsTotal": rows}],
+            "eventTime": {},
+            "sources": [],
         }
 
     seen = [progress(0, 10, "addBatch"), progress(1, 0, "latestOffset"), progress(1, 20, "addBatch")]
