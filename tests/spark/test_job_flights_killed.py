@@ -158,4 +158,4 @@ def messages(brokers: Brokers, topic: str) -> list[tuple[str, dict[str, Any]]]:
     finally:
         consumer.close()
     assert len(found) == end
-    return [(message.key().decode(), json.loads(message.value())) for message in found]
+    return [((message.key() or b"").decode(), json.loads(message.value() or b"null")) for message in found]
