@@ -18,7 +18,7 @@ from tests.spark.acks import Record, produce
 from tests.spark.brokers import QUIET, WITHIN_S, Brokers
 from tests.spark.flight_streams import HOUR_MS, Flight, at
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.timeout(1_800), pytest.mark.slow, pytest.mark.long]
 
 FLIGHTS: Final = 240
 PER_BATCH: Final = 60
@@ -26,7 +26,7 @@ LAST: Final = 3
 """The last batch that has records; the one after it does what the watermark then allows."""
 WATERMARK_MS: Final = 12 * HOUR_MS
 GAP_MS: Final = 4 * HOUR_MS
-ENDED_WITHIN_S: Final = 240.0
+ENDED_WITHIN_S: Final = 600.0
 FOR_EVER: Final = {"retention.ms": "-1"}
 
 
