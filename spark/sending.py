@@ -37,7 +37,7 @@ _LAG_S: Final = 0.1
 """So much a pace may catch up: waits are not exact."""
 
 
-class Pace:
+class RecordPace:
     """So many records a second, and never more, but for a tenth of a second's worth."""
 
     def __init__(self, per_second: float, *, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -104,11 +104,11 @@ class Sending:
                 "for the Python that runs there (pip install confluent-kafka), or ship it with --archives."
             ) from error
         rate = self.rates.get(task)
-        return _Producing(self, Producer({**DEFAULTS, **self.client, **FIXED}), Pace(rate) if rate else None)
+        return _Producing(self, Producer({**DEFAULTS, **self.client, **FIXED}), RecordPace(rate) if rate else None)
 
 
 class _Producing:
-    def __init__(self, sending: Sending, producer: Any, pace: Pace | None) -> None:
+    def __init__(self, sending: Sending, producer: Any, pace: RecordPace | None) -> None:
         self._topic = sending.topic
         self._sending = sending
         self._producer = producer

@@ -17,7 +17,7 @@ _LOOK_EVERY_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ReplayTarget:
     """`has_others`: it may have records that are not of the table, and get some at any time."""
 
     cluster: KafkaCluster

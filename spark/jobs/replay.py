@@ -27,7 +27,7 @@ from spark.sending import FIXED, Sending
 from spark.session import SessionSettings
 from spark.settings import Duration, setting
 from spark.tables import Table
-from spark.targets import Target
+from spark.targets import ReplayTarget
 from spark.vocabulary import TableFormat
 
 _ONE_ATTEMPT: Final = {"spark.task.maxFailures": "1", "spark.stage.maxConsecutiveAttempts": "1", "spark.speculation": "false"}
@@ -179,7 +179,7 @@ def run(spark: SparkSession, settings: ReplaySettings, _: Stopping) -> int:
         topic = admin.topics([settings.topic]).get(settings.topic)
         if topic is None:
             raise JobFailed(f"There is no topic {settings.topic} at {settings.bootstrap_servers}. Create it, with the partitions it needs.")
-        target = Target(cluster=settings.cluster, topic=topic, has_others=settings.onto_others)
+        target = ReplayTarget(cluster=settings.cluster, topic=topic, has_others=settings.onto_others)
         if not settings.dry_run:
             target.settle(admin, settings.settle)
         lasts, plans = _found(spark, admin, target, plan)
@@ -197,7 +197,7 @@ def run(spark: SparkSession, settings: ReplaySettings, _: Stopping) -> int:
     return DONE
 
 
-def _found(spark: SparkSession, admin: KafkaAdmin, target: Target, plan: DataFrame) -> tuple[DataFrame, dict[int, Planned]]:
+def _found(spark: SparkSession, admin: KafkaAdmin, target: ReplayTarget, plan: DataFrame) -> tuple[DataFrame, dict[int, Planned]]:
     """What the target has. Raise `JobFailed` unless that is the first so many records of each partition of the plan."""
     present = target.present(spark, admin, plan)
     lasts = spark.createDataFrame([(partition, *one.last) for partition, one in present.items()], LAST)

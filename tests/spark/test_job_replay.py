@@ -16,7 +16,7 @@ from spark.errors import JobFailed
 from spark.jobs.replay import ReplaySettings, check_target, milliseconds, plan_of, run, write
 from spark.queries import Stopping, explain
 from spark.replaying import LAST, ORIGIN, Planned, counted, left_over, of_this_plan, origins, planned, presences, shared_out
-from spark.sending import Acknowledged, Pace
+from spark.sending import Acknowledged, RecordPace
 from spark.settings import WrongSettings, load
 from spark.targets import is_quiet
 from tests.spark.acks import Headers, Record, Row, produce
@@ -290,7 +290,7 @@ class Times:
 
 def test_a_pace_is_kept_and_what_was_missed_is_not_made_up_for() -> None:
     times = Times()
-    pace = Pace(50, now_s=times.now_s)
+    pace = RecordPace(50, now_s=times.now_s)
 
     for _ in range(101):
         times.sleep(pace.wait_s())
