@@ -30,7 +30,7 @@ from tests.spark.brokers import Brokers
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 AT: Final = datetime(2013, 1, 1, 10, tzinfo=UTC)
 RAW: Final = Decoding(layout="raw")

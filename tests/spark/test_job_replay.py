@@ -27,7 +27,7 @@ from tests.spark.test_job_changelog import driver
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 RAW: Final = (
     "topic string, partition int, offset long, timestamp timestamp, timestamp_type int, key binary, value binary, "
