@@ -53,7 +53,7 @@ class Occupied:
     bytes: int
 
     def __str__(self) -> str:
-        return f"{self.files:,} files of {self.bytes / _MB:,.1f} MB"
+        return f"{self.files:,} file{'' if self.files == 1 else 's'} of {self.bytes / _MB:,.1f} MB"
 
 
 def occupied(spark: SparkSession, path: str) -> Occupied:

@@ -27,7 +27,10 @@ _MIB: Final = 1 << 20
 _TARGET: Final = "spark.databricks.delta.optimize.maxFileSize"
 _SMALL: Final = "spark.databricks.delta.optimize.minFileSize"
 _RETENTION: Final = "delta.deletedFileRetentionDuration"
+_TOO_SHORT: Final = "DELTA_VACUUM_RETENTION_PERIOD_TOO_SHORT"
 _CHECK: Final = "spark.databricks.delta.retentionDurationCheck.enabled"
+_IGNORES: Final = "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled"
+"""Delta 4.4 takes what the table says for what VACUUM says, unless this is off: more than a week would not be kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,7 @@ class TableSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tidied:
+class UpkeepDone:
     """`old`: files that no kept version needs."""
 
     before: TableSize
@@ -83,11 +86,12 @@ class Tidied:
         return f"{self.before} → {self.after}, {f'{self.old:,} old files {deleted}' if self.old else 'no old files'}"
 
 
-def tidy(spark: SparkSession, table: Table, settings: UpkeepSettings) -> Tidied:
+def tidy(spark: SparkSession, table: Table, settings: UpkeepSettings) -> UpkeepDone:
     """Raise `JobFailed` if another writer came between, which leaves the table as it was."""
     before = size_of(spark, table)
     file_bytes = str(settings.file_mb * _MIB)
-    with _configured(spark, {_TARGET: file_bytes, _SMALL: file_bytes, _CHECK: str(not settings.force).lower()}):
+    conf = {_TARGET: file_bytes, _SMALL: file_bytes, _IGNORES: "false", _CHECK: str(not settings.force).lower()}
+    with _configured(spark, conf):
         if settings.keep < _WEEK or _RETENTION in properties_of(spark, table):
             vacuum(spark, table, settings.keep, is_dry=True)  # refused before anything is done
         if settings.optimize:
@@ -96,7 +100,7 @@ def tidy(spark: SparkSession, table: Table, settings: UpkeepSettings) -> Tidied:
         old = vacuum(spark, table, settings.keep, is_dry=True)
         if settings.delete and old:
             vacuum(spark, table, settings.keep, is_dry=False)
-    return Tidied(before=before, after=size_of(spark, table), old=old, was_deleted=settings.delete)
+    return UpkeepDone(before=before, after=size_of(spark, table), old=old, was_deleted=settings.delete)
 
 
 def vacuum(spark: SparkSession, table: Table, keep: Duration, *, is_dry: bool) -> int:
@@ -105,7 +109,7 @@ def vacuum(spark: SparkSession, table: Table, keep: Duration, *, is_dry: bool) -
     try:
         return len(spark.sql(statement).collect())
     except PySparkException as error:
-        if _CHECK in str(error):
+        if error.getCondition() == _TOO_SHORT:
             raise JobFailed(
                 f"The table {table.path} keeps files for longer than {keep / _HOUR_S:g} hours, for who reads older versions or is writing: "
                 f"keep more, change its property {_RETENTION}, or say --force if nobody reads or writes."
