@@ -21,6 +21,7 @@ from spark.vocabulary import TableFormat
 WRITER_COLUMN: Final = "written_by"
 """In Parquet only: a folder for each writer, in it one for each batch."""
 BATCH_COLUMN: Final = "batch"
+_VERSION: Final = re.compile(r"\d{20}(\.checkpoint.*)?\.(json|parquet)")
 _HIDDEN: Final = re.compile(r"[._].*")
 
 
@@ -40,7 +41,8 @@ class Table:
 
     def is_there(self, spark: SparkSession) -> bool:
         if self.format == "delta":
-            return bool(names_in(spark, f"{self.path}/_delta_log"))
+            # A writer that is killed as it makes the table leaves a log without a version.
+            return any(_VERSION.fullmatch(name) for name in names_in(spark, f"{self.path}/_delta_log"))
         return any(not _HIDDEN.match(name) for name in names_in(spark, self.path))
 
     def schema(self, spark: SparkSession) -> StructType | None:

@@ -15,6 +15,7 @@ from spark.files import Occupied, occupied
 from spark.jobs.upkeep import TableSize, UpkeepDone, UpkeepSettings, run
 from spark.queries import Stopping
 from spark.settings import Duration, WrongSettings, load
+from spark.tables import Table
 from tests.kit.serving import ROOT
 from tests.spark.acks import producing
 from tests.spark.brokers import Brokers
@@ -78,6 +79,25 @@ def test_a_table_of_parquet_is_refused_because_nothing_is_safe(
 def test_a_folder_without_a_table_is_refused(spark: "SparkSession", tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(spark, UpkeepSettings(tables=(str(tmp_path),)), Stopping()) == 2
     assert capsys.readouterr().err == f"There is no Delta table in {tmp_path}.\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_there"),
+    [
+        ("_staged_commits", False),
+        (".00000000000000000000.json.0f1e.tmp", False),
+        ("00000000000000000000.crc", False),
+        ("00000000000000000000.json", True),
+        ("00000000000000000010.checkpoint.parquet", True),
+        ("00000000000000000010.checkpoint.0f1e.json", True),
+        ("00000000000000000010.checkpoint.0000000001.0000000002.parquet", True),
+    ],
+)
+def test_a_table_is_there_when_its_log_has_a_version(spark: "SparkSession", tmp_path: Path, name: str, is_there: bool) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    (tmp_path / "_delta_log" / name).touch()
+
+    assert Table(path=str(tmp_path)).is_there(spark) is is_there
 
 
 def said(log: Path, *arguments: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark.decoding import Decoding, dead_letters, typed_rows
+from spark.errors import JobFailed
+from spark.jobs.materialize import MaterializeSettings, decoding_of
 from spark.protobuf import ProtobufSchema, protobuf_columns, row_reader
 from tests.spark.test_decoding import records
 
@@ -320,3 +323,16 @@ def test_protobuf_of_a_registry_is_read_behind_its_number_and_indexes(spark: "Sp
         2: "the value does not begin with the number of a schema",
         3: INDEXES,
     }
+
+
+def test_materialize_takes_the_message_that_its_settings_name(spark: "SparkSession", protos: Compiled, tmp_path: Path) -> None:
+    file = tmp_path / "schema.pb"
+    file.write_bytes(protos.descriptors)
+    given = MaterializeSettings(topics=("a",), table="t", checkpoint="c", layout="protobuf", schema=file, message="p.First")
+
+    found = decoding_of(replace(given, framing="confluent", unknown_fields="dead-letters"), spark)
+
+    expected = protobuf_decoding(protos.schema("p.First"), framing="confluent", unknown_fields="dead-letters")
+    assert found == expected
+    with pytest.raises(JobFailed, match=f"The schema {file} cannot be read: it has no message p.Last, but"):
+        decoding_of(replace(given, message="p.Last"), spark)

@@ -10,6 +10,7 @@ killed. `… finish BOOTSTRAP TOPIC FOLDER` writes what is left, puts the table 
 import json
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,8 @@ from spark.session import SessionSettings, open_session
 from spark.settings import Duration
 
 NOTHING: Final = Duration(0)
+PAUSE_S: Final = 0.5
+"""The writer gets on, too."""
 HOUR: Final = Duration(3_600)
 
 
@@ -92,6 +95,7 @@ def beside(spark: SparkSession, bootstrap: str, topic: str, folder: str, *, is_l
     while True:
         # Before the first batch there is no table.
         upkeep.run(spark, tidies, Stopping())
+        time.sleep(PAUSE_S)
 
 
 if __name__ == "__main__":
