@@ -81,7 +81,7 @@ def beside(spark: SparkSession, bootstrap: str, topic: str, folder: str, *, is_l
         topics=(topic,),
         table=table,
         checkpoint=f"{folder}/checkpoint",
-        offsets_per_batch=20,
+        offsets_per_batch=None if is_last else 20,
         interval=None if is_last else Duration(0.1),
     )
     tidies = UpkeepSettings(tables=(table,), delete=True)
