@@ -20,6 +20,7 @@ _ASK_EVERY_S: Final = 0.005
 _COMMITTED_WITHIN_S: Final = 10.0
 _LINES_MAX: Final = 6
 _STACK: Final = "\n\tat "
+_FAILED_IN_A_WORKER: Final = re.compile(r"spark\.errors\.JobFailed: (.*)")
 _CALLED: Final = re.compile(r"An error occurred while calling o\d+\.")
 _HINTS: Final = {
     "Some data may have been lost": "Records that were next are gone: retention or DeleteRecords was faster, or the topic was made again. "
@@ -178,6 +179,8 @@ def explain(error: BaseException) -> str:
     if isinstance(error, JobFailed):
         return str(error)
     said = str(error)
+    if in_a_worker := _FAILED_IN_A_WORKER.search(said):
+        return in_a_worker[1]
     lines = [line for line in said.partition(_STACK)[0].splitlines() if line.strip() and not _CALLED.match(line)]
     hints = [hint for sign, hint in _HINTS.items() if sign in said]
     return "\n".join([*lines[:_LINES_MAX], *hints])
