@@ -211,7 +211,7 @@ def test_a_driver_killed_at_three_moments_leaves_the_last_value_of_each_key(brok
     chance = random.Random(41)
     given, expected = history(chance, now_ms)
     produce(brokers.bootstrap, topic, given)
-    job = ["changelog", "--bootstrap-servers", brokers.bootstrap, "--topic", topic, "--key-format", "string", "--offsets-per-batch", "60"]
+    job = ["changelog", "--bootstrap-servers", brokers.bootstrap, "--topic", topic, "--key-format", "string", "--offsets-per-batch", "120"]
     job += ["--table", str(tmp_path / "table"), "--checkpoint", str(tmp_path / "checkpoint")]
 
     for moment in ("before merge 1", "after merge 1", f"after merge {chance.randint(1, 2)}"):
