@@ -339,6 +339,7 @@ def test_a_checkpoint_of_another_cluster_or_of_a_topic_that_is_gone_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_with_an_interval_the_group_follows_until_it_is_stopped(
     spark: "SparkSession", brokers: Brokers, now_ms: int, tmp_path: Path
 ) -> None:

@@ -105,6 +105,8 @@ def test_records_come_back_as_they_were_and_a_second_run_writes_what_the_table_g
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_target_with_records_of_others_is_refused_unless_it_is_wanted_and_then_goes_on_behind_its_own(
     spark: "SparkSession", brokers: Brokers, now_ms: int, tmp_path: Path
 ) -> None:

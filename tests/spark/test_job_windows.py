@@ -118,6 +118,8 @@ def test_the_default_watermark_loses_no_flight_of_the_demo_in_any_order(spark: "
     assert run.tally.late == 0
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_watermark_that_is_too_short_for_the_demo_says_so(spark: "SparkSession", tmp_path: Path) -> None:
     flights = list(islice(demo_flights(), 0, None, 2_000))
     december = max(range(len(flights)), key=lambda number: flights[number].timestamp_ms)
