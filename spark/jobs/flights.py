@@ -131,8 +131,8 @@ class FlightBatches:
         self._checkpoint.check_topics(self._admin)
         rows = rows.persist()
         try:
-            # Counted even where the table has the batch and takes nothing: it is this that runs the operators, once, so that there is a
-            # state for the next batch, and a watermark as high as if nobody had been killed.
+            # Counted even where the table has the batch and takes nothing: it is this that runs the operators, once. A batch whose state
+            # was not written again is one that Spark refuses, now and at every start.
             count = rows.count()
             if count:
                 self._query.write(rows, TableBatch(writer=self._checkpoint.id, number=number))
