@@ -6,6 +6,7 @@ The topics are real ones. Tables are of Parquet, which the session of all tests 
 import itertools
 import random
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -351,6 +352,7 @@ def test_no_task_of_a_replay_is_tried_twice() -> None:
 
 RECORDS: Final = 6_000
 RATE: Final = 300
+LOOK_EVERY_S: Final = 0.25
 
 
 @pytest.mark.slow
@@ -372,7 +374,7 @@ def test_a_run_killed_at_three_moments_has_written_each_record_once_and_in_order
         goal = written + chance.randint(50, 900)
         with driver("spark.jobs", *job, "--rate", str(RATE), folder=tmp_path) as running:
             while running.poll() is None and there() < goal:
-                pass  # a look takes its time, and the test has an end
+                time.sleep(LOOK_EVERY_S)
             assert running.poll() is None, (tmp_path / "driver.log").read_text()[-2000:]
         assert running.returncode == -signal.SIGKILL
         written = there()
