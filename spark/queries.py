@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark.errors import JobFailed
-from spark.progress import QueryLine
+from spark.progress import QueryLine, batches_after
 from spark.settings import Duration
 
 _LOOK_EVERY_S: Final = 0.25
@@ -170,8 +170,7 @@ def _stop(query: StreamingQuery, writing: BatchWriting) -> None:
 
 
 def _is_noted(query: StreamingQuery, number: int) -> bool:
-    progress = query.lastProgress
-    return number < 0 or (progress is not None and progress["batchId"] >= number)
+    return number < 0 or bool(batches_after(number - 1, query.recentProgress))
 
 
 def explain(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """`materialize` in the session of these tests, so into Parquet: what it writes, and what it refuses. Delta: test_job_kills.py."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,14 @@ def test_a_checkpoint_goes_with_its_table_and_its_topic(spark: "SparkSession", b
         materialize(spark, settings(brokers, tmp_path, topics=(topic,), checkpoint=str(tmp_path / "second")))
     with pytest.raises(JobFailed, match="There is no topic of-nobody at"):
         materialize(spark, settings(brokers, tmp_path, topics=("of-nobody",)))
+
+    note = tmp_path / "checkpoint" / "forebay.json"
+    noted = note.read_text()
+    note.with_name(f".{note.name}.crc").unlink()  # Hadoop compares
+    note.write_text(re.sub(r'"cluster_id": "[^"]*"', '"cluster_id": "another"', noted))
+    with pytest.raises(JobFailed, match=r"belongs to the cluster another, and this is [\w-]+\. Name the one that belongs to it"):
+        materialize(spark, made)
+    note.write_text(noted)
 
     brokers.delete(topic)
     brokers.create(topic, partitions=1)
