@@ -8,15 +8,15 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from pyspark.sql import SparkSession
 
 from spark.errors import JobFailed
-from spark.files import names_in, read_text, write_new_text
+from spark.files import names_in, read_text, write_text
 from spark.kafka_admin import KafkaAdmin, KafkaPartition, KafkaTopic
-from spark.topics import least, read_offsets
+from spark.topics import TopicSource, least, read_offsets
 
 NOTE: Final = "forebay.json"
 _VERSION: Final = re.compile(r"v\d+\n")
@@ -32,34 +32,46 @@ class Origin:
     topics: Mapping[str, str]
     """The id of each."""
     output: str
+    values: str = ""
+    """How values become rows: of a batch that is half done, the rest has to be made in the same way."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Checkpoint:
-    """`id` names it for ever: a table knows by it which batches it has. `is_new`: no batch was planned yet."""
+    """`id` names it for ever: a table knows by it which batches it has. `is_new`: no batch was planned yet. `has_batches`: one is done."""
 
+    spark: SparkSession
     path: str
     id: str
     origin: Origin
+    source: TopicSource
     is_new: bool
+    has_batches: bool = False
 
     def check_topics(self, admin: KafkaAdmin) -> None:
-        """Raise `JobFailed` if a topic was deleted, or deleted and made again, since this was opened."""
-        _compare_topics(self.path, self.origin.topics, admin.topics(self.origin.topics))
+        """Raise `JobFailed` if a topic was deleted, or deleted and made again, since it was noted. Topics that have come are noted."""
+        found = self.source.known(admin)
+        others = admin.topics(name for name in self.origin.topics if name not in found)
+        _compare_topics(self.path, self.origin.topics, found | others)
+        if fresh := {name: one.id for name, one in found.items() if name not in self.origin.topics}:
+            self.origin = replace(self.origin, topics={**self.origin.topics, **fresh})
+            self.note()
+
+    def note(self) -> None:
+        write_text(self.spark, f"{self.path}/{NOTE}", json.dumps({"id": self.id, **asdict(self.origin)}, indent=2) + "\n")
 
 
-def open_checkpoint(spark: SparkSession, path: str, origin: Origin) -> Checkpoint:
+def open_checkpoint(spark: SparkSession, path: str, origin: Origin, source: TopicSource) -> Checkpoint:
     """Note what it is for, or compare with the note. Raise `JobFailed` if it is for something else."""
-    note = f"{path}/{NOTE}"
-    noted = read_text(spark, note)
-    is_new = not names_in(spark, f"{path}/offsets")
+    noted = read_text(spark, f"{path}/{NOTE}")
+    planned, done = (_numbers(spark, f"{path}/{folder}") for folder in ("offsets", "commits"))
     if noted is None:
-        if not is_new:
+        if planned:
             raise JobFailed(f"The checkpoint {path} was made by another query (it has no {NOTE}). Name a folder of its own.")
-        made = Checkpoint(path=path, id=str(uuid.uuid4()), origin=origin, is_new=True)
-        write_new_text(spark, note, json.dumps(_as_json(made), indent=2) + "\n")
+        made = Checkpoint(spark=spark, path=path, id=str(uuid.uuid4()), origin=origin, source=source, is_new=True)
+        made.note()
         return made
-    before = _read(noted, note)
+    before = _read(noted, f"{path}/{NOTE}")
     for what, mine, its in (
         ("the job", origin.job, before.job),
         ("the cluster", origin.cluster_id, before.cluster_id),
@@ -70,14 +82,41 @@ def open_checkpoint(spark: SparkSession, path: str, origin: Origin) -> Checkpoin
                 f"The checkpoint {path} belongs to {what} {its}, and this is {mine}. Name the one that belongs to it, or a new one."
             )
     _compare_topics(path, before.topics, {name: KafkaTopic(name=name, id=one, partition_count=0) for name, one in origin.topics.items()})
-    merged = Origin(job=origin.job, cluster_id=origin.cluster_id, topics={**before.topics, **origin.topics}, output=origin.output)
-    return Checkpoint(path=path, id=json.loads(noted)["id"], origin=merged, is_new=is_new)
+    half_done = set(planned) - set(done)
+    if half_done and before.values != origin.values:
+        raise JobFailed(
+            f"Batch {max(half_done)} of {path} is half done, with another schema, or other settings for values. Run once more with "
+            "those, without --interval: it ends when it has read all there is. Then change them."
+        )
+    opened = Checkpoint(
+        spark=spark,
+        path=path,
+        id=json.loads(noted)["id"],
+        origin=replace(origin, topics={**before.topics, **origin.topics}),
+        source=source,
+        is_new=not planned,
+        has_batches=bool(done),
+    )
+    if opened.origin != before:
+        opened.note()
+    return opened
+
+
+def planned_offsets(spark: SparkSession, path: str) -> dict[KafkaPartition, int]:
+    """Where the newest batch ends, done or not: no row of a table is from there on, or further."""
+    numbers = _numbers(spark, f"{path}/offsets")
+    planned = read_text(spark, f"{path}/offsets/{max(numbers)}") if numbers else None
+    return least([one for one in map(read_offsets, (planned or "").splitlines()[2:]) if one])
+
+
+def _numbers(spark: SparkSession, folder: str) -> list[int]:
+    return sorted(int(name) for name in names_in(spark, folder) if name.isdigit())
 
 
 def committed_offsets(spark: SparkSession, path: str) -> tuple[int, dict[KafkaPartition, int]] | None:
     """The last batch that is done, and the offsets at its end; None before the first one. Of a partition that several sources read, the
     smallest. Raise `JobFailed` if it reads no topic, or does not say how far."""
-    done = sorted(int(name) for name in names_in(spark, f"{path}/commits") if name.isdigit())
+    done = _numbers(spark, f"{path}/commits")
     if not done:
         return None
     committed, planned = (read_text(spark, f"{path}/{folder}/{done[-1]}") or "" for folder in ("commits", "offsets"))
@@ -95,22 +134,12 @@ def noted_origin(spark: SparkSession, path: str) -> Origin | None:
     return None if noted is None else _read(noted, note)
 
 
-def _as_json(checkpoint: Checkpoint) -> dict[str, object]:
-    origin = checkpoint.origin
-    return {
-        "id": checkpoint.id,
-        "job": origin.job,
-        "cluster_id": origin.cluster_id,
-        "topics": dict(origin.topics),
-        "output": origin.output,
-    }
-
-
 def _read(noted: str, note: str) -> Origin:
     try:
         found = json.loads(noted)
         str(found["id"])
-        return Origin(job=str(found["job"]), cluster_id=str(found["cluster_id"]), topics=dict(found["topics"]), output=str(found["output"]))
+        texts = {name: str(found[name]) for name in ("job", "cluster_id", "output", "values")}
+        return Origin(topics=dict(found["topics"]), **texts)
     except (ValueError, KeyError, TypeError) as error:
         raise JobFailed(f"{note} is not as a job has written it. Start with a new checkpoint, and a new table.") from error
 

@@ -128,12 +128,12 @@ def _from_json(rows: DataFrame, body: Column, framing_error: Column, decoding: D
     how = dict(decoding.options) | {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     parsed = rows.withColumn("parsed", sql.from_json(text, schema, how))
     fields = sql.struct(*(sql.col(f"parsed.{_quoted(one.name)}").alias(one.name) for one in decoding.schema.fields))
+    is_good = sql.col("parsed").isNotNull() & sql.col(f"parsed.{_CORRUPT}").isNull() & _ends_where_it_ends(text, decoding.options)
     wrong = sql.coalesce(
         framing_error,
         sql.when(sql.col("value").isNotNull() & ~sql.is_valid_utf8(text), sql.lit("the value is not UTF-8")),
         _unknown(text, decoding),
     )
-    is_good = sql.col("parsed").isNotNull() & sql.col(f"parsed.{_CORRUPT}").isNull() & _ends_where_it_ends(text)
     found = parsed.withColumn(_DECODED, sql.when(is_good, fields)).drop("parsed")
     return _judged(found, wrong, "the value is not JSON of this schema", decoding.schema)
 
@@ -148,13 +148,13 @@ def _from_protobuf(rows: DataFrame, body: Column, framing_error: Column, decodin
     return _judged(found, wrong, "the value is not Protobuf of this message", decoding.schema).drop("parsed")
 
 
-def _ends_where_it_ends(text: Column) -> Column:
+def _ends_where_it_ends(text: Column, options: Mapping[str, str]) -> Column:
     """Whether the text is one JSON object and nothing else: `from_json` reads the first value and ignores what follows it.
 
     In an array before another object, what follows the first value makes more than two of them, or breaks the array, or ends it too soon.
     """
     array = sql.concat(sql.lit("["), text, sql.lit(f', {{"{_LAST}": true}}]'))
-    objects = sql.from_json(array, ArrayType(StructType([StructField(_LAST, BooleanType())])))
+    objects = sql.from_json(array, ArrayType(StructType([StructField(_LAST, BooleanType())])), dict(options))
     is_alone = (sql.size(objects) == 2) & sql.get(objects, 1)[_LAST]
     return sql.coalesce(sql.when(text.rlike(_FLAT), True).otherwise(is_alone), sql.lit(False))
 
@@ -164,7 +164,11 @@ def _unknown(text: Column, decoding: Decoding) -> Column:
         return sql.lit(None).cast("string")
     known = sql.array(*(sql.lit(one.name) for one in decoding.schema.fields))
     unknown = sql.array_except(sql.json_object_keys(text), known)
-    return sql.when(sql.size(unknown) > 0, sql.concat(sql.lit("the schema does not have "), sql.array_join(unknown, ", ")))
+    names = sql.concat(sql.lit("the schema does not have "), sql.array_join(unknown, ", "))
+    # Spark lists no fields of what only its JSON options make JSON.
+    return sql.when(sql.col(_DECODED).isNotNull() & unknown.isNull(), sql.lit("its fields cannot be listed")).when(
+        sql.size(unknown) > 0, names
+    )
 
 
 def _judged(rows: DataFrame, wrong: Column, otherwise: str, schema: StructType) -> DataFrame:

@@ -24,19 +24,44 @@ def read_text(spark: SparkSession, path: str) -> str | None:
         raise OSError(f"{path} cannot be read: {error.java_exception.getMessage()}") from error
 
 
-def write_new_text(spark: SparkSession, path: str, text: str) -> None:
-    """Raise `FileExistsError` where one is, `OSError` where none can be written."""
+def write_text(spark: SparkSession, path: str, text: str) -> None:
+    """In the place of what is there, at once or not at all. Raise `OSError` where it cannot be written."""
     system, place = _located(spark, path)
+    jvm: Any = spark._jvm  # noqa: SLF001
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001
+    whole = place.makeQualified(system.getUri(), system.getWorkingDirectory())
+    fresh = jvm.org.apache.hadoop.fs.Path(whole.getParent(), f".{whole.getName()}.new")
     try:
-        stream = system.create(place, False)
+        stream = system.create(fresh, True)
         try:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
+        over = gateway.new_array(jvm.org.apache.hadoop.fs.Options.Rename, 1)
+        over[0] = jvm.org.apache.hadoop.fs.Options.Rename.OVERWRITE
+        jvm.org.apache.hadoop.fs.FileContext.getFileContext(whole.toUri(), system.getConf()).rename(fresh, whole, over)
     except Py4JJavaError as error:
-        if system.exists(place):
-            raise FileExistsError(f"{path} is there already") from error
         raise OSError(f"{path} cannot be written: {error.java_exception.getMessage()}") from error
+
+
+def qualified(spark: SparkSession, path: str) -> str:
+    """As it is named from any folder."""
+    system, place = _located(spark, path)
+    return str(place.makeQualified(system.getUri(), system.getWorkingDirectory()).toString())
+
+
+def has_data(spark: SparkSession, path: str, suffix: str) -> bool:
+    """Whether a file of this suffix lies in the folder, however deep, and not below a name that begins with `_` or a point."""
+    system, place = _located(spark, path)
+    if not system.exists(place):
+        return False
+    root = str(place.makeQualified(system.getUri(), system.getWorkingDirectory()).toUri().getPath())
+    files = system.listFiles(place, True)
+    while files.hasNext():
+        name = str(files.next().getPath().toUri().getPath()).removeprefix(root).strip("/")
+        if name.endswith(suffix) and not any(part.startswith(("_", ".")) for part in name.split("/")):
+            return True
+    return False
 
 
 def names_in(spark: SparkSession, path: str) -> list[str]:

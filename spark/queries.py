@@ -21,6 +21,7 @@ _COMMITTED_WITHIN_S: Final = 10.0
 _LINES_MAX: Final = 6
 _STACK: Final = "\n\tat "
 _FAILED_IN_A_WORKER: Final = re.compile(r"spark\.errors\.JobFailed: (.*)")
+_CAUSES: Final = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+: .*)", re.MULTILINE)
 _CALLED: Final = re.compile(r"An error occurred while calling o\d+\.")
 _HINTS: Final = {
     "Some data may have been lost": "Records that were next are gone: retention or DeleteRecords was faster, or the topic was made again. "
@@ -36,6 +37,7 @@ class Stopping:
 
     def __init__(self) -> None:
         self._asked = threading.Event()
+        self._is_urgent = False
 
     @property
     def is_asked(self) -> bool:
@@ -59,9 +61,14 @@ class Stopping:
                 signal.signal(number, handler)
 
     def _on_signal(self, *_: object) -> None:
-        if self.is_asked:
-            raise KeyboardInterrupt
+        # It is raised by `hurry`, where no answer of the JVM is on its way: the next question would get that one.
+        self._is_urgent = self.is_asked
         self.ask()
+
+    def hurry(self) -> None:
+        """Raise `KeyboardInterrupt` if it was asked for twice."""
+        if self._is_urgent:
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -109,11 +116,12 @@ def run_query(
         while not query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type]  # its JVM waits for milliseconds
             show()
             if stopping.is_asked:
-                _stop(query, writing)
+                _stop(query, writing, stopping)
         show()
         return line.rows
     except Exception as error:
         if isinstance(writing.error, _NoMoreBatches):
+            show()
             return line.rows
         raise JobFailed(explain(writing.error or error)) from error
     finally:
@@ -150,21 +158,22 @@ class BatchWriting:
                 self.error = error
                 raise
 
-    def end(self) -> None:
-        """When the batch that is being written is done."""
-        while not self._at_a_batch.acquire(timeout=_LOOK_EVERY_S):
-            pass
+    def end(self, stopping: Stopping) -> None:
+        """When the batch that is being written is done. Raise `KeyboardInterrupt` if that takes too long for the user."""
         self._is_over = True
+        while not self._at_a_batch.acquire(timeout=_LOOK_EVERY_S):
+            stopping.hurry()
         self._at_a_batch.release()
 
 
-def _stop(query: StreamingQuery, writing: BatchWriting) -> None:
+def _stop(query: StreamingQuery, writing: BatchWriting, stopping: Stopping) -> None:
     """Between two batches: Spark interrupts one that is under way, and gets lost in the stack that Python then hands it."""
-    writing.end()
+    writing.end(stopping)
     give_up_s = time.monotonic() + _COMMITTED_WITHIN_S
     # What is written still has to be noted in the checkpoint, or it is done once more. Then the next batch is planned, which may be
     # interrupted; should it get as far as `write`, it is refused there.
     while query.isActive and not _is_noted(query, writing.last) and time.monotonic() < give_up_s:
+        stopping.hurry()
         time.sleep(_ASK_EVERY_S)
     query.stop()
 
@@ -181,5 +190,6 @@ def explain(error: BaseException) -> str:
     if in_a_worker := _FAILED_IN_A_WORKER.search(said):
         return in_a_worker[1]
     lines = [line for line in said.partition(_STACK)[0].splitlines() if line.strip() and not _CALLED.match(line)]
+    causes = [cause for cause in _CAUSES.findall(said)[-1:] if not any(cause in line for line in lines)]
     hints = [hint for sign, hint in _HINTS.items() if sign in said]
-    return "\n".join([*lines[:_LINES_MAX], *hints])
+    return "\n".join([*lines[:_LINES_MAX], *causes, *hints])

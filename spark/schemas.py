@@ -2,7 +2,7 @@
 
 from pyspark.sql import SparkSession
 from pyspark.sql.avro.functions import from_avro
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 
 def json_columns(definitions: str) -> StructType:
@@ -11,7 +11,17 @@ def json_columns(definitions: str) -> StructType:
     schema = StructType.fromDDL(" ".join(lines).strip().rstrip(",;"))
     if not isinstance(schema, StructType) or not schema.fields:
         raise ValueError("it has no columns")
+    if within := [one.name for one in schema.fields if _has_required(one.dataType)]:
+        raise ValueError(f"NOT NULL is for columns, and not for what is within one: {within[0]}")
     return schema
+
+
+def _has_required(kind: DataType) -> bool:
+    if isinstance(kind, ArrayType):
+        return _has_required(kind.elementType)
+    if isinstance(kind, MapType):
+        return _has_required(kind.valueType)
+    return isinstance(kind, StructType) and any(not one.nullable or _has_required(one.dataType) for one in kind.fields)
 
 
 def avro_columns(spark: SparkSession, schema: str) -> StructType:

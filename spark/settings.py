@@ -115,7 +115,7 @@ def _chosen(one: "dataclasses.Field[Any]", wanted: Any, flag: Any, variable: str
 
 def _mapping(value: Any, source: str) -> dict[str, str]:
     if isinstance(value, dict):
-        return {str(name): _text(one) for name, one in value.items()}
+        return _flat(value)
     pairs = value if isinstance(value, list) else [part for part in str(value).split(",") if part]
     found = {}
     for pair in pairs:
@@ -123,6 +123,14 @@ def _mapping(value: Any, source: str) -> dict[str, str]:
         if not equals or not name.strip():
             raise ValueError(f"{source}={pair!r}: expected NAME=VALUE")
         found[name.strip()] = one
+    return found
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, str]:
+    """TOML makes tables of a name with points that is not quoted."""
+    found: dict[str, str] = {}
+    for name, one in table.items():
+        found |= {f"{name}.{rest}": value for rest, value in _flat(one).items()} if isinstance(one, dict) else {str(name): _text(one)}
     return found
 
 
@@ -169,8 +177,9 @@ def _filed(kind: type[AnySettings], job: str, path: str) -> tuple[dict[str, Any]
     shared = {name: value for name, value in found.items() if not isinstance(value, dict) or name in mappings}
     own = found.get(job, {})
     complaints = [f"{path}: {job} has no setting {name!r}{_perhaps(name, known)}" for name in own if name not in known]
+    merged = shared | own | {name: _flat(shared[name]) | _flat(own[name]) for name in mappings if name in shared and name in own}
     # A setting for all jobs may be one that this job has not.
-    return {name: value for name, value in (shared | own).items() if name in known}, complaints
+    return {name: value for name, value in merged.items() if name in known}, complaints
 
 
 def _perhaps(name: str, known: Mapping[str, object]) -> str:

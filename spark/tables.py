@@ -1,7 +1,7 @@
-"""Tables that jobs write to and read from: Delta Lake, Parquet, and Iceberg where its runtime is on the class path.
+"""Tables that jobs write to and read from: Delta Lake and Parquet.
 
-A batch is appended once, however often it is written: Delta and Iceberg keep the number of a writer's last batch beside the rows; in
-Parquet a batch is a folder, which is written over.
+A batch is appended once, however often it is written: Delta keeps the number of a writer's last batch beside the rows; in Parquet a batch
+is a folder, which is written over.
 """
 
 import re
@@ -15,14 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from spark.errors import JobFailed
-from spark.files import names_in
+from spark.files import has_data, names_in
 from spark.vocabulary import TableFormat
 
 WRITER_COLUMN: Final = "written_by"
 """In Parquet only: a folder for each writer, in it one for each batch."""
 BATCH_COLUMN: Final = "batch"
 _VERSION: Final = re.compile(r"\d{20}(\.checkpoint.*)?\.(json|parquet)")
-_HIDDEN: Final = re.compile(r"[._].*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,12 @@ class Table:
         if self.format == "delta":
             # A writer that is killed as it makes the table leaves a log without a version.
             return any(_VERSION.fullmatch(name) for name in names_in(spark, f"{self.path}/_delta_log"))
-        return any(not _HIDDEN.match(name) for name in names_in(spark, self.path))
+        # A writer that is killed at its first batch leaves folders without a file.
+        return has_data(spark, self.path, ".parquet")
+
+    def is_gone(self, spark: SparkSession) -> bool:
+        """Whether there is nothing of it, not even what a batch without rows leaves."""
+        return not self.is_there(spark) and (self.format == "delta" or not names_in(spark, self.path))
 
     def schema(self, spark: SparkSession) -> StructType | None:
         return self.read(spark).schema if self.is_there(spark) else None
@@ -51,7 +55,7 @@ class Table:
     def read(self, spark: SparkSession) -> DataFrame:
         """Raise `JobFailed` if there is none."""
         try:
-            found = spark.read.format(self.format).load(self.path)
+            found = spark.read.format(self.format).options(**({"mergeSchema": "true"} if self.format == "parquet" else {})).load(self.path)
         except AnalysisException as error:
             raise JobFailed(f"There is no {self.format} table in {self.path}: {_first_line(error)}") from error
         return found.drop(WRITER_COLUMN, BATCH_COLUMN) if self.format == "parquet" else found
@@ -103,7 +107,8 @@ def changed_types(before: StructType, now: StructType) -> Iterable[str]:
     known = {one.name.lower(): one for one in before.fields}
     for one in now.fields:
         was = known.get(one.name.lower())
-        if was is not None and was.dataType != one.dataType:
+        # What may be null in it is no other type: files keep none of that.
+        if was is not None and was.dataType.simpleString() != one.dataType.simpleString():
             yield f"{one.name} is {was.dataType.simpleString()} in the table, and {one.dataType.simpleString()} in what is to be written"
 
 

@@ -17,11 +17,12 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from spark.checkpoints import committed_offsets
+from spark.checkpoints import committed_offsets, noted_origin, planned_offsets
 from spark.decoding import raw_rows
 from spark.errors import JobFailed
+from spark.files import qualified
 from spark.jobs.job import DONE, FAILED, JobSettings, SparkJob, main
-from spark.kafka_admin import KafkaAdmin, KafkaPartition, kafka_admin
+from spark.kafka_admin import KafkaAdmin, KafkaPartition, KafkaTopic, kafka_admin
 from spark.queries import Stopping
 from spark.settings import setting
 from spark.tables import Table
@@ -105,7 +106,11 @@ def typed_as_raw(rows: DataFrame) -> DataFrame:
 
 
 def compared(log: DataFrame, table: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Every offset that either has, with its `kind`. `log` and `table` are `marked`; `ranges` has topic, partition, start, end."""
+    """Every offset that either has, with its `kind`. `log` and `table` are `marked`.
+
+    `ranges` has topic, partition, `start` and `end` of what is compared, `planned`, before which a batch under way may have written, and
+    `may_be_gone`: whether the log may have lost records in between, as a compacted topic does.
+    """
     rows = table.groupBy(*WHERE).agg(sql.count("*").alias("rows"), sql.min("mark").alias("least"), sql.max("mark").alias("most"))
     joined = log.join(rows, WHERE, "full_outer").join(sql.broadcast(ranges), ["topic", "partition"], "left")
     kind = (
@@ -114,7 +119,8 @@ def compared(log: DataFrame, table: DataFrame, ranges: DataFrame) -> DataFrame:
         .when(sql.col("mark").isNotNull() & (sql.col("mark") == sql.col("least")), "same")
         .when(sql.col("mark").isNotNull(), "different")
         .when(sql.col("offset") < sql.col("start"), "expired")
-        .when(sql.col("offset") >= sql.col("end"), "uncommitted")
+        .when((sql.col("offset") >= sql.col("end")) & (sql.col("offset") < sql.col("planned")), "uncommitted")
+        .when((sql.col("offset") < sql.col("end")) & sql.col("may_be_gone"), "expired")
         .otherwise("invented")
     )
     return joined.select(*WHERE, "rows", kind.alias("kind"), sql.col("mark").isNotNull().alias("is_in_log"))
@@ -184,43 +190,60 @@ def lines(found: list[Audited]) -> list[str]:
 
 
 def run(spark: SparkSession, settings: AuditSettings, _: Stopping) -> int:
+    # Before the table: what is done by now is in what is read of it.
+    committed = _committed(spark, settings)
     rows, is_typed = _rows(spark, settings)
     table = marked(rows, is_typed=is_typed).persist()
     try:
         with kafka_admin(spark, settings.cluster) as admin:
-            return _audit(spark, settings, admin, table, is_typed=is_typed)
+            return _audit(spark, settings, admin, table, committed, is_typed=is_typed)
     finally:
         table.unpersist()
 
 
-def _audit(spark: SparkSession, settings: AuditSettings, admin: KafkaAdmin, table: DataFrame, *, is_typed: bool) -> int:
+def _audit(
+    spark: SparkSession,
+    settings: AuditSettings,
+    admin: KafkaAdmin,
+    table: DataFrame,
+    committed: Mapping[KafkaPartition, int] | None,
+    *,
+    is_typed: bool,
+) -> int:
+    if settings.topics:
+        table = table.where(sql.col("topic").isin(list(settings.topics)))
     seen = {
         KafkaPartition(row.topic, row.partition): (int(row.first), int(row.last))
         for row in table.groupBy("topic", "partition").agg(sql.min("offset").alias("first"), sql.max("offset").alias("last")).collect()
     }
-    names = settings.topics or tuple(sorted({one.topic for one in seen}))
+    names = settings.topics or tuple(sorted({one.topic for one in (*seen, *(committed or ()))}))
     topics = admin.topics(names)
     if absent := [name for name in names if name not in topics]:
         raise JobFailed(f"There is no topic {absent[0]} at {settings.bootstrap_servers}, which the table has rows of.")
     if not topics:
         raise JobFailed(f"The table {settings.table} is empty. Name the topics that it was made from: --topics.")
+    if settings.checkpoint:
+        check_origin(spark, settings, admin, topics)
     partitions = partitions_of(topics)
-    ends = _ends(spark, settings, partitions, seen)
-    starts = admin.starts(partitions)
+    log_starts, log_ends = admin.starts(partitions), admin.ends(partitions)
+    ends = _ends(settings, partitions, seen, committed, log_ends)
+    planned = planned_offsets(spark, settings.checkpoint) if settings.checkpoint else {}
+    starts = log_starts
     if settings.starting == "table":
-        starts = {one: max(start, seen[one][0]) if one in seen else ends[one] for one, start in starts.items()}
+        starts = {one: max(start, seen[one][0]) if one in seen else start for one, start in starts.items()}
     starts = {one: min(start, ends[one]) for one, start in starts.items()}
     source = TopicSource(cluster=settings.cluster, topics=tuple(topics))
     asked = {one: start for one, start in starts.items() if start < ends[one]}
     records = raw_rows(source.between(spark, asked, {one: ends[one] for one in asked})) if asked else None
     log = marked(records, is_typed=is_typed) if records is not None else table.limit(0)
+    may_be_gone = {name: settings.gaps == "allowed" or (settings.gaps == "auto" and admin.is_compacted(name)) for name in topics}
     ranges = spark.createDataFrame(
-        [(one.topic, one.partition, starts[one], ends[one]) for one in partitions], "topic string, partition int, start long, end long"
+        [(one.topic, one.partition, starts[one], ends[one], planned.get(one, 0), may_be_gone[one.topic]) for one in partitions],
+        "topic string, partition int, start long, end long, planned long, may_be_gone boolean",
     )
     kinds = compared(log, table, ranges).persist()
     try:
-        allowed = {name: settings.gaps == "allowed" or (settings.gaps == "auto" and admin.is_compacted(name)) for name in topics}
-        found = judged(starts, ends, summed(kinds), explains_gaps=allowed)
+        found = judged(starts, ends, summed(kinds), explains_gaps=may_be_gone)
         different = kinds.where(sql.col("kind").isin(list(KINDS))).select(*WHERE, "kind", "rows")
         _report(settings, found, different)
     finally:
@@ -228,16 +251,47 @@ def _audit(spark: SparkSession, settings: AuditSettings, admin: KafkaAdmin, tabl
     return DONE if all(one.is_clean for one in found) else FAILED
 
 
-def _ends(
-    spark: SparkSession, settings: AuditSettings, partitions: list[KafkaPartition], seen: Mapping[KafkaPartition, tuple[int, int]]
-) -> dict[KafkaPartition, int]:
-    """Of each partition, the offset before which the table has to be complete."""
+def _committed(spark: SparkSession, settings: AuditSettings) -> Mapping[KafkaPartition, int] | None:
     if not settings.checkpoint:
-        return {one: seen[one][1] + 1 if one in seen else 0 for one in partitions}
+        return None
     committed = committed_offsets(spark, settings.checkpoint)
     if committed is None:
         raise JobFailed(f"The checkpoint {settings.checkpoint} has no batch that is done: there is nothing to compare yet.")
-    return {one: committed[1].get(one, 0) for one in partitions}
+    return committed[1]
+
+
+def check_origin(spark: SparkSession, settings: AuditSettings, admin: KafkaAdmin, topics: Mapping[str, KafkaTopic]) -> None:
+    """Raise `JobFailed` if the checkpoint is not that of the table, of this cluster, and of topics that are still the same."""
+    origin = noted_origin(spark, settings.checkpoint)
+    output = f"{settings.format}:{qualified(spark, settings.table)},"
+    if origin is None:
+        raise JobFailed(f"The checkpoint {settings.checkpoint} was not made by a job: it does not say which table it belongs to.")
+    if not origin.output.startswith(output):
+        raise JobFailed(f"The checkpoint {settings.checkpoint} belongs to {origin.output}, and not to {settings.format}:{settings.table}.")
+    if origin.cluster_id != (here := admin.cluster_id()):
+        raise JobFailed(f"The checkpoint {settings.checkpoint} is of the cluster {origin.cluster_id}, and this is {here}.")
+    for name, topic in topics.items():
+        if origin.topics.get(name, topic.id) != topic.id:
+            raise JobFailed(f"The topic {name} was deleted and made again: the table has records of the one before.")
+
+
+def _ends(
+    settings: AuditSettings,
+    partitions: list[KafkaPartition],
+    seen: Mapping[KafkaPartition, tuple[int, int]],
+    committed: Mapping[KafkaPartition, int] | None,
+    log_ends: Mapping[KafkaPartition, int],
+) -> dict[KafkaPartition, int]:
+    """Of each partition, the offset before which the table has to be complete. Without a checkpoint a partition that the table has no row
+    of is missing as a whole: nothing says that it was not read yet."""
+    if committed is None:
+        return {one: min(seen[one][1] + 1, log_ends[one]) if one in seen else log_ends[one] for one in partitions}
+    if beyond := [one for one in partitions if committed.get(one, 0) > log_ends[one]]:
+        one = beyond[0]
+        raise JobFailed(
+            f"{settings.checkpoint} has {one} as read up to {committed[one]}, and it ends at {log_ends[one]}: it is another topic."
+        )
+    return {one: committed.get(one, 0) for one in partitions}
 
 
 def _rows(spark: SparkSession, settings: AuditSettings) -> tuple[DataFrame, bool]:

@@ -14,10 +14,10 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from spark.checkpoints import Checkpoint
-from spark.decoding import Decoding, dead_letters
+from spark.decoding import DEAD_LETTERS, Decoding, dead_letters
 from spark.errors import JobFailed
 from spark.jobs.job import DONE, SparkJob, main
-from spark.jobs.reading import ReadingSettings, checked_table, decoding_of, opened
+from spark.jobs.reading import ReadingSettings, check_is_not_gone, checked_table, decoding_of, opened
 from spark.jobs.stream import exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
 from spark.queries import Stopping, run_query
@@ -125,10 +125,13 @@ def run(spark: SparkSession, settings: ChangelogSettings, stopping: Stopping) ->
             raise JobFailed(
                 f"The schema {settings.schema} has a field {taken[0]}, which is a column of the job. Leave it out of the schema."
             )
-        checkpoint = opened(spark, settings, source, admin, job=JOB.name, output=settings.output)
+        written_as = f"{settings.layout}, keys as {settings.key_format}"
+        checkpoint = opened(spark, settings, source, admin, decoding, job=JOB.name, output=settings.output, written_as=written_as)
+        check_is_not_gone(spark, settings.output, checkpoint)
         records = source.stream(spark)
         columns = columns_of(changes(judged(records, decoding, settings.key_format), decoding, settings.key_format))
         checked_table(spark, settings.output, columns, checkpoint)
+        checked_table(spark, settings.rejected, DEAD_LETTERS, checkpoint)
         widened(spark, settings.output, spark.createDataFrame([], columns))
         writing = Upserting(settings, decoding, checkpoint, admin)
         with exported(spark, settings, query=JOB.name, checkpoint=settings.checkpoint):

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark.checkpoints import Checkpoint, Origin, open_checkpoint
 from spark.errors import JobFailed
 from spark.flights import SEEN, observed_flights
-from spark.jobs.reading import checked_table
+from spark.jobs.reading import check_is_not_gone, checked_table, output_of
 from spark.jobs.stream import StreamSettings, exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
 from spark.progress import batches_after
@@ -54,6 +54,9 @@ class FlightSettings(StreamSettings):
             yield "expected either --topics or --pattern"
         if self.table.rstrip("/") == self.checkpoint.rstrip("/"):
             yield f"--checkpoint={self.checkpoint}: expected another folder than the table's"
+        for name, value in (("--offsets-per-batch", self.offsets_per_batch), ("--min-partitions", self.min_partitions)):
+            if value is not None and value < 1:
+                yield f"{name}={value}: expected 1 or more"
 
     @property
     def source(self) -> TopicSource:
@@ -155,9 +158,10 @@ def run_flights(spark: SparkSession, settings: FlightSettings, stopping: Stoppin
             job=query.job,
             cluster_id=admin.cluster_id(),
             topics={topic.name: topic.id for topic in topics.values()},
-            output=f"{table.format}:{settings.table}, {query.written_as}",
+            output=output_of(spark, table, query.written_as),
         )
-        checkpoint = open_checkpoint(spark, settings.checkpoint, origin)
+        checkpoint = open_checkpoint(spark, settings.checkpoint, origin, source)
+        check_is_not_gone(spark, table, checkpoint)
         rows = query.core(observed_flights(source.stream(spark)))
         checked_table(spark, table, rows.schema, checkpoint)
         table.create(spark, rows.schema)

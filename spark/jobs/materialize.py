@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from spark.checkpoints import Checkpoint
-from spark.decoding import Decoding, dead_letters, typed_rows
+from spark.decoding import DEAD_LETTERS, Decoding, dead_letters, typed_rows
 from spark.jobs.job import DONE, SparkJob, main
-from spark.jobs.reading import ReadingSettings, checked_table, decoding_of, opened
+from spark.jobs.reading import ReadingSettings, check_is_not_gone, checked_table, decoding_of, opened
 from spark.jobs.stream import exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
 from spark.queries import Stopping, run_query
@@ -100,11 +100,13 @@ def run(spark: SparkSession, settings: MaterializeSettings, stopping: Stopping) 
     source = settings.source
     with kafka_admin(spark, settings.cluster) as admin:
         decoding = decoding_of(settings, spark)
-        checkpoint = opened(spark, settings, source, admin, job="materialize", output=settings.output)
+        checkpoint = opened(spark, settings, source, admin, decoding, job=JOB.name, output=settings.output, written_as=settings.layout)
+        check_is_not_gone(spark, settings.output, checkpoint)
         records = source.stream(spark)
         decoded = decoding.decoded(records)
         columns = (dated(decoded, settings.output) if decoding.layout == "raw" else rows_of(decoded, settings.output)).schema
         checked_table(spark, settings.output, columns, checkpoint)
+        checked_table(spark, settings.rejected, DEAD_LETTERS, checkpoint)
         settings.output.create(spark, columns)
         writing = Materializing(settings, decoding, checkpoint, admin)
         with exported(spark, settings, query=JOB.name, checkpoint=settings.checkpoint):

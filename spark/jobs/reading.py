@@ -1,8 +1,10 @@
 """What the jobs have in common that read topics into a table, batch by batch: their settings, and what they check before they begin."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -11,6 +13,7 @@ from pyspark.sql.types import StructType
 from spark.checkpoints import Checkpoint, Origin, open_checkpoint
 from spark.decoding import Decoding
 from spark.errors import JobFailed
+from spark.files import qualified
 from spark.jobs.stream import StreamSettings
 from spark.kafka_admin import KafkaAdmin
 from spark.protobuf import ProtobufSchema, protobuf_columns
@@ -19,6 +22,8 @@ from spark.settings import Duration, setting
 from spark.tables import Table, changed_types
 from spark.topics import TopicSource
 from spark.vocabulary import Framing, Layout, UnknownFields
+
+_DIGITS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +61,14 @@ class ReadingSettings(StreamSettings):
             yield f"--schema={self.schema}: there is no such file"
         if self.layout == "protobuf" and not self.message:
             yield "--layout protobuf needs the name of a --message"
-        if self.table.rstrip("/") == self.checkpoint.rstrip("/"):
+        folders = [one.rstrip("/") for one in (self.table, self.checkpoint, self.dead_letters_path)]
+        if folders[0] == folders[1]:
             yield f"--checkpoint={self.checkpoint}: expected another folder than the table's"
+        if folders[2] in folders[:2]:
+            yield f"--dead-letters={self.dead_letters}: expected another folder than those of table and checkpoint"
+        for name, value in (("--offsets-per-batch", self.offsets_per_batch), ("--min-partitions", self.min_partitions)):
+            if value is not None and value < 1:
+                yield f"{name}={value}: expected 1 or more"
 
     def source_of(self, *, topics: tuple[str, ...] = (), pattern: str = "") -> TopicSource:
         return TopicSource(
@@ -76,9 +87,20 @@ class ReadingSettings(StreamSettings):
 
 
 def opened(
-    spark: SparkSession, settings: ReadingSettings, source: TopicSource, admin: KafkaAdmin, *, job: str, output: Table
+    spark: SparkSession,
+    settings: ReadingSettings,
+    source: TopicSource,
+    admin: KafkaAdmin,
+    decoding: Decoding,
+    *,
+    job: str,
+    output: Table,
+    written_as: str,
 ) -> Checkpoint:
-    """The checkpoint that settings name. Raise `JobFailed` where a topic is not there, or the checkpoint is of something else."""
+    """The checkpoint that settings name. Raise `JobFailed` where a topic is not there, or the checkpoint is of something else.
+
+    `written_as`: what no later run may change about the rows.
+    """
     topics = source.known(admin)
     if absent := [name for name in source.topics if name not in topics]:
         raise JobFailed(f"There is no topic {absent[0]} at {settings.bootstrap_servers}. Create it, or name another.")
@@ -86,9 +108,15 @@ def opened(
         job=job,
         cluster_id=admin.cluster_id(),
         topics={topic.name: topic.id for topic in topics.values()},
-        output=f"{output.format}:{settings.table}",
+        output=output_of(spark, output, written_as),
+        values=hashlib.sha256(repr(decoding).encode()).hexdigest()[:_DIGITS],
     )
-    return open_checkpoint(spark, settings.checkpoint, origin)
+    return open_checkpoint(spark, settings.checkpoint, origin, source)
+
+
+def output_of(spark: SparkSession, output: Table, written_as: str) -> str:
+    """What a checkpoint calls the table that its rows go to."""
+    return f"{output.format}:{qualified(spark, output.path)}, {written_as}"
 
 
 def decoding_of(settings: ReadingSettings, spark: SparkSession) -> Decoding:
@@ -116,12 +144,22 @@ def decoding_of(settings: ReadingSettings, spark: SparkSession) -> Decoding:
         raise JobFailed(f"The schema {settings.schema} cannot be read: {str(error).strip().splitlines()[0]}") from error
 
 
+def check_is_not_gone(spark: SparkSession, table: Table, checkpoint: Checkpoint) -> None:
+    """Raise `JobFailed` where the checkpoint has batches as done that nobody has any more."""
+    if checkpoint.has_batches and table.is_gone(spark):
+        raise JobFailed(
+            f"The table {table.path} is gone, and {checkpoint.path} has what was in it as done. Bring it back, or name a new checkpoint, "
+            "which begins anew."
+        )
+
+
 def checked_table(spark: SparkSession, table: Table, columns: StructType, checkpoint: Checkpoint) -> None:
     """Raise `JobFailed` where the table's columns have other types, or the table has rows that this checkpoint knows nothing of."""
     there = table.schema(spark)
     if there is None:
         return
-    if changed := list(changed_types(there, columns)):
+    kept = StructType([one for one in columns.fields if one.name not in table.partition_by or table.format == "delta"])
+    if changed := list(changed_types(there, kept)):
         raise JobFailed(f"The table {table.path} cannot take these rows: {'; '.join(changed)}. Name another, or change the schema back.")
     if checkpoint.is_new and not table.read(spark).isEmpty():
         raise JobFailed(

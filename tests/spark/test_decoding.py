@@ -189,6 +189,27 @@ def test_what_is_not_avro_is_told_from_a_record_of_nulls(spark: "SparkSession") 
     assert errors(decoding, frame) == {1: "the value is not Avro of this schema"}
 
 
+def test_a_string_takes_whatever_json_has_in_its_place(spark: "SparkSession") -> None:
+    frame = records(spark, b'{"carrier": 5}', b'{"carrier": {"x": 1}}')
+
+    assert [row.carrier for row in typed_rows(json_decoding().decoded(frame)).orderBy("kafka_offset").collect()] == ["5", '{"x":1}']
+
+
+def test_what_only_options_make_json_is_taken_as_a_whole_and_its_fields_are_no_secret(spark: "SparkSession") -> None:
+    frame = records(spark, b'{carrier: "UA", legs: [{dest: "IAH"}]}', b'{carrier: "AA"}')
+    lenient = {"allowUnquotedFieldNames": "true"}
+
+    assert [row.carrier for row in typed_rows(json_decoding(options=lenient).decoded(frame)).collect()] == ["UA", "AA"]
+    assert errors(json_decoding(options=lenient, unknown_fields="dead-letters"), frame) == dict.fromkeys(
+        (0, 1), "its fields cannot be listed"
+    )
+
+
+def test_not_null_within_a_column_is_refused() -> None:
+    with pytest.raises(ValueError, match="NOT NULL is for columns, and not for what is within one: legs"):
+        json_columns("carrier STRING, legs ARRAY<STRUCT<dest: STRING NOT NULL>>")
+
+
 def test_an_avro_schema_that_is_no_record_is_refused(spark: "SparkSession") -> None:
     with pytest.raises(ValueError, match="a schema of string, and a row needs a record"):
         avro_columns(spark, '"string"')

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 
 AT: Final = datetime(2013, 1, 1, tzinfo=UTC)
 END: Final = 6
+PLANNED: Final = 8
 TOPIC: Final = "flights"
 
 
@@ -38,7 +39,10 @@ def audited(spark: "SparkSession", log: list[dict[str, Any]], table: list[dict[s
     from spark.kafka_admin import KafkaPartition
 
     one = KafkaPartition(TOPIC, 0)
-    ranges = spark.createDataFrame([(TOPIC, 0, 1, END)], "topic string, partition int, start long, end long")
+    ranges = spark.createDataFrame(
+        [(TOPIC, 0, 1, END, PLANNED, explains_gaps)],
+        "topic string, partition int, start long, end long, planned long, may_be_gone boolean",
+    )
     kinds = compared(marked(frame(spark, log), is_typed=False), marked(frame(spark, table), is_typed=False), ranges)
     (found,) = judged({one: 1}, {one: END}, summed(kinds), explains_gaps={TOPIC: explains_gaps})
     return found
@@ -92,10 +96,15 @@ def test_whatever_of_a_record_was_changed_is_found(spark: "SparkSession") -> Non
 
 
 def test_a_row_that_the_log_never_had_is_invented_and_one_whose_record_is_gone_is_not(spark: "SparkSession") -> None:
-    found = audited(spark, [*LOG[:2], *LOG[3:]], [row(0), *LOG, row(END), row(END + 1)], explains_gaps=True)
+    log, table = [*LOG[:2], *LOG[3:]], [row(0), *LOG, row(END), row(END + 1), row(PLANNED), row(1_000)]
 
-    assert found.counts == {"missing": 0, "invented": 1, "duplicate": 0, "different": 0}
+    found = audited(spark, log, table)
+    compacted = audited(spark, log, table, explains_gaps=True)
+
+    assert found.counts == {"missing": 0, "invented": 3, "duplicate": 0, "different": 0}
     assert (found.expired, found.uncommitted) == (1, 2)
+    assert compacted.counts["invented"] == 2
+    assert compacted.expired == 2
 
 
 def test_an_offset_that_nobody_has_is_a_gap_unless_the_topic_explains_it(spark: "SparkSession") -> None:

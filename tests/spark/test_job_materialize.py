@@ -1,6 +1,7 @@
 """`materialize` in the session of these tests, so into Parquet: what it writes, and what it refuses. Delta: test_job_kills.py."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,16 +114,119 @@ def test_fields_become_columns_and_the_rest_dead_letters_which_an_audit_counts(
     assert said[-1] == "audit: 3 of 3 records, no gap, no duplicate"
 
 
+def a_schema(folder: Path, columns: str = SCHEMA) -> Path:
+    schema = folder / "flights.ddl"
+    schema.write_text(columns)
+    return schema
+
+
+def test_an_audit_takes_no_checkpoint_but_that_of_the_table_and_looks_at_all_it_has(
+    spark: "SparkSession", brokers: Brokers, now_ms: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [brokers.create(f"audited-{name}", partitions=1) for name in "ab"]
+    for name in names:
+        flights(brokers, name, now_ms, b"1", b"2")
+    (tmp_path / "other").mkdir()
+    made, other = settings(brokers, tmp_path, pattern="audited-[ab]"), settings(brokers, tmp_path / "other", topics=(names[0],))
+    for one in (made, other):
+        materialize(spark, one)
+
+    with pytest.raises(JobFailed, match=r"The checkpoint .*/other/checkpoint belongs to parquet:.*/other/table, raw, and not to"):
+        audit(spark, replace(made, checkpoint=other.checkpoint))
+    assert audit(spark, made) == 0
+    for file in (tmp_path / "table").rglob("*.parquet"):
+        if spark.read.parquet(str(file)).first().topic == names[1]:
+            file.unlink()
+
+    assert audit(spark, made) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "audit: 2 of 4 records, 2 missing"
+
+
+def test_topics_that_come_are_noted_so_that_they_are_known_when_they_are_made_again(
+    spark: "SparkSession", brokers: Brokers, now_ms: int, tmp_path: Path
+) -> None:
+    brokers.create("coming-a", partitions=1)
+    made = settings(brokers, tmp_path, pattern="coming-.*")
+    flights(brokers, "coming-a", now_ms, b"1")
+    materialize(spark, made)
+    brokers.create("coming-b", partitions=1)
+    flights(brokers, "coming-b", now_ms, b"1")
+    materialize(spark, made)
+    brokers.delete("coming-b")
+    brokers.create("coming-b", partitions=1)
+    flights(brokers, "coming-b", now_ms, b"2", b"3")
+
+    with pytest.raises(JobFailed, match="The topic coming-b was deleted and made again"):
+        materialize(spark, made)
+
+
+def test_a_batch_that_is_half_done_is_finished_with_the_schema_it_was_begun_with(
+    spark: "SparkSession", brokers: Brokers, now_ms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark.tables import Table
+
+    topic = brokers.create("half-done", partitions=1)
+    made = settings(brokers, tmp_path, topics=(topic,), layout="json", schema=a_schema(tmp_path), unknown_fields="dead-letters")
+    flights(brokers, topic, now_ms, b'{"carrier": "UA", "tail": 1}', b'{"carrier": "AA"}')
+    append = Table.append
+
+    def append_rows_and_no_dead_letters(table: Table, *given: Any) -> None:
+        if table.path.endswith("-dead-letters"):
+            raise OSError("killed")
+        append(table, *given)
+
+    monkeypatch.setattr(Table, "append", append_rows_and_no_dead_letters)
+    with pytest.raises(JobFailed, match="killed"):
+        materialize(spark, made)
+    monkeypatch.undo()
+
+    a_schema(tmp_path, f"{SCHEMA}, tail INT")
+    with pytest.raises(JobFailed, match=r"Batch 0 of .*/checkpoint is half done, with another schema, .* Run once more with those"):
+        materialize(spark, made)
+    a_schema(tmp_path)
+    materialize(spark, made)
+    a_schema(tmp_path, f"{SCHEMA}, tail INT")
+    materialize(spark, made)
+
+    assert [row.carrier for row in made.output.read(spark).collect()] == ["AA"]
+    assert [row.offset for row in made.rejected.read(spark).collect()] == [0]
+
+
+def test_a_writer_that_was_killed_at_its_first_batch_can_be_started_again(
+    spark: "SparkSession", brokers: Brokers, now_ms: int, tmp_path: Path
+) -> None:
+    topic = brokers.create("first-batch", partitions=1)
+    made = settings(brokers, tmp_path, topics=(topic,))
+    (tmp_path / "table" / "written_by=somebody" / "batch=0" / "_temporary" / "0").mkdir(parents=True)
+    (tmp_path / "table" / "written_by=somebody" / "batch=0" / "_temporary" / "0" / "part-0.parquet").write_bytes(b"half")
+    flights(brokers, topic, now_ms, b"1")
+
+    materialize(spark, made)
+
+    assert made.output.read(spark).count() == 1
+
+
+def test_dead_letters_have_a_folder_of_their_own(brokers: Brokers, tmp_path: Path) -> None:
+    made = settings(brokers, tmp_path, topics=("a",), dead_letters=f"{tmp_path / 'table'}/", offsets_per_batch=0)
+
+    assert list(made.complaints()) == [
+        f"--dead-letters={tmp_path}/table/: expected another folder than those of table and checkpoint",
+        "--offsets-per-batch=0: expected 1 or more",
+    ]
+
+
 def test_a_checkpoint_goes_with_its_table_and_its_topic(spark: "SparkSession", brokers: Brokers, now_ms: int, tmp_path: Path) -> None:
     topic = brokers.create("one-topic", partitions=1)
     made = settings(brokers, tmp_path, topics=(topic,))
     flights(brokers, topic, now_ms, b"1")
     materialize(spark, made)
 
-    with pytest.raises(JobFailed, match=r"belongs to rows for parquet:.*/table, and this is parquet:.*/other\. Name the one"):
+    with pytest.raises(JobFailed, match=r"rows for parquet:file:/.*/table, raw, and this is parquet:file:/.*/other, raw\. Name"):
         materialize(spark, settings(brokers, tmp_path, topics=(topic,), table=str(tmp_path / "other")))
     with pytest.raises(JobFailed, match=r"has rows, and the checkpoint .*/second is new: .* would be there twice"):
         materialize(spark, settings(brokers, tmp_path, topics=(topic,), checkpoint=str(tmp_path / "second")))
+    with pytest.raises(JobFailed, match=r"belongs to rows for .*/table, raw, and this is .*/table, json"):
+        materialize(spark, settings(brokers, tmp_path, topics=(topic,), layout="json", schema=a_schema(tmp_path)))
     with pytest.raises(JobFailed, match="There is no topic of-nobody at"):
         materialize(spark, settings(brokers, tmp_path, topics=("of-nobody",)))
 
@@ -133,6 +237,10 @@ def test_a_checkpoint_goes_with_its_table_and_its_topic(spark: "SparkSession", b
     with pytest.raises(JobFailed, match=r"belongs to the cluster another, and this is [\w-]+\. Name the one that belongs to it"):
         materialize(spark, made)
     note.write_text(noted)
+    (tmp_path / "table").rename(tmp_path / "moved")
+    with pytest.raises(JobFailed, match=r"The table .*/table is gone, and .*/checkpoint has what was in it as done\. Bring it back"):
+        materialize(spark, made)
+    (tmp_path / "moved").rename(tmp_path / "table")
 
     brokers.delete(topic)
     brokers.create(topic, partitions=1)

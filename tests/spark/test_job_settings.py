@@ -75,6 +75,13 @@ def test_a_table_of_the_file_is_for_its_own_job_and_stronger_than_what_all_have(
     assert loaded(FOREBAY_SPARK_CONFIG=str(file)).topic == "own"
 
 
+def test_client_settings_of_all_jobs_and_of_one_add_up_and_need_no_quotes(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.toml"
+    file.write_text('topic = "a"\n[kafka]\nsecurity.protocol = "SSL"\nretries = 3\n[count.kafka]\nretries = 5\nssl.key.type = "PEM"\n')
+
+    assert loaded("--config", str(file)).kafka == {"security.protocol": "SSL", "retries": "5", "ssl.key.type": "PEM"}
+
+
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     file = tmp_path / "jobs.toml"
     file.write_text("[count]\nbatch = 4\n")
