@@ -138,7 +138,7 @@ def _read(noted: str, note: str) -> Origin:
     try:
         found = json.loads(noted)
         str(found["id"])
-        texts = {name: str(found[name]) for name in ("job", "cluster_id", "output", "values")}
+        texts = {name: str(found[name]) for name in ("job", "cluster_id", "output")} | {"values": str(found.get("values", ""))}
         return Origin(topics=dict(found["topics"]), **texts)
     except (ValueError, KeyError, TypeError) as error:
         raise JobFailed(f"{note} is not as a job has written it. Start with a new checkpoint, and a new table.") from error
