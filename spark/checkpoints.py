@@ -14,11 +14,12 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from spark.errors import JobFailed
-from spark.files import names_in, read_text, write_text
+from spark.files import delete_folder, names_in, read_text, write_text
 from spark.kafka_admin import KafkaAdmin, KafkaPartition, KafkaTopic
 from spark.topics import TopicSource, least, read_offsets
 
 NOTE: Final = "forebay.json"
+_BATCHES: Final = ("offsets", "commits", "state")
 _VERSION: Final = re.compile(r"v\d+\n")
 """The first line of all that Spark keeps in a checkpoint: what has none was not written to its end."""
 
@@ -99,6 +100,11 @@ def open_checkpoint(spark: SparkSession, path: str, origin: Origin, source: Topi
     )
     if opened.origin != before:
         opened.note()
+    if opened.is_new:
+        # A driver that ended as it wrote down its first batch leaves half a file there, with which Spark would not start again. There is
+        # nothing yet that was planned, and so nothing that was written. Where the query begins, in `sources`, stays.
+        for folder in _BATCHES:
+            delete_folder(spark, f"{path}/{folder}")
     return opened
 
 

@@ -64,6 +64,15 @@ def has_data(spark: SparkSession, path: str, suffix: str) -> bool:
     return False
 
 
+def delete_folder(spark: SparkSession, path: str) -> None:
+    """With all that is in it. Raise `OSError` if it stays."""
+    system, place = _located(spark, path)
+    try:
+        system.delete(place, True)
+    except Py4JJavaError as error:
+        raise OSError(f"{path} cannot be deleted: {error.java_exception.getMessage()}") from error
+
+
 def names_in(spark: SparkSession, path: str) -> list[str]:
     """Of files and folders; none where there is no such folder."""
     system, place = _located(spark, path)

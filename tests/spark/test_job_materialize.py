@@ -206,6 +206,22 @@ def test_a_writer_that_was_killed_at_its_first_batch_can_be_started_again(
     assert made.output.read(spark).count() == 1
 
 
+def test_a_driver_that_ended_as_it_planned_its_first_batch_can_be_started_again(
+    spark: "SparkSession", brokers: Brokers, now_ms: int, tmp_path: Path
+) -> None:
+    topic = brokers.create("first-plan", partitions=1)
+    made = settings(brokers, tmp_path, topics=(topic,))
+    materialize(spark, made)
+    for file in [*(tmp_path / "checkpoint" / "offsets").iterdir(), *(tmp_path / "checkpoint" / "commits").iterdir()]:
+        file.unlink()
+    (tmp_path / "checkpoint" / "offsets" / ".0.5c3b.tmp").write_text("v1")
+    flights(brokers, topic, now_ms, b"1")
+
+    materialize(spark, made)
+
+    assert made.output.read(spark).count() == 1
+
+
 def test_dead_letters_have_a_folder_of_their_own(brokers: Brokers, tmp_path: Path) -> None:
     made = settings(brokers, tmp_path, topics=("a",), dead_letters=f"{tmp_path / 'table'}/", offsets_per_batch=0)
 
