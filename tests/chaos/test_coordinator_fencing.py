@@ -27,10 +27,10 @@ from sim.groups.history import (
     unprocessed,
 )
 from tests.chaos.group_load import Eye, Steady, Worker, running, wait_until
-from tests.chaos.native import native_services
 from tests.kit.clustering import SOON_S, Cluster, Member, running_cluster
 from tests.kit.faults.plan import Fault, Rule
 from tests.kit.group_scenes import Raw, until
+from tests.kit.native import native_services
 from tests.kit.raw_client import RawClient
 from tests.kit.seen_errors import TOPIC, aiokafka_client
 

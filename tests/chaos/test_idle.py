@@ -8,8 +8,8 @@ import pytest
 
 from process.http.probes import OBJECT_STORE_IDLE_S
 from runtime.clock import SystemClock
-from tests.chaos.native import native_services
 from tests.chaos.streams import create_topics
+from tests.kit.native import native_services
 
 BROKERS = 3
 SETTLED_AFTER_S = 3.0

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.chaos.native import Native, native_services
 from tests.chaos.streams import Stream, create_topics, judge, running, wait_for_progress
 from tests.kit.faults.plan import Fault, Rule
+from tests.kit.native import Native, native_services
 from tests.kit.serving import Served
 
 OUTAGE_S = 3.0

@@ -27,9 +27,9 @@ from storage.metadata import keys
 from storage.metadata.oxia.location import parse_oxia_url
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.vocabulary import PartitionId, TopicId
-from tests.chaos.native import Native, native_services
 from tests.kit.async_client import AsyncClient, parse_produced
 from tests.kit.batches import batch_bytes
+from tests.kit.native import Native, native_services
 from tests.kit.serving import Served
 
 SHARDS: Final = 4

@@ -159,6 +159,6 @@ def test_the_jars_of_spark_are_of_the_version_of_pyspark() -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pinned = (SPARK / "jars.sha256").read_text()
 
-    assert pyproject["project"]["optional-dependencies"]["spark"] == ["pyspark==4.2.0"]
-    for name in ("spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13"):
+    assert pyproject["project"]["optional-dependencies"]["spark"][0] == "pyspark==4.2.0"
+    for name in ("spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13", "spark-avro_2.13"):
         assert f"  {name}-4.2.0.jar\n" in pinned

@@ -54,6 +54,8 @@ def test_t1_a_batch_read_is_exact_whatever_the_codec(spark: "SparkSession", brok
     assert_exact(read(spark, brokers, subscribe="deliveries-0,deliveries-1,deliveries-2"), deliveries)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("by_consumer")
 def test_t8_a_driver_that_asks_a_consumer_for_offsets_reads_the_same(
     spark: "SparkSession", brokers: Brokers, deliveries: list[Row]

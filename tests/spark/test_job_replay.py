@@ -130,6 +130,8 @@ def test_a_target_with_records_of_others_is_refused_unless_it_is_wanted_and_then
     assert sum(one.value == b"other" for one in found) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_record_that_arrives_while_a_run_writes_fails_it_and_the_next_run_refuses(
     spark: "SparkSession", brokers: Brokers, now_ms: int, tmp_path: Path
 ) -> None:

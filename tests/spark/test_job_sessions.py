@@ -147,6 +147,8 @@ def a_day_late(frame: "DataFrame") -> "DataFrame":
     return aircraft_days(frame, GAP, Duration(86_400))
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("rocksdb")
 def test_a_query_puts_late_flights_in_their_place_closes_days_and_keeps_no_state_of_them(spark: "SparkSession", tmp_path: Path) -> None:
     from spark.jobs.sessions import SessionsSettings, summary

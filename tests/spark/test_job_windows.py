@@ -103,6 +103,8 @@ def test_a_window_is_written_once_when_the_watermark_has_passed_it_and_what_come
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_default_watermark_loses_no_flight_of_the_demo_in_any_order(spark: "SparkSession", tmp_path: Path) -> None:
     """Its file has January, then October to December, then February on, and a partition may be read long before another: here the last
     flights of a carrier come first, and one carrier after the other."""
