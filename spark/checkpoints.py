@@ -58,8 +58,9 @@ class Checkpoint:
             self.origin = replace(self.origin, topics={**self.origin.topics, **fresh})
             self.note()
 
-    def note(self) -> None:
-        write_text(self.spark, f"{self.path}/{NOTE}", json.dumps({"id": self.id, **asdict(self.origin)}, indent=2) + "\n")
+    def note(self, *, is_new: bool = False) -> None:
+        said = json.dumps({"id": self.id, **asdict(self.origin)}, indent=2)
+        write_text(self.spark, f"{self.path}/{NOTE}", f"{said}\n", is_new=is_new)
 
 
 def open_checkpoint(spark: SparkSession, path: str, origin: Origin, source: TopicSource) -> Checkpoint:
@@ -70,7 +71,13 @@ def open_checkpoint(spark: SparkSession, path: str, origin: Origin, source: Topi
         if planned:
             raise JobFailed(f"The checkpoint {path} was made by another query (it has no {NOTE}). Name a folder of its own.")
         made = Checkpoint(spark=spark, path=path, id=str(uuid.uuid4()), origin=origin, source=source, is_new=True)
-        made.note()
+        try:
+            # Of two drivers that start at once, one writes it: batches of the other would be another writer's.
+            made.note(is_new=True)
+        except OSError as error:
+            raise JobFailed(
+                f"The checkpoint {path} cannot be begun: {error}. If another driver has just begun it, let that run."
+            ) from error
         return made
     before = _read(noted, f"{path}/{NOTE}")
     for what, mine, its in (

@@ -1,5 +1,6 @@
 """Small files wherever Spark keeps its own: through Hadoop's file systems, so that a path means what it means to a query."""
 
+import uuid
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,13 +25,13 @@ def read_text(spark: SparkSession, path: str) -> str | None:
         raise OSError(f"{path} cannot be read: {error.java_exception.getMessage()}") from error
 
 
-def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """In the place of what is there, at once or not at all. Raise `OSError` where it cannot be written."""
+def write_text(spark: SparkSession, path: str, text: str, *, is_new: bool = False) -> None:
+    """In the place of what is there, at once or not at all. Raise `OSError` where it cannot be written, or, if new, where a file is."""
     system, place = _located(spark, path)
     jvm: Any = spark._jvm  # noqa: SLF001
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001
     whole = place.makeQualified(system.getUri(), system.getWorkingDirectory())
-    fresh = jvm.org.apache.hadoop.fs.Path(whole.getParent(), f".{whole.getName()}.new")
+    fresh = jvm.org.apache.hadoop.fs.Path(whole.getParent(), f".{whole.getName()}.{uuid.uuid4()}")
     try:
         stream = system.create(fresh, True)
         try:
@@ -38,7 +39,7 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
         finally:
             stream.close()
         over = gateway.new_array(jvm.org.apache.hadoop.fs.Options.Rename, 1)
-        over[0] = jvm.org.apache.hadoop.fs.Options.Rename.OVERWRITE
+        over[0] = getattr(jvm.org.apache.hadoop.fs.Options.Rename, "NONE" if is_new else "OVERWRITE")
         jvm.org.apache.hadoop.fs.FileContext.getFileContext(whole.toUri(), system.getConf()).rename(fresh, whole, over)
     except Py4JJavaError as error:
         raise OSError(f"{path} cannot be written: {error.java_exception.getMessage()}") from error

@@ -76,6 +76,8 @@ class KafkaAdmin:
         """Of a name that no topic has, nothing."""
         asked = sorted(names)
         found: dict[str, KafkaTopic] = {}
+        if not asked:
+            return found
         with self._said("describe topics"):
             described = self._admin.describeTopics(self._java_list(asked)).topicNameValues()
         for name in asked:

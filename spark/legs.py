@@ -1,4 +1,4 @@
-"""The legs of an aircraft, put together to its days: chains with no gap longer than so much between two scheduled departures.
+"""The legs of an aircraft, put together to its days: chains with no gap longer than a limit between two scheduled departures.
 
 Plain functions of values. In which order the legs are given makes no difference: what the log says about the order is in the legs.
 """

@@ -65,7 +65,7 @@ def measured(progress: Any) -> BatchMeasured:
 
 @dataclass(slots=True)
 class QueryTotals:
-    """Of one run of a query. Told of a batch twice, it counts it once."""
+    """Of one run of a query. A batch that is reported twice is counted once."""
 
     last: BatchMeasured | None = None
     rows: int = 0

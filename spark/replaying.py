@@ -1,7 +1,7 @@
 """Which records of a table go to a topic, in which order, and which of them are there. Functions of frames, with no session and no I/O.
 
 A partition of the target gets the records that the table has of the partition with the same number: by source topic, and of each in the
-order of offsets. This order never changes, so that the target has, at any moment, the first so many of it. A record says in its last
+order of offsets. This order never changes, so that the target has a prefix of it at any moment. A record says in its last
 header `forebay.origin` which one it is.
 """
 
@@ -22,7 +22,7 @@ _PARSED: Final = r"^([^/]+)/([0-9]{1,10})/([0-9]{1,19})$"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Present:
-    """What a partition of the target has of the table: so many records, of which `last` is the last one, as topic and offset there."""
+    """What a partition of the target has of the table: `count` records, of which `last` is the last one, as topic and offset there."""
 
     count: int
     last: tuple[str, int]
@@ -31,7 +31,7 @@ class Present:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """What the table has for a partition, of which `before` come no later than what the target has, and `has_last` is whether that one is
-    among them. `unwritable`: rows with timestamps that no producer can send. `oldest_ms`: of those that are to be written."""
+    among them. `unwritable`: rows with timestamps that no producer can send. `oldest_ms`: of those that are left."""
 
     count: int
     before: int

@@ -1,6 +1,6 @@
 """Sending rows to partitions of a topic, on executors. Spark's Kafka sink cannot set timestamps, so this is librdkafka's producer.
 
-What a partition has is at any moment the first so many of the rows that it is to get: the producer is idempotent, stops for ever at what
+What a partition has is at any moment a prefix of the rows that it gets: the producer is idempotent, stops for ever at what
 could leave a hole, and gives up no single record. Where nobody else may write, every acknowledgement must name the next offset.
 """
 
@@ -34,11 +34,11 @@ GIVE_UP_AFTER_S: Final = 60.0
 AGAIN: Final = "What is there is in order and without holes as far as this job wrote it: start it again, and it says whether it can go on."
 _POLL_S: Final = 0.1
 _LAG_S: Final = 0.1
-"""So much a pace may catch up: waits are not exact."""
+"""What a pace may catch up: waits are not exact."""
 
 
 class RecordPace:
-    """So many records a second, and never more, but for a tenth of a second's worth."""
+    """Records at a rate, never faster, but for a tenth of a second's worth."""
 
     def __init__(self, per_second: float, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._each_s = 1 / per_second

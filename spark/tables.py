@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from spark.errors import JobFailed
-from spark.files import has_data, names_in
+from spark.files import has_data, names_in, qualified
 from spark.vocabulary import TableFormat
 
 WRITER_COLUMN: Final = "written_by"
@@ -65,7 +65,7 @@ class Table:
         if self.format == "parquet":
             return self.read(spark)  # its files are listed once
         self.read(spark)
-        version = spark.sql(f"DESCRIBE HISTORY {self.in_sql} LIMIT 1").collect()[0]["version"]
+        version = spark.sql(f"DESCRIBE HISTORY {self.in_sql(spark)} LIMIT 1").collect()[0]["version"]
         return spark.read.format(self.format).option("versionAsOf", version).load(self.path)
 
     def append(self, rows: DataFrame, batch: TableBatch) -> None:
@@ -97,9 +97,9 @@ class Table:
         except Py4JJavaError as error:
             raise JobFailed(f"The table {self.path} cannot be made: {error.java_exception.getMessage()}") from error
 
-    @property
-    def in_sql(self) -> str:
-        return f"{self.format}.`{self.path}`"
+    def in_sql(self, spark: SparkSession) -> str:
+        """Delta takes no path for a table that is not a whole one."""
+        return f"{self.format}.`{qualified(spark, self.path)}`"
 
 
 def changed_types(before: StructType, now: StructType) -> Iterable[str]:
@@ -109,7 +109,7 @@ def changed_types(before: StructType, now: StructType) -> Iterable[str]:
         was = known.get(one.name.lower())
         # What may be null in it is no other type: files keep none of that.
         if was is not None and was.dataType.simpleString() != one.dataType.simpleString():
-            yield f"{one.name} is {was.dataType.simpleString()} in the table, and {one.dataType.simpleString()} in what is to be written"
+            yield f"{one.name} is {was.dataType.simpleString()} in the table, and {one.dataType.simpleString()} in the new rows"
 
 
 def _first_line(error: Exception) -> str:

@@ -25,7 +25,7 @@ class ReplayTarget:
     has_others: bool
 
     def settle(self, admin: KafkaAdmin, settle_s: float) -> None:
-        """Until nothing has come for so long; where others write, for so long. Raise `JobFailed` if something comes all the time."""
+        """Until nothing has come for this long; where others write, for this long. Raise `JobFailed` if something comes all the time."""
         if self.has_others:
             time.sleep(settle_s)
         elif not is_quiet(lambda: self._ends(admin), settle_s):
@@ -56,7 +56,7 @@ class ReplayTarget:
         return present
 
     def check(self, present: Mapping[int, Present], plans: Mapping[int, Planned]) -> None:
-        """Raise `JobFailed` unless each partition has the first so many records that the plan has for it."""
+        """Raise `JobFailed` unless each partition has a prefix of what the plan has for it."""
         for number, one in sorted(present.items()):
             topic, offset = one.last
             plan = plans.get(number)
@@ -109,7 +109,7 @@ def is_quiet(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Wait until `ends` have been the same for so long; not longer than `ROUNDS_MAX` times that."""
+    """Wait until `ends` have been the same for `settle_s`; not longer than `ROUNDS_MAX` times that."""
     seen, began_s = ends(), now_s()
     since_s = began_s
     while (now := now_s()) - since_s < settle_s:

@@ -39,6 +39,7 @@ PACE_ROWS_PER_S: Final = 5_000
 PACED_S: Final = 30
 TIMES_KAFKA: Final = 0.9
 _TUNED: Final[dict[str, Fact]] = {"kafka.max.partition.fetch.bytes": 8 * 1024 * KIB, "kafka.fetch.max.bytes": 64 * 1024 * KIB}
+LOOK_EVERY_S: Final = 0.02
 _clock = SystemClock()
 
 
@@ -214,11 +215,12 @@ def _behind_s(spark: "SparkSession", target: Target, records: int, folder: Path)
         try:
             _fill(target, topic, records, bytes_per_s=PACE_ROWS_PER_S * KIB)
             acknowledged_s = _clock.monotonic_s()
-            while True:
+            while (waited_s := _clock.monotonic_s() - acknowledged_s) < clients.SETTLED_WITHIN_S and not running.done():
                 committed = committed_offsets(spark, settings.checkpoint)
                 if committed is not None and sum(committed[1].values()) == records:
-                    return _clock.monotonic_s() - acknowledged_s
-                time.sleep(0.02)
+                    return waited_s
+                time.sleep(LOOK_EVERY_S)
+            raise clients.Lost(f"not all of {records} rows are in the table after {waited_s:.0f} s")
         finally:
             stopping.ask()
             running.result(clients.SETTLED_WITHIN_S)

@@ -17,7 +17,7 @@ from spark.checkpoints import Checkpoint
 from spark.decoding import DEAD_LETTERS, Decoding, dead_letters
 from spark.errors import JobFailed
 from spark.jobs.job import DONE, SparkJob, main
-from spark.jobs.reading import ReadingSettings, check_is_not_gone, checked_table, decoding_of, opened
+from spark.jobs.reading import ValueSettings, checked_table, decoding_of, opened
 from spark.jobs.stream import exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
 from spark.queries import Stopping, run_query
@@ -33,12 +33,12 @@ _NUMBER: Final = "spark.databricks.delta.write.txnVersion"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangelogSettings(ReadingSettings):
+class ChangelogSettings(ValueSettings):
     topic: str = setting(help="Read this topic.", metavar="TOPIC")
     key_format: KeyFormat = setting(help="Have keys in the table as bytes, or as the string whose UTF-8 they are.", default="bytes")
 
     def complaints(self) -> Iterator[str]:
-        yield from ReadingSettings.complaints(self)
+        yield from ValueSettings.complaints(self)
         if not self.topic or "," in self.topic:
             yield f"--topic={self.topic!r}: expected the name of one topic"
 
@@ -92,7 +92,7 @@ def merge(changed: DataFrame, table: Table, batch: TableBatch) -> None:
     changed.createOrReplaceTempView(_VIEW)
     try:
         with _once(session, batch):
-            session.sql(merge_of(table.in_sql, _VIEW, columns, gone=gone))
+            session.sql(merge_of(table.in_sql(session), _VIEW, columns, gone=gone))
     finally:
         session.catalog.dropTempView(_VIEW)
 
@@ -126,8 +126,7 @@ def run(spark: SparkSession, settings: ChangelogSettings, stopping: Stopping) ->
                 f"The schema {settings.schema} has a field {taken[0]}, which is a column of the job. Leave it out of the schema."
             )
         written_as = f"{settings.layout}, keys as {settings.key_format}"
-        checkpoint = opened(spark, settings, source, admin, decoding, job=JOB.name, output=settings.output, written_as=written_as)
-        check_is_not_gone(spark, settings.output, checkpoint)
+        checkpoint = opened(spark, settings, source, admin, job=JOB.name, output=settings.output, written_as=written_as, decoding=decoding)
         records = source.stream(spark)
         columns = columns_of(changes(judged(records, decoding, settings.key_format), decoding, settings.key_format))
         checked_table(spark, settings.output, columns, checkpoint)

@@ -10,11 +10,10 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.checkpoints import Checkpoint, Origin, open_checkpoint
-from spark.errors import JobFailed
+from spark.checkpoints import Checkpoint
 from spark.flights import SEEN, observed_flights
-from spark.jobs.reading import check_is_not_gone, checked_table, output_of
-from spark.jobs.stream import StreamSettings, exported
+from spark.jobs.reading import QuerySettings, checked_table, either, opened
+from spark.jobs.stream import exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
 from spark.progress import batches_after
 from spark.queries import Stopping, run_query
@@ -30,45 +29,22 @@ _STATE: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlightSettings(StreamSettings):
+class FlightSettings(QuerySettings):
     topics: tuple[str, ...] = setting(help="Read flights from these topics.", metavar="TOPIC,…", default=())
     pattern: str = setting(help="Read flights from the topics whose name this regular expression finds.", metavar="REGEX", default="")
-    table: str = setting(help="Write to the table of Delta Lake in this folder.", metavar="PATH")
-    checkpoint: str = setting(
-        help="Keep in this folder how far the job is, and its state. Every job and table has its own.", metavar="PATH"
-    )
     watermark: Duration = setting(
         help="Wait this long for flights that come late: one that departs longer than this before the latest of the batches before is "
         "dropped, and counted. The default drops nothing of a year, and closes nothing of it either.",
         default=Duration(365 * 86_400),
     )
-    interval: Duration | None = setting(help="Write a batch this often, until stopped. Without it: all there is, then end.", default=None)
-    starting: str = setting(help="Begin here without a checkpoint: earliest, latest, or JSON as Spark reads it.", default="earliest")
-    offsets_per_batch: int | None = setting(help="Read at most this many offsets in a batch.", default=None)
-    min_partitions: int | None = setting(help="Read with at least this many tasks: several of a partition.", default=None)
-    fail_on_data_loss: bool = setting(help="Stop where records are gone before they were read.", default=True)
 
     def complaints(self) -> Iterator[str]:
-        yield from StreamSettings.complaints(self)
-        if bool(self.topics) == bool(self.pattern):
-            yield "expected either --topics or --pattern"
-        if self.table.rstrip("/") == self.checkpoint.rstrip("/"):
-            yield f"--checkpoint={self.checkpoint}: expected another folder than the table's"
-        for name, value in (("--offsets-per-batch", self.offsets_per_batch), ("--min-partitions", self.min_partitions)):
-            if value is not None and value < 1:
-                yield f"{name}={value}: expected 1 or more"
+        yield from QuerySettings.complaints(self)
+        yield from either(self.topics, self.pattern)
 
     @property
     def source(self) -> TopicSource:
-        return TopicSource(
-            cluster=self.cluster,
-            topics=self.topics,
-            pattern=self.pattern,
-            starting=self.starting,
-            offsets_per_batch=self.offsets_per_batch,
-            min_partitions=self.min_partitions,
-            options={"failOnDataLoss": str(self.fail_on_data_loss).lower()},
-        )
+        return self.source_of(topics=self.topics, pattern=self.pattern)
 
     @property
     def output(self) -> Table:
@@ -151,17 +127,7 @@ def run_flights(spark: SparkSession, settings: FlightSettings, stopping: Stoppin
         spark.conf.set(name, settings.conf.get(name, value))
     source, table, tally = settings.source, settings.output, Tally()
     with kafka_admin(spark, settings.cluster) as admin:
-        topics = source.known(admin)
-        if absent := [name for name in settings.topics if name not in topics]:
-            raise JobFailed(f"There is no topic {absent[0]} at {settings.bootstrap_servers}. Create it, or name another.")
-        origin = Origin(
-            job=query.job,
-            cluster_id=admin.cluster_id(),
-            topics={topic.name: topic.id for topic in topics.values()},
-            output=output_of(spark, table, query.written_as),
-        )
-        checkpoint = open_checkpoint(spark, settings.checkpoint, origin, source)
-        check_is_not_gone(spark, table, checkpoint)
+        checkpoint = opened(spark, settings, source, admin, job=query.job, output=table, written_as=query.written_as)
         rows = query.core(observed_flights(source.stream(spark)))
         checked_table(spark, table, rows.schema, checkpoint)
         table.create(spark, rows.schema)

@@ -4,12 +4,14 @@ A job is a name, its settings, and a function that is handed a session. `python 
 `spark-submit spark/jobs/NAME.py` all call `main`.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from spark.errors import JobFailed, SparkUnavailable
@@ -94,6 +96,8 @@ def main(job: SparkJob[Any], arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(job: SparkJob[Any], spark: SparkSession, settings: JobSettings) -> int:
+    # What it says is in the error that it is about.
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     stopping = Stopping()
     with stopping.by_signals() if job.is_stream else interrupted_by_sigterm():
         try:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as sql
 from spark.checkpoints import Checkpoint
 from spark.decoding import DEAD_LETTERS, Decoding, dead_letters, typed_rows
 from spark.jobs.job import DONE, SparkJob, main
-from spark.jobs.reading import ReadingSettings, check_is_not_gone, checked_table, decoding_of, opened
+from spark.jobs.reading import ValueSettings, checked_table, decoding_of, either, opened
 from spark.jobs.stream import exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
 from spark.queries import Stopping, run_query
@@ -29,7 +29,7 @@ DATE: Final = "date"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaterializeSettings(ReadingSettings):
+class MaterializeSettings(ValueSettings):
     topics: tuple[str, ...] = setting(help="Read these topics.", metavar="TOPIC,…", default=())
     pattern: str = setting(help="Read the topics whose name this regular expression finds.", metavar="REGEX", default="")
     format: TableFormat = setting(help="Write this kind of table.", default="delta")
@@ -38,9 +38,8 @@ class MaterializeSettings(ReadingSettings):
     )
 
     def complaints(self) -> Iterator[str]:
-        yield from ReadingSettings.complaints(self)
-        if bool(self.topics) == bool(self.pattern):
-            yield "expected either --topics or --pattern"
+        yield from ValueSettings.complaints(self)
+        yield from either(self.topics, self.pattern)
 
     @property
     def source(self) -> TopicSource:
@@ -100,8 +99,9 @@ def run(spark: SparkSession, settings: MaterializeSettings, stopping: Stopping) 
     source = settings.source
     with kafka_admin(spark, settings.cluster) as admin:
         decoding = decoding_of(settings, spark)
-        checkpoint = opened(spark, settings, source, admin, decoding, job=JOB.name, output=settings.output, written_as=settings.layout)
-        check_is_not_gone(spark, settings.output, checkpoint)
+        checkpoint = opened(
+            spark, settings, source, admin, job=JOB.name, output=settings.output, written_as=settings.layout, decoding=decoding
+        )
         records = source.stream(spark)
         decoded = decoding.decoded(records)
         columns = (dated(decoded, settings.output) if decoding.layout == "raw" else rows_of(decoded, settings.output)).schema

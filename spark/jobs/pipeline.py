@@ -179,7 +179,7 @@ def _minutes(value: float | None) -> str:
 
 JOB: Final = SparkJob(
     name="pipeline",
-    summary="Flights into a table and into sums of delays, until told to stop; then an audit, and the sums printed and drawn.",
+    summary="Flights into a table and into sums of delays, until SIGTERM; then an audit, and the sums printed and drawn.",
     settings=PipelineSettings,
     run=run,
     is_stream=True,

@@ -27,9 +27,43 @@ _DIGITS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadingSettings(StreamSettings):
+class QuerySettings(StreamSettings):
+    """Of every job that has a query write to a table."""
+
     table: str = setting(help="Write to the table in this folder.", metavar="PATH")
-    checkpoint: str = setting(help="Keep in this folder how far the job is. Every job and table has its own.", metavar="PATH")
+    checkpoint: str = setting(
+        help="Keep in this folder how far the job is, and what state it has. Every job and table has its own.", metavar="PATH"
+    )
+    interval: Duration | None = setting(help="Write a batch this often, until stopped. Without it: all there is, then end.", default=None)
+    starting: str = setting(help="Begin here without a checkpoint: earliest, latest, or JSON as Spark reads it.", default="earliest")
+    offsets_per_batch: int | None = setting(help="Read at most this many offsets in a batch.", default=None)
+    min_partitions: int | None = setting(help="Read with at least this many tasks: several of a partition.", default=None)
+    fail_on_data_loss: bool = setting(help="Stop where records are gone before they were read.", default=True)
+
+    def complaints(self) -> Iterator[str]:
+        yield from StreamSettings.complaints(self)
+        if same_folder(self.table, self.checkpoint):
+            yield f"--checkpoint={self.checkpoint}: expected another folder than the table's"
+        for name, value in (("--offsets-per-batch", self.offsets_per_batch), ("--min-partitions", self.min_partitions)):
+            if value is not None and value < 1:
+                yield f"{name}={value}: expected 1 or more"
+
+    def source_of(self, *, topics: tuple[str, ...] = (), pattern: str = "") -> TopicSource:
+        return TopicSource(
+            cluster=self.cluster,
+            topics=topics,
+            pattern=pattern,
+            starting=self.starting,
+            offsets_per_batch=self.offsets_per_batch,
+            min_partitions=self.min_partitions,
+            options={"failOnDataLoss": str(self.fail_on_data_loss).lower()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueSettings(QuerySettings):
+    """Of those that make columns of values."""
+
     layout: Layout = setting(help="Write bytes as they are, or the fields of values as columns.", default="raw")
     schema: Path | None = setting(
         help="Read the columns from this file: SQL column definitions for JSON (NOT NULL: the field must be there), an Avro schema, or "
@@ -47,59 +81,47 @@ class ReadingSettings(StreamSettings):
         metavar="PATH",
         default="",
     )
-    interval: Duration | None = setting(help="Write a batch this often, until stopped. Without it: all there is, then end.", default=None)
-    starting: str = setting(help="Begin here without a checkpoint: earliest, latest, or JSON as Spark reads it.", default="earliest")
-    offsets_per_batch: int | None = setting(help="Read at most this many offsets in a batch.", default=None)
-    min_partitions: int | None = setting(help="Read with at least this many tasks: several of a partition.", default=None)
-    fail_on_data_loss: bool = setting(help="Stop where records are gone before they were read.", default=True)
 
     def complaints(self) -> Iterator[str]:
-        yield from StreamSettings.complaints(self)
+        yield from QuerySettings.complaints(self)
         if self.layout != "raw" and self.schema is None:
             yield f"--layout {self.layout} needs a --schema"
         if self.schema is not None and not self.schema.is_file():
             yield f"--schema={self.schema}: there is no such file"
         if self.layout == "protobuf" and not self.message:
             yield "--layout protobuf needs the name of a --message"
-        folders = [one.rstrip("/") for one in (self.table, self.checkpoint, self.dead_letters_path)]
-        if folders[0] == folders[1]:
-            yield f"--checkpoint={self.checkpoint}: expected another folder than the table's"
-        if folders[2] in folders[:2]:
+        if any(same_folder(self.dead_letters_path, one) for one in (self.table, self.checkpoint)):
             yield f"--dead-letters={self.dead_letters}: expected another folder than those of table and checkpoint"
-        for name, value in (("--offsets-per-batch", self.offsets_per_batch), ("--min-partitions", self.min_partitions)):
-            if value is not None and value < 1:
-                yield f"{name}={value}: expected 1 or more"
-
-    def source_of(self, *, topics: tuple[str, ...] = (), pattern: str = "") -> TopicSource:
-        return TopicSource(
-            cluster=self.cluster,
-            topics=topics,
-            pattern=pattern,
-            starting=self.starting,
-            offsets_per_batch=self.offsets_per_batch,
-            min_partitions=self.min_partitions,
-            options={"failOnDataLoss": str(self.fail_on_data_loss).lower()},
-        )
 
     @property
     def dead_letters_path(self) -> str:
         return self.dead_letters or f"{self.table.rstrip('/')}-dead-letters"
 
 
+def either(topics: tuple[str, ...], pattern: str) -> Iterator[str]:
+    """What is wrong where a job reads several topics."""
+    if bool(topics) == bool(pattern):
+        yield "expected either --topics or --pattern"
+
+
+def same_folder(one: str, other: str) -> bool:
+    return one.rstrip("/") == other.rstrip("/")
+
+
 def opened(
     spark: SparkSession,
-    settings: ReadingSettings,
+    settings: QuerySettings,
     source: TopicSource,
     admin: KafkaAdmin,
-    decoding: Decoding,
     *,
     job: str,
     output: Table,
     written_as: str,
+    decoding: Decoding | None = None,
 ) -> Checkpoint:
     """The checkpoint that settings name. Raise `JobFailed` where a topic is not there, or the checkpoint is of something else.
 
-    `written_as`: what no later run may change about the rows.
+    `written_as`: what no later run may change about the rows. `decoding`: what none may change in the middle of a batch.
     """
     topics = source.known(admin)
     if absent := [name for name in source.topics if name not in topics]:
@@ -109,9 +131,15 @@ def opened(
         cluster_id=admin.cluster_id(),
         topics={topic.name: topic.id for topic in topics.values()},
         output=output_of(spark, output, written_as),
-        values=hashlib.sha256(repr(decoding).encode()).hexdigest()[:_DIGITS],
+        values=hashlib.sha256(repr(decoding).encode()).hexdigest()[:_DIGITS] if decoding else "",
     )
-    return open_checkpoint(spark, settings.checkpoint, origin, source)
+    checkpoint = open_checkpoint(spark, settings.checkpoint, origin, source)
+    if checkpoint.has_batches and output.is_gone(spark):
+        raise JobFailed(
+            f"The table {output.path} is gone, and {checkpoint.path} has what was in it as done. Bring it back, or name a new checkpoint, "
+            "which begins anew."
+        )
+    return checkpoint
 
 
 def output_of(spark: SparkSession, output: Table, written_as: str) -> str:
@@ -119,7 +147,7 @@ def output_of(spark: SparkSession, output: Table, written_as: str) -> str:
     return f"{output.format}:{qualified(spark, output.path)}, {written_as}"
 
 
-def decoding_of(settings: ReadingSettings, spark: SparkSession) -> Decoding:
+def decoding_of(settings: ValueSettings, spark: SparkSession) -> Decoding:
     """Raise `JobFailed` if the schema cannot be read."""
     if settings.schema is None or settings.layout == "raw":
         return Decoding(layout="raw")
@@ -142,15 +170,6 @@ def decoding_of(settings: ReadingSettings, spark: SparkSession) -> Decoding:
         return Decoding(layout="avro", schema=avro_columns(spark, written), avro_schema=written, framing=settings.framing)
     except (OSError, PySparkException, ValueError) as error:
         raise JobFailed(f"The schema {settings.schema} cannot be read: {str(error).strip().splitlines()[0]}") from error
-
-
-def check_is_not_gone(spark: SparkSession, table: Table, checkpoint: Checkpoint) -> None:
-    """Raise `JobFailed` where the checkpoint has batches as done that nobody has any more."""
-    if checkpoint.has_batches and table.is_gone(spark):
-        raise JobFailed(
-            f"The table {table.path} is gone, and {checkpoint.path} has what was in it as done. Bring it back, or name a new checkpoint, "
-            "which begins anew."
-        )
 
 
 def checked_table(spark: SparkSession, table: Table, columns: StructType, checkpoint: Checkpoint) -> None:

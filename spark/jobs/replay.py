@@ -1,7 +1,7 @@
 """`replay`: a table of the raw layout, or of dead letters, back to a topic: partitions, keys, values, headers and timestamps as they were.
 
-There is no checkpoint. The target itself says how far an earlier run came: its partitions have nothing but the first so many of the
-records that the table has for them, and the last one names itself in its header `forebay.origin`. A run that finds anything else there
+There is no checkpoint. The target itself says how far an earlier run came: its partitions have nothing but a prefix of the records
+that the table has for them, and the last one names itself in its header `forebay.origin`. A run that finds anything else there
 refuses. Records of a killed producer that arrive late are waited for (`--settle`). Those that come later still take an offset that this
 run's records were to have: the run fails at that acknowledgement, and the next one refuses, so that no repetition goes unsaid.
 
@@ -121,7 +121,7 @@ def plan_of(spark: SparkSession, settings: ReplaySettings) -> DataFrame:
         )
     if not settings.same_topic and not plan.where(sql.col("topic") == settings.topic).isEmpty():
         raise JobFailed(
-            f"The table {settings.table} has records of {settings.topic}, which they are to be written to. Name another topic, or say "
+            f"The table {settings.table} has records of {settings.topic}, which is where they would go. Name another topic, or say "
             "--same-topic if that is what is wanted, or that topic is another cluster's."
         )
     return plan
@@ -198,7 +198,7 @@ def run(spark: SparkSession, settings: ReplaySettings, _: Stopping) -> int:
 
 
 def _found(spark: SparkSession, admin: KafkaAdmin, target: ReplayTarget, plan: DataFrame) -> tuple[DataFrame, dict[int, Planned]]:
-    """What the target has. Raise `JobFailed` unless that is the first so many records of each partition of the plan."""
+    """What the target has. Raise `JobFailed` unless that is, of each partition, a prefix of the plan."""
     present = target.present(spark, admin, plan)
     lasts = spark.createDataFrame([(partition, *one.last) for partition, one in present.items()], LAST)
     plans = counted(plan, lasts)

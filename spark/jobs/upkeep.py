@@ -96,7 +96,7 @@ def tidy(spark: SparkSession, table: Table, settings: UpkeepSettings) -> UpkeepD
             vacuum(spark, table, settings.keep, is_dry=True)  # refused before anything is done
         if settings.optimize:
             nearby = ", ".join(f"`{name}`" for name in settings.zorder_by)
-            spark.sql(f"OPTIMIZE {table.in_sql}{f' ZORDER BY ({nearby})' if nearby else ''}").collect()
+            spark.sql(f"OPTIMIZE {table.in_sql(spark)}{f' ZORDER BY ({nearby})' if nearby else ''}").collect()
         old = vacuum(spark, table, settings.keep, is_dry=True)
         if settings.delete and old:
             vacuum(spark, table, settings.keep, is_dry=False)
@@ -105,7 +105,7 @@ def tidy(spark: SparkSession, table: Table, settings: UpkeepSettings) -> UpkeepD
 
 def vacuum(spark: SparkSession, table: Table, keep: Duration, *, is_dry: bool) -> int:
     """How many files there are to delete. Raise `JobFailed` if the table says that they have to be kept for longer."""
-    statement = f"VACUUM {table.in_sql} RETAIN {keep / _HOUR_S:f} HOURS{' DRY RUN' if is_dry else ''}"
+    statement = f"VACUUM {table.in_sql(spark)} RETAIN {keep / _HOUR_S:f} HOURS{' DRY RUN' if is_dry else ''}"
     try:
         return len(spark.sql(statement).collect())
     except PySparkException as error:
@@ -118,12 +118,12 @@ def vacuum(spark: SparkSession, table: Table, keep: Duration, *, is_dry: bool) -
 
 
 def properties_of(spark: SparkSession, table: Table) -> Mapping[str, str]:
-    (detail,) = spark.sql(f"DESCRIBE DETAIL {table.in_sql}").collect()
+    (detail,) = spark.sql(f"DESCRIBE DETAIL {table.in_sql(spark)}").collect()
     return dict(detail.properties)
 
 
 def size_of(spark: SparkSession, table: Table) -> TableSize:
-    (detail,) = spark.sql(f"DESCRIBE DETAIL {table.in_sql}").collect()
+    (detail,) = spark.sql(f"DESCRIBE DETAIL {table.in_sql(spark)}").collect()
     return TableSize(live=Occupied(files=detail.numFiles, bytes=detail.sizeInBytes), whole=occupied(spark, table.path))
 
 

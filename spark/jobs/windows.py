@@ -81,10 +81,14 @@ def as_records(windows: DataFrame) -> DataFrame:
 def merge(windows: DataFrame, table: Table) -> None:
     """A window is in the table as the last batch that changed it has it, however often that batch is merged."""
     same = " AND ".join(f"known.{name} = now.{name}" for name in KEY)
+    session = windows.sparkSession
     windows.createOrReplaceTempView(_VIEW)
-    windows.sparkSession.sql(
-        f"MERGE INTO {table.in_sql} AS known USING {_VIEW} AS now ON {same} WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
-    )
+    clauses = [
+        f"MERGE INTO {table.in_sql(session)} AS known USING {_VIEW} AS now ON {same}",
+        "WHEN MATCHED THEN UPDATE SET *",
+        "WHEN NOT MATCHED THEN INSERT *",
+    ]
+    session.sql(" ".join(clauses))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,11 @@
 The core with static frames; the MERGE of Delta Lake in drivers of their own (tests/spark/upserting.py), which are slow.
 """
 
-import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +23,7 @@ from spark.vocabulary import KeyFormat
 from tests.kit.serving import ROOT
 from tests.spark.acks import Record, produce
 from tests.spark.brokers import Brokers
+from tests.spark.drivers import driver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -238,19 +236,3 @@ def history(chance: random.Random, now_ms: int) -> tuple[list[Record], dict[str,
         rows[f"key-{key}"] = [value.decode(), partition, ends[partition]] if value is not None else []
         ends[partition] += 1
     return given, {key: row for key, row in rows.items() if row}
-
-
-@contextlib.contextmanager
-def driver(module: str, *arguments: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    """In a process of its own, killed with its JVM in the end."""
-    command: Sequence[str] = [sys.executable, "-m", module, *arguments]
-    with (folder / "driver.log").open("a") as log:
-        running = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, start_new_session=True
-        )
-    try:
-        yield running
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        running.communicate(timeout=ENDED_WITHIN_S)

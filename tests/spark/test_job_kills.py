@@ -6,9 +6,8 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +16,11 @@ import pytest
 from runtime.clock import SystemClock
 from services.oxia import running_oxia
 from services.versitygw import S3Server, running_s3
-from tests.kit.serving import ROOT, Served, serving
+from tests.kit.serving import Served, serving
 from tests.spark.acks import Row, assert_exact, producing
 from tests.spark.brokers import FOREBAY, UPKEEP, Against, Brokers
-from tests.spark.reading import FINISHED_WITHIN_S, read, wait_until
+from tests.spark.drivers import driver
+from tests.spark.reading import read, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,30 +79,14 @@ def wait_for_children(pid: int) -> Sequence[int]:
     return found
 
 
-@contextlib.contextmanager
-def job(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A driver in a process of its own, killed with its JVM in the end."""
-    command = [sys.executable, "-m", "spark.jobs", *arguments]
-    with (folder / "driver.log").open("a") as log:
-        driver = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, start_new_session=True
-        )
-    try:
-        yield driver
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(driver.pid, signal.SIGKILL)
-        driver.communicate(timeout=FINISHED_WITHIN_S)
-
-
 def batches(folder: Path) -> int:
     return len([one for one in folder.glob("checkpoint/commits/*") if one.name.isdigit()])
 
 
-def await_batches(driver: "subprocess.Popen[str]", folder: Path, *, more: int) -> None:
+def await_batches(running: "subprocess.Popen[str]", folder: Path, *, more: int) -> None:
     before = batches(folder)
-    wait_until(lambda: driver.poll() is not None or batches(folder) >= before + more)
-    assert driver.poll() is None, "the driver ended by itself: see driver.log"
+    wait_until(lambda: running.poll() is not None or batches(folder) >= before + more)
+    assert running.poll() is None, "the driver ended by itself: see driver.log"
 
 
 def test_brokers_compactor_and_driver_are_killed_and_the_table_is_exact(
@@ -123,22 +107,26 @@ def test_brokers_compactor_and_driver_are_killed_and_the_table_is_exact(
         given = {"partitions": PARTITIONS, "since_ms": now_ms, "per_second": PER_SECOND, "enable_idempotence": True}
         with producing(brokers.bootstrap, "killed", **given) as acked:
             for broker in (chance.randrange(BROKERS), None):
-                with job(tmp_path, *materialize, *where, "--interval", "500ms", "--offsets-per-batch", "1000") as driver:
-                    await_batches(driver, tmp_path, more=3)
+                with driver(
+                    "spark.jobs", *materialize, *where, "--interval", "500ms", "--offsets-per-batch", "1000", folder=tmp_path
+                ) as running:
+                    await_batches(running, tmp_path, more=3)
                     if broker is None:
                         cluster.kill_compactor()
-                        await_batches(driver, tmp_path, more=3)
+                        await_batches(running, tmp_path, more=3)
                     for number in (broker, chance.randrange(BROKERS)) if broker is not None else (chance.randrange(BROKERS),):
                         time.sleep(chance.uniform(*PAUSE_S))
                         cluster.kill_and_start(number)
-                        await_batches(driver, tmp_path, more=2)
+                        await_batches(running, tmp_path, more=2)
                     time.sleep(chance.uniform(0, 1))
                     # Leaving kills the driver, at whatever it is.
-        with job(tmp_path, *materialize, *where) as driver:
-            printed, _ = driver.communicate(timeout=ENDED_WITHIN_S)
-            assert driver.returncode == 0, (tmp_path / "driver.log").read_text()[-2_000:]
-        with job(tmp_path, "audit", "--table", str(tmp_path / "table"), "--checkpoint", str(tmp_path / "checkpoint"), *where) as driver:
-            printed, _ = driver.communicate(timeout=ENDED_WITHIN_S)
+        with driver("spark.jobs", *materialize, *where, folder=tmp_path) as running:
+            printed, _ = running.communicate(timeout=ENDED_WITHIN_S)
+            assert running.returncode == 0, (tmp_path / "driver.log").read_text()[-2_000:]
+        with driver(
+            "spark.jobs", "audit", "--table", str(tmp_path / "table"), "--checkpoint", str(tmp_path / "checkpoint"), *where, folder=tmp_path
+        ) as running:
+            printed, _ = running.communicate(timeout=ENDED_WITHIN_S)
         assert_exact(read(spark, cluster.brokers, subscribe="killed"), acked)
         verdict = VERDICT.search(printed.strip())
         assert verdict is not None, printed

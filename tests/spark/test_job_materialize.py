@@ -222,12 +222,27 @@ def test_a_driver_that_ended_as_it_planned_its_first_batch_can_be_started_again(
     assert made.output.read(spark).count() == 1
 
 
+def test_of_two_drivers_that_begin_a_checkpoint_at_once_one_is_refused(
+    spark: "SparkSession", brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = brokers.create("begun-twice", partitions=1)
+    made = settings(brokers, tmp_path, topics=(topic,))
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "forebay.json").write_text("the other's")
+    monkeypatch.setattr("spark.checkpoints.read_text", lambda *_: None)  # as it was a moment ago
+
+    with pytest.raises(JobFailed, match=r"The checkpoint .*/checkpoint cannot be begun: .* If another driver has just begun it"):
+        materialize(spark, made)
+
+    assert (tmp_path / "checkpoint" / "forebay.json").read_text() == "the other's"
+
+
 def test_dead_letters_have_a_folder_of_their_own(brokers: Brokers, tmp_path: Path) -> None:
     made = settings(brokers, tmp_path, topics=("a",), dead_letters=f"{tmp_path / 'table'}/", offsets_per_batch=0)
 
     assert list(made.complaints()) == [
-        f"--dead-letters={tmp_path}/table/: expected another folder than those of table and checkpoint",
         "--offsets-per-batch=0: expected 1 or more",
+        f"--dead-letters={tmp_path}/table/: expected another folder than those of table and checkpoint",
     ]
 
 
@@ -299,7 +314,7 @@ def test_a_schema_may_gain_columns_and_not_change_them(spark: "SparkSession", br
     materialize(spark, made)
 
     schema.write_text("carrier STRING, dep_delay STRING")
-    with pytest.raises(JobFailed, match=r"dep_delay is int in the table, and string in what is to be written\. Name another"):
+    with pytest.raises(JobFailed, match=r"dep_delay is int in the table, and string in the new rows\. Name another"):
         materialize(spark, made)
     schema.write_text("carrier STRING, dep_delay INTEGERR")
     with pytest.raises(JobFailed, match=r"The schema .*flights\.ddl cannot be read: .*INTEGERR"):

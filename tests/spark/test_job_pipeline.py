@@ -67,10 +67,10 @@ def test_a_picture_is_drawn_of_whatever_there_is(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_demo_with_its_pipeline_ends_with_a_clean_audit_and_a_picture(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "forebay", "demo", "--pipeline", "--exit", "--records", str(RECORDS), "--data", str(tmp_path)]
+    command = [sys.executable, "-m", "forebay", "demo", "--pipeline", "--exit", "--records", str(RECORDS)]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ENDED_WITHIN_S, check=False, env=environ
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ENDED_WITHIN_S, check=False, env=environ, cwd=tmp_path
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -79,7 +79,7 @@ def test_the_demo_with_its_pipeline_ends_with_a_clean_audit_and_a_picture(tmp_pa
     assert re.search(r"^spark     United +[\d,]+ +\d+ +\d+ min", done.stdout, re.MULTILINE)
     assert "on S3 Standard these requests would have cost $" in done.stdout
     assert "Exception" not in done.stdout + done.stderr
-    assert (tmp_path / "pipeline" / "delays.png").read_bytes().startswith(PNG)
+    assert (tmp_path / "forebay-data" / "pipeline" / "delays.png").read_bytes().startswith(PNG)
 
 
 @pytest.mark.parametrize(

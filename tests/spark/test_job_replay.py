@@ -22,8 +22,8 @@ from spark.settings import WrongSettings, load
 from spark.targets import is_quiet
 from tests.spark.acks import Headers, Record, Row, produce
 from tests.spark.brokers import Brokers
+from tests.spark.drivers import driver
 from tests.spark.reading import read
-from tests.spark.test_job_changelog import driver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -186,7 +186,7 @@ def test_tables_that_cannot_be_replayed_are_refused(spark: "SparkSession", broke
     # Its own topic, in which one of the two is no longer.
     once = f"{tmp_path}/once"
     frame_of(spark, rows_at(now_ms, ("was", 0, 3), ("wax", 0, 4))).write.parquet(once)
-    assert "has records of was, which they are to be written to" in refused(once, "was")
+    assert "has records of was, which is where they would go" in refused(once, "was")
     assert plan_of(spark, settings(brokers, once, "was", "--same-topic")).count() == 2
     assert plan_of(spark, settings(brokers, once, "was", "--topics", "wax")).count() == 1
 

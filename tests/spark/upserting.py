@@ -81,7 +81,7 @@ def conflict(spark: "SparkSession", folder: Path) -> dict[str, Any]:
     def delete() -> None:
         wait_for(Path(started))
         # Of a session of its own: what `merge` sets for its statement is set for all that its session runs.
-        spark.newSession().sql(f"DELETE FROM {table.in_sql} WHERE cast(kafka_key as string) = 'b'")
+        spark.newSession().sql(f"DELETE FROM {table.in_sql(spark)} WHERE cast(kafka_key as string) = 'b'")
         Path(go).touch()
 
     second = of(spark, [(b"a", b"a2", 0, 2, 0), (b"c", b"c1", 0, 3, 0)])
