@@ -145,8 +145,8 @@ def test_one_topic_is_asked_for_and_the_checkpoint_lies_elsewhere_than_the_table
         load(ChangelogSettings, "changelog", given, {})
 
     assert str(raised.value).splitlines() == [
-        "--layout json needs a --schema",
         f"--checkpoint={tmp_path}/: expected another folder than the table's",
+        "--layout json needs a --schema",
         "--topic='a,b': expected the name of one topic",
     ]
 
