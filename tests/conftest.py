@@ -1,6 +1,7 @@
 """What all tests share: the profile of Hypothesis, how several run at a time (tests/kit/workers.py), and real servers.
 
-`oxia_server` and `s3_server` are one each for the whole run; when several tests run at a time, one each for every worker.
+`oxia_server` and `s3_server` are one each for the whole run; when several tests run at a time, one each for every worker. What a test
+leaves there, the next one finds: topics have names of their own.
 
 FOREBAY_TEST_SERVICES=containers takes them from a Docker engine instead of building them; an engine that does not answer is an error.
 Tests that kill or pause a server start their own, with `running_oxia` and `running_s3`.
