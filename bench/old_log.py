@@ -104,7 +104,7 @@ async def _write_entries(metadata: MetadataStore, partition: PartitionId, entrie
         )
         for begin in range(0, len(indexed), PENDING_ENTRIES_MAX)
     ]
-    size_bytes = sum(length for entry in entries for _, length in entry.spans)
+    size_bytes = sum(entry.size_bytes for entry in entries)
     control = Control(
         sequence_counter=entries[-1].last + 1,
         pending=pending,

@@ -41,7 +41,7 @@ from process.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, S
 from process.settings.listeners import Listener
 from process.settings.model import Settings
 from process.settings.ports import cannot_listen
-from process.settings.urls import is_memory
+from process.settings.urls import is_memory, is_shared
 from process.store_clocks import MetadataClock, ObjectClock, StoreClocks, Timed
 from process.store_watch import StoreWatch
 from runtime.blocking import ThreadBlocking
@@ -59,6 +59,7 @@ from storage.catalog.topics import Topics
 from storage.errors import AlreadyExists, IncompatibleFormat, StorageError, Unavailable
 from storage.log.append import Appender
 from storage.log.batcher import FlushSettings
+from storage.log.inline import InlineSettings
 from storage.log.parts import open_log
 from storage.log.writers import BrokerEpoch
 from storage.opening import Stores, open_stores
@@ -196,6 +197,11 @@ async def open_broker(
             blocks=blocks,
             tail_bytes_max=int(cache_bytes * TAIL_SHARE),
             readers=responses,
+            inline=InlineSettings(
+                bytes_max=settings.storage.inline_bytes,
+                commits_per_s=settings.storage.inline_commits_per_second if is_shared(settings.metadata.url) else None,
+            ),
+            level=lambda: directory.level,
             flush=FlushSettings(interval_s=settings.storage.flush_interval.total_seconds(), bytes_max=settings.storage.flush_bytes),
             epoch=epoch,
             producer_expiration_ms=settings.kafka.producer_id_expiration // timedelta(milliseconds=1),

@@ -8,7 +8,7 @@ import msgspec
 
 from compactor.compaction import ENTRIES_MAX
 from compactor.discovery import FoundTopic, active_topics, control_pages
-from compactor.plan import CompactionPolicy, count_due, entry_bytes
+from compactor.plan import CompactionPolicy, age_due_ms, count_due
 from runtime.clock import Clock
 from runtime.ulid import ulid_ms
 from storage.errors import NotFound, StorageError
@@ -105,7 +105,7 @@ async def _of_partition(
         async with contextlib.aclosing(uncompacted_pages(metadata, keys, control, begin)) as pages:
             async for page in pages:
                 entries += page
-                filled_bytes += sum(map(entry_bytes, page))
+                filled_bytes += sum([entry.size_bytes for entry in page])
                 if filled_bytes >= policy.segment_bytes or len(entries) >= ENTRIES_MAX:
                     break
     if not entries:
@@ -142,6 +142,6 @@ async def _why(
         return f"due: a compactor died at {decode_attempt(attempt.value, path=attempt.path).state.value}"
     if count_due(entries, now_ms=clock.now_ms(), policy=policy):
         return "due"
-    left_s = max(0, since_ms + policy.age_due_ms - clock.now_ms()) // 1_000
+    left_s = max(0, since_ms + age_due_ms(entries, policy) - clock.now_ms()) // 1_000
     full = 100 * max(filled_bytes / policy.segment_bytes, len(entries) / policy.entries_due)
     return f"{full:.0f} % of a segment; due in {left_s} s at the latest"

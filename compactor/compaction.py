@@ -16,7 +16,7 @@ from typing import Final
 
 from compactor.claim import Claims
 from compactor.cursor import CursorRefusal, move_cursor
-from compactor.plan import CompactionPolicy, count_due, entry_bytes, in_runs
+from compactor.plan import CompactionPolicy, count_due, in_runs
 from compactor.records import Records
 from compactor.slices import Slices, stamp
 from runtime.clock import Clock
@@ -196,11 +196,11 @@ class Compaction:
             await self._drop(attempt)
             return CompactionResult(
                 CompactionEnd.NOTHING_DUE,
-                waiting_bytes=sum(map(entry_bytes, found_entries)),
+                waiting_bytes=sum([entry.size_bytes for entry in found_entries]),
                 waiting_since_ms=ulid_ms(found_entries[0].object_id) if found_entries else None,
             )
         entries = found_entries[:due]
-        return CompactionTask(partition, entries, sum(map(entry_bytes, entries)), control, keys, claim, attempt)
+        return CompactionTask(partition, entries, sum([entry.size_bytes for entry in entries]), control, keys, claim, attempt)
 
     async def _waiting(self, keys: PartitionKeys, control: Control) -> Sequence[Entry]:
         """The first entries above the cursor: no more than fill a segment. None if keys moved while they were read: another compaction is
@@ -213,7 +213,7 @@ class Compaction:
             async with contextlib.aclosing(uncompacted_pages(self._records.metadata, keys, control, begin)) as pages:
                 async for page in pages:
                     entries += page
-                    filled_bytes += sum(map(entry_bytes, page))
+                    filled_bytes += sum([entry.size_bytes for entry in page])
                     if filled_bytes >= self._policy.segment_bytes or len(entries) >= ENTRIES_MAX:
                         break
         except EntriesMoved:

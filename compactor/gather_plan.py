@@ -13,7 +13,6 @@ GET_BYTES_MAX: Final = 16 * MIB
 """A range is not joined to another beyond this. A longer span is read alone, whole."""
 
 Span = tuple[int, int]
-"""Position and length in an object."""
 
 
 class RangeRead(NamedTuple):
@@ -26,10 +25,11 @@ class RangeRead(NamedTuple):
 
 
 def plan_reads(entries: Iterable[Entry]) -> list[RangeRead]:
-    """The reads of all spans of `entries`, each span once, by object and position."""
+    """The reads of all spans of `entries`, each span once, by object and position. Inline entries need none."""
     by_object: dict[ObjectId, set[Span]] = {}
     for entry in entries:
-        by_object.setdefault(entry.object_id, set()).update(entry.spans)
+        if not isinstance(entry.batches, bytes):
+            by_object.setdefault(entry.object_id, set()).update(entry.batches)
     return [read for object_id in sorted(by_object) for read in _reads_of(object_id, sorted(by_object[object_id]))]
 
 

@@ -21,7 +21,7 @@ from runtime.ids import Entropy, IdSource
 from storage.catalog.topic_records import decode_topic_id
 from storage.errors import Unavailable
 from storage.formats.compaction import decode_attempt
-from storage.formats.control import Control, LogState, decode_chunk, decode_control, decode_segment
+from storage.formats.control import Control, Entry, LogState, decode_chunk, decode_control, decode_segment
 from storage.metadata import keys as metadata_keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Applied, Delete, Key, MetadataStore, Put, Record, Session, WriteOp, children_of
@@ -44,7 +44,7 @@ def live_from(control: Control) -> int:
 
 def wal_references(control: Control) -> set[ObjectId]:
     """WAL objects that the record itself refers to."""
-    return {entry.object_id for entry in control.pending if entry.last >= live_from(control)}
+    return _objects_of(control.pending, control)
 
 
 def segment_references(control: Control) -> set[ObjectId]:
@@ -54,7 +54,11 @@ def segment_references(control: Control) -> set[ObjectId]:
 
 
 def chunk_references(record: Record, control: Control) -> set[ObjectId]:
-    return {entry.object_id for entry in decode_chunk(record.value, path=record.path).entries if entry.last >= live_from(control)}
+    return _objects_of(decode_chunk(record.value, path=record.path).entries, control)
+
+
+def _objects_of(entries: Sequence[Entry], control: Control) -> set[ObjectId]:
+    return {entry.object_id for entry in entries if entry.last >= live_from(control) and not entry.is_inline}
 
 
 class References:

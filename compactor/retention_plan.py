@@ -8,10 +8,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from compactor.plan import entry_bytes
 from runtime.ulid import ulid_ms
 from storage.catalog.topic_configs import integer, value_of
-from storage.formats.control import Control, Entry, EntrySource
+from storage.formats.control import Control, EntrySource
 
 NO_LIMIT: Final = -1
 AHEAD_MS: Final = 3_600_000
@@ -41,10 +40,6 @@ def limits_of(configs: Mapping[str, str]) -> RetentionLimits:
     retention_ms = integer(configs, "retention.ms")
     ahead_ms = min(integer(configs, "message.timestamp.after.max.ms"), retention_ms)
     return RetentionLimits(retention_ms, integer(configs, "retention.bytes"), max(AHEAD_MS, ahead_ms))
-
-
-def source_bytes(source: EntrySource) -> int:
-    return entry_bytes(source) if isinstance(source, Entry) else source.size_bytes
 
 
 def source_ms(source: EntrySource, *, ahead_ms: int) -> int:
@@ -79,7 +74,7 @@ class RetentionPlan:
         limit = self._limits.retention_bytes
         for item in items:
             # One that begins before the end has taken the place of items that were counted.
-            size_bytes = source_bytes(item) if item.base >= self._end or not self._kept else 0
+            size_bytes = item.size_bytes if item.base >= self._end or not self._kept else 0
             self._end = item.last + 1
             newest_ms = 0 if self._limits.retention_ms == NO_LIMIT else source_ms(item, ahead_ms=self._limits.ahead_ms)
             if not self._kept and self._is_expired(newest_ms):

@@ -8,6 +8,7 @@ from compactor.gather_plan import RangeRead, Span, plan_reads
 from compactor.spool import Spool
 from storage.errors import Corrupt, StorageError, without_frames
 from storage.formats.control import Entry
+from storage.formats.source import object_of
 from storage.formats.wal import object_key
 from storage.log.readplan import scan
 from storage.log.tail import BatchRun
@@ -21,7 +22,7 @@ GETS_TOGETHER: Final = 4
 
 class Slices(Protocol):
     async def read(self, entries: Sequence[Entry]) -> list[Sequence[Buffer]]:
-        """For each entry the bytes of its spans, in order. Raises why an object could not be read."""
+        """For each entry its batches, in order. Raises why an object could not be read."""
         ...
 
 
@@ -53,12 +54,15 @@ class GatheredSlices:
         self._spool.seal()
 
     async def read(self, entries: Sequence[Entry]) -> list[Sequence[Buffer]]:
+        spans: list[Span] = []
         for entry in entries:
+            if isinstance(entry.batches, bytes):
+                continue
             if (failure := self._failed.get(entry.object_id)) is not None:
                 raise failure
-        spans = [(self._positions[entry.object_id, span], span[1]) for entry in entries for span in entry.spans]
+            spans += [(self._positions[entry.object_id, span], span[1]) for span in entry.batches]
         parts = iter(await self._spool.read(spans))
-        return [[next(parts) for _ in entry.spans] for entry in entries]
+        return [[entry.batches] if isinstance(entry.batches, bytes) else [next(parts) for _ in entry.batches] for entry in entries]
 
     async def _fetch(self, read: RangeRead) -> None:
         if read.object_id in self._failed:
@@ -79,7 +83,7 @@ class GatheredSlices:
 
 def stamp(entry: Entry, parts: Sequence[Buffer], partition: PartitionId) -> BatchRun:
     """The batches of `entry`. Raise `Corrupt` for what is not what was written: no segment is made of it."""
-    where = f"object={object_key(entry.object_id)!r} partition={partition} entry={entry.base}..{entry.last}"
+    where = f"object={object_of(entry, partition)!r} partition={partition} entry={entry.base}..{entry.last}"
     buffer = bytearray().join(parts)
     found = scan(buffer, base=entry.base, wanted=entry.base, bytes_max=len(buffer), where=where)
     if found.end_position != len(buffer) or found.end_offset != entry.last + 1:

@@ -33,7 +33,9 @@ from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
 from storage.errors import StorageError
+from storage.formats.levels import LEVEL_MAX
 from storage.log.batcher import FlushSettings
+from storage.log.inline import InlineSettings
 from storage.log.parts import open_log
 from storage.metadata.memory import MemoryMetadataStore
 from storage.objects.memory import MemoryObjectStore
@@ -71,6 +73,8 @@ class Ground:
     producer_expiration_ms: int
     skews_ms: tuple[int, ...]
     """By how much the wall clocks of brokers may be wrong when they start."""
+    inline: tuple[InlineSettings, ...]
+    """What brokers let their commits carry, in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +242,8 @@ class SimBroker:
                 self._objects, bytes_max=chance.choice((0, 4_096, 1 << 20)), block_bytes=1_024, part_bytes=512, telemetry=telemetry
             ),
             tail_bytes_max=chance.choice((0, 2_048, 1 << 20)),
+            inline=self._ground.inline[self._broker_id % len(self._ground.inline)],
+            level=lambda: LEVEL_MAX,
             flush=FlushSettings(interval_s=chance.choice((0.0, 0.02, 0.25)), gather_s=0.005, bytes_max=chance.choice((400, 1 << 20))),
             epoch=epoch,
             ids=ids,

@@ -72,7 +72,10 @@ async def fsck(
         wrong += [
             f"fsck: a revoked object was committed: {source} {floor}"
             for floor in floors
-            if floor.partition == partition and source.base >= floor.since and source.object_id <= floor.object_id
+            if floor.partition == partition
+            and source.base >= floor.since
+            and source.object_id <= floor.object_id
+            and not _is_inline(source)
         ]
         running_max = max(running_max, source.max_timestamp)
         if source.running_max_timestamp < running_max or (not begin and source.running_max_timestamp != running_max):
@@ -133,6 +136,10 @@ async def _segments(metadata: MemoryMetadataStore, keys: PartitionKeys, control:
     return found, wrong
 
 
+def _is_inline(source: EntrySource) -> bool:
+    return isinstance(source, Entry) and source.is_inline
+
+
 async def _batches_in(objects: MemoryObjectStore, partition: PartitionId, source: EntrySource) -> list[Stored]:
     return await (_batches(objects, source) if isinstance(source, Entry) else _batches_of(objects, partition, source))
 
@@ -166,8 +173,12 @@ async def _batches(objects: MemoryObjectStore, entry: Entry) -> list[Stored]:
     """Raises what is wrong with them."""
     found: list[Stored] = []
     offset = entry.base
-    for position, length in entry.spans:
-        body = memoryview(await objects.get_range(object_key(entry.object_id), position, position + length))
+    if isinstance(entry.batches, bytes):
+        slices = [memoryview(entry.batches)]
+    else:
+        name = object_key(entry.object_id)
+        slices = [memoryview(await objects.get_range(name, position, position + length)) for position, length in entry.batches]
+    for body in slices:
         while len(body):
             header = parse_header(body)
             batch = body[: header.size_bytes]

@@ -25,6 +25,7 @@ class Limit(NamedTuple):
 
 SMALL: Final = (
     Limit("storage.limits", "PENDING_ENTRIES_MAX", 3),
+    Limit("storage.limits", "INLINE_PENDING_BYTES_MAX", 350),
     Limit("storage.limits", "PRODUCERS_HOT_MAX", 2),
     Limit("storage.limits", "PRODUCER_PAGE_BYTES_MAX", 600),
     Limit("storage.limits", "PRODUCER_PAGES_WRITTEN_MAX", 2),

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_control, decode_segment
+from storage.formats.control import FMT, Control, Entry, EntrySource, LogState, decode_chunk, decode_control, decode_segment
 from storage.metadata.keys import CONTROL_SUFFIX, PartitionKeys, partition_of_control
 from storage.metadata.port import DeleteRange, Put, Record, WriteOp
 from storage.vocabulary import PartitionId
@@ -155,9 +155,9 @@ class RetentionWatch:
 
 
 def _without_its_own(control: Control) -> Control:
-    """What retention leaves as it is."""
-    return msgspec.structs.replace(control, log_start=0, pending=(), writers={}, producers={}, pages=())
+    """What retention leaves as it is. The format follows from what is pending."""
+    return msgspec.structs.replace(control, fmt=FMT, log_start=0, pending=(), writers={}, producers={}, pages=())
 
 
 def _size_bytes(source: EntrySource) -> int:
-    return source.size_bytes if isinstance(source, SegmentEntry) else sum(length for _, length in source.spans)
+    return source.size_bytes

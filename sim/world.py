@@ -32,6 +32,7 @@ from sim.weather import Weather
 from storage.catalog.topics import Topic, Topics
 from storage.formats.control import Control, decode_control
 from storage.log.active_producers import ActiveProducer
+from storage.log.inline import NO_INLINE, InlineSettings
 from storage.metadata.memory import MemoryMetadataStore, SharedRecords
 from storage.vocabulary import PartitionId
 
@@ -99,12 +100,22 @@ def run_seed(plan: Plan, *, show: Callable[[str], None] | None = None) -> Report
     return Report(plan.seed, history.violations, history.digest(), history.turns, loop.time(), appends, len(history.seen))
 
 
+def inline_of(seed: int) -> tuple[InlineSettings, ...]:
+    """What the brokers of a seed let their commits carry, in turn: nothing in one seed of two."""
+    if seed % 2:
+        return (NO_INLINE,)
+    chance = random.Random(f"inline {seed}")
+    sizes = chance.choice(((1_024,), (300, 1_024), (0, 200, 1_024)))
+    return tuple([InlineSettings(bytes_max=size, commits_per_s=chance.choice((None, None, 4.0))) for size in sizes])
+
+
 class _World:
     def __init__(self, plan: Plan, theme: Theme, chance: random.Random, history: History, loop: VirtualLoop) -> None:
         self._theme = theme
         self._chance = chance
         self._history = history
         self._loop = loop
+        self._seed = plan.seed
         self._count = plan.brokers or chance.randint(2, 4)
         self._clock = VirtualClock(loop)
         records = SharedRecords(clock=self._clock, shards=chance.choice(SHARDS))
@@ -150,6 +161,7 @@ class _World:
                 has_fixed_ids=has_fixed_ids,
                 producer_expiration_ms=self._theme.expiration_ms,
                 skews_ms=self._theme.skews_ms,
+                inline=inline_of(self._seed),
             )
             self._ground = ground
             for broker_id in range(1, self._count + 1):

@@ -89,6 +89,17 @@ class StorageSettings:
         timedelta, duration(minimum="1ms", maximum="60s"), "the shortest time from the start of one flush to the next"
     ] = timedelta(milliseconds=5)
     flush_bytes: Annotated[int, size(minimum="64KiB", maximum="128MiB"), "a WAL object that holds this much is flushed at once"] = 8 * MIB
+    inline_bytes: Annotated[
+        int,
+        size(minimum="0B", maximum="4KiB"),
+        "what a partition is sent up to this size stays in the metadata store until it is compacted: no object is stored for it, and no "
+        "producer waits for one; 0B: all goes into objects",
+    ] = 0
+    inline_commits_per_second: Annotated[
+        int,
+        count(minimum=1, maximum=1_000_000),
+        "how many such commits a broker begins at once on Oxia; above that they are gathered for flush_interval. SQLite takes any number",
+    ] = 2_000
     max_buffer_bytes: Annotated[
         int, size(minimum="1MiB", maximum="64GiB"), "memory for requests in flight; from three quarters of it on producers are slowed down"
     ] = 256 * MIB

@@ -31,6 +31,11 @@ def is_memory(url: str) -> bool:
     return scheme_of(url) == _MEMORY
 
 
+def is_shared(url: str) -> bool:
+    """Whether the store is a service, which others use at the same time."""
+    return not (is_memory(url) or has_path(url))
+
+
 def parse_storage_url(value: object) -> str:
     url = _checked(value, _OBJECT_STORES)
     match scheme_of(url):

@@ -5,7 +5,7 @@ is: so objects without an id are those of a release that did not know this, or n
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -17,7 +17,7 @@ from storage.catalog.cluster import ClusterRecord, open_cluster, read_cluster
 from storage.catalog.store_marker import StoreMarker, read_marker, write_marker
 from storage.catalog.topic_records import decode_topic
 from storage.errors import Corrupt, IncompatibleFormat, NotFound
-from storage.formats.control import Control, decode_chunk, decode_control
+from storage.formats.control import Control, Entry, decode_chunk, decode_control
 from storage.formats.segment import segment_key
 from storage.formats.wal import decode_header, header_bytes, object_key
 from storage.limits import WAL_OBJECT_SLICES_MAX
@@ -151,15 +151,19 @@ async def _named(metadata: MetadataStore) -> list[str]:
 
 
 async def _named_by(metadata: MetadataStore, partition: PartitionId, control: Control) -> str | None:
-    """The object that holds the end of a log; None if the log holds nothing."""
+    """An object that a log names, as near to its end as can be seen at once; None if it names none, or none that near."""
     if max(control.compaction_cursor, control.log_start) < control.sequence_counter:
         if control.pending:
-            return object_key(control.pending[-1].object_id)
+            return _last_object(control.pending)
         at = keys.PartitionKeys(partition)  # the ring was drained when nobody appended
         record = await metadata.get_ceiling(at.index(control.sequence_counter - 1), within=at.index_prefix)
-        return None if record is None else object_key(decode_chunk(record.value, path=record.path).entries[-1].object_id)
+        return None if record is None else _last_object(decode_chunk(record.value, path=record.path).entries)
     newest = control.segment
     return segment_key(partition, newest.object_id) if newest is not None and newest.last >= control.log_start else None
+
+
+def _last_object(entries: Sequence[Entry]) -> str | None:
+    return next((object_key(entry.object_id) for entry in reversed(entries) if not entry.is_inline), None)
 
 
 async def _controls(metadata: MetadataStore) -> AsyncIterator[tuple[PartitionId, Control]]:

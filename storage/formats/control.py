@@ -1,17 +1,19 @@
-"""The control record of a partition and what travels beside it: THE record that decides (I7). Format 1; 2 while a merge is under way.
+"""The control record of a partition and what travels beside it: THE record that decides (I7). Format 1; 2 while a merge is under way; 3
+with inline entries.
 
 JSON, so that an operator can read it; the small structs inside are arrays, so that it stays under 2 KiB:
 
     {"fmt":1, "log_state":"OPEN", "fence_epoch":0,
      "sequence_counter":120, "log_start":0, "compaction_cursor":0, "segment":null,
-     "pending":[[base, last, "object id", [[position, length], …], max_timestamp, running_max_timestamp], …],
+     "pending":[[base, last, "object id", [[position, length], …] | "base64", max_timestamp, running_max_timestamp], …],
      "writers":{"<broker_epoch>":[commit_seq, attempt]},
      "producers":{"<pid>":[epoch, [[first_seq, last_seq, base_offset, at_ms], …], txn_first_offset|null]},
      "pages":[["name", first_pid, last_pid, newest_ms], …],
      "revoked_floor":"", "bytes_total":…, "last_append_ms":…, "max_timestamp":…, "max_timestamp_offset":…}
 
-Format 2 is that and "rewritten":[…], a segment. Without it a record is of format 1, byte for byte, so that a merge is all that a release
-before level 2 cannot read.
+Format 2 is that and "rewritten":[…], a segment. Format 3 is either, with an entry that carries its batches; an index chunk that has one is
+of format 3, too. Without these a record is of format 1, byte for byte, so that a merge is all that a release before level 2 cannot read,
+and an inline entry all that one before level 3 cannot.
 """
 
 from collections.abc import Sequence
@@ -28,7 +30,9 @@ from storage.vocabulary import ObjectId
 
 FMT: Final = 1
 FMT_REWRITTEN: Final = 2
-"""A control record that names a merge has this number."""
+"""A control record that names a merge has this number, unless it has an inline entry."""
+FMT_INLINE: Final = 3
+"""A record with an inline entry has this number."""
 NO_TIMESTAMP: Final = -1
 
 CONTROL_BYTES: Final = 600
@@ -47,19 +51,35 @@ class LogState(Enum):
     DELETED = "DELETED"
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Offsets base..last (inclusive) → the spans of one object that hold their batches, in order.
+Spans = tuple[tuple[int, int], ...]
+"""Position and length, in an object."""
 
-    Usually one span; more where batches between them were refused or had been appended before.
+
+class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Offsets base..last (inclusive) → their batches: the spans of one object that hold them, in order, or the bytes themselves.
+
+    Usually one span; more where batches between them were refused or had been appended before. An inline entry has the bytes; there is no
+    object of its `object_id`, which says when the entry was written.
     `running_max_timestamp` is the greatest of this and all earlier entries: monotone, so time can be searched for.
     """
 
     base: int
     last: int
     object_id: ObjectId
-    spans: tuple[tuple[int, int], ...]
+    batches: Spans | bytes
     max_timestamp: int
     running_max_timestamp: int
+
+    @property
+    def is_inline(self) -> bool:
+        return isinstance(self.batches, bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the batches."""
+        if isinstance(self.batches, bytes):
+            return len(self.batches)
+        return sum([length for _, length in self.batches])
 
 
 class SegmentEntry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -180,19 +200,35 @@ def with_rewritten(control: Control, merged: SegmentEntry | None) -> Control:
 
 
 def encode(value: Control | IndexChunk | SegmentFact | ProducerPage) -> bytes:
-    return _encoder.encode(value)
+    """Under the lowest number of a format that has all of it."""
+    if isinstance(value, Control):
+        fmt = FMT_INLINE if has_inline(value.pending) else FMT if value.rewriting is msgspec.UNSET else FMT_REWRITTEN
+    elif isinstance(value, IndexChunk):
+        fmt = FMT_INLINE if has_inline(value.entries) else FMT
+    else:
+        return _encoder.encode(value)
+    return _encoder.encode(value if value.fmt == fmt else msgspec.structs.replace(value, fmt=fmt))
+
+
+def has_inline(entries: Sequence[Entry]) -> bool:
+    return any(isinstance(entry.batches, bytes) for entry in entries)
+
+
+def inline_bytes(entries: Sequence[Entry]) -> int:
+    """What inline entries among them carry."""
+    return sum([len(entry.batches) for entry in entries if isinstance(entry.batches, bytes)])
 
 
 def decode_control(data: bytes, *, path: str) -> Control:
     """Raise `IncompatibleFormat` for a newer format and `Corrupt` for anything that is no control record."""
-    control = _decode(_control_decoder, data, path, known=FMT_REWRITTEN)
+    control = _decode(_control_decoder, data, path, known=FMT_INLINE)
     if not 0 <= control.log_start <= control.sequence_counter or not 0 <= control.compaction_cursor <= control.sequence_counter:
         raise Corrupt(
             f"control record contradicts itself: key={path!r} log_start={control.log_start} "
             f"cursor={control.compaction_cursor} sequence_counter={control.sequence_counter}"
         )
-    if control.fmt != FMT or control.rewriting is not msgspec.UNSET:
-        _check_rewritten(control, path)
+    if control.fmt != FMT or control.rewriting is not msgspec.UNSET or has_inline(control.pending):
+        _check_format(control, path)
     if control.revoked_floor:
         try:
             decode_ulid(control.revoked_floor)
@@ -202,9 +238,11 @@ def decode_control(data: bytes, *, path: str) -> Control:
 
 
 def decode_chunk(data: bytes, *, path: str) -> IndexChunk:
-    chunk = _decode(_chunk_decoder, data, path)
+    chunk = _decode(_chunk_decoder, data, path, known=FMT_INLINE)
     if not chunk.entries:
         raise Corrupt(f"empty index chunk: key={path!r}")
+    if chunk.fmt != (FMT_INLINE if has_inline(chunk.entries) else FMT):
+        raise Corrupt(f"an index chunk and its format contradict: key={path!r} fmt={chunk.fmt}")
     return chunk
 
 
@@ -216,11 +254,13 @@ def decode_page(data: bytes, *, path: str) -> dict[int, ProducerState]:
     return _decode(_page_decoder, data, path).producers
 
 
-def _check_rewritten(control: Control, path: str) -> None:
-    merged, newest = control.rewritten, control.segment
-    if control.fmt != FMT_REWRITTEN or merged is None:
-        raise Corrupt(f"a control record and its format contradict: key={path!r} fmt={control.fmt} rewritten={merged}")
-    if newest is None or not 0 <= merged.base <= merged.last < newest.base:
+def _check_format(control: Control, path: str) -> None:
+    merged, newest, is_inline = control.rewritten, control.segment, has_inline(control.pending)
+    if control.fmt != (FMT_INLINE if is_inline else FMT_REWRITTEN if merged is not None else FMT):
+        raise Corrupt(
+            f"a control record and its format contradict: key={path!r} fmt={control.fmt} rewritten={merged} has_inline_entries={is_inline}"
+        )
+    if merged is not None and (newest is None or not 0 <= merged.base <= merged.last < newest.base):
         raise Corrupt(f"a merge is not below the newest segment: key={path!r} rewritten={merged} segment={newest}")
 
 
@@ -238,7 +278,10 @@ assert PENDING_ENTRIES_MAX * 160 < CONTROL_BYTES_MAX, "a full ring of one-span e
 
 
 def entries_bytes(entries: Sequence[Entry]) -> int:
-    return ENTRY_BYTES * len(entries) + SPAN_BYTES * sum([len(entry.spans) for entry in entries])
+    size_bytes = ENTRY_BYTES * len(entries)
+    for entry in entries:
+        size_bytes += len(entry.batches) if isinstance(entry.batches, bytes) else SPAN_BYTES * len(entry.batches)
+    return size_bytes
 
 
 def control_bytes(control: Control | None) -> int:

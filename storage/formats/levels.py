@@ -29,12 +29,25 @@ FORMATS: Final[Mapping[int, Mapping[str, int]]] = {
         "group, its topics, offset, coordinator": 1,
         "segment, segment entry, compaction, compactor": 1,
     },
+    3: {
+        "WAL object": 1,
+        "control record, index chunk, producer state": 3,
+        "topic, its name by id": 1,
+        "broker": 1,
+        "cluster": 1,
+        "store marker": 1,
+        "producer ids": 1,
+        "group, its topics, offset, coordinator": 1,
+        "segment, segment entry, compaction, compactor": 1,
+    },
 }
 """By level, the highest number of each format that is written at it. The SQLite file has its own check: one release opens it at a time."""
 
 LEVEL_FIRST: Final = 1
 LEVEL_OF_SEGMENTS: Final = 2
 """From which on entries are compacted: a release of level 1 finds nothing below a compaction cursor."""
+LEVEL_OF_INLINE: Final = 3
+"""From which on entries may carry their batches: a release of level 2 cannot read the records that have such an entry."""
 LEVEL_MAX: Final = max(FORMATS)
 """The highest level that this release reads and writes."""
 

@@ -1,6 +1,9 @@
 """The appender: gather batches of all connections, seal them into WAL objects, upload, hand over to the committer.
 
     submit → open flush → (due) seal: object id, header, one Commit per partition into its lane → upload → Committer.run
+           ↘ small, and nothing gathered before it: a Commit that carries it → Committer.run (storage/log/inline.py)
+
+A flush that time alone made due, and whose slices are all small, is carried by its commits, too: it stores no object.
 
 Uploads of later flushes run while earlier ones commit; a lane keeps the order of its partition. Bytes in flight are bounded by whoever
 admits requests (broker/admission.py); the number of uploads is bounded here, and while all of them are busy a flush that is due by time
@@ -9,6 +12,7 @@ holds up what it was sent, and no more.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +25,8 @@ from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.batch import Batch
 from storage.log.batcher import FlushSettings, OpenFlush, Trigger
 from storage.log.commit import Committer
-from storage.log.lane import Commit, InFlight, enter
+from storage.log.inline import CommitBudget, Gathers, InlineSettings, joinable, why_gathered
+from storage.log.lane import Commit, InFlight, enter, join
 from storage.log.partition import PartitionLog
 from storage.log.upload import Uploader
 from storage.log.upload_places import UploadPlace, UploadPlaces
@@ -29,6 +34,11 @@ from storage.log.writers import BrokerEpoch
 from storage.vocabulary import Buffer, ObjectId
 
 FLUSHES: Final = Metric("forebay_flush_objects_total", "WAL objects sealed, by what made them due", ("trigger",))
+INLINE_COMMITS: Final = Metric("forebay_inline_commits_total", "Commits that carry their batches: no object was stored for them")
+INLINE_BYTES: Final = Metric("forebay_inline_bytes_total", "Bytes of batches that their commits carry")
+GATHERED: Final = Metric(
+    "forebay_gathered_batches_total", "Batches that do not travel in a commit of their own, by the reason", ("reason",)
+)
 FLUSH_BYTES: Final = Metric("forebay_flush_object_bytes_total", "Bytes of sealed WAL objects")
 FLUSH_SECONDS: Final = Metric("forebay_flush_duration_seconds", "Stages of a flush", ("stage",))
 BUFFERED_BYTES: Final = Metric(
@@ -62,6 +72,8 @@ class Appender:
         self,
         *,
         settings: FlushSettings,
+        inline: InlineSettings,
+        may_write_inline: Callable[[], bool],
         committer: Committer,
         sealer: "Sealer",
         uploader: Uploader,
@@ -69,7 +81,12 @@ class Appender:
         nursery: Nursery,
         telemetry: Telemetry,
     ) -> None:
+        """`may_write_inline`: whether every broker can read inline entries by now."""
         self._settings = settings
+        self._inline = inline
+        self._may_write_inline = may_write_inline
+        self._budget = CommitBudget(inline.commits_per_s)
+        self._carrying: list[Commit] = []
         self._committer = committer
         self._sealer = sealer
         self._uploader = uploader
@@ -90,6 +107,9 @@ class Appender:
         self._flush_bytes = telemetry.counter(FLUSH_BYTES)
         seconds = telemetry.histogram(FLUSH_SECONDS)
         self._wait_s, self._put_s, self._commit_s = (seconds.labels(stage) for stage in ("wait", "put", "commit"))
+        self._inline_commits, self._inline_bytes = telemetry.counter(INLINE_COMMITS), telemetry.counter(INLINE_BYTES)
+        gathered = telemetry.counter(GATHERED)
+        self._gathered = {reason: gathered.labels(reason.value) for reason in Gathers}
         telemetry.gauge(BUFFERED_BYTES).set_function(lambda: self.buffered_bytes)
 
     def submit(self, log: PartitionLog, batch: Batch) -> None:
@@ -97,12 +117,54 @@ class Appender:
         if self._refused is not None:
             batch.settle(Unavailable(self._refused))
             return
+        reason = self._carry(log, batch)
+        if reason is None:
+            return
+        self._gathered[reason].inc()
         log.lane.gathered = self._open.add(log, batch, now_s=self._clock.monotonic_s())
         trigger = self._open.is_full(self._settings)
         if trigger is not None:
             self._seal(trigger)
         elif self._timer is None and not self._is_overdue:
             self._arm()
+
+    def _carry(self, log: PartitionLog, batch: Batch) -> Gathers | None:
+        """Let a commit carry the batch, or say why it has to be gathered."""
+        lane = log.lane
+        last = joinable(lane)
+        reason = why_gathered(lane, batch, last, self._inline)
+        if reason is not None:
+            return reason
+        if self._is_stopped or not self._may_write_inline():
+            return Gathers.OFF
+        if last is not None:
+            join(last, batch)
+            return None
+        now_s = self._clock.monotonic_s()
+        if not self._budget.take(now_s):
+            return Gathers.BUDGET
+        self._begin_carrying([self._sealer.carry(log, [batch], deadline_s=now_s + COMMIT_TIMEOUT_S)])
+        return None
+
+    def _begin_carrying(self, commits: list[Commit]) -> None:
+        """Together with what else arrives in this turn of the loop."""
+        if not self._carrying:
+            asyncio.get_running_loop().call_soon(self._run_carrying)
+        self._carrying += commits
+
+    def _run_carrying(self) -> None:
+        commits, self._carrying = self._carrying, []
+        if not self._is_stopped:
+            self._watch_overdue()
+            self._nursery.spawn(self._commit(commits), name="commit-inline")
+
+    async def _commit(self, commits: list[Commit]) -> None:
+        began_s = self._clock.monotonic_s()
+        try:
+            await self._committer.run(commits)
+        except StorageError as error:
+            self._committer.fail(commits, error)
+        self._commit_s.observe(self._clock.monotonic_s() - began_s)
 
     def refuse(self, cause: str) -> None:
         """Nothing will ever be committed any more: answer all that waits, each as what is known of it says, and refuse what comes."""
@@ -143,7 +205,7 @@ class Appender:
 
     def _on_time(self) -> None:
         self._timer = None
-        if self._places.are_taken:
+        if self._places.are_taken and not self._is_small(self._open):
             self._is_overdue = True
         else:
             self._seal(Trigger.TIME)
@@ -159,15 +221,29 @@ class Appender:
         self._is_overdue = False
         gathered, self._open = self._open, OpenFlush()
         now_s = self._last_began_s = self._clock.monotonic_s()
+        if trigger is Trigger.TIME and self._is_small(gathered):
+            self._begin_carrying(self._sealer.carry_all(gathered, deadline_s=now_s + COMMIT_TIMEOUT_S))
+            return
         flush = self._sealer.seal(gathered, deadline_s=now_s + COMMIT_TIMEOUT_S)
         if not flush.commits:
             return  # all of it was refused meanwhile
         self._flushes[trigger].inc()
         self._flush_bytes.inc(flush.size_bytes)
         self._wait_s.observe(now_s - gathered.opened_s)
+        self._watch_overdue()
+        self._nursery.spawn(self._flush(flush, self._places.ask()), name="flush")
+
+    def _is_small(self, gathered: OpenFlush[PartitionLog]) -> bool:
+        slice_bytes_max = self._inline.bytes_max
+        return (
+            gathered.size_bytes <= slice_bytes_max * len(gathered.batches)
+            and self._may_write_inline()
+            and all(sum([batch.size_bytes for batch in batches]) <= slice_bytes_max for batches in gathered.batches.values())
+        )
+
+    def _watch_overdue(self) -> None:
         if self._overdue_check is None and not self._is_stopped:
             self._overdue_check = asyncio.get_running_loop().call_later(OVERDUE_CHECK_S, self._give_up_overdue)
-        self._nursery.spawn(self._flush(flush, self._places.ask()), name="flush")
 
     def _give_up_overdue(self) -> None:
         """By a timer of its own: what a commit waits for may not answer for longer than its clients wait."""
@@ -225,6 +301,25 @@ class Sealer:
             commit.size_bytes = placed.length
             enter(commit)
         return Flush(object_id, parts, commits, sum(map(len, parts)), gathered.opened_s)
+
+    def carry(self, log: PartitionLog, batches: list[Batch], *, deadline_s: float) -> Commit:
+        """A commit that carries `batches`, entered into its lane."""
+        object_id = ObjectId(self._ids.next_ulid(above=self._floor))
+        commit = Commit(log, [], object_id, deadline_s, self.in_flight, is_inline=True, is_uploaded=True)
+        enter(commit)
+        for batch in batches:
+            join(commit, batch)
+        return commit
+
+    def carry_all(self, gathered: OpenFlush[PartitionLog], *, deadline_s: float) -> list[Commit]:
+        """As `seal`, of slices that are all small: no object is needed."""
+        commits: list[Commit] = []
+        for log, batches in gathered.batches.items():
+            log.lane.gathered = []
+            waiting = [batch for batch in batches if not batch.is_settled]
+            if waiting:
+                commits.append(self.carry(log, waiting, deadline_s=deadline_s))
+        return commits
 
     async def upload_again(self, commit: Commit, floor: str) -> None:
         """Store the slice of one commit as an object of its own with an id above `floor`. Raises `Unavailable`.

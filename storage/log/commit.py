@@ -24,7 +24,7 @@ from storage.log.batch import Appended
 from storage.log.control_reads import ControlReads
 from storage.log.decide import NOBODY, PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
 from storage.log.index_chunks import put_chunk
-from storage.log.lane import Commit, carry, leave, note_applied, refuse_behind, release, take
+from storage.log.lane import Commit, carry, leave, note_applied, note_conflict, refuse_behind, release, take
 from storage.log.page_store import PageStore
 from storage.log.partition import PartitionLog
 from storage.log.producer_pages import fitting
@@ -289,7 +289,7 @@ class Committer:
         version, producers = log.seen.version, log.producers
         if control.pages and self._pages.missing(commit):
             return CommitStep.READ
-        if control.revoked_floor and commit.object_id <= control.revoked_floor:
+        if control.revoked_floor and not commit.is_inline and commit.object_id <= control.revoked_floor:
             return CommitStep.UPLOAD_AGAIN
         if len(commit.batches) > 1 and (count := fitting(control, commit.batches)) < len(commit.batches):
             carry(commit, count)  # not of one that may have been applied: the version is the one at which it fitted
@@ -300,6 +300,7 @@ class Committer:
             control,
             commit.batches,
             object_id=commit.object_id,
+            is_inline=commit.is_inline,
             writer=Writer(commit.epoch, commit.commit_seq, commit.attempt),
             now_ms=self._clock.now_ms(),
             pages=commit.pages,
@@ -398,6 +399,7 @@ class Committer:
                 # Nothing of this attempt happened. Earlier attempts without an answer remain open, so `unknown` stays:
                 #     attempt 1 at version 7 … no answer … a read finds 7 … attempt 1 lands: version 8 … attempt 2 at 7: conflict
                 self._conflicts.inc()
+                note_conflict(commit)
                 if send.decision.pages:
                     commit.log.producers.discard_pages(new.name for new in send.decision.pages)
             case Unknown(reason):

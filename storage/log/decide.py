@@ -19,8 +19,9 @@ from storage.formats.control import (
     ProducerBatch,
     ProducerState,
     WriterEntry,
+    inline_bytes,
 )
-from storage.limits import PENDING_ENTRIES_MAX, PRODUCER_BATCHES_KEPT, SEQUENCE_MAX
+from storage.limits import INLINE_PENDING_BYTES_MAX, PENDING_ENTRIES_MAX, PRODUCER_BATCHES_KEPT, SEQUENCE_MAX
 from storage.log.producer_pages import NO_PAGES, NewPage, Pages, find, has_no_room, has_room, is_expired, make_room, page_name
 from storage.log.ring import drained
 from storage.log.strangers import PermittedStart
@@ -50,6 +51,8 @@ class CandidateBatch(Protocol):
     def position(self) -> int: ...
     @property
     def size_bytes(self) -> int: ...
+    @property
+    def carried(self) -> bytes: ...
 
 
 class Outcome(Enum):
@@ -100,6 +103,7 @@ def decide(
     claims: Sequence[CandidateBatch],
     *,
     object_id: ObjectId,
+    is_inline: bool = False,
     writer: Writer,
     now_ms: int,
     pages: Pages = NO_PAGES,
@@ -112,6 +116,7 @@ def decide(
 ) -> Decision:
     """Decide the batches of one slice, in order.
 
+    `is_inline`: the entry has the bytes that the batches carry; else it has their spans of the object.
     `pages`: the contents of the pages that `producer_pages.pages_needed` names; `claims` are no more than `producer_pages.fitting` says.
     `version`: the one that the CAS expects; new pages are named after it and `writer`, as no other attempt names its own.
     `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may not begin behind it: it
@@ -129,6 +134,7 @@ def decide(
     expired_before_ms = now_ms - expiration_ms
     verdicts: list[Verdict] = []
     spans: list[tuple[int, int]] = []
+    carried: list[bytes] = []
     span_end = -1
     appended_bytes = 0
     max_timestamp = -1
@@ -153,7 +159,10 @@ def decide(
             producers[producer_id] = _after(known, claim, next_offset, now_ms)
         verdicts.append(Verdict(Outcome.APPENDED, next_offset))
         size_bytes = claim.size_bytes
-        if claim.position != span_end:
+        if is_inline:
+            assert len(claim.carried) == size_bytes, "the bytes of an inline batch stay until its commit has ended"
+            carried.append(claim.carried)
+        elif claim.position != span_end:
             spans.append((claim.position, size_bytes))
         else:
             start, length = spans[-1]
@@ -185,9 +194,12 @@ def decide(
         {epoch: entry for epoch, entry in control.writers.items() if epoch not in dead_writers} if dead_writers else control.writers.copy()
     )
     writers[writer.epoch] = WriterEntry(writer.commit_seq, writer.attempt)
-    entry = Entry(base, next_offset - 1, object_id, tuple(spans), max_timestamp, log_max_timestamp)
-    is_full = len(control.pending) >= PENDING_ENTRIES_MAX
-    chunk = drained(control) if is_full or (must_drain and control.pending) else None
+    batches = b"".join(carried) if is_inline else tuple(spans)
+    entry = Entry(base, next_offset - 1, object_id, batches, max_timestamp, log_max_timestamp)
+    is_full = len(control.pending) >= PENDING_ENTRIES_MAX or (
+        is_inline and inline_bytes(control.pending) + appended_bytes > INLINE_PENDING_BYTES_MAX
+    )
+    chunk = drained(control) if control.pending and (is_full or must_drain) else None
     return Decision(
         tuple(verdicts),
         msgspec.structs.replace(

@@ -41,10 +41,13 @@ class EntryIndex:
             raise Corrupt(f"no entry covers a committed offset: partition={log.partition} offset={offset}")
         return entry
 
-    def find_here(self, log: PartitionLog, offset: int) -> SegmentEntry | None:
-        """The segment that covers `offset`, if it is known. Raises what keeps the control record from being read."""
+    def find_here(self, log: PartitionLog, offset: int) -> EntrySource | None:
+        """The segment, or the inline entry, that covers `offset`, if it is known. Raises what keeps the control record from being read."""
         control = readable(log)
-        return self._known_segment(log, control, offset) if offset < control.compaction_cursor else None
+        if offset < control.compaction_cursor:
+            return self._known_segment(log, control, offset)
+        entry = self._known_entry(log, control, offset)
+        return entry if entry is not None and entry.is_inline else None
 
     def drop(self, log: PartitionLog) -> None:
         """Read what is asked for next."""
@@ -55,17 +58,23 @@ class EntryIndex:
         control = readable(log)
         if offset < control.compaction_cursor:
             return await self._look_for_segment(log, control, offset)
-        if control.pending and offset >= control.pending[0].base:
-            return covering(control.pending, offset)
-        for chunk in self._chunks.of(log.partition):
-            if chunk.entries[0].base <= offset <= chunk.entries[-1].last:
-                return covering(chunk.entries, offset)
+        known = self._known_entry(log, control, offset)
+        if known is not None or (control.pending and offset >= control.pending[0].base):
+            return known
         record = await self._ceiling(log.keys.index(offset), within=log.keys.index_prefix)
         if record is None:
             return None
         chunk = decode_chunk(record.value, path=record.path)
         self._chunks.add(log.partition, chunk)
         return covering(chunk.entries, offset)
+
+    def _known_entry(self, log: PartitionLog, control: Control, offset: int) -> Entry | None:
+        if control.pending and offset >= control.pending[0].base:
+            return covering(control.pending, offset)
+        for chunk in self._chunks.of(log.partition):
+            if chunk.entries[0].base <= offset <= chunk.entries[-1].last:
+                return covering(chunk.entries, offset)
+        return None
 
     def _known_segment(self, log: PartitionLog, control: Control, offset: int) -> SegmentEntry | None:
         merged = control.rewritten

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from storage.errors import StorageError
 from storage.log.batch import Batch
@@ -15,6 +15,9 @@ from storage.vocabulary import ObjectId
 if TYPE_CHECKING:
     from storage.log.partition import PartitionLog
 
+CONFLICT_MEMORY: Final = 0.75
+"""How much of the share of conflicts the next commit leaves: four conflicts in a row make it two thirds."""
+
 Sources = frozenset[int]
 """Connections, by identity."""
 
@@ -23,16 +26,18 @@ class Lane:
     """One partition's commits, in the order in which they were sealed. Written by the functions below, but for `gathered`.
 
     `is_busy`: the first of `commits` is open. `committed_epoch` is the last broker epoch under which one of them was applied.
-    `gathered` are the batches that wait to be sealed: written by storage/log/append.py.
+    `gathered` are the batches that wait to be sealed: written by storage/log/append.py. `conflict_share` of the last commits, the newest
+    counting most, lost their first CAS to another broker.
     """
 
-    __slots__ = ("commits", "committed_epoch", "gathered", "is_busy")
+    __slots__ = ("commits", "committed_epoch", "conflict_share", "gathered", "is_busy")
 
     def __init__(self) -> None:
         self.commits: list[Commit] = []
         self.is_busy = False
         self.committed_epoch = -1
         self.gathered: list[Batch] = []
+        self.conflict_share = 0.0
 
     @property
     def is_empty(self) -> bool:
@@ -53,6 +58,11 @@ class InFlight:
             self._idle.clear()
         self._commits[commit] = None
         self.size_bytes += commit.size_bytes
+
+    def grow(self, commit: "Commit", size_bytes: int) -> None:
+        """`commit` has more batches."""
+        commit.size_bytes += size_bytes
+        self.size_bytes += size_bytes
 
     def split(self, commit: "Commit", rest: "Commit") -> None:
         """Some of the batches of `commit` went to `rest`."""
@@ -99,6 +109,8 @@ class Commit:
     in_flight: InFlight
     size_bytes: int = 0
     """What it counts in `in_flight`."""
+    is_inline: bool = False
+    """It carries its batches: there is no object of its `object_id`."""
     is_uploaded: bool = False
     epoch: int = -1
     commit_seq: int = -1
@@ -157,7 +169,16 @@ def carry(commit: Commit, count: int) -> None:
     assert 0 < count < len(commit.batches)
     batches = commit.batches[count:]
     size_bytes = sum([batch.size_bytes for batch in batches])
-    rest = Commit(commit.log, batches, commit.object_id, commit.deadline_s, commit.in_flight, size_bytes, is_uploaded=True)
+    rest = Commit(
+        commit.log,
+        batches,
+        commit.object_id,
+        commit.deadline_s,
+        commit.in_flight,
+        size_bytes,
+        is_inline=commit.is_inline,
+        is_uploaded=True,
+    )
     commit.batches = commit.batches[:count]
     commit.log.lane.commits.insert(1, rest)
     commit.in_flight.split(commit, rest)
@@ -174,7 +195,25 @@ def take(commit: Commit) -> bool:
 
 def note_applied(commit: Commit) -> None:
     """`writers` has had an entry of its epoch since."""
-    commit.log.lane.committed_epoch = commit.epoch
+    lane = commit.log.lane
+    lane.committed_epoch = commit.epoch
+    if commit.attempt == 1:
+        lane.conflict_share *= CONFLICT_MEMORY
+
+
+def note_conflict(commit: Commit) -> None:
+    if commit.attempt == 1:
+        lane = commit.log.lane
+        lane.conflict_share = lane.conflict_share * CONFLICT_MEMORY + (1 - CONFLICT_MEMORY)
+
+
+def join(commit: Commit, batch: Batch) -> None:
+    """Add a batch to an inline commit that has not begun."""
+    assert commit.is_inline, f"its batches lie in an object: {commit.log.partition}"
+    assert not commit.has_begun, f"begun: {commit.log.partition}"
+    batch.carried = bytes(batch.view)
+    commit.batches.append(batch)
+    commit.in_flight.grow(commit, batch.size_bytes)
 
 
 def release(commit: Commit) -> Commit | None:

@@ -101,7 +101,7 @@ class PartitionLog:
         self.seen.advance(control, version)
         pending = control.pending
         # Counting takes longer than the rest of this method, and a small record grows little from one commit to the next.
-        if len(pending) % COUNTED_EVERY == 1 or len(control.producers) > FEW or (pending and len(pending[-1].spans) > FEW):
+        if len(pending) % COUNTED_EVERY == 1 or len(control.producers) > FEW or (pending and len(pending[-1].batches) > FEW):
             self._count()
         self.readers.wake()
 

@@ -1,6 +1,7 @@
 """The parts of the log of one broker, put together: what `broker.assembly` opens and handlers use piecewise."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime.blocking import Blocking, InlineBlocking
@@ -10,6 +11,7 @@ from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache
+from storage.formats.levels import LEVEL_FIRST, LEVEL_OF_INLINE
 from storage.log.active_producers import ProducerReads
 from storage.log.append import Appender, Sealer
 from storage.log.batcher import FlushSettings
@@ -18,6 +20,7 @@ from storage.log.control_reads import ControlReads
 from storage.log.damage import Damage
 from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.log.index import EntryIndex
+from storage.log.inline import NO_INLINE, InlineSettings
 from storage.log.partition import Partitions
 from storage.log.read import Reader
 from storage.log.tail import TailCache
@@ -53,6 +56,8 @@ def open_log(
     chance: random.Random,
     nursery: Nursery,
     telemetry: Telemetry,
+    inline: InlineSettings = NO_INLINE,
+    level: Callable[[], int] = lambda: LEVEL_FIRST,
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     walking: Blocking | None = None,
     readers: Account | None = None,
@@ -61,6 +66,8 @@ def open_log(
 
     Nothing is read or written yet: a broker's start needs no recovery. What an earlier broker left is either committed, and found in the
     control record, or garbage that no entry names; `pending` entries are indexed by whoever commits next.
+
+    `level` is the format level in force, `inline` what it allows from LEVEL_OF_INLINE on.
 
     `readers` counts the frames that the tail cache drops while others hold them.
     """
@@ -81,7 +88,15 @@ def open_log(
         producer_expiration_ms=producer_expiration_ms,
     )
     appender = Appender(
-        settings=flush, committer=committer, sealer=sealer, uploader=uploader, clock=clock, nursery=nursery, telemetry=telemetry
+        settings=flush,
+        inline=inline,
+        may_write_inline=lambda: level() >= LEVEL_OF_INLINE,
+        committer=committer,
+        sealer=sealer,
+        uploader=uploader,
+        clock=clock,
+        nursery=nursery,
+        telemetry=telemetry,
     )
     index = EntryIndex(metadata=metadata, control_reads=control_reads)
     damage = Damage(clock=clock, telemetry=telemetry)

@@ -17,9 +17,8 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache, RangeSource
 from storage.errors import Corrupt, EndsEarly, NotFound, Unavailable, without_frames
-from storage.formats.control import Entry, EntrySource, SegmentEntry
-from storage.formats.segment import segment_key
-from storage.formats.wal import object_key
+from storage.formats.control import Entry, EntrySource, SegmentEntry, Spans
+from storage.formats.source import object_of
 from storage.limits import KIB
 from storage.log.control_reads import ControlReads
 from storage.log.damage import Cause, Damage
@@ -128,10 +127,17 @@ class Reader:
     def stored_here(
         self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
     ) -> BatchRun | Elsewhere | None:
-        """As `stored_within`, of a segment, if all that it takes is in memory, and well. What is damaged is for that to tell."""
+        """As `stored_within`, of a segment or an inline entry, if all that it takes is in memory, and well. What is damaged is for that to
+        tell.
+        """
         entry = self._index.find_here(log, offset)
         if entry is None:
             return Elsewhere.TO_BE_READ
+        if isinstance(entry, Entry):
+            try:
+                return read_inline(log.partition, entry, offset, bytes_max=bytes_max, at_least_one=at_least_one)
+            except Corrupt:
+                return Elsewhere.TO_BE_READ
         return self.segments.read_here(
             log.partition, entry, offset, bytes_max=bytes_max, at_least_one=at_least_one, is_in_order=is_in_order
         )
@@ -198,7 +204,7 @@ class Reader:
         self, log: PartitionLog, source: EntrySource, offset: int, terms: _Terms, first: NotFound | EndsEarly | Corrupt
     ) -> BatchRun | Gap | None:
         """The second look, after the first gave what was not written."""
-        key = _key_of(log, source)
+        key = object_of(source, log.partition)
         self._damage.note(_cause(first))
         try:
             run = await self._read_source(log, source, offset, terms)
@@ -212,7 +218,9 @@ class Reader:
 
     async def _read_source(self, log: PartitionLog, source: EntrySource, offset: int, terms: _Terms) -> BatchRun | Gap | None:
         if isinstance(source, Entry):
-            return await self._read(log, source, offset, terms.bytes_max, terms.at_least_one)
+            if isinstance(source.batches, bytes):
+                return read_inline(log.partition, source, offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
+            return await self._read(log, source, source.batches, offset, terms.bytes_max, terms.at_least_one)
         return await self.segments.read(
             log.partition,
             source,
@@ -222,14 +230,16 @@ class Reader:
             is_in_order=terms.is_in_order,
         )
 
-    async def _read(self, log: PartitionLog, entry: Entry, offset: int, bytes_max: int, at_least_one: bool) -> BatchRun | None:
-        key = object_key(entry.object_id)
+    async def _read(
+        self, log: PartitionLog, entry: Entry, spans: Spans, offset: int, bytes_max: int, at_least_one: bool
+    ) -> BatchRun | None:
+        key = object_of(entry, log.partition)
         span, position, base = _start(self._places.find(log.partition, offset), entry, offset)
         window_bytes = max(WINDOW_BYTES_MIN, bytes_max)
         views: list[memoryview] = []
         try:
-            while span < len(entry.spans):
-                span_start, length = entry.spans[span]
+            while span < len(spans):
+                span_start, length = spans[span]
                 span_end = span_start + length
                 if position < 0:
                     position = span_start
@@ -259,6 +269,20 @@ class Reader:
         except Corrupt:
             self._blocks.drop_damaged(key, views)
             raise
+
+
+def read_inline(partition: PartitionId, entry: Entry, offset: int, *, bytes_max: int, at_least_one: bool) -> BatchRun | None:
+    """As `Reader.stored_within`, of an entry that carries its batches. Raises `Corrupt`."""
+    assert isinstance(entry.batches, bytes), f"not inline: {entry.base}..{entry.last}"
+    window = memoryview(entry.batches)
+    where = _Where(object_of(entry, partition), partition, entry, 0)
+    found = scan(window, base=entry.base, wanted=offset, bytes_max=bytes_max, where=where)
+    _check_passed(window, found, where)
+    if not at_least_one and found.first_bytes > bytes_max:
+        return None
+    if not found.starts:
+        raise Corrupt(f"an entry has fewer records than it says: {where}")
+    return _stamp(window, found, where, entry, is_ours=False)[0]
 
 
 def _start(place: ReadPlace | None, entry: Entry, offset: int) -> tuple[int, int, int]:
@@ -310,10 +334,6 @@ def _stamp(window: memoryview, found: Window, where: object, entry: Entry, *, is
     if end_offset - 1 > entry.last:
         raise Corrupt(f"an entry has more records than it says: {where} end_offset={end_offset}")
     return BatchRun(starts[0], end_offset - 1, (view.toreadonly(),), tuple(starts), tuple(positions)), end_position
-
-
-def _key_of(log: PartitionLog, source: EntrySource) -> str:
-    return object_key(source.object_id) if isinstance(source, Entry) else segment_key(log.partition, source.object_id)
 
 
 def _cause(error: NotFound | EndsEarly | Corrupt) -> Cause:

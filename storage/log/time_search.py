@@ -39,7 +39,7 @@ LOGS_REMEMBERED_MAX: Final = 256
 ANSWERS_REMEMBERED_MAX: Final = 4_096
 GREATEST: Final = -2
 """As the time of a question: the greatest there is."""
-INLINE_BYTES_MAX: Final = 4_096
+WALKED_HERE_BYTES_MAX: Final = 4_096
 """Uncompressed batches up to this size are walked where they are: a thread costs more."""
 
 _Question = tuple[PartitionId, int, int, int]
@@ -298,7 +298,7 @@ class TimeSearch:
         return await self._remembered((log.partition, from_offset, entry.last + 1, GREATEST), search)
 
     async def _walk(self, call: Callable[[], TimestampedOffset | None], header: BatchHeader) -> TimestampedOffset | None:
-        if not header.attributes & CODEC_MASK and header.size_bytes <= INLINE_BYTES_MAX:
+        if not header.attributes & CODEC_MASK and header.size_bytes <= WALKED_HERE_BYTES_MAX:
             return call()
         return await self._walking.run(call)
 

@@ -5,8 +5,7 @@ from typing import Final
 
 from runtime.ulid import decode_ulid
 from storage.formats.control import Control, Entry, EntrySource, IndexChunk, SegmentEntry
-from storage.formats.segment import segment_key
-from storage.formats.wal import object_key
+from storage.formats.source import object_of
 from storage.verify.findings import FindingKind, StoreFinding, finding
 from storage.vocabulary import PartitionId
 
@@ -20,7 +19,7 @@ class EntryOrder:
     def __init__(self) -> None:
         self._running: int | None = None
         self._following: int | None = None
-        self.spans_bytes = 0
+        self.entries_bytes = 0
 
     def begin_anew(self) -> None:
         """What lies between the last source and the next one is unknown, or gone."""
@@ -40,7 +39,7 @@ class EntryOrder:
             if following is not None and source.base < following:
                 text = f"{_text(source)}, but what is before it covers offsets up to {following - 1}"
                 yield about_source(FindingKind.OVERLAP_DISAGREES, text, source, key=key, partition=partition)
-            self.spans_bytes += sum([length for _, length in source.spans])
+            self.entries_bytes += source.size_bytes
 
 
 class OverlapCheck:
@@ -63,10 +62,6 @@ def about_source(kind: FindingKind, found: str, source: EntrySource, *, key: str
     return finding(kind, found, key=key, object_key=object_of(source, partition), first=source.base, last=source.last)
 
 
-def object_of(source: EntrySource, partition: PartitionId) -> str:
-    return object_key(source.object_id) if isinstance(source, Entry) else segment_key(partition, source.object_id)
-
-
 def malformed(source: EntrySource) -> str | None:
     """Why `source` can name no bytes; None if it can."""
     try:
@@ -77,12 +72,14 @@ def malformed(source: EntrySource) -> str | None:
         return f"base={source.base} last={source.last}"
     if isinstance(source, SegmentEntry):
         return None if source.size_bytes > 0 else f"size_bytes={source.size_bytes}"
+    if isinstance(source.batches, bytes):
+        return None if source.batches else "no batches"
     end = 0
-    for position, length in source.spans:
+    for position, length in source.batches:
         if position < end or length <= 0:
-            return f"spans={source.spans}"
+            return f"spans={source.batches}"
         end = position + length
-    return None if source.spans else "spans=()"
+    return None if source.batches else "spans=()"
 
 
 def of_chunk(chunk: IndexChunk, *, key: str, expected_key: str, partition: PartitionId) -> Iterator[StoreFinding]:
@@ -156,4 +153,5 @@ def _in_order(entries: tuple[Entry, ...], *, key: str, partition: PartitionId) -
 
 
 def _text(entry: Entry) -> str:
-    return f"{entry.base}..{entry.last} in {entry.object_id} at {entry.spans}"
+    place = f"{len(entry.batches)} bytes inline" if isinstance(entry.batches, bytes) else f"at {entry.batches}"
+    return f"{entry.base}..{entry.last} in {entry.object_id} {place}"

@@ -47,13 +47,16 @@ class ObjectTotal(msgspec.Struct, kw_only=True):
 
 
 class TopicTotal(msgspec.Struct, kw_only=True):
-    """What the entries of a topic name: an object that several topics share counts for each, its bytes do not."""
+    """What the entries of a topic name: an object that several topics share counts for each, its bytes do not. `inline_bytes` are in no
+    object: they lie in the metadata store.
+    """
 
     topic: str
     partitions: int = 0
     records: int = 0
     entries: int = 0
     wal_bytes: int = 0
+    inline_bytes: int = 0
     segments: int = 0
     segment_bytes: int = 0
 
@@ -130,7 +133,10 @@ class Inventory:
                 for source, _ in page:
                     if isinstance(source, Entry):
                         total.entries += 1
-                        total.wal_bytes += sum([length for _, length in source.spans])
+                        if source.is_inline:
+                            total.inline_bytes += source.size_bytes
+                            continue
+                        total.wal_bytes += source.size_bytes
                     else:
                         total.segments += 1
                         total.segment_bytes += source.size_bytes

@@ -8,13 +8,13 @@ from typing import Final
 from crc32c import crc32c
 
 from storage.errors import Corrupt, EndsEarly, IncompatibleFormat, NotFound
-from storage.formats.control import Control, Entry, PageRef, SegmentEntry, decode_page
+from storage.formats.control import Control, Entry, PageRef, SegmentEntry, Spans, decode_page
 from storage.verify.entry_order import about_source, malformed, of_bytes
 from storage.verify.findings import FindingKind, FindingReport, StoreFinding, finding, kind_of
 from storage.verify.partition_walk import LocatedSource, PartitionWalk
 from storage.verify.reading import StoreReading
 from storage.verify.segment_objects import of_blocks, of_footer
-from storage.verify.wal_objects import WalHeads, of_head, of_slices
+from storage.verify.wal_objects import WalHeads, of_head, of_inline, of_slices
 from storage.vocabulary import ObjectId, PartitionId
 
 SAMPLE_PARTS: Final = 10_000
@@ -35,7 +35,9 @@ class Depth:
 
 @dataclass(slots=True)
 class Checked:
-    """What was looked at. Entries are those of WAL objects; an object that several partitions share counts for each of them."""
+    """What was looked at. Entries are those that are not in segments yet; an object that several partitions share counts for each of them,
+    and an inline entry has none.
+    """
 
     partitions: int = 0
     entries: int = 0
@@ -98,7 +100,7 @@ class PartitionCheck:
     def _check_bytes(self, control: Control) -> None:
         wrong = of_bytes(
             control,
-            self._walk.order.spans_bytes + (self._segment_bytes or 0),
+            self._walk.order.entries_bytes + (self._segment_bytes or 0),
             begin=self._walk.begin,
             key=self._walk.keys.control.path,
         )
@@ -111,6 +113,12 @@ class PartitionCheck:
             self.checked.entries += 1
         else:
             self.checked.segments += 1
+        if isinstance(source, Entry) and isinstance(source.batches, bytes):
+            # Its bytes are at hand: they are always looked at.
+            self.checked.deep_bytes += len(source.batches)
+            for one in of_inline(source, source.batches, key=located.key, partition=self._partition):
+                self._report(one)
+            return
         if malformed(source) is not None or not self._depth.takes(source.object_id):
             if isinstance(source, SegmentEntry):
                 self._segment_bytes = None
@@ -118,7 +126,8 @@ class PartitionCheck:
         self.checked.objects += 1
         try:
             if isinstance(source, Entry):
-                found = await self._check_entry(source, located.key)
+                assert not isinstance(source.batches, bytes), "an inline entry has no object"
+                found = await self._check_entry(source, source.batches, located.key)
             else:
                 found = await self._check_segment(source, located.key)
         except (NotFound, EndsEarly) as error:
@@ -135,12 +144,12 @@ class PartitionCheck:
         kind = FindingKind.OBJECT_MISSING if isinstance(error, NotFound) else FindingKind.OBJECT_CUT
         return [about_source(kind, str(error), located.source, key=located.key, partition=self._partition)]
 
-    async def _check_entry(self, entry: Entry, key: str) -> list[StoreFinding]:
+    async def _check_entry(self, entry: Entry, spans: Spans, key: str) -> list[StoreFinding]:
         head = await self._heads.get(entry.object_id)
-        found = list(of_head(entry, head, key=key, partition=self._partition))
+        found = list(of_head(entry, spans, head, key=key, partition=self._partition))
         if self._depth.is_deep and not any(one.kind is FindingKind.OBJECT_CUT for one in found):
-            self.checked.deep_bytes += sum([length for _, length in entry.spans])
-            found += await of_slices(self._reading, entry, key=key, partition=self._partition)
+            self.checked.deep_bytes += entry.size_bytes
+            found += await of_slices(self._reading, entry, spans, key=key, partition=self._partition)
         return found
 
     async def _check_segment(self, segment: SegmentEntry, key: str) -> list[StoreFinding]:

@@ -12,7 +12,9 @@ from storage.verify.reading import StoreReading
 
 
 class PartitionTotal(msgspec.Struct, kw_only=True):
-    """`wal_bytes` are those of its slices; their objects may be shared with other partitions. `is_readable`: whether this is all of it."""
+    """`wal_bytes` are those of its slices; their objects may be shared with other partitions. `inline_bytes` lie in the metadata store.
+    `is_readable`: whether this is all of it.
+    """
 
     topic: str
     partition: int
@@ -21,6 +23,7 @@ class PartitionTotal(msgspec.Struct, kw_only=True):
     records: int
     wal_objects: int = 0
     wal_bytes: int = 0
+    inline_bytes: int = 0
     segments: int = 0
     segment_bytes: int = 0
     is_readable: bool = True
@@ -60,10 +63,12 @@ async def _total(reading: StoreReading, one: ActivePartition) -> PartitionTotal 
     last_object = ""
     async for page in walk.pages():
         for source, _ in page:
-            if isinstance(source, Entry):
+            if isinstance(source, Entry) and source.is_inline:
+                total.inline_bytes += source.size_bytes
+            elif isinstance(source, Entry):
                 # Entries of one object follow each other: a flush is committed in one piece, or what is left of it next.
                 total.wal_objects += source.object_id != last_object
-                total.wal_bytes += sum([length for _, length in source.spans])
+                total.wal_bytes += source.size_bytes
             else:
                 total.segments += 1
                 total.segment_bytes += source.size_bytes

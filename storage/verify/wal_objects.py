@@ -8,10 +8,11 @@ from typing import Final
 
 from storage.cache.singleflight import SingleFlight
 from storage.errors import Corrupt, EndsEarly, IncompatibleFormat, StorageError, without_frames
-from storage.formats.control import Entry
+from storage.formats.control import Entry, Spans
+from storage.formats.source import object_of
 from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
 from storage.limits import KIB
-from storage.verify.batches import batches_between
+from storage.verify.batches import batches_between, whole_batches
 from storage.verify.entry_order import about_source
 from storage.verify.findings import FindingKind, StoreFinding, kind_of
 from storage.verify.reading import StoreReading
@@ -73,13 +74,13 @@ async def read_head(reading: StoreReading, key: str) -> WalHead:
         return WalHead(size_bytes, without_frames(error))
 
 
-def of_head(entry: Entry, head: WalHead, *, key: str, partition: PartitionId) -> Iterator[StoreFinding]:
+def of_head(entry: Entry, spans: Spans, head: WalHead, *, key: str, partition: PartitionId) -> Iterator[StoreFinding]:
     """What the beginning of an object says against an entry that names the object."""
 
     def about(kind: FindingKind, text: str) -> StoreFinding:
         return about_source(kind, text, entry, key=key, partition=partition)
 
-    end = max(position + length for position, length in entry.spans)
+    end = max(position + length for position, length in spans)
     if head.size_bytes < end:
         yield about(FindingKind.OBJECT_CUT, f"the object has {head.size_bytes} bytes, and the entry needs {end}")
     header = head.header
@@ -89,7 +90,7 @@ def of_head(entry: Entry, head: WalHead, *, key: str, partition: PartitionId) ->
     if header.object_id != entry.object_id:
         yield about(FindingKind.HEADER_DAMAGED, f"the object calls itself {header.object_id!r}")
     slices = [(one.position, one.position + one.length) for one in header.slices if one.partition == partition]
-    for position, length in entry.spans:
+    for position, length in spans:
         end = position + length
         if not any(start <= position and end <= stop for start, stop in slices):
             others = [str(one.partition) for one in header.slices if one.position < end and position < one.position + one.length]
@@ -97,7 +98,7 @@ def of_head(entry: Entry, head: WalHead, *, key: str, partition: PartitionId) ->
             yield about(FindingKind.NOT_NAMED, f"bytes [{position}, {end}) are {theirs} by the header")
 
 
-async def of_slices(reading: StoreReading, entry: Entry, *, key: str, partition: PartitionId) -> list[StoreFinding]:
+async def of_slices(reading: StoreReading, entry: Entry, spans: Spans, *, key: str, partition: PartitionId) -> list[StoreFinding]:
     """What is wrong with the batches of an entry: all of them are read. Raises `NotFound`."""
     name = object_key(entry.object_id)
     offset, greatest = entry.base, -1
@@ -106,7 +107,7 @@ async def of_slices(reading: StoreReading, entry: Entry, *, key: str, partition:
         return about_source(kind, text, entry, key=key, partition=partition)
 
     try:
-        for position, length in entry.spans:
+        for position, length in spans:
             async for batches in batches_between(reading, name, position, position + length):
                 for batch in batches:
                     offset += batch.header.last_offset_delta + 1
@@ -115,12 +116,30 @@ async def of_slices(reading: StoreReading, entry: Entry, *, key: str, partition:
         return [about(FindingKind.OBJECT_CUT, str(error))]
     except Corrupt as error:
         return [about(FindingKind.BATCH_DAMAGED, f"{error} offset={offset}")]
-    found = []
-    if offset != entry.last + 1:
-        found.append(about(FindingKind.OFFSETS_WRONG, f"the batches end before offset {offset}, the entry before {entry.last + 1}"))
+    return list(_of_totals(entry, offset, greatest, key=key, partition=partition))
+
+
+def of_inline(entry: Entry, batches: bytes, *, key: str, partition: PartitionId) -> Iterator[StoreFinding]:
+    """What is wrong with the batches that an entry carries."""
+    offset, greatest = entry.base, -1
+    try:
+        for batch in whole_batches(memoryview(batches), key=object_of(entry, partition), position=0, is_last=True):
+            offset += batch.header.last_offset_delta + 1
+            greatest = max(greatest, batch.header.max_timestamp)
+    except Corrupt as error:
+        yield about_source(FindingKind.BATCH_DAMAGED, f"{error} offset={offset}", entry, key=key, partition=partition)
+        return
+    yield from _of_totals(entry, offset, greatest, key=key, partition=partition)
+
+
+def _of_totals(entry: Entry, end: int, greatest: int, *, key: str, partition: PartitionId) -> Iterator[StoreFinding]:
+    """`end`, exclusive, and `greatest` are those of its batches."""
+    if end != entry.last + 1:
+        text = f"the batches end before offset {end}, the entry before {entry.last + 1}"
+        yield about_source(FindingKind.OFFSETS_WRONG, text, entry, key=key, partition=partition)
     if greatest != entry.max_timestamp:
-        found.append(about(FindingKind.TIMESTAMP_WRONG, f"max_timestamp={entry.max_timestamp}, of the batches {greatest}"))
-    return found
+        text = f"max_timestamp={entry.max_timestamp}, of the batches {greatest}"
+        yield about_source(FindingKind.TIMESTAMP_WRONG, text, entry, key=key, partition=partition)
 
 
 def _slices_of(head: WalHead) -> int:

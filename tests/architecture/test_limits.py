@@ -75,7 +75,7 @@ ELSEWHERE: Final = {
     "storage/log/proofs.py ATTEMPTS_MAX": "against others that write the record at the same time",
     "storage/log/tail.py DROPPED_KEPT_MAX": "slots of a list that are empty",
     "storage/log/time_search.py TRIMS_MET_MAX": "against trims of the log that is searched",
-    "storage/log/time_search.py INLINE_BYTES_MAX": "up to which size a batch is read without a thread",
+    "storage/log/time_search.py WALKED_HERE_BYTES_MAX": "up to which size a batch is read without a thread",
     "storage/metadata/key_order.py CHUNK_KEYS_MAX": "of the store in memory",
     "storage/metadata/sqlite.py READ_ATTEMPTS_MAX": "against another process that changes the file",
     "storage/metadata/sqlite_transaction.py CHANGE_PATHS_MAX": "in one hint: without it everything is looked at",

@@ -11,7 +11,7 @@ from compactor import gone_brokers, retention, tidy_plan
 from compactor.gone_brokers import GoneBrokers
 from compactor.records import Records
 from compactor.retention import Retention, RetentionResult
-from compactor.retention_plan import RetentionPlan, source_bytes, source_ms
+from compactor.retention_plan import RetentionPlan, source_ms
 from compactor.tidy_plan import Tidied
 from storage.catalog.live_brokers import read_live
 from storage.formats.control import Control, EntrySource, decode_chunk, decode_segment
@@ -107,7 +107,7 @@ def begins_the_log_in_the_middle_of_an_item() -> Iterator[None]:
 
     def add(self: Any, items: Sequence[EntrySource]) -> bool:
         is_wanted = original(self, items)
-        first = next((item for item in items if item.base == self.log_start and item.last > item.base and source_bytes(item)), None)
+        first = next((item for item in items if item.base == self.log_start and item.last > item.base and item.size_bytes), None)
         if first is not None and self.log_start:
             self.log_start += 1
         return is_wanted

@@ -10,7 +10,7 @@ import msgspec
 from runtime.ulid import RANDOM_BITS, decode_ulid
 from storage.formats.control import Control, Entry, SegmentEntry
 from storage.formats.segment import segment_key
-from storage.formats.wal import object_key
+from storage.formats.source import object_of
 from storage.metadata.port import Record
 from storage.recordbatch import (
     ATTRIBUTE_CONTROL,
@@ -52,7 +52,7 @@ class ControlFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 class EntryFacts(msgspec.Struct, frozen=True, kw_only=True):
     """`source` is where the entry was found: `pending` or `segment` (in the control record), `index` or `segments`; `source_key` is the key
-    of that record. The entry of a segment has no spans.
+    of that record. The entry of a segment has no spans; an inline entry carries `inline_bytes`, and no object has its `object_key`.
     """
 
     source: str
@@ -63,6 +63,7 @@ class EntryFacts(msgspec.Struct, frozen=True, kw_only=True):
     object_key: str
     spans: tuple[tuple[int, int], ...]
     max_timestamp_ms: int
+    inline_bytes: int | None = None
 
 
 class SegmentFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,15 +183,16 @@ def segment_entry_facts(entry: SegmentEntry, partition: PartitionId, *, source: 
     )
 
 
-def entry_facts(entry: Entry, *, source: str, source_key: str) -> EntryFacts:
+def entry_facts(entry: Entry, partition: PartitionId, *, source: str, source_key: str) -> EntryFacts:
     return EntryFacts(
         source=source,
         source_key=source_key,
         base_offset=entry.base,
         last_offset=entry.last,
         object_id=entry.object_id,
-        object_key=object_key(entry.object_id),
-        spans=tuple((position, position + length) for position, length in entry.spans),
+        object_key=object_of(entry, partition),
+        spans=() if isinstance(entry.batches, bytes) else tuple((position, position + length) for position, length in entry.batches),
+        inline_bytes=len(entry.batches) if isinstance(entry.batches, bytes) else None,
         max_timestamp_ms=entry.max_timestamp,
     )
 

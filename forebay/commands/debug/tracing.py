@@ -27,8 +27,8 @@ from process.settings.keys import nearest
 from storage.catalog.topic_names import validate_name
 from storage.catalog.topic_records import Topic, decode_topic, decode_topic_id, read_topic_ids
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, Unavailable
-from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_control, decode_segment
-from storage.formats.segment import segment_key
+from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, Spans, decode_chunk, decode_control, decode_segment
+from storage.formats.source import object_of
 from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
 from storage.limits import WAL_OBJECT_SLICES_MAX
 from storage.log.index import covering
@@ -85,11 +85,13 @@ class Tracer:
         for _ in range(ATTEMPTS_MAX):
             found = await self._find(topic, partition, offset)
             entry, at = found.entry, PartitionId(topic.topic_id, partition)
-            key = object_key(entry.object_id) if isinstance(entry, Entry) else segment_key(at, entry.object_id)
+            key = object_of(entry, at)
             try:
                 if isinstance(entry, SegmentEntry):
                     return await trace_segment(self._objects, entry, at, offset, found.trace)
-                return await self._read(entry, found.trace, at, offset)
+                if isinstance(entry.batches, bytes):
+                    return _trace_inline(entry, entry.batches, found.trace, at, offset)
+                return await self._read(entry, entry.batches, found.trace, at, offset)
             except NotFound as error:
                 if missing == found.entry:
                     raise failed(
@@ -149,7 +151,7 @@ class Tracer:
             if entry is not None:
                 check_entry(entry, path=source.path)
                 name = "pending" if source is record else "index"
-                facts = entry_facts(entry, source=name, source_key=source.path)
+                facts = entry_facts(entry, topic.partition(partition), source=name, source_key=source.path)
                 return _Found(entry, msgspec.structs.replace(trace, entry=facts))
         place = f"its index chunk under {at.index_prefix}"
         if offset < control.compaction_cursor:
@@ -175,11 +177,11 @@ class Tracer:
         facts = segment_entry_facts(entry, partition, source="segments", source_key=record.path)
         return _Found(entry, msgspec.structs.replace(trace, entry=facts))
 
-    async def _read(self, entry: Entry, trace: Trace, partition: PartitionId, offset: int) -> Trace:
+    async def _read(self, entry: Entry, spans: Spans, trace: Trace, partition: PartitionId, offset: int) -> Trace:
         """The object and the batch added. Raises `NotFound` if there is no such object."""
         key = object_key(entry.object_id)
         stat = await self._objects.stat(key)
-        end = max(position + length for position, length in entry.spans)
+        end = max(position + length for position, length in spans)
         if stat.size_bytes < end:
             raise failed(trace, f"Object {key} is cut short: {stat.size_bytes} bytes, and its entry needs {end}. Restore the object.")
         head = await self._objects.get_range(key, 0, min(stat.size_bytes, header_bytes(WAL_OBJECT_SLICES_MAX)))
@@ -199,8 +201,8 @@ class Tracer:
             ),
         )
         try:
-            check_names(header, entry, partition, key=key)
-            batch = await self._batch(entry, key, offset)
+            check_names(header, entry, spans, partition, key=key)
+            batch = await self._batch(entry, spans, key, offset)
         except Corrupt as error:
             raise damaged(trace, error, key) from error
         trace = msgspec.structs.replace(trace, batch=batch)
@@ -232,10 +234,10 @@ class Tracer:
         found = {topic_id: decode_topic_id(record) for topic_id, record in zip(topic_ids, records, strict=True) if record is not None}
         return {topic_id: record.name for topic_id, record in found.items() if not record.is_deleted}
 
-    async def _batch(self, entry: Entry, key: str, offset: int) -> BatchFacts:
+    async def _batch(self, entry: Entry, spans: Spans, key: str, offset: int) -> BatchFacts:
         """The batch that holds `offset`. Raises `Corrupt` where the spans hold no such batch."""
         base = entry.base
-        for position, length in entry.spans:
+        for position, length in spans:
             span = memoryview(await self._objects.get_range(key, position, position + length))
             where = f"object={key!r} entry={entry.base}..{entry.last} span={position}"
             window = scan(span, base=base, wanted=offset, bytes_max=1, where=where)
@@ -246,6 +248,27 @@ class Tracer:
                 raise Corrupt(f"a batch ends outside its slice: {where} position={window.end_position} bytes={length}")
             base = window.end_offset
         raise Corrupt(f"an entry has fewer records than it says: object={key!r} entry={entry.base}..{entry.last} end_offset={base}")
+
+
+def _trace_inline(entry: Entry, batches: bytes, trace: Trace, partition: PartitionId, offset: int) -> Trace:
+    """The batch added. Its bytes lie in the record that names the entry: there is no object."""
+    name = object_of(entry, partition)
+    try:
+        window = scan(batches, base=entry.base, wanted=offset, bytes_max=1, where=f"entry={entry.base}..{entry.last} of {name}")
+        if not window.starts:
+            raise Corrupt(f"an entry has fewer records than it says: {name} entry={entry.base}..{entry.last}")
+    except Corrupt as error:
+        raise failed(trace, f"Damaged metadata: {error}. Restore the metadata store from a backup.") from error
+    start = window.positions[0]
+    batch = batch_facts(memoryview(batches)[start : window.end_position], start=start, base_offset=window.starts[0])
+    trace = msgspec.structs.replace(trace, batch=batch)
+    if not batch.crc_ok:
+        raise failed(
+            trace,
+            f"Checksum mismatch: the batch at bytes [{batch.start}, {batch.end}) of {name} is not what was written "
+            f"(stored {batch.crc_stored}, computed {batch.crc_computed}). Restore the metadata store from a backup.",
+        )
+    return trace
 
 
 def unreadable(control: Control, offset: int, *, where: str) -> str | None:
@@ -269,16 +292,18 @@ def check_entry(entry: Entry, *, path: str) -> None:
         created_ms(entry.object_id)
     except ValueError as error:
         raise Corrupt(f"an entry names no object: key={path!r} entry={entry.base}..{entry.last} cause={error}") from error
-    if not entry.spans or any(position < 0 or length <= 0 for position, length in entry.spans):
-        raise Corrupt(f"an entry names no bytes: key={path!r} entry={entry.base}..{entry.last} spans={entry.spans}")
+    if isinstance(entry.batches, bytes):
+        return
+    if not entry.batches or any(position < 0 or length <= 0 for position, length in entry.batches):
+        raise Corrupt(f"an entry names no bytes: key={path!r} entry={entry.base}..{entry.last} spans={entry.batches}")
 
 
-def check_names(header: WalHeader, entry: Entry, partition: PartitionId, *, key: str) -> None:
+def check_names(header: WalHeader, entry: Entry, spans: Spans, partition: PartitionId, *, key: str) -> None:
     """Raise `Corrupt` unless the object is the one the entry means and its header gives the entry's bytes to the partition."""
     if header.object_id != entry.object_id:
         raise Corrupt(f"the object calls itself by another id: key={key!r} id={header.object_id!r}")
     slices = [(one.position, one.position + one.length) for one in header.slices if one.partition == partition]
-    for position, length in entry.spans:
+    for position, length in spans:
         if not any(start <= position and position + length <= end for start, end in slices):
             raise Corrupt(
                 f"the header gives these bytes to no slice of the partition: key={key!r} start={position} end={position + length}"

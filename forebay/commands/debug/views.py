@@ -67,8 +67,14 @@ def _entry(entry: EntryFacts) -> list[str]:
     return [
         f"from {entry.source}  {entry.source_key}",
         f"offsets {entry.base_offset}..{entry.last_offset}  max_timestamp {time_text(entry.max_timestamp_ms)}",
-        f"spans {' '.join(_range(start, end) for start, end in entry.spans)} of {entry.object_key}" if entry.spans else entry.object_key,
+        _place(entry),
     ]
+
+
+def _place(entry: EntryFacts) -> str:
+    if entry.inline_bytes is not None:
+        return f"{entry.inline_bytes} bytes inline: they lie in this record, no object has them"
+    return f"spans {' '.join(_range(start, end) for start, end in entry.spans)} of {entry.object_key}" if entry.spans else entry.object_key
 
 
 def _object(found: ObjectFacts) -> list[str]:

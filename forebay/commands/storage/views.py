@@ -42,20 +42,24 @@ def summary_table(totals: StoreTotals) -> str:
             rows.append(_row("  unreferenced", totals.unreferenced[kind]))
     ages = [_row(age, total) for age, total in totals.unreferenced_by_age.items() if total.objects]
     topics = [
-        [one.topic, one.partitions, one.records, one.entries, one.wal_bytes, one.segments, one.segment_bytes] for one in totals.topics
+        [one.topic, one.partitions, one.records, one.entries, one.inline_bytes, one.wal_bytes, one.segments, one.segment_bytes]
+        for one in totals.topics
     ]
     parts = [align(("KIND", "OBJECTS", "BYTES", "OLDEST"), rows)]
     if ages:
         parts.append(align(("UNREFERENCED FOR", "OBJECTS", "BYTES", "OLDEST"), ages))
     if topics:
-        parts.append(align(("TOPIC", "PARTITIONS", "RECORDS", "ENTRIES", "WAL BYTES", "SEGMENTS", "SEGMENT BYTES"), topics))
+        parts.append(align(("TOPIC", "PARTITIONS", "RECORDS", "ENTRIES", "INLINE BYTES", "WAL BYTES", "SEGMENTS", "SEGMENT BYTES"), topics))
     return "\n\n".join(parts)
 
 
 def partitions_table(found: Sequence[PartitionTotal]) -> str:
-    header = ("TOPIC", "PARTITION", "START", "END", "RECORDS", "WAL OBJECTS", "WAL BYTES", "SEGMENTS", "SEGMENT BYTES")
+    header = ("TOPIC", "PARTITION", "START", "END", "RECORDS", "INLINE BYTES", "WAL OBJECTS", "WAL BYTES", "SEGMENTS", "SEGMENT BYTES")
     rows = [
-        [one.topic, one.partition, one.log_start, one.log_end, one.records, one.wal_objects, one.wal_bytes, one.segments, one.segment_bytes]
+        [
+            *(one.topic, one.partition, one.log_start, one.log_end, one.records),
+            *(one.inline_bytes, one.wal_objects, one.wal_bytes, one.segments, one.segment_bytes),
+        ]
         for one in found
     ]
     return align(header, rows)

@@ -13,10 +13,11 @@ from compactor.plan import CompactionPolicy
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, OutcomeUnknown, Unavailable
 from storage.formats.compaction import CompactionState, decode_attempt
-from storage.formats.control import Control, LogState, encode
+from storage.formats.control import Control, LogState, encode, inline_bytes
 from storage.formats.segment import decode_footer, parse_segment_key, segment_key
 from storage.formats.wal import object_key
 from storage.limits import PENDING_ENTRIES_MAX
+from storage.log.inline import InlineSettings
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Applied, DeleteRange, Put
@@ -224,7 +225,7 @@ async def test_a_damaged_slice_becomes_no_segment() -> None:
         await fill(broker)
         control = await broker.control()
         key = object_key(control.pending[-1].object_id)
-        position, length = control.pending[-1].spans[0]
+        position, length = control.pending[-1].batches[0]
         stored = bytearray(await broker.objects.get_range(key, 0, position + length))  # type: ignore[operator]
         stored[position + 70] ^= 1
         await broker.objects.delete_many([key])  # type: ignore[operator]
@@ -308,14 +309,18 @@ async def test_a_write_without_an_answer_changes_nothing_of_the_log(at: int, fau
 
 
 async def test_a_compacted_log_equals_the_uncompacted_one_under_random_schedules() -> None:
-    compacted = merged = trimmed = 0
+    compacted = merged = trimmed = carried = 0
     for seed in range(12):
         chance = random.Random(seed)
         clock = SystemClock()
         shared, objects = MemoryMetadataStore(clock=clock, shards=1), MemoryObjectStore(clock=clock)
         policy = CompactionPolicy(entries_due=chance.randint(1, 20), segment_bytes=chance.choice([400, 4_000, 1 << 20]))
         expected = bytearray()
-        async with rig(shared=shared, objects=objects) as one, rig(shared=shared, objects=objects, epoch=8) as two:
+        inline = InlineSettings(bytes_max=(0, 60, 75, 1_024)[seed % 4])
+        async with (
+            rig(shared=shared, objects=objects, inline=inline) as one,
+            rig(shared=shared, objects=objects, epoch=8, inline=InlineSettings(bytes_max=(0, 1_024)[seed % 2])) as two,
+        ):
             async with compacting(shared, objects, policy=policy) as compaction:
                 for step in range(60):
                     match chance.randrange(4):
@@ -330,6 +335,7 @@ async def test_a_compacted_log_equals_the_uncompacted_one_under_random_schedules
                             for reader in (one, two):
                                 await check_reads(reader, chance)
                 expected = bytearray(await two.read_all())
+                carried += inline_bytes((await one.control()).pending) > 0
             assert expected == await one.read_all()
             control = await one.control()
             merged += control.compaction_cursor > 0
@@ -337,6 +343,7 @@ async def test_a_compacted_log_equals_the_uncompacted_one_under_random_schedules
             assert expected.count(b"\x02") > 0
 
     assert compacted > 50
+    assert carried > 2, "rings that carry batches were compacted, too"
     assert merged == 12
     assert trimmed > 0
 

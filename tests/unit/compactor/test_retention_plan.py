@@ -15,7 +15,6 @@ from compactor.retention_plan import (
     RetentionLimits,
     RetentionPlan,
     limits_of,
-    source_bytes,
     source_ms,
 )
 from runtime.ulid import encode_ulid
@@ -54,7 +53,7 @@ def log_of(drawn: Sequence[tuple[bool, int, int | None, int]]) -> list[EntrySour
 
 def control_of(log: Sequence[EntrySource], **fields: Any) -> Control:
     end = log[-1].last + 1 if log else 0
-    return Control(sequence_counter=end, bytes_total=sum(map(source_bytes, log)), **fields)
+    return Control(sequence_counter=end, bytes_total=sum(one.size_bytes for one in log), **fields)
 
 
 def plan_of(log: Sequence[EntrySource], limits: RetentionLimits, *, now_ms: int = NOW_MS, page: int = 3) -> RetentionPlan:
@@ -70,7 +69,7 @@ def naive(log: Sequence[EntrySource], limits: RetentionLimits, *, now_ms: int = 
     rest = list(log)
     while rest and limits.retention_ms != NO_LIMIT and source_ms(rest[0], ahead_ms=limits.ahead_ms) < now_ms - limits.retention_ms:
         rest.pop(0)
-    while rest and limits.retention_bytes != NO_LIMIT and sum(map(source_bytes, rest[1:])) >= limits.retention_bytes:
+    while rest and limits.retention_bytes != NO_LIMIT and sum(one.size_bytes for one in rest[1:]) >= limits.retention_bytes:
         rest.pop(0)
     return rest[0].base if rest else log[-1].last + 1 if log else 0
 
@@ -98,7 +97,7 @@ def test_nothing_goes_before_the_plan_said_that_something_may(
     rest = [one for one in log if one.base >= plan.log_start]
     appended = [msgspec.structs.replace(one, base=one.base + end, last=one.last + end) for one in more]
     grown = [*rest, *appended]
-    bytes_total = control_of(log).bytes_total + sum(map(source_bytes, appended))
+    bytes_total = control_of(log).bytes_total + sum(one.size_bytes for one in appended)
     if rest and now_ms < plan.again_ms and bytes_total < plan.again_bytes:
         assert naive(grown, limits, now_ms=now_ms) == rest[0].base
 
@@ -109,7 +108,7 @@ def test_items_without_number_are_counted_in_bounded_memory_and_never_too_much_g
     for limit in (0, 10, 100, 2_000, 9_985, 20_000):
         limits = RetentionLimits(NO_LIMIT, limit)
         plan = plan_of(log, limits)
-        kept_bytes = sum(source_bytes(one) for one in log if one.base >= plan.log_start)
+        kept_bytes = sum(one.size_bytes for one in log if one.base >= plan.log_start)
 
         assert len(plan._kept) <= 16
         assert plan.log_start <= naive(log, limits)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from compactor import gather_plan, spool
 from compactor.compaction import Compaction, CompactionEnd, CompactionResult, CompactionTask
 from compactor.gather_plan import plan_reads
-from compactor.plan import entry_bytes, in_runs
+from compactor.plan import in_runs
 from compactor.room import ByteRoom
 from compactor.round import Round, RoundLimits, RoundReport, only
 from compactor.spool import open_spool
@@ -37,7 +37,7 @@ spans = st.lists(st.tuples(st.integers(0, 4_000), st.integers(1, 400)), min_size
 
 
 def entry_of(object_id: str, *spans: tuple[int, int]) -> Entry:
-    return Entry(base=0, last=0, object_id=ObjectId(object_id), spans=spans, max_timestamp=0, running_max_timestamp=0)
+    return Entry(base=0, last=0, object_id=ObjectId(object_id), batches=spans, max_timestamp=0, running_max_timestamp=0)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), spans), max_size=8))
@@ -49,7 +49,7 @@ def test_every_span_is_in_one_read_and_reads_are_as_few_as_gaps_allow(asked: lis
         reads = plan_reads(entries)
 
     planned = [(read.object_id, span) for read in reads for span in read.spans]
-    assert sorted(planned) == sorted({(entry.object_id, span) for entry in entries for span in entry.spans})
+    assert sorted(planned) == sorted({(entry.object_id, span) for entry in entries for span in entry.batches})
     for read in reads:
         assert read.begin == min(position for position, _ in read.spans)
         assert read.end == max(position + length for position, length in read.spans)
@@ -74,8 +74,8 @@ def test_runs_of_entries_keep_their_order_and_their_bound(sizes: list[int]) -> N
     runs = list(in_runs(entries, bytes_max=60))
 
     assert [entry for run in runs for entry in run] == entries
-    assert all(len(run) == 1 or sum(map(entry_bytes, run)) <= 60 for run in runs)
-    assert all(sum(map(entry_bytes, [*one, other[0]])) > 60 for one, other in itertools.pairwise(runs))
+    assert all(len(run) == 1 or sum(one.size_bytes for one in run) <= 60 for run in runs)
+    assert all(sum(entry.size_bytes for entry in [*one, other[0]]) > 60 for one, other in itertools.pairwise(runs))
 
 
 PARTITIONS = [PartitionId(TOPIC, number) for number in range(6)]
@@ -151,7 +151,7 @@ async def test_partitions_that_do_not_fit_are_left_unclaimed_for_the_next_round(
 async def test_what_is_wrong_with_one_partition_does_not_keep_the_others() -> None:
     async with bench() as it:
         entry = (await it.broker.control(PARTITIONS[2])).pending[-1]
-        ((position, length),) = entry.spans
+        ((position, length),) = entry.batches
         key = object_key(entry.object_id)
         content = bytearray(it.broker.objects._inner._objects[key].body)
         content[position + length - 1] ^= 1

@@ -254,7 +254,7 @@ async def test_a_compactor_that_lost_its_session_goes_on_with_another() -> None:
 async def test_what_is_damaged_is_said_with_its_object_and_offset_and_tried_again_later_while_the_rest_goes_on() -> None:
     async with cluster() as it:
         entry = (await it.control(it.partitions[2])).pending[1]
-        ((position, length),) = entry.spans
+        ((position, length),) = entry.batches
         stored: Any = it.broker.objects._inner._objects
         key = object_key(entry.object_id)
         sound = stored[key]

@@ -23,6 +23,7 @@ from storage.formats.control import (
     encode,
     with_rewritten,
 )
+from storage.formats.refusal import undecodable
 from storage.limits import (
     CONTROL_BYTES_MAX,
     CONTROL_BYTES_TARGET,
@@ -59,6 +60,15 @@ def test_a_control_record_survives_the_round_trip(control: Control) -> None:
     assert decode_control(encode(control), path="test") == control
 
 
+class EntryOfLevel1(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    base: int
+    last: int
+    object_id: ObjectId
+    spans: tuple[tuple[int, int], ...]
+    max_timestamp: int
+    running_max_timestamp: int
+
+
 class ControlOfLevel1(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """As the releases before merges have it."""
 
@@ -69,7 +79,7 @@ class ControlOfLevel1(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     log_start: int
     compaction_cursor: int
     segment: SegmentEntry | None
-    pending: tuple[Entry, ...]
+    pending: tuple[EntryOfLevel1, ...]
     writers: dict[int, WriterEntry]
     producers: dict[int, ProducerState]
     pages: tuple[PageRef, ...]
@@ -124,7 +134,7 @@ def test_a_record_with_a_merge_survives_and_is_refused_by_whoever_does_not_know_
 )
 def test_a_merge_that_contradicts_its_record_is_corrupt(control: Control) -> None:
     with pytest.raises(Corrupt, match="test"):
-        decode_control(encode(control), path="test")
+        decode_control(msgspec.json.encode(control), path="test")
 
 
 @given(st.lists(entries, min_size=1, max_size=5))
@@ -173,12 +183,56 @@ def test_a_floor_that_is_no_object_id_is_corrupt() -> None:
         decode_control(encode(Control(revoked_floor=ObjectId("nonsense"))), path="test")
 
 
-@pytest.mark.parametrize("value", [{"fmt": 3}, {"fmt": 3, "log_state": "SPLIT"}, {"fmt": 4, "pending": "elsewhere"}])
+@pytest.mark.parametrize("value", [{"fmt": 4}, {"fmt": 4, "log_state": "SPLIT"}, {"fmt": 5, "pending": "elsewhere"}])
 def test_a_newer_format_is_refused_by_its_number_whatever_else_it_holds(value: dict[str, object]) -> None:
-    with pytest.raises(IncompatibleFormat, match="this program knows up to 2"):
+    with pytest.raises(IncompatibleFormat, match="this program knows up to 3"):
         decode_control(msgspec.json.encode(value), path="test")
 
 
 def test_an_empty_chunk_is_corrupt() -> None:
     with pytest.raises(Corrupt, match="empty index chunk"):
         decode_chunk(b'{"fmt":1,"entries":[]}', path="test")
+
+
+inline_entries = st.builds(
+    lambda entry, batches: msgspec.structs.replace(entry, batches=batches), entries, st.binary(min_size=1, max_size=200)
+)
+
+
+@given(controls, st.lists(inline_entries, min_size=1, max_size=3), st.booleans())
+def test_a_record_with_inline_entries_survives_and_has_a_number_of_its_own(
+    control: Control, carried: list[Entry], is_merging: bool
+) -> None:
+    control = msgspec.structs.replace(control, pending=(*control.pending, *carried))
+    if is_merging:
+        control = with_rewritten(with_segment(control), MERGED)
+    found = decode_control(encode(control), path="test")
+
+    assert found == msgspec.structs.replace(control, fmt=3)
+    assert encode(msgspec.structs.replace(found, pending=())) == encode(msgspec.structs.replace(control, pending=()))
+
+
+@given(st.lists(st.one_of(entries, inline_entries), min_size=1, max_size=5))
+def test_a_chunk_with_inline_entries_survives_and_has_a_number_of_its_own(found: list[Entry]) -> None:
+    chunk = decode_chunk(encode(IndexChunk(entries=tuple(found))), path="test")
+
+    assert chunk.entries == tuple(found)
+    assert chunk.fmt == (3 if any(entry.is_inline for entry in found) else 1)
+
+
+@pytest.mark.parametrize("fmt", [1, 2])
+def test_inline_entries_under_an_older_number_are_corrupt(fmt: int) -> None:
+    carried = Entry(0, 0, ID, b"batch", 0, 0)
+
+    with pytest.raises(Corrupt, match="has_inline_entries=True"):
+        decode_control(msgspec.json.encode(Control(fmt=fmt, sequence_counter=1, pending=(carried,))), path="test")
+    with pytest.raises(Corrupt, match="contradict"):
+        decode_chunk(msgspec.json.encode(IndexChunk(fmt=fmt, entries=(carried,))), path="test")
+
+
+def test_a_release_that_knows_no_inline_entries_says_that_a_newer_one_wrote_them() -> None:
+    data = encode(Control(sequence_counter=1, pending=(Entry(0, 0, ID, b"batch", 0, 0),)))
+
+    with pytest.raises(msgspec.ValidationError) as refused:
+        msgspec.json.decode(data, type=ControlOfLevel1)
+    assert isinstance(undecodable(refused.value, data, known=2, path="test"), IncompatibleFormat)

@@ -209,7 +209,7 @@ def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
     assert segment.FMT == compaction.FMT == compactors.FMT
     assert levels.FORMATS[levels.LEVEL_MAX] == {
         "WAL object": wal.FMT,
-        "control record, index chunk, producer state": control.FMT_REWRITTEN,
+        "control record, index chunk, producer state": control.FMT_INLINE,
         "topic, its name by id": topic_records.FMT,
         "broker": brokers.FMT,
         "cluster": cluster.FMT,

@@ -14,9 +14,11 @@ from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache
 from storage.errors import StorageError, Unavailable
 from storage.formats.control import Control, decode_control, encode
+from storage.formats.levels import LEVEL_MAX
 from storage.limits import BLOCK_BYTES, PART_BYTES
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
+from storage.log.inline import NO_INLINE, InlineSettings
 from storage.log.parts import LogParts, open_log
 from storage.log.writers import BrokerEpoch
 from storage.metadata import keys
@@ -184,6 +186,8 @@ async def rig(
     cache_bytes: int = 1 << 20,
     block_bytes: int = BLOCK_BYTES,
     part_bytes: int = PART_BYTES,
+    inline: InlineSettings = NO_INLINE,
+    level: int = LEVEL_MAX,
 ) -> AsyncIterator[Rig]:
     """`registered` is the epoch of a real registration, instead of `epoch` and `live`."""
     clock, telemetry = SystemClock(), Telemetry()
@@ -208,6 +212,8 @@ async def rig(
             ),
             tail_bytes_max=1 << 20,
             flush=flush or FlushSettings(interval_s=0.0, gather_s=0.0),
+            inline=inline,
+            level=lambda: level,
             epoch=broker_epoch,
             ids=IdSource(clock=clock),
             clock=clock,

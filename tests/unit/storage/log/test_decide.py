@@ -24,6 +24,7 @@ class Batch:
     max_timestamp: int = 1_000
     position: int = 0
     size_bytes: int = 100
+    carried: bytes = b""
 
 
 def run(control: Control, *batches: Batch, **options: object) -> Decision:
@@ -66,7 +67,7 @@ def test_a_batch_repeated_within_one_slice_is_appended_once() -> None:
 
     assert outcomes(decision) == [Outcome.APPENDED, Outcome.DUPLICATE, Outcome.APPENDED]
     assert decision.control is not None
-    assert decision.control.pending[-1].spans == ((0, 100), (200, 100)), "the repeated bytes are skipped"
+    assert decision.control.pending[-1].batches == ((0, 100), (200, 100)), "the repeated bytes are skipped"
     assert decision.control.sequence_counter == 6
 
 

@@ -69,7 +69,7 @@ async def test_a_damaged_batch_is_corrupt_never_skipped() -> None:
         await broker.send(batch_bytes(1, payload=b"precious"))
         (entry,) = (await broker.control()).pending
         key = object_key(entry.object_id)
-        stored = bytearray(await broker.objects.get_range(key, 0, entry.spans[0][0] + entry.spans[0][1]))  # type: ignore[operator]
+        stored = bytearray(await broker.objects.get_range(key, 0, entry.batches[0][0] + entry.batches[0][1]))  # type: ignore[operator]
         stored[-1] ^= 1
         await broker.objects.delete_many([key])  # type: ignore[operator]
         await broker.objects.put_if_absent(key, [stored])

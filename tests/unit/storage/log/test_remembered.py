@@ -96,7 +96,7 @@ def test_however_many_partitions_are_read_the_chunks_of_all_together_are_bounded
     partitions = [PartitionId(TOPIC, number) for number in range(60)]
     for each in partitions:
         for number in range(3):
-            kept.add(each, IndexChunk(entries=(msgspec.structs.replace(entry(number), spans=spans),)))
+            kept.add(each, IndexChunk(entries=(msgspec.structs.replace(entry(number), batches=spans),)))
 
     assert sum(len(list(kept.of(each))) for each in partitions) == len(kept) < 150
     assert 0.9 * CHUNKS_BYTES_MAX < kept.size_bytes <= CHUNKS_BYTES_MAX

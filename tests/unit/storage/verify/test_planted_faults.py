@@ -247,7 +247,7 @@ async def test_an_entry_that_points_into_the_slice_of_another_partition(broker: 
     await change_control(
         broker,
         pending=tuple(
-            msgspec.structs.replace(each, spans=other.spans) if each == entry else each for each in (await broker.control()).pending
+            msgspec.structs.replace(each, batches=other.batches) if each == entry else each for each in (await broker.control()).pending
         ),
     )
 

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from forebay.commands.debug.failures import TraceFailed
 from forebay.commands.debug.trace import Trace
 from forebay.commands.debug.tracing import ATTEMPTS_MAX, Tracer
+from forebay.commands.debug.views import as_table
 from storage.catalog.records import encode as encode_record
 from storage.catalog.topics import Topic, TopicState
 from storage.errors import Unavailable
 from storage.formats.control import Control, Entry, LogState, encode
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.limits import PENDING_ENTRIES_MAX
+from storage.log.inline import InlineSettings
 from storage.metadata import keys
 from storage.metadata.port import Delete, Key, Put, Record
 from storage.vocabulary import ObjectId, PartitionId
@@ -363,7 +365,7 @@ async def test_an_object_cut_short_in_a_later_span_is_told_though_the_offset_lie
     await log.append(sent)
     control = await log.rig.control()
     spans = ((header_bytes(1), len(sent)), (header_bytes(1) + len(sent), 70))
-    await put_control(log, pending=(msgspec.structs.replace(control.pending[0], last=5, spans=spans),), sequence_counter=6)
+    await put_control(log, pending=(msgspec.structs.replace(control.pending[0], last=5, batches=spans),), sequence_counter=6)
 
     assert "is cut short" in str(await failure(log, 0))
 
@@ -371,8 +373,8 @@ async def test_an_object_cut_short_in_a_later_span_is_told_though_the_offset_lie
 async def test_a_span_that_begins_before_the_slice_of_its_partition_is_damage(log: Logged) -> None:
     await log.append(batch_bytes(3))
     control = await log.rig.control()
-    (position, length), *_ = control.pending[0].spans
-    await put_control(log, pending=(msgspec.structs.replace(control.pending[0], spans=((position - 1, length),)),))
+    (position, length), *_ = control.pending[0].batches
+    await put_control(log, pending=(msgspec.structs.replace(control.pending[0], batches=((position - 1, length),)),))
 
     assert "gives these bytes to no slice of the partition" in str(await failure(log, 0))
 
@@ -412,7 +414,7 @@ async def test_a_batch_in_the_second_span_is_found_behind_the_gap(log: Logged) -
     control = await log.rig.control()
     start = header_bytes(1)
     spans = ((start, len(first)), (start + len(first) + len(refused), len(second)))
-    await put_control(log, pending=(msgspec.structs.replace(control.pending[0], last=5, spans=spans),), sequence_counter=6)
+    await put_control(log, pending=(msgspec.structs.replace(control.pending[0], last=5, batches=spans),), sequence_counter=6)
 
     trace = await log.tracer.trace(NAME, 0, 3)
 
@@ -522,3 +524,30 @@ async def test_offsets_are_found_while_appends_go_on(log: Logged) -> None:
 
     assert {one.entry.source for one in found if one.entry is not None} == {"pending", "index"}
     assert all(one.batch is not None and one.batch.base_offset <= one.offset <= one.batch.last_offset for one in found)
+
+
+async def test_a_record_that_its_entry_carries_is_traced_without_an_object() -> None:
+    async with logged(inline=InlineSettings(bytes_max=1_024)) as log:
+        await log.append(record_batch(b"a", b"b"))
+        await log.append(record_batch(b"c"))
+        trace = await log.tracer.trace(NAME, 0, 1)
+        control = await log.rig.control()
+
+    assert trace.entry is not None
+    assert trace.batch is not None
+    assert (trace.entry.source, trace.entry.spans, trace.entry.inline_bytes) == ("pending", (), control.pending[0].size_bytes)
+    assert trace.object is None
+    assert (trace.batch.base_offset, trace.batch.last_offset, trace.batch.crc_ok) == (0, 1, True)
+    assert f"{control.pending[0].size_bytes} bytes inline" in as_table(trace)
+
+
+async def test_a_damaged_inline_record_is_said_to_be() -> None:
+    async with logged(inline=InlineSettings(bytes_max=1_024)) as log:
+        await log.append(record_batch(b"a"))
+        (entry,) = (await log.rig.control()).pending
+        assert isinstance(entry.batches, bytes)
+        damaged = msgspec.structs.replace(entry, batches=entry.batches[:-1] + b"\xff")
+        await put_control(log, pending=(damaged,))
+
+        with pytest.raises(TraceFailed, match=r"Checksum mismatch: the batch at bytes .* of inline/.* Restore the metadata store"):
+            await log.tracer.trace(NAME, 0, 0)

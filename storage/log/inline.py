@@ -1,0 +1,89 @@
+"""Which batches travel in their commit, so that no object has to be stored for them, pure (docs/design/commit.md#inline-entries).
+
+A commit writes the control record anyway: a small slice costs it a few bytes more, and its producer no PUT and no wait for the flush. What
+that costs the metadata store is bounded by a budget of commits. A batch stays behind what was gathered of its partition before: it never
+overtakes.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from storage.limits import INLINE_BYTES_MAX
+from storage.log.batch import Batch
+from storage.log.lane import Commit, Lane
+
+BURST_S: Final = 0.25
+"""Of unused budget, what may be spent at once."""
+CONFLICTS_MAX: Final = 0.5
+"""The share of conflicts, among the last commits of a partition, above which its batches are gathered."""
+
+
+@dataclass(frozen=True, slots=True)
+class InlineSettings:
+    """A slice of at most `bytes_max` travels in its commit; 0: none does. At most `commits_per_s` commits of a broker begin without having
+    gathered; None: any number.
+    """
+
+    bytes_max: int
+    commits_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.bytes_max <= INLINE_BYTES_MAX, f"inline slices are too large: {self.bytes_max}"
+
+
+NO_INLINE: Final = InlineSettings(bytes_max=0)
+
+
+class Gathers(StrEnum):
+    """Why a batch is gathered instead."""
+
+    OFF = "off"
+    """The settings say so, or the format level in force."""
+    LARGE = "large"
+    QUEUED = "queued"
+    """Others of its partition are gathered already."""
+    FULL = "full"
+    """The next commit of its partition has as much as it may carry."""
+    CONFLICTS = "conflicts"
+    """Another broker commits to the partition at the same time."""
+    BUDGET = "budget"
+
+
+class CommitBudget:
+    """A bucket of tokens: `per_s` of them come in a second, and as many as come in BURST_S are kept."""
+
+    def __init__(self, per_s: float | None) -> None:
+        self._per_s = per_s
+        self._kept_max = max(1.0, (per_s or 0.0) * BURST_S)
+        self._kept = self._kept_max
+        self._at_s = 0.0
+
+    def take(self, now_s: float) -> bool:
+        if self._per_s is None:
+            return True
+        self._kept = min(self._kept_max, self._kept + max(0.0, now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+        if self._kept < 1.0:
+            return False
+        self._kept -= 1.0
+        return True
+
+
+def joinable(lane: Lane) -> Commit | None:
+    """The last commit of a lane, while it may take more batches: it waits for the one before it, or for its first attempt."""
+    if not lane.commits:
+        return None
+    last = lane.commits[-1]
+    return last if last.is_inline and not last.has_begun and not last.is_given_up else None
+
+
+def why_gathered(lane: Lane, batch: Batch, last: Commit | None, settings: InlineSettings) -> Gathers | None:
+    """None if the batch may travel in its commit: in `last`, which is `joinable`, or in one of its own, as far as the budget goes."""
+    if batch.size_bytes > settings.bytes_max:
+        return Gathers.LARGE if settings.bytes_max else Gathers.OFF
+    if lane.gathered:
+        return Gathers.QUEUED
+    if last is not None:
+        return Gathers.FULL if last.size_bytes + batch.size_bytes > settings.bytes_max else None
+    return Gathers.CONFLICTS if lane.conflict_share > CONFLICTS_MAX else None

@@ -1,0 +1,235 @@
+"""Batches that travel in their commit: no object, the same order, the same answers."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from runtime.clock import SystemClock
+from storage.errors import Corrupt, StorageError, Unavailable
+from storage.formats.control import Entry, inline_bytes
+from storage.formats.levels import LEVEL_OF_INLINE
+from storage.limits import INLINE_PENDING_BYTES_MAX, PENDING_ENTRIES_MAX
+from storage.log import append as append_module
+from storage.log import commit as commit_module
+from storage.log.batch import Appended
+from storage.log.batcher import FlushSettings
+from storage.log.inline import CONFLICTS_MAX, CommitBudget, InlineSettings
+from storage.log.lane import CONFLICT_MEMORY
+from storage.log.read import read_inline
+from storage.metadata import keys
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import Put
+from storage.objects.memory import MemoryObjectStore
+from storage.recordbatch import HEADER_BYTES
+from storage.vocabulary import ObjectId, PartitionId
+from tests.kit.batches import batch_bytes
+from tests.unit.storage.log.rig import PARTITION, TOPIC, rig
+
+KIB = InlineSettings(bytes_max=1_024)
+SLOW = FlushSettings(interval_s=60.0, gather_s=60.0)
+"""What is gathered is not sealed within a test."""
+OTHER = PartitionId(TOPIC, 1)
+
+
+def of_size(size_bytes: int, fill: bytes = b"x") -> bytearray:
+    return batch_bytes(payload=fill * (size_bytes - HEADER_BYTES))
+
+
+def offsets(results: Sequence[Sequence[Appended | StorageError]]) -> list[int]:
+    return [result.base_offset for (result,) in results if isinstance(result, Appended)]
+
+
+async def test_a_small_batch_is_appended_at_once_without_an_object() -> None:
+    async with rig(inline=KIB, flush=SLOW) as broker:
+        assert await broker.send(of_size(1_024)) == [Appended(0, 0)]
+        assert await broker.send(of_size(200)) == [Appended(1, 0)]
+
+        assert broker.objects.put_keys == []
+        assert [entry.is_inline for entry in (await broker.control()).pending] == [True, True]
+        assert (await broker.control()).bytes_total == 1_224
+        assert len(await broker.read_all()) == 1_224
+
+
+async def test_a_large_batch_goes_into_an_object_and_what_is_behind_it_does_not_overtake_it() -> None:
+    async with rig(inline=KIB, flush=FlushSettings(interval_s=0.0, gather_s=0.02)) as broker:
+        results = await asyncio.gather(*(broker.send(batch) for batch in (of_size(1_025, b"a"), of_size(200, b"b"), of_size(1_025, b"c"))))
+
+        assert offsets(results) == [0, 1, 2]
+        assert len(broker.objects.put_keys) == 1
+        assert [entry.is_inline for entry in (await broker.control()).pending] == [False]
+
+
+async def test_a_small_batch_waits_for_the_object_before_it() -> None:
+    async with rig(inline=KIB) as broker:
+        broker.objects.gate = asyncio.Event()
+        first = broker.send(of_size(2_000))
+        await asyncio.sleep(0.02)
+        assert len(broker.objects.put_keys) == 1
+        second = broker.send(of_size(200))
+        await asyncio.sleep(0.02)
+        assert not second.done()
+        broker.objects.gate.set()
+
+        assert offsets([await first, await second]) == [0, 1]
+        assert [entry.is_inline for entry in (await broker.control()).pending] == [False, True]
+
+
+async def test_what_arrives_while_a_commit_is_under_way_goes_into_the_next_one_as_far_as_it_fits() -> None:
+    async with rig(inline=KIB, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
+        assert await broker.send(of_size(100)) == [Appended(0, 0)]
+        broker.metadata.faults.append("late")
+        first = broker.send(of_size(100))
+        await broker.metadata.until_late()
+        behind = [broker.send(of_size(300)) for _ in range(4)]  # the fourth has no room
+        await broker.metadata.deliver_late()
+
+        assert offsets([await first, *[await one for one in behind]]) == [1, 2, 3, 4, 5]
+        assert [(entry.base, entry.last, entry.is_inline) for entry in (await broker.control()).pending] == [
+            (0, 0, True),
+            (1, 1, True),
+            (2, 4, True),
+            (5, 5, True),
+        ]
+        assert broker.objects.put_keys == [], "what was gathered was small, too"
+
+
+async def test_a_flush_that_time_made_due_and_that_is_small_stores_no_object() -> None:
+    no_budget = InlineSettings(bytes_max=1_024, commits_per_s=0.001)
+    async with rig(inline=no_budget, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
+        await broker.shared.write([Put(keys.PartitionKeys(OTHER).control, b'{"fmt":1}', None)])
+        results = await asyncio.gather(*(broker.send(of_size(300), partition=PartitionId(TOPIC, n % 2)) for n in range(6)))
+
+        assert offsets(results) == [0, 0, 1, 1, 2, 2]
+        assert broker.objects.put_keys == []
+
+
+async def test_a_flush_with_one_large_slice_is_an_object() -> None:
+    no_budget = InlineSettings(bytes_max=1_024, commits_per_s=0.001)
+    async with rig(inline=no_budget, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
+        await broker.shared.write([Put(keys.PartitionKeys(OTHER).control, b'{"fmt":1}', None)])
+        assert await broker.send(of_size(200)) == [Appended(0, 0)], "one commit is in the budget from the start"
+        results = await asyncio.gather(
+            *(broker.send(of_size(600)) for _ in range(2)), *(broker.send(of_size(100), partition=OTHER) for _ in range(2))
+        )
+
+        assert offsets(results) == [1, 2, 0, 1]
+        assert len(broker.objects.put_keys) == 1
+
+
+async def test_nothing_is_inline_before_every_broker_can_read_it() -> None:
+    async with rig(inline=KIB, level=LEVEL_OF_INLINE - 1) as broker:
+        assert await broker.send(of_size(100)) == [Appended(0, 0)]
+
+        assert len(broker.objects.put_keys) == 1
+        assert not inline_bytes((await broker.control()).pending)
+
+
+async def test_the_ring_leaves_when_it_has_as_many_bytes_as_it_may() -> None:
+    async with rig(inline=KIB) as broker:
+        fit = INLINE_PENDING_BYTES_MAX // 1_000
+        assert fit < PENDING_ENTRIES_MAX
+        for number in range(fit):
+            assert await broker.send(of_size(1_000)) == [Appended(number, 0)]
+        assert len((await broker.control()).pending) == fit
+        assert await broker.send(of_size(1_000)) == [Appended(fit, 0)]
+
+        assert [entry.base for entry in (await broker.control()).pending] == [fit]
+        assert len(await broker.read_all()) == 1_000 * (fit + 1)
+
+
+async def test_another_broker_reads_inline_batches_without_a_get() -> None:
+    shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
+    async with rig(shared=shared, objects=objects, inline=KIB) as writer, rig(shared=shared, objects=objects, epoch=8) as reader:
+        for _ in range(PENDING_ENTRIES_MAX + 3):
+            await writer.send(of_size(150))
+
+        assert await reader.read_all() == await writer.read_all()
+        assert len(await reader.read_all()) == 150 * (PENDING_ENTRIES_MAX + 3)
+        log = reader.parts.partitions.get(PARTITION)
+        for offset in (0, PENDING_ENTRIES_MAX + 1):  # in a chunk that was read, and in the ring
+            spare = reader.parts.reader.flights.spare(log, offset, bytes_max=1_000, at_least_one=True)
+            assert getattr(spare, "base", None) == offset, "it is in memory: nobody waits for it"
+        assert reader.parts.reader.flights.spare(log, 0, bytes_max=149, at_least_one=False) is None
+
+
+@pytest.mark.parametrize("fault", ["request lost", "reply lost", "late", "seen first, reply lost", "refused"])
+async def test_an_inline_batch_is_appended_once_whatever_becomes_of_one_request(fault: str) -> None:
+    async with rig(inline=KIB, flush=SLOW) as broker:
+        log = broker.parts.partitions.get(PARTITION)
+        broker.metadata.on_seen_first = lambda: broker.parts.control_reads.refresh([log])
+        assert await broker.send(of_size(100, b"a")) == [Appended(0, 0)]
+        broker.metadata.faults.append(fault)
+        assert await broker.send(of_size(100, b"b")) == [Appended(1, 0)]
+        await broker.metadata.deliver_late()
+        assert await broker.send(of_size(100, b"c")) == [Appended(2, 0)]
+
+        assert len(await broker.read_all()) == 300
+
+
+async def test_a_batch_that_was_answered_still_has_its_bytes_in_the_attempt_that_lands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(append_module, "COMMIT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(append_module, "OVERDUE_CHECK_S", 0.02)
+    monkeypatch.setattr(commit_module, "WRITE_TIMEOUT_S", 0.1)
+    async with rig(inline=KIB, flush=SLOW) as broker:
+        assert await broker.send(of_size(100)) == [Appended(0, 0)]
+        broker.metadata.faults += ["request lost"] * 200
+        (given_up,) = await broker.send(of_size(100, b"b"))
+        assert isinstance(given_up, StorageError)
+        broker.metadata.faults.clear()
+        await broker.parts.appender.drain()
+        (after,) = await broker.send(of_size(100, b"c"))
+
+        assert isinstance(after, Appended)
+        assert len(await broker.read_all()) == 100 * (after.base_offset + 1)
+
+
+async def test_what_follows_a_lost_inline_batch_of_its_connection_is_refused_with_it() -> None:
+    async with rig(inline=KIB) as broker:
+        assert await broker.send(of_size(100)) == [Appended(0, 0)]
+        broker.metadata.faults.append("late")
+        first = broker.send(of_size(100))
+        await broker.metadata.until_late()
+        behind = broker.send(of_size(100))
+        broker.parts.appender.refuse("the broker lost its place")
+
+        assert isinstance((await first)[0], StorageError)
+        assert isinstance((await behind)[0], Unavailable)
+
+
+async def test_a_partition_that_others_commit_to_gathers_until_it_is_alone_again() -> None:
+    shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
+    async with (
+        rig(shared=shared, objects=objects, inline=KIB) as one,
+        rig(shared=shared, objects=objects, epoch=8, inline=KIB) as other,
+    ):
+        lane = one.parts.partitions.get(PARTITION).lane
+        while lane.conflict_share <= CONFLICTS_MAX:
+            await other.send(of_size(100))
+            await one.send(of_size(100))
+        puts = len(one.objects.put_keys)
+        await one.send(of_size(100))
+        assert len(one.objects.put_keys) == puts, "small, and due by time: no object is needed all the same"
+        while lane.conflict_share > CONFLICTS_MAX * CONFLICT_MEMORY:
+            await one.send(of_size(100))
+
+        assert await one.read_all() == await other.read_all()
+
+
+def test_a_budget_is_spent_and_comes_back() -> None:
+    budget = CommitBudget(8.0)
+    assert [budget.take(100.0) for _ in range(3)] == [True, True, False]
+    assert [budget.take(100.125) for _ in range(2)] == [True, False]
+    assert [budget.take(200.0) for _ in range(3)] == [True, True, False]
+    assert [budget.take(150.0) for _ in range(2)] == [False, False], "a clock that goes back gives nothing"
+    assert all(CommitBudget(None).take(0.0) for _ in range(1_000))
+
+
+@pytest.mark.parametrize(("at", "bit"), [(8, 0x40), (16, 1), (40, 1), (-1, 1)], ids=["length", "magic", "body", "end"])
+def test_inline_bytes_that_are_not_what_was_written_are_corrupt_and_named(at: int, bit: int) -> None:
+    data = bytearray(of_size(120))
+    data[at] ^= bit
+    entry = Entry(5, 5, ObjectId("01J00000000000000000000000"), bytes(data), 0, 0)
+
+    with pytest.raises(Corrupt, match=r"inline/01J00000000000000000000000.*entry=5\.\.5"):
+        read_inline(PARTITION, entry, 5, bytes_max=1_000, at_least_one=True)

@@ -1,0 +1,98 @@
+"""`storage verify`, `summary` and the collector's references, of entries that carry their batches."""
+
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import pytest
+
+from compactor.references import wal_references
+from storage.formats.control import Entry
+from storage.log.inline import InlineSettings
+from storage.verify.findings import FindingKind
+from storage.verify.partition_totals import partition_totals
+from storage.verify.reading import StoreReading
+from tests.unit.storage.log.rig import Rig, rig
+from tests.unit.storage.verify.stores import DEEP, NAME, change_control, compact, fill, fill_both, make_topic, verify
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Rig]:
+    async with rig(inline=InlineSettings(bytes_max=1_024)) as made:
+        await make_topic(made.shared)
+        yield made
+
+
+async def test_entries_that_carry_their_batches_are_sound_and_name_no_object(broker: Rig) -> None:
+    await fill_both(broker, 60)
+
+    result = await verify(broker, depth=DEEP)
+
+    assert result.findings.kept == []
+    assert (result.checked.entries, result.checked.objects) == (120, 0)
+    assert result.checked.deep_bytes == 2 * (await broker.control()).bytes_total
+    assert wal_references(await broker.control()) == set()
+
+
+async def test_inline_entries_become_a_segment_and_others_follow_it(broker: Rig) -> None:
+    await fill(broker, 40)
+    before = await broker.read_all()
+    segment = await compact(broker)
+    await fill(broker, 5, begin=40)
+
+    result = await verify(broker, depth=DEEP)
+    assert result.findings.kept == []
+    assert (segment.base, segment.last, result.checked.segments, result.checked.entries) == (0, 79, 1, 5)
+    assert (await broker.read_all())[: len(before)] == before
+
+
+async def test_what_each_partition_has_inline_is_counted_apart(broker: Rig) -> None:
+    await fill(broker, 20)
+
+    first, _ = await partition_totals(StoreReading(broker.shared, broker.objects, concurrency=4), [NAME])
+
+    assert (first.inline_bytes, first.wal_objects, first.wal_bytes) == ((await broker.control()).bytes_total, 0, 0)
+
+
+def flipped(entry: Entry) -> Entry:
+    assert isinstance(entry.batches, bytes)
+    return msgspec.structs.replace(entry, batches=entry.batches[:-1] + bytes([entry.batches[-1] ^ 1]))
+
+
+def cut(entry: Entry) -> Entry:
+    assert isinstance(entry.batches, bytes)
+    return msgspec.structs.replace(entry, batches=entry.batches[:-1])
+
+
+def longer(entry: Entry) -> Entry:
+    assert isinstance(entry.batches, bytes)
+    return msgspec.structs.replace(entry, batches=entry.batches + entry.batches)
+
+
+def empty(entry: Entry) -> Entry:
+    return msgspec.structs.replace(entry, batches=b"")
+
+
+def later(entry: Entry) -> Entry:
+    return msgspec.structs.replace(entry, max_timestamp=entry.max_timestamp + 1, running_max_timestamp=entry.running_max_timestamp + 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (flipped, FindingKind.BATCH_DAMAGED),
+        (cut, FindingKind.BATCH_DAMAGED),
+        (longer, FindingKind.OFFSETS_WRONG),
+        (empty, FindingKind.MALFORMED_ENTRY),
+        (later, FindingKind.TIMESTAMP_WRONG),
+    ],
+)
+async def test_a_damaged_inline_entry_is_found_and_named(broker: Rig, damage: Callable[[Entry], Entry], expected: FindingKind) -> None:
+    await fill(broker, 3)
+
+    pending = (await broker.control()).pending
+    await change_control(broker, pending=(*pending[:-1], damage(pending[-1])))
+    kinds = {one.kind: one for one in (await verify(broker, depth=DEEP)).findings.kept}
+
+    assert expected in kinds
+    assert (kinds[expected].first_offset, kinds[expected].last_offset) == (4, 5)
+    assert (kinds[expected].object or "").startswith("inline/")
