@@ -94,7 +94,7 @@ def broker_of(folder: Path, oxia: OxiaServer, s3: S3Server, **settings: str) -> 
         "storage.cache_bytes": "16MiB",
         "kafka.max_request_bytes": "8MiB",
     }
-    with serving(folder, settings=named | settings, environ=s3.environ) as broker:
+    with serving(folder, settings=named | settings, environ=s3.environ, afresh=True) as broker:
         yield broker
 
 

@@ -36,8 +36,8 @@ class Cluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with (
         native_services(tmp_path_factory.mktemp("outages")) as native,
-        native.broker() as first,
-        native.broker() as second,
+        native.broker(afresh=True) as first,
+        native.broker(afresh=True) as second,
     ):
         yield Cluster(native, (first, second))
 

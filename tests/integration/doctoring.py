@@ -15,6 +15,7 @@ from forebay.commands.doctor.finding import exit_code
 from forebay.commands.doctor.run import examine, of_settings_errors
 from process.settings.errors import SettingsError
 from process.settings.loading import load
+from tests.kit import forked
 
 ENDS_WITHIN_S = 90.0
 
@@ -55,7 +56,11 @@ def refusal(
     settings: Mapping[str, str], *, environ: Mapping[str, str] | None = None, cwd: Path, open_files_max: int | None = None
 ) -> list[str]:
     """The lines of why `serve` ends."""
-    ended = _run(["serve"], settings, environ or {}, cwd, open_files_max)
+    if open_files_max is None:
+        arguments = ["serve", "-c", os.devnull, *(f"--set={key}={value}" for key, value in settings.items())]
+        ended = forked.run(arguments, environ=_environment(environ or {}), cwd=cwd, timeout_s=ENDS_WITHIN_S)
+    else:
+        ended = _run(["serve"], settings, environ or {}, cwd, open_files_max)
     assert ended.returncode in {1, 2, 3}, ended.stderr
     events = [json.loads(line) for line in ended.stderr.splitlines()]
     (message,) = [event["message"] for event in events if event["event"] == "cannot_serve"]
@@ -79,11 +84,10 @@ def names_below(folder: Path) -> list[str]:
 
 
 def _run(
-    command: Sequence[str], settings: Mapping[str, str], environ: Mapping[str, str], cwd: Path, open_files_max: int | None
+    command: Sequence[str], settings: Mapping[str, str], environ: Mapping[str, str], cwd: Path, open_files_max: int
 ) -> "subprocess.CompletedProcess[str]":
     words = [sys.executable, "-m", "forebay", *command, "-c", os.devnull, *(f"--set={key}={value}" for key, value in settings.items())]
-    if open_files_max is not None:
-        words = ["/bin/sh", "-c", f'ulimit -n {open_files_max} && exec "$@"', "sh", *words]
+    words = ["/bin/sh", "-c", f'ulimit -n {open_files_max} && exec "$@"', "sh", *words]
     return subprocess.run(
         words,
         env=_environment(environ),

@@ -28,7 +28,7 @@ HUGE_VARINT = b"\xff\xff\xff\xff\x7f"
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     settings = {"kafka.auto_create_topics": "false", "kafka.max_request_bytes": "4MiB", "storage.max_buffer_bytes": "64MiB"}
-    with serving(None, settings=settings) as broker:
+    with serving(None, settings=settings, afresh=True) as broker:
         with RawClient(broker.kafka_port) as client:
             assert client.ask(create_topic(TOPIC)).topics[0].error_code is ErrorCode.none
         yield broker

@@ -101,7 +101,7 @@ def create_topic(bootstrap: str, name: str) -> None:
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
     # On disk: what spoilt requests create is no part of its memory.
-    with serving(tmp_path / "loaded", settings=SETTINGS) as broker:
+    with serving(tmp_path / "loaded", settings=SETTINGS, afresh=True) as broker:
         for name in (FUZZED_TOPIC, CALM_TOPIC):
             create_topic(broker.bootstrap, name)
         yield broker
@@ -110,7 +110,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 @pytest.fixture
 def quiet(tmp_path: Path) -> Iterator[Served]:
     """Another broker on the same machine and disk, that nobody harms."""
-    with serving(tmp_path / "quiet", settings=SETTINGS) as broker:
+    with serving(tmp_path / "quiet", settings=SETTINGS, afresh=True) as broker:
         create_topic(broker.bootstrap, CALM_TOPIC)
         yield broker
 

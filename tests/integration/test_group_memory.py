@@ -31,7 +31,8 @@ def join(group: str, metadata_bytes: int, *, version: int = 3) -> Any:
 
 
 def test_large_joins_and_many_groups_are_refused_before_they_are_kept(tmp_path: Path) -> None:
-    with serving(tmp_path, settings={"groups.memory_bytes": f"{MEMORY_BYTES}B"}) as served, RawClient(served.kafka_port) as client:
+    settings = {"groups.memory_bytes": f"{MEMORY_BYTES}B"}
+    with serving(tmp_path, settings=settings, afresh=True) as served, RawClient(served.kafka_port) as client:
         before = served.rss_bytes()
         too_large = Counter(client.ask(join(f"large-{number}", 24 * MIB)).error_code for number in range(20))
         ordinary = Counter(client.ask(join(f"ordinary-{number}", 500 * KIB)).error_code for number in range(60))

@@ -27,7 +27,7 @@ clock = SystemClock()
 @pytest.fixture
 def served() -> Iterator[Served]:
     """Small caches, so that what grows is not them. On disk, so that it is not the data either."""
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), settings={"storage.cache_bytes": "8MiB"}) as broker:
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), settings={"storage.cache_bytes": "8MiB"}, afresh=True) as broker:
         create_topic(broker, "t")
         yield broker
 
@@ -105,7 +105,7 @@ def test_a_flood_of_batches_stays_within_the_budget_and_the_others_go_on() -> No
     flooding_count = 6
     batch = bytes(record_batch(bytes(500 * KIB), base_timestamp=clock.now_ms()))
     frames = prefixed(*[frame_of(produce(batch), correlation_id=number) for number in range(8)])
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), settings=settings) as served, ExitStack() as closing:
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), settings=settings, afresh=True) as served, ExitStack() as closing:
         create_topic(served, "t")
         before = served.rss_bytes()
         watch = closing.enter_context(Watch(served))
@@ -161,7 +161,7 @@ def flow(total_bytes: int) -> int:
     """Write and read so much at once, with the settings every broker starts with; the most memory that took."""
     value = bytes(range(256)) * 16
     count = total_bytes // len(value)
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as served, Watch(served) as watch:
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), afresh=True) as served, Watch(served) as watch:
         create_topic(served, "t")
         produced = threading.Thread(target=_produce, args=(served.bootstrap, value, count))
         produced.start()

@@ -29,7 +29,7 @@ clock = SystemClock()
 def served(settings: Mapping[str, str]) -> Iterator[Served]:
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(Path(folder), settings={"storage.cache_bytes": "32MiB"} | dict(settings)) as broker,
+        serving(Path(folder), settings={"storage.cache_bytes": "32MiB"} | dict(settings), afresh=True) as broker,
     ):
         create_topic(broker, "t")
         yield broker

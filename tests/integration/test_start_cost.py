@@ -42,7 +42,7 @@ _IMPORTED = re.compile(r"^import time:\s*\d+ \|\s*\d+ \| *(\S+)$", re.MULTILINE)
 
 def test_a_broker_on_files_opens_its_port_before_it_loads_what_it_may_never_need(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SAY_WHEN_PORTS_OPEN)
-    with serving(tmp_path, environ={"PYTHONPROFILEIMPORTTIME": "1", "PYTHONPATH": str(tmp_path)}) as served:
+    with serving(tmp_path, environ={"PYTHONPROFILEIMPORTTIME": "1", "PYTHONPATH": str(tmp_path)}, afresh=True) as served:
         AdminClient({"bootstrap.servers": served.bootstrap, "log_level": 0}).list_topics(timeout=20)
         until_open, _, after = served.log_path.read_text().partition(OPENED)
     before, later = set(_IMPORTED.findall(until_open)), set(_IMPORTED.findall(after))

@@ -3,8 +3,6 @@
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from storage.metadata.keys import CLUSTER
 from storage.metadata.oxia.location import parse_oxia_url
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import ABSENT, Put
+from tests.kit import forked
 
 ENDS_WITHIN_S = 60.0
 EXIT_USAGE, EXIT_UNREACHABLE = 2, 3
@@ -43,14 +42,11 @@ def start(stores: Stores, *, environ: Mapping[str, str]) -> tuple[int, list[str]
         "http.listen": "127.0.0.1:0",
     }
     with tempfile.TemporaryDirectory(prefix="forebay-") as folder:
-        ended = subprocess.run(
-            [sys.executable, "-m", "forebay", "serve", "-c", os.devnull, *(f"--set={key}={value}" for key, value in given.items())],
-            env=kept | dict(environ) | dict(stores.environ),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=ENDS_WITHIN_S,
-            check=False,
+        ended = forked.run(
+            ["serve", "-c", os.devnull, *(f"--set={key}={value}" for key, value in given.items())],
+            environ=kept | dict(environ) | dict(stores.environ),
+            cwd=Path(folder),
+            timeout_s=ENDS_WITHIN_S,
         )
     events = [json.loads(line) for line in ended.stderr.splitlines()]
     return ended.returncode, [event["message"] for event in events if event["event"] == "cannot_serve"]

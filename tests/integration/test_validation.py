@@ -37,7 +37,7 @@ clock = SystemClock()
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     settings = {"kafka.validate_records": "full", "storage.cache_bytes": "8MiB"}
     folder: Path = tmp_path_factory.mktemp("broker")
-    with serving(folder, settings=settings) as broker:
+    with serving(folder, settings=settings, afresh=True) as broker:
         yield broker
 
 

@@ -34,9 +34,10 @@ class Native:
         }
 
     @contextlib.contextmanager
-    def broker(self, *, kafka_port: int | None = None, settings: Mapping[str, str] | None = None) -> Iterator[Served]:
-        """A broker that is ready, as a process."""
-        with serving(self.folder, kafka_port=kafka_port, settings=self.settings | dict(settings or {}), environ=self.s3.environ) as served:
+    def broker(self, *, kafka_port: int | None = None, settings: Mapping[str, str] | None = None, afresh: bool = False) -> Iterator[Served]:
+        """A broker that is ready, as a process; `afresh` as of `serving`."""
+        given = self.settings | dict(settings or {})
+        with serving(self.folder, kafka_port=kafka_port, settings=given, environ=self.s3.environ, afresh=afresh) as served:
             yield served
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.clock import SystemClock
+from tests.kit import forked
 
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
@@ -43,7 +44,7 @@ class Served:
 
     kafka_port: int
     http_port: int
-    process: subprocess.Popen[bytes]
+    process: forked.Process
     log_path: Path
 
     @property
@@ -124,11 +125,13 @@ def serving(
     open_files_max: int | None = None,
     options: Sequence[str] = (),
     entering: Sequence[str] = (),
+    afresh: bool = False,
 ) -> Iterator[Served]:
     """A broker over `data_dir` (None: over memory) that is ready. Leaving stops it: in order if all went well, at once otherwise.
 
     `environ` is added to the environment of this process, without what that says of settings. `open_files_max`: the broker's hard limit.
     `options`: of the command line, beside the settings. `entering`: words before the command, which `exec` what follows them.
+    `afresh`: in a process that is made for it and shares no memory with others; else it may be forked (tests/kit/forked.py).
     The ports are read off its log, which is why `log.level` has to stay `info` or below.
     """
     with contextlib.ExitStack() as closing:
@@ -137,7 +140,8 @@ def serving(
         descriptor, log_name = tempfile.mkstemp(prefix="broker-", suffix=".log", dir=folder)
         os.close(descriptor)
         log_path = Path(log_name)
-        process = _spawn(_assignments(data_dir, kafka_port, settings or {}), log_path, environ or {}, open_files_max, options, entering)
+        given = _assignments(data_dir, kafka_port, settings or {})
+        process = _spawn(given, log_path, environ or {}, open_files_max, options, entering, afresh=afresh)
         try:
             served = _wait_ready(process, log_path)
             yield served
@@ -201,20 +205,25 @@ def _spawn(
     open_files_max: int | None,
     options: Sequence[str],
     entering: Sequence[str],
-) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "forebay", "serve", "--config", os.devnull, "--log-format", "json", *options]
-    if open_files_max is not None:
-        command = ["/bin/sh", "-c", f'ulimit -n {open_files_max} && exec "$@"', "sh", *command]
+    *,
+    afresh: bool,
+) -> forked.Process:
+    arguments = ["serve", "--config", os.devnull, "--log-format", "json", *options]
     for assignment in assignments:
-        command += ["--set", assignment]
+        arguments += ["--set", assignment]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY_", "KAFKA_"))}
     environment.update(environ)
     with log_path.open("wb") as log:
+        if not entering and open_files_max is None:
+            return forked.start(arguments, environ=environment, cwd=log_path.parent, stdout=log, stderr=log, afresh=afresh)
+        command = [sys.executable, "-m", "forebay", *arguments]
+        if open_files_max is not None:
+            command = ["/bin/sh", "-c", f'ulimit -n {open_files_max} && exec "$@"', "sh", *command]
         words = [*entering, *command]
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=log_path.parent)
 
 
-def _wait_ready(process: subprocess.Popen[bytes], log_path: Path) -> Served:
+def _wait_ready(process: forked.Process, log_path: Path) -> Served:
     give_up_s = _clock.monotonic_s() + READY_WITHIN_S
     while _clock.monotonic_s() < give_up_s:
         assert process.poll() is None, f"the broker ended before it was ready: exit code {process.returncode}"
