@@ -112,12 +112,10 @@ class SimBroker:
         self._objects = SimObjects(ground.objects, objects_wire, ground.objects_plan, self.accounts)
         self._asked: dict[asyncio.Future[object], None] = {}
         self._serving: Serving | None = None
+        self.is_up = False
+        """Whether it serves; looked at between every two turns."""
         self._believes_registered: Callable[[], int | None] = lambda: None
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def is_up(self) -> bool:
-        return self._serving is not None
 
     @property
     def serving(self) -> Serving:
@@ -291,6 +289,7 @@ class SimBroker:
         responses = Responses(bytes_max=0, telemetry=telemetry, soon=asyncio.get_running_loop().call_soon)
         self.accounts.buffered_bytes = lambda: log.appender.buffered_bytes
         self._serving = Serving(nursery, parts, produce, fetch, responses, telemetry)
+        self.is_up = True
         self._believes_registered = lambda: epoch.current if epoch.is_registered(epoch.current) else None
         self._ground.history.trace(self.name, "up", f"id={life.broker_id} epoch={epoch.current}")
         await life.stay()
@@ -307,6 +306,7 @@ class SimBroker:
 
     def _go_down(self) -> None:
         self._serving = None
+        self.is_up = False
         for answer in tuple(self._asked):
             fail(answer, ConnectionLost(self.name))
 
