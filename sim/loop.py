@@ -17,7 +17,7 @@ EPOCH_MS = 1_700_000_000_000
 TOGETHER_S: Final = 1e-9
 """Sums of floats miss their target by less than this; timers due within it run together."""
 CANCELLED_KEPT: Final = 100
-"""Of so many timers and more, those that are cancelled are let go when they are more than half."""
+"""Cancelled timers that wait for their time are let go when they are more than half of all, and all are more than this."""
 
 
 class Deadlock(RuntimeError):
@@ -84,7 +84,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._timers: list[_Due] = []
         self._is_asked_to_stop = False
         self.cancelled_count = 0
-        """Of the timers, at least those that are."""
+        """No more timers than this are cancelled and wait for their time."""
 
     def watch(self, on_turn: Callable[[], None]) -> None:
         """Call it between every two turns, when nothing is running."""
