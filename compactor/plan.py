@@ -15,8 +15,8 @@ INLINE_BYTES_MANY: Final = 16 * KIB
 class CompactionPolicy:
     """A segment is due when it is full (`segment_bytes`), of many entries (`entries_due`), or when its first entry is `age_due_ms` old.
 
-    What entries carry lies in the metadata store: it is to be minutes, not history. `inline_bytes_due` of it make a segment due, and
-    INLINE_BYTES_MANY a sixth of that age; fewer, with no object to be spared, have six times as long.
+    What entries carry lies in the metadata store, which should hold minutes and not history: `inline_bytes_due` make a segment due at once,
+    INLINE_BYTES_MANY at a sixth of that age, and fewer, where there is no object beside them, at six times that age.
     """
 
     segment_bytes: int = SEGMENT_BYTES_TARGET

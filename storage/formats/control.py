@@ -76,7 +76,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unkno
 
     @property
     def size_bytes(self) -> int:
-        """Of the batches."""
+        """All batches together."""
         if isinstance(self.batches, bytes):
             return len(self.batches)
         return sum([length for _, length in self.batches])

@@ -139,6 +139,7 @@ class Appender:
             return Gathers.OFF
         if last is not None:
             join(last, batch)
+            self._inline_bytes.inc(batch.size_bytes)
             return None
         now_s = self._clock.monotonic_s()
         if not self._budget.take(now_s):
@@ -148,6 +149,8 @@ class Appender:
 
     def _begin_carrying(self, commits: list[Commit]) -> None:
         """Together with what else arrives in this turn of the loop."""
+        self._inline_commits.inc(len(commits))
+        self._inline_bytes.inc(sum([commit.size_bytes for commit in commits]))
         if not self._carrying:
             asyncio.get_running_loop().call_soon(self._run_carrying)
         self._carrying += commits

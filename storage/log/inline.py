@@ -14,7 +14,7 @@ from storage.log.batch import Batch
 from storage.log.lane import Commit, Lane
 
 BURST_S: Final = 0.25
-"""Of unused budget, what may be spent at once."""
+"""How much unused budget is kept, to be spent at once."""
 CONFLICTS_MAX: Final = 0.5
 """The share of conflicts, among the last commits of a partition, above which its batches are gathered."""
 

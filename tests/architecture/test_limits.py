@@ -68,6 +68,7 @@ ELSEWHERE: Final = {
     "storage/catalog/store_identity.py SLICES_MAX": "partitions that are looked at when a broker starts",
     "storage/catalog/topic_changes.py LOOKS_MAX": "at a creation that somebody else goes on with, before it is given up for him",
     "storage/catalog/topics.py PROOFS_MAX": "writes that prove a name free, against others that change it at the same time",
+    "storage/log/inline.py CONFLICTS_MAX": "from which share of conflicts on batches are gathered",
     "storage/log/control_reads.py READ_KEYS_MAX": "partitions in one read",
     "storage/log/read.py SOURCES_MAX": "against compaction of the log that is read",
     "storage/log/partition.py LOOKED_AT_MAX": "logs that one use of another looks at for one to forget: the next use goes on",

@@ -11,6 +11,8 @@ from tests.chaos.streams import Stream, create_topics, judge, running, wait_for_
 from tests.kit.serving import serving
 
 KILLS = 20
+INLINE = {"storage.inline_bytes": "1KiB"}
+"""Every second life carries small batches in its commits, and reads what the others have put into objects."""
 SEED = 20_130_101
 
 
@@ -24,8 +26,8 @@ def test_twenty_kills_lose_no_acked_record_and_append_no_idempotent_one_twice(tm
     streams = [Stream(bootstrap, "idempotent", idempotent=True), Stream(bootstrap, "plain", idempotent=False)]
     with contextlib.ExitStack() as last:
         with running(streams):
-            for _ in range(KILLS):
-                with serving(tmp_path, kafka_port=port) as served:
+            for number in range(KILLS):
+                with serving(tmp_path, kafka_port=port, settings=INLINE if number % 2 else {}) as served:
                     wait_for_progress(streams, within_s=30)
                     time.sleep(chance.uniform(0, 0.3))  # the moment of the kill is what is drawn by chance
                     served.kill9()

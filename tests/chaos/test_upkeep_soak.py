@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,8 +63,12 @@ class Cluster:
     def start(self) -> None:
         for number in range(BROKERS):
             self.brokers.append(contextlib.ExitStack())
-            self.served.append(self.brokers[number].enter_context(serving(self.folder)))
+            self.served.append(self.brokers[number].enter_context(self._broker(number)))
         self.compactors = [self._compactor() for _ in range(COMPACTORS)]
+
+    def _broker(self, number: int, kafka_port: int | None = None) -> AbstractContextManager[Served]:
+        """One of the three carries small batches in its commits."""
+        return serving(self.folder, kafka_port=kafka_port, settings={} if number else {"storage.inline_bytes": "1KiB"})
 
     def kill_one(self, chance: random.Random) -> None:
         self.kills += 1
@@ -72,7 +77,7 @@ class Cluster:
             served = self.served[number]
             served.kill9()
             self.brokers[number].close()
-            self.served[number] = self.brokers[number].enter_context(serving(self.folder, kafka_port=served.kafka_port))
+            self.served[number] = self.brokers[number].enter_context(self._broker(number, served.kafka_port))
             return
         number -= BROKERS
         self.compactors[number].kill()

@@ -7,7 +7,16 @@ from typing import Final
 import pytest
 
 from sim.world import Plan, run_seed
-from tests.simulation import wrong_brokers, wrong_collector, wrong_compactor, wrong_log, wrong_merge, wrong_purge, wrong_retention
+from tests.simulation import (
+    wrong_brokers,
+    wrong_collector,
+    wrong_compactor,
+    wrong_inline,
+    wrong_log,
+    wrong_merge,
+    wrong_purge,
+    wrong_retention,
+)
 
 SEEDS_MAX: Final = 300
 FOUND_AT: Final = {
@@ -86,6 +95,8 @@ def test_the_checker_finds_a_broker_that(wrong: Wrong, expected: str) -> None:
         wrong_log.keeps_the_bytes_of_what_it_has_answered,
         wrong_log.counts_no_bytes_of_what_it_carries,
         wrong_log.remembers_nobody_for_long,
+        wrong_inline.leaves_the_bytes_behind_when_the_ring_leaves,
+        wrong_inline.joins_a_commit_that_has_begun,
     ],
 )
 def test_the_checker_soon_finds_a_log_that(wrong: Wrong) -> None:

@@ -109,7 +109,7 @@ def test_a_field_of_a_newer_release_is_refused(kind: str) -> None:
 def test_a_higher_number_is_refused_whatever_else_is_there(kind: str) -> None:
     decode, value = RECORDS[kind]
 
-    number = 3 if kind.startswith("control") else 2
+    number = 4 if kind.startswith(("control", "index chunk")) else 2
     for newer in ({**value, "fmt": number}, {"fmt": number}):
         with pytest.raises(IncompatibleFormat, match=f"format {number}"):
             decode(record_of(newer))
@@ -168,7 +168,7 @@ def test_it_is_logged_once_for_a_key_with_the_release_and_for_so_many_keys(logge
     assert "Object contains unknown field `more`" in str(logged[0]["cause"])
 
 
-@pytest.mark.parametrize("more", [{"ongoing_txns": {"5": 0}}, {"pending": [[*ENTRY, "inline"]]}, {"fmt": 3}])
+@pytest.mark.parametrize("more", [{"ongoing_txns": {"5": 0}}, {"pending": [[*ENTRY, "more"]]}, {"fmt": 4}])
 async def test_a_commit_writes_nothing_over_a_control_record_of_a_newer_release(more: dict[str, Any]) -> None:
     """The review's X: the fields were gone with the next commit."""
     async with rig() as broker:

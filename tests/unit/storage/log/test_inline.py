@@ -14,7 +14,7 @@ from storage.log import append as append_module
 from storage.log import commit as commit_module
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
-from storage.log.inline import CONFLICTS_MAX, CommitBudget, InlineSettings
+from storage.log.inline import CONFLICTS_MAX, CommitBudget, Gathers, InlineSettings
 from storage.log.lane import CONFLICT_MEMORY
 from storage.log.read import read_inline
 from storage.metadata import keys
@@ -24,7 +24,7 @@ from storage.objects.memory import MemoryObjectStore
 from storage.recordbatch import HEADER_BYTES
 from storage.vocabulary import ObjectId, PartitionId
 from tests.kit.batches import batch_bytes
-from tests.unit.storage.log.rig import PARTITION, TOPIC, rig
+from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig
 
 KIB = InlineSettings(bytes_max=1_024)
 SLOW = FlushSettings(interval_s=60.0, gather_s=60.0)
@@ -34,6 +34,15 @@ OTHER = PartitionId(TOPIC, 1)
 
 def of_size(size_bytes: int, fill: bytes = b"x") -> bytearray:
     return batch_bytes(payload=fill * (size_bytes - HEADER_BYTES))
+
+
+def counted(broker: Rig, name: str, **labels: str) -> float | None:
+    return broker.telemetry.registry.get_sample_value(f"forebay_{name}_total", labels)
+
+
+def reasons(broker: Rig) -> dict[str, float]:
+    """Why batches were gathered, and how many."""
+    return {one: value for one in Gathers if (value := counted(broker, "gathered_batches", reason=one))}
 
 
 def offsets(results: Sequence[Sequence[Appended | StorageError]]) -> list[int]:
@@ -49,6 +58,7 @@ async def test_a_small_batch_is_appended_at_once_without_an_object() -> None:
         assert [entry.is_inline for entry in (await broker.control()).pending] == [True, True]
         assert (await broker.control()).bytes_total == 1_224
         assert len(await broker.read_all()) == 1_224
+        assert (counted(broker, "inline_commits"), counted(broker, "inline_bytes"), reasons(broker)) == (2, 1_224, {})
 
 
 async def test_a_large_batch_goes_into_an_object_and_what_is_behind_it_does_not_overtake_it() -> None:
@@ -58,6 +68,7 @@ async def test_a_large_batch_goes_into_an_object_and_what_is_behind_it_does_not_
         assert offsets(results) == [0, 1, 2]
         assert len(broker.objects.put_keys) == 1
         assert [entry.is_inline for entry in (await broker.control()).pending] == [False]
+        assert reasons(broker) == {Gathers.LARGE: 2, Gathers.QUEUED: 1}
 
 
 async def test_a_small_batch_waits_for_the_object_before_it() -> None:
@@ -92,6 +103,7 @@ async def test_what_arrives_while_a_commit_is_under_way_goes_into_the_next_one_a
             (5, 5, True),
         ]
         assert broker.objects.put_keys == [], "what was gathered was small, too"
+        assert (counted(broker, "inline_commits"), counted(broker, "inline_bytes"), reasons(broker)) == (4, 1_400, {Gathers.FULL: 1})
 
 
 async def test_a_flush_that_time_made_due_and_that_is_small_stores_no_object() -> None:
@@ -101,6 +113,7 @@ async def test_a_flush_that_time_made_due_and_that_is_small_stores_no_object() -
         results = await asyncio.gather(*(broker.send(of_size(300), partition=PartitionId(TOPIC, n % 2)) for n in range(6)))
 
         assert offsets(results) == [0, 0, 1, 1, 2, 2]
+        assert reasons(broker) == {Gathers.BUDGET: 1, Gathers.QUEUED: 2}
         assert broker.objects.put_keys == []
 
 
@@ -123,6 +136,7 @@ async def test_nothing_is_inline_before_every_broker_can_read_it() -> None:
 
         assert len(broker.objects.put_keys) == 1
         assert not inline_bytes((await broker.control()).pending)
+        assert reasons(broker) == {Gathers.OFF: 1}
 
 
 async def test_the_ring_leaves_when_it_has_as_many_bytes_as_it_may() -> None:
@@ -210,6 +224,7 @@ async def test_a_partition_that_others_commit_to_gathers_until_it_is_alone_again
         puts = len(one.objects.put_keys)
         await one.send(of_size(100))
         assert len(one.objects.put_keys) == puts, "small, and due by time: no object is needed all the same"
+        assert reasons(one) == {Gathers.CONFLICTS: 1}
         while lane.conflict_share > CONFLICTS_MAX * CONFLICT_MEMORY:
             await one.send(of_size(100))
 
