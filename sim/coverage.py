@@ -33,6 +33,7 @@ MODULES: Final = (
     "storage.log.commit",
     "storage.log.control_reads",
     "storage.log.decide",
+    "storage.log.inline",
     "storage.log.entry_scan",
     "storage.log.flights",
     "storage.log.index",
