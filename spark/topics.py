@@ -4,18 +4,27 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
 from spark.kafka_admin import KafkaAdmin, KafkaCluster, KafkaPartition, KafkaTopic
 
 EARLIEST = "earliest"
+READING: Final = {"kafka.max.poll.records": "5000", "kafka.fetch.max.wait.ms": "10"}
+"""Settings of consumers that read what is known to be there, where Kafka's defaults are for those that wait for more.
+
+Spark asks for both ends of a partition after each poll. With 500 records in a poll it does so several times for what one Fetch has
+brought; more of them take the memory of that, decompressed. At the end of a partition its consumer has sent one Fetch more, and a broker
+answers the requests of a connection in order: with 500 ms the question for the ends waits so long behind it, in each batch.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSource:
-    """`topics` by name, or those that match `pattern`. `options` of Spark's source, stronger than all of this."""
+    """`topics` by name, or those that match `pattern`. What the settings of the client say is stronger than `READING`, `options` of
+    Spark's source are stronger than all of this.
+    """
 
     cluster: KafkaCluster
     topics: tuple[str, ...] = ()
@@ -53,7 +62,7 @@ class TopicSource:
         how = {"failOnDataLoss": "true", "includeHeaders": "true"}
         if self.min_partitions is not None:
             how["minPartitions"] = str(self.min_partitions)
-        return self.cluster.for_spark | which | how
+        return READING | self.cluster.for_spark | which | how
 
 
 def partitions_of(topics: Mapping[str, KafkaTopic]) -> list[KafkaPartition]:
