@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from forebay.commands.demo import replay
 from forebay.commands.demo.flights import FlightRecord, flights
 from forebay.commands.demo.ledger import differences
-from forebay.commands.demo.replay import ReplayError, Routes, read_back, send
+from forebay.commands.demo.replay import ReplayError, Routes, hear_statistics, read_back, send
 from runtime.clock import SystemClock
 
 TOPIC = "flights"
@@ -157,3 +157,20 @@ def test_routes_are_the_leaders_in_the_order_in_which_they_came() -> None:
     tell(-1, -1)
 
     assert (before, routes.address, routes.addresses) == ("", "b:2", ["a:1", "b:2"])
+
+
+def test_who_led_in_the_end_is_heard_though_the_first_thing_that_comes_is_old() -> None:
+    routes = Routes(TOPIC)
+    brokers = {"a:1/0": {"nodeid": 0, "nodename": "a:1"}, "b:2/1": {"nodeid": 1, "nodename": "b:2"}}
+    coming = [None, 0, None, 1]
+
+    class Polled:
+        def poll(self, _timeout_s: float) -> int:
+            leader = coming.pop(0)
+            if leader is not None:
+                routes(json.dumps({"brokers": brokers, "topics": {TOPIC: {"partitions": {"0": {"leader": leader}}}}}))
+            return 1
+
+    hear_statistics(Polled(), routes, SystemClock())  # type: ignore[arg-type]
+
+    assert routes.addresses == ["a:1", "b:2"]
