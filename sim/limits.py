@@ -45,6 +45,7 @@ SMALL: Final = (
     Limit("storage.log.flights", "SEQUENCES_KEPT_MAX", 8),
     Limit("storage.log.segments", "BLOCK_BYTES", 500),
     Limit("storage.log.segments", "FOOTERS_BYTES_MAX", 3_000),
+    Limit("compactor.plan", "INLINE_BYTES_MANY", 200),
     Limit("compactor.records", "KEYS_PER_DELETE", 1),
     Limit("compactor.compaction", "ENTRIES_MAX", 5),
     Limit("compactor.compaction", "READ_BYTES_MAX", 300),

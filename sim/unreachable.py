@@ -38,7 +38,6 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "read Reader._stored_at: if run is not None and at > offset → then": _DENSE,
     "segments SegmentReader.read: if stretch is None → then": _DENSE,
     "segments _stretch: if first is None → then": _DENSE,
-    "segments SegmentReader.read_here: except Corrupt": "what a store damages is found by the read that brings it: test_spared_reads.py",
     "segments SegmentReader._run_of: if not found.starts or found.starts[0] < entry.base or found.end_offset > entry.last + 1… → then": _GUARD
     + "blocks are checked before",
     "segments SegmentReader._read_footer: if missing_bytes → then": "segments of a run are small: test_reading_segments.py",
@@ -109,6 +108,10 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "append Appender.drain: if self._open.batches → then": _STOP,
     "append Appender.drain: if self._open.batches → else": _STOP,
     "append Appender.submit: if self._refused is not None → then": _LOST,
+    "append Appender._carry: if self._is_stopped or not self._may_write_inline() → then": "all brokers are at the newest level: test_inline.py",
+    "append Appender._run_carrying: if not self._is_stopped → else": _STOP,
+    "read Reader.stored_here: except Corrupt": "what a record carries is what was written: test_inline.py",
+    "read read_inline: if not found.starts → then": "what a record carries is what was written: test_inline.py",
     "append Appender.refuse: if self._is_stopped → then": _LOST,
     "append Appender.refuse: if self._is_stopped → else": _LOST,
     "append Appender.refuse: if self._open.batches → then": _LOST,
@@ -132,10 +135,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "refusals refusal: case Outcome.FENCED": _FENCED,
     "refusals refusal: case Outcome.APPENDED | Outcome.DUPLICATE": _GUARD + "no refusal",
     "commit Committer._decide: if decision.pages and send.size_bytes > WRITE_REQUEST_BYTES_MAX → then": _LARGE,
-    "commit Committer._make_smaller: if not commit.must_drain → else": _LARGE,
     "commit Committer._make_smaller: if commit.unknown is not None → then": _LARGE,
-    "commit Committer._make_smaller: if commit.unknown is not None → else": _LARGE,
-    "commit Committer._make_smaller: if len(commit.batches) > 1 → then": _LARGE,
     "commit Committer._make_smaller: if len(commit.batches) > 1 → else": _LARGE,
 }
 

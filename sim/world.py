@@ -105,7 +105,7 @@ def inline_of(seed: int) -> tuple[InlineSettings, ...]:
     if seed % 2:
         return (NO_INLINE,)
     chance = random.Random(f"inline {seed}")
-    sizes = chance.choice(((1_024,), (300, 1_024), (0, 200, 1_024)))
+    sizes = chance.choice(((1_024,), (120, 1_024), (0, 120, 300)))
     return tuple([InlineSettings(bytes_max=size, commits_per_s=chance.choice((None, None, 4.0))) for size in sizes])
 
 

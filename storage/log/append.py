@@ -12,7 +12,7 @@ holds up what it was sent, and no more.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -163,10 +163,7 @@ class Appender:
 
     async def _commit(self, commits: list[Commit]) -> None:
         began_s = self._clock.monotonic_s()
-        try:
-            await self._committer.run(commits)
-        except StorageError as error:
-            self._committer.fail(commits, error)
+        await self._committer.run(commits)
         self._commit_s.observe(self._clock.monotonic_s() - began_s)
 
     def refuse(self, cause: str) -> None:
@@ -293,12 +290,7 @@ class Sealer:
 
     def seal(self, gathered: OpenFlush[PartitionLog], *, deadline_s: float) -> Flush:
         object_id = ObjectId(self._ids.next_ulid(above=self._floor))
-        commits: list[Commit] = []
-        for log, batches in gathered.batches.items():
-            log.lane.gathered = []
-            waiting = [batch for batch in batches if not batch.is_settled]
-            if waiting:
-                commits.append(Commit(log, waiting, object_id, deadline_s, self.in_flight))
+        commits = [Commit(log, waiting, object_id, deadline_s, self.in_flight) for log, waiting in _take(gathered)]
         parts, slices = self._lay_out(object_id, commits) if commits else ([], [])
         for commit, placed in zip(commits, slices, strict=True):
             commit.size_bytes = placed.length
@@ -316,13 +308,7 @@ class Sealer:
 
     def carry_all(self, gathered: OpenFlush[PartitionLog], *, deadline_s: float) -> list[Commit]:
         """As `seal`, of slices that are all small: no object is needed."""
-        commits: list[Commit] = []
-        for log, batches in gathered.batches.items():
-            log.lane.gathered = []
-            waiting = [batch for batch in batches if not batch.is_settled]
-            if waiting:
-                commits.append(self.carry(log, waiting, deadline_s=deadline_s))
-        return commits
+        return [self.carry(log, waiting, deadline_s=deadline_s) for log, waiting in _take(gathered)]
 
     async def upload_again(self, commit: Commit, floor: str) -> None:
         """Store the slice of one commit as an object of its own with an id above `floor`. Raises `Unavailable`.
@@ -349,3 +335,12 @@ class Sealer:
             slices.append(Slice(commit.log.partition, start, position - start))
         parts[0] = encode_header(object_id, self._epoch.current, slices)
         return parts, slices
+
+
+def _take(gathered: OpenFlush[PartitionLog]) -> Iterator[tuple[PartitionLog, list[Batch]]]:
+    """What of each log still waits for an answer: the lanes have nothing gathered any more."""
+    for log, batches in gathered.batches.items():
+        log.lane.gathered = []
+        waiting = [batch for batch in batches if not batch.is_settled]
+        if waiting:
+            yield log, waiting
