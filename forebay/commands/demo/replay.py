@@ -159,7 +159,9 @@ def send(
 
 
 def hear_statistics(producer: Producer, routes: Routes, clock: Clock) -> None:
-    """Statistics that were taken after the last acknowledgement: who led in the end. The first that come may have been taken before."""
+    """Listen until statistics have come that were taken after the last acknowledgement: they name the last leader. The first that come may
+    be older.
+    """
     until = routes.heard_count + 2
     give_up_s = clock.monotonic_s() + 20 * _STATISTICS_EVERY_MS / 1000
     while routes.heard_count < until and (left_s := give_up_s - clock.monotonic_s()) > 0:
