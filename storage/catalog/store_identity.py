@@ -152,18 +152,25 @@ async def _named(metadata: MetadataStore) -> list[str]:
 
 async def _named_by(metadata: MetadataStore, partition: PartitionId, control: Control) -> str | None:
     """An object that a log names, as near to its end as can be seen at once; None if it names none, or none that near."""
-    if max(control.compaction_cursor, control.log_start) < control.sequence_counter:
+    found = None
+    live_from = max(control.compaction_cursor, control.log_start)
+    if live_from < control.sequence_counter:
         if control.pending:
-            return _last_object(control.pending)
-        at = keys.PartitionKeys(partition)  # the ring was drained when nobody appended
-        record = await metadata.get_ceiling(at.index(control.sequence_counter - 1), within=at.index_prefix)
-        return None if record is None else _last_object(decode_chunk(record.value, path=record.path).entries)
+            found = _last_object(control.pending, live_from)
+        else:
+            at = keys.PartitionKeys(partition)  # the ring was drained when nobody appended
+            record = await metadata.get_ceiling(at.index(control.sequence_counter - 1), within=at.index_prefix)
+            found = None if record is None else _last_object(decode_chunk(record.value, path=record.path).entries, live_from)
     newest = control.segment
-    return segment_key(partition, newest.object_id) if newest is not None and newest.last >= control.log_start else None
+    if found is None and newest is not None and newest.last >= control.log_start:
+        return segment_key(partition, newest.object_id)
+    return found
 
 
-def _last_object(entries: Sequence[Entry]) -> str | None:
-    return next((object_key(entry.object_id) for entry in reversed(entries) if not entry.is_inline), None)
+def _last_object(entries: Sequence[Entry], live_from: int) -> str | None:
+    """The objects of entries that end below `live_from` may be gone."""
+    live = (entry for entry in reversed(entries) if entry.last >= live_from and not entry.is_inline)
+    return next((object_key(entry.object_id) for entry in live), None)
 
 
 async def _controls(metadata: MetadataStore) -> AsyncIterator[tuple[PartitionId, Control]]:

@@ -2,7 +2,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -268,6 +268,26 @@ async def test_the_end_of_a_log_is_named_of_which_the_beginning_may_be_collected
     await place.metadata.write([Put(at.index(3), encode(IndexChunk(entries=entries)), None), Put(at.control, encode(control), None)])
 
     assert (await look(place.metadata, place.objects)).named == object_key(object_id)
+
+
+@pytest.mark.parametrize("is_pending", [True, False], ids=["pending", "index"])
+async def test_behind_what_entries_carry_the_last_object_that_must_be_there_is_named(is_pending: bool) -> None:
+    place = Place()
+    await place.begin_without_marker()
+    (partition,) = await place.create_topic()
+    object_id, at = await place.put_object(1, partition), PartitionKeys(partition)
+    stored = Entry(0, 1, object_id, ((header_bytes(1), 1),), 0, 0)
+    entries = stored, Entry(2, 3, ObjectId(f"{2:026}"), b"carried", 0, 0)
+    segment = SegmentEntry(0, 1, ObjectId(f"{3:026}"), 1, 0, 0)
+
+    async def named(**fields: Any) -> str | None:
+        control = Control(sequence_counter=4, pending=entries if is_pending else (), **fields)
+        await place.metadata.write([Put(at.index(3), encode(IndexChunk(entries=entries)), None), Put(at.control, encode(control), None)])
+        return (await look(place.metadata, place.objects)).named
+
+    assert await named() == object_key(object_id)
+    assert await named(log_start=2) is None, "the object may have been collected"
+    assert await named(compaction_cursor=2, segment=segment) == segment_key(partition, segment.object_id)
 
 
 @pytest.mark.parametrize("is_pending", [True, False], ids=["pending", "index"])
