@@ -13,7 +13,7 @@ from runtime.clock import Clock
 from runtime.ulid import ulid_ms
 from storage.errors import NotFound, StorageError
 from storage.formats.compaction import decode_attempt
-from storage.formats.control import Control, Entry
+from storage.formats.control import Control, Entry, inline_bytes
 from storage.log.entry_scan import EntriesMoved, uncompacted_pages
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore
@@ -143,5 +143,7 @@ async def _why(
     if count_due(entries, now_ms=clock.now_ms(), policy=policy):
         return "due"
     left_s = max(0, since_ms + age_due_ms(entries, policy) - clock.now_ms()) // 1_000
-    full = 100 * max(filled_bytes / policy.segment_bytes, len(entries) / policy.entries_due)
+    full = 100 * max(
+        filled_bytes / policy.segment_bytes, len(entries) / policy.entries_due, inline_bytes(entries) / policy.inline_bytes_due
+    )
     return f"{full:.0f} % of a segment; due in {left_s} s at the latest"

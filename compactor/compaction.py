@@ -16,7 +16,7 @@ from typing import Final
 
 from compactor.claim import Claims
 from compactor.cursor import CursorRefusal, move_cursor
-from compactor.plan import CompactionPolicy, count_due, in_runs
+from compactor.plan import CompactionPolicy, age_due_ms, count_due, in_runs
 from compactor.records import Records
 from compactor.slices import Slices, stamp
 from runtime.clock import Clock
@@ -24,7 +24,17 @@ from runtime.ids import Entropy, IdSource
 from runtime.ulid import ulid_ms
 from storage.errors import AlreadyExists, Unavailable
 from storage.formats.compaction import CompactionAttempt, CompactionState, decode_attempt, encode_attempt
-from storage.formats.control import Control, Entry, LogState, SegmentEntry, SegmentFact, decode_control, decode_segment, encode
+from storage.formats.control import (
+    Control,
+    Entry,
+    LogState,
+    SegmentEntry,
+    SegmentFact,
+    decode_control,
+    decode_segment,
+    encode,
+    inline_bytes,
+)
 from storage.formats.segment_writer import SegmentWriter
 from storage.limits import MIB
 from storage.log.entry_scan import EntriesMoved, uncompacted_pages
@@ -44,6 +54,8 @@ from storage.vocabulary import ObjectId, PartitionId
 
 ENTRIES_MAX: Final = 20_000
 """Entries of one segment: what is planned at a time takes about 10 MiB."""
+INLINE_BYTES_READ_MAX: Final = 1 * MIB
+"""What entries of one segment carry, and a page more: it stays in memory until the segment is made, and no spool takes it."""
 READ_BYTES_MAX: Final = 8 * MIB
 """Slices that are read at a time, beside the segment that is made of them."""
 
@@ -70,7 +82,7 @@ _END_BY: Final = {
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
     """`recovered`: the attempt was begun by an earlier compaction. `read_bytes` are those of the slices, `waiting_bytes` those of entries
-    that are not due yet, the first of which was written at `waiting_since_ms`.
+    that are not due yet, the first of which was written at `waiting_since_ms`; by their age they will be at `due_ms`.
     """
 
     ended: CompactionEnd
@@ -80,6 +92,7 @@ class CompactionResult:
     recovered: bool = False
     waiting_bytes: int = 0
     waiting_since_ms: int | None = None
+    due_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -194,27 +207,36 @@ class Compaction:
         due = count_due(found_entries, now_ms=self._clock.now_ms(), policy=self._policy)
         if not due:
             await self._drop(attempt)
+            if not found_entries:
+                return CompactionResult(CompactionEnd.NOTHING_DUE)
+            since_ms = ulid_ms(found_entries[0].object_id)
             return CompactionResult(
                 CompactionEnd.NOTHING_DUE,
                 waiting_bytes=sum([entry.size_bytes for entry in found_entries]),
-                waiting_since_ms=ulid_ms(found_entries[0].object_id) if found_entries else None,
+                waiting_since_ms=since_ms,
+                due_ms=since_ms + age_due_ms(found_entries, self._policy),
             )
         entries = found_entries[:due]
         return CompactionTask(partition, entries, sum([entry.size_bytes for entry in entries]), control, keys, claim, attempt)
 
     async def _waiting(self, keys: PartitionKeys, control: Control) -> Sequence[Entry]:
-        """The first entries above the cursor: no more than fill a segment. None if keys moved while they were read: another compaction is
-        faster, or retention.
+        """The first entries above the cursor: no more than fill a segment, or carry INLINE_BYTES_READ_MAX. None if keys moved while they
+        were read: another compaction is faster, or retention.
         """
         entries: list[Entry] = []
-        filled_bytes = 0
+        filled_bytes = carried_bytes = 0
         try:
             begin = max(control.compaction_cursor, control.log_start)
             async with contextlib.aclosing(uncompacted_pages(self._records.metadata, keys, control, begin)) as pages:
                 async for page in pages:
                     entries += page
                     filled_bytes += sum([entry.size_bytes for entry in page])
-                    if filled_bytes >= self._policy.segment_bytes or len(entries) >= ENTRIES_MAX:
+                    carried_bytes += inline_bytes(page)
+                    if (
+                        filled_bytes >= self._policy.segment_bytes
+                        or len(entries) >= ENTRIES_MAX
+                        or carried_bytes >= max(INLINE_BYTES_READ_MAX, self._policy.inline_bytes_due)
+                    ):
                         break
         except EntriesMoved:
             return ()

@@ -18,12 +18,15 @@ from compactor.spool import open_spool
 from runtime.blocking import Blocking
 from runtime.clock import Clock
 from storage.errors import EndsEarly, NotFound, StorageError
+from storage.formats.control import inline_bytes
 from storage.limits import MIB
 from storage.objects.port import ObjectStore
 from storage.vocabulary import PartitionId
 
 BEGUN_TOGETHER: Final = 16
 FINISHED_TOGETHER: Final = 16
+CARRIED_SHARE: Final = 4
+"""A fourth of the memory for segments is the bound of what the entries of a round carry: they hold it until the round is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +91,9 @@ class Round:
 
     async def _begin(self, partitions: Iterator[PartitionId]) -> Sequence[CompactionTask]:
         limits, tasks = self._limits, list[CompactionTask]()
-        slice_bytes = entries = 0
-        while slice_bytes < limits.slice_bytes_max and entries < limits.entries_max:
+        slice_bytes = entries = carried_bytes = 0
+        carried_bytes_max = limits.segment_bytes_max // CARRIED_SHARE
+        while slice_bytes < limits.slice_bytes_max and entries < limits.entries_max and carried_bytes < carried_bytes_max:
             taken = list(itertools.islice(partitions, BEGUN_TOGETHER))
             if not taken:
                 break
@@ -100,6 +104,7 @@ class Round:
                     continue
                 slice_bytes += task.size_bytes
                 entries += len(task.entries)
+                carried_bytes += inline_bytes(task.entries)
                 if tasks and (slice_bytes > limits.slice_bytes_max or entries > limits.entries_max):
                     await self._compaction.give_up(task)
                     self._report.left.append(task.partition)

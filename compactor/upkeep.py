@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from compactor.claim import Claims
 from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy, UploadsReport
-from compactor.compaction import Compaction, CompactionEnd, CompactionResult
+from compactor.compaction import Compaction, CompactionResult
 from compactor.discovery import FoundPartition, active_topics, control_pages
 from compactor.gone_brokers import GoneBrokers
 from compactor.looks import LastLook, Looks
@@ -373,9 +373,8 @@ class Upkeep:
         return again
 
     def _remember(self, partition: PartitionId, ended: CompactionResult, version: int) -> None:
-        if ended.ended is CompactionEnd.NOTHING_DUE and ended.waiting_since_ms is not None:
-            again_ms = ended.waiting_since_ms + self._policy.age_due_ms
-            self._looks.note(partition, LastLook(version, again_ms, ended.waiting_bytes, ended.waiting_since_ms))
+        if ended.due_ms is not None:
+            self._looks.note(partition, LastLook(version, ended.due_ms, ended.waiting_bytes, ended.waiting_since_ms))
         else:
             self._looks.forget(partition)
 

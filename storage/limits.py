@@ -26,8 +26,8 @@ SEGMENT_FOOTER_BYTES_MAX: Final = 1 * MIB
 """Its blocks take 50 KiB at most; the rest is room for facts to come."""
 
 PENDING_ENTRIES_MAX: Final = 16
-INLINE_BYTES_MAX: Final = 4 * KIB
-"""What a commit may carry, at most: a setting says how much it does."""
+INLINE_BYTES_MAX: Final = 2 * KIB
+"""What a commit may carry, at most: a setting says how much it does. The largest control record has room for as much, in base64."""
 INLINE_PENDING_BYTES_MAX: Final = 8 * KIB
 """Batches in the ring of a control record: one that would have more leaves with the next commit, as a full one does."""
 CONTROL_BYTES_TARGET: Final = 2 * KIB

@@ -91,7 +91,7 @@ class StorageSettings:
     flush_bytes: Annotated[int, size(minimum="64KiB", maximum="128MiB"), "a WAL object that holds this much is flushed at once"] = 8 * MIB
     inline_bytes: Annotated[
         int,
-        size(minimum="0B", maximum="4KiB"),
+        size(minimum="0B", maximum="2KiB"),
         "what a partition is sent up to this size stays in the metadata store until it is compacted: no object is stored for it, and no "
         "producer waits for one; 0B: all goes into objects",
     ] = 0

@@ -211,7 +211,7 @@ def encode(value: Control | IndexChunk | SegmentFact | ProducerPage) -> bytes:
 
 
 def has_inline(entries: Sequence[Entry]) -> bool:
-    return any(isinstance(entry.batches, bytes) for entry in entries)
+    return bytes in [type(entry.batches) for entry in entries]
 
 
 def inline_bytes(entries: Sequence[Entry]) -> int:

@@ -7,40 +7,22 @@ new formats while brokers that do not know them still run; they are written once
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-FORMATS: Final[Mapping[int, Mapping[str, int]]] = {
-    1: {
-        "WAL object": 1,
-        "control record, index chunk, producer state": 1,
-        "topic, its name by id": 1,
-        "broker": 1,
-        "cluster": 1,
-        "store marker": 1,
-        "producer ids": 1,
-        "group, its topics, offset, coordinator": 1,
-    },
-    2: {
-        "WAL object": 1,
-        "control record, index chunk, producer state": 2,
-        "topic, its name by id": 1,
-        "broker": 1,
-        "cluster": 1,
-        "store marker": 1,
-        "producer ids": 1,
-        "group, its topics, offset, coordinator": 1,
-        "segment, segment entry, compaction, compactor": 1,
-    },
-    3: {
-        "WAL object": 1,
-        "control record, index chunk, producer state": 3,
-        "topic, its name by id": 1,
-        "broker": 1,
-        "cluster": 1,
-        "store marker": 1,
-        "producer ids": 1,
-        "group, its topics, offset, coordinator": 1,
-        "segment, segment entry, compaction, compactor": 1,
-    },
+_OF_LEVEL_1: Final = {
+    "WAL object": 1,
+    "control record, index chunk, producer state": 1,
+    "topic, its name by id": 1,
+    "broker": 1,
+    "cluster": 1,
+    "store marker": 1,
+    "producer ids": 1,
+    "group, its topics, offset, coordinator": 1,
 }
+_OF_LEVEL_2: Final = _OF_LEVEL_1 | {
+    "control record, index chunk, producer state": 2,
+    "segment, segment entry, compaction, compactor": 1,
+}
+_OF_LEVEL_3: Final = _OF_LEVEL_2 | {"control record, index chunk, producer state": 3}
+FORMATS: Final[Mapping[int, Mapping[str, int]]] = {1: _OF_LEVEL_1, 2: _OF_LEVEL_2, 3: _OF_LEVEL_3}
 """By level, the highest number of each format that is written at it. The SQLite file has its own check: one release opens it at a time."""
 
 LEVEL_FIRST: Final = 1

@@ -117,10 +117,11 @@ class Appender:
         if self._refused is not None:
             batch.settle(Unavailable(self._refused))
             return
-        reason = self._carry(log, batch)
-        if reason is None:
-            return
-        self._gathered[reason].inc()
+        if self._inline.bytes_max:
+            reason = self._carry(log, batch)
+            if reason is None:
+                return
+            self._gathered[reason].inc()
         log.lane.gathered = self._open.add(log, batch, now_s=self._clock.monotonic_s())
         trigger = self._open.is_full(self._settings)
         if trigger is not None:
@@ -222,7 +223,8 @@ class Appender:
         gathered, self._open = self._open, OpenFlush()
         now_s = self._last_began_s = self._clock.monotonic_s()
         if trigger is Trigger.TIME and self._is_small(gathered):
-            self._begin_carrying(self._sealer.carry_all(gathered, deadline_s=now_s + COMMIT_TIMEOUT_S))
+            if commits := self._sealer.carry_all(gathered, deadline_s=now_s + COMMIT_TIMEOUT_S):
+                self._begin_carrying(commits)
             return
         flush = self._sealer.seal(gathered, deadline_s=now_s + COMMIT_TIMEOUT_S)
         if not flush.commits:

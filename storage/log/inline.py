@@ -39,7 +39,7 @@ class Gathers(StrEnum):
     """Why a batch is gathered instead."""
 
     OFF = "off"
-    """The settings say so, or the format level in force."""
+    """The format level in force does not allow it yet, or the broker stops."""
     LARGE = "large"
     QUEUED = "queued"
     """Others of its partition are gathered already."""
@@ -71,17 +71,20 @@ class CommitBudget:
 
 
 def joinable(lane: Lane) -> Commit | None:
-    """The last commit of a lane, while it may take more batches: it waits for the one before it, or for its first attempt."""
+    """The last commit of a lane, while it may take more batches: it waits for its turn.
+
+    One that is open may be reading the record that it will decide on, which would be older than the batch.
+    """
     if not lane.commits:
         return None
     last = lane.commits[-1]
-    return last if last.is_inline and not last.has_begun and not last.is_given_up else None
+    return last if last.is_inline and not last.is_open and not last.is_given_up else None
 
 
 def why_gathered(lane: Lane, batch: Batch, last: Commit | None, settings: InlineSettings) -> Gathers | None:
     """None if the batch may travel in its commit: in `last`, which is `joinable`, or in one of its own, as far as the budget goes."""
     if batch.size_bytes > settings.bytes_max:
-        return Gathers.LARGE if settings.bytes_max else Gathers.OFF
+        return Gathers.LARGE
     if lane.gathered:
         return Gathers.QUEUED
     if last is not None:

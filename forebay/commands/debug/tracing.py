@@ -205,14 +205,7 @@ class Tracer:
             batch = await self._batch(entry, spans, key, offset)
         except Corrupt as error:
             raise damaged(trace, error, key) from error
-        trace = msgspec.structs.replace(trace, batch=batch)
-        if not batch.crc_ok:
-            raise failed(
-                trace,
-                f"Checksum mismatch: the batch at bytes [{batch.start}, {batch.end}) of {key} is not what was written "
-                f"(stored {batch.crc_stored}, computed {batch.crc_computed}). Restore the object.",
-            )
-        return trace
+        return _with_batch(trace, batch, key, fix="Restore the object.")
 
     async def _slices(self, header: WalHeader, partition: PartitionId) -> tuple[SliceFacts, ...]:
         names = await self._names(list(dict.fromkeys(one.partition.topic_id for one in header.slices)))
@@ -261,14 +254,19 @@ def _trace_inline(entry: Entry, batches: bytes, trace: Trace, partition: Partiti
         raise failed(trace, f"Damaged metadata: {error}. Restore the metadata store from a backup.") from error
     start = window.positions[0]
     batch = batch_facts(memoryview(batches)[start : window.end_position], start=start, base_offset=window.starts[0])
+    return _with_batch(trace, batch, name, fix="Restore the metadata store from a backup.")
+
+
+def _with_batch(trace: Trace, batch: BatchFacts, place: str, *, fix: str) -> Trace:
+    """Raise `TraceFailed` if its checksum is wrong."""
     trace = msgspec.structs.replace(trace, batch=batch)
-    if not batch.crc_ok:
-        raise failed(
-            trace,
-            f"Checksum mismatch: the batch at bytes [{batch.start}, {batch.end}) of {name} is not what was written "
-            f"(stored {batch.crc_stored}, computed {batch.crc_computed}). Restore the metadata store from a backup.",
-        )
-    return trace
+    if batch.crc_ok:
+        return trace
+    raise failed(
+        trace,
+        f"Checksum mismatch: the batch at bytes [{batch.start}, {batch.end}) of {place} is not what was written "
+        f"(stored {batch.crc_stored}, computed {batch.crc_computed}). {fix}",
+    )
 
 
 def unreadable(control: Control, offset: int, *, where: str) -> str | None:

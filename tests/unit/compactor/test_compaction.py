@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from compactor import compaction as compaction_module
 from compactor.compaction import CompactionEnd, CompactionResult
 from compactor.plan import CompactionPolicy
 from runtime.clock import SystemClock
@@ -367,3 +368,35 @@ def test_names_of_segments_say_whose_they_are() -> None:
 
     assert parse_segment_key(segment_key(PARTITION, object_id)) == (PARTITION, object_id)
     assert Control().compaction_cursor == 0
+
+
+@pytest.mark.parametrize(("bytes_max", "times"), [(0, 1), (1_024, 6)], ids=["objects", "inline"])
+async def test_what_is_not_due_says_when_it_will_be(bytes_max: int, times: int) -> None:
+    shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
+    policy = CompactionPolicy(age_due_ms=1_000_000)
+    async with (
+        rig(shared=shared, objects=objects, inline=InlineSettings(bytes_max=bytes_max)) as broker,
+        compacting(shared, objects, policy=policy) as compaction,
+    ):
+        assert (await compaction.run(PARTITION)).due_ms is None
+        await broker.send(record_batch(b"a"))
+        result = await compaction.run(PARTITION)
+
+    assert result.waiting_since_ms is not None
+    assert result.due_ms == result.waiting_since_ms + times * policy.age_due_ms
+
+
+async def test_a_segment_takes_no_more_of_what_entries_carry_than_memory_should_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction_module, "INLINE_BYTES_READ_MAX", 1)
+    shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
+    policy = CompactionPolicy(entries_due=1, inline_bytes_due=1)
+    async with rig(shared=shared, objects=objects, inline=InlineSettings(bytes_max=1_024)) as broker:
+        for number in range(3 * PENDING_ENTRIES_MAX):
+            await broker.send(record_batch(b"%d" % number))
+        before = await broker.read_all()
+        async with compacting(shared, objects, policy=policy) as compaction:
+            segments = [(await compaction.run(PARTITION)).segment for _ in range(3)]
+        after = await broker.read_all()
+
+    assert [(one.base, one.last) for one in segments if one is not None] == [(0, 15), (16, 31), (32, 47)], "a page of the index at a time"
+    assert after == before

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compactor import gather_plan, spool
+from compactor import round as round_module
 from compactor.compaction import Compaction, CompactionEnd, CompactionResult, CompactionTask
 from compactor.gather_plan import plan_reads
 from compactor.plan import in_runs
@@ -24,6 +25,7 @@ from storage.errors import Corrupt, EndsEarly, NotFound, StorageError, Unavailab
 from storage.formats.control import Control, Entry, encode
 from storage.formats.wal import object_key
 from storage.log.batcher import FlushSettings
+from storage.log.inline import NO_INLINE, InlineSettings
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Put
@@ -113,11 +115,11 @@ class Bench(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def bench() -> AsyncIterator[Bench]:
+async def bench(inline: InlineSettings = NO_INLINE) -> AsyncIterator[Bench]:
     shared = MemoryMetadataStore(clock=SystemClock(), shards=1)
     for partition in PARTITIONS:
         await shared.write([Put(PartitionKeys(partition).control, encode(Control()), ABSENT)])
-    async with rig(shared=shared, flush=FlushSettings(interval_s=0.005, gather_s=0.0)) as broker:
+    async with rig(shared=shared, flush=FlushSettings(interval_s=0.005, gather_s=0.0), inline=inline) as broker:
         for number in range(OBJECTS):
             await asyncio.gather(*[broker.send(record_batch(b"%d" % number), partition=partition) for partition in PARTITIONS])
         objects = CountingObjects(broker.objects._inner)
@@ -257,3 +259,16 @@ async def test_room_is_given_in_parts_and_the_largest_works_alone() -> None:
         await asyncio.gather(*[work(size_bytes) for size_bytes in (30, 1_000, 50, 20, 99, 1, 1_000)])
 
     assert most == 100
+
+
+async def test_a_round_holds_so_much_of_what_entries_carry_and_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_module, "BEGUN_TOGETHER", 2)
+    async with bench(InlineSettings(bytes_max=1_024)) as it:
+        before = [await it.broker.read_all(partition) for partition in PARTITIONS]
+        first = await it.run(RoundLimits(segment_bytes_max=round_module.CARRIED_SHARE))
+        second = await it.run(None, first.left)
+
+        assert (len(first.ended), len(first.left)) == (2, len(PARTITIONS) - 2)
+        assert all(isinstance(one, CompactionResult) and one.segment is not None for one in [*first.ended.values(), *second.ended.values()])
+        assert it.objects.got == []
+        assert [await it.broker.read_all(partition) for partition in PARTITIONS] == before

@@ -27,11 +27,15 @@ from storage.formats.refusal import undecodable
 from storage.limits import (
     CONTROL_BYTES_MAX,
     CONTROL_BYTES_TARGET,
+    INLINE_BYTES_MAX,
     METADATA_VALUE_BYTES_MAX,
     PENDING_ENTRIES_MAX,
     PRODUCER_BATCHES_KEPT,
     PRODUCER_PAGE_BYTES_MAX,
+    PRODUCER_PAGES_MAX,
+    PRODUCERS_HOT_BYTES_MAX,
     SEQUENCE_MAX,
+    WRITERS_KEPT_MAX,
 )
 from storage.log.producer_pages import PRODUCER_BATCH_BYTES, PRODUCER_BYTES
 from storage.vocabulary import ObjectId
@@ -170,6 +174,33 @@ def test_a_full_ring_stays_far_below_the_cap() -> None:
     pending = tuple(Entry(2**62, 2**62, ID, ((2**40, 2**30),), 2**62, 2**62) for _ in range(PENDING_ENTRIES_MAX))
 
     assert len(encode(Control(sequence_counter=2**62, pending=pending))) < CONTROL_BYTES_MAX // 3
+
+
+def test_the_largest_record_has_room_for_what_a_commit_may_carry() -> None:
+    """Else a batch could never be appended: when the ring is drained, nothing else can leave."""
+    batch = ProducerBatch(2**31 - 1, 2**31 - 1, 10**12, 1_700_000_000_000)
+    state, hot = ProducerState(2**15 - 1, (batch,) * PRODUCER_BATCHES_KEPT), dict[int, ProducerState]()
+    while len(encode(ProducerPage(producers=hot))) < PRODUCERS_HOT_BYTES_MAX:
+        hot[10**12 + len(hot)] = state
+    segment = SegmentEntry(10**12, 10**12, ID, 10**9, 1_700_000_000_000, 1_700_000_000_000)
+    largest = Control(
+        sequence_counter=10**12 + 2,
+        log_start=10**12,
+        compaction_cursor=10**12 + 1,
+        segment=segment,
+        pending=(Entry(10**12 + 1, 10**12 + 1, ID, b"x" * INLINE_BYTES_MAX, 1_700_000_000_000, 1_700_000_000_000),),
+        writers={10**9 + n: WriterEntry(10**9, 99) for n in range(WRITERS_KEPT_MAX)},
+        producers=hot,
+        pages=tuple(PageRef(f"{10**9}-{10**9}-{10**9}-9-11", 10**12, 10**12, 1_700_000_000_000) for _ in range(PRODUCER_PAGES_MAX)),
+        revoked_floor=ID,
+        bytes_total=10**15,
+        last_append_ms=1_700_000_000_000,
+        max_timestamp=1_700_000_000_000,
+        max_timestamp_offset=10**12,
+        rewriting=segment,
+    )
+
+    assert len(encode(largest)) <= CONTROL_BYTES_MAX
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"fmt":1,"log_start":"x"}', b'{"fmt":1,"log_start":5,"sequence_counter":3}'])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -219,3 +220,12 @@ def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
         "segment, segment entry, compaction, compactor": segment.FMT,
     }
     assert sorted(levels.FORMATS) == list(range(levels.LEVEL_FIRST, levels.LEVEL_MAX + 1))
+
+
+def test_the_page_has_the_levels_of_the_code() -> None:
+    page = (Path(__file__).parents[4] / "docs/formats/README.md").read_text()
+    table = page[page.index("| level | brings |") :].partition("\n\n")[0]
+    header, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
+
+    found = {int(row[0]): dict(zip(header[2:], row[2:], strict=True)) for row in rows}
+    assert {level: {name: int(fmt) for name, fmt in one.items() if fmt} for level, one in found.items()} == levels.FORMATS

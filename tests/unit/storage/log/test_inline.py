@@ -24,7 +24,7 @@ from storage.objects.memory import MemoryObjectStore
 from storage.recordbatch import HEADER_BYTES
 from storage.vocabulary import ObjectId, PartitionId
 from tests.kit.batches import batch_bytes
-from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig
+from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig, until_put
 
 KIB = InlineSettings(bytes_max=1_024)
 SLOW = FlushSettings(interval_s=60.0, gather_s=60.0)
@@ -75,8 +75,7 @@ async def test_a_small_batch_waits_for_the_object_before_it() -> None:
     async with rig(inline=KIB) as broker:
         broker.objects.gate = asyncio.Event()
         first = broker.send(of_size(2_000))
-        await asyncio.sleep(0.02)
-        assert len(broker.objects.put_keys) == 1
+        await until_put(broker, 1)
         second = broker.send(of_size(200))
         await asyncio.sleep(0.02)
         assert not second.done()
@@ -248,3 +247,17 @@ def test_inline_bytes_that_are_not_what_was_written_are_corrupt_and_named(at: in
 
     with pytest.raises(Corrupt, match=r"inline/01J00000000000000000000000.*entry=5\.\.5"):
         read_inline(PARTITION, entry, 5, bytes_max=1_000, at_least_one=True)
+
+
+async def test_a_batch_does_not_join_a_commit_that_reads_the_record_it_will_decide_on() -> None:
+    async with rig(inline=KIB, flush=SLOW) as broker:
+        log = broker.parts.partitions.get(PARTITION)
+        first = broker.send(of_size(100))  # nothing is known of the partition: its commit reads first
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert log.lane.commits[0].is_open
+        assert not log.lane.commits[0].has_begun
+        second = broker.send(of_size(100))
+
+        assert [len(commit.batches) for commit in log.lane.commits] == [1, 1]
+        assert offsets([await first, await second]) == [0, 1]

@@ -15,17 +15,11 @@ from storage.log.strangers import PermittedStart, Strangers
 from storage.metadata import keys
 from storage.metadata.port import Key, Put, Record, WriteOp, WriteOutcome
 from tests.kit.batches import batch_bytes
-from tests.unit.storage.log.rig import PARTITION, Rig, rig, until_taken
+from tests.unit.storage.log.rig import PARTITION, Rig, rig, until_put, until_taken
 
 
 def numbered(first_seq: int) -> bytearray:
     return batch_bytes(producer_id=5, producer_epoch=0, first_seq=first_seq)
-
-
-async def until_put(broker: Rig, count: int) -> None:
-    async with asyncio.timeout(10):
-        while len(broker.objects.put_keys) < count:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 def give_up_the_oldest(broker: Rig) -> None:
