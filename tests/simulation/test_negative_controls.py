@@ -40,7 +40,7 @@ FOUND_AT: Final = {
     "retries_what_is_unknown_as_new": 19,
     "takes_a_ring_of_which_a_part_is_in_segments_for_one_that_is_not_needed": 6,
     "takes_the_place_of_a_merge_that_is_under_way": 173,
-    "takes_what_follows_a_lost_batch": 292,
+    "takes_what_follows_a_lost_batch": 601,
     "takes_whoever_is_not_on_its_list_for_gone": 16,
 }
 """A seed that found it, of those that are not among the very first. Which find it changes with every turn of the loop that the code takes;
