@@ -78,7 +78,9 @@ def test_the_table_of_formats_names_files_that_exist_and_their_numbers() -> None
         assert (ROOT / path).exists(), path
     assert f"| {wal.FMT} | `storage/formats/wal.py`" in page
     assert f"| {segment.FMT} | `storage/formats/segment.py`" in page
-    assert f"| {control.FMT}; {control.FMT_REWRITTEN}: a control record while a merge is under way | `storage/formats/control.py`" in page
+    merging = f"{control.FMT_REWRITTEN}: a control record while a merge is under way"
+    carrying = f"{control.FMT_INLINE}: a control record or index chunk with an inline entry"
+    assert f"| {control.FMT}; {merging}; {carrying} | `storage/formats/control.py`" in page
 
 
 def test_the_picture_of_the_object_is_that_of_its_module() -> None:
