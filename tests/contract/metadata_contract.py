@@ -30,7 +30,9 @@ from storage.metadata.port import (
     children_of,
 )
 
-SESSION_TIMEOUT_MS = 2_000
+SESSION_TIMEOUT_MS = 6_000
+"""A session that a test has not renewed for two seconds, because the machine is busy, is there all the same."""
+OUTLIVED_TIMEOUT_MS = 3_000
 PATIENCE_S = 20.0
 TURN_S = 0.02
 
@@ -532,9 +534,9 @@ class MetadataStoreContract:
         assert await client.children("") == ["made-anew", "made-plain", "made-plain-at-version"]
 
     async def test_a_session_outlives_its_timeout_while_its_process_is_well(self, client: Client) -> None:
-        session = await client.store.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+        session = await client.store.open_session(timeout_ms=OUTLIVED_TIMEOUT_MS)
         await client.put_ok("brokers/1", session=session)
-        await asyncio.sleep(SESSION_TIMEOUT_MS / 1_000 * 1.6)
+        await asyncio.sleep(OUTLIVED_TIMEOUT_MS / 1_000 * 1.6)
 
         assert not session.is_lost
         assert await client.children("brokers") == ["brokers/1"]

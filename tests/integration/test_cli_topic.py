@@ -258,7 +258,7 @@ def test_of_many_lines_the_first_that_is_not_stored_is_named_and_those_that_are_
     missing = [number for number, line in enumerate(lines, start=1) if line not in set(stored)]
     said = talk.splitlines()
     assert code == 1
-    assert said[0] == f'{len(stored):,} records stored in "{topic}".'
+    assert said[0] == f'{len(stored):,} record{"s" * (len(stored) != 1)} stored in "{topic}".'
     assert 1_502 in missing
     assert said[1].startswith(f"Line {missing[0]} was not stored")
     if output:
