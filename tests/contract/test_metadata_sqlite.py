@@ -314,7 +314,7 @@ async def test_a_session_that_cannot_be_renewed_is_lost(tmp_path: Path) -> None:
 
 async def test_a_session_that_was_ended_by_another_is_lost(tmp_path: Path) -> None:
     async with opened(tmp_path / "meta.db") as store, opened(tmp_path / "meta.db") as other:
-        session = await store.open_session(timeout_ms=10 * SESSION_TIMEOUT_MS)
+        session = await store.open_session(timeout_ms=SESSION_TIMEOUT_MS)
         await other._commits.submit(lambda transaction: transaction.end_session(session.session_id))
 
         async with asyncio.timeout(PATIENCE_S):
