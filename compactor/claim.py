@@ -1,8 +1,10 @@
 """Claims of partitions: of two compactors one does the work. They protect nothing: both may do it (docs/design/upkeep.md)."""
 
+from collections.abc import Sequence
+
 from compactor.records import Records
 from storage.errors import Unavailable
-from storage.metadata.port import ABSENT, Applied, Delete, Key, Put, Session, Status, Unknown
+from storage.metadata.port import ABSENT, Applied, Delete, Key, Put, Session, Status, Unknown, WriteOp
 
 
 class Claims:
@@ -30,6 +32,7 @@ class Claims:
         # It may be its own, put by a write whose answer was lost, or left when a release failed.
         return None if record is None or record.value != self._name else record.version
 
-    async def release(self, key: Key, version: int) -> None:
-        if not isinstance(await self._records.write([Delete(key, version)]), Applied):
+    async def release(self, key: Key, version: int, *, beside: Sequence[WriteOp] = ()) -> None:
+        """`beside`: writes that travel with it, and may fail as it may."""
+        if not isinstance(await self._records.write([*beside, Delete(key, version)]), Applied):
             self.may_be_left = True

@@ -17,7 +17,7 @@ from typing import Final
 from compactor.claim import Claims
 from compactor.cursor import CursorRefusal, move_cursor
 from compactor.plan import CompactionPolicy, age_due_ms, count_due, in_runs
-from compactor.records import Records
+from compactor.records import KEYS_PER_DELETE, Records
 from compactor.slices import Slices, stamp
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
@@ -42,6 +42,7 @@ from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import (
     ABSENT,
     Applied,
+    Delete,
     Key,
     MetadataStore,
     Put,
@@ -97,10 +98,11 @@ class CompactionResult:
 
 @dataclass(slots=True)
 class _Kept:
-    """A record that this compaction has put, and its version."""
+    """A record that this compaction has put, and its version. `is_done`: it goes with the claim."""
 
     key: Key
     version: int | None = field(default=None)
+    is_done: bool = field(default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,29 +150,29 @@ class Compaction:
         """Finish what an earlier attempt has begun; else say what becomes a segment, if one is due. A task keeps the partition claimed."""
         assert partition not in self._running, f"compacted already: {partition}"
         keys = PartitionKeys(partition)
-        claim = _Kept(keys.compactor_claim)
+        claim, attempt = _Kept(keys.compactor_claim), _Kept(keys.compaction)
         self._running.add(partition)
         begun: CompactionTask | CompactionResult | None = None
         try:
             claim.version = await self._claims.take(claim.key)
             if claim.version is None:
                 return CompactionResult(CompactionEnd.CLAIMED)
-            begun = await self._begin(partition, keys, claim)
+            begun = await self._begin(partition, keys, claim, attempt)
             return begun
         finally:
             if not isinstance(begun, CompactionTask):
-                await self._end(partition, claim)
+                await self._end(partition, claim, attempt)
 
     async def finish(self, task: CompactionTask, slices: Slices) -> CompactionResult:
         """Make the segment and commit it."""
         try:
             return await self._compact(task, slices)
         finally:
-            await self._end(task.partition, task.claim)
+            await self._end(task.partition, task.claim, task.attempt)
 
     async def give_up(self, task: CompactionTask) -> None:
         """Somebody else may compact the partition."""
-        await self._end(task.partition, task.claim)
+        await self._end(task.partition, task.claim, task.attempt)
 
     async def is_current(self, task: CompactionTask) -> bool:
         """Whether the entries of `task` are still those that readers use."""
@@ -181,19 +183,20 @@ class Compaction:
         is_open = control.log_state is not LogState.DELETED
         return is_open and control.compaction_cursor == task.control.compaction_cursor and control.log_start == task.control.log_start
 
-    async def _end(self, partition: PartitionId, claim: _Kept) -> None:
+    async def _end(self, partition: PartitionId, claim: _Kept, attempt: _Kept) -> None:
+        """Give up the claim, and drop an attempt that is done: if that fails, the next compaction finds what it has nothing to do for."""
         try:
             if claim.version is not None:
-                await self._claims.release(claim.key, claim.version)
+                done = [] if attempt.version is None or not attempt.is_done else [Delete(attempt.key, attempt.version)]
+                await self._claims.release(claim.key, claim.version, beside=done)
         finally:
             self._running.discard(partition)
 
-    async def _begin(self, partition: PartitionId, keys: PartitionKeys, claim: _Kept) -> CompactionTask | CompactionResult:
+    async def _begin(self, partition: PartitionId, keys: PartitionKeys, claim: _Kept, attempt: _Kept) -> CompactionTask | CompactionResult:
         control_record, attempt_record = await self._records.get(keys.control, keys.compaction)
         if control_record is None:
             return CompactionResult(CompactionEnd.GONE)
         control = decode_control(control_record.value, path=control_record.path)
-        attempt = _Kept(keys.compaction)
         if attempt_record is not None:
             attempt.version = attempt_record.version
             found = decode_attempt(attempt_record.value, path=attempt_record.path)
@@ -201,12 +204,12 @@ class Compaction:
             if recovered is not None:
                 return recovered
         if control.log_state is LogState.DELETED:
-            await self._drop(attempt)
+            attempt.is_done = True
             return CompactionResult(CompactionEnd.GONE)
         found_entries = await self._waiting(keys, control)
         due = count_due(found_entries, now_ms=self._clock.now_ms(), policy=self._policy)
         if not due:
-            await self._drop(attempt)
+            attempt.is_done = True
             if not found_entries:
                 return CompactionResult(CompactionEnd.NOTHING_DUE)
             since_ms = ulid_ms(found_entries[0].object_id)
@@ -252,7 +255,7 @@ class Compaction:
         committing = CompactionAttempt(state=CompactionState.COMMITTING, cursor=cursor, object_id=object_id, segment=segment)
         if not await self._note(task.attempt, committing):
             return CompactionResult(CompactionEnd.OVERTAKEN)
-        ended = await self._commit(task.keys, task.attempt, committing)
+        ended = await self._commit(task.keys, task.attempt, committing, entries=len(task.entries))
         return CompactionResult(ended, segment if ended is CompactionEnd.COMPACTED else None, len(task.entries), task.size_bytes)
 
     async def _recover(self, keys: PartitionKeys, control: Control, attempt: _Kept, found: CompactionAttempt) -> CompactionResult | None:
@@ -265,7 +268,7 @@ class Compaction:
                 return CompactionResult(ended, found.segment, recovered=True) if ended is CompactionEnd.COMPACTED else None
             case CompactionState.DELETING_INDEX:
                 await self._delete_index(keys, control.compaction_cursor)
-                await self._drop(attempt)
+                attempt.is_done = True
                 return CompactionResult(CompactionEnd.COMPACTED, found.segment, recovered=True)
 
     async def _write_segment(self, task: CompactionTask, object_id: ObjectId, slices: Slices) -> SegmentEntry:
@@ -288,8 +291,10 @@ class Compaction:
             running_max_timestamp=entries[-1].running_max_timestamp,
         )
 
-    async def _commit(self, keys: PartitionKeys, attempt: _Kept, committing: CompactionAttempt) -> CompactionEnd:
-        """Move the cursor, and delete what that makes garbage."""
+    async def _commit(
+        self, keys: PartitionKeys, attempt: _Kept, committing: CompactionAttempt, *, entries: int | None = None
+    ) -> CompactionEnd:
+        """Move the cursor, and delete what that makes garbage. `entries` of the segment, if that is known."""
         segment = committing.segment
         assert segment is not None
         ended = await self._move_cursor(keys, segment, committing.cursor)
@@ -299,8 +304,8 @@ class Compaction:
             )
             if not await self._note(attempt, deleting):
                 return ended  # another goes on with it
-            await self._delete_index(keys, segment.last + 1)
-        await self._drop(attempt)
+            await self._delete_index(keys, segment.last + 1, entries=entries)
+        attempt.is_done = True
         return ended
 
     async def _move_cursor(self, keys: PartitionKeys, segment: SegmentEntry, cursor: int) -> CompactionEnd:
@@ -332,9 +337,14 @@ class Compaction:
         is_merged = found.base < segment.base or segment.last < found.last
         return is_merged or found.object_id == segment.object_id
 
-    async def _delete_index(self, keys: PartitionKeys, cursor: int) -> None:
+    async def _delete_index(self, keys: PartitionKeys, cursor: int, *, entries: int | None = None) -> None:
         """The chunks that end below the cursor. One that holds the cursor stays (model F-base)."""
-        await self._records.delete_range(keys.index(0), keys.index(cursor).path)
+        first, end = keys.index(0), keys.index(cursor).path
+        # A chunk has an entry at least, and what earlier compactions made garbage has gone with them.
+        if entries is not None and entries <= KEYS_PER_DELETE:
+            await self._records.delete_few(first, end)
+        else:
+            await self._records.delete_range(first, end)
 
     # Records of its own
 
@@ -345,10 +355,5 @@ class Compaction:
         if not isinstance(outcome, Applied):
             raise Unavailable(f"a compaction was not noted: key={attempt.key.path!r} cause={outcome.reason!r}")
         (result,) = outcome.results
-        attempt.version = result.version
+        attempt.version, attempt.is_done = result.version, False
         return result.status is Status.OK
-
-    async def _drop(self, attempt: _Kept) -> None:
-        """If that fails, the next compaction finds what it has nothing to do for."""
-        if attempt.version is not None and await self._records.delete(attempt.key, attempt.version):
-            attempt.version = None

@@ -110,6 +110,9 @@ class Merging:
         keys = PartitionKeys(partition)
         self._running.add(partition)
         try:
+            # Most partitions have nothing to merge, and a claim is two writes.
+            if isinstance(looked := await self._look(keys), MergeResult):
+                return looked
             claimed = await self._claims.take(keys.compactor_claim)
             if claimed is None:
                 return MergeResult(MergeEnd.CLAIMED)
@@ -120,17 +123,22 @@ class Merging:
         finally:
             self._running.discard(partition)
 
-    async def _run(self, partition: PartitionId, keys: PartitionKeys) -> MergeResult:
+    async def _look(self, keys: PartitionKeys) -> tuple[Control, Sequence[_Source]] | MergeResult:
+        """What there is to do: a merge to finish, which the control record names, or sources to merge. A result if there is nothing."""
         (record,) = await self._records.get(keys.control)
         control = None if record is None else decode_control(record.value, path=record.path)
         if control is None or control.log_state is LogState.DELETED:
             return MergeResult(MergeEnd.GONE)
+        sources = () if control.rewritten is not None else await self._due(keys, control)
+        return (control, sources) if sources or control.rewritten is not None else MergeResult(MergeEnd.NOTHING_DUE)
+
+    async def _run(self, partition: PartitionId, keys: PartitionKeys) -> MergeResult:
+        if isinstance(looked := await self._look(keys), MergeResult):
+            return looked
+        control, sources = looked
         if control.rewritten is not None:
             ended = await self._finish(keys, control.rewritten)
             return MergeResult(ended, control.rewritten, recovered=True)
-        sources = await self._due(keys, control)
-        if not sources:
-            return MergeResult(MergeEnd.NOTHING_DUE)
         read_bytes = sum(source.segment.size_bytes for source in sources)
         try:
             merged = await self._write_segment(partition, control, sources)

@@ -43,6 +43,11 @@ class MergeRefusal(Enum):
     """It would hold the newest segment."""
 
 
+def may_be_due(control: Control) -> bool:
+    """Whether there is a merge to finish, or a segment below the newest."""
+    return control.rewritten is not None or (control.segment is not None and control.segment.base > control.log_start)
+
+
 def choose(segments: Sequence[SegmentEntry], policy: MergePolicy) -> Sequence[SegmentEntry]:
     """The neighbours to merge, of `segments` without gaps, oldest first: as many as may be, of as many the oldest. Empty: none are due."""
     best: Sequence[SegmentEntry] = ()

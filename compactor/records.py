@@ -102,10 +102,14 @@ class Records:
         paths = await self.list(first, end)
         for begin in range(0, len(paths), KEYS_PER_DELETE):
             stop = paths[begin + KEYS_PER_DELETE] if begin + KEYS_PER_DELETE < len(paths) else end
-            outcome = await self.write([DeleteRange(Key(paths[begin], first.partition_key), stop)])
-            if not isinstance(outcome, Applied):
-                raise Unavailable(f"keys were not deleted: from={paths[begin]!r} cause={outcome.reason!r}")
+            await self.delete_few(Key(paths[begin], first.partition_key), stop)
         return len(paths)
+
+    async def delete_few(self, first: Key, end: str) -> None:
+        """Delete the keys from `first` up to `end` in one step: the caller knows that they are about `KEYS_PER_DELETE` at most."""
+        outcome = await self.write([DeleteRange(first, end)])
+        if not isinstance(outcome, Applied):
+            raise Unavailable(f"keys were not deleted: from={first.path!r} cause={outcome.reason!r}")
 
     async def delete(self, key: Key, version: int) -> bool:
         """Whether the record of that version certainly went."""

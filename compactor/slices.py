@@ -82,9 +82,12 @@ class GatheredSlices:
 
 
 def stamp(entry: Entry, parts: Sequence[Buffer], partition: PartitionId) -> BatchRun:
-    """The batches of `entry`. Raise `Corrupt` for what is not what was written: no segment is made of it."""
+    """The batches of `entry`, stamped where they are if that is one part that may be written to. Raise `Corrupt` for what is not what was
+    written: no segment is made of it.
+    """
     where = f"object={object_of(entry, partition)!r} partition={partition} entry={entry.base}..{entry.last}"
-    buffer = bytearray().join(parts)
+    only = memoryview(parts[0]) if len(parts) == 1 else None
+    buffer = bytearray().join(parts) if only is None or only.readonly else only
     found = scan(buffer, base=entry.base, wanted=entry.base, bytes_max=len(buffer), where=where)
     if found.end_position != len(buffer) or found.end_offset != entry.last + 1:
         raise Corrupt(

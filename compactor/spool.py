@@ -14,7 +14,7 @@ from typing import Final
 from runtime.blocking import Blocking
 from storage.errors import Unavailable
 from storage.limits import KIB, MIB
-from storage.objects.unbuffered import read_unbuffered, write_unbuffered
+from storage.objects.unbuffered import read_own_unbuffered, write_unbuffered
 from storage.vocabulary import Buffer
 
 CHUNK_BYTES: Final = 16 * MIB
@@ -61,7 +61,7 @@ class Spool:
             self._open = []
 
     async def read(self, spans: Sequence[tuple[int, int]]) -> list[Buffer]:
-        """The bytes at each position, of that length."""
+        """The bytes at each position, of that length. What may be written to is the caller's alone."""
         assert not self._open, "seal it first"
         return await self._blocking.run(lambda: [self._read(position, length) for position, length in spans])
 
@@ -96,7 +96,7 @@ class Spool:
         if isinstance(chunk, bytes):
             data: Buffer = memoryview(chunk)[start : start + length]
         else:
-            found = read_unbuffered(chunk, start, start + length, worthwhile_bytes=UNBUFFERED_FROM_BYTES)
+            found = read_own_unbuffered(chunk, start, start + length, worthwhile_bytes=UNBUFFERED_FROM_BYTES)
             data = os.pread(chunk, length, start) if found is None else found
         assert len(data) == length, f"never written: {position=} {length=}"
         return data

@@ -20,7 +20,7 @@ from compactor.gone_brokers import GoneBrokers
 from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures, is_damage
 from compactor.merge import MergeEnd, Merging
-from compactor.merge_plan import MergePolicy
+from compactor.merge_plan import MergePolicy, may_be_due
 from compactor.plan import CompactionPolicy
 from compactor.purge import Purge
 from compactor.records import Records
@@ -315,8 +315,19 @@ class Upkeep:
         self._unmerged.clear()
         for partition in waiting[MERGED_MAX:]:
             self._merge_later(partition)
-        for partition in waiting[:MERGED_MAX]:
+        for partition in await self._that_may_merge(waiting[:MERGED_MAX], report):
             await self._merge(life, partition, report)
+
+    async def _that_may_merge(self, partitions: Sequence[PartitionId], report: CycleReport) -> Sequence[PartitionId]:
+        """Those of `partitions` that have something to merge, by their control records, of which one read brings many."""
+        unreadable = partial(self._fail, report=report, version=-1)
+        try:
+            async with contextlib.aclosing(control_pages(self._metadata, partitions, unreadable=unreadable)) as pages:
+                return [one.partition async for page in pages for one in page if may_be_due(one.control)]
+        except StorageError:
+            for partition in partitions:
+                self._merge_later(partition)
+            raise
 
     async def _merge(self, life: _Life, partition: PartitionId, report: CycleReport) -> None:
         """Merge small segments of a partition that has got another one, or in which a merge was left undone. One partition at a time: each

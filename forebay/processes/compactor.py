@@ -16,7 +16,7 @@ from compactor.assembly import Compactor, open_compactor
 from forebay.commands.debug.opening import check_there
 from forebay.processes.serve import Stages
 from forebay.processes.workers.link import SupervisorLink
-from process import malloc
+from process import event_loop, malloc
 from process.explain import explain
 from process.http.server import HttpServer, ProcessFacts
 from process.last_words import flushed, say_cannot_serve
@@ -53,7 +53,7 @@ def serve(loaded: Loaded, *, link: SupervisorLink | None = None, exit_now: ExitN
         link.watch(lambda: _stop(deadline, loaded.settings.shutdown.deadline.total_seconds()))
     try:
         check_there(loaded.settings)
-        return asyncio.run(_until_stopped(loaded.settings, stages, deadline, link, exit_now))
+        return event_loop.run(_until_stopped(loaded.settings, stages, deadline, link, exit_now))
     except Exception as error:  # noqa: BLE001 - the last line of defence of a process says why it ends
         explanation = explain(error)
         if explanation is None:

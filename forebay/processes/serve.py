@@ -8,7 +8,7 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -19,6 +19,7 @@ from broker.api_of_file import api_of_file
 from forebay.processes.companion import Companion, companion_of
 from forebay.processes.workers.link import SupervisorLink
 from process import descriptors, malloc, preflight
+from process.event_loop import loop_factory
 from process.explain import explain
 from process.http.health import Readiness
 from process.last_words import flushed, say_cannot_serve
@@ -104,7 +105,7 @@ def serve(loaded: Loaded, *, open_broker: OpenBroker, link: SupervisorLink | Non
     try:
         preflight.check(loaded.settings)
         settings = descriptors.fit_connections(loaded.settings)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             # A supervisor has one for all its workers.
             companion = companion_of(loaded, log, clock=SystemClock()) if link is None else None
             stopped = _until_stopped(settings, open_broker, stages, deadline, link, exit_now, log, companion)
@@ -234,11 +235,3 @@ def _stop_orphaned(deadline: Deadline, deadline_s: float) -> None:
     _log.warning("supervisor_gone")
     os.kill(os.getpid(), signal.SIGTERM)
     deadline.start(deadline_s)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

@@ -73,14 +73,26 @@ def write_unbuffered(descriptor: int, parts: Sequence[Buffer]) -> bool:
     return True
 
 
-def read_unbuffered(descriptor: int, start: int, end: int, *, worthwhile_bytes: int = WORTHWHILE_BYTES) -> bytes | None:
+def read_unbuffered(descriptor: int, start: int, end: int) -> bytes | None:
     """Bytes [start, end) of a file that has them; None if it cannot or should not be done."""
-    if not worthwhile_bytes <= end - start <= BLOCK_BYTES or not _switch(descriptor, on=True):
+    if not WORTHWHILE_BYTES <= end - start <= BLOCK_BYTES or not _switch(descriptor, on=True):
         return None
     first = start // ALIGNMENT_BYTES * ALIGNMENT_BYTES
     wanted = -(-(end - first) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     view = memoryview(_buffer())[:wanted]
     return bytes(view[start - first : end - first]) if _fill([view], descriptor, first, end) else None
+
+
+def read_own_unbuffered(descriptor: int, start: int, end: int, *, worthwhile_bytes: int) -> memoryview | None:
+    """Bytes [start, end) of a file that has them, read straight into memory of their own, which may be written to.
+
+    None if it cannot or should not be done.
+    """
+    if end - start < worthwhile_bytes or not _switch(descriptor, on=True):
+        return None
+    first = start // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    view = _aligned(-(-(end - first) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
+    return view[start - first : end - first] if _fill([view], descriptor, first, end) else None
 
 
 def read_parts_unbuffered(descriptor: int, start: int, end: int, *, part_bytes: int) -> list[memoryview] | None:

@@ -127,20 +127,20 @@ def _answered(config_file: Path | None, assignments: list[str] | None, ask: "Cal
     """What `ask` returns. What goes wrong is said in one line, and ends the command. A `NotFound` is returned, too: raised through the
     stores, it could leave them inside the group of their tasks.
     """
-    import asyncio
-
+    from process import event_loop, malloc
     from process.explain import explain
     from runtime import logs
     from storage.errors import NotFound
 
     logs.configure(format="auto", level="error")  # the answer says it all
+    malloc.tune()
     loaded = _load(config_file, assignments)
 
     async def answer() -> T | NotFound:
         return await ask(loaded.settings)
 
     try:
-        answered = asyncio.run(answer())
+        answered = event_loop.run(answer())
     except Exception as error:
         explanation = explain(error)
         if explanation is None:

@@ -1,6 +1,5 @@
 """Garbage collection by hand."""
 
-import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from forebay.commands.debug.opening import check_there
 from forebay.commands.storage.running import EXIT_UNSOUND
 from forebay.kafka_client.options import Terminal
 from forebay.kafka_client.tables import facts
+from process import event_loop
 from process.explain import explain
 from process.settings.errors import SettingsError
 from process.settings.loading import load
@@ -33,7 +33,7 @@ def collect_garbage(file: Path | None, assignments: Sequence[str], terminal: Ter
             return await opened.upkeep.collect(dry_run=not delete)
 
     try:
-        report = asyncio.run(run())
+        report = event_loop.run(run())
     except SettingsError as error:
         typer.echo(str(error), err=True)
         return error.exit_code

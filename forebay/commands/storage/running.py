@@ -1,6 +1,5 @@
 """Work over the stores that the settings name: opened, read, closed; what goes wrong becomes one line and an exit code."""
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Final, TypeVar
 import typer
 
 from forebay.commands.debug.opening import open_for_reading
+from process import event_loop
 from process.explain import explain
 from process.settings.errors import SettingsError
 from process.settings.loading import load
@@ -38,7 +38,7 @@ def over_stores(file: Path | None, assignments: Sequence[str], work: Callable[[S
                 return error
 
     try:
-        found = asyncio.run(run())
+        found = event_loop.run(run())
     except SettingsError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(error.exit_code) from error

@@ -9,7 +9,8 @@ import base64
 import contextlib
 import hashlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -221,6 +222,8 @@ def _load(region: str) -> Any:
         importlib.import_module("aiobotocore.httpsession")
         # Read here and kept by the session, so that making a client on the loop finds them there.
         session._session.get_component("data_loader").load_service_model("s3", "service-2")  # noqa: SLF001
+        slow = importlib.import_module("botocore.utils").parse_timestamp
+        session._session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=partial(_moment, slow))  # noqa: SLF001
     return session
 
 
@@ -244,6 +247,16 @@ def _checksum(body: bytes) -> str:
 
 def _md5(body: Buffer) -> str:
     return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+
+
+def _moment(parse: Callable[[Any], datetime], text: Any) -> datetime:
+    """What `parse`, botocore's, makes of it, which takes 0.1 ms for each object of a listing."""
+    try:
+        if text[10] == "T":
+            return datetime.fromisoformat(text)
+    except (TypeError, ValueError, IndexError):
+        pass
+    return parse(text)
 
 
 def _whole_seconds_ms(moment: Any) -> int:

@@ -2,13 +2,14 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 from compactor import compaction as compaction_module
+from compactor import records as records_module
 from compactor.compaction import CompactionEnd, CompactionResult
 from compactor.plan import CompactionPolicy
 from runtime.clock import SystemClock
@@ -21,7 +22,7 @@ from storage.limits import PENDING_ENTRIES_MAX
 from storage.log.inline import InlineSettings
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Applied, DeleteRange, Put
+from storage.metadata.port import Applied, DeleteRange, Put, WriteOp, WriteOutcome
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import ObjectId
 from tests.kit.record_batches import record_batch
@@ -64,6 +65,26 @@ async def test_entries_become_a_segment_and_the_log_reads_as_before() -> None:
         assert await segment_keys(broker) == [segment_key(PARTITION, control.segment.object_id)]  # type: ignore[union-attr]
     async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
         assert await other.read_all() == before, "batches, offsets and all"
+
+
+async def test_index_keys_of_many_entries_are_deleted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (compaction_module, records_module):
+        monkeypatch.setattr(module, "KEYS_PER_DELETE", 1)
+    ranges: list[str] = []
+    async with rig() as broker:
+        await fill(broker)
+        chunks, write = await index_ends(broker.shared), broker.shared.write
+
+        async def note(ops: Sequence[WriteOp]) -> WriteOutcome:
+            ranges.extend(op.end for op in ops if isinstance(op, DeleteRange))
+            return await write(ops)
+
+        monkeypatch.setattr(broker.shared, "write", note)
+        async with compacting(broker.shared, broker.objects) as compaction:
+            await compaction.run(PARTITION)
+
+        assert len(ranges) == len(chunks) > 1
+        assert await index_ends(broker.shared) == []
 
 
 async def test_the_object_says_what_its_entry_says() -> None:
@@ -238,8 +259,8 @@ async def test_a_damaged_slice_becomes_no_segment() -> None:
         assert (await broker.control()).compaction_cursor == 0
 
 
-EFFECTS = 8
-"""Claim, attempt, object, attempt, cursor, attempt, index, attempt gone; then the claim goes."""
+EFFECTS = 7
+"""Claim, attempt, object, attempt, cursor, attempt, index; then attempt and claim go, in one write."""
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])

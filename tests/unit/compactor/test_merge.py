@@ -96,6 +96,15 @@ async def test_small_neighbours_become_one_segment_and_the_log_reads_as_before()
         assert await everything(broker) == before
 
 
+async def test_a_partition_without_segments_to_merge_is_read_and_not_claimed() -> None:
+    async with rig() as broker:
+        await fill(broker, 2)
+        writes = [0]
+        async with merging(Crashing(broker.shared, at=0, is_done=False, shared=writes), broker.objects) as merger:
+            assert (await merger.run(PARTITION)).ended is MergeEnd.NOTHING_DUE
+        assert writes == [0]
+
+
 async def test_merges_are_merged_and_the_newest_segment_never_is() -> None:
     async with rig() as broker:
         merged = []

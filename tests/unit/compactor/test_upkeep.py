@@ -598,6 +598,29 @@ async def test_a_merge_that_failed_is_tried_again_in_the_next_cycle_though_nothi
         assert merges == [PARTITIONS - 3, 2, 0], "one that is damaged is left alone"
 
 
+async def test_merges_wait_for_the_next_cycle_when_it_cannot_be_seen_which_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages, reads = upkeep_module.control_pages, [0]
+
+    def failing_second(*args: Any, **options: Any) -> Any:
+        reads[0] += 1
+        if reads[0] == 2:
+            raise Unavailable("for a moment")
+        return pages(*args, **options)
+
+    async with cluster() as it:
+        await with_small_segments(it, before := it.upkeep(MERGELESS))
+        await before.close()
+        await it.append(count=1, padding=bytes(5_000))
+        monkeypatch.setattr(upkeep_module, "control_pages", failing_second)
+        upkeep = it.upkeep()
+        with pytest.raises(Unavailable, match="for a moment"):
+            await upkeep.cycle()
+        merges = (await upkeep.cycle()).merges
+        await upkeep.close()
+
+        assert merges == PARTITIONS
+
+
 async def test_no_more_partitions_wait_with_their_merges_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep_module, "MERGED_MAX", 1)
     monkeypatch.setattr(upkeep_module, "UNMERGED_MAX", 2)
@@ -643,8 +666,11 @@ async def test_merges_of_partitions_that_another_compactor_has_by_now_are_left_t
         asked.append(partition)
         raise Unavailable("not now")
 
-    monkeypatch.setattr(Merging, "run", run)
     async with cluster() as it:
+        await with_small_segments(it, before := it.upkeep(MERGELESS))
+        await before.close()
+        monkeypatch.setattr(Merging, "run", run)
+        await it.append(count=1, padding=bytes(5_000))
         one, other = it.upkeep(), it.upkeep()
         await one.cycle()
         alone = set(asked)
@@ -664,11 +690,14 @@ async def test_a_claim_whose_release_was_lost_keeps_the_compactor_from_nothing(m
     async with cluster() as it:
         await with_small_segments(it, before := it.upkeep(MERGELESS))
         await before.close()
-        write, run, is_merging = it.metadata.write, Merging.run, [False]
+        write, run, is_merging, lost = it.metadata.write, Merging.run, [False], [0]
 
         async def lose_releases(ops: Sequence[Any]) -> Any:
-            is_release = isinstance(ops[0], Delete) and ops[0].key.path.endswith("/compactor-claim")
-            return NotApplied("not now") if is_release and is_merging[0] == (left_by == "merge") else await write(ops)
+            is_release = isinstance(ops[-1], Delete) and ops[-1].key.path.endswith("/compactor-claim")
+            if is_release and is_merging[0] == (left_by == "merge"):
+                lost[0] += 1
+                return NotApplied("not now")
+            return await write(ops)
 
         async def note_and_run(self: Merging, partition: PartitionId) -> MergeResult:
             is_merging[0] = True
@@ -686,6 +715,7 @@ async def test_a_claim_whose_release_was_lost_keeps_the_compactor_from_nothing(m
         left = await it.metadata.get_many([PartitionKeys(partition).compactor_claim for partition in it.partitions])
         await upkeep.close()
 
+        assert lost == [PARTITIONS]
         assert merges == PARTITIONS
         assert all(claimed) == (left_by == "merge"), "a merge takes over what a compaction has left"
         assert left == [None] * PARTITIONS

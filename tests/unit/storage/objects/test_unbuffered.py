@@ -16,6 +16,7 @@ from storage.objects.unbuffered import (
     BUFFER_BYTES,
     PARTS_MAX,
     WORTHWHILE_BYTES,
+    read_own_unbuffered,
     read_parts_unbuffered,
     read_unbuffered,
     write_unbuffered,
@@ -45,6 +46,9 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, sizes: list[int], cut: 
         start, end = sorted(int(part * len(body)) for part in cut)
         found = read_unbuffered(descriptor, start, end)
         assert found is None or found == body[start:end]
+        own = read_own_unbuffered(descriptor, start, end, worthwhile_bytes=1)
+        assert (own is None) == (start == end)
+        assert own is None or (own == body[start:end] and not own.readonly)
         parts = read_parts_unbuffered(descriptor, start, end, part_bytes=16 * ALIGNMENT_BYTES)
         assert (parts is None) == (end - start < WORTHWHILE_BYTES)
         assert parts is None or b"".join(parts) == body[start:end]
@@ -66,6 +70,7 @@ def test_a_file_system_that_refuses_is_written_the_ordinary_way(tmp_path: Path, 
     try:
         assert not write_unbuffered(descriptor, [bytes(WORTHWHILE_BYTES)])
         assert read_unbuffered(descriptor, 0, WORTHWHILE_BYTES) is None
+        assert read_own_unbuffered(descriptor, 0, WORTHWHILE_BYTES, worthwhile_bytes=1) is None
         assert read_parts_unbuffered(descriptor, 0, WORTHWHILE_BYTES, part_bytes=ALIGNMENT_BYTES) is None
     finally:
         os.close(descriptor)
