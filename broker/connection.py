@@ -43,6 +43,8 @@ class Requests(Protocol):
         """True for a request that may run beside others of its connection. Raises `ProtocolViolation`."""
         ...
 
+    def is_fetch(self, frame: memoryview) -> bool: ...
+
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
         """Begin an overlapping request; `done` is called once. False: it has to wait for something first, use `prepare`.
 
@@ -103,6 +105,7 @@ class Connection(asyncio.BufferedProtocol):
         self._unwritten_seen_bytes = 0
         self._covered_bytes = 0
         self._when_written: list[Callable[[], None]] = []
+        self._when_followed: Callable[[], None] | None = None
         self._transport: asyncio.Transport | None = None
         self._arena = bytearray(ARENA_BYTES)
         self._arena_view = memoryview(self._arena)
@@ -283,6 +286,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._arena_filled += nbytes
                 self._cut_frames()
             self._advance()
+            self._tell_followed()
         except (ProtocolViolation, Unanswerable) as reason:
             self._refuse(reason)
         self._update_reading()
@@ -337,6 +341,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._cut_frames()
             self._advance()
+            self._tell_followed()
         except (ProtocolViolation, Unanswerable) as reason:
             self._refuse(reason)
         self._update_reading()
@@ -478,6 +483,19 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._when_written.append(release)
         self._covered_bytes += covered_bytes
+
+    def when_followed(self, call: Callable[[], None] | None) -> None:
+        """Call `call` once when a request other than a Fetch waits for the end of the one that runs alone, at once if one does. None: no
+        longer. Clients that send one Fetch behind another gain nothing from an early answer, and would send the next.
+        """
+        self._when_followed = call
+        self._tell_followed()
+
+    def _tell_followed(self) -> None:
+        call = self._when_followed
+        if call is not None and self._is_busy and self._queue and not self._requests.is_fetch(memoryview(self._queue[0])):
+            self._when_followed = None
+            call()
 
     def _note_written(self) -> None:
         """All replies so far were taken, or will never be."""

@@ -87,6 +87,10 @@ class Client(Protocol):
         """Call `release` once, when the client has taken the next reply or never will. It counts that many bytes of the reply."""
         ...
 
+    def when_followed(self, call: Callable[[], None] | None) -> None:
+        """Call `call` once when a request other than a Fetch waits behind the one that runs, at once if one does. None: no longer."""
+        ...
+
 
 Start = Callable[[memoryview, Client, Done], bool]
 
@@ -152,6 +156,9 @@ class Dispatch:
     def is_overlapping(self, frame: memoryview) -> bool:
         """Produce requests (key 0) may run beside others of their connection."""
         return len(frame) > 1 and frame[0] == 0 and frame[1] == codec.PRODUCE
+
+    def is_fetch(self, frame: memoryview) -> bool:
+        return len(frame) > 1 and frame[0] == 0 and frame[1] == codec.FETCH
 
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
         return self._start(frame, connection, done, self._produce.find_topics)

@@ -143,6 +143,11 @@ class Gathering:
         for wanted in self._wanted:
             wanted.control = None  # to be looked at again, though it has not moved
 
+    def hurry(self) -> None:
+        """The client wants its answer now, with what there is: wait for no more records."""
+        self._deadline_s = self._began_s
+        self._wake()
+
     def look(self, now_s: float) -> None:
         """Take what is there, and begin the reads that are needed and have room."""
         self._now_s = now_s

@@ -32,6 +32,10 @@ class Fetcher(Protocol):
     @property
     def listener(self) -> str: ...
 
+    def when_followed(self, call: Callable[[], None] | None) -> None:
+        """Call `call` once when a request other than a Fetch waits behind this one, at once if one does. None: no longer."""
+        ...
+
 
 class PreferredReplicas:
     """`rack` is this broker's own."""

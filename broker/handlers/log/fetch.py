@@ -7,8 +7,9 @@ served. Every broker serves every partition, so no reader is refused for not ask
 
 Differs from Apache Kafka: no fetch sessions (session id 0, a full fetch each time: KIP-227 allows it); at most FETCH_RESPONSE_BYTES_MAX
 record bytes per response; a partition whose records are read slowly is answered empty while the others have some, and its read goes on;
-no wait for more when a partition already has more than its answer may hold; no wait above five minutes; the
-high watermark is the last stable offset as long as there are no transactions; leader epoch 0 for ever (I12).
+no wait for more when a partition already has more than its answer may hold, or when another request than a Fetch waits behind it on its
+connection; no wait above five minutes; the high watermark is the last stable offset as long as there are no transactions; leader epoch 0
+for ever (I12).
 """
 
 import asyncio
@@ -117,13 +118,13 @@ class Fetch:
             if near is not None:
                 await self._send_nearer(targets, near, request.isolation_level)
         wanted = _left(targets)
-        await self._gather(wanted, request, began_s, room, is_refused=len(wanted) < len(targets))
+        await self._gather(wanted, request, began_s, room, client, is_refused=len(wanted) < len(targets))
         if version < TOPIC_IDS_MINIMUM and any(isinstance(one.error, NotFound) for one in wanted):
             await self._resolve_anew(targets, version)
             if room is not None:
                 room.give_back()  # all is taken anew; and who went on beyond the budget would wait for itself
             wanted = _left(targets)
-            await self._gather(wanted, request, began_s, room, is_refused=len(wanted) < len(targets))
+            await self._gather(wanted, request, began_s, room, client, is_refused=len(wanted) < len(targets))
         pinned_bytes = _pinned_bytes(wanted)
         if pinned_bytes > PINNED_BYTES_MAX:
             pinned_bytes = _copy_parts(wanted, pinned_bytes_max=PINNED_BYTES_MAX)
@@ -154,7 +155,14 @@ class Fetch:
                 target.wanted = Wanted(target.wanted.log, target.asked.fetch_offset, target.asked.partition_max_bytes)
 
     async def _gather(
-        self, wanted: Sequence[Wanted], request: FetchRequest, began_s: float, room: Room | None, *, is_refused: bool
+        self,
+        wanted: Sequence[Wanted],
+        request: FetchRequest,
+        began_s: float,
+        room: Room | None,
+        client: Fetcher | None,
+        *,
+        is_refused: bool,
     ) -> None:
         """`is_refused`: some partitions have been refused, so the others wait for no records. Without room there are none."""
         may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX and not self._partitions.is_crowded
@@ -187,6 +195,9 @@ class Fetch:
                     await in_turns(gathering.fail_in_steps())
                 return
             with contextlib.ExitStack() as waiting:
+                if client is not None:
+                    waiting.callback(client.when_followed, None)
+                    client.when_followed(gathering.hurry)
                 is_waiting = False
                 while not (gathering.may_leave() or self._waiters.is_stopped):
                     if not is_waiting and not gathering.is_reading:

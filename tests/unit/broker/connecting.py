@@ -113,7 +113,7 @@ class FakeTransport(asyncio.Transport):
 
 class FakeRequests:
     """Judges frames by their first byte: P overlaps, W overlaps but has to be prepared, V turns out to run alone when it is prepared, ! is
-    a violation, anything else runs alone.
+    a violation, anything else runs alone; F is a Fetch.
 
     `begun` are the bodies that were begun, in order; `answer` finishes one of them.
     """
@@ -130,6 +130,9 @@ class FakeRequests:
         if bytes(frame[:1]) == b"!":
             raise ProtocolViolation("not a frame")
         return bytes(frame[:1]) in (b"P", b"W", b"V")
+
+    def is_fetch(self, frame: memoryview) -> bool:
+        return bytes(frame[:1]) == b"F"
 
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
         if bytes(frame[:1]) in (b"W", b"V"):

@@ -201,6 +201,51 @@ async def test_any_other_request_starts_when_all_before_it_are_answered_and_runs
         play.lose()
 
 
+@pytest.mark.parametrize("follower", [b"M1", b"P1", b"!"])
+@pytest.mark.parametrize("is_there_before", [False, True])
+async def test_a_request_that_runs_alone_is_told_once_of_another_behind_it(follower: bytes, is_there_before: bool) -> None:
+    async with playing() as play:
+        told: list[str] = []
+        play.receive(b"F1", *[follower] * is_there_before)
+        await settle()
+        play.connection.when_followed(lambda: told.append("followed"))
+        play.receive(*[follower] * (not is_there_before), b"M2")
+
+        assert told == ["followed"]
+        play.lose()
+
+
+async def test_a_fetch_behind_it_is_told_of_to_nobody_but_what_is_behind_that_is_told_to_that() -> None:
+    async with playing() as play:
+        told: list[str] = []
+        play.receive(b"F1", b"F2")
+        await settle()
+        play.connection.when_followed(lambda: told.append("first"))
+        play.receive(b"M1")
+        assert told == []
+
+        play.connection.when_followed(None)
+        play.requests.answer(b"F1")
+        await settle()
+        play.connection.when_followed(lambda: told.append("second"))
+
+        assert told == ["second"]
+        play.lose()
+
+
+async def test_who_no_longer_wants_to_be_told_of_what_follows_is_not() -> None:
+    async with playing() as play:
+        told: list[str] = []
+        play.receive(b"F1")
+        await settle()
+        play.connection.when_followed(lambda: told.append("followed"))
+        play.connection.when_followed(None)
+        play.receive(b"M1")
+
+        assert told == []
+        play.lose()
+
+
 async def test_a_produce_request_that_has_to_wait_is_not_overtaken_but_overlaps_once_begun() -> None:
     async with playing() as play:
         play.receive(b"P1", b"W1", b"P2", b"M1")

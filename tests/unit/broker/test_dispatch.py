@@ -64,6 +64,9 @@ class FakeClient:
     def until_written(self, release: Callable[[], None], covered_bytes: int) -> None:
         release()
 
+    def when_followed(self, call: Callable[[], None] | None) -> None:
+        """Nothing else is asked by this connection."""
+
 
 @dataclass
 class Desk:

@@ -347,6 +347,64 @@ async def test_a_commit_between_the_first_look_and_the_wait_is_not_missed(monkey
         assert [offsets_of(answer) for answer in response.partitions] == [[0], [0]]
 
 
+class Followed:
+    """A connection; `follow` when another request has come by it."""
+
+    client_id, client_host, listener = "app", "10.0.0.1", "PLAINTEXT"
+
+    def __init__(self, *, is_followed: bool = False) -> None:
+        self.call: Callable[[], None] | None = None
+        self._is_followed = is_followed
+
+    def when_followed(self, call: Callable[[], None] | None) -> None:
+        self.call = call
+        if call is not None and self._is_followed:
+            call()
+
+    def follow(self) -> None:
+        assert self.call is not None
+        self.call()
+
+
+async def test_a_long_poll_ends_with_what_there_is_when_another_request_waits_behind_it(broker: Node) -> None:
+    await filled(broker, record_batch(b"a"))
+    request = fetch_request(asking("t"), max_wait_ms=LONG_MS, min_bytes=1 << 20)
+    later, before = Followed(), Followed(is_followed=True)
+    async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+        reading = group.create_task(broker.fetch.handle(request, version=12, client=later))
+        await asyncio.sleep(0.05)
+        waited = not reading.done()
+        later.follow()
+    async with asyncio.timeout(SOON_S):
+        at_once = await broker.fetch.handle(request, version=12, client=before)
+
+    assert waited
+    assert [offsets_of(answer) for answer in (*reading.result().partitions, *at_once.partitions)] == [[0], [0]]
+    assert [later.call, before.call] == [None, None], "nobody tells a fetch that is answered"
+
+
+async def test_a_long_poll_of_many_partitions_ends_when_another_request_waits_behind_it(broker: Node) -> None:
+    count = PARTITIONS_PER_STEP + 1
+    await filled(broker, record_batch(b"a"), partition_count=count)
+    request = fetch_request(*[asking("t", partition) for partition in range(count)], max_wait_ms=LONG_MS, min_bytes=1 << 20)
+    async with asyncio.timeout(SOON_S):
+        answer = await broker.fetch.handle(request, version=12, client=Followed(is_followed=True))
+
+    assert offsets_of(answer.partitions[0]) == [0]
+
+
+async def test_a_request_behind_a_long_poll_does_not_make_it_answer_less_than_others_were_acknowledged() -> None:
+    async with nodes(2, is_deaf=True) as (one, other):
+        await one.create("t")
+        assert offsets_of(await one.read_one(asking("t"))) == []
+        await other.send(("t", 0, record_batch(b"a")))
+        request = fetch_request(asking("t"), max_wait_ms=LONG_MS)
+        async with asyncio.timeout(SOON_S):
+            answer = await one.fetch.handle(request, version=12, client=Followed(is_followed=True))
+
+    assert offsets_of(answer.partitions[0]) == [0]
+
+
 @pytest.mark.parametrize("max_wait_ms", [0, -1])
 async def test_who_does_not_want_to_wait_does_not(broker: Node, max_wait_ms: int) -> None:
     await broker.create("t")
@@ -642,7 +700,7 @@ async def test_what_no_broker_can_serve_sends_a_reader_nowhere() -> None:
         response = await broker.fetch.handle(
             fetch_request(asking("t", 1, offset=5), asking("t", 9), asking("other", 1), rack="b"),
             version=11,
-            client=object(),  # type: ignore[arg-type]
+            client=Followed(),
         )
 
     assert [(code(answer), answer.preferred_read_replica) for answer in response.partitions] == [
