@@ -63,7 +63,7 @@ def _run_once(place: Place, *options: str) -> tuple[Work, dict[str, int], int]:
 
 def _read(plan: Plan, store: str) -> CaseResult:
     """The whole log by brokers that have just started, in order, one partition after the other as a consumer of twelve does."""
-    shape = OldLog(partitions=12, slices=plan.scaled(5_000))
+    shape = OldLog(partitions=12, slices=plan.scaled(10_000))
     runs: list[Run] = []
     with fresh(store, plan.folder) as place:
         asyncio.run(write_old_log(place.storage_url, place.metadata_url, shape, topic=TOPIC))

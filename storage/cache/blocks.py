@@ -147,18 +147,23 @@ class BlockCache:
 
     def read_here(self, key: str, start: int, end: int) -> list[memoryview] | None:
         """As `read`, for a read of history, if all of it is here; None if not."""
-        found: list[tuple[Piece, memoryview]] = []
+        found: list[tuple[int, memoryview]] = []
+        starts = self._starts.get(key, [])
+        index = first = bisect_right(starts, start) - 1
         position = start
         while position < end:
-            kept = self._find(key, position)
-            if kept is None:
+            if not 0 <= index < len(starts) or starts[index] > position:
                 return None
-            found.append(kept)
-            position = kept[0].end
-        for piece, _ in found:
-            self._hits.inc()
-            self._order.use((key, piece.start), is_history=True)
-        origin = found[0][0].start if found else start
+            view = self._views[key, starts[index]]
+            if starts[index] + len(view) <= position:
+                return None
+            found.append((starts[index], view))
+            position = starts[index] + len(view)
+            index += 1
+        for at, _ in found:
+            self._order.use((key, at), is_history=True)
+        self._hits.inc(len(found))
+        origin = starts[first] if found else start
         return cut_views([view for _, view in found], start - origin, end - origin)
 
     @property
@@ -168,12 +173,16 @@ class BlockCache:
 
     def missing_from(self, key: str, position: int, end: int) -> int:
         """The first byte of [position, end) that is neither here nor on its way; `end` if there is none."""
+        starts = self._starts.get(key, [])
+        index = max(bisect_right(starts, position) - 1, 0)
         while position < end:
-            found = self._find(key, position)
-            piece = self._find_flying(key, position) if found is None else found[0]
-            if piece is None:
+            if index < len(starts) and starts[index] <= position:
+                position = max(position, starts[index] + len(self._views[key, starts[index]]))
+                index += 1
+            elif (piece := self._find_flying(key, position)) is not None:
+                position = piece.end
+            else:
                 return position
-            position = piece.end
         return end
 
     async def fetch_ahead(self, key: str, start: int, end: int) -> bool:

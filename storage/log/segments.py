@@ -109,7 +109,8 @@ class SegmentReader:
         key, entry, footer, begin = stretch.key, stretch.entry, stretch.footer, stretch.begin
         # A reader that has room for less than a block is often told so, and then reads the block again: that is worth no checksum. What is
         # larger than the block is no size of a batch, and is found out below.
-        if not at_least_one and bytes_max < first_batch_bytes(views, offset) <= footer.lengths[stretch.first]:
+        length = footer.lengths[stretch.first]
+        if not at_least_one and bytes_max < length and bytes_max < first_batch_bytes(views, offset) <= length:
             return None
         for number in range(stretch.first, stretch.stop):
             position = footer.positions[number] - begin

@@ -55,7 +55,7 @@ class BatchRun(msgspec.Struct, frozen=True, eq=False, gc=False):
         assert self.base <= offset <= self.last
         positions = self.positions
         first = bisect_right(self.starts, offset) - 1
-        if self.has_gaps and (first < 0 or self._last_of(first) < offset):
+        if self.has_gaps and (first < 0 or (self.starts[first] < offset and self._last_of(first) < offset)):
             first += 1
         start = positions[first]
         end = self.size_bytes
