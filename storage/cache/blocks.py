@@ -106,15 +106,17 @@ class BlockCache:
         self._gauge = telemetry.gauge(BYTES)
         telemetry.gauge(FETCHING_BYTES).set_function(lambda: self._room.bytes)
 
-    async def read(self, key: str, start: int, end: int, *, object_size: int | None = None, is_history: bool = False) -> list[memoryview]:
+    async def read(
+        self, key: str, start: int, end: int, *, floor: int = 0, object_size: int | None = None, is_history: bool = False
+    ) -> list[memoryview]:
         """Bytes [start, end) of an object as views, in order, to be joined by whoever needs them in one piece.
 
-        `object_size` lets the last block be fetched whole. `is_history`: no consumer at the tail reads it.
+        Blocks are fetched whole, from `floor` on and, if it is given, up to `object_size`. `is_history`: no consumer at the tail reads it.
         Raises what the store raises (`NotFound`, `Unavailable`); failures are not cached.
         A cancelled read takes nothing from others that wait for the same bytes.
         A view keeps the piece it is of in memory: do not hold small ones for long.
         """
-        assert 0 <= start <= end, f"not a range: start={start} end={end}"
+        assert 0 <= floor <= start <= end, f"not a range: floor={floor} start={start} end={end}"
         assert object_size is None or end <= object_size, f"range past the end: end={end} object_size={object_size}"
         parts: list[tuple[Piece, memoryview | None, int]] = []  # the last: where in the object it is used from
         planned: list[Piece] = []
@@ -129,7 +131,7 @@ class BlockCache:
             else:
                 flying = self._find_flying(key, position)
                 (self._misses if flying is None else self._coalesced).inc()
-                piece = flying or self._plan_fetch(key, position, end, object_size, floor=position if position > start else 0)
+                piece = flying or self._plan_fetch(key, position, end, object_size, floor=position if position > start else floor)
                 parts.append((piece, None, position))
                 # Others see it from now on, also while it waits for its turn: whoever comes first fetches it for all.
                 self._flying.setdefault(key, []).append(piece)

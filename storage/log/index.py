@@ -6,6 +6,7 @@ its place. An answer that does not cover the offset is no answer.
 
 import asyncio
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final
 
 from storage.errors import Corrupt, NotFound, OffsetOutOfRange, StorageError, Unavailable
@@ -48,6 +49,16 @@ class EntryIndex:
             return self._known_segment(log, control, offset)
         entry = self._known_entry(log, control, offset)
         return entry if entry is not None and entry.is_inline else None
+
+    def following_here(self, log: PartitionLog, offset: int) -> Sequence[Entry]:
+        """The entries that are not compacted from the one that holds `offset` on, as far as they are known."""
+        control = log.seen.control
+        if control is None or offset < control.compaction_cursor:
+            return ()
+        for entries in (control.pending, *[chunk.entries for chunk in self._chunks.of(log.partition)]):
+            if entries and entries[0].base <= offset <= entries[-1].last:
+                return entries[bisect_left(entries, offset, key=_last_of) :]
+        return ()
 
     def drop(self, log: PartitionLog) -> None:
         """Read what is asked for next."""

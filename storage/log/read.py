@@ -22,6 +22,7 @@ from storage.formats.source import object_of
 from storage.limits import KIB
 from storage.log.control_reads import ControlReads
 from storage.log.damage import Cause, Damage
+from storage.log.entries_ahead import EntriesAhead, Range
 from storage.log.flights import Flights
 from storage.log.index import EntryIndex, check_range
 from storage.log.partition import PartitionLog
@@ -117,6 +118,7 @@ class Reader:
         self._damage = damage
         self._places = ReadPlaces()
         read_ahead = ReadAhead(blocks, clock=clock, nursery=nursery, telemetry=telemetry)
+        self._entries_ahead = EntriesAhead(blocks, read_ahead, clock=clock)
         self.segments = SegmentReader(objects=objects, blocks=blocks, read_ahead=read_ahead)
         self.flights = Flights(self, nursery=nursery, clock=clock)
 
@@ -220,7 +222,10 @@ class Reader:
         if isinstance(source, Entry):
             if isinstance(source.batches, bytes):
                 return read_inline(log.partition, source, offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
-            return await self._read(log, source, source.batches, offset, terms.bytes_max, terms.at_least_one)
+            run = await self._read(log, source, source.batches, offset, terms.bytes_max, terms.at_least_one)
+            if terms.is_in_order:
+                self._entries_ahead.follow(log.partition, self._index.following_here(log, source.last + 1))
+            return run
         return await self.segments.read(
             log.partition,
             source,
@@ -247,7 +252,10 @@ class Reader:
                     span, position = span + 1, -1
                     continue
                 end = min(span_end, position + window_bytes)
-                views = await self._blocks.read(key, position, end, object_size=span_end, is_history=_is_history(log, entry))
+                fetched = self._entries_ahead.together(log.partition, key, Range(span_start, span_end))
+                views = await self._blocks.read(
+                    key, position, end, floor=min(fetched.start, position), object_size=fetched.end, is_history=_is_history(log, entry)
+                )
                 is_ours = len(views) > 1
                 window = memoryview(bytearray().join(views)) if is_ours else views[0]
                 where = _Where(key, log.partition, entry, position)

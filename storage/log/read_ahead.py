@@ -1,8 +1,9 @@
-"""Read-ahead: a consumer that goes through segments in order finds its next bytes in the block cache, and waits for none of them.
+"""Read-ahead: a consumer that goes through the log in order finds its next bytes in the block cache, and waits for none of them.
 
 A fetch that begins where an earlier one of its partition ended is in order. Behind each of its reads, if little of what follows is in
 the cache, the next blocks are fetched in the background, with one GET, and lie in the cache until they are read or evicted. A read that
 asks for them before they are here joins that GET. What has no room is skipped: it waits for nobody, and a later read fetches what it needs.
+Which bytes of segments these are is decided here, and which of WAL objects in entries_ahead.py.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ fetched again.
 FRONT_KEPT_S: Final = 60.0
 """A consumer that has read nothing for longer leaves its part to the others."""
 FRONTS_KEPT_MAX: Final = 1_024
-"""Segments in which consumers are in order."""
+"""Segments, and partitions in WAL objects, in which consumers are in order."""
 CACHE_BLOCKS_MIN: Final = 8
 """A smaller cache keeps nothing long enough for a later read."""
 TIMEOUT_S: Final = 20.0
@@ -41,7 +42,7 @@ TIMEOUT_S: Final = 20.0
 
 READ_AHEAD: Final = Metric(
     "forebay_read_ahead_total",
-    "Times that blocks of a segment were wanted before they are read: fetched, skipped (no room for it) or failed.",
+    "Times that blocks of an object were wanted before they are read: fetched, skipped (no room for it) or failed.",
     ("outcome",),
 )
 
@@ -49,7 +50,7 @@ assert AHEAD_BLOCKS <= CACHE_BLOCKS_MIN * FRONT_SHARE_MAX, "the smallest cache t
 
 
 class Fronts:
-    """How much lies in the cache in front of consumers in order, by the object that they read."""
+    """How much lies in the cache in front of consumers in order, by the segment or partition that they read."""
 
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
@@ -60,11 +61,11 @@ class Fronts:
     def __len__(self) -> int:
         return len(self._fronts)
 
-    def note(self, key: str, size_bytes: int) -> None:
+    def note(self, name: str, size_bytes: int) -> None:
         now_s = self._clock.monotonic_s()
-        self._forget(key)
+        self._forget(name)
         if size_bytes:
-            self._fronts[key] = size_bytes, now_s
+            self._fronts[name] = size_bytes, now_s
             self.bytes += size_bytes
         while self._fronts:
             oldest, (_, noted_s) = next(iter(self._fronts.items()))
@@ -72,8 +73,8 @@ class Fronts:
                 break
             self._forget(oldest)
 
-    def _forget(self, key: str) -> None:
-        size_bytes, _ = self._fronts.pop(key, (0, 0.0))
+    def _forget(self, name: str) -> None:
+        size_bytes, _ = self._fronts.pop(name, (0, 0.0))
         self.bytes -= size_bytes
 
 
@@ -83,7 +84,7 @@ class ReadAhead:
     def __init__(self, blocks: BlockCache, *, clock: Clock, nursery: Nursery, telemetry: Telemetry) -> None:
         self._blocks = blocks
         self._nursery = nursery
-        self._fronts = Fronts(clock=clock)
+        self.fronts = Fronts(clock=clock)
         self._under_way: dict[tuple[str, int], int] = {}
         """By object and first byte, how many bytes."""
         self._bytes_under_way = 0
@@ -102,30 +103,40 @@ class ReadAhead:
         if self._blocks.bytes_max < CACHE_BLOCKS_MIN * block_bytes:
             return
         start = self._blocks.missing_from(key, position, end)
-        self._fronts.note(key, start - position)
-        if start >= end or start - position >= AHEAD_BLOCKS_LEAST * block_bytes or (key, start) in self._under_way:
+        self.fronts.note(key, start - position)
+        if start >= end or start - position >= AHEAD_BLOCKS_LEAST * block_bytes or self.is_under_way(key, start):
             return
         for blocks in range(AHEAD_BLOCKS, 0, -1):
             stop = min(end, (start // block_bytes + blocks) * block_bytes)
-            if self._has_room(stop - start):
-                self._fronts.note(key, stop - position)
-                self._spawn(key, start, stop)
+            if self.has_room(stop - start):
+                self.fronts.note(key, stop - position)
+                self.spawn(key, start, stop)
                 return
+        self.skip()
+
+    def skip(self) -> None:
+        """What was wanted has no room."""
         self._skipped.inc()
 
-    def _has_room(self, size_bytes: int) -> bool:
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so much may be fetched now, on top of what `fronts` know of."""
         under_way_bytes = self._bytes_under_way + size_bytes
         if len(self._under_way) >= READS_AHEAD_MAX or under_way_bytes > READING_AHEAD_BYTES_MAX:
             return False
         # What has begun is counted in both, but what was spawned in this turn is in the first alone.
         is_spare = under_way_bytes <= self._blocks.spare_bytes
-        return is_spare or self._fronts.bytes + size_bytes <= self._blocks.bytes_max * FRONT_SHARE_MAX
+        return is_spare or self.fronts.bytes + size_bytes <= self._blocks.bytes_max * FRONT_SHARE_MAX
 
-    def _spawn(self, key: str, start: int, end: int) -> None:
+    def spawn(self, key: str, start: int, end: int) -> "asyncio.Task[None]":
+        """Fetch what is missing of [start, end) of an object from `start` on. Nothing else that begins there may be under way."""
         self._under_way[key, start] = end - start
         self._bytes_under_way += end - start
         task = self._nursery.spawn(self._fetch(key, start, end), name="read-ahead")
         task.add_done_callback(partial(self._land, key, start))
+        return task
+
+    def is_under_way(self, key: str, start: int) -> bool:
+        return (key, start) in self._under_way
 
     def _land(self, key: str, start: int, _task: "asyncio.Task[None]") -> None:
         self._bytes_under_way -= self._under_way.pop((key, start))

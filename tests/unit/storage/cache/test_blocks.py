@@ -90,6 +90,14 @@ async def test_with_the_size_known_whole_blocks_are_fetched(objects: Objects) ->
     assert cached.requests() == (1, 1, 0)
 
 
+async def test_a_block_is_fetched_from_the_floor_on(objects: Objects) -> None:
+    cached = Cached(objects)
+
+    assert b"".join(await cached.cache.read("a", 24, 28, floor=20, object_size=30)) == WHOLE[24:28]
+    assert b"".join(await cached.cache.read("a", 17, 28, floor=10, object_size=30)) == WHOLE[17:28]
+    assert objects.reads == [("a", 20, 30), ("a", 16, 20)]
+
+
 async def test_the_last_block_ends_with_the_object(objects: Objects) -> None:
     cached = Cached(objects)
 
