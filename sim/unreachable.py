@@ -24,7 +24,10 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "control_reads ControlReads.refresh_each: if number % ITEMS_DEFAULT == 0 → then #2": _NARROW,
     "control_reads ControlReads._read: if number % DECODED_AT_ONCE == 0 → then": _NARROW,
     "index EntryIndex._known_segment: offset <= newest.last ? → else": _CURSOR,
-    "tail BatchRun.from_offset: if self.has_gaps and (first < 0 or self._last_of(first) < offset) → then": _DENSE,
+    "tail BatchRun.from_offset: if self.has_gaps and (first < 0 or (self.starts[first] < offset and self._last_of(first) <… → then": _DENSE,
+    "segments SegmentReader.read_here: except Corrupt": "bytes in memory are as they came: test_gathering_segments.py",
+    "append Appender._seal: if (commits := self._sealer.carry_all(gathered, deadline_s=now_s + COMMIT_TIMEOUT_S))… → else": "small batches are refused before the time of their flush: test_inline.py",
+    "compactor.slices stamp: only is None or only.readonly ? → else": "slices are smaller than what is read past the page cache: test_round.py",
     "tail BatchRun.from_offset: if not at_least_one → else": "no fetch of a run is smaller than the first batch: test_tail.py",
     "tail BatchRun.from_offset: if after == len(positions) → then": "no fetch of a run ends within the last batch of several: test_tail.py",
     "tail TailCache._take_over: if frame.account is self → then": "no two batches of a run keep one frame: test_tail.py",
@@ -62,10 +65,8 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "compactor.references References._revoke: if await self.is_gone(partition) → else": "control records never go",
     "compactor.references read_control: record is None ? → then": "control records never go",
     "compactor.purge Purge._deleted: except (Corrupt, IncompatibleFormat)": _BROKEN,
-    "compactor.purge Purge._purge: if self._is_enough(tally) → then": "topics that are deleted have one partition: test_purge.py",
     "compactor.purge Purge._segments: if parse_segment_key(one.key) is not None → else": "nobody else puts objects there: test_purge.py",
     "compactor.round only: if isinstance(result, StorageError) → then": "nothing fails once the faults are over: test_round.py",
-    "compactor.merge Merging._due: if segment.last != end - 1 → then": "a merge that has an old control record and new segments: test_merge.py",
     "compactor.merge Merging._write_segment: except AlreadyExists": _GUARD + "ids are new",
     "compactor.merge Merging._copy: if (footer.base, footer.last) != (segment.base, segment.last) → then": _BROKEN,
     "compactor.merge Merging._commit: if ended is None → then": "control records never go",
@@ -140,7 +141,10 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 }
 
 SELDOM: Final[Mapping[str, str]] = {
+    "index EntryIndex._look_for_segment: if record is None → then": "a deposed leader shows no segment above an offset: test_read.py",
     "index EntryIndex._look_for_segment: if not segment.base <= offset <= segment.last → then": "keys of segments went while a reader held an older control record: test_reading_segments.py",
+    "compactor.purge Purge._purge: if self._is_enough(tally) → then": "topics that are deleted have one partition: test_purge.py",
+    "compactor.merge Merging._due: if segment.last != end - 1 → then": "a merge that has an old control record and new segments: test_merge.py",
     "upload_places UploadPlaces.take: except BaseException": "a broker ends while an upload waits for a place: test_upload_places.py",
     "compactor.compaction Compaction._waiting: except EntriesMoved": "another compaction deletes index keys while they are read: test_compaction.py",
     "partition Partitions._hear: if log.seen.control is not None → else": "a log that was forgotten hears of a record that is gone: test_forgotten_logs.py",

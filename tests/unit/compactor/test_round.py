@@ -18,6 +18,7 @@ from compactor.gather_plan import plan_reads
 from compactor.plan import in_runs
 from compactor.room import ByteRoom
 from compactor.round import Round, RoundLimits, RoundReport, only
+from compactor.slices import stamp
 from compactor.spool import open_spool
 from runtime.blocking import InlineBlocking, ThreadBlocking
 from runtime.clock import SystemClock
@@ -30,6 +31,7 @@ from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Put
 from storage.objects.memory import MemoryObjectStore
+from storage.recordbatch import parse_header
 from storage.vocabulary import Buffer, ObjectId, PartitionId
 from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import left_behind, opened
@@ -40,6 +42,36 @@ spans = st.lists(st.tuples(st.integers(0, 4_000), st.integers(1, 400)), min_size
 
 def entry_of(object_id: str, *spans: tuple[int, int]) -> Entry:
     return Entry(base=0, last=0, object_id=ObjectId(object_id), batches=spans, max_timestamp=0, running_max_timestamp=0)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_slice_is_stamped_in_memory_that_may_be_written_to_and_else_copied(is_own: bool) -> None:
+    batch = bytes(record_batch(b"a", b"b"))
+    entry = Entry(base=10, last=11, object_id=ObjectId("a"), batches=((0, len(batch)),), max_timestamp=0, running_max_timestamp=0)
+    slice_ = memoryview(bytearray(batch)) if is_own else memoryview(batch)
+    run = stamp(entry, [slice_], PartitionId(TOPIC, 0))
+
+    assert (run.base, run.last, parse_header(run.buffer).base_offset) == (10, 11, 10)
+    assert (run.buffer.obj is slice_.obj) == is_own
+    assert parse_header(slice_).base_offset == (10 if is_own else 0)
+
+
+@pytest.mark.parametrize("size_bytes", [spool.UNBUFFERED_FROM_BYTES - 1, spool.UNBUFFERED_FROM_BYTES, 3 * spool.UNBUFFERED_FROM_BYTES])
+async def test_what_a_spool_gives_back_is_what_it_was_given_whether_or_not_it_goes_past_the_page_cache(
+    size_bytes: int, tmp_path: Path
+) -> None:
+    parts = [bytes([number]) * size_bytes for number in range(4)]
+    blocking = ThreadBlocking(threads=1, name="spool")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(spool, "CHUNK_BYTES", 2 * size_bytes)
+            async with open_spool(blocking, bytes_max=0, folder=tmp_path) as opened_spool:
+                positions = [await opened_spool.append([part]) for part in parts]
+                opened_spool.seal()
+                found = await opened_spool.read([(position, size_bytes) for position in positions])
+        assert [bytes(one) for one in found] == parts
+    finally:
+        blocking.close()
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), spans), max_size=8))

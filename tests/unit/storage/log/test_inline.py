@@ -116,6 +116,25 @@ async def test_a_flush_that_time_made_due_and_that_is_small_stores_no_object() -
         assert broker.objects.put_keys == []
 
 
+async def test_a_small_flush_of_which_all_was_refused_meanwhile_commits_nothing() -> None:
+    no_budget = InlineSettings(bytes_max=1_024, commits_per_s=0.001)
+    async with rig(inline=no_budget, flush=FlushSettings(interval_s=0.0, gather_s=0.02)) as broker:
+        assert await broker.send(of_size(200)) == [Appended(0, 0)], "one commit is in the budget from the start"
+        refused = broker.send(of_size(200))
+        appender = broker.parts.appender
+        for batch in [one for batches in appender._open.batches.values() for one in batches]:
+            batch.settle(Unavailable("not now"))
+        gathered = appender._open
+        async with asyncio.timeout(10):
+            while appender._open is gathered:  # noqa: ASYNC110 - a timer replaces it
+                await asyncio.sleep(0.005)
+        result = await broker.send(of_size(200))
+
+        assert isinstance((await refused)[0], Unavailable)
+        assert result == [Appended(1, 0)]
+        assert counted(broker, "inline_commits") == 2
+
+
 async def test_a_flush_with_one_large_slice_is_an_object() -> None:
     no_budget = InlineSettings(bytes_max=1_024, commits_per_s=0.001)
     async with rig(inline=no_budget, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:

@@ -102,9 +102,11 @@ async def test_a_missing_object_below_a_new_log_start_is_out_of_range() -> None:
         assert (caught.value.log_start, caught.value.high_watermark) == (1, 2)
 
 
-async def test_a_committed_offset_that_no_entry_covers_is_corrupt() -> None:
+@pytest.mark.parametrize("cursor", [0, 4])
+async def test_a_committed_offset_that_neither_entry_nor_segment_covers_is_corrupt(cursor: int) -> None:
     async with rig() as broker:
-        await broker.shared.write([Put(keys.PartitionKeys(PARTITION).control, encode(Control(sequence_counter=5)), None)])
+        control = Control(sequence_counter=5, compaction_cursor=cursor)
+        await broker.shared.write([Put(keys.PartitionKeys(PARTITION).control, encode(control), None)])
         log = broker.parts.partitions.get(PARTITION)
         await broker.parts.control_reads.refresh([log])
 
