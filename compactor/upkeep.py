@@ -319,7 +319,7 @@ class Upkeep:
             await self._merge(life, partition, report)
 
     async def _that_may_merge(self, partitions: Sequence[PartitionId], report: CycleReport) -> Sequence[PartitionId]:
-        """Those of `partitions` that have something to merge, by their control records, of which one read brings many."""
+        """What of `partitions` has something to merge, by their control records, of which one read brings many."""
         unreadable = partial(self._fail, report=report, version=-1)
         try:
             async with contextlib.aclosing(control_pages(self._metadata, partitions, unreadable=unreadable)) as pages:

@@ -57,7 +57,9 @@ class EntriesAhead:
 
     def follow(self, partition: PartitionId, entries: Iterable[Entry]) -> None:
         """A consumer in order will read `entries` next, of which the first `SAID_ENTRIES_MAX` count: fetch what is due of them."""
-        self.forget(partition)
+        if partition in self._said:
+            self.forget(partition)
+            self._read_ahead.fronts.note(str(partition), 0)
         if self._blocks.bytes_max < CACHE_BLOCKS_MIN * self._blocks.block_bytes:
             return
         ahead: dict[str, Range] = {}
@@ -73,6 +75,8 @@ class EntriesAhead:
             if end - start > GET_BYTES_MAX:
                 break
             ahead[key] = Range(start, end)
+        if not ahead:
+            return
         for key, wanted in ahead.items():
             self._wanted.setdefault(key, {})[partition] = wanted
         self._said[partition] = list(ahead), self._clock.monotonic_s()
@@ -103,19 +107,12 @@ class EntriesAhead:
                 break
             self.forget(oldest)
 
-    def together(self, partition: PartitionId, key: str, wanted: Range) -> Range:
-        """What to fetch of an object for a read of `wanted` that finds it missing. Of a consumer that has not said it would come, all that
-        lies before it: whoever else reads the object may begin there.
-        """
-        asked = self._with_neighbours(key, wanted)
-        return asked if partition in self._wanted.get(key, ()) else Range(0, asked.end)
-
     def _is_coming(self, partition: PartitionId, key: str, wanted: Range, ahead_bytes: int) -> bool:
         """Whether `wanted` is in memory or on its way, from now on perhaps."""
         if self._is_there(key, wanted):
             return True
         self._read_ahead.fronts.note(str(partition), ahead_bytes)
-        asked = self._with_neighbours(key, wanted)
+        asked = self.together(key, wanted)
         if self._read_ahead.is_under_way(key, asked.start) or not self._read_ahead.has_room(asked.end - asked.start):
             self._read_ahead.skip()
             return False
@@ -128,8 +125,10 @@ class EntriesAhead:
             return True
         return self._blocks.missing_from(key, *wanted) == wanted.end
 
-    def _with_neighbours(self, key: str, wanted: Range) -> Range:
-        """What others want of the object beside it, and is not there: as much as one GET may bring."""
+    def together(self, key: str, wanted: Range) -> Range:
+        """What to fetch of an object for `wanted`, which is missing: with it comes what others want beside it, and is not there either, as
+        much as one GET may bring.
+        """
         start, end = wanted
         others = sorted({one for one in self._wanted.get(key, {}).values() if one != wanted and not self._is_there(key, one)})
         for one in others:

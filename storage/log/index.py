@@ -55,9 +55,11 @@ class EntryIndex:
         control = log.seen.control
         if control is None or offset < control.compaction_cursor:
             return ()
-        for entries in (control.pending, *[chunk.entries for chunk in self._chunks.of(log.partition)]):
-            if entries and entries[0].base <= offset <= entries[-1].last:
-                return entries[bisect_left(entries, offset, key=_last_of) :]
+        if control.pending and offset >= control.pending[0].base:
+            return control.pending[bisect_left(control.pending, offset, key=_last_of) :]
+        for chunk in self._chunks.of(log.partition):
+            if chunk.entries[0].base <= offset <= chunk.entries[-1].last:
+                return chunk.entries[bisect_left(chunk.entries, offset, key=_last_of) :]
         return ()
 
     def drop(self, log: PartitionLog) -> None:

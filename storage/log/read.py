@@ -222,7 +222,7 @@ class Reader:
         if isinstance(source, Entry):
             if isinstance(source.batches, bytes):
                 return read_inline(log.partition, source, offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
-            run = await self._read(log, source, source.batches, offset, terms.bytes_max, terms.at_least_one)
+            run = await self._read(log, source, source.batches, offset, terms)
             if terms.is_in_order:
                 self._entries_ahead.follow(log.partition, self._index.following_here(log, source.last + 1))
             return run
@@ -235,9 +235,8 @@ class Reader:
             is_in_order=terms.is_in_order,
         )
 
-    async def _read(
-        self, log: PartitionLog, entry: Entry, spans: Spans, offset: int, bytes_max: int, at_least_one: bool
-    ) -> BatchRun | None:
+    async def _read(self, log: PartitionLog, entry: Entry, spans: Spans, offset: int, terms: _Terms) -> BatchRun | None:
+        bytes_max = terms.bytes_max
         key = object_of(entry, log.partition)
         span, position, base = _start(self._places.find(log.partition, offset), entry, offset)
         window_bytes = max(WINDOW_BYTES_MIN, bytes_max)
@@ -252,7 +251,9 @@ class Reader:
                     span, position = span + 1, -1
                     continue
                 end = min(span_end, position + window_bytes)
-                fetched = self._entries_ahead.together(log.partition, key, Range(span_start, span_end))
+                fetched = Range(0, span_end)  # whoever else reads the object may begin before it
+                if terms.is_in_order:
+                    fetched = self._entries_ahead.together(key, Range(span_start, span_end))
                 views = await self._blocks.read(
                     key, position, end, floor=min(fetched.start, position), object_size=fetched.end, is_history=_is_history(log, entry)
                 )
@@ -261,7 +262,7 @@ class Reader:
                 where = _Where(key, log.partition, entry, position)
                 found = scan(window, base=base, wanted=offset, bytes_max=bytes_max, where=where)
                 _check_passed(window, found, where)
-                if not at_least_one and found.first_bytes > bytes_max:
+                if not terms.at_least_one and found.first_bytes > bytes_max:
                     return None
                 if found.starts:
                     run, end_position = _stamp(window, found, where, entry, is_ours=is_ours)
