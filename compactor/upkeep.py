@@ -113,6 +113,8 @@ class Upkeep:
         self._http = http
         self._looks = Looks()
         self._unmerged: dict[PartitionId, None] = {}
+        self._taken_over: set[PartitionId] = set()
+        """Partitions that this compactor has looked at since they came to its share: merges that others left undone are its own by now."""
         self._gone = GoneBrokers(metadata, clock=clock)
         self._retention = Retention(metadata=metadata, clock=clock, policy=tidying, gone=self._gone.among)
         self._purge = Purge(metadata=metadata, objects=objects, clock=clock)
@@ -151,6 +153,7 @@ class Upkeep:
             self._looks.keep_only(share)
             self._retention.keep_only(share)
             self._unmerged = dict.fromkeys([one for one in self._unmerged if one in share])
+            self._taken_over &= share
         report.partitions = len(partitions)
         cluster = await read_cluster(self._metadata)
         report.blocked = await self._why_nothing(cluster)
@@ -274,12 +277,21 @@ class Upkeep:
                     may_ask = False  # what later pages name is asked for in the next cycle
                     await self._ask_who_is_gone(session)
                 await self._retain(page, limits, report)
+                self._take_over(page)
                 now_ms = self._clock.now_ms()
                 for one in page:
                     is_compacted, is_merging = self._looks.is_due(one, now_ms=now_ms), one.control.rewritten is not None
                     if is_compacted or is_merging:
                         due[one.partition] = _Due(one.version, one.control.sequence_counter, is_compacted, is_merging)
         return due
+
+    def _take_over(self, page: Sequence[FoundPartition]) -> None:
+        """A compactor forgets with its process which merges it has left undone, and nobody else knows of them."""
+        for one in page:
+            if one.partition not in self._taken_over and len(self._unmerged) < UNMERGED_MAX:
+                self._taken_over.add(one.partition)
+                if may_be_due(one.control):
+                    self._unmerged[one.partition] = None
 
     async def _ask_who_is_gone(self, session: Session) -> None:
         try:

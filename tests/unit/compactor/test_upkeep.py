@@ -15,7 +15,7 @@ from compactor.measures import CycleReport, Measures
 from compactor.merge import MergeEnd, MergeResult, Merging
 from compactor.plan import CompactionPolicy
 from compactor.round import RoundLimits
-from compactor.upkeep import DAMAGED_AGAIN_MS, Upkeep
+from compactor.upkeep import DAMAGED_AGAIN_MS, UNMERGED_MAX, Upkeep
 from runtime.blocking import InlineBlocking
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
@@ -596,6 +596,24 @@ async def test_a_merge_that_failed_is_tried_again_in_the_next_cycle_though_nothi
         await upkeep.close()
 
         assert merges == [PARTITIONS - 3, 2, 0], "one that is damaged is left alone"
+
+
+@pytest.mark.parametrize("unmerged_max", [UNMERGED_MAX, 2])
+async def test_merges_that_a_compactor_left_undone_are_done_by_whoever_has_its_partitions_next(
+    monkeypatch: pytest.MonkeyPatch, unmerged_max: int
+) -> None:
+    monkeypatch.setattr(upkeep_module, "UNMERGED_MAX", unmerged_max)
+    async with cluster() as it:
+        await with_small_segments(it, before := it.upkeep(MERGELESS))
+        await it.append(count=1, padding=bytes(5_000))
+        await before.cycle()
+        await before.close()
+        upkeep = it.upkeep()
+        merges = [(await upkeep.cycle()).merges for _ in range(4)]
+        await upkeep.close()
+
+        assert sum(merges) == PARTITIONS
+        assert merges[0] == min(PARTITIONS, unmerged_max)
 
 
 async def test_merges_wait_for_the_next_cycle_when_it_cannot_be_seen_which_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
