@@ -45,19 +45,19 @@ class EntriesAhead:
         self._blocks = blocks
         self._read_ahead = read_ahead
         self._clock = clock
-        self._said: OrderedDict[PartitionId, tuple[Sequence[str], float]] = OrderedDict()
+        self.said: OrderedDict[PartitionId, tuple[Sequence[str], float]] = OrderedDict()
         """The objects that a partition has said it will read, and when."""
-        self._wanted: dict[str, dict[PartitionId, Range]] = {}
+        self.wanted: dict[str, dict[PartitionId, Range]] = {}
         """The same by object, with the bytes."""
         self._coming: dict[str, list[Range]] = {}
 
     def __len__(self) -> int:
         """Partitions that have said what they will read."""
-        return len(self._said)
+        return len(self.said)
 
     def follow(self, partition: PartitionId, entries: Iterable[Entry]) -> None:
         """A consumer in order will read `entries` next, of which the first `SAID_ENTRIES_MAX` count: fetch what is due of them."""
-        if partition in self._said:
+        if partition in self.said:
             self.forget(partition)
             self._read_ahead.fronts.note(str(partition), 0)
         if self._blocks.bytes_max < CACHE_BLOCKS_MIN * self._blocks.block_bytes:
@@ -78,11 +78,11 @@ class EntriesAhead:
         if not ahead:
             return
         for key, wanted in ahead.items():
-            self._wanted.setdefault(key, {})[partition] = wanted
-        self._said[partition] = list(ahead), self._clock.monotonic_s()
+            self.wanted.setdefault(key, {})[partition] = wanted
+        self.said[partition] = list(ahead), self._clock.monotonic_s()
         self._forget_old()
         # Half of what may lie in front of all of them: the other half is for what comes with one GET for several.
-        ahead_bytes_max = min(AHEAD_BYTES, self._blocks.bytes_max * FRONT_SHARE_MAX / 2 / len(self._said))
+        ahead_bytes_max = min(AHEAD_BYTES, self._blocks.bytes_max * FRONT_SHARE_MAX / 2 / len(self.said))
         ahead_bytes = 0
         for key, wanted in ahead.items():
             if ahead_bytes >= ahead_bytes_max or not self._is_coming(partition, key, wanted, ahead_bytes):
@@ -92,18 +92,18 @@ class EntriesAhead:
 
     def forget(self, partition: PartitionId) -> None:
         """What it has said counts no more."""
-        keys, _ = self._said.pop(partition, ((), 0.0))
+        keys, _ = self.said.pop(partition, ((), 0.0))
         for key in keys:
-            wanted = self._wanted[key]
+            wanted = self.wanted[key]
             del wanted[partition]
             if not wanted:
-                del self._wanted[key]
+                del self.wanted[key]
 
     def _forget_old(self) -> None:
         since_s = self._clock.monotonic_s() - FRONT_KEPT_S
-        while self._said:
-            oldest, (_, said_s) = next(iter(self._said.items()))
-            if len(self._said) <= PARTITIONS_SAID_MAX and said_s >= since_s:
+        while self.said:
+            oldest, (_, said_s) = next(iter(self.said.items()))
+            if len(self.said) <= PARTITIONS_SAID_MAX and said_s >= since_s:
                 break
             self.forget(oldest)
 
@@ -130,7 +130,7 @@ class EntriesAhead:
         much as one GET may bring.
         """
         start, end = wanted
-        others = sorted({one for one in self._wanted.get(key, {}).values() if one != wanted and not self._is_there(key, one)})
+        others = sorted({one for one in self.wanted.get(key, {}).values() if one != wanted and not self._is_there(key, one)})
         for one in others:
             if one.start >= start and one.start - end <= GAP_BYTES_MAX and one.end - start <= GET_BYTES_MAX:
                 end = max(end, one.end)

@@ -19,6 +19,7 @@ from storage.cache.blocks import BlockCache, RangeSource
 from storage.errors import Corrupt, EndsEarly, NotFound, Unavailable, without_frames
 from storage.formats.control import Entry, EntrySource, SegmentEntry, Spans
 from storage.formats.source import object_of
+from storage.formats.wal import object_key
 from storage.limits import KIB
 from storage.log.control_reads import ControlReads
 from storage.log.damage import Cause, Damage
@@ -224,7 +225,9 @@ class Reader:
                 return read_inline(log.partition, source, offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
             run = await self._read(log, source, source.batches, offset, terms)
             if terms.is_in_order:
-                self._entries_ahead.follow(log.partition, self._index.following_here(log, source.last + 1))
+                following = self._index.following_here(log, source.last + 1)
+                if following or log.partition in self._entries_ahead.said:
+                    self._entries_ahead.follow(log.partition, following)
             return run
         return await self.segments.read(
             log.partition,
@@ -237,7 +240,7 @@ class Reader:
 
     async def _read(self, log: PartitionLog, entry: Entry, spans: Spans, offset: int, terms: _Terms) -> BatchRun | None:
         bytes_max = terms.bytes_max
-        key = object_of(entry, log.partition)
+        key = object_key(entry.object_id)
         span, position, base = _start(self._places.find(log.partition, offset), entry, offset)
         window_bytes = max(WINDOW_BYTES_MIN, bytes_max)
         views: list[memoryview] = []
@@ -251,12 +254,10 @@ class Reader:
                     span, position = span + 1, -1
                     continue
                 end = min(span_end, position + window_bytes)
-                fetched = Range(0, span_end)  # whoever else reads the object may begin before it
-                if terms.is_in_order:
-                    fetched = self._entries_ahead.together(key, Range(span_start, span_end))
-                views = await self._blocks.read(
-                    key, position, end, floor=min(fetched.start, position), object_size=fetched.end, is_history=_is_history(log, entry)
-                )
+                floor, ceiling = 0, span_end  # whoever else reads the object may begin before it
+                if terms.is_in_order and key in self._entries_ahead.wanted:
+                    floor, ceiling = self._entries_ahead.together(key, Range(span_start, span_end))
+                views = await self._blocks.read(key, position, end, floor=floor, object_size=ceiling, is_history=_is_history(log, entry))
                 is_ours = len(views) > 1
                 window = memoryview(bytearray().join(views)) if is_ours else views[0]
                 where = _Where(key, log.partition, entry, position)

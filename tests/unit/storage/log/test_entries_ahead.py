@@ -143,7 +143,7 @@ async def test_two_entries_in_one_object_are_fetched_together_and_forgotten_toge
         await made.follow(P[0], [])
 
         assert made.gets == [(0, 0, 3 * SLICE), (1, 0, SLICE)]
-        assert made.entries._wanted == {}
+        assert made.entries.wanted == {}
 
 
 async def test_the_more_consumers_there_are_the_less_lies_in_front_of_each() -> None:
@@ -195,13 +195,13 @@ async def test_partitions_that_have_said_what_they_will_read_are_remembered_up_t
         made = Following(nursery)
         for place in range(3):
             await made.follow(P[place], slices(place))
-        bounded = [one in made.entries._said for one in P[:3]]
+        bounded = [one in made.entries.said for one in P[:3]]
         made.clock.advance(FRONT_KEPT_S + 1)
         await made.follow(P[3], slices(3))
 
         assert bounded == [False, True, True]
-        assert list(made.entries._said) == [P[3]]
-        assert {one for wanted in made.entries._wanted.values() for one in wanted} == {P[3]}
+        assert list(made.entries.said) == [P[3]]
+        assert {one for wanted in made.entries.wanted.values() for one in wanted} == {P[3]}
 
 
 async def test_a_read_that_finds_its_slice_missing_brings_those_of_others_beside_it() -> None:
