@@ -75,6 +75,8 @@ class _Due(NamedTuple):
 MERGED_MAX: Final = 1_000
 """Partitions in which segments are merged in one cycle; those beyond are merged in the next one."""
 MERGES_OF_PARTITION_MAX: Final = 16
+TAKEN_OVER_MAX: Final = 100
+"""Partitions in which a cycle looks for merges that others left undone: each is up to 64 reads, one after the other."""
 UNMERGED_MAX: Final = 10_000
 """Partitions that wait for a later cycle with their merges; those beyond are merged when they have got another segment."""
 
@@ -268,6 +270,7 @@ class Upkeep:
         """Apply retention, and tidy. Return the partitions whose entries may be due."""
         due: dict[PartitionId, _Due] = {}
         may_ask = True
+        taken_over = 0
         unreadable = partial(self._fail, report=report, version=-1)
         async with contextlib.aclosing(control_pages(self._metadata, partitions, unreadable=unreadable)) as pages:
             async for page in pages:
@@ -277,7 +280,7 @@ class Upkeep:
                     may_ask = False  # what later pages name is asked for in the next cycle
                     await self._ask_who_is_gone(session)
                 await self._retain(page, limits, report)
-                self._take_over(page)
+                taken_over += self._take_over(page, TAKEN_OVER_MAX - taken_over)
                 now_ms = self._clock.now_ms()
                 for one in page:
                     is_compacted, is_merging = self._looks.is_due(one, now_ms=now_ms), one.control.rewritten is not None
@@ -285,13 +288,16 @@ class Upkeep:
                         due[one.partition] = _Due(one.version, one.control.sequence_counter, is_compacted, is_merging)
         return due
 
-    def _take_over(self, page: Sequence[FoundPartition]) -> None:
-        """A compactor forgets with its process which merges it has left undone, and nobody else knows of them."""
+    def _take_over(self, page: Sequence[FoundPartition], count_max: int) -> int:
+        """A compactor forgets with its process which merges it has left undone, and nobody else knows of them. Return how many may be."""
+        count = 0
         for one in page:
-            if one.partition not in self._taken_over and len(self._unmerged) < UNMERGED_MAX:
+            if count < count_max and one.partition not in self._taken_over and len(self._unmerged) < UNMERGED_MAX:
                 self._taken_over.add(one.partition)
                 if may_be_due(one.control):
                     self._unmerged[one.partition] = None
+                    count += 1
+        return count
 
     async def _ask_who_is_gone(self, session: Session) -> None:
         try:

@@ -45,7 +45,7 @@ SMALL: Final = (
     Limit("storage.log.entries_ahead", "SLICE_BYTES_MIN", 1),
     Limit("storage.log.entries_ahead", "AHEAD_BYTES", 100),
     Limit("storage.log.entries_ahead", "GET_BYTES_MAX", 300),
-    Limit("storage.log.entries_ahead", "PARTITIONS_SAID_MAX", 1),
+    Limit("storage.log.entries_ahead", "PLACES_SAID_MAX", 1),
     Limit("storage.log.flights", "SEQUENCES_KEPT_MAX", 8),
     Limit("storage.log.segments", "BLOCK_BYTES", 500),
     Limit("storage.log.segments", "FOOTERS_BYTES_MAX", 3_000),

@@ -209,11 +209,11 @@ class Gathering:
     def left_s(self) -> float:
         """How long nothing changes unless `wake` is called or a log moves."""
         now_s = self._now_s
-        ends = [self._deadline_s if now_s < self._deadline_s else self._began_s + PATIENCE_S]
+        ends = [end_s for end_s in (self._deadline_s, self._began_s + PATIENCE_S) if end_s > now_s][:1]
         if self.is_reading:
             ends += [flight.began_s + GRACE_S for flight in self._joined if not flight.is_done and flight.began_s + GRACE_S > now_s]
             ends.append(now_s + GRACE_S)
-        return max(0.001, min(ends) - now_s)
+        return max(0.001, min(ends, default=now_s) - now_s)
 
     def fail_in_steps(self) -> Generator[None, None, None]:
         """What `close` tells those whose control record was not read in time, of many: a step is over wherever it yields."""

@@ -1,12 +1,12 @@
 """Which bytes of WAL objects are fetched ahead: the next slices of each consumer in order, with one GET for what several want of an object.
 
 An object has slices of many partitions. A consumer of twelve of them comes to each object twelve times, and a GET for each would cost
-twelve times as much. So each partition says early what it will read (`SAID_ENTRIES_MAX`), and it is fetched late (`AHEAD_BYTES`): by then
-the others have said what they want of the same object, and all that lies together comes with it.
+twelve times as much. So it is said early what will be read of a partition (`SAID_ENTRIES_MAX`), and it is fetched late (`AHEAD_BYTES`): by
+then the same has been said of the other partitions, and all that lies together in an object comes with one GET.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 AHEAD_BYTES: Final = 2 * MIB
 """In front of a consumer, of each partition: at 50 ms for a GET, 40 MB/s."""
 SAID_ENTRIES_MAX: Final = 12
-"""What a partition says it will read: three times `AHEAD_BYTES` where a full WAL object is shared by twelve partitions."""
+"""What is said to be read of a partition: three times `AHEAD_BYTES` where a full WAL object is shared by twelve partitions."""
 SLICE_BYTES_MIN: Final = 128 * KIB
 """Smaller ones come with what lies before them, by the GET of whoever reads the object first: a GET for each would cost too much."""
 GAP_BYTES_MAX: Final = 256 * KIB
 """What nobody wants, between two slices, is fetched rather than asked for twice."""
 GET_BYTES_MAX: Final = 8 * MIB
-PARTITIONS_SAID_MAX: Final = 1_024
+PLACES_SAID_MAX: Final = 1_024
 
 
 class Range(NamedTuple):
@@ -40,28 +40,30 @@ class Range(NamedTuple):
     end: int
 
 
+Place = tuple[PartitionId, int]
+"""Where a consumer is: the entry that it reads next, by its base. Several may be in one partition."""
+
+
 class EntriesAhead:
     def __init__(self, blocks: BlockCache, read_ahead: ReadAhead, *, clock: Clock) -> None:
         self._blocks = blocks
         self._read_ahead = read_ahead
         self._clock = clock
-        self.said: OrderedDict[PartitionId, tuple[Sequence[str], float]] = OrderedDict()
-        """The objects that a partition has said it will read, and when."""
-        self.wanted: dict[str, dict[PartitionId, Range]] = {}
+        self.said: OrderedDict[Place, tuple[Sequence[str], float]] = OrderedDict()
+        """The objects that the consumers at a place have said they will read, and when."""
+        self.wanted: dict[str, dict[Place, Range]] = {}
         """The same by object, with the bytes."""
         self._coming: dict[str, list[Range]] = {}
 
-    def __len__(self) -> int:
-        """Partitions that have said what they will read."""
-        return len(self.said)
-
-    def follow(self, partition: PartitionId, entries: Iterable[Entry]) -> None:
-        """A consumer in order will read `entries` next, of which the first `SAID_ENTRIES_MAX` count: fetch what is due of them."""
-        if partition in self.said:
-            self.forget(partition)
-            self._read_ahead.fronts.note(str(partition), 0)
-        if self._blocks.bytes_max < CACHE_BLOCKS_MIN * self._blocks.block_bytes:
+    def follow(self, partition: PartitionId, base: int, entries: Sequence[Entry]) -> None:
+        """A consumer in order has read of the entry at `base` and will read `entries` next, of which the first `SAID_ENTRIES_MAX` count:
+        fetch what is due of them.
+        """
+        self.forget((partition, base))
+        if not entries or self._blocks.bytes_max < CACHE_BLOCKS_MIN * self._blocks.block_bytes:
             return
+        place = partition, entries[0].base
+        self.forget(place)
         ahead: dict[str, Range] = {}
         for entry in entries:
             if isinstance(entry.batches, bytes):
@@ -78,41 +80,50 @@ class EntriesAhead:
         if not ahead:
             return
         for key, wanted in ahead.items():
-            self.wanted.setdefault(key, {})[partition] = wanted
-        self.said[partition] = list(ahead), self._clock.monotonic_s()
+            self.wanted.setdefault(key, {})[place] = wanted
+        self.said[place] = list(ahead), self._clock.monotonic_s()
         self._forget_old()
         # Half of what may lie in front of all of them: the other half is for what comes with one GET for several.
         ahead_bytes_max = min(AHEAD_BYTES, self._blocks.bytes_max * FRONT_SHARE_MAX / 2 / len(self.said))
         ahead_bytes = 0
         for key, wanted in ahead.items():
-            if ahead_bytes >= ahead_bytes_max or not self._is_coming(partition, key, wanted, ahead_bytes):
+            if ahead_bytes >= ahead_bytes_max or not self._is_coming(place, key, wanted, ahead_bytes):
                 break
             ahead_bytes += wanted.end - wanted.start
-        self._read_ahead.fronts.note(str(partition), ahead_bytes)
+        self._note_front(place, ahead_bytes)
 
-    def forget(self, partition: PartitionId) -> None:
-        """What it has said counts no more."""
-        keys, _ = self.said.pop(partition, ((), 0.0))
+    def forget(self, place: Place) -> None:
+        """What was said there counts no more."""
+        if place not in self.said:
+            return
+        keys, _ = self.said.pop(place)
         for key in keys:
             wanted = self.wanted[key]
-            del wanted[partition]
+            del wanted[place]
             if not wanted:
                 del self.wanted[key]
+        self._note_front(place, 0)
 
     def _forget_old(self) -> None:
         since_s = self._clock.monotonic_s() - FRONT_KEPT_S
         while self.said:
             oldest, (_, said_s) = next(iter(self.said.items()))
-            if len(self.said) <= PARTITIONS_SAID_MAX and said_s >= since_s:
+            if len(self.said) <= PLACES_SAID_MAX and said_s >= since_s:
                 break
             self.forget(oldest)
 
-    def _is_coming(self, partition: PartitionId, key: str, wanted: Range, ahead_bytes: int) -> bool:
+    def _note_front(self, place: Place, ahead_bytes: int) -> None:
+        partition, base = place
+        self._read_ahead.fronts.note(f"{partition}:{base}", ahead_bytes)
+
+    def _is_coming(self, place: Place, key: str, wanted: Range, ahead_bytes: int) -> bool:
         """Whether `wanted` is in memory or on its way, from now on perhaps."""
         if self._is_there(key, wanted):
             return True
-        self._read_ahead.fronts.note(str(partition), ahead_bytes)
+        self._note_front(place, ahead_bytes)
         asked = self.together(key, wanted)
+        # Its head may be here: it was in a block that was fetched for another.
+        asked = Range(self._blocks.missing_from(key, *asked), asked.end)
         if self._read_ahead.is_under_way(key, asked.start) or not self._read_ahead.has_room(asked.end - asked.start):
             self._read_ahead.skip()
             return False
@@ -121,9 +132,8 @@ class EntriesAhead:
         return True
 
     def _is_there(self, key: str, wanted: Range) -> bool:
-        if any(coming.start <= wanted.start and wanted.end <= coming.end for coming in self._coming.get(key, ())):
-            return True
-        return self._blocks.missing_from(key, *wanted) == wanted.end
+        start = self._blocks.missing_from(key, *wanted)
+        return start == wanted.end or any(coming.start <= start and wanted.end <= coming.end for coming in self._coming.get(key, ()))
 
     def together(self, key: str, wanted: Range) -> Range:
         """What to fetch of an object for `wanted`, which is missing: with it comes what others want beside it, and is not there either, as

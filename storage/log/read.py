@@ -23,7 +23,7 @@ from storage.formats.wal import object_key
 from storage.limits import KIB
 from storage.log.control_reads import ControlReads
 from storage.log.damage import Cause, Damage
-from storage.log.entries_ahead import EntriesAhead, Range
+from storage.log.entries_ahead import SLICE_BYTES_MIN, EntriesAhead, Range
 from storage.log.flights import Flights
 from storage.log.index import EntryIndex, check_range
 from storage.log.partition import PartitionLog
@@ -226,8 +226,8 @@ class Reader:
             run = await self._read(log, source, source.batches, offset, terms)
             if terms.is_in_order:
                 following = self._index.following_here(log, source.last + 1)
-                if following or log.partition in self._entries_ahead.said:
-                    self._entries_ahead.follow(log.partition, following)
+                if following or (log.partition, source.base) in self._entries_ahead.said:
+                    self._entries_ahead.follow(log.partition, source.base, following)
             return run
         return await self.segments.read(
             log.partition,
@@ -255,7 +255,7 @@ class Reader:
                     continue
                 end = min(span_end, position + window_bytes)
                 floor, ceiling = 0, span_end  # whoever else reads the object may begin before it
-                if terms.is_in_order and key in self._entries_ahead.wanted:
+                if terms.is_in_order and entry.size_bytes >= SLICE_BYTES_MIN and key in self._entries_ahead.wanted:
                     floor, ceiling = self._entries_ahead.together(key, Range(span_start, span_end))
                 views = await self._blocks.read(key, position, end, floor=floor, object_size=ceiling, is_history=_is_history(log, entry))
                 is_ours = len(views) > 1

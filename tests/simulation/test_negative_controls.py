@@ -212,16 +212,16 @@ def test_the_checker_soon_finds_tidying_that_believes_any_list_of_brokers() -> N
 
 
 @pytest.mark.parametrize(
-    ("wrong", "theme"),
+    ("wrong", "theme", "seeds_max"),
     [
-        (wrong_log.forgets_what_was_lost, "stubborn"),
-        (wrong_log.takes_what_follows_a_lost_batch, "passing"),
-        (wrong_log.sweeps_pages_that_a_newer_record_names, "spilling"),
-        (wrong_log.places_producers_by_the_pages_that_have_not_expired, "passing"),
+        (wrong_log.forgets_what_was_lost, "stubborn", SEEDS_MAX),
+        (wrong_log.takes_what_follows_a_lost_batch, "passing", 2 * SEEDS_MAX + 100),
+        (wrong_log.sweeps_pages_that_a_newer_record_names, "spilling", SEEDS_MAX),
+        (wrong_log.places_producers_by_the_pages_that_have_not_expired, "passing", SEEDS_MAX),
     ],
 )
-def test_the_checker_soon_finds_by_its_theme_a_log_that(wrong: Wrong, theme: str) -> None:
-    _find(wrong, theme=theme)
+def test_the_checker_soon_finds_by_its_theme_a_log_that(wrong: Wrong, theme: str, seeds_max: int) -> None:
+    _find(wrong, theme=theme, seeds_max=seeds_max)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from storage.metadata.port import ABSENT, DeleteRange, Key, Put, WriteOp
 def deletes_index_keys_by_their_base() -> Iterator[None]:
     """Model: F-base. The chunk that holds the cursor goes, too."""
 
-    async def delete_index(self: Any, keys: PartitionKeys, end: int, *, entries: int | None = None) -> None:  # noqa: ARG001 - as it is called
+    async def delete_index(self: Any, keys: PartitionKeys, end: int, *, entries: int | None = None) -> None:
         record = await self._records.metadata.get_ceiling(keys.index(end), within=keys.index_prefix)
         stop = end
         if record is not None and (chunk := decode_chunk(record.value, path=record.path)).entries[0].base < end:

@@ -598,11 +598,11 @@ async def test_a_merge_that_failed_is_tried_again_in_the_next_cycle_though_nothi
         assert merges == [PARTITIONS - 3, 2, 0], "one that is damaged is left alone"
 
 
-@pytest.mark.parametrize("unmerged_max", [UNMERGED_MAX, 2])
+@pytest.mark.parametrize(("bound", "value"), [("UNMERGED_MAX", UNMERGED_MAX), ("UNMERGED_MAX", 2), ("TAKEN_OVER_MAX", 2)])
 async def test_merges_that_a_compactor_left_undone_are_done_by_whoever_has_its_partitions_next(
-    monkeypatch: pytest.MonkeyPatch, unmerged_max: int
+    monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "UNMERGED_MAX", unmerged_max)
+    monkeypatch.setattr(upkeep_module, bound, value)
     async with cluster() as it:
         await with_small_segments(it, before := it.upkeep(MERGELESS))
         await it.append(count=1, padding=bytes(5_000))
@@ -613,7 +613,7 @@ async def test_merges_that_a_compactor_left_undone_are_done_by_whoever_has_its_p
         await upkeep.close()
 
         assert sum(merges) == PARTITIONS
-        assert merges[0] == min(PARTITIONS, unmerged_max)
+        assert merges[0] == min(PARTITIONS, value)
 
 
 async def test_merges_wait_for_the_next_cycle_when_it_cannot_be_seen_which_are_due(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,3 +199,27 @@ async def test_in_one_step_the_bytes_of_so_many_partitions_are_checked_whether_t
     assert found(first) == b"".join(BATCHES[:2])
     assert all(one.is_too_large and one.is_cut and not one.buffers and one.error is None for one in others)
     made.close()
+
+
+class UnderWay:
+    """A read of an object that began at `began_s`."""
+
+    is_done = False
+
+    def __init__(self, began_s: float) -> None:
+        self.began_s = began_s
+
+
+async def test_a_fetch_that_is_hurried_late_in_its_wait_still_waits_for_its_read_and_not_every_millisecond(broker: Rig) -> None:
+    wanted = Wanted(broker.parts.partitions.get(PARTITION), 0, 100)
+    fetch = begin(broker, wanted)
+    flight: Any = UnderWay(began_s=3.95)
+    wanted.flight = flight
+    fetch._joined[flight] = None
+    fetch._now_s = 4.0
+    fetch.hurry()
+
+    assert not fetch.may_leave()
+    assert fetch.left_s() == pytest.approx(gathering.GRACE_S - 0.05)
+    wanted.flight = None
+    assert fetch.may_leave()

@@ -12,10 +12,14 @@ from storage.formats.control import Entry
 from storage.formats.wal import object_key
 from storage.limits import KIB
 from storage.log import entries_ahead
+from storage.log.batcher import FlushSettings
 from storage.log.entries_ahead import EntriesAhead, Range
 from storage.log.read_ahead import FRONT_KEPT_S, READS_AHEAD_MAX
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import Put
 from storage.vocabulary import ObjectId, PartitionId, TopicId
 from tests.kit.record_batches import record_batch
+from tests.unit.storage.log.made_segments import counted_gets
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 from tests.unit.storage.log.test_read_ahead import Ahead, ahead_of, fetch, never, outcomes, replace_gets, until_done
 
@@ -51,8 +55,10 @@ class Following(Ahead):
         super().__init__(nursery, cache_blocks=cache_blocks)
         self.entries = EntriesAhead(self.cache, self.ahead, clock=self.clock)
 
-    async def follow(self, partition: PartitionId, entries: Sequence[Entry]) -> None:
-        self.entries.follow(partition, entries)
+    async def follow(self, partition: PartitionId, entries: Sequence[Entry], *, read: int = -1) -> None:
+        """`read`: the base of the entry that was read before them; by default that of the object before the first of them."""
+        before = entries[0].base - 10 if entries else -1
+        self.entries.follow(partition, before if read < 0 else read, entries)
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -139,8 +145,8 @@ async def test_two_entries_in_one_object_are_fetched_together_and_forgotten_toge
     async with Nursery() as nursery:
         made = Following(nursery)
         await made.follow(P[0], [entry(0, 2 * SLICE), entry(0, 0), entry(1, 0)])
-        await made.follow(P[0], [entry(1, 0)])
-        await made.follow(P[0], [])
+        await made.follow(P[0], [entry(1, 0)], read=0)
+        await made.follow(P[0], [], read=10)
 
         assert made.gets == [(0, 0, 3 * SLICE), (1, 0, SLICE)]
         assert made.entries.wanted == {}
@@ -153,6 +159,27 @@ async def test_the_more_consumers_there_are_the_less_lies_in_front_of_each() -> 
             await made.follow(P[place], slices(place))
 
         assert [number for number, _, _ in made.gets] == [0, 1, 0, 1, 0, 1, 0], "half of a quarter of the cache is four slices"
+
+
+async def test_consumers_at_different_places_of_one_partition_are_as_many_as_in_different_ones() -> None:
+    async with Nursery() as nursery:
+        made = Following(nursery, cache_blocks=8)
+        for first in (0, 3, 6, 9):
+            await made.follow(P[0], slices(0, range(first, first + 3)), read=10 * first + 200)
+
+        assert [number for number, _, _ in made.gets] == [0, 1, 3, 4, 6, 7, 9]
+        assert made.ahead.fronts.bytes == 7 * SLICE
+
+
+async def test_of_a_slice_whose_head_is_here_the_rest_is_fetched() -> None:
+    async with Nursery() as nursery:
+        made = Following(nursery)
+        made.objects.gate.set()
+        await made.cache.read(object_key(IDS[0]), 0, SLICE + 100)
+        await made.follow(P[1], slices(1))
+
+        assert made.gets == [(0, 0, SLICE + 100), (0, SLICE + 100, 2 * SLICE), (1, SLICE, 2 * SLICE)]
+        assert outcomes(made.telemetry)[1] == 0
 
 
 async def test_what_has_no_room_is_skipped_and_what_follows_it_too() -> None:
@@ -173,7 +200,7 @@ async def test_a_cache_that_keeps_nothing_for_long_is_not_fetched_into() -> None
         await made.follow(P[0], slices(0))
 
         assert made.gets == []
-        assert len(made.entries) == 0
+        assert len(made.entries.said) == 0
 
 
 async def test_what_is_in_front_of_consumers_counts_until_they_are_through() -> None:
@@ -182,26 +209,29 @@ async def test_what_is_in_front_of_consumers_counts_until_they_are_through() -> 
         made.objects.gate.set()
         await made.follow(P[0], slices(0))
         before = made.ahead.fronts.bytes
-        await made.follow(P[0], [])
+        await made.follow(P[0], slices(0, [1]), read=0)
+        at_the_last = made.ahead.fronts.bytes
+        await made.follow(P[0], [], read=10)
 
-        assert (before, made.ahead.fronts.bytes) == (2 * SLICE, 0)
+        assert (before, at_the_last, made.ahead.fronts.bytes) == (2 * SLICE, SLICE, 0)
+        assert len(made.entries.said) == 0
 
 
-async def test_partitions_that_have_said_what_they_will_read_are_remembered_up_to_a_bound_and_for_a_minute(
+async def test_what_was_said_is_remembered_of_a_bounded_number_of_places_and_for_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(entries_ahead, "PARTITIONS_SAID_MAX", 2)
+    monkeypatch.setattr(entries_ahead, "PLACES_SAID_MAX", 2)
     async with Nursery() as nursery:
         made = Following(nursery)
         for place in range(3):
             await made.follow(P[place], slices(place))
-        bounded = [one in made.entries.said for one in P[:3]]
+        bounded = [(one, 0) in made.entries.said for one in P[:3]]
         made.clock.advance(FRONT_KEPT_S + 1)
         await made.follow(P[3], slices(3))
 
         assert bounded == [False, True, True]
-        assert list(made.entries.said) == [P[3]]
-        assert {one for wanted in made.entries.wanted.values() for one in wanted} == {P[3]}
+        assert list(made.entries.said) == [(P[3], 0)]
+        assert {one for wanted in made.entries.wanted.values() for one in wanted} == {(P[3], 0)}
 
 
 async def test_a_read_that_finds_its_slice_missing_brings_those_of_others_beside_it() -> None:
@@ -240,6 +270,33 @@ async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig
             end = await fetch(other, end, bytes_max=1)
 
         assert outcomes(other.telemetry)[0] == READS_AHEAD_MAX
+
+
+async def test_a_small_slice_comes_with_what_lies_before_it_though_a_large_one_of_its_object_is_awaited() -> None:
+    small, large = PARTITION, PARTITION._replace(partition=1)
+    async with rig(flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as writer:
+        await writer.shared.write([Put(PartitionKeys(large).control, b'{"fmt":1}', None)])
+        for number in range(5):
+            await asyncio.gather(
+                writer.send(record_batch(bytes([number]))), writer.send(record_batch(bytes([number]) * 2 * SLICE), partition=large)
+            )
+        entries = (await writer.control()).pending
+        assert [one.object_id for one in entries] == [one.object_id for one in (await writer.control(large)).pending]
+        async with rig(
+            shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, part_bytes=BLOCK
+        ) as reader:
+            logs = [reader.parts.partitions.get(one) for one in (small, large)]
+            await reader.parts.control_reads.refresh(logs)
+            reads = reader.parts.reader
+            for offset in range(2):
+                await reads.stored_within(logs[1], offset, bytes_max=1, at_least_one=True, is_in_order=True)
+            await until_done(ahead_of(reader))
+            assert set(reads._entries_ahead.wanted) == {object_key(one.object_id) for one in entries[2:]}
+            gets = await counted_gets(reader)
+            await reads.stored_within(logs[0], 4, bytes_max=1, at_least_one=True, is_in_order=True)
+
+        (position, length), *_ = entries[4].batches
+        assert gets == [(0, position + length)]
 
 
 async def test_an_object_that_cannot_be_fetched_ahead_is_counted_and_told_to_whoever_reads_it() -> None:
