@@ -40,7 +40,7 @@ class Range(NamedTuple):
     end: int
 
 
-Place = tuple[PartitionId, int]
+NextEntry = tuple[PartitionId, int]
 """Where a consumer is: the entry that it reads next, by its base. Several may be in one partition."""
 
 
@@ -49,9 +49,9 @@ class EntriesAhead:
         self._blocks = blocks
         self._read_ahead = read_ahead
         self._clock = clock
-        self.said: OrderedDict[Place, tuple[Sequence[str], float]] = OrderedDict()
+        self.said: OrderedDict[NextEntry, tuple[Sequence[str], float]] = OrderedDict()
         """The objects that the consumers at a place have said they will read, and when."""
-        self.wanted: dict[str, dict[Place, Range]] = {}
+        self.wanted: dict[str, dict[NextEntry, Range]] = {}
         """The same by object, with the bytes."""
         self._coming: dict[str, list[Range]] = {}
 
@@ -92,7 +92,7 @@ class EntriesAhead:
             ahead_bytes += wanted.end - wanted.start
         self._note_front(place, ahead_bytes)
 
-    def forget(self, place: Place) -> None:
+    def forget(self, place: NextEntry) -> None:
         """What was said there counts no more."""
         if place not in self.said:
             return
@@ -112,11 +112,11 @@ class EntriesAhead:
                 break
             self.forget(oldest)
 
-    def _note_front(self, place: Place, ahead_bytes: int) -> None:
+    def _note_front(self, place: NextEntry, ahead_bytes: int) -> None:
         partition, base = place
         self._read_ahead.fronts.note(f"{partition}:{base}", ahead_bytes)
 
-    def _is_coming(self, place: Place, key: str, wanted: Range, ahead_bytes: int) -> bool:
+    def _is_coming(self, place: NextEntry, key: str, wanted: Range, ahead_bytes: int) -> bool:
         """Whether `wanted` is in memory or on its way, from now on perhaps."""
         if self._is_there(key, wanted):
             return True
