@@ -255,7 +255,8 @@ class Reader:
                     continue
                 end = min(span_end, position + window_bytes)
                 floor, ceiling = 0, span_end  # whoever else reads the object may begin before it
-                if terms.is_in_order and entry.size_bytes >= SLICE_BYTES_MIN and key in self._entries_ahead.wanted:
+                is_awaited = terms.is_in_order and entry.size_bytes >= SLICE_BYTES_MIN and key in self._entries_ahead.wanted
+                if is_awaited and self._blocks.missing_from(key, position, end) < end:
                     floor, ceiling = self._entries_ahead.together(key, Range(span_start, span_end))
                 views = await self._blocks.read(key, position, end, floor=floor, object_size=ceiling, is_history=_is_history(log, entry))
                 is_ours = len(views) > 1

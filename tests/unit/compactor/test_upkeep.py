@@ -559,6 +559,13 @@ async def with_small_segments(it: Cluster, upkeep: Upkeep) -> CycleReport:
     return report
 
 
+async def with_merges_to_do(it: Cluster) -> None:
+    """Small segments that nobody has merged, and in each partition what becomes another."""
+    await with_small_segments(it, before := it.upkeep(MERGELESS))
+    await before.close()
+    await it.append(count=1, padding=bytes(5_000))
+
+
 async def test_merges_that_are_too_many_for_a_cycle_are_done_in_the_next_ones_though_nothing_is_appended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -588,9 +595,7 @@ async def test_a_merge_that_failed_is_tried_again_in_the_next_cycle_though_nothi
 
     async with cluster() as it:
         upkeep = it.upkeep()
-        await with_small_segments(it, before := it.upkeep(MERGELESS))
-        await before.close()
-        await it.append(count=1, padding=bytes(5_000))
+        await with_merges_to_do(it)
         monkeypatch.setattr(Merging, "run", run)
         merges = [(await upkeep.cycle()).merges for _ in range(3)]
         await upkeep.close()
@@ -626,9 +631,7 @@ async def test_merges_wait_for_the_next_cycle_when_it_cannot_be_seen_which_are_d
         return pages(*args, **options)
 
     async with cluster() as it:
-        await with_small_segments(it, before := it.upkeep(MERGELESS))
-        await before.close()
-        await it.append(count=1, padding=bytes(5_000))
+        await with_merges_to_do(it)
         monkeypatch.setattr(upkeep_module, "control_pages", failing_second)
         upkeep = it.upkeep()
         with pytest.raises(Unavailable, match="for a moment"):
@@ -666,9 +669,7 @@ async def test_merges_that_fail_in_every_cycle_do_not_keep_those_beyond_the_boun
         return await original(self, partition)
 
     async with cluster() as it:
-        await with_small_segments(it, before := it.upkeep(MERGELESS))
-        await before.close()
-        await it.append(count=1, padding=bytes(5_000))
+        await with_merges_to_do(it)
         monkeypatch.setattr(Merging, "run", run)
         upkeep = it.upkeep()
         merges = [(await upkeep.cycle()).merges for _ in range(6)]
