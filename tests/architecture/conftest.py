@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture.trees import tree_of
+from tests.architecture.trees import nodes_of, tree_of
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -10,3 +10,4 @@ def trees_are_let_go() -> Iterator[None]:
     """A quarter of a gigabyte."""
     yield
     tree_of.cache_clear()
+    nodes_of.cache_clear()

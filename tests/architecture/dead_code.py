@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.architecture.trees import tree_of
+from tests.architecture.trees import nodes_of, tree_of, walked
 
 _ENTRY_POINTS: Final = (".command(", ".callback(", ".command", ".callback")
 """Decorators that hand a function to the command line."""
@@ -67,7 +67,7 @@ def _is_entry_point(statement: ast.stmt) -> bool:
 
 def _collect(source: Source, used: set[tuple[str, str]], spelt: set[str]) -> None:
     modules: dict[str, str] = {}
-    for node in ast.walk(source.tree):
+    for node in nodes_of(source.tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 used.add((node.module, alias.name))
@@ -77,16 +77,24 @@ def _collect(source: Source, used: set[tuple[str, str]], spelt: set[str]) -> Non
                 modules[alias.asname or alias.name] = alias.name
     for statement in source.tree.body:
         own = set(_defined_by(statement))
-        for node in ast.walk(statement):
+        for node in walked(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in own:
                 used.add((source.module, node.id))
             elif isinstance(node, ast.Attribute):
-                of = ast.unparse(node.value)
+                of = dotted(node.value)
                 used.add((modules.get(of, of), node.attr))
                 if isinstance(node.value, ast.Name) and of not in modules and of not in ("self", "cls"):
                     spelt.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in own:
                 spelt.update(_spelt_by(node.value))
+
+
+def dotted(node: ast.expr) -> str:
+    """The name `a.b.c` that an expression is, or nothing. (`ast.unparse` takes most of the time of whoever asks for all of them.)"""
+    if isinstance(node, ast.Name):
+        return node.id
+    of = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{of}.{node.attr}" if isinstance(node, ast.Attribute) and of else ""
 
 
 def _spelt_by(text: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pytest
 from forebay.reference import PAGES, PARTS, metrics, metrics_table, renew_page, settings_table
 from process.settings.keys import SETTINGS
 from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigEffect
-from tests.architecture.trees import tree_of
+from tests.architecture.trees import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +55,7 @@ def test_a_topic_config_is_called_enforced_if_and_only_if_a_handler_or_a_compact
             ROOT / "broker" / "handlers" / "log" / "delete_records.py",
             ROOT / "compactor" / "retention_plan.py",
         )
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.Constant) and node.value in TOPIC_CONFIGS
     }
     levels = {name for name in TOPIC_CONFIGS if name.startswith("compression.") and name.endswith(".level")}  # read by an f-string

@@ -13,7 +13,7 @@ import pytest
 from forebay.reference import settings_table
 from process.settings.keys import SETTINGS
 from storage.limits import FRAME_BYTES_MAX, WAL_OBJECT_BYTES_MAX
-from tests.architecture.trees import tree_of
+from tests.architecture.trees import nodes_of, tree_of
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "limits.md"
@@ -167,7 +167,7 @@ def says(text: str, form: str) -> bool:
 @cache
 def functions(path: Path) -> frozenset[str]:
     tree = tree_of(path)
-    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return frozenset(node.name for node in nodes_of(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.bound)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.architecture.trees import tree_of
+from tests.architecture.trees import nodes_of, tree_of
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("forebay", "sim", "broker", "compactor", "process", "storage", "runtime", "spark")
@@ -15,7 +15,7 @@ GENERATED: Final = {"wire_pb2.py"}
 
 def types_of(module: ast.Module) -> Iterator[str]:
     """Public classes, however deep, and public aliases of types."""
-    for node in ast.walk(module):
+    for node in nodes_of(module):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield node.name
     for node in module.body:

@@ -13,7 +13,7 @@ from storage.log.producer_memory import ProducerMemory
 from storage.log.seen import SeenControl
 from storage.log.tail import Readers
 from tests.architecture.test_modules import ROOT, modules
-from tests.architecture.trees import tree_of
+from tests.architecture.trees import nodes_of, tree_of, walked
 
 WRITERS: Final = {
     "seen": dict.fromkeys(SeenControl.__slots__, "storage/log/seen.py"),
@@ -35,10 +35,10 @@ CLASSES: Final = {"SeenControl": "seen", "Lane": "lane", "Readers": "readers", "
 
 def writes(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
     """Line, holder and field of each write: assigned, deleted, or changed in place; by way of a variable, too, within one function."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    inits = {id(node) for function in functions if function.name == "__init__" for node in ast.walk(function)}
+    functions = [node for node in nodes_of(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inits = {id(node) for function in functions if function.name == "__init__" for node in walked(function)}
     for scope in (tree, *functions):
-        nodes = list(ast.walk(scope))
+        nodes = walked(scope)
         variables = dict(_variables(nodes))
         for node in nodes:
             for target in _changed(node):

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from tests.architecture.trees import tree_of
+from tests.architecture.trees import nodes_of, tree_of
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("forebay", "sim", "broker", "compactor", "process", "storage", "runtime", "bench", "services", "model")
@@ -20,7 +20,7 @@ PHRASES: Final = re.compile(r"\b(so many|(is|are|was|were) to be|stands|told)\b|
 
 def docstrings_of(tree: ast.Module) -> Iterator[ast.Constant]:
     """The docstrings of modules, classes and functions, and those behind a constant or a field."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from tests.architecture.trees import tree_of
+from tests.architecture.trees import nodes_of, tree_of
 
 TESTS: Final = Path(__file__).parents[1]
 TIERS: Final = ("unit", "property", "contract", "model", "architecture", "simulation", "integration", "compat", "chaos", "spark")
@@ -22,7 +22,7 @@ def modules_of(tier: str) -> Iterator[tuple[Path, ast.Module]]:
 
 def imports_of(tree: ast.Module) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -33,7 +33,7 @@ def imports_of(tree: ast.Module) -> set[str]:
 def starters_in(tree: ast.Module) -> set[str]:
     """What it starts processes or servers with."""
     imported = {name for name in imports_of(tree) if name.partition(".")[0] in STARTING}
-    return imported | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in SPAWNING}
+    return imported | {node.attr for node in nodes_of(tree) if isinstance(node, ast.Attribute) and node.attr in SPAWNING}
 
 
 @pytest.mark.parametrize("tier", ["unit", "property"])

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from forebay.clashes import NAMED_IN_EACH, PACKAGES
-from tests.architecture.trees import tree_of
+from tests.architecture.trees import nodes_of, tree_of
 
 ROOT: Final = Path(__file__).parents[2]
 _PYPROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -20,7 +20,7 @@ OURS: Final = {path.name for path in ROOT.iterdir() if path.is_dir() and any(pat
 def imported(package: str) -> Iterator[str]:
     """The first names of what the modules of a package import."""
     for path in (ROOT / package).rglob("*.py"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(tree_of(path)):
             if isinstance(node, ast.Import):
                 yield from (alias.name.partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:

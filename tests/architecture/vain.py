@@ -4,6 +4,7 @@ import ast
 from collections.abc import Collection, Iterable, Iterator
 
 from tests.architecture.dead_code import Source
+from tests.architecture.trees import nodes_of
 
 _BINDING = ("counter", "gauge", "histogram")
 
@@ -11,9 +12,9 @@ _BINDING = ("counter", "gauge", "histogram")
 def unread(keys: Collection[str], using: Iterable[Source]) -> set[str]:
     """Those of `keys` (`section.name`) that no module reads as `name` of something called `section`."""
     read = {
-        f"{ast.unparse(node.value).rpartition('.')[2]}.{node.attr}"
+        f"{_keeper(node.value)}.{node.attr}"
         for source in using
-        for node in ast.walk(source.tree)
+        for node in nodes_of(source.tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
     return set(keys) - read
@@ -25,7 +26,7 @@ def uncounted(using: Collection[Source]) -> set[str]:
     counted: set[str] = set()
     for source in using:
         names = {name: declared[module, name] for module, name in declared if module == source.module}
-        for node in ast.walk(source.tree):
+        for node in nodes_of(source.tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 imported = [(node.module, alias) for alias in node.names if (node.module, alias.name) in declared]
                 names |= {alias.asname or alias.name: declared[module, alias.name] for module, alias in imported}
@@ -45,7 +46,7 @@ def _metrics_of(tree: ast.Module) -> Iterator[str]:
 def _counted(tree: ast.Module) -> Iterator[str]:
     """The names that are bound, and of those that are kept, the ones whose keeper is looked at."""
     kept: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             keeper = _keeper(node.targets[0])
             for name in _bound_by(node.value):
@@ -53,7 +54,7 @@ def _counted(tree: ast.Module) -> Iterator[str]:
                     kept[name] = keeper
     looked_at = {
         node.attr if isinstance(node, ast.Attribute) else node.id
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load)
     }
     for name in _bound_by(tree):

@@ -6,7 +6,6 @@ Errors are what keeps it: a traceback keeps the locals of its frames, and these 
 import asyncio
 import contextlib
 import datetime
-import gc
 import importlib
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 
@@ -20,6 +19,7 @@ from broker.protocol import produce as produce_wire
 from storage.catalog.topics import Topic
 from storage.errors import Unavailable
 from storage.limits import KIB
+from tests.kit.collector import no_collector
 from tests.kit.coordinating import join_of
 from tests.kit.raw_client import frame_of
 from tests.kit.record_batches import record_batch
@@ -31,11 +31,9 @@ LARGE = bytes(100 * KIB)
 
 
 @pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+def _without_collector() -> Iterator[None]:
+    with no_collector():
+        yield
 
 
 @contextlib.asynccontextmanager

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import gc
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
 from runtime.deadlines import within
+from tests.kit.collector import no_collector
 
 LONG_S = 60.0
 SHORT_S = 0.01
@@ -119,18 +119,16 @@ async def test_work_that_is_thrown_away_is_closed() -> None:
 
 
 @pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+def _without_collector() -> Iterator[None]:
+    with no_collector():
+        yield
 
 
 class Large:
     """Something whose end can be watched."""
 
 
-@pytest.mark.usefixtures("no_collector")
+@pytest.mark.usefixtures("_without_collector")
 async def test_what_the_first_wait_brought_is_not_held_while_the_work_goes_on() -> None:
     loop = asyncio.get_running_loop()
     brings: asyncio.Future[Large] = loop.create_future()
@@ -154,7 +152,7 @@ async def test_what_the_first_wait_brought_is_not_held_while_the_work_goes_on() 
         goes_on.set_result(None)
 
 
-@pytest.mark.usefixtures("no_collector")
+@pytest.mark.usefixtures("_without_collector")
 @pytest.mark.parametrize("waits_before", [0, 1])
 async def test_work_whose_wait_fails_leaves_nothing_to_the_collector(waits_before: int) -> None:
     def failing() -> asyncio.Future[None]:

@@ -1,7 +1,6 @@
 """What has been answered holds no memory, wherever it still waits, and without the cyclic collector (review E, W2, W3)."""
 
 import asyncio
-import gc
 import weakref
 from collections.abc import Iterator
 
@@ -15,6 +14,7 @@ from storage.log.batcher import FlushSettings
 from storage.log.upload_places import UPLOADS_MAX
 from storage.recordbatch import parse_header
 from tests.kit.batches import batch_bytes
+from tests.kit.collector import no_collector
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 
@@ -23,11 +23,9 @@ class Frame(bytearray):
 
 
 @pytest.fixture(autouse=True)
-def without_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+def _without_collector() -> Iterator[None]:
+    with no_collector():
+        yield
 
 
 def submit(broker: Rig, frames: list["weakref.ref[Frame]"], source: object = None) -> "asyncio.Future[Appended | StorageError | None]":

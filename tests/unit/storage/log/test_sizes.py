@@ -1,6 +1,5 @@
 """What is counted for decoded records is what they take."""
 
-import gc
 import tracemalloc
 
 import pytest
@@ -23,6 +22,7 @@ from storage.formats.control import (
 from storage.log.kept_chunks import KeptChunks
 from storage.log.partition import COUNTED_EVERY, FEW, LOG_BYTES, Partitions
 from storage.vocabulary import PartitionId, TopicId
+from tests.kit.collector import no_collector
 
 COUNT = 200
 
@@ -62,11 +62,11 @@ RECORDS = [
 @pytest.mark.parametrize("control", RECORDS, ids=range(len(RECORDS)))
 def test_a_control_record_takes_about_the_memory_that_is_counted_for_it(control: Control) -> None:
     value = encode(control)
-    gc.collect()
-    tracemalloc.start()
-    kept = [decode_control(value, path="p") for _ in range(COUNT)]
-    taken_bytes = tracemalloc.get_traced_memory()[0] / COUNT
-    tracemalloc.stop()
+    with no_collector():
+        tracemalloc.start()
+        kept = [decode_control(value, path="p") for _ in range(COUNT)]
+        taken_bytes = tracemalloc.get_traced_memory()[0] / COUNT
+        tracemalloc.stop()
 
     assert len(kept) == COUNT
     assert taken_bytes * 3 / 4 <= control_bytes(control) <= taken_bytes * 3 / 2
@@ -74,12 +74,12 @@ def test_a_control_record_takes_about_the_memory_that_is_counted_for_it(control:
 
 def test_a_log_that_knows_nothing_takes_no_more_than_is_counted_for_it() -> None:
     partitions = Partitions()
-    gc.collect()
-    tracemalloc.start()
-    for number in range(1_000):
-        partitions.get(PartitionId(TopicId(f"{number:036d}"), 0))
-    taken_bytes = tracemalloc.get_traced_memory()[0] / 1_000
-    tracemalloc.stop()
+    with no_collector():
+        tracemalloc.start()
+        for number in range(1_000):
+            partitions.get(PartitionId(TopicId(f"{number:036d}"), 0))
+        taken_bytes = tracemalloc.get_traced_memory()[0] / 1_000
+        tracemalloc.stop()
 
     assert LOG_BYTES * 3 / 4 <= taken_bytes <= LOG_BYTES
     assert partitions.size_bytes == 1_000 * LOG_BYTES

@@ -31,7 +31,7 @@ def pattern(size_bytes: int, seed: int) -> bytes:
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(sizes=st.lists(SIZES, min_size=1, max_size=5), cut=st.tuples(st.floats(0, 1), st.floats(0, 1)))
+@given(sizes=st.lists(SIZES, min_size=1, max_size=3), cut=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_what_is_written_is_what_is_read(tmp_path: Path, sizes: list[int], cut: tuple[float, float]) -> None:
     parts = [pattern(size, n)[:size] for n, size in enumerate(sizes)]
     body = b"".join(parts)

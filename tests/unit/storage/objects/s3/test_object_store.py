@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -15,6 +14,7 @@ from storage.objects.s3 import object_store
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
 from storage.vocabulary import Buffer
+from tests.kit.collector import no_collector
 from tests.unit.storage.objects.s3.opened import hurry, in_three_parts, opened
 from tests.unit.storage.objects.s3.scripted import LOST, Reply, Request, ScriptedS3, error
 
@@ -117,16 +117,12 @@ async def test_what_was_put_is_let_go_with_the_result_though_tries_failed(
     """Not by the cyclic collector, which runs rarely: an error that is kept in the frame it passed keeps the bytes."""
     account = Account()
     server.answer("PUT", reply, times=busy)
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         with contextlib.suppress(Unavailable, OutcomeUnknown):
             await store.put_if_absent(KEY, [memoryview(make_frame(memoryview(BODY), account))])
         async with asyncio.timeout(SOON_S):
             while account.held_bytes:  # noqa: ASYNC110 - threads of a client let go of buffers a moment after their result
                 await asyncio.sleep(0.001)
-    finally:
-        gc.enable()
 
 
 async def test_a_put_that_took_effect_before_its_reply_was_lost_succeeds(store: S3ObjectStore, server: ScriptedS3) -> None:
