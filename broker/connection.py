@@ -15,6 +15,7 @@ from typing import Final, Protocol, cast
 
 from broker.admission import Admission
 from broker.dispatch import Client, Done, Start, Unanswerable
+from broker.half_sent import SMALL_BYTES
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.framing import PREFIX_BYTES, ReplyOrder, frame_length
 from broker.responses import Responses
@@ -27,6 +28,8 @@ OWN_BUFFER_FROM_BYTES: Final = 16 * KIB
 """A frame that is not complete gets a buffer of its own when this much of it has arrived."""
 FRAME_GROWTH: Final = 4
 """That buffer is at most this many times what has arrived: the claim of a length costs the broker nothing."""
+PROVEN_BYTES_MAX: Final = SMALL_BYTES
+"""Whoever has sent a frame of a size gets room for the next one of that size at once, up to this."""
 UNANSWERED_BYTES_MAX: Final = 8 * MIB
 UNANSWERED_REQUESTS_MAX: Final = 512
 GATHERED_BYTES_MAX: Final = 64 * KIB
@@ -113,6 +116,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frame: Frame | None = None
         self._frame_filled = 0
         self._frame_length = 0
+        self._proven_bytes = 0
         self._is_starved = False
         self._goes_on = False
         self._queue: deque[Frame] = deque()
@@ -278,6 +282,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._frame_filled += nbytes
                 if self._frame_filled == self._frame_length:
                     self._unanswered_bytes += len(frame)
+                    self._proven_bytes = min(PROVEN_BYTES_MAX, max(self._proven_bytes, len(frame)))
                     self._queue.append(frame)
                     self._end_frame()
                 elif self._frame_filled == len(frame):
@@ -320,7 +325,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _give_room(self, received: Frame | memoryview, counted_bytes: int) -> bool:
         """Move the begun frame to a buffer with room for more of it. False: it waits until there is memory for one."""
-        room_bytes = min(self._frame_length, len(received) * FRAME_GROWTH)
+        proven_bytes = 0 if self._admission.is_over else self._proven_bytes
+        room_bytes = min(self._frame_length, max(len(received) * FRAME_GROWTH, proven_bytes))
         frame = self._admission.begin(received, room_bytes, self)
         if frame is None:
             self._starve(room_bytes - counted_bytes, room_bytes)

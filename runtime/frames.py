@@ -4,6 +4,7 @@ A frame is in one account at a time. It leaves the account by itself when it die
 send bytes from threads of their own), so an account learns of it in the middle of anything: it only counts, and calls back later.
 """
 
+import ctypes
 import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,10 @@ FRAME_OVERHEAD_BYTES: Final = 3 * 1024
 MAPPED_FROM_BYTES: Final = 16 * 1024 * 1024
 """Larger frames come straight from the kernel, which clears their pages one at a time as they fill. To clear 100 MiB at once took 37 to 97
 ms of one turn of the loop on an idle machine and 320 ms on a busy one. Smaller ones are faster from the heap, whose pages are there."""
+
+_resize: Final[Callable[[bytearray, int], int]] = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_ssize_t)(
+    ("PyByteArray_Resize", ctypes.pythonapi)
+)
 
 
 class Account:
@@ -84,18 +89,23 @@ class MappedFrame(Frame, mmap.mmap):
 
 
 def make_frame(content: memoryview | bytearray | int, account: Account) -> Frame:
-    """Make a frame of these bytes, or of that number of zeros. The caller knows whether there is room for it.
+    """Make a frame of these bytes, or of that number of bytes. The caller knows whether there is room for it.
 
-    Raises MemoryError.
+    Where a number is asked for, whatever was in that memory before is there until it is written over. Raises MemoryError.
     """
-    frame = _zeros(content) if isinstance(content, int) and content > MAPPED_FROM_BYTES else HeapFrame(content)
+    frame = _of_size(content) if isinstance(content, int) else HeapFrame(content)
     frame.account = account
     cost_bytes = len(frame) + FRAME_OVERHEAD_BYTES
     account.held_bytes += cost_bytes
     return frame
 
 
-def _zeros(size_bytes: int) -> Frame:
+def _of_size(size_bytes: int) -> Frame:
+    if size_bytes <= MAPPED_FROM_BYTES:
+        # `bytearray(n)` writes n zeros, all of which would be written over.
+        frame = HeapFrame()
+        _resize(frame, size_bytes)
+        return frame
     try:
         return MappedFrame(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

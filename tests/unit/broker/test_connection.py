@@ -14,6 +14,7 @@ from broker.connection import (
     FRAME_GROWTH,
     GATHERED_BYTES_MAX,
     OWN_BUFFER_FROM_BYTES,
+    PROVEN_BYTES_MAX,
     UNANSWERED_BYTES_MAX,
     UNANSWERED_REQUESTS_MAX,
 )
@@ -87,6 +88,39 @@ def test_the_claim_of_a_large_frame_costs_nothing_and_its_buffer_follows_what_ha
 
     assert claimed == 0
     assert 1 <= max(ratios) <= FRAME_GROWTH
+
+
+def begun(play: Play, frame_bytes: int) -> int:
+    """Begin a frame of this size, as far as gets it a buffer. Returns the size of that."""
+    before_bytes = play.admission.held_bytes
+    play.receive_bytes(frame_bytes.to_bytes(4, "big") + b"P" + bytes(OWN_BUFFER_FROM_BYTES - 1))
+    return play.admission.held_bytes - before_bytes - FRAME_OVERHEAD_BYTES
+
+
+@pytest.mark.parametrize(
+    ("sent", "next_sent", "room"), [(MIB, 2 * MIB, MIB), (MIB, MIB // 2, MIB // 2), (3 * MIB, 4 * MIB, PROVEN_BYTES_MAX)]
+)
+def test_whoever_has_sent_a_frame_of_a_size_gets_room_for_the_next_one_at_once_up_to_a_bound(sent: int, next_sent: int, room: int) -> None:
+    play = Play(budget_bytes=256 * MIB)
+    first = b"P" + bytes(sent - 1)
+    play.receive(first)
+    play.requests.answer(first, b"ok")
+
+    assert begun(play, next_sent) == room
+    play.receive_bytes(bytes(next_sent - OWN_BUFFER_FROM_BYTES))
+    assert play.requests.begun[-1] == b"P" + bytes(next_sent - 1)
+
+
+def test_a_broker_that_is_short_of_memory_gives_room_for_what_has_arrived_whatever_was_sent_before() -> None:
+    play = Play(budget_bytes=16 * MIB)
+    first = b"P" + bytes(MIB - 1)
+    play.receive(first)
+    play.requests.answer(first, b"ok")
+    whole = play.admission.admit(memoryview(bytes(13 * MIB)))
+
+    assert play.admission.is_over
+    assert begun(play, MIB) == OWN_BUFFER_FROM_BYTES * FRAME_GROWTH
+    del whole
 
 
 def test_a_frame_of_the_largest_size_is_taken_and_no_byte_is_lost() -> None:

@@ -1,6 +1,7 @@
 """Frames leave their account in whatever thread they die."""
 
 import mmap
+import sys
 import threading
 from pathlib import Path
 
@@ -72,6 +73,19 @@ def test_an_account_that_is_watched_is_told_of_every_frame_that_left() -> None:
 
     assert told == [3 + FRAME_OVERHEAD_BYTES, 0]
     assert other.held_bytes == 0
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 100, 1 << 20, MAPPED_FROM_BYTES])
+def test_a_frame_of_a_size_is_written_and_read_as_a_whole_and_has_no_room_to_grow_into(size_bytes: int) -> None:
+    account = Account()
+    frame = make_frame(size_bytes, account)
+    view = memoryview(frame)
+    pattern = (bytes(range(256)) * (size_bytes // 256 + 1))[:size_bytes]
+    view[:] = pattern
+
+    assert (len(frame), view.nbytes, frame.cost_bytes) == (size_bytes, size_bytes, size_bytes + FRAME_OVERHEAD_BYTES)
+    assert view == pattern
+    assert sys.getsizeof(frame) <= size_bytes + 100
 
 
 def resident_bytes() -> int:
