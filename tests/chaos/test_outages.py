@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.chaos.streams import Stream, create_topics, judge, running, wait_for_progress
+from runtime.clock import SystemClock
+from tests.chaos.streams import Stream, create_topics, judge, read_all, running, wait_for_progress
 from tests.kit.faults.plan import Fault, Rule
 from tests.kit.native import Native, native_services
 from tests.kit.serving import Served
@@ -20,6 +21,10 @@ OUTAGE_S = 3.0
 LONGER_THAN_A_SESSION_S = 15.0
 RECOVERED_WITHIN_S = 10.0
 RSS_BYTES_MAX = 400 * 2**20
+UNNOTICED_WITHIN_S = 1.0
+"""How long a producer may wait for an acknowledgement while something is away that it does not need."""
+
+_clock = SystemClock()
 
 
 @dataclass(frozen=True)
@@ -181,3 +186,26 @@ def test_an_outage_loses_nothing_invents_nothing_and_is_over_when_it_is_healed(
     for broker in cluster.brokers:
         assert broker.is_alive
         assert broker.peak_rss_bytes() < RSS_BYTES_MAX
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("outage", [s3_is_killed, s3_is_overloaded, s3_takes_ten_seconds], ids=lambda outage: outage.__name__)
+def test_producers_of_small_batches_that_travel_in_their_commits_do_not_notice_that_s3_is_away(
+    cluster: Cluster, outage: Callable[[Native], Iterator[None]]
+) -> None:
+    with cluster.native.broker(afresh=True, settings={"storage.inline_bytes": "2KiB"}) as broker:
+        names = f"small-{outage.__name__}-idempotent", f"small-{outage.__name__}-plain"
+        create_topics(broker.bootstrap, *names)
+        streams = [Stream(broker.bootstrap, names[0], idempotent=True), Stream(broker.bootstrap, names[1], idempotent=False)]
+        with running(streams):
+            wait_for_progress(streams, within_s=RECOVERED_WITHIN_S)
+            with contextlib.contextmanager(outage)(cluster.native):
+                until_s = _clock.monotonic_s() + OUTAGE_S
+                while _clock.monotonic_s() < until_s:
+                    wait_for_progress(streams, within_s=UNNOTICED_WITHIN_S)
+                acked = [dict(stream.acked) for stream in streams]
+                found = [read_all(broker.bootstrap, name) for name in names]
+        for stream, before, records in zip(streams, acked, found, strict=True):
+            there = {(partition, offset): number for partition, run in records.items() for offset, number in run}
+            assert before.items() <= there.items(), "what was acknowledged meanwhile was read meanwhile"
+            judge(stream, broker.bootstrap)

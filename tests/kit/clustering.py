@@ -125,6 +125,7 @@ class Cluster:
         leader: str = "self",
         leadership: Leadership | None = None,
         flush_interval: str = "5ms",
+        inline_bytes: str = "0B",
         wrap: Wrap = _unchanged,
     ) -> Member:
         """One more broker, when it is listed. `leadership` is a strategy of the test's own; `wrap` stands between it and the metadata."""
@@ -132,7 +133,11 @@ class Cluster:
             {
                 "broker": {"id": broker_id, "rack": rack},
                 "kafka": {"listeners": (Listener("PLAINTEXT", HOST, 0),), "leader": leader},
-                "storage": {"url": self.shared.storage_url if self.shared else "memory://", "flush_interval": flush_interval},
+                "storage": {
+                    "url": self.shared.storage_url if self.shared else "memory://",
+                    "flush_interval": flush_interval,
+                    "inline_bytes": inline_bytes,
+                },
                 "metadata": {"url": self.shared.metadata_url if self.shared else "memory://"},
             }
         )
