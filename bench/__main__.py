@@ -22,6 +22,7 @@ from bench.cases import (
     paced,
     produce,
     requests,
+    small,
     spark,
     together,
 )
@@ -43,6 +44,7 @@ CASES: Final = (
     *metadata.CASES,
     *together.CASES,
     *cluster.CASES,
+    *small.CASES,
     *spark.CASES,
 )
 RESULTS_FOLDER: Final = Path(__file__).resolve().parent / "results" / "local"
