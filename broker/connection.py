@@ -325,9 +325,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _give_room(self, received: Frame | memoryview, counted_bytes: int) -> bool:
         """Move the begun frame to a buffer with room for more of it. False: it waits until there is memory for one."""
-        proven_bytes = 0 if self._admission.is_over else self._proven_bytes
-        room_bytes = min(self._frame_length, max(len(received) * FRAME_GROWTH, proven_bytes))
-        frame = self._admission.begin(received, room_bytes, self)
+        room_bytes = min(self._frame_length, len(received) * FRAME_GROWTH)
+        frame: Frame | None = None
+        if room_bytes < self._frame_length <= self._proven_bytes and not self._admission.is_over:
+            frame = self._admission.begin(received, self._frame_length, self)
+        if frame is None:
+            frame = self._admission.begin(received, room_bytes, self)
         if frame is None:
             self._starve(room_bytes - counted_bytes, room_bytes)
             return False

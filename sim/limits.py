@@ -33,7 +33,7 @@ SMALL: Final = (
     Limit("storage.limits", "WRITERS_KEPT_MAX", 1),
     Limit("storage.log.writers", "LOOK_EVERY_S", 0.2),
     Limit("storage.log.writers", "DEAD_KEPT_MAX", 1),
-    Limit("storage.log.inline", "CARRYING_MAX", 2),
+    Limit("storage.log.inline", "CARRIED_AT_ONCE_MAX", 1),
     Limit("storage.log.flights", "UNATTENDED_MAX", 1),
     Limit("storage.log.page_store", "SWEEP_EVERY_S", 1.0),
     Limit("storage.log.kept_chunks", "CHUNKS_KEPT_MAX", 2),

@@ -25,7 +25,7 @@ from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.batch import Batch
 from storage.log.batcher import FlushSettings, OpenFlush, Trigger
 from storage.log.commit import Committer
-from storage.log.inline import CARRYING_MAX, CommitBudget, Gathers, InlineSettings, joinable, why_gathered
+from storage.log.inline import CARRIED_AT_ONCE_MAX, CommitBudget, Gathers, InlineSettings, joinable, why_gathered
 from storage.log.lane import Commit, InFlight, enter, join
 from storage.log.partition import PartitionLog
 from storage.log.upload import Uploader
@@ -86,7 +86,6 @@ class Appender:
         self._inline = inline
         self._may_write_inline = may_write_inline
         self._budget = CommitBudget(inline.commits_per_s)
-        self._carrying_count = 0
         self._carrying: list[Commit] = []
         self._committer = committer
         self._sealer = sealer
@@ -134,7 +133,7 @@ class Appender:
         """Let a commit carry the batch, or say why it has to be gathered."""
         lane = log.lane
         last = joinable(lane)
-        reason = why_gathered(lane, batch, last, self._inline, carrying=self._carrying_count)
+        reason = why_gathered(lane, batch, last, self._inline)
         if reason is not None:
             return reason
         if self._is_stopped or not self._may_write_inline():
@@ -143,6 +142,8 @@ class Appender:
             join(last, batch)
             self._inline_bytes.inc(batch.size_bytes)
             return None
+        if len(self._carrying) >= CARRIED_AT_ONCE_MAX:
+            return Gathers.MANY
         now_s = self._clock.monotonic_s()
         if not self._budget.take(now_s):
             return Gathers.BUDGET
@@ -151,7 +152,6 @@ class Appender:
 
     def _begin_carrying(self, commits: list[Commit]) -> None:
         """Together with what else arrives in this turn of the loop."""
-        self._carrying_count += len(commits)
         self._inline_commits.inc(len(commits))
         self._inline_bytes.inc(sum([commit.size_bytes for commit in commits]))
         if not self._carrying:
@@ -166,10 +166,7 @@ class Appender:
 
     async def _commit(self, commits: list[Commit]) -> None:
         began_s = self._clock.monotonic_s()
-        try:
-            await self._committer.run(commits)
-        finally:
-            self._carrying_count -= len(commits)
+        await self._committer.run(commits)
         self._commit_s.observe(self._clock.monotonic_s() - began_s)
 
     def refuse(self, cause: str) -> None:
@@ -243,7 +240,8 @@ class Appender:
     def _is_small(self, gathered: OpenFlush[PartitionLog]) -> bool:
         slice_bytes_max = self._inline.bytes_max
         return (
-            len(gathered.batches) <= CARRYING_MAX
+            # While S3 is slow or away, what needs none of it does not wait for it.
+            (len(gathered.batches) <= CARRIED_AT_ONCE_MAX or self._places.are_taken)
             and gathered.size_bytes <= slice_bytes_max * len(gathered.batches)
             and self._may_write_inline()
             and all(sum([batch.size_bytes for batch in batches]) <= slice_bytes_max for batches in gathered.batches.values())

@@ -17,9 +17,9 @@ BURST_S: Final = 0.25
 """How much unused budget is kept, to be spent at once."""
 CONFLICTS_MAX: Final = 0.5
 """The share of conflicts, among the last commits of a partition, above which its batches are gathered."""
-CARRYING_MAX: Final = 32
-"""Commits of a broker that carry batches and are under way at the same time. For more partitions one object costs less: what a control
-record carries is written again by each commit until it leaves."""
+CARRIED_AT_ONCE_MAX: Final = 32
+"""Commits that carry batches, of those that begin in one turn of the loop, and of those of one flush. For more partitions one object costs
+less: what a control record carries is written again by each commit until it leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Gathers(StrEnum):
     """Another broker commits to the partition at the same time."""
     BUDGET = "budget"
     MANY = "many"
-    """As many commits carry batches already as may at the same time."""
+    """As many commits that carry batches begin already as may at once."""
 
 
 class CommitBudget:
@@ -86,17 +86,12 @@ def joinable(lane: Lane) -> Commit | None:
     return last if last.is_inline and not last.is_open and not last.is_given_up else None
 
 
-def why_gathered(lane: Lane, batch: Batch, last: Commit | None, settings: InlineSettings, *, carrying: int) -> Gathers | None:
-    """None if the batch may travel in its commit: in `last`, which is `joinable`, or in one of its own, as far as the budget goes.
-
-    `carrying`: how many commits of the broker that carry batches are under way.
-    """
+def why_gathered(lane: Lane, batch: Batch, last: Commit | None, settings: InlineSettings) -> Gathers | None:
+    """None if the batch may travel in its commit: in `last`, which is `joinable`, or in one of its own, as far as the budget goes."""
     if batch.size_bytes > settings.bytes_max:
         return Gathers.LARGE
     if lane.gathered:
         return Gathers.QUEUED
     if last is not None:
         return Gathers.FULL if last.size_bytes + batch.size_bytes > settings.bytes_max else None
-    if carrying >= CARRYING_MAX:
-        return Gathers.MANY
     return Gathers.CONFLICTS if lane.conflict_share > CONFLICTS_MAX else None

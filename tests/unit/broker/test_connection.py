@@ -98,7 +98,14 @@ def begun(play: Play, frame_bytes: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("sent", "next_sent", "room"), [(MIB, 2 * MIB, MIB), (MIB, MIB // 2, MIB // 2), (3 * MIB, 4 * MIB, PROVEN_BYTES_MAX)]
+    ("sent", "next_sent", "room"),
+    [
+        (MIB, MIB, MIB),
+        (MIB, MIB // 2, MIB // 2),
+        (3 * MIB, PROVEN_BYTES_MAX, PROVEN_BYTES_MAX),
+        (MIB, MIB + 1, OWN_BUFFER_FROM_BYTES * FRAME_GROWTH),
+        (3 * MIB, 3 * MIB, OWN_BUFFER_FROM_BYTES * FRAME_GROWTH),
+    ],
 )
 def test_whoever_has_sent_a_frame_of_a_size_gets_room_for_the_next_one_at_once_up_to_a_bound(sent: int, next_sent: int, room: int) -> None:
     play = Play(budget_bytes=256 * MIB)
@@ -120,6 +127,19 @@ def test_a_broker_that_is_short_of_memory_gives_room_for_what_has_arrived_whatev
 
     assert play.admission.is_over
     assert begun(play, MIB) == OWN_BUFFER_FROM_BYTES * FRAME_GROWTH
+    del whole
+
+
+def test_where_there_is_no_room_for_all_of_it_a_frame_gets_room_for_what_has_arrived_and_keeps_nobody_waiting() -> None:
+    play = Play(budget_bytes=4 * MIB)
+    first = b"P" + bytes(2 * MIB - 1)
+    play.receive(first)
+    play.requests.answer(first, b"ok")
+    whole = play.admission.admit(memoryview(bytes(2 * MIB + MIB // 2)))
+
+    assert begun(play, 2 * MIB) == OWN_BUFFER_FROM_BYTES * FRAME_GROWTH
+    assert not play.connection.is_starved
+    assert not play.admission.is_over
     del whole
 
 

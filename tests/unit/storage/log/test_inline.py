@@ -14,7 +14,7 @@ from storage.log import append as append_module
 from storage.log import commit as commit_module
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
-from storage.log.inline import CARRYING_MAX, CONFLICTS_MAX, CommitBudget, Gathers, InlineSettings
+from storage.log.inline import CARRIED_AT_ONCE_MAX, CONFLICTS_MAX, CommitBudget, Gathers, InlineSettings
 from storage.log.lane import CONFLICT_MEMORY
 from storage.log.read import read_inline
 from storage.metadata import keys
@@ -145,25 +145,25 @@ def sent_to(broker: Rig, partitions: range) -> list["asyncio.Future[list[Appende
 
 async def test_batches_of_more_partitions_than_may_carry_at_a_time_go_into_one_object_and_the_next_are_carried_again() -> None:
     async with rig(inline=KIB, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
-        await with_partitions(broker, 2 * CARRYING_MAX + 1)
-        results = await asyncio.gather(*sent_to(broker, range(2 * CARRYING_MAX + 1)))
+        await with_partitions(broker, 2 * CARRIED_AT_ONCE_MAX + 1)
+        results = await asyncio.gather(*sent_to(broker, range(2 * CARRIED_AT_ONCE_MAX + 1)))
 
-        assert offsets(results) == [0] * (2 * CARRYING_MAX + 1)
-        assert reasons(broker) == {Gathers.MANY: CARRYING_MAX + 1}
-        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (CARRYING_MAX, 1)
+        assert offsets(results) == [0] * (2 * CARRIED_AT_ONCE_MAX + 1)
+        assert reasons(broker) == {Gathers.MANY: CARRIED_AT_ONCE_MAX + 1}
+        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (CARRIED_AT_ONCE_MAX, 1)
 
-        await asyncio.gather(*sent_to(broker, range(CARRYING_MAX)))
-        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (2 * CARRYING_MAX, 1)
+        await asyncio.gather(*sent_to(broker, range(CARRIED_AT_ONCE_MAX)))
+        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (2 * CARRIED_AT_ONCE_MAX, 1)
 
 
 async def test_commits_that_come_to_nothing_make_room_for_others_that_carry() -> None:
     async with rig(inline=KIB, flush=SLOW) as broker:
         broker.metadata.faults.append("request lost")
-        await with_partitions(broker, CARRYING_MAX)
-        first = await asyncio.gather(*sent_to(broker, range(CARRYING_MAX)))
-        second = await asyncio.gather(*sent_to(broker, range(CARRYING_MAX)))
+        await with_partitions(broker, CARRIED_AT_ONCE_MAX)
+        first = await asyncio.gather(*sent_to(broker, range(CARRIED_AT_ONCE_MAX)))
+        second = await asyncio.gather(*sent_to(broker, range(CARRIED_AT_ONCE_MAX)))
 
-        assert offsets([*first, *second]) == [0] * CARRYING_MAX + [1] * CARRYING_MAX
+        assert offsets([*first, *second]) == [0] * CARRIED_AT_ONCE_MAX + [1] * CARRIED_AT_ONCE_MAX
         assert reasons(broker) == {}
 
 
