@@ -17,6 +17,7 @@ from storage.log.batcher import FlushSettings
 from storage.log.inline import CARRIED_AT_ONCE_MAX, CONFLICTS_MAX, CommitBudget, Gathers, InlineSettings
 from storage.log.lane import CONFLICT_MEMORY
 from storage.log.read import read_inline
+from storage.log.upload_places import UPLOADS_MAX
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Put
@@ -154,6 +155,28 @@ async def test_batches_of_more_partitions_than_may_carry_at_a_time_go_into_one_o
 
         await asyncio.gather(*sent_to(broker, range(CARRIED_AT_ONCE_MAX)))
         assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (2 * CARRIED_AT_ONCE_MAX, 1)
+
+
+async def test_small_batches_of_any_number_of_partitions_are_carried_while_uploads_have_no_place() -> None:
+    count = 3 * CARRIED_AT_ONCE_MAX
+    async with rig(inline=KIB, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
+        await with_partitions(broker, count)
+        broker.objects.gate = gate = asyncio.Event()
+        large = []
+        for _ in range(UPLOADS_MAX):
+            large.append(broker.send(of_size(2_000)))
+            async with asyncio.timeout(10):
+                while broker.parts.appender._open.batches:  # noqa: ASYNC110 - a timer seals it
+                    await asyncio.sleep(0.001)
+        async with asyncio.timeout(10):
+            small = await asyncio.gather(*sent_to(broker, range(count)))
+
+        assert offsets(small) == [0] * count
+        assert reasons(broker) == {Gathers.LARGE: UPLOADS_MAX, Gathers.MANY: count - CARRIED_AT_ONCE_MAX}
+        assert counted(broker, "inline_commits") == count
+        gate.set()
+        assert offsets([await one for one in large]) == list(range(UPLOADS_MAX))
+        assert len(broker.objects.put_keys) == UPLOADS_MAX
 
 
 async def test_commits_that_come_to_nothing_make_room_for_others_that_carry() -> None:
