@@ -21,7 +21,7 @@ OUTAGE_S = 3.0
 LONGER_THAN_A_SESSION_S = 15.0
 RECOVERED_WITHIN_S = 10.0
 RSS_BYTES_MAX = 400 * 2**20
-AWAY_S, UNNOTICED_WITHIN_S = 6.0, 4.0
+AWAY_S, UNNOTICED_WITHIN_S = 4.0, 3.0
 """How long something is away that a producer does not need, and how long it may wait for an acknowledgement on a busy machine."""
 ALL_IN_ONE_COMMIT = {"batch.num.messages": 5}
 """Five batches, as many as an idempotent producer has under way, are less than a commit may carry. More would need an object."""
@@ -195,7 +195,7 @@ def test_an_outage_loses_nothing_invents_nothing_and_is_over_when_it_is_healed(
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("outage", [s3_is_killed, s3_is_overloaded, s3_takes_ten_seconds], ids=lambda outage: outage.__name__)
+@pytest.mark.parametrize("outage", [s3_is_killed, s3_takes_ten_seconds], ids=lambda outage: outage.__name__)
 def test_producers_of_small_batches_that_travel_in_their_commits_do_not_notice_that_s3_is_away(
     cluster: Cluster, outage: Callable[[Native], Iterator[None]]
 ) -> None:

@@ -16,7 +16,7 @@ from tests.kit.record_batches import record_batch
 PARTITIONS = 100
 SPARSE_RECORDS, SPARSE_PAUSE_S = 30, 0.1
 IN_FLIGHT, MEDIUM_PARTITIONS, MEDIUM_ROUNDS = 5, 12, 200
-LARGE_BYTES, LARGE_ROUNDS = 1_000_000, 8
+LARGE_BYTES, LARGE_ROUNDS = 1_000_000, 3
 OTHERS_PER_S = 1.0
 """Writes that a broker makes for itself: less than one a second (test_idle_cost.py)."""
 
