@@ -22,10 +22,11 @@ VALUE_BYTES: Final = 100
 IN_FLIGHT: Final = 5
 PARTITIONS: Final = 12
 REQUESTS: Final = 6_000
+REQUESTS_IN_FLUSHES: Final = 200
+"""On S3 without inline entries: five in each flush of 250 ms."""
 PACE_PER_S: Final = 200
 PACED_S: Final = 10
 WARM_UP: Final = 4
-SETTLED_WITHIN_S: Final = 60.0
 INLINE: Final[dict[str, Fact]] = {"storage.inline_bytes": KIB}
 NOT_INLINE: Final[dict[str, Fact]] = {"storage.inline_bytes": 0}
 TIMES_KAFKA: Final = 0.5
@@ -40,7 +41,7 @@ _clock = SystemClock()
 
 def _one(plan: Plan, store: str, *, name: str, settings: dict[str, Fact]) -> CaseResult:
     """An idempotent record of 100 B in each request, one client with five under way, twelve partitions in turns."""
-    count = plan.scaled(REQUESTS)
+    count = plan.scaled(REQUESTS_IN_FLUSHES if store == NATIVE and settings == NOT_INLINE else REQUESTS)
     runs = []
     with fresh_broker(plan, store, settings) as (_, ours), processes.kafka(plan.folder) as kafka:
         for target in (kafka, ours):
@@ -120,7 +121,7 @@ def _passed_on(target: Target, count: int) -> list[float]:
     reader.assign([TopicPartition(topic, 0, 0)])
     reading = threading.Thread(target=_hear, args=(reader, count, seconds))
     writer = Producer({"bootstrap.servers": target.bootstrap, "acks": "all", "linger.ms": 0, "on_delivery": _heard, "log_level": 3})
-    writer.list_topics(timeout=SETTLED_WITHIN_S)
+    writer.list_topics(timeout=clients.SETTLED_WITHIN_S)
     reading.start()
     try:
         began_s = _clock.monotonic_s()
@@ -129,10 +130,10 @@ def _passed_on(target: Target, count: int) -> list[float]:
                 writer.poll(max(early_s, clients.POLL_LEAST_S))
             writer.produce(topic, _STAMP.pack(_clock.monotonic_s(), number) + bytes(VALUE_BYTES - _STAMP.size), partition=0)
             writer.poll(0)
-        if left := writer.flush(SETTLED_WITHIN_S):
-            raise clients.Lost(f"not acknowledged within {SETTLED_WITHIN_S} s: records={left}")
+        if left := writer.flush(clients.SETTLED_WITHIN_S):
+            raise clients.Lost(f"not acknowledged within {clients.SETTLED_WITHIN_S} s: records={left}")
     finally:
-        reading.join(SETTLED_WITHIN_S)
+        reading.join(clients.SETTLED_WITHIN_S)
     if len(seconds) != count:
         raise clients.Lost(f"{len(seconds)} of {count} records were read in their order: topic={topic}")
     return seconds
@@ -146,7 +147,7 @@ def _heard(error: KafkaError | None, _message: Message) -> None:
 def _hear(reader: Consumer, count: int, seconds: list[float]) -> None:
     """Until all have come, one comes out of its order, or none comes."""
     while len(seconds) < count:
-        message = reader.poll(SETTLED_WITHIN_S)
+        message = reader.poll(clients.SETTLED_WITHIN_S)
         if message is None or message.error() is not None:
             break
         sent_s, number = _STAMP.unpack_from(message.value() or b"")

@@ -37,6 +37,17 @@ ROWS: Final = 200
 SMALL_BATCHES: Final = {"kafka.batch.size": "200", "kafka.linger.ms": "0", "kafka.max.in.flight.requests.per.connection": "5"}
 
 
+def write(spark: "SparkSession", brokers: Brokers, topic: str, begin: int) -> None:
+    """ROWS numbers from `begin` on, by the producer that Spark keeps for these options."""
+    frame = spark.range(begin, begin + ROWS, 1, 1).selectExpr("cast(id as string) as value")
+    frame.write.format("kafka").options(**SMALL_BATCHES, **{"kafka.bootstrap.servers": brokers.bootstrap, "topic": topic}).save()
+
+
+def values(spark: "SparkSession", brokers: Brokers, topic: str) -> list[int]:
+    """All of them, in their order in the log."""
+    return [int(row.value or b"") for row in sorted(read(spark, brokers, subscribe=topic), key=lambda row: row.offset)]
+
+
 def topic_id_of(brokers: Brokers, topic: str) -> TopicId:
     """As it is written in keys of the metadata store."""
     described = brokers.admin.describe_topics(TopicCollection([topic]))[topic].result(WITHIN_S)
@@ -69,19 +80,14 @@ def test_t23_rows_are_written_once_by_a_producer_that_was_forgotten(spark: "Spar
         brokers = Brokers([served.bootstrap], served=[served])
         topic = brokers.create("forgotten", partitions=1)
 
-        def write(begin: int) -> None:
-            frame = spark.range(begin, begin + ROWS, 1, 1).selectExpr("cast(id as string) as value")
-            frame.write.format("kafka").options(**SMALL_BATCHES, **{"kafka.bootstrap.servers": served.bootstrap, "topic": topic}).save()
-
-        write(0)
+        write(spark, brokers, topic, 0)
         with mock.patch.dict(os.environ, s3.environ):
             count = asyncio.run(forget_producers(topic_id_of(brokers, topic), metadata_url=oxia.url, storage_url=s3.url()))
-        write(ROWS)
-        write(2 * ROWS)
+        write(spark, brokers, topic, ROWS)
+        write(spark, brokers, topic, 2 * ROWS)
 
-        found = sorted(read(spark, brokers, subscribe=topic), key=lambda row: row.offset)
         assert count == 1
-        assert [int(row.value or b"") for row in found] == list(range(3 * ROWS))
+        assert values(spark, brokers, topic) == list(range(3 * ROWS))
 
 
 def test_t23_rows_are_written_once_by_a_producer_whose_broker_was_killed(spark: "SparkSession", against: Against, tmp_path: Path) -> None:
@@ -93,15 +99,10 @@ def test_t23_rows_are_written_once_by_a_producer_whose_broker_was_killed(spark: 
         brokers = Brokers([first.bootstrap], served=[first])
         topic = brokers.create("forgotten", partitions=1)
 
-        def write(begin: int) -> None:
-            frame = spark.range(begin, begin + ROWS, 1, 1).selectExpr("cast(id as string) as value")
-            frame.write.format("kafka").options(**SMALL_BATCHES, **{"kafka.bootstrap.servers": first.bootstrap, "topic": topic}).save()
-
-        write(0)
-        write(ROWS)
+        write(spark, brokers, topic, 0)
+        write(spark, brokers, topic, ROWS)
         first.kill9()
         lives.enter_context(serving(tmp_path / "broker", kafka_port=first.kafka_port, settings=settings, environ=s3.environ))
-        write(2 * ROWS)
+        write(spark, brokers, topic, 2 * ROWS)
 
-        found = sorted(read(spark, brokers, subscribe=topic), key=lambda row: row.offset)
-        assert [int(row.value or b"") for row in found] == list(range(3 * ROWS))
+        assert values(spark, brokers, topic) == list(range(3 * ROWS))
