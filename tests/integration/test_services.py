@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import obstore
-import oxia  # type: ignore[import-untyped]
 import pytest
 from obstore.store import S3Store
 
@@ -24,6 +23,7 @@ from services.ports import HOST, free_port, is_free
 from services.process import ServerError
 from services.readiness import http_answers, oxia_answers
 from services.versitygw import S3Server, running_s3
+from tests.kit.official_oxia import official_client
 
 ROOT: Final = Path(__file__).parents[2]
 WITHIN_S: Final = 60.0
@@ -83,20 +83,14 @@ def fake_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put_and_get(server: OxiaServer, *, key: str, value: str) -> bytes:
-    client = oxia.Client(server.address)
-    try:
+    with official_client(server.address) as client:
         client.put(key, value)
         return bytes(client.get(key)[1])
-    finally:
-        client.close()
 
 
 def get(server_address: str, key: str) -> bytes:
-    client = oxia.Client(server_address)
-    try:
+    with official_client(server_address) as client:
         return bytes(client.get(key)[1])
-    finally:
-        client.close()
 
 
 def bucket(server: S3Server) -> S3Store:
@@ -318,9 +312,8 @@ def test_two_starts_at_once_are_one_start(background: InBackground) -> None:
 def test_stopping_and_starting_again_keeps_the_data(background: InBackground) -> None:
     background.start()
     address = f"{HOST}:{background.oxia_port}"
-    client = oxia.Client(address)
-    client.put("k", "kept")
-    client.close()
+    with official_client(address) as client:
+        client.put("k", "kept")
     pids = background.pid("oxia"), background.pid("s3")
     stopped = background.run("stop")
     assert background.answer() == (False, False)

@@ -1,7 +1,6 @@
 """Our client beside the official one, `oxia` 0.2.1 (docs/adr/0006): the same records on one shard, and what it does on four."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,26 +8,13 @@ import oxia
 import oxia.ex
 import pytest
 from oxia.internal.proto.io.streamnative.oxia import proto
-from oxia.internal.service_discovery import ServiceDiscovery
 
 from services.oxia import OxiaServer, running_oxia
 from storage.metadata.port import ABSENT, Applied, Key, OpResult, Put, Status
 from tests.integration.oxia.opening import opened
+from tests.kit.official_oxia import Discovery, official_client
 
 NAMES = [f"topic-{number}" for number in range(20)]
-
-
-@pytest.fixture(autouse=True)
-def without_its_first_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread uses what its constructor makes only after it started the thread: an answer that comes at once hangs it for 30 s."""
-    get_assignments = ServiceDiscovery.get_assignments
-
-    def when_made(self: ServiceDiscovery) -> None:
-        while not hasattr(self, "_init_barrier"):
-            time.sleep(0.001)
-        get_assignments(self)
-
-    monkeypatch.setattr(ServiceDiscovery, "get_assignments", when_made)
 
 
 @pytest.fixture
@@ -38,11 +24,8 @@ def one_shard(tmp_path: Path) -> Iterator[OxiaServer]:
 
 
 def officially(address: str, do: Callable[[oxia.Client], None]) -> None:
-    client = oxia.Client(address)
-    try:
+    with official_client(address) as client:
         do(client)
-    finally:
-        client.close()
 
 
 async def test_on_one_shard_each_reads_what_the_other_wrote(one_shard: OxiaServer) -> None:
@@ -106,7 +89,7 @@ def test_the_official_client_hangs_in_its_second_update_of_the_assignments() -> 
         def get(self, address: str) -> Node:
             return Node()
 
-    discovery = ServiceDiscovery("n0:1", Nodes(), "default")
+    discovery = Discovery("n0:1", Nodes(), "default")
     discovery._thread.join(1)
 
     assert discovery._thread.is_alive()
