@@ -41,14 +41,15 @@ def test_there_are_more_workers_than_processors_within_a_bound() -> None:
     assert [count(processors, of_small_tests=True) for processors in (1, 2, 64)] == [2, 4, WORKERS_MAX]
 
 
-def test_workers_take_from_both_ends_of_the_row_and_what_is_alone_at_last() -> None:
+def test_workers_take_from_both_ends_of_the_row_and_what_is_alone_when_all_else_gives_way() -> None:
     row = dict.fromkeys(["waits", "small", "computes", ALONE, "tests/model/m.py::t", "tests/simulation/s.py::t"])
     taken = []
-    for worker in range(6):
-        taken.append(next_of(row, computes=computes(worker)))
+    for worker, may_be_alone in enumerate([True, False, True, False, True, True]):
+        taken.append(next_of(row, computes=computes(worker), may_be_alone=may_be_alone))
         del row[taken[-1]]
 
-    assert taken == ["waits", "computes", "small", ALONE, "tests/model/m.py::t", "tests/simulation/s.py::t"]
+    assert taken == ["waits", "computes", "small", "tests/model/m.py::t", ALONE, "tests/simulation/s.py::t"]
+    assert next_of({ALONE: None}, computes=False, may_be_alone=False) == ALONE
 
 
 def test_the_priority_is_lowered_once() -> None:

@@ -4,9 +4,9 @@ Every worker has servers of its own, so that tests of two workers meet nowhere. 
 stay together, since each worker would make that fixture again; any other test goes to the next worker that is free.
 
 The tests lie in one row, from those that wait to those that compute, with small ones between. Most workers take from the end that waits,
-one for each processor takes from the end that computes: so the processors have work at any time. The tests marked `alone` come when these
-are done, and nobody has to stop for them. Tests that only compute, in time of their own, come at last and at a lower priority: they give
-way to those that are `alone`, most of whose time the processors would have nothing to do.
+one for each processor takes from the end that computes: so the processors have work at any time. Tests that only compute, in time of their
+own, come at last and at a lower priority. The tests marked `alone` come when all but those are done, and nobody has to stop for them: who
+computes gives way, most of the time that the processors would have nothing to do.
 
 Of a test that passes, the controller hears two messages instead of six: the others took longer than the usual test does.
 """
@@ -66,7 +66,12 @@ class Scheduling(LoadScopeScheduling):
             del self.assigned_work[node][scope]
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        self.workqueue.move_to_end(next_of(self.workqueue, computes=computes(self.nodes.index(node))), last=False)
+        # Under way or about to be: a worker has some that it has not begun.
+        given = (scope for work in self.assigned_work.values() for scope, done in work.items() if not all(done.values()))
+        may_be_alone = all(gives_way(scope) for scope in given)
+        self.workqueue.move_to_end(
+            next_of(self.workqueue, computes=computes(self.nodes.index(node)), may_be_alone=may_be_alone), last=False
+        )
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
@@ -85,11 +90,16 @@ def computes(worker: int) -> bool:
     return worker % WORKERS_PER_PROCESSOR == 1
 
 
-def next_of(row: Mapping[str, object], *, computes: bool) -> str:
-    """The scope that a worker takes from a row that has some."""
+def next_of(row: Mapping[str, object], *, computes: bool, may_be_alone: bool) -> str:
+    """The scope that a worker takes from a row that has some. `may_be_alone`: all that are under way give way.
+
+    A worker that takes those that are alone any sooner makes all others wait at the door, with tests behind the one that waits there.
+    """
     scopes = reversed(row.keys()) if computes else iter(row)
     chosen = next((scope for scope in scopes if scope != ALONE and not gives_way(scope)), None)
-    return chosen or (ALONE if ALONE in row else next(iter(row)))
+    if chosen is None and not (may_be_alone and ALONE in row):
+        chosen = next((scope for scope in row if scope != ALONE), None)
+    return chosen or ALONE
 
 
 def gives_way(nodeid: str) -> bool:

@@ -3,6 +3,7 @@
 Certificates are read once. The token's file is looked at again while requests go out, because what issues tokens puts new ones there.
 """
 
+import pkgutil
 import ssl
 from pathlib import Path
 from typing import Final
@@ -85,6 +86,22 @@ def channel_credentials(access: OxiaAccess) -> grpc.ChannelCredentials | None:
             f"({getattr(error, 'reason', None) or 'unreadable'}): correct metadata.url"
         ) from None
     return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=certificate)
+
+
+def tls_context(access: OxiaAccess) -> ssl.SSLContext | None:
+    """What `channel_credentials` found to be in order, for connections of our own. None without TLS."""
+    if not access.tls:
+        return None
+    context = ssl.create_default_context(cafile=access.ca_file, cadata=None if access.ca_file else _grpc_authorities())
+    context.set_alpn_protocols(["h2"])
+    if access.cert_file is not None and access.key_file is not None:
+        context.load_cert_chain(access.cert_file, access.key_file, password="")
+    return context
+
+
+def _grpc_authorities() -> str | None:
+    roots = pkgutil.get_data("grpc._cython", "_credentials/roots.pem")
+    return None if roots is None else roots.decode()
 
 
 def _read(name: str, path: str) -> bytes:

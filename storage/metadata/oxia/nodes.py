@@ -1,14 +1,19 @@
 """Connections to Oxia's nodes, one per address, made when first used."""
 
-from collections.abc import Callable
+import contextlib
+import ssl
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from storage.metadata.oxia import wire_pb2 as wire
-from storage.metadata.oxia.credentials import Token
+from storage.metadata.oxia.credentials import Token, channel_credentials, tls_context
+from storage.metadata.oxia.direct import DirectCalls
+from storage.metadata.oxia.http2 import RESPONSE_BYTES_MAX
+from storage.metadata.oxia.location import OxiaAccess
 
-RESPONSE_BYTES_MAX: Final = 128 * 1024 * 1024
 CONNECT_TIMEOUT_MS: Final = 2_000
 RECONNECT_BACKOFF_MS_MAX: Final = 1_000
 CLOSE_TIMEOUT_S: Final = 2.0
@@ -33,6 +38,7 @@ _OPTIONS: Final = (
 
 
 C = TypeVar("C", bound=Callable[..., Any])
+Spawn = Callable[[Coroutine[Any, Any, None], str], object]
 
 
 class OxiaNode:
@@ -40,6 +46,10 @@ class OxiaNode:
 
     __slots__ = (
         "_channel",
+        "_direct",
+        "_read",
+        "_read_one",
+        "_write",
         "address",
         "close_session",
         "create_session",
@@ -48,12 +58,18 @@ class OxiaNode:
         "keep_alive",
         "list",
         "range_scan",
-        "read",
-        "read_one",
-        "write",
     )
 
-    def __init__(self, address: str, *, tls: grpc.ChannelCredentials | None, server_name: str | None, token: Token | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: grpc.ChannelCredentials | None,
+        direct_tls: ssl.SSLContext | None,
+        server_name: str | None,
+        token: Token | None,
+        spawn: Spawn,
+    ) -> None:
         self.address = address
         options = _OPTIONS if server_name is None else (*_OPTIONS, ("grpc.ssl_target_name_override", server_name))
         self._channel = channel = (
@@ -63,10 +79,11 @@ class OxiaNode:
         def bearing(method: C) -> C:
             return method if token is None else _bearing(method, token)
 
-        self.write = bearing(channel.unary_unary(f"{_SERVICE}Write", wire.WriteRequest.SerializeToString, wire.WriteResponse.FromString))
-        self.read = bearing(channel.unary_stream(f"{_SERVICE}Read", wire.ReadRequest.SerializeToString, wire.ReadResponse.FromString))
+        self._direct = DirectCalls(address, service=_SERVICE, tls=direct_tls, server_name=server_name, token=token, spawn=spawn)
+        self._write: Any = bearing(channel.unary_unary(f"{_SERVICE}Write"))
+        self._read: Any = bearing(channel.unary_stream(f"{_SERVICE}Read"))
         # The answer to one get is one message. Taken so, it costs two thirds of a stream that is read to its end.
-        self.read_one = bearing(channel.unary_unary(f"{_SERVICE}Read", wire.ReadRequest.SerializeToString, wire.ReadResponse.FromString))
+        self._read_one: Any = bearing(channel.unary_unary(f"{_SERVICE}Read"))
         self.list = bearing(channel.unary_stream(f"{_SERVICE}List", wire.ListRequest.SerializeToString, wire.ListResponse.FromString))
         self.range_scan = bearing(
             channel.unary_stream(f"{_SERVICE}RangeScan", wire.RangeScanRequest.SerializeToString, wire.RangeScanResponse.FromString)
@@ -93,12 +110,50 @@ class OxiaNode:
             channel.unary_unary(f"{_SERVICE}CloseSession", wire.CloseSessionRequest.SerializeToString, wire.CloseSessionResponse.FromString)
         )
 
+    async def write(self, request: wire.WriteRequest, *, timeout: float) -> wire.WriteResponse | None:
+        """None: the answer cannot be read."""
+        message = request.SerializeToString()
+        direct = self._direct
+        if direct.has_room_for(message):
+            answers: Sequence[bytes] = await direct.call("Write", message, timeout_s=timeout)
+        else:
+            answers = [await self._write(message, timeout=timeout)]
+            direct.note_answer()
+        try:
+            (answer,) = answers
+            return wire.WriteResponse.FromString(answer)
+        except (ValueError, DecodeError):
+            return None
+
+    async def read(self, request: wire.ReadRequest, *, timeout: float) -> list[wire.GetResponse]:
+        """Fewer answers than gets: what came after them cannot be read."""
+        message = request.SerializeToString()
+        direct = self._direct
+        if direct.has_room_for(message):
+            answers: Sequence[bytes] = await direct.call("Read", message, timeout_s=timeout)
+        elif len(request.gets) == 1:
+            answers = [await self._read_one(message, timeout=timeout)]
+            direct.note_answer()
+        else:
+            call = self._read(message, timeout=timeout)
+            try:
+                answers = [answer async for answer in call]
+            finally:
+                call.cancel()
+            direct.note_answer()
+        found: list[wire.GetResponse] = []
+        with contextlib.suppress(DecodeError):
+            for answer in answers:
+                found += wire.ReadResponse.FromString(answer).gets
+        return found
+
     def is_connected(self) -> bool:
         """Whether there is a connection; one is tried for if there is none."""
         return self._channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
 
     async def close(self) -> None:
-        """Requests that are under way end as cancelled."""
+        """Requests that are under way end as cancelled, or as not to be reached."""
+        self._direct.close()
         await self._channel.close()
 
 
@@ -113,17 +168,26 @@ def _bearing(method: C, token: Token) -> C:
 
 
 class Nodes:
-    def __init__(self, *, tls: grpc.ChannelCredentials | None = None, server_name: str | None = None, token: Token | None = None) -> None:
-        """`tls` None: plain. `server_name`: what their certificates are for, in place of their hosts."""
-        self._tls = tls
-        self._server_name = server_name
+    def __init__(self, *, access: OxiaAccess, token: Token | None, spawn: Spawn) -> None:
+        """Raise `Unavailable`, in one line with the fix, for files of `access` that cannot serve."""
+        self._tls = channel_credentials(access)
+        self._direct_tls = tls_context(access)
+        self._server_name = access.server_name
         self._token = token
+        self._spawn = spawn
         self._nodes: dict[str, OxiaNode] = {}
 
     def at(self, address: str) -> OxiaNode:
         node = self._nodes.get(address)
         if node is None:
-            node = self._nodes[address] = OxiaNode(address, tls=self._tls, server_name=self._server_name, token=self._token)
+            node = self._nodes[address] = OxiaNode(
+                address,
+                tls=self._tls,
+                direct_tls=self._direct_tls,
+                server_name=self._server_name,
+                token=self._token,
+                spawn=self._spawn,
+            )
         return node
 
     async def close(self) -> None:

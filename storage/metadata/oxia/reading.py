@@ -138,18 +138,7 @@ class OxiaReader:
 
     async def _read(self, shard: int, request: wire.ReadRequest) -> Sequence[wire.GetResponse]:
         async def attempt(node: OxiaNode, timeout_s: float) -> Sequence[wire.GetResponse]:
-            found: list[wire.GetResponse] = []
-            if len(request.gets) == 1:
-                answer = await node.read_one(request, timeout=timeout_s)
-                if isinstance(answer, wire.ReadResponse):
-                    found += answer.gets
-            else:
-                call = node.read(request, timeout=timeout_s)
-                try:
-                    while isinstance(message := await call.read(), wire.ReadResponse):
-                        found += message.gets
-                finally:
-                    call.cancel()
+            found = await node.read(request, timeout=timeout_s)
             if len(found) != len(request.gets):
                 raise CallFailed(Failure(CallFate.FAILED, f"oxia at {node.address}: {len(found)} answers to {len(request.gets)} gets"))
             return found

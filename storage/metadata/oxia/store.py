@@ -16,7 +16,7 @@ from storage.metadata.hints import Hints
 from storage.metadata.keys import CLUSTER
 from storage.metadata.oxia.assignments import Assignments
 from storage.metadata.oxia.calls import ShardCalls
-from storage.metadata.oxia.credentials import Token, channel_credentials
+from storage.metadata.oxia.credentials import Token
 from storage.metadata.oxia.following import AssignmentFollower
 from storage.metadata.oxia.location import OxiaLocation
 from storage.metadata.oxia.nodes import CLOSE_TIMEOUT_S, Nodes
@@ -42,7 +42,7 @@ class OxiaMetadataStore:
         self._tasks: set[asyncio.Task[None]] = set()
         access = location.access
         token = None if access.token_file is None else Token(access.token_file, clock=clock)
-        nodes = Nodes(tls=channel_credentials(access), server_name=access.server_name, token=token)
+        nodes = Nodes(access=access, token=token, spawn=self._spawn)
         self._calls = ShardCalls(Assignments(), nodes, clock=clock, chance=chance)
         self._hints = Hints()
         self._sessions = Sessions(self._calls, client_identity=client_identity, spawn=self._spawn)

@@ -170,8 +170,7 @@ class Writing:
                 failure = Failure(CallFate.NOT_SENT, f"oxia names no leader of shard {shard}")
             else:
                 try:
-                    response: wire.WriteResponse | None = await calls.nodes.at(leader).write(request, timeout=DEADLINE_S)
-                    # None for a message that gRPC could not decode.
+                    response = await calls.nodes.at(leader).write(request, timeout=DEADLINE_S)
                     return Unknown(str(unreadable(leader))) if response is None else response
                 except grpc.aio.AioRpcError as error:
                     failure = calls.note(shard, error, leader)

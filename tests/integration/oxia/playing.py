@@ -34,6 +34,10 @@ class PlayedNode:
         self.refusal: Refusal | None = None
         self.assignments_refusal: Refusal | None = None
         self.asked: Counter[str] = Counter()
+        self.held: set[str] = set()
+        """Methods that are not answered."""
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self.watchers: set[asyncio.Queue[str]] = set()
         self.listeners: set[asyncio.Queue[str]] = set()
 
@@ -113,6 +117,9 @@ class PlayedNode:
 
     async def _admit(self, method: str, context: Any) -> None:
         self.asked[method] += 1
+        await self.may_answer.wait()
+        while method in self.held:  # noqa: ASYNC110 - until the client gives up
+            await asyncio.sleep(0.01)
         if self.refusal is not None:
             await context.abort(self.refusal.code, self.refusal.words)
 
@@ -149,6 +156,7 @@ async def played(
     try:
         yield node
     finally:
+        node.may_answer.set()
         await server.stop(None)
 
 
