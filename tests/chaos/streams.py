@@ -33,6 +33,8 @@ class Stream:
     topic: str
     idempotent: bool
     settings: dict[str, str | int | float | bool] = field(default_factory=dict)
+    pace_s: float = 0.001
+    """Between bursts, or between twenty single records."""
     acked: dict[tuple[int, int], int] = field(default_factory=dict)
     """(partition, offset) → number."""
     failed: list[str] = field(default_factory=list)
@@ -71,7 +73,7 @@ class Stream:
             self.sent += 1
             producer.poll(0)
             if number % (BURST_RECORDS if self.idempotent else 20) == 0:
-                time.sleep(0.001)
+                time.sleep(self.pace_s)
         assert producer.flush(FLUSH_WITHIN_S) == 0, "records were neither acknowledged nor refused"
 
     def partition_of(self, number: int) -> int:

@@ -23,6 +23,8 @@ RECOVERED_WITHIN_S = 10.0
 RSS_BYTES_MAX = 400 * 2**20
 AWAY_S, UNNOTICED_WITHIN_S = 4.0, 3.0
 """How long something is away that a producer does not need, and how long it may wait for an acknowledgement on a busy machine."""
+PACE_S = 0.05
+"""Of those producers: what they do not notice is seen in a few hundred commits as well as in thousands."""
 ALL_IN_ONE_COMMIT = {"batch.num.messages": 5}
 """Five batches, as many as an idempotent producer has under way, are less than a commit may carry. More would need an object."""
 
@@ -203,8 +205,8 @@ def test_producers_of_small_batches_that_travel_in_their_commits_do_not_notice_t
         names = f"small-{outage.__name__}-idempotent", f"small-{outage.__name__}-plain"
         create_topics(broker.bootstrap, *names)
         streams = [
-            Stream(broker.bootstrap, names[0], idempotent=True, settings=ALL_IN_ONE_COMMIT),
-            Stream(broker.bootstrap, names[1], idempotent=False, settings=ALL_IN_ONE_COMMIT),
+            Stream(broker.bootstrap, names[0], idempotent=True, settings=ALL_IN_ONE_COMMIT, pace_s=PACE_S),
+            Stream(broker.bootstrap, names[1], idempotent=False, settings=ALL_IN_ONE_COMMIT, pace_s=PACE_S),
         ]
         with running(streams):
             wait_for_progress(streams, within_s=RECOVERED_WITHIN_S)

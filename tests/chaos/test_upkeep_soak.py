@@ -1,6 +1,6 @@
 """Brokers and compactors are killed while they compact, merge, trim and collect: nothing acked is lost, and nothing unused stays.
 
-Half a minute of it here, with a grace of a second; `make soak` makes it ten minutes, with a grace of half a minute (SOAK_S).
+Twenty seconds of it here, with a grace of a second; `make soak` makes it ten minutes, with a grace of half a minute (SOAK_S).
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from runtime.clock import SystemClock
 from tests.chaos.streams import PARTITIONS, Stream, create_topics, judge, read_all, running, wait_for_progress
 from tests.kit.serving import ROOT, Served, serving
 
-SOAK_S = float(os.environ.get("SOAK_S", "30"))
+SOAK_S = float(os.environ.get("SOAK_S", "20"))
 SEED = 20_261_123
 BROKERS, COMPACTORS = 3, 2
 GRACE = "1s" if SOAK_S < 120 else "30s"
