@@ -112,13 +112,15 @@ class Appender:
         self._gathered = {reason: gathered.labels(reason.value) for reason in Gathers}
         telemetry.gauge(BUFFERED_BYTES).set_function(lambda: self.buffered_bytes)
 
-    def submit(self, log: PartitionLog, batch: Batch) -> None:
-        """Take a checked batch. Its result comes through `batch.append`: always, and within COMMIT_TIMEOUT_S of being sealed."""
+    def submit(self, log: PartitionLog, batch: Batch, *, together: int = 1) -> None:
+        """Take a checked batch, one of `together` that arrived in one request. Its result comes through `batch.append`: always, and within
+        COMMIT_TIMEOUT_S of being sealed.
+        """
         if self._refused is not None:
             batch.settle(Unavailable(self._refused))
             return
         if self._inline.bytes_max:
-            reason = self._carry(log, batch)
+            reason = self._carry(log, batch, together)
             if reason is None:
                 return
             self._gathered[reason].inc()
@@ -129,9 +131,11 @@ class Appender:
         elif self._timer is None and not self._is_overdue:
             self._arm()
 
-    def _carry(self, log: PartitionLog, batch: Batch) -> Gathers | None:
+    def _carry(self, log: PartitionLog, batch: Batch, together: int) -> Gathers | None:
         """Let a commit carry the batch, or say why it has to be gathered."""
         lane = log.lane
+        if together > CARRIED_AT_ONCE_MAX:
+            return Gathers.MANY  # the first of them in commits and the rest in an object would cost both
         last = joinable(lane)
         reason = why_gathered(lane, batch, last, self._inline)
         if reason is not None:

@@ -190,7 +190,7 @@ class Produce:
             under_way.finish(append)
         for partition, batch in batches:
             # One at a time: a log that has no work may be forgotten by the next `get`, and its batch would have a lane of its own (I6).
-            self._appender.submit(self._partitions.get(partition), batch)
+            self._appender.submit(self._partitions.get(partition), batch, together=len(batches))
 
     def _leave_line(self, in_line: "BatchInLine", made: memoryview | Refused | None) -> None:
         """Go on with one batch that was compressed anew, or stood behind one that was."""

@@ -137,7 +137,7 @@ class Rig:
         self.source = object()
 
     def send(
-        self, *batches: bytearray, partition: PartitionId = PARTITION, source: object = None
+        self, *batches: bytearray, partition: PartitionId = PARTITION, source: object = None, together: int = 1
     ) -> "asyncio.Future[list[Appended | StorageError]]":
         """One append of these batches; its results."""
         done: asyncio.Future[list[Appended | StorageError]] = asyncio.get_running_loop().create_future()
@@ -149,7 +149,7 @@ class Rig:
         log = self.parts.partitions.get(partition)
         for index, data in enumerate(batches):
             view = memoryview(data)
-            self.parts.appender.submit(log, batch_of(view, parse_header(view), append, index))
+            self.parts.appender.submit(log, batch_of(view, parse_header(view), append, index), together=together)
         return done
 
     async def control(self, partition: PartitionId = PARTITION) -> Control:

@@ -157,6 +157,21 @@ async def test_batches_of_more_partitions_than_may_carry_at_a_time_go_into_one_o
         assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (2 * CARRIED_AT_ONCE_MAX, 1)
 
 
+async def test_of_a_request_for_more_partitions_than_may_carry_at_a_time_none_is_carried() -> None:
+    async with rig(inline=KIB, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
+        await with_partitions(broker, CARRIED_AT_ONCE_MAX + 1)
+        results = await asyncio.gather(
+            *(
+                broker.send(of_size(100), partition=PartitionId(TOPIC, 1 + n), together=CARRIED_AT_ONCE_MAX + 1)
+                for n in range(CARRIED_AT_ONCE_MAX + 1)
+            )
+        )
+
+        assert offsets(results) == [0] * (CARRIED_AT_ONCE_MAX + 1)
+        assert reasons(broker) == {Gathers.MANY: CARRIED_AT_ONCE_MAX + 1}
+        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (0, 1)
+
+
 async def test_small_batches_of_any_number_of_partitions_are_carried_while_uploads_have_no_place() -> None:
     count = 3 * CARRIED_AT_ONCE_MAX
     async with rig(inline=KIB, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
