@@ -7,6 +7,7 @@ and while there is none, or no room on it, a request goes through gRPC. So what 
 import asyncio
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -18,9 +19,15 @@ from storage.metadata.oxia.http2 import ConnectionBroken, Http2Connection, liter
 
 CONNECT_TIMEOUT_S: Final = 2.0
 CONNECT_PAUSE_S: Final = 1.0
-"""From one attempt to the next."""
-_KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2))
-"""A peer that is gone without a word is found out while nothing is asked; when something is, by its deadline."""
+"""From one attempt to the next; twice as long after each that came to nothing."""
+CONNECT_PAUSE_S_MAX: Final = 60.0
+HEADERS_BYTES_MAX: Final = 8 * 1024
+"""With a token that is longer, a request goes through gRPC."""
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 5_000))
+"""A peer that is gone without a word is found out, whether something is sent to it or not."""
+_DROP_UNSENT: Final = struct.pack("ii", 1, 0)
+"""For SO_LINGER. Otherwise the kernel goes on sending what it holds of a closed connection: a write that was given up, whose outcome is
+unknown, could arrive minutes later, over those that came after it."""
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 log = structlog.get_logger(__name__)
@@ -55,17 +62,23 @@ class DirectCalls:
         self._is_failing = False
         self._is_closed = False
         self._not_before_s = 0.0
+        self._pause_s = CONNECT_PAUSE_S
         self._headers: dict[str, bytes] = {}
 
-    def has_room_for(self, message: bytes) -> bool:
+    def has_room_for(self, method: str, message: bytes) -> bool:
         """Whether `call` sends this request at once."""
-        return bool(self._connections) and self._connections[-1].has_room_for(len(message))
+        return (
+            bool(self._connections)
+            and self._connections[-1].has_room_for(len(message))
+            and (self._token is None or len(self._headers_of(method)) <= HEADERS_BYTES_MAX)
+        )
 
     async def call(self, method: str, message: bytes, *, timeout_s: float) -> tuple[bytes, ...]:
         """The answer to a request for which there is room, message after message. Raise `AioRpcError`, as gRPC would."""
         connection = self._connections[-1]
         heard = connection.heard
-        number, reply = connection.send(self._headers_of(method), message)
+        deadline = literals({"grpc-timeout": f"{int(timeout_s * 1e3) + 1}m"})
+        number, reply = connection.send(self._headers_of(method) + deadline, message)
 
         def end() -> None:
             if not reply.done():
@@ -75,6 +88,8 @@ class DirectCalls:
         try:
             status, reason, messages = await reply
         except ConnectionBroken as error:
+            if not connection.has_answered:
+                self._note_failure(str(error))
             raise _error(grpc.StatusCode.UNAVAILABLE, str(error)) from None
         except _OutOfTime:
             connection.give_up(number)
@@ -86,6 +101,7 @@ class DirectCalls:
             raise
         finally:
             timer.cancel()
+        self._is_failing, self._pause_s = False, CONNECT_PAUSE_S
         if status:
             raise _error(_CODES.get(status, grpc.StatusCode.UNKNOWN), reason)
         return messages
@@ -96,9 +112,14 @@ class DirectCalls:
             return
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._not_before_s:
-            self._not_before_s = now_s + CONNECT_PAUSE_S
-            self._is_connecting = True
-            self._spawn(self._connect(), f"oxia connection to {self._address}")
+            self._not_before_s = now_s + self._pause_s
+            connecting = self._connect()
+            try:
+                self._spawn(connecting, f"oxia connection to {self._address}")
+            except RuntimeError:  # the one who runs our tasks is being ended: the answer counts all the same
+                connecting.close()
+            else:
+                self._is_connecting = True
 
     def close(self) -> None:
         """End what is under way."""
@@ -109,30 +130,40 @@ class DirectCalls:
     async def _connect(self) -> None:
         host, _, port = self._address.rpartition(":")
         host = host.strip("[]")
+        server_name = None if self._tls is None else self._server_name or host
         connection: Http2Connection | None = None
         try:
+            if server_name is not None:
+                server_name.encode("idna")  # as ssl does, which asyncio learns of when it has a socket, and leaves that open
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 transport, connection = await asyncio.get_running_loop().create_connection(
                     Http2Connection,
                     host,
                     int(port),
                     ssl=self._tls,
-                    server_hostname=None if self._tls is None else self._server_name or host,
+                    server_hostname=server_name,
                 )
-                _keep_alive(transport.get_extra_info("socket"))
+                set_options(transport.get_extra_info("socket"))
                 await connection.ready
-        except (OSError, TimeoutError, ConnectionBroken) as error:
-            if not self._is_failing:
-                log.warning("oxia_direct_connection_failed", address=self._address, cause=str(error) or "no answer in time")
-            self._is_failing = True
+        # ValueError and TypeError: an address, or a name for TLS, that only gRPC takes.
+        except (OSError, TimeoutError, ConnectionBroken, ValueError, TypeError) as error:
+            self._note_failure(str(error) or "no answer in time")
         else:
-            self._is_failing = False
-            self._connections = [*(each for each in self._connections if not each.is_over), connection]
-            connection = None
+            if not self._is_closed:
+                self._connections = [*(each for each in self._connections if not each.is_over), connection]
+                connection = None
         finally:
             self._is_connecting = False
             if connection is not None:
                 connection.abort("not connected in time")
+
+    def _note_failure(self, cause: str) -> None:
+        """A connection was not made, or ended before it was of use: the next attempt comes later, and the log says so once."""
+        if not self._is_failing:
+            log.warning("oxia_direct_connection_failed", address=self._address, cause=cause)
+        self._is_failing = True
+        self._not_before_s = asyncio.get_running_loop().time() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, CONNECT_PAUSE_S_MAX)
 
     def _headers_of(self, method: str) -> bytes:
         headers = self._headers.get(method)
@@ -154,8 +185,9 @@ def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
 
-def _keep_alive(connected: Any) -> None:
+def set_options(connected: Any) -> None:
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP_UNSENT)
     for name, value in _KEEPALIVE:
         if (option := getattr(socket, name, None)) is not None:
             connected.setsockopt(socket.IPPROTO_TCP, option, value)

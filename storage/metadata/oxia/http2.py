@@ -146,6 +146,8 @@ class Http2Connection(asyncio.Protocol):
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heard = 0
         """Counts what came from the peer."""
+        self.has_answered = False
+        """Whether it was of use: a request was answered, well or not."""
         self._transport: asyncio.Transport | None = None
         self._streams: dict[int, _Stream] = {}
         self._next = 1
@@ -338,7 +340,7 @@ class Http2Connection(asyncio.Protocol):
         if stream.size > RESPONSE_BYTES_MAX:
             raise _Violation(f"an answer of more than {RESPONSE_BYTES_MAX} bytes")
         if flags & END_STREAM:
-            self._end(number, CallReply(INTERNAL, "the answer ends without a status", ()))
+            self._end(number, _reply(stream, {}))
 
     def _take_headers(self, flags: int, number: int, block: bytes) -> None:
         if len(block) > HEADER_BYTES_MAX:
@@ -353,6 +355,7 @@ class Http2Connection(asyncio.Protocol):
         if (http_status := headers.get(":status")) is not None:
             stream.http_status = _number(http_status)
         if flags & END_STREAM:
+            self.has_answered = True
             self._end(number, _reply(stream, headers))
 
     def _decoded(self, block: bytes) -> Mapping[str, str]:
@@ -391,10 +394,11 @@ def _reset(payload: bytes) -> CallReply:
 
 
 def _reply(stream: _Stream, trailers: Mapping[str, str]) -> CallReply:
-    if stream.http_status != 200:
-        return CallReply(_STATUS_OF_HTTP.get(stream.http_status, UNKNOWN), f"HTTP status {stream.http_status}", ())
+    """As PROTOCOL-HTTP2.md says: HTTP's status counts where gRPC's is missing."""
     status = _number(trailers.get("grpc-status", ""))
     if status < 0:
+        if stream.http_status != 200:
+            return CallReply(_STATUS_OF_HTTP.get(stream.http_status, UNKNOWN), f"HTTP status {stream.http_status}", ())
         return CallReply(UNKNOWN, "the answer has no status", ())
     if status:
         return CallReply(status, unquote(trailers.get("grpc-message", "")), ())

@@ -114,10 +114,10 @@ class OxiaNode:
         """None: the answer cannot be read."""
         message = request.SerializeToString()
         direct = self._direct
-        if direct.has_room_for(message):
+        if direct.has_room_for("Write", message):
             answers: Sequence[bytes] = await direct.call("Write", message, timeout_s=timeout)
         else:
-            answers = [await self._write(message, timeout=timeout)]
+            answers = _messages(await self._write(message, timeout=timeout))
             direct.note_answer()
         try:
             (answer,) = answers
@@ -129,10 +129,10 @@ class OxiaNode:
         """Fewer answers than gets: what came after them cannot be read."""
         message = request.SerializeToString()
         direct = self._direct
-        if direct.has_room_for(message):
+        if direct.has_room_for("Read", message):
             answers: Sequence[bytes] = await direct.call("Read", message, timeout_s=timeout)
         elif len(request.gets) == 1:
-            answers = [await self._read_one(message, timeout=timeout)]
+            answers = _messages(await self._read_one(message, timeout=timeout))
             direct.note_answer()
         else:
             call = self._read(message, timeout=timeout)
@@ -155,6 +155,11 @@ class OxiaNode:
         """Requests that are under way end as cancelled, or as not to be reached."""
         self._direct.close()
         await self._channel.close()
+
+
+def _messages(answer: bytes | None) -> list[bytes]:
+    """Of a call for one message: gRPC gives None for an answer that has none."""
+    return [] if answer is None else [answer]
 
 
 def _bearing(method: C, token: Token) -> C:

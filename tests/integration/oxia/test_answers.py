@@ -25,6 +25,7 @@ class PlayedNode:
         self.address = ""
         self.answers: dict[str, list[bytes]] = {}
         self.refusal: str | None = None
+        self.has_no_message = False
         self.requests: list[tuple[str, bytes]] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -47,6 +48,12 @@ class PlayedNode:
             answers = [wire.PutResponse(version=wire.Version(version_id=int(put.value))) for put in puts]
             return wire.WriteResponse(puts=answers).SerializeToString()
         return self.answers.get(method, [b""])[0]
+
+    async def write(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        """On the wire as a method that gives one message, but for the answer that has none."""
+        answer = await self.one("Write", request, context)
+        if not self.has_no_message:
+            yield answer
 
     async def several(self, method: str, request: bytes, context: Any) -> AsyncIterator[bytes]:
         self.requests.append((method, request))
@@ -74,7 +81,8 @@ class PlayedNode:
 
         return {
             "GetShardAssignments": grpc.unary_stream_rpc_method_handler(self.get_shard_assignments),
-            **{method: unary(method) for method in ("Write", "CreateSession", "KeepAlive", "CloseSession")},
+            "Write": grpc.unary_stream_rpc_method_handler(self.write),
+            **{method: unary(method) for method in ("CreateSession", "KeepAlive", "CloseSession")},
             **{method: stream(method) for method in ("Read", "List", "RangeScan")},
         }
 
@@ -100,6 +108,23 @@ async def test_a_write_whose_answer_cannot_be_read_is_unknown(op: WriteOp) -> No
 
         assert isinstance(await store.write([op]), Unknown)
         assert node.count("Write") == 1
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["through gRPC", "directly"])
+async def test_an_answer_without_a_message_is_no_answer(times: int) -> None:
+    async with played() as node, opened(f"oxia://{node.address}/ns") as store:
+        if times > 1:
+            assert isinstance(await store.write([Put(KEY, b"1", None)]), Applied)
+            await asyncio.sleep(0.2)
+        node.has_no_message = True
+
+        assert isinstance(await store.write([Put(KEY, b"1", None)]), Unknown)
+        with pytest.raises(Unavailable, match="0 answers to 1 gets"):
+            await store.get_many([KEY])
+        with pytest.raises(Unavailable, match="0 answers to 2 gets"):
+            await store.get_many([KEY, KEY])
+        node.has_no_message = False
+        assert isinstance(await store.write([Put(KEY, b"1", None)]), Applied)
 
 
 async def test_a_session_whose_answer_cannot_be_read_is_not_opened_and_the_store_goes_on() -> None:

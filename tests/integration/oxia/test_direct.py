@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -54,6 +56,7 @@ class Relay:
         self.address = ""
         self.direct_made = 0
         self.refuses_direct = False
+        self.drops_direct_requests = False
         self.writers: set[asyncio.StreamWriter] = set()
         self._nursery = nursery
         self._direct: set[asyncio.StreamWriter] = set()
@@ -90,6 +93,11 @@ class Relay:
             to_there.write(first)
             flows = self._flows if is_direct else None
             self._nursery.spawn(_flow(there, writer, flows), name="relayed back")
+            if is_direct and self.drops_direct_requests:
+                to_there.write((await reader.readexactly(9))[:9])  # it has the settings of the node and takes note of them
+                await reader.read(65_536)
+                writer.transport.abort()
+                return
             await _flow(reader, to_there, flows)
 
 
@@ -164,6 +172,21 @@ async def test_the_token_goes_along(tmp_path: Path) -> None:
         assert isinstance(await put(store), Applied)
         assert carriers.direct["Write"] == 1
         assert set(checked.seen) == {f"Bearer {SECRET}"}
+
+
+async def test_with_a_token_that_is_too_long_for_it_requests_go_through_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "HEADERS_BYTES_MAX", 200)
+    (tmp_path / "token").write_text("t" * 200)
+    carriers = Carriers()
+    async with (
+        played(interceptors=[carriers]) as node,
+        opened(f"oxia://{node.address}/ns?tls=false&token_file={tmp_path / 'token'}") as store,
+    ):
+        for _ in range(20):
+            assert isinstance(await put(store), Applied)
+            await asyncio.sleep(0.01)
+
+        assert not carriers.direct
 
 
 async def test_a_connection_that_is_cut_leaves_a_write_unknown_and_a_read_is_asked_again() -> None:
@@ -257,6 +280,27 @@ async def test_a_node_that_takes_no_connection_of_our_own_is_asked_through_grpc_
     assert [entry["address"] for entry in said] == [relay.address]
 
 
+async def test_a_node_whose_connections_break_under_their_first_request_is_asked_so_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(direct, "CONNECT_PAUSE_S", 0.05)
+    carriers = Carriers()
+    with capture_logs() as logged:
+        async with played(interceptors=[carriers]) as node, relayed(node) as relay, opened(f"oxia://{node.address}/ns") as store:
+            relay.drops_direct_requests = True
+            outcomes = []
+
+            async def dropped_often() -> bool:
+                outcomes.append(await put(store))
+                return sum(isinstance(outcome, Unknown) for outcome in outcomes) >= 4
+
+            took_s = await seconds_until(dropped_often)
+
+    assert took_s >= 0.05 + 0.1 + 0.2
+    assert all(isinstance(outcome, Applied | Unknown) for outcome in outcomes)
+    assert [entry["event"] for entry in logged if entry["event"].startswith("oxia_direct")] == ["oxia_direct_connection_failed"]
+
+
 async def test_who_waits_when_the_store_is_closed_hears_of_it_at_once() -> None:
     carriers = Carriers()
 
@@ -326,4 +370,64 @@ async def test_a_node_whose_certificate_is_another_s_is_not_connected_to(case: s
             await seconds_until(has_failed)
 
         assert "CERTIFICATE_VERIFY_FAILED" in logged[0]["cause"]
-        assert not calls.has_room_for(b"")
+        assert not calls.has_room_for("Read", b"")
+
+
+def calls_to(address: str, spawn: Callable[[Any, str], object], *, server_name: str | None = None) -> direct.DirectCalls:
+    tls = None if server_name is None else tls_context(OxiaAccess(tls=True))
+    return direct.DirectCalls(address, service="/", tls=tls, server_name=server_name, token=None, spawn=spawn)
+
+
+@pytest.mark.parametrize(
+    ("address", "server_name"),
+    [("unix:/x", None), ("host:http", None), ("host", None), ("a..b:1", None), ("a\0b:1", None), ("127.0.0.1:PORT", "n" * 64)],
+)
+async def test_an_address_that_only_grpc_takes_is_left_to_it(address: str, server_name: str | None) -> None:
+    async with played() as node, Nursery() as nursery:
+        calls = calls_to(
+            address.replace("PORT", node.address.rpartition(":")[2]),
+            lambda coroutine, name: nursery.spawn(coroutine, name=name),
+            server_name=server_name,
+        )
+        with capture_logs() as logged:
+            calls.note_answer()
+
+            async def has_failed() -> bool:
+                return bool(logged)
+
+            await seconds_until(has_failed)
+
+        assert [entry["event"] for entry in logged] == ["oxia_direct_connection_failed"]
+        assert not calls.has_room_for("Read", b"")
+
+
+async def test_a_connection_that_is_made_while_the_store_closes_is_ended() -> None:
+    async with played() as node, relayed(node) as relay, Nursery() as nursery:
+        tasks: list[asyncio.Task[None]] = []
+        calls = calls_to(relay.address, lambda coroutine, name: tasks.append(nursery.spawn(coroutine, name=name)))
+        calls.note_answer()
+        calls.close()
+        async with asyncio.timeout(HANDLED_WITHIN_S):
+            await tasks[0]
+
+        assert not calls.has_room_for("Read", b"")
+        calls.note_answer()
+        assert len(tasks) == 1
+
+
+async def test_an_answer_counts_though_nobody_runs_tasks_any_more() -> None:
+    def spawn(coroutine: Any, name: str) -> object:
+        raise RuntimeError("the group of tasks is shutting down")
+
+    calls = calls_to("127.0.0.1:1", spawn)
+    calls.note_answer()
+
+    assert not calls.has_room_for("Read", b"")
+
+
+def test_what_a_connection_holds_unsent_ends_with_it_and_a_peer_that_takes_nothing_ends_it_soon() -> None:
+    with socket.socket() as unconnected:
+        direct.set_options(unconnected)
+
+        assert struct.unpack("ii", unconnected.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)) == (1, 0)
+        assert unconnected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == writing.DEADLINE_S * 1_000

@@ -184,9 +184,17 @@ async def test_an_answer_of_many_frames_is_put_together_and_its_bytes_are_report
         ),
         (framed(FrameType.HEADERS, END_HEADERS | END_STREAM, 1, block(httpstatus="418")), CallReply(UNKNOWN, "HTTP status 418", ())),
         (framed(FrameType.HEADERS, END_HEADERS | END_STREAM, 1, block(httpstatus="9" * 5_000)), CallReply(UNKNOWN, "HTTP status -1", ())),
+        (
+            framed(FrameType.HEADERS, END_HEADERS, 1, block(httpstatus="502")) + framed(FrameType.DATA, END_STREAM, 1, b"<html>"),
+            CallReply(UNAVAILABLE, "HTTP status 502", ()),
+        ),
+        (
+            framed(FrameType.HEADERS, END_HEADERS | END_STREAM, 1, block(httpstatus="404", grpc_status="9")),
+            CallReply(9, "", ()),
+        ),
         (answer(1, b"x", trailers=block(grpc_status="9" * 5_000)), CallReply(UNKNOWN, "the answer has no status", ())),
         (answer(1, b"x", trailers=block(other="1")), CallReply(UNKNOWN, "the answer has no status", ())),
-        (framed(FrameType.DATA, END_STREAM, 1, messages(b"x")), CallReply(INTERNAL, "the answer ends without a status", ())),
+        (framed(FrameType.DATA, END_STREAM, 1, messages(b"x")), CallReply(UNKNOWN, "the answer has no status", ())),
         (
             framed(FrameType.DATA, 0, 1, messages(b"cut")[:-1]) + answer(1),
             CallReply(INTERNAL, "the answer is compressed or cut short", ()),
