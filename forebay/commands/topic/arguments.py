@@ -1,11 +1,14 @@
-"""What several commands of `forebay topic` take."""
+"""What several commands take that are about topics."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from forebay.kafka_client.completion import topic_names
 from forebay.kafka_client.text import check_name, check_names
+
+PARTITIONS_MAX: Final = 10_000
+"""What brokers create at once, Forebay's (storage/catalog/topics.py) and Apache Kafka's."""
 
 TopicNameArgument = Annotated[
     str,
@@ -17,6 +20,13 @@ TopicNameArgument = Annotated[
     ),
 ]
 
+Configs = Annotated[list[str] | None, typer.Option("--config", "-c", help="Set this config of the topic; repeatable.", metavar="KEY=VALUE")]
+
+ReplicationFactor = Annotated[
+    int | None,
+    typer.Option("--replication-factor", "-r", min=1, max=10_000, help="Ask Apache Kafka for this many replicas; Forebay needs none."),
+]
+
 TopicNamesArgument = Annotated[
     list[str],
     typer.Argument(
@@ -26,3 +36,10 @@ TopicNamesArgument = Annotated[
         callback=check_names,
     ),
 ]
+
+
+def partition_count(given: int | None) -> int | None:
+    """For options that create partitions. Raise `BadParameter` for more than brokers create at once."""
+    if given is not None and given > PARTITIONS_MAX:
+        raise typer.BadParameter(f"{given:,} partitions are too many: brokers create {PARTITIONS_MAX:,} at most")
+    return given

@@ -1,11 +1,18 @@
 """`forebay topic …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from forebay.commands.topic.arguments import TopicNameArgument, TopicNamesArgument
+from forebay.commands.topic.arguments import (
+    PARTITIONS_MAX,
+    Configs,
+    ReplicationFactor,
+    TopicNameArgument,
+    TopicNamesArgument,
+    partition_count,
+)
 from forebay.commands.topic.consume_command import consume, tail
 from forebay.commands.topic.produce_command import produce
 from forebay.kafka_client.failures import ClientFailed, confirm, exit_if_any, failures_reported, noting_failure
@@ -27,17 +34,6 @@ from forebay.kafka_client.text import check_text
 topic = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Manage topics, and write and read their records.", epilog=OTHER_NAMES
 )
-
-PARTITIONS_MAX: Final = 10_000
-"""What brokers create at once, Forebay's (storage/catalog/topics.py) and Apache Kafka's."""
-
-Configs = Annotated[list[str] | None, typer.Option("--config", "-c", help="Set this config of the topic; repeatable.", metavar="KEY=VALUE")]
-
-
-def _partition_count(given: int | None) -> int | None:
-    if given is not None and given > PARTITIONS_MAX:
-        raise typer.BadParameter(f"{given:,} partitions are too many: brokers create {PARTITIONS_MAX:,} at most")
-    return given
 
 
 @topic.command("ls", hidden=True)
@@ -93,14 +89,11 @@ def create(
             "--partitions",
             "-p",
             min=1,
-            callback=_partition_count,
+            callback=partition_count,
             help=f"Create this many partitions, {PARTITIONS_MAX:,} at most.  [default: as the cluster is set]",
         ),
     ] = None,
-    replication_factor: Annotated[
-        int | None,
-        typer.Option("--replication-factor", "-r", min=1, max=10_000, help="Ask Apache Kafka for this many replicas; Forebay needs none."),
-    ] = None,
+    replication_factor: ReplicationFactor = None,
     configs: Configs = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
@@ -179,7 +172,7 @@ def add_partitions(
     names: TopicNamesArgument,
     more: Annotated[int | None, typer.Option("--num", "-n", min=1, max=PARTITIONS_MAX, help="Add this many partitions.")] = None,
     total: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, callback=_partition_count, help="Add partitions until there are this many.")
+        int | None, typer.Option("--partitions", "-p", min=1, callback=partition_count, help="Add partitions until there are this many.")
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,

@@ -2,7 +2,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli import application
-from forebay.commands.topic.commands import PARTITIONS_MAX
+from forebay.commands.topic.arguments import PARTITIONS_MAX
 from storage.catalog import topics
 
 
