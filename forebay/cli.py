@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.commands.bench.commands import bench
 from forebay.commands.cluster.commands import cluster
 from forebay.commands.compactor.commands import compactor
 from forebay.commands.debug.commands import debug
@@ -49,6 +50,7 @@ application.add_typer(debug, name="debug")
 application.add_typer(topic, name="topic")
 application.add_typer(group, name="group")
 application.add_typer(cluster, name="cluster")
+application.add_typer(bench, name="bench")
 application.add_typer(compactor, name="compactor")
 application.add_typer(storage, name="storage")
 application.add_typer(spark, name="spark")

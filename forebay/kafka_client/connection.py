@@ -81,6 +81,10 @@ class ClusterConnection:
     def consumer(self, config: Mapping[str, Any]) -> Consumer:
         return PatientConsumer({**self._config(), **config})
 
+    def consumer_of_thread(self, config: Mapping[str, Any]) -> Consumer:
+        """For another thread than the main one, which alone is interrupted."""
+        return Consumer({**self._config(), **config})
+
     def producer(self, config: Mapping[str, Any]) -> Producer:
         return PatientProducer({**self._config(), **config})
 

@@ -26,7 +26,9 @@ def test_the_version_is_the_packages() -> None:
     assert run("--version") == run("version") == (0, f"forebay {forebay_version()}\n", "")
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("topic",), ("topic", "consume"), ("group", "reset-offsets"), ("config", "show")])
+@pytest.mark.parametrize(
+    "command", [(), ("serve",), ("topic",), ("topic", "consume"), ("bench", "e2e"), ("group", "reset-offsets"), ("config", "show")]
+)
 def test_help_is_also_h(command: tuple[str, ...]) -> None:
     code, words, talk = run(*command, "-h")
 
