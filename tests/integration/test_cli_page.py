@@ -16,6 +16,8 @@ PAGE = ROOT / "docs" / "cli.md"
 MASKS = (
     (re.compile(r"(?<=\"timestamp_ms\":)\d{13}\b|\b\d{4}-\d\d-\d\dT[\d:.]+Z"), "<time>"),
     (re.compile(r"(?<=^id       )[A-Za-z0-9_-]{22}$|(?<=^cluster     )[A-Za-z0-9_-]{22}$", re.MULTILINE), "<id>"),
+    (re.compile(r"(?<=^topic    )forebay-bench-[0-9a-z]{26}$", re.MULTILINE), "<topic>"),
+    (re.compile(r"(?<= in )[\d.,]+(?= s$)|[\d.,]+(?= (?:records/s|requests/s|MB/s|s of CPU|ms\b))", re.MULTILINE), "<n>"),
 )
 
 
@@ -93,3 +95,5 @@ def test_every_command_is_in_the_page() -> None:
         assert f"forebay group {command}" in shown
     for command in ("info", "brokers", "health"):
         assert f"forebay cluster {command}" in shown
+    for command in ("produce", "consume", "e2e", "requests"):
+        assert f"forebay bench {command}" in shown

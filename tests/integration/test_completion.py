@@ -37,6 +37,8 @@ def completed(line: str, *, bootstrap: str = "127.0.0.1:1") -> list[str]:
     [
         ("forebay gr", ["group"]),
         ("forebay group re", ["reset-offsets"]),
+        ("forebay bench ", ["produce", "consume", "e2e", "requests"]),
+        ("forebay bench produce --compression z", ["zstd"]),
         ("forebay generate completion ", ["bash", "zsh", "fish"]),
         ("forebay group list --state st", ["Stable"]),
         ("forebay group reset-offsets g --to-e", ["--to-earliest"]),
