@@ -135,7 +135,7 @@ def test_each_request_has_one_record(served: Served) -> None:
 
 @pytest.mark.parametrize(
     "load",
-    [("produce", *SMALL), ("consume", *SMALL), ("e2e", "--seconds", "0.05"), ("requests", "--records", "20", "-p", "2")],
+    [("produce", *SMALL), ("consume", *SMALL)],
     ids=lambda load: load[0],
 )
 def test_a_topic_of_a_load_alone_is_gone_afterwards_and_people_read_a_table(served: Served, load: tuple[str, ...]) -> None:
