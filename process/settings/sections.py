@@ -18,7 +18,7 @@ from process.settings.notation import (
     size,
 )
 from process.settings.urls import METADATA_URL, STORAGE_URL
-from storage.limits import MIB
+from storage.limits import KIB, MIB
 
 KAFKA_PORT: Final = 9092
 HTTP_PORT: Final = 8070
@@ -94,7 +94,7 @@ class StorageSettings:
         size(minimum="0B", maximum="2KiB"),
         "what a partition is sent up to this size stays in the metadata store until it is compacted: no object is stored for it, and no "
         "producer waits for one; 0B: all goes into objects",
-    ] = 0
+    ] = KIB
     inline_commits_per_second: Annotated[
         int,
         count(minimum=1, maximum=1_000_000),

@@ -14,6 +14,7 @@ from typing import Final
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
 from storage.catalog.cluster import ClusterRecord, open_cluster, read_cluster
+from storage.catalog.store_marker import KEY as MARKER_KEY
 from storage.catalog.store_marker import StoreMarker, read_marker, write_marker
 from storage.catalog.topic_records import decode_topic
 from storage.errors import Corrupt, IncompatibleFormat, NotFound
@@ -151,26 +152,27 @@ async def _named(metadata: MetadataStore) -> list[str]:
 
 
 async def _named_by(metadata: MetadataStore, partition: PartitionId, control: Control) -> str | None:
-    """An object that a log names, as near to its end as can be seen at once; None if it names none, or none that near."""
-    found = None
+    """An object that a log names, as near to its end as can be seen at once; None if it names none, or none that near.
+
+    An entry that carries its batches names the marker: releases that write such entries put it before anything else.
+    """
+    entries: Sequence[Entry] = ()
     live_from = max(control.compaction_cursor, control.log_start)
     if live_from < control.sequence_counter:
-        if control.pending:
-            found = _last_object(control.pending, live_from)
-        else:
+        entries = control.pending
+        if not entries:
             at = keys.PartitionKeys(partition)  # the ring was drained when nobody appended
             record = await metadata.get_ceiling(at.index(control.sequence_counter - 1), within=at.index_prefix)
-            found = None if record is None else _last_object(decode_chunk(record.value, path=record.path).entries, live_from)
+            entries = () if record is None else decode_chunk(record.value, path=record.path).entries
+    # The objects of entries that end below it may be gone.
+    live = [entry for entry in entries if entry.last >= live_from]
+    for entry in reversed(live):
+        if not entry.is_inline:
+            return object_key(entry.object_id)
     newest = control.segment
-    if found is None and newest is not None and newest.last >= control.log_start:
+    if newest is not None and newest.last >= control.log_start:
         return segment_key(partition, newest.object_id)
-    return found
-
-
-def _last_object(entries: Sequence[Entry], live_from: int) -> str | None:
-    """The objects of entries that end below `live_from` may be gone."""
-    live = (entry for entry in reversed(entries) if entry.last >= live_from and not entry.is_inline)
-    return next((object_key(entry.object_id) for entry in live), None)
+    return MARKER_KEY if live else None
 
 
 async def _controls(metadata: MetadataStore) -> AsyncIterator[tuple[PartitionId, Control]]:

@@ -40,6 +40,8 @@ ELSEWHERE: Final = {
     "storage/catalog/store_marker.py SIZE_BYTES_MAX": "an object that is read at the start",
     "storage/metadata/oxia/credentials.py TOKEN_BYTES_MAX": "a file that the operator names",
     "storage/metadata/oxia/http2.py RESPONSE_BYTES_MAX": "an answer of Oxia, far above what is ever asked of it",
+    "storage/metadata/oxia/direct.py HEADERS_BYTES_MAX": "with a longer token requests go through gRPC",
+    "storage/metadata/oxia/direct.py CONNECT_PAUSE_S_MAX": "a pause",
     "storage/metadata/oxia/http2.py REQUEST_BYTES_MAX": "what is longer goes through gRPC",
     "storage/metadata/oxia/http2.py REQUESTS_MAX": "what is more goes through gRPC",
     "storage/metadata/oxia/http2.py STREAM_MAX": "a number of HTTP/2: the next request takes another connection",

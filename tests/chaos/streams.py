@@ -33,6 +33,8 @@ class Stream:
     topic: str
     idempotent: bool
     settings: dict[str, str | int | float | bool] = field(default_factory=dict)
+    value_bytes: int = 1
+    """At least this long; enough of them in a batch make it too large for its commit to carry."""
     pace_s: float = 0.001
     """Between bursts, or between twenty single records."""
     acked: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -66,7 +68,9 @@ class Stream:
                 continue
             partition = self.partition_of(number)
             try:
-                producer.produce(self.topic, str(number).encode(), partition=partition, on_delivery=self._heard(number, partition))
+                producer.produce(
+                    self.topic, b"%0*d" % (self.value_bytes, number), partition=partition, on_delivery=self._heard(number, partition)
+                )
             except BufferError:
                 producer.poll(0.05)
                 continue

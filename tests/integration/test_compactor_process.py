@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from forebay.processes.compactor import NICE
 from runtime.clock import SystemClock
 from tests.kit.memory_watch import SOON_S
-from tests.kit.serving import HOST, ROOT, Served, events, get, serving
+from tests.kit.serving import HOST, IN_OBJECTS, ROOT, Served, events, get, serving
 
 UPKEEP = {
     "compactor.run": "true",
@@ -81,7 +81,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    with serving(tmp_path, settings=UPKEEP) as broker:
+    with serving(tmp_path, settings=UPKEEP | IN_OBJECTS) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(SOON_S)
         yield broker
@@ -119,7 +119,7 @@ def test_three_brokers_that_were_told_nothing_look_after_what_they_share(tmp_pat
     partition that had 100.
     """
     with contextlib.ExitStack() as closing:
-        brokers = [closing.enter_context(serving(tmp_path, settings=UPKEEP)) for _ in range(3)]
+        brokers = [closing.enter_context(serving(tmp_path, settings=UPKEEP | IN_OBJECTS)) for _ in range(3)]
         bootstrap = ",".join(broker.bootstrap for broker in brokers)
         admin = AdminClient({"bootstrap.servers": bootstrap})
         for name in (TOPIC, "gone"):
@@ -197,7 +197,7 @@ def forebay(*words: str) -> subprocess.CompletedProcess[str]:
 def test_upkeep_can_be_done_once_and_looked_at(tmp_path: Path) -> None:
     stores = [f"--set=storage.url=file://{tmp_path}/objects", f"--set=metadata.url=sqlite:///{tmp_path}/meta.db"]
     nothing = forebay("compactor", "status", *stores)
-    with serving(tmp_path) as broker:
+    with serving(tmp_path, settings=IN_OBJECTS) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(SOON_S)
         produce(broker.bootstrap, 0, 90)

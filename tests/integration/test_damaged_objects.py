@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.kit.async_client import AsyncClient, Read
 from tests.kit.memory_watch import SOON_S
-from tests.kit.serving import ROOT, Served, serving
+from tests.kit.serving import IN_OBJECTS, ROOT, Served, serving
 
 TOPIC = "orders"
 MISSING, CUT, CHANGED, WHOLE = range(4)
@@ -74,7 +74,7 @@ def alarms(served: Served) -> set[tuple[str, str]]:
 
 
 def test_damaged_segments_are_refused_named_and_kept_and_the_rest_goes_on(tmp_path: Path) -> None:
-    with serving(tmp_path) as served:
+    with serving(tmp_path, settings=IN_OBJECTS) as served:
         create_topic(served)
         produce(served)
     assert forebay(tmp_path, "compactor", "run-once", "--now")[1]["segments"] == 4
@@ -84,7 +84,7 @@ def test_damaged_segments_are_refused_named_and_kept_and_the_rest_goes_on(tmp_pa
     for partition, path in segments.items():
         damage(path, partition)
 
-    with serving(tmp_path) as served:
+    with serving(tmp_path, settings=IN_OBJECTS) as served:
         first = read(served, dict.fromkeys(range(4), 0))
         produce(served, begin=ROUNDS)
         later = read(served, dict.fromkeys(range(4), ROUNDS))
@@ -95,7 +95,7 @@ def test_damaged_segments_are_refused_named_and_kept_and_the_rest_goes_on(tmp_pa
         after = {path: path.read_bytes() for path in files(tmp_path, "segments")}
     for partition, path in segments.items():
         path.write_bytes(whole[partition])
-    with serving(tmp_path) as served:
+    with serving(tmp_path, settings=IN_OBJECTS) as served:
         healed = read(served, dict.fromkeys(range(4), 0))
         tails = read(served, dict.fromkeys(range(4), ROUNDS))
     sound, still = forebay(tmp_path, "storage", "verify", "--deep")
@@ -121,7 +121,7 @@ def test_damaged_segments_are_refused_named_and_kept_and_the_rest_goes_on(tmp_pa
 
 
 def test_a_partition_whose_pieces_are_damaged_is_not_compacted_and_keeps_its_objects(tmp_path: Path) -> None:
-    with serving(tmp_path) as served:
+    with serving(tmp_path, settings=IN_OBJECTS) as served:
         create_topic(served)
         produce(served)
     objects = [path for path in files(tmp_path, "wal") if path.name.startswith("01")]
@@ -132,7 +132,7 @@ def test_a_partition_whose_pieces_are_damaged_is_not_compacted_and_keeps_its_obj
     code, compacted = forebay(tmp_path, "compactor", "run-once", "--now")
     _, collected = forebay(tmp_path, "storage", "gc", "--delete", "--set=compactor.delete_grace=0ms")
     left = {path.name for path in files(tmp_path, "wal")}
-    with serving(tmp_path) as served:
+    with serving(tmp_path, settings=IN_OBJECTS) as served:
         before, behind = read(served, dict.fromkeys(range(4), 0)), read(served, dict.fromkeys(DAMAGED, 2))
         damaged = read(served, dict.fromkeys(DAMAGED, 1))
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from forebay.cli import application
 from services.oxia import OxiaServer
 from services.versitygw import S3Server
-from tests.kit.serving import Served, serving
+from tests.kit.serving import IN_OBJECTS, Served, serving
 
 APPENDS = 20
 
@@ -52,7 +52,7 @@ def append(bootstrap: str, topic: str) -> None:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cluster")
-    with serving(folder) as served:
+    with serving(folder, settings=IN_OBJECTS) as served:
         append(served.bootstrap, "orders")
         append(served.bootstrap, "events")
         yield Cluster(folder, served)
@@ -204,7 +204,7 @@ def test_a_cluster_on_oxia_and_s3_is_verified_with_the_settings_of_the_environme
     }.items():
         monkeypatch.setenv(name, value)
 
-    with serving(tmp_path, settings={**urls, "kafka.auto_create_topics": "true"}, environ=s3_server.environ) as served:
+    with serving(tmp_path, settings={**urls, **IN_OBJECTS, "kafka.auto_create_topics": "true"}, environ=s3_server.environ) as served:
         append(served.bootstrap, "verified")
         result = CliRunner().invoke(application, ["storage", "verify", "--deep", "--config", os.devnull, "-t", "verified"])
 

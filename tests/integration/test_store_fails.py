@@ -19,7 +19,7 @@ from runtime.clock import SystemClock
 from storage.outcomes import PUT, WRITE, Kind
 from tests.kit.raw_client import RawClient, frame_of
 from tests.kit.record_batches import record_batch
-from tests.kit.serving import Served, get, serving
+from tests.kit.serving import IN_OBJECTS, Served, get, serving
 
 SOON_S = 40.0
 ASK_EVERY_S = 0.05
@@ -109,7 +109,7 @@ def assert_told_once(broker: Served, kind: Kind, *, cause: str = "") -> None:
 
 
 def test_a_folder_that_takes_no_objects_is_told_to_clients_orchestrators_and_operators_until_it_does(tmp_path: Path) -> None:
-    with serving(tmp_path) as broker, RawClient(broker.kafka_port) as client:
+    with serving(tmp_path, settings=IN_OBJECTS) as broker, RawClient(broker.kafka_port) as client:
         create_topic(broker, "t")
         request = produced()
         before = code_of(client.ask(request))

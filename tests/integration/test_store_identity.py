@@ -18,7 +18,7 @@ from runtime.clock import SystemClock
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import running_s3
 from storage.catalog.store_marker import KEY
-from tests.kit.serving import HOST, Served, events, get, last_lines, serving
+from tests.kit.serving import HOST, IN_OBJECTS, Served, events, get, last_lines, serving
 
 WITHIN_S = 60.0
 ASK_EVERY_S = 0.05
@@ -94,9 +94,9 @@ def marked(objects: Path) -> object:
     return json.loads((objects / KEY).read_bytes())["cluster_id"]
 
 
-def begun(folder: Path) -> object:
+def begun(folder: Path, *, settings: Mapping[str, str] = IN_OBJECTS) -> object:
     """The id of a cluster with records in `folder`, whose broker has ended."""
-    with serving(folder, settings=AUTO) as served:
+    with serving(folder, settings=AUTO | settings) as served:
         append(served)
     return cluster_id(served)
 
@@ -133,6 +133,19 @@ def test_an_objects_folder_that_was_moved_away_is_missed_until_the_operator_mean
     assert metrics['forebay_corrupt_reads_total{cause="missing"}'] >= 2
     assert metrics['forebay_clock_difference_seconds{store="object_store"}'] == 0
     assert (cluster_id(after), marked(objects)) == (ours, ours)
+
+
+def test_an_objects_folder_that_was_moved_away_is_missed_though_it_held_no_records(tmp_path: Path) -> None:
+    ours = begun(tmp_path, settings={})
+    (tmp_path / "objects").rename(tmp_path / "aside")
+
+    said = refused(urls(tmp_path))
+    with serving(tmp_path, options=[ACCEPT]) as accepting:
+        records = consumed(accepting, 3)
+
+    assert f"holds nothing of cluster {ours}" in said
+    assert f"name objects like {KEY}" in said
+    assert records == [b"0", b"1", b"2"]
 
 
 def test_an_objects_folder_that_is_moved_back_is_taken_without_a_word(tmp_path: Path) -> None:

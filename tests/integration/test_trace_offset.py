@@ -17,7 +17,7 @@ from forebay.commands.debug.commands import debug
 from services.oxia import OxiaServer
 from services.versitygw import S3Server
 from storage.limits import PENDING_ENTRIES_MAX
-from tests.kit.serving import Served, serving
+from tests.kit.serving import IN_OBJECTS, Served, serving
 
 TOPIC = "orders"
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -76,7 +76,7 @@ def append(bootstrap: str, *, codec: str, idempotent: bool) -> list[int]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Appends of each codec, with and without sequences, and enough of them that the first ones stand in an index chunk."""
     folder = tmp_path_factory.mktemp("cluster")
-    with serving(folder) as served:
+    with serving(folder, settings=IN_OBJECTS) as served:
         for number in range(PENDING_ENTRIES_MAX + 4):
             append(served.bootstrap, codec=CODECS[number % len(CODECS)], idempotent=number % 2 == 1)
         yield Cluster(folder, served)
@@ -162,7 +162,7 @@ def test_an_unknown_topic_a_partition_and_offsets_outside_are_one_line_and_not_f
 
 
 def test_damage_and_loss_of_an_object_are_told_after_the_broker_was_killed(tmp_path: Path) -> None:
-    with serving(tmp_path) as served:
+    with serving(tmp_path, settings=IN_OBJECTS) as served:
         offsets = append(served.bootstrap, codec="none", idempotent=False)
         served.kill9()
         cluster = Cluster(tmp_path, served)
@@ -195,7 +195,7 @@ def test_a_record_on_oxia_and_s3_is_traced_with_the_settings_of_the_environment(
         "kafka.auto_create_topics": "true",
     }
 
-    with serving(tmp_path, settings=settings, environ=s3_server.environ) as served:
+    with serving(tmp_path, settings=settings | IN_OBJECTS, environ=s3_server.environ) as served:
         first, *_ = append(served.bootstrap, codec="lz4", idempotent=True)
         result = CliRunner().invoke(debug, ["trace-offset", TOPIC, "0", str(first), "--config", os.devnull, "-o", "json"])
     trace = json.loads(result.stdout)

@@ -16,7 +16,7 @@ from services.ports import free_port
 from services.versitygw import S3Server
 from tests.integration.command_line import following, forebay, interrupted, soon
 from tests.integration.transcripts import Shell, part
-from tests.kit.serving import HOST, ROOT, Served, serving
+from tests.kit.serving import HOST, IN_OBJECTS, ROOT, Served, serving
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 WITHIN_S = 60.0
@@ -189,8 +189,8 @@ def test_a_broker_that_is_killed(tmp_path: Path) -> None:
 def cluster_in(
     folder: Path, *, records: Sequence[str] = (), settings: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
 ) -> str:
-    """Make a cluster with these records. Its broker has ended; return its id."""
-    with serving(folder, settings={"kafka.auto_create_topics": "true", **(settings or {})}, environ=environ) as served:
+    """Make a cluster with these records, in objects. Its broker has ended; return its id."""
+    with serving(folder, settings={"kafka.auto_create_topics": "true", **IN_OBJECTS, **(settings or {})}, environ=environ) as served:
         produce(served.bootstrap, "orders", records)
     return next(str(event["cluster_id"]) for event in served.events() if event["event"] == "ready")
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from runtime.clock import SystemClock
 from tests.kit import forked
@@ -113,6 +114,10 @@ def assert_loop_was_free(log_path: Path) -> None:
     """No turn of the event loop took longer than LOOP_HELD_S_MAX, from when the broker was ready."""
     held = [event for event in events(log_path) if event.get("event") == "event_loop_held" and _seconds(event) > LOOP_HELD_S_MAX]
     assert not held or _reasons_to_hold, f"the broker held its event loop: {json.dumps(held, indent=1)}"
+
+
+IN_OBJECTS: Final = {"storage.inline_bytes": "0B"}
+"""Settings with which small batches go into objects, too."""
 
 
 @contextlib.contextmanager

@@ -158,7 +158,7 @@ class OxiaNode:
 
 
 def _messages(answer: bytes | None) -> list[bytes]:
-    """Of a call for one message: gRPC gives None for an answer that has none."""
+    """What a call for one message gave: None of gRPC is an answer that has none."""
     return [] if answer is None else [answer]
 
 

@@ -286,7 +286,7 @@ async def test_behind_what_entries_carry_the_last_object_that_must_be_there_is_n
         return (await look(place.metadata, place.objects)).named
 
     assert await named() == object_key(object_id)
-    assert await named(log_start=2) is None, "the object may have been collected"
+    assert await named(log_start=2) == KEY, "the object may have been collected, but who carries batches has put a marker before"
     assert await named(compaction_cursor=2, segment=segment) == segment_key(partition, segment.object_id)
 
 
