@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from sim.broker import ConnectionLost, Serving, SimBroker
+from sim.faults import LATE_S
 from sim.history import History
 from sim.places import CurrentBrokers, Place
 from storage.catalog.topics import Topic
@@ -27,6 +28,7 @@ class Admin:
         self._chance = chance
         self.is_over = False
         self._deleted: set[str] = set()
+        self._is_in_doubt = False
 
     def _has_to_end(self) -> bool:
         return self.is_over
@@ -36,12 +38,16 @@ class Admin:
         while True:
             await self._create(place.topic)
             if self._has_to_end():
-                return
+                break
             await asyncio.sleep(self._chance.expovariate(1 / PAUSE_S))
             if self._has_to_end():
-                return
+                break
             await self._delete(place.topic)
             await asyncio.sleep(self._chance.choice((0.0, 0.05, 1.0)))
+        if self._is_in_doubt:
+            # A deletion whose outcome nobody knows may have been carried out after the topic was found.
+            await asyncio.sleep(2 * LATE_S[1])
+            await self._create(place.topic)
 
     async def grow(self, topic: str, count: int) -> bool:
         """Raise the number of partitions. True if that is known to have been done."""
@@ -114,6 +120,7 @@ class Admin:
                     self._history.deleted_s[doomed.topic_id] = self._history.now_s
                 return
             await asyncio.sleep(self._chance.expovariate(1 / RETRY_S))
+        self._is_in_doubt = True
 
     async def _ask(self, broker: SimBroker, what: str, work: Callable[[Serving], Awaitable[AdminAnswer]]) -> AdminAnswer:
         """An answer, or None if there was none."""

@@ -83,9 +83,10 @@ SMALL: Final = (
 """The ring, the hot producers, the writers and the memories of a reader overflow within seconds, and a fetch of two partitions is wide."""
 TIGHT: Final = (
     Limit("storage.limits", "PENDING_ENTRIES_MAX", 9),
-    Limit("storage.limits", "CONTROL_BYTES_MAX", 1_400),
+    Limit("storage.limits", "CONTROL_BYTES_MAX", 1_700),
 )
-"""For nine producers at most: a control record with a long ring fits only after that was drained, and then always."""
+"""For eleven producers at most, and the largest slice that a commit carries: a control record with a long ring fits only after that was
+drained, and then always."""
 FORGETFUL: Final = (
     Limit("storage.log.partition", "PARTITIONS_KEPT_MAX", 3),
     Limit("storage.log.partition", "PARTITIONS_BYTES_MAX", 8_000),
