@@ -110,6 +110,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "append Appender.drain: if self._open.batches → else": _STOP,
     "append Appender.submit: if self._refused is not None → then": _LOST,
     "append Appender._carry: if self._is_stopped or not self._may_write_inline() → then": "all brokers are at the newest level: test_inline.py",
+    "append Appender._carry: if together > CARRIED_AT_ONCE_MAX → then": "requests of the simulation have one partition: test_inline.py",
     "append Appender._run_carrying: if not self._is_stopped → else": _STOP,
     "read Reader.stored_here: except Corrupt": "what a record carries is what was written: test_inline.py",
     "read read_inline: if not found.starts → then": "what a record carries is what was written: test_inline.py",
