@@ -10,14 +10,13 @@ from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient
 
-from bench import clients, meter, processes
+from bench import clients, meter, prices, processes
 from bench.cases.case import Case, Plan, metered
 from bench.clients import Load
 from bench.processes import Target
 from bench.results import CaseResult, Fact, Run, Work
 from bench.stores import NATIVE, Place, fresh
 from bench.units import GIB, KIB
-from forebay.commands.demo.store_use import DOLLARS_PER_REQUEST, REQUESTS
 from runtime.clock import SystemClock
 from storage.objects.s3.multipart import PART_BYTES
 from storage.objects.s3.object_store import MULTIPART_ABOVE_BYTES
@@ -69,7 +68,7 @@ def _live(place: Place, load: Load) -> Run:
         _until(lambda: _objects(place, "wal/") + _objects(place, "segments/"), lambda found: not found)
         requests["deleted"] = _requests(compactor)
     gib = load.value_bytes / GIB
-    dollars = {phase: sum(DOLLARS_PER_REQUEST[op] * count for op, count in requests[phase].items()) / gib for phase in PHASES}
+    dollars = {phase: prices.dollars(requests[phase]) / gib for phase in PHASES}
     facts: dict[str, Fact] = {f"dollars_per_gib_{phase}": dollars[phase] for phase in PHASES}
     facts["dollars_per_gib_life"] = sum(dollars.values())
     facts |= {"wal_objects": len(wal), "segments": len(segments)}
@@ -91,11 +90,8 @@ def _read(target: Target, load: Load) -> None:
 
 
 def _requests(target: Target) -> dict[str, float]:
-    """What the process asked of the object store since its start, by operation; failed ones, too, since they are billed."""
-    counters = target.counters()
-    return {
-        op: sum(count for series, count in counters.items() if series.startswith(f"{REQUESTS}{{op={op},")) for op in DOLLARS_PER_REQUEST
-    }
+    """What the process asked of the object store since its start, by operation."""
+    return prices.requests(target.counters())
 
 
 def _objects(place: Place, prefix: str) -> list[dict[str, Any]]:
