@@ -65,7 +65,13 @@ class Target:
 def counters_of(targets: Sequence[Target]) -> list[dict[str, float]]:
     """Every series of each broker's metrics as `name{label=value,…}`, none older than this call. Takes a second."""
     time.sleep(METRICS_AGE_MAX_S)
-    return [_counters(target.http_port) for target in targets if target.http_port is not None]
+    return [latest_counters(target) for target in targets if target.http_port is not None]
+
+
+def latest_counters(target: Target) -> dict[str, float]:
+    """The same of one broker at once: as old as the answer before, if that was given less than `METRICS_AGE_MAX_S` ago."""
+    assert target.http_port is not None, "only a broker of ours has metrics"
+    return _counters(target.http_port)
 
 
 def _counters(http_port: int) -> dict[str, float]:
@@ -159,6 +165,13 @@ def null_broker(*, partitions: int = 12, records_per_partition: int = 0, record_
         port = _announced(process, log, "null broker listening", "address")
         meter.check_listens(process.pid, port)
         yield Target(process.pid, port, None)
+
+
+@contextlib.contextmanager
+def latency_proxy(address: str, delay_ms: float) -> Iterator[int]:
+    """The port of a proxy whose answers are as late as that (bench/latency_proxy.py). `address`: of the server."""
+    with _running(["-m", "bench.latency_proxy", "--to", address, "--ms", str(delay_ms)]) as (process, log):
+        yield _announced(process, log, "latency proxy listening", "address")
 
 
 @contextlib.contextmanager
