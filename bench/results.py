@@ -126,7 +126,7 @@ def table(cases: Sequence[CaseResult]) -> str:
         "MB/s",
         "requests/s",
     )
-    return _lined_up([head, *(_row(case) for case in cases)])
+    return lined_up([head, *(_row(case) for case in cases)])
 
 
 def goals_table(cases: Sequence[CaseResult]) -> str:
@@ -136,10 +136,11 @@ def goals_table(cases: Sequence[CaseResult]) -> str:
         for case in cases
         for name, found in case.against_goals().items()
     ]
-    return _lined_up([("case", "store", "figure", "measured", "goal", "met"), *rows]) if rows else ""
+    return lined_up([("case", "store", "figure", "measured", "goal", "met"), *rows]) if rows else ""
 
 
-def _lined_up(rows: Sequence[tuple[str, ...]]) -> str:
+def lined_up(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows of equally many cells below each other. The first two columns are texts, the others numbers."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(_aligned(cell, width, column) for column, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in rows]
     return "\n".join(line.rstrip() for line in lines)

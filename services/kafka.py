@@ -7,6 +7,7 @@ Its own defaults but for what one node, tests and a comparison need (`DEFAULTS`)
 import argparse
 import contextlib
 import os
+import re
 import signal
 import socket
 import struct
@@ -92,6 +93,13 @@ def running_kafka(
 def java(*options: str) -> list[str]:
     """The beginning of a command that runs a class of Apache Kafka. Raise `BuildError`."""
     return [found("java"), *options, "-cp", f"{assembled(POM)}/*"]
+
+
+def kafka_version() -> str:
+    """`4.3.1`: the one that pom.xml asks for."""
+    found = re.search(r"<kafka\.version>([^<]+)<", (POM / "pom.xml").read_text())
+    assert found, f"{POM}/pom.xml names no version of Apache Kafka"
+    return found[1]
 
 
 def properties(folder: Path, *, port: int, inside: int, controller: int, advertised: str, settings: Mapping[str, str]) -> dict[str, str]:
