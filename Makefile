@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/$(VENV)/pycache
 endif
 
-.PHONY: help setup setup-dev demo pipeline serve services services-stop services-clean jars kafka check test test-slow test-more compat second-opinion docs lint format types bench clean
+.PHONY: help setup setup-dev demo pipeline serve services services-stop services-clean jars kafka check test test-slow test-more compat second-opinion docs lint format types bench bench-cases clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -86,6 +86,7 @@ second-opinion: setup-dev  ## the same requests to Apache Kafka and Forebay; ren
 docs: setup-dev  ## renew what is generated from code in docs/ (support.md and deviations.md need real clients: compat, second-opinion)
 	@$(BIN)/python -m forebay.reference
 	@$(BIN)/python docs/drawings/architecture.py
+	@$(BIN)/python -m bench.beside.documents
 
 lint: setup-dev  ## ruff and the import contracts
 	@$(BIN)/ruff check .
@@ -99,7 +100,10 @@ format: setup-dev  ## rewrite files as ruff formats them
 types: setup-dev  ## mypy --strict
 	@$(BIN)/mypy
 
-bench: setup-dev  ## measure; results as JSON in bench/results/local
+bench: setup-dev  ## Apache Kafka and Forebay in turns; renews docs/performance.md (ARGS="--scale 0.3"; needs Java, Maven and Go; twenty minutes)
+	@$(BIN)/python -m bench.beside --docs $(ARGS)
+
+bench-cases: setup-dev  ## what the broker spends, case by case; results as JSON in bench/results/local
 	@$(BIN)/python -m bench $(ARGS)
 
 clean:  ## remove what the targets made

@@ -42,7 +42,7 @@ def draw_chart(data: ChartData, picture: Path) -> None:
 def drawn(data: ChartData) -> Figure:
     figure = Figure(figsize=_SIZE_INCHES, facecolor=PAPER)
     ratios, latencies = figure.subplots(2, 1, height_ratios=[max(1, len(data.groups)), 1.7])
-    figure.subplots_adjust(left=0.245, right=0.965, top=0.84, bottom=0.065, hspace=0.33)
+    figure.subplots_adjust(left=0.245, right=0.965, top=0.84, bottom=0.045, hspace=0.24)
     _draw_ratios(ratios, data.groups)
     _draw_latencies(latencies, data.lines)
     figure.text(0.025, 0.952, "Forebay beside Apache Kafka", fontsize=17, color=INK, weight="bold")
@@ -67,10 +67,13 @@ def _draw_ratios(axes: Axes, groups: Sequence[BarGroup]) -> None:
                 xytext=(4, 0),
                 textcoords="offset points",
                 va="center",
-                fontsize=7.5,
+                fontsize=8,
                 color=PALE,
             )
-    axes.axvline(1.0, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
+    axes.axvline(1.0, color=INK, linewidth=1.1, linestyle=(0, (4, 3)), zorder=0.8)
+    axes.annotate(
+        "as Kafka", (1.0, 0.0), xycoords=("data", "axes fraction"), xytext=(4, 4), textcoords="offset points", fontsize=8, color=INK
+    )
     axes.set_yticks(range(len(groups)), [group.load for group in groups], color=INK, fontsize=9)
     axes.set_ylim(len(groups) - 0.45, -0.55)
     handles = [mpl.patches.Patch(color=COLOURS[title], label=title) for title in titles]
@@ -80,7 +83,7 @@ def _draw_ratios(axes: Axes, groups: Sequence[BarGroup]) -> None:
 
 
 def _draw_latencies(axes: Axes, lines: Sequence[LatencyLine]) -> None:
-    _quiet(axes, "200 records a second, from end to end: p50 and p99 in ms, each step ten times the last")
+    _quiet(axes, "200 records a second, from end to end: p50 (●) and p99 (○) in ms, on a logarithmic scale")
     for row, line in enumerate(lines):
         colour = COLOURS[line.target]
         p50, p99 = line.p50_ms.median, line.p99_ms.median

@@ -51,14 +51,14 @@ LOADS: Final = (
         title="write 1 KiB records",
         kind=LoadKind.VOLUME,
         words=("produce", "--record-bytes", "1024"),
-        amounts=_amounts(600_000, 600_000, 100_000, 100_000, 100_000),
+        amounts=_amounts(1_000_000, 1_000_000, 100_000, 100_000, 100_000),
     ),
     BesideLoad(
         name="produce-1kib-lz4",
         title="write 1 KiB records, lz4",
         kind=LoadKind.VOLUME,
         words=("produce", "--record-bytes", "1024", "--compression", "lz4"),
-        amounts=_amounts(600_000, 600_000, 100_000, 100_000, 100_000),
+        amounts=_amounts(1_000_000, 1_000_000, 100_000, 100_000, 100_000),
     ),
     BesideLoad(
         name="produce-100b-lz4",
@@ -86,7 +86,7 @@ LOADS: Final = (
         title="a 100 B record in each request",
         kind=LoadKind.REQUESTS,
         words=("requests",),
-        amounts=_amounts(8_000, 2_000, 100, 100, 100),
+        amounts=_amounts(30_000, 2_000, 100, 100, 100),
     ),
     BesideLoad(
         name="e2e",

@@ -133,7 +133,7 @@ def _beside(kind: LoadKind, own: Mapping[str, float], kafkas: Mapping[str, float
 
 
 def _summary(found: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
-    """Of the figures that all runs have."""
+    """The spread of each figure that all runs have."""
     names = [name for name in found[0] if all(name in one for one in found)] if found else []
     return {name: _spread_of([one[name] for one in found]) for name in names}
 

@@ -17,6 +17,8 @@ import pytest
 import typer
 
 from bench.__main__ import CASES
+from bench.beside.loads import LOADS
+from bench.beside.targets import TARGETS
 from forebay.cli import application
 
 ROOT: Final = Path(__file__).parents[2]
@@ -121,7 +123,9 @@ def _python(words: list[str]) -> str | None:
         case ["-m", "forebay", *rest]:
             return _forebay(rest)
         case ["-m", "bench", *rest]:
-            return _bench(rest)
+            return _bench(rest, "--only", "case", {case.name for case in CASES})
+        case ["-m", "bench.beside", *rest]:
+            return _bench(rest, "--only", "load", {load.name for load in LOADS}) or _bench(rest, "--targets", "target", set(TARGETS))
         case ["-m", module, *_]:
             return None if importlib.util.find_spec(module) else f"there is no module {module}"
         case [script, *_]:
@@ -129,15 +133,14 @@ def _python(words: list[str]) -> str | None:
     return None
 
 
-def _bench(words: list[str]) -> str | None:
-    if "--only" not in words:
+def _bench(words: list[str], option: str, what: str, known: set[str]) -> str | None:
+    if option not in words:
         return None
-    known = {case.name for case in CASES}
-    for word in words[words.index("--only") + 1 :]:
+    for word in words[words.index(option) + 1 :]:
         if word.startswith("-"):
             break
         if word not in known:
-            return f"the bench has no case {word}"
+            return f"the bench has no {what} {word}"
     return None
 
 
@@ -165,6 +168,8 @@ def test_the_commands_of_the_readme_are_found() -> None:
         ("forebay serve --worker 3", "forebay serve has no option --worker"),
         ("FOREBAY_X=1 python -m benches", "there is no module benches"),
         ("python -m bench --only produce-2kib", "the bench has no case produce-2kib"),
+        ("python -m bench.beside --only e2e produce-2kib", "the bench has no load produce-2kib"),
+        ("make bench ARGS='--only e2e --targets disk'", "the bench has no target disk"),
         ("python examples/none.py", "there is no file examples/none.py"),
         ("make setup && cd nowhere", "there is no folder nowhere"),
         ("teach me", "teach is no program"),
