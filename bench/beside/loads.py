@@ -9,7 +9,8 @@ from bench.beside.targets import FILES, S3, S3_30_MS, S3_100_MS
 from bench.stores import KAFKA
 
 WARM_UP_SHARE: Final = 0.2
-"""The part of a load that a target is given before it is measured."""
+KAFKA_WARM_UP_TIMES: Final = 2
+"""What a target is given of a load before it is measured. Kafka is compiled while it runs: with a fifth it became faster from round to round."""
 SECONDS_MIN: Final = 0.5
 FILLING_PRODUCERS: Final = 8
 
@@ -98,6 +99,11 @@ LOADS: Final = (
 )
 """Every load sends to twelve partitions with acks=all but the last, which has one partition. S3 takes a request with the next flush,
 250 ms after the last one."""
+
+
+def warm_up_times(target: str) -> float:
+    """The part of a load, or several times the load, that warms a target."""
+    return KAFKA_WARM_UP_TIMES if target == KAFKA else WARM_UP_SHARE
 
 
 def load_words(load: BesideLoad, target: str, scale: float) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import meter, prices
-from bench.beside.loads import WARM_UP_SHARE, BesideLoad, filling_words, load_words
+from bench.beside.loads import BesideLoad, filling_words, load_words, warm_up_times
 from bench.beside.report import RunReport
 from bench.beside.targets import OpenTarget
 
@@ -28,7 +28,7 @@ class LoadFailed(Exception):
 
 def warm(load: BesideLoad, target: OpenTarget, scale: float) -> None:
     """Raise `LoadFailed`."""
-    with _topic(load, target, scale * WARM_UP_SHARE) as words:
+    with _topic(load, target, scale * warm_up_times(target.name)) as words:
         _bench(target, words)
 
 

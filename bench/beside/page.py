@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from bench.beside.loads import WARM_UP_SHARE, LoadKind
+from bench.beside.loads import KAFKA_WARM_UP_TIMES, WARM_UP_SHARE, LoadKind
 from bench.beside.report import RATES, UNITS, BesideReport, LoadReport, TargetReport, spread
 from bench.beside.targets import DELAYS_MS, TARGETS, TITLES
 from bench.stores import KAFKA
@@ -98,8 +98,9 @@ def _figure(target: TargetReport | None, figure: str) -> str:
 def _method() -> str:
     delays = " or ".join(f"{delay:g}" for delay in DELAYS_MS.values() if delay)
     said = {
-        "Turns": "All targets run from beginning to end. Before a load each of them is given "
-        f"{WARM_UP_SHARE:.0%} of it, which is not measured; in each round Kafka comes first, and the others in a changing order.",
+        "Turns": f"All targets run from beginning to end. A load warms each of them with {WARM_UP_SHARE:.0%} of it, and Kafka, which is "
+        f"compiled while it runs, with {KAFKA_WARM_UP_TIMES} times as much as is measured; in each round Kafka comes first, and the others "
+        "in a changing order.",
         "Client": "Each measurement is `forebay bench` in a new process on the same cores, librdkafka under Python. Producers are "
         "idempotent with acks=all, have five batches under way each, and write random bytes, which no codec makes smaller, to twelve "
         "partitions, or to one from end to end.",

@@ -117,8 +117,9 @@ def number(value: float) -> str:
     """Three digits that say something, two below 1, and all those before the point."""
     if not value:
         return "0"
-    whole = math.floor(math.log10(abs(value))) + 1
-    return f"{value:,.{max(0, (3 if whole > 0 else 2) - whole)}f}"
+    digits = 3 if abs(value) >= 1 else 2
+    whole = math.floor(math.log10(abs(float(f"{value:.{digits}g}")))) + 1
+    return f"{value:,.{max(0, digits - whole)}f}"
 
 
 def spread(found: Spread, *, before: str = "", after: str = "") -> str:

@@ -13,7 +13,7 @@ from bench import prices
 from bench.beside import __main__ as beside
 from bench.beside import measuring, page, report, running
 from bench.beside.chart_data import chart_data
-from bench.beside.loads import LOADS, BesideLoad, filling_words, load_words
+from bench.beside.loads import LOADS, BesideLoad, filling_words, load_words, warm_up_times
 from bench.beside.report import BesideReport, FailureReport, RunReport, figures, load_report, number, table
 from bench.beside.running import BesidePlan, MeasuredRuns, run_loads
 from bench.beside.targets import FILES, OURS, S3, TARGETS
@@ -106,6 +106,10 @@ def test_scale_multiplies_records_and_seconds() -> None:
     assert load_words(E2E, FILES, 0.001)[-1] == "0.5"
 
 
+def test_kafka_is_warmed_with_more_than_is_measured() -> None:
+    assert [warm_up_times(name) for name in TARGETS] == [2, 0.2, 0.2, 0.2, 0.2]
+
+
 def test_what_is_read_is_written_before_with_a_tenth_more() -> None:
     words = filling_words(CONSUME, FILES, 0.1)
 
@@ -151,7 +155,17 @@ def test_requests_are_priced_by_what_they_do_whether_they_failed_or_not() -> Non
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(1234.5, "1,234"), (99.94, "99.9"), (1.234, "1.23"), (0.1234, "0.12"), (0.00721, "0.0072"), (0.0, "0")]
+    ("value", "text"),
+    [
+        (1234.5, "1,234"),
+        (99.94, "99.9"),
+        (99.99, "100"),
+        (0.999, "1.0"),
+        (1.234, "1.23"),
+        (0.1234, "0.12"),
+        (0.00721, "0.0072"),
+        (0.0, "0"),
+    ],
 )
 def test_a_number_has_as_many_digits_as_say_something(value: float, text: str) -> None:
     assert number(value) == text
