@@ -10,7 +10,8 @@ from bench.stores import KAFKA
 
 WARM_UP_SHARE: Final = 0.2
 KAFKA_WARM_UP_TIMES: Final = 2
-"""What a target is given of a load before it is measured. Kafka is compiled while it runs: with a fifth it became faster from round to round."""
+"""What a target is given of a load before it is measured. Kafka is compiled while it runs: with a fifth it became faster from round to
+round."""
 SECONDS_MIN: Final = 0.5
 FILLING_PRODUCERS: Final = 8
 
@@ -87,7 +88,7 @@ LOADS: Final = (
         title="a 100 B record in each request",
         kind=LoadKind.REQUESTS,
         words=("requests",),
-        amounts=_amounts(30_000, 2_000, 100, 100, 100),
+        amounts=_amounts(30_000, 20_000, 10_000, 10_000, 10_000),
     ),
     BesideLoad(
         name="e2e",
@@ -97,8 +98,7 @@ LOADS: Final = (
         amounts=_amounts(10, 10, 10, 10, 10),
     ),
 )
-"""Every load sends to twelve partitions with acks=all but the last, which has one partition. S3 takes a request with the next flush,
-250 ms after the last one."""
+"""Every load sends to twelve partitions with acks=all but the last, which has one partition."""
 
 
 def warm_up_times(target: str) -> float:
