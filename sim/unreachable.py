@@ -15,6 +15,7 @@ _FULL: Final = "takes as many pages as a partition may have: test_producer_pages
 _GUARD: Final = "says that code and format agree: "
 _LARGE: Final = "what a drain does not mend takes more pages and batches than a run has: test_commit.py, test_lost_batches.py"
 
+_QUIET: Final = "no flush of the simulation is worth a PUT before its time: test_quiet.py"
 _DENSE: Final = "no offset is missing before there are compacted topics: test_reading_segments.py"
 _NARROW: Final = "a run has fewer partitions than a turn: test_long_requests.py"
 _CURSOR: Final = _GUARD + "a cursor above 0 comes with the segment that ends there"
@@ -111,6 +112,14 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "append Appender.submit: if self._refused is not None → then": _LOST,
     "append Appender._carry: if self._is_stopped or not self._may_write_inline() → then": "all brokers are at the newest level: test_inline.py",
     "append Appender._carry: if together > CARRIED_AT_ONCE_MAX → then": "requests of the simulation have one partition: test_inline.py",
+    "append Appender.submit: if self._quiet_timer is None → else": _QUIET,
+    "append Appender._arm_quiet: if quiet_s is not None and self._timer is not None → then": _QUIET,
+    "append Appender._on_quiet: if quiet_s is None or self._timer is None → then": _QUIET,
+    "append Appender._on_quiet: if quiet_s is None or self._timer is None → else": _QUIET,
+    "append Appender._on_quiet: if quiet_s > self._clock.monotonic_s() → then": _QUIET,
+    "append Appender._on_quiet: if quiet_s > self._clock.monotonic_s() → else": _QUIET,
+    "append Appender._on_quiet: if self._places.are_taken → then": _QUIET,
+    "append Appender._on_quiet: if self._places.are_taken → else": _QUIET,
     "append Appender._run_carrying: if not self._is_stopped → else": _STOP,
     "read Reader.stored_here: except Corrupt": "what a record carries is what was written: test_inline.py",
     "read read_inline: if not found.starts → then": "what a record carries is what was written: test_inline.py",
@@ -119,7 +128,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "append Appender.refuse: if self._open.batches → then": _LOST,
     "append Appender.refuse: if self._open.batches → else": _LOST,
     "append Appender.refuse: for commit in self._in_flight.overdue(float('inf'))": _LOST,
-    "append Appender.stop: for timer in (self._timer, self._overdue_check)": _STOP,
+    "append Appender.stop: for timer in (self._timer, self._quiet_timer, self._overdue_check)": _STOP,
     "append Appender.stop: if timer is not None → then": _STOP,
     "append Appender.stop: if timer is not None → else": _STOP,
     "append Appender._arm: if self._is_stopped → then": _STOP,

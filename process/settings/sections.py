@@ -86,7 +86,9 @@ class StorageSettings:
         "what speaks to S3: obstore moves the record bytes and aioboto3 does the rest, or aioboto3 does everything",
     ] = "obstore"
     flush_interval: Annotated[
-        timedelta, duration(minimum="1ms", maximum="60s"), "the shortest time from the start of one flush to the next"
+        timedelta,
+        duration(minimum="1ms", maximum="60s"),
+        "the shortest time from the start of one flush to the next, unless one is full or its producers wait",
     ] = timedelta(milliseconds=5)
     flush_bytes: Annotated[int, size(minimum="64KiB", maximum="128MiB"), "a WAL object that holds this much is flushed at once"] = 8 * MIB
     inline_bytes: Annotated[

@@ -95,6 +95,7 @@ class Appender:
         self._open: OpenFlush[PartitionLog] = OpenFlush()
         self._last_began_s = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
+        self._quiet_timer: asyncio.TimerHandle | None = None
         self._is_overdue = False
         self._is_stopped = False
         self._refused: str | None = None
@@ -128,8 +129,11 @@ class Appender:
         trigger = self._open.is_full(self._settings)
         if trigger is not None:
             self._seal(trigger)
-        elif self._timer is None and not self._is_overdue:
+            return
+        if self._timer is None and not self._is_overdue:
             self._arm()
+        if self._quiet_timer is None:
+            self._arm_quiet()
 
     def _carry(self, log: PartitionLog, batch: Batch, together: int) -> Gathers | None:
         """Let a commit carry the batch, or say why it has to be gathered."""
@@ -198,10 +202,10 @@ class Appender:
     def stop(self) -> None:
         """Begin no further flush: what is gathered and not sealed stays unanswered. For the end of a broker, after `drain`."""
         self._is_stopped = True
-        for timer in (self._timer, self._overdue_check):
+        for timer in (self._timer, self._quiet_timer, self._overdue_check):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._overdue_check = None
+        self._timer = self._quiet_timer = self._overdue_check = None
 
     def _arm(self) -> None:
         if self._is_stopped:
@@ -209,6 +213,26 @@ class Appender:
         due_s = self._open.due_s(self._settings, last_began_s=self._last_began_s)
         delay_s = max(0.0, due_s - self._clock.monotonic_s())
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)
+
+    def _arm_quiet(self) -> None:
+        """Look again when the flush may have become due by quiet. One timer looks at many batches: it is not set anew for each."""
+        quiet_s = self._open.quiet_s()
+        if quiet_s is not None and self._timer is not None:
+            delay_s = max(0.0, quiet_s - self._clock.monotonic_s())
+            self._quiet_timer = asyncio.get_running_loop().call_later(delay_s, self._on_quiet)
+
+    def _on_quiet(self) -> None:
+        self._quiet_timer = None
+        quiet_s = self._open.quiet_s()
+        if quiet_s is None or self._timer is None:
+            return
+        if quiet_s > self._clock.monotonic_s():
+            self._arm_quiet()
+        elif self._places.are_taken:
+            self._timer.cancel()
+            self._timer, self._is_overdue = None, True
+        else:
+            self._seal(Trigger.QUIET)
 
     def _on_time(self) -> None:
         self._timer = None
@@ -222,9 +246,10 @@ class Appender:
             self._seal(Trigger.TIME)
 
     def _seal(self, trigger: Trigger) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._quiet_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._quiet_timer = None
         self._is_overdue = False
         gathered, self._open = self._open, OpenFlush()
         now_s = self._last_began_s = self._clock.monotonic_s()

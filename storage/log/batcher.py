@@ -1,10 +1,10 @@
-"""When the open flush is due, pure: on bytes, on partitions, or on time; time is a leading-edge limit (docs/design/commit.md#the-parts)."""
+"""When the open flush is due, pure: on bytes, partitions, quiet or time; time is a leading-edge limit (docs/design/commit.md#the-parts)."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
-from storage.limits import FLUSH_PARTITIONS_MAX, MIB
+from storage.limits import FLUSH_PARTITIONS_MAX, KIB, MIB
 from storage.log.batch import Batch
 
 L = TypeVar("L")
@@ -14,8 +14,15 @@ GATHER_S: Final = 0.005
 """How long a flush that comes after a pause waits for company."""
 
 
+QUIET_S: Final = 0.02
+"""When nothing has arrived for this long, producers have all under way that they may have: no more comes until a flush."""
+QUIET_BYTES_MIN: Final = 512 * KIB
+"""What is gathered then is worth a PUT."""
+
+
 class Trigger(StrEnum):
     BYTES = "bytes"
+    QUIET = "quiet"
     PARTITIONS = "partitions"
     TIME = "time"
     DRAIN = "drain"
@@ -23,7 +30,7 @@ class Trigger(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FlushSettings:
-    """`interval_s` bounds the PUTs of a broker from above at 1 / interval_s, unless bytes force more."""
+    """`interval_s` bounds the PUTs of a broker from above at 1 / interval_s, unless bytes force more, or producers that wait."""
 
     interval_s: float = 0.25
     bytes_max: int = 8 * MIB
@@ -42,11 +49,13 @@ class OpenFlush(Generic[L]):
     batches: dict[L, list[Batch]] = field(default_factory=dict)
     size_bytes: int = 0
     opened_s: float = 0.0
+    added_s: float = 0.0
 
     def add(self, log: L, batch: Batch, *, now_s: float) -> list[Batch]:
         """Returns what is gathered for `log` now, this batch included."""
         if not self.batches:
             self.opened_s = now_s
+        self.added_s = now_s
         gathered = self.batches.get(log)
         if gathered is None:
             gathered = self.batches[log] = [batch]
@@ -61,6 +70,10 @@ class OpenFlush(Generic[L]):
         if len(self.batches) >= settings.partitions_max:
             return Trigger.PARTITIONS
         return None
+
+    def quiet_s(self) -> float | None:
+        """When it is due if nothing else arrives; None: not before time makes it due."""
+        return self.added_s + QUIET_S if self.size_bytes >= QUIET_BYTES_MIN else None
 
     def due_s(self, settings: FlushSettings, *, last_began_s: float) -> float:
         """When time alone makes it due: at once (after the gather time) if the last flush began an interval ago, else when that is over."""
