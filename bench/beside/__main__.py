@@ -33,12 +33,13 @@ def main(arguments: Sequence[str]) -> int:
         folder=given.folder,
     )
     described = machine.describe()
+    servers = {"kafka": kafka_version(), "versitygw": VERSITYGW.version, "oxia": OXIA.version}
     measured = MeasuredRuns(plan)
     failure: FailureReport | None = FailureReport(load=None, target="python -m bench.beside", error="ended by an error of its own")
     try:
         failure = run_loads(plan, measured)
     finally:
-        report = _report(arguments, described, plan, measured, failure)
+        report = _report(arguments, described, servers, plan, measured, failure)
         out = given.out / f"beside-{report.started_at.replace(':', '')}.json"
         documents.write_report(report, out)
     print(table(report.loads))
@@ -61,7 +62,12 @@ def _renew_documents(report: BesideReport, plan: BesidePlan) -> None:
 
 
 def _report(
-    arguments: Sequence[str], described: dict[str, Any], plan: BesidePlan, measured: MeasuredRuns, failure: FailureReport | None
+    arguments: Sequence[str],
+    described: dict[str, Any],
+    servers: dict[str, str],
+    plan: BesidePlan,
+    measured: MeasuredRuns,
+    failure: FailureReport | None,
 ) -> BesideReport:
     return BesideReport(
         schema=SCHEMA,
@@ -69,7 +75,7 @@ def _report(
         started_at=described["started_at"],
         commit=described["commit"],
         machine={name: value for name, value in described.items() if name not in ("started_at", "commit")},
-        servers={"kafka": kafka_version(), "versitygw": VERSITYGW.version, "oxia": OXIA.version},
+        servers=servers,
         scale=plan.scale,
         repeats=plan.repeats,
         failure=failure,

@@ -7,6 +7,7 @@ from typing import Final
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from bench.beside.chart_data import BarGroup, ChartData, LatencyLine, encoded
 from bench.beside.report import number
@@ -28,6 +29,8 @@ _SIZE_INCHES: Final = (10.0, 8.8)
 _BAR_HEIGHT: Final = 0.19
 _ROOM_RIGHT: Final = 1.16
 """Times the greatest ratio: behind it is its figure."""
+_FEW_DECADES: Final = 100
+"""Times the least latency: below it 1, 10 and 100 alone would leave the scale without a figure."""
 _SALT: Final = "bench.beside"
 """The names of parts in the file are made of it, which are random otherwise."""
 
@@ -100,7 +103,9 @@ def _draw_latencies(axes: Axes, lines: Sequence[LatencyLine]) -> None:
     axes.set_xlim(least / 2, greatest * 2)
     axes.set_yticks(range(len(lines)), [line.target for line in lines], color=INK, fontsize=9)
     axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if greatest < _FEW_DECADES * least else (1,)))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _quiet(axes: Axes, title: str) -> None:

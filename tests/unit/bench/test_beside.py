@@ -219,7 +219,7 @@ def test_the_chart_has_bars_of_rates_and_lines_of_latencies() -> None:
     found = chart_data(made_report(kafka=[100.0], files=[150.0], s3=[10.0]))
 
     assert [[bar.target for bar in group.bars] for group in found.groups] == [["files", "S3"]] * (len(LOADS) - 1)
-    assert [(line.target, line.p50_ms.median) for line in found.lines] == [("Kafka", 10.0), ("files", 6.6667), ("S3", 100.0)]
+    assert [(line.target, line.p50_ms.median) for line in found.lines] == [("Kafka", 10.0), ("files", 6.666667), ("S3", 100.0)]
 
 
 class Bench:
