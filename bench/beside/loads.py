@@ -53,14 +53,14 @@ LOADS: Final = (
         title="write 1 KiB records",
         kind=LoadKind.VOLUME,
         words=("produce", "--record-bytes", "1024"),
-        amounts=_amounts(1_000_000, 1_000_000, 100_000, 100_000, 100_000),
+        amounts=_amounts(1_000_000, 1_000_000, 400_000, 400_000, 400_000),
     ),
     BesideLoad(
         name="produce-1kib-lz4",
         title="write 1 KiB records, lz4",
         kind=LoadKind.VOLUME,
         words=("produce", "--record-bytes", "1024", "--compression", "lz4"),
-        amounts=_amounts(1_000_000, 1_000_000, 100_000, 100_000, 100_000),
+        amounts=_amounts(1_000_000, 1_000_000, 400_000, 400_000, 400_000),
     ),
     BesideLoad(
         name="produce-100b-lz4",
