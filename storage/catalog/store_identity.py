@@ -142,13 +142,16 @@ async def look(metadata: MetadataStore, objects: ObjectStore) -> StoreContents:
 async def _named(metadata: MetadataStore) -> list[str]:
     """Up to NAMED_MAX objects that partitions name. Where none of them does, all are read: once in the life of a cluster."""
     found: list[str] = []
+    has_carried = False
     async for partition, control in _controls(metadata):
         key = await _named_by(metadata, partition, control)
-        if key is not None:
+        if key == MARKER_KEY:
+            has_carried = True  # which says less than an object that may be there
+        elif key is not None:
             found.append(key)
             if len(found) == NAMED_MAX:
                 break
-    return found
+    return found or ([MARKER_KEY] if has_carried else [])
 
 
 async def _named_by(metadata: MetadataStore, partition: PartitionId, control: Control) -> str | None:

@@ -216,22 +216,19 @@ class Appender:
 
     def _arm_quiet(self) -> None:
         """Look again when the flush may have become due by quiet. One timer looks at many batches: it is not set anew for each."""
-        quiet_s = self._open.quiet_s()
+        quiet_s = self._open.quiet_s(self._settings, last_began_s=self._last_began_s)
         if quiet_s is not None and self._timer is not None:
             delay_s = max(0.0, quiet_s - self._clock.monotonic_s())
             self._quiet_timer = asyncio.get_running_loop().call_later(delay_s, self._on_quiet)
 
     def _on_quiet(self) -> None:
         self._quiet_timer = None
-        quiet_s = self._open.quiet_s()
+        quiet_s = self._open.quiet_s(self._settings, last_began_s=self._last_began_s)
         if quiet_s is None or self._timer is None:
             return
         if quiet_s > self._clock.monotonic_s():
             self._arm_quiet()
-        elif self._places.are_taken:
-            self._timer.cancel()
-            self._timer, self._is_overdue = None, True
-        else:
+        elif self._places.has_spare:
             self._seal(Trigger.QUIET)
 
     def _on_time(self) -> None:
@@ -242,8 +239,12 @@ class Appender:
             self._seal(Trigger.TIME)
 
     def _on_free_place(self) -> None:
-        if self._is_overdue and not self._is_stopped:
+        if self._is_stopped:
+            return
+        if self._is_overdue:
             self._seal(Trigger.TIME)
+        elif self._quiet_timer is None:
+            self._arm_quiet()
 
     def _seal(self, trigger: Trigger) -> None:
         for timer in (self._timer, self._quiet_timer):

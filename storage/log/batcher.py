@@ -18,6 +18,7 @@ QUIET_S: Final = 0.02
 """When nothing has arrived for this long, producers have all under way that they may have: no more comes until a flush."""
 QUIET_BYTES_MIN: Final = 512 * KIB
 """What is gathered then is worth a PUT."""
+QUIET_PER_INTERVAL: Final = 4
 
 
 class Trigger(StrEnum):
@@ -71,9 +72,11 @@ class OpenFlush(Generic[L]):
             return Trigger.PARTITIONS
         return None
 
-    def quiet_s(self) -> float | None:
-        """When it is due if nothing else arrives; None: not before time makes it due."""
-        return self.added_s + QUIET_S if self.size_bytes >= QUIET_BYTES_MIN else None
+    def quiet_s(self, settings: FlushSettings, *, last_began_s: float) -> float | None:
+        """When it is due if nothing else arrives; None: not before time makes it due. Bursts make QUIET_PER_INTERVAL flushes at most."""
+        if self.size_bytes < QUIET_BYTES_MIN:
+            return None
+        return max(self.added_s + QUIET_S, last_began_s + settings.interval_s / QUIET_PER_INTERVAL)
 
     def due_s(self, settings: FlushSettings, *, last_began_s: float) -> float:
         """When time alone makes it due: at once (after the gather time) if the last flush began an interval ago, else when that is over."""

@@ -28,6 +28,11 @@ class UploadPlaces:
         """Whether a new upload has to wait."""
         return self._asked >= UPLOADS_MAX
 
+    @property
+    def has_spare(self) -> bool:
+        """Whether another upload leaves a place to those that time makes due."""
+        return self._asked < UPLOADS_MAX - 1
+
     def ask(self) -> "UploadPlace":
         """It counts from now on. Enter it to wait for it; it must be entered."""
         self._asked += 1

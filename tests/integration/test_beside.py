@@ -123,6 +123,7 @@ def left(tmp_path: Path) -> list[str]:
     return [command for command in commands if str(tmp_path) in command]
 
 
+@pytest.mark.slow
 def test_a_load_is_measured_on_kafka_and_on_a_broker(tmp_path: Path) -> None:
     said, talk = (process := beside(tmp_path)).communicate(timeout=WITHIN_S)
 

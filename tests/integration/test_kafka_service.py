@@ -87,6 +87,7 @@ def test_settings_are_stronger_than_the_defaults(kafka: KafkaServer) -> None:
     )["group.initial.rebalance.delay.ms"] == "5"  # fmt: skip
 
 
+@pytest.mark.slow
 def test_data_outlive_a_stop(tmp_path: Path) -> None:
     with running_kafka(tmp_path, is_measured=False) as kafka:
         create(kafka, TOPIC)
@@ -130,6 +131,7 @@ def test_a_setting_that_is_refused_is_shown(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_in_the_foreground_it_says_its_address_and_ends_with_its_command(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "services.kafka", "--port", str(port), "--folder", str(tmp_path / "kafka")]

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Final, Literal
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from runtime.clock import SystemClock
 from services.kafka import running_kafka
 from services.oxia import running_oxia
 from services.versitygw import running_s3
@@ -20,6 +22,7 @@ from tests.spark.lossy import Lossy, lossy
 Against = Literal["forebay", "kafka"]
 
 WITHIN_S: Final = 60.0
+_clock = SystemClock()
 QUIET: Final = {"log_level": 0, "socket.timeout.ms": 30_000}
 UPKEEP: Final = {
     "compactor.run": "true",
@@ -84,7 +87,16 @@ class Brokers:
         self.admin.delete_topics([topic])[topic].result(WITHIN_S)
 
     def grow(self, topic: str, *, partitions: int) -> None:
+        """Return when all brokers show them: a producer that hears of a partition later than another broker refuses its records itself."""
         self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(WITHIN_S)
+        give_up_s = _clock.monotonic_s() + WITHIN_S
+        for server in self.bootstrap.split(","):
+            while True:
+                shown = AdminClient({"bootstrap.servers": server} | QUIET).list_topics(topic, timeout=WITHIN_S).topics[topic]
+                if len(shown.partitions) == partitions:
+                    break
+                assert _clock.monotonic_s() < give_up_s, f"{server} shows {len(shown.partitions)} partitions of {topic}"
+                time.sleep(0.05)
 
     def delete_records(self, topic: str, partition: int, *, before: int) -> None:
         asked = TopicPartition(topic, partition, before)

@@ -290,6 +290,21 @@ async def test_behind_what_entries_carry_the_last_object_that_must_be_there_is_n
     assert await named(compaction_cursor=2, segment=segment) == segment_key(partition, segment.object_id)
 
 
+async def test_an_object_is_named_though_many_logs_before_it_have_none() -> None:
+    place = Place()
+    await place.begin_without_marker()
+    carried = Entry(0, 0, ObjectId(f"{1:026}"), b"carried", 0, 0)
+    segment = SegmentEntry(0, 3, ObjectId(f"{2:026}"), 1, 0, 0)
+    *first, last = await place.create_topic(partitions=NAMED_MAX + 2)
+    for partition in first:
+        await place.metadata.write([Put(PartitionKeys(partition).control, encode(Control(sequence_counter=1, pending=(carried,))), None)])
+    control = Control(sequence_counter=4, compaction_cursor=4, segment=segment)
+    assert (await look(place.metadata, place.objects)).named == KEY
+
+    await place.metadata.write([Put(PartitionKeys(last).control, encode(control), None)])
+    assert (await look(place.metadata, place.objects)).named == segment_key(last, segment.object_id)
+
+
 @pytest.mark.parametrize("is_pending", [True, False], ids=["pending", "index"])
 async def test_a_log_that_was_trimmed_to_its_end_names_nothing(is_pending: bool) -> None:
     place = Place()
