@@ -100,7 +100,7 @@ format: setup-dev  ## rewrite files as ruff formats them
 types: setup-dev  ## mypy --strict
 	@$(BIN)/mypy
 
-bench: setup-dev  ## Apache Kafka and Forebay in turns; renews docs/performance.md (ARGS="--scale 0.3"; needs Java, Maven and Go; twenty minutes)
+bench: setup-dev  ## Apache Kafka and Forebay in turns; renews docs/performance.md (ARGS="--scale 0.3"; needs Java, Maven and Go; with that seven minutes)
 	@$(BIN)/python -m bench.beside --docs $(ARGS)
 
 bench-cases: setup-dev  ## what the broker spends, case by case; results as JSON in bench/results/local

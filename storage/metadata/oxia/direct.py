@@ -60,6 +60,8 @@ class DirectCalls:
         """The last is in use, those before it are waited for."""
         self._is_connecting = False
         self._is_failing = False
+        self._useless: Http2Connection | None = None
+        """The last that broke before it had answered: it failed once, however many requests were under way on it."""
         self._is_closed = False
         self._not_before_s = 0.0
         self._pause_s = CONNECT_PAUSE_S
@@ -88,7 +90,8 @@ class DirectCalls:
         try:
             status, reason, messages = await reply
         except ConnectionBroken as error:
-            if not connection.has_answered:
+            if not (connection.has_answered or connection is self._useless or self._is_closed):
+                self._useless = connection
                 self._note_failure(str(error))
             raise _error(grpc.StatusCode.UNAVAILABLE, str(error)) from None
         except _OutOfTime:

@@ -36,6 +36,15 @@ async def seconds_until(condition: Callable[[], Awaitable[bool]]) -> float:
     return clock.monotonic_s() - started_s
 
 
+async def until_connected(store: OxiaMetadataStore, address: str) -> None:
+    """Return when there is a connection of our own to the node, after an answer through gRPC."""
+
+    async def is_connected() -> bool:
+        return bool(store._calls.nodes.at(address)._direct._connections)
+
+    await seconds_until(is_connected)
+
+
 async def pause(server: OxiaServer) -> None:
     """Pause it, and return when its last thread has stopped: one that still runs may answer."""
     await asyncio.to_thread(server.pause)

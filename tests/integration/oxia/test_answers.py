@@ -11,7 +11,7 @@ import pytest
 from storage.errors import Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.port import Applied, Delete, Key, OpResult, Put, Status, Unknown, WriteOp
-from tests.integration.oxia.opening import clock, opened
+from tests.integration.oxia.opening import clock, opened, until_connected
 
 SERVICE = "io.streamnative.oxia.proto.OxiaClient"
 KEY = Key("llog/0/meta/control", "topic/0")
@@ -115,7 +115,7 @@ async def test_an_answer_without_a_message_is_no_answer(times: int) -> None:
     async with played() as node, opened(f"oxia://{node.address}/ns") as store:
         if times > 1:
             assert isinstance(await store.write([Put(KEY, b"1", None)]), Applied)
-            await asyncio.sleep(0.2)
+            await until_connected(store, node.address)
         node.has_no_message = True
 
         assert isinstance(await store.write([Put(KEY, b"1", None)]), Unknown)

@@ -22,7 +22,7 @@ from storage.metadata.oxia.location import OxiaAccess
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import Applied, Key, Put, Unknown, WriteOutcome
 from tests.integration.oxia.certificates import Authority
-from tests.integration.oxia.opening import opened, seconds_until
+from tests.integration.oxia.opening import opened, seconds_until, until_connected
 from tests.integration.oxia.playing import PlayedNode, TokenChecked, played
 
 KEY = Key("llog/0/meta/control", "topic/0")
@@ -182,11 +182,11 @@ async def test_with_a_token_that_is_too_long_for_it_requests_go_through_grpc(tmp
         played(interceptors=[carriers]) as node,
         opened(f"oxia://{node.address}/ns?tls=false&token_file={tmp_path / 'token'}") as store,
     ):
-        for _ in range(20):
-            assert isinstance(await put(store), Applied)
-            await asyncio.sleep(0.01)
+        assert isinstance(await put(store), Applied)
+        await until_connected(store, node.address)
+        assert isinstance(await put(store), Applied)
 
-        assert not carriers.direct
+        assert (carriers.by_grpc["Write"], carriers.direct["Write"]) == (2, 0)
 
 
 async def test_a_connection_that_is_cut_leaves_a_write_unknown_and_a_read_is_asked_again() -> None:
@@ -299,6 +299,25 @@ async def test_a_node_whose_connections_break_under_their_first_request_is_asked
     assert took_s >= 0.05 + 0.1 + 0.2
     assert all(isinstance(outcome, Applied | Unknown) for outcome in outcomes)
     assert [entry["event"] for entry in logged if entry["event"].startswith("oxia_direct")] == ["oxia_direct_connection_failed"]
+
+
+async def test_a_connection_that_breaks_under_many_requests_has_failed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    def note(calls: direct.DirectCalls, cause: str) -> None:
+        pauses.append(calls._pause_s)
+        note_failure(calls, cause)
+
+    note_failure = direct.DirectCalls._note_failure
+    monkeypatch.setattr(direct.DirectCalls, "_note_failure", note)
+    async with played() as node, relayed(node) as relay, opened(f"oxia://{node.address}/ns") as store:
+        relay.drops_direct_requests = True
+        await store.probe()
+        await until_connected(store, relay.address)
+        results = await asyncio.gather(*(store.get_many([KEY]) for _ in range(10)))
+
+    assert None not in [record for (record,) in results]
+    assert pauses == [direct.CONNECT_PAUSE_S]
 
 
 async def test_who_waits_when_the_store_is_closed_hears_of_it_at_once() -> None:
