@@ -24,7 +24,7 @@ RSS_BYTES_MAX = 400 * 2**20
 AWAY_S, UNNOTICED_WITHIN_S = 4.0, 3.0
 """How long something is away that a producer does not need, and how long it may wait for an acknowledgement on a busy machine."""
 PACE_S = 0.05
-"""Of those producers: what they do not notice is seen in a few hundred commits as well as in thousands."""
+"""Between bursts of a producer: an outage meets as much under way, and is seen in a few hundred commits as well as in thousands."""
 NOT_INLINE_BYTES = 40
 """Fifty values of this size are a batch that goes into an object, while a single one of the other producer travels in its commit."""
 ALL_IN_ONE_COMMIT = {"batch.num.messages": 5}
@@ -181,8 +181,8 @@ def test_an_outage_loses_nothing_invents_nothing_and_is_over_when_it_is_healed(
     names = f"{outage.__name__}-idempotent", f"{outage.__name__}-plain"
     create_topics(cluster.bootstrap, *names)
     streams = [
-        Stream(cluster.bootstrap, names[0], idempotent=True, value_bytes=NOT_INLINE_BYTES),
-        Stream(cluster.bootstrap, names[1], idempotent=False),
+        Stream(cluster.bootstrap, names[0], idempotent=True, value_bytes=NOT_INLINE_BYTES, pace_s=PACE_S),
+        Stream(cluster.bootstrap, names[1], idempotent=False, pace_s=PACE_S),
     ]
     with running(streams):
         wait_for_progress(streams, within_s=RECOVERED_WITHIN_S)

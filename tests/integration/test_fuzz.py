@@ -47,7 +47,7 @@ class Customers:
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
-        self._stopping = threading.Event()
+        self._stopping, self._all_sent = threading.Event(), threading.Event()
         self.failed: list[str] = []
         self.sent = 0
         self.read: list[int] = []
@@ -70,6 +70,7 @@ class Customers:
             producer.produce(GOOD_TOPIC, str(self.sent).encode(), on_delivery=self._heard)
             self.sent += 1
             producer.poll(0)
+        self._all_sent.set()
         assert producer.flush(30) == 0
 
     def _heard(self, error: object, _: object) -> None:
@@ -80,7 +81,7 @@ class Customers:
         consumer = Consumer({"bootstrap.servers": self._bootstrap, "group.id": "none", "enable.auto.commit": False, "log_level": 0})
         consumer.assign([TopicPartition(GOOD_TOPIC, 0, 0)])
         give_up_s = clock.monotonic_s() + SLOW_SECONDS + 120
-        while clock.monotonic_s() < give_up_s and not (self._stopping.is_set() and len(self.read) == self.sent):
+        while clock.monotonic_s() < give_up_s and not (self._all_sent.is_set() and len(self.read) == self.sent):
             message = consumer.poll(0.1)
             if message is None:
                 continue
@@ -88,7 +89,7 @@ class Customers:
                 self.failed.append(str(KafkaException(message.error())))
                 continue
             self.read.append(int(message.value() or b"-1"))
-            if self._stopping.is_set():
+            if self._all_sent.is_set():
                 give_up_s = min(give_up_s, clock.monotonic_s() + 30)
         consumer.close()
 
