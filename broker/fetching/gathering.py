@@ -27,13 +27,17 @@ LOOKED_AT_PER_STEP: Final = 500
 SPARED_PER_STEP: Final = 32
 """Partitions of a fetch whose bytes in memory are checked between two steps, whether they are taken or do not fit: mostly 0.1 ms each, but
 3 ms where a block is full of tiny batches. Tasks read the others, as what is not in memory."""
-READS_AT_ONCE: Final = 4
+READS_AT_ONCE: Final = 8
 """Per fetch, not counting late reads."""
 READS_UNDER_WAY_MAX: Final = 16
 """Per fetch, with late reads."""
 STORED_RUNS_MAX: Final = 64
 """Runs from the object store in one response: a log of tiny objects is answered in several."""
 RUNS_PER_READ: Final = 16
+WORTH_A_READ_SHARE: Final = 1 / 32
+"""When less than this share of a response is left, and it has something, nothing more is read from the store for it. A GET for each of the
+other partitions, only to find that its first batch does not fit, would hold it up.
+"""
 GRACE_S: Final = 1.0
 """How long a response that could go waits for a read of an object, as for a control record whose shard is not known to be silent.
 Several times what a GET takes on a busy machine: below it healthy partitions are answered empty (0.25 s was too little)."""
@@ -115,7 +119,7 @@ class Gathering:
         self._wanted = wanted
         self.is_open = bytes_max is not None
         """Records may be taken."""
-        self._left_bytes = bytes_max or 0
+        self._bytes_max = self._left_bytes = bytes_max or 0
         self._bytes_min = bytes_min
         self._is_refused = is_refused
         self._began_s = self._now_s = began_s
@@ -139,7 +143,7 @@ class Gathering:
     def open(self, bytes_max: int) -> None:
         """Take up to so much from the next `look` on, or one batch that is larger."""
         self.is_open = True
-        self._left_bytes = bytes_max
+        self._bytes_max = self._left_bytes = bytes_max
         for wanted in self._wanted:
             wanted.control = None  # to be looked at again, though it has not moved
 
@@ -315,7 +319,7 @@ class Gathering:
                         wanted.runs.append(run)
                         self._runs_left -= 1
                 if run is None:
-                    if self._must_read(wanted, flight, offset, room - taken_bytes, at_least_one=at_least_one and not buffers, now_s=now_s):
+                    if self._must_read(wanted, flight, offset, taken_bytes, at_least_one=at_least_one and not buffers, now_s=now_s):
                         break
                     if flight is not None and flight.end == offset and not buffers:
                         wanted.error = flight.error  # behind records it is for the next fetch to tell
@@ -343,14 +347,17 @@ class Gathering:
         if at_least_one:
             self._first = wanted if buffers or (is_reading and not wanted.is_late) else None
 
-    def _must_read(self, wanted: Wanted, landed: Flight | None, offset: int, bytes_max: int, *, at_least_one: bool, now_s: float) -> bool:
+    def _must_read(self, wanted: Wanted, landed: Flight | None, offset: int, taken_bytes: int, *, at_least_one: bool, now_s: float) -> bool:
         """Whether `offset` is read now, or will be; False if what has `landed` says that there is no use, or the response has enough."""
+        bytes_max = wanted.tried_bytes - taken_bytes
         if landed is not None and landed.end == offset:
             # What was too large for the room that others had left it then may fit by now.
             is_too_large = landed.is_too_large and not at_least_one and bytes_max <= landed.left_bytes
             if landed.error is not None or is_too_large:
                 return False
         if self._runs_left <= 0:
+            return False
+        if self._first is not None and not at_least_one and self._left_bytes - taken_bytes < self._bytes_max * WORTH_A_READ_SHARE:
             return False
         if len(self._reading) >= READS_UNDER_WAY_MAX or sum(not other.is_late for other in self._reading) >= READS_AT_ONCE:
             wanted.is_queued = True

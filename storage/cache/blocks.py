@@ -14,7 +14,7 @@ waits, in a line of its own.
 import asyncio
 import contextlib
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -120,6 +120,7 @@ class BlockCache:
         assert object_size is None or end <= object_size, f"range past the end: end={end} object_size={object_size}"
         parts: list[tuple[Piece, memoryview | None, int]] = []  # the last: where in the object it is used from
         planned: list[Piece] = []
+        held: list[Piece] = []
         position = start
         while position < end:
             found = self._find(key, position)
@@ -127,17 +128,19 @@ class BlockCache:
                 self._hits.inc()
                 parts.append((*found, position))
                 piece = found[0]
+                held.append(piece)
                 self._note_use(piece, is_history=is_history)
             else:
                 flying = self._find_flying(key, position)
                 (self._misses if flying is None else self._coalesced).inc()
                 piece = flying or self._plan_fetch(key, position, end, object_size, floor=position if position > start else floor)
                 parts.append((piece, None, position))
+                # There is room for all of one that is on its way: many may wait for it, and each holds what it uses.
+                held.append(piece if flying is None else Piece(key, position, min(end, piece.end)))
                 # Others see it from now on, also while it waits for its turn: whoever comes first fetches it for all.
                 self._flying.setdefault(key, []).append(piece)
                 planned.append(piece)
             position = min(end, piece.end)
-        held = [piece for piece, _, _ in parts]
         fetched = await self._fetch_all(planned, held, is_history=is_history) if planned else {}
         for piece in fetched:
             # It may have come for another, or ahead.
@@ -172,6 +175,20 @@ class BlockCache:
     def spare_bytes(self) -> int:
         """What would find a place without evicting anything but what consumers in order have left behind."""
         return self.bytes_max - self._bytes_held - self._bytes_coming + self._order.left_behind_bytes
+
+    def is_here(self, key: str, start: int, end: int) -> bool:
+        """Whether a read of [start, end) waits for nothing."""
+        starts = self._starts.get(key, ())
+        index = bisect_right(starts, start) - 1
+        position = start
+        while position < end:
+            if not 0 <= index < len(starts) or not starts[index] <= position < (
+                stop := starts[index] + len(self._views[key, starts[index]])
+            ):
+                return False
+            position = stop
+            index += 1
+        return True
 
     def missing_from(self, key: str, position: int, end: int) -> int:
         """The first byte of [position, end) that is neither here nor on its way; `end` if there is none."""
@@ -210,6 +227,17 @@ class BlockCache:
         for index in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, position)):
             if start < starts[index] + len(self._views[key, starts[index]]) <= position:
                 self._order.leave_behind((key, starts[index]))
+
+    def leave(self, key: str, start: int, end: int, *, wanted: Iterable[tuple[int, int]]) -> None:
+        """A consumer in order is through with [start, end) of an object: its pieces that have nothing of the ranges `wanted` are among the
+        first to go.
+        """
+        starts = self._starts.get(key, ())
+        for index in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end)):
+            begin = starts[index]
+            stop = begin + len(self._views[key, begin])
+            if start < stop and not any(first < stop and begin < last for first, last in wanted):
+                self._order.leave_behind((key, begin))
 
     def drop(self, key: str) -> None:
         """Forget an object that was deleted. What is being fetched of it may still be cached, and ages like the rest."""

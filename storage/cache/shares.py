@@ -11,9 +11,9 @@ from storage.limits import MIB
 
 CALLS_MAX: Final = 48
 """Fewer than the connections of an S3 client, so that puts find one."""
-CALLS_OF_ONE_MAX: Final = 16
+CALLS_OF_ONE_MAX: Final = 32
 BYTES_MAX: Final = 64 * MIB
-BYTES_OF_ONE_MAX: Final = 24 * MIB
+BYTES_OF_ONE_MAX: Final = 40 * MIB
 """A call that is larger runs when no other of its folder does."""
 
 

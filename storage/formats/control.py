@@ -71,6 +71,12 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unkno
     running_max_timestamp: int
 
     @property
+    def extent(self) -> tuple[int, int]:
+        """Where its batches begin and end in its object, if it is not inline."""
+        assert not isinstance(self.batches, bytes), f"inline: {self.base}..{self.last}"
+        return self.batches[0][0], sum(self.batches[-1])
+
+    @property
     def is_inline(self) -> bool:
         return isinstance(self.batches, bytes)
 

@@ -1,13 +1,18 @@
 """Which bytes of WAL objects are fetched ahead: the next slices of each consumer in order, with one GET for what several want of an object.
 
 An object has slices of many partitions. A consumer of twelve of them comes to each object twelve times, and a GET for each would cost
-twelve times as much. So it is said early what will be read of a partition (`SAID_ENTRIES_MAX`), and it is fetched late (`AHEAD_BYTES`): by
-then the same has been said of the other partitions, and all that lies together in an object comes with one GET.
+twelve times as much. So it is said early what will be read of a partition (`SAID_ENTRIES_MAX`), and it is fetched late
+(`AHEAD_ENTRIES_MAX`, and a window of bytes): by then the same has been said of the other partitions, and all that lies together in an
+object comes with one GET. Small slices need that as large ones do: each would wait for a GET of its own.
+
+The window begins with `AHEAD_BYTES`, and doubles whenever a consumer had to wait for what it had said: the slower the store, the more of it
+lies in front. Memory bounds it: half of what the cache has to spare, or of the share that consumers in order have for certain.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtime.clock import Clock
@@ -22,14 +27,15 @@ if TYPE_CHECKING:
     import asyncio
 
 AHEAD_BYTES: Final = 2 * MIB
-"""In front of a consumer, of each partition: at 50 ms for a GET, 40 MB/s."""
-SAID_ENTRIES_MAX: Final = 12
-"""What is said to be read of a partition: three times `AHEAD_BYTES` where a full WAL object is shared by twelve partitions."""
-SLICE_BYTES_MIN: Final = 128 * KIB
-"""Smaller ones come with what lies before them, by the GET of whoever reads the object first: a GET for each would cost too much."""
+"""In front of a consumer, of each partition, where it waits for nothing: at 10 ms for a GET, 200 MB/s."""
+AHEAD_BYTES_MAX: Final = 16 * MIB
+SAID_ENTRIES_MAX: Final = 32
+AHEAD_ENTRIES_MAX: Final = 16
+"""Fetched, of those that were said: the others of an object are said by then."""
 GAP_BYTES_MAX: Final = 256 * KIB
 """What nobody wants, between two slices, is fetched rather than asked for twice."""
-GET_BYTES_MAX: Final = 8 * MIB
+GET_BYTES_MAX: Final = 10 * MIB
+"""A flush of the usual size, and the last request that came into it."""
 PLACES_SAID_MAX: Final = 1_024
 
 
@@ -40,8 +46,28 @@ class Range(NamedTuple):
     end: int
 
 
+class SaidEntry(NamedTuple):
+    base: int
+    key: str
+    range: Range
+
+
 NextEntry = tuple[PartitionId, int]
 """Where a consumer is: the entry that it reads next, by its base. Several may be in one partition."""
+
+
+class Follower:
+    """The consumers at one place, and what they will read."""
+
+    __slots__ = ("ahead_bytes_max", "coming_base", "entries", "place", "said_s")
+
+    def __init__(self) -> None:
+        self.place: NextEntry | None = None
+        self.entries: deque[SaidEntry] = deque()
+        self.ahead_bytes_max = AHEAD_BYTES
+        self.coming_base = -1
+        """Up to this entry all is here or on its way, unless it was evicted."""
+        self.said_s = 0.0
 
 
 class EntriesAhead:
@@ -49,78 +75,114 @@ class EntriesAhead:
         self._blocks = blocks
         self._read_ahead = read_ahead
         self._clock = clock
-        self.said: OrderedDict[NextEntry, tuple[Sequence[str], float]] = OrderedDict()
-        """The objects that the consumers at a place have said they will read, and when."""
-        self.wanted: dict[str, dict[NextEntry, Range]] = {}
-        """The same by object, with the bytes."""
+        self.said: OrderedDict[NextEntry, Follower] = OrderedDict()
+        """By what they read next. The one that has said nothing for the longest time is first."""
+        self.wanted: dict[str, dict[Follower, Range]] = {}
+        """By object, what of it will be read."""
         self._coming: dict[str, list[Range]] = {}
 
-    def follow(self, partition: PartitionId, base: int, entries: Sequence[Entry]) -> None:
-        """A consumer in order has read of the entry at `base` and will read `entries` next, of which the first `SAID_ENTRIES_MAX` count:
-        fetch what is due of them.
+    def follow(
+        self, partition: PartitionId, source: Entry, following: Sequence[Entry], *, is_through: bool = True, has_waited: bool = False
+    ) -> None:
+        """A consumer in order has read of the entry `source`, to its end if it `is_through`, and will read `following` next: fetch what is
+        due of these. `has_waited`: what it has read of `source` was not here.
         """
-        self.forget((partition, base))
-        if not entries or self._blocks.bytes_max < CACHE_BLOCKS_MIN * self._blocks.block_bytes:
+        if self._blocks.bytes_max < CACHE_BLOCKS_MIN * self._blocks.block_bytes:
             return
-        place = partition, entries[0].base
-        self.forget(place)
-        ahead: dict[str, Range] = {}
-        for entry in entries:
-            if isinstance(entry.batches, bytes):
-                continue
-            if entry.size_bytes < SLICE_BYTES_MIN or len(ahead) == SAID_ENTRIES_MAX:
-                break
-            key = object_key(entry.object_id)
-            start, end = entry.batches[0][0], sum(entry.batches[-1])
-            if key in ahead:  # two of its entries lie in one object
-                start, end = min(start, ahead[key].start), max(end, ahead[key].end)
-            if end - start > GET_BYTES_MAX:
-                break
-            ahead[key] = Range(start, end)
-        if not ahead:
-            return
-        for key, wanted in ahead.items():
-            self.wanted.setdefault(key, {})[place] = wanted
-        self.said[place] = list(ahead), self._clock.monotonic_s()
-        self._forget_old()
-        # Half of what may lie in front of all of them: the other half is for what comes with one GET for several.
-        ahead_bytes_max = min(AHEAD_BYTES, self._blocks.bytes_max * FRONT_SHARE_MAX / 2 / len(self.said))
-        ahead_bytes = 0
-        for key, wanted in ahead.items():
-            if ahead_bytes >= ahead_bytes_max or not self._is_coming(place, key, wanted, ahead_bytes):
-                break
-            ahead_bytes += wanted.end - wanted.start
-        self._note_front(place, ahead_bytes)
+        follower = self._follower(partition, source.base, following)
+        if follower is not None:
+            if has_waited and follower.entries:
+                follower.ahead_bytes_max = min(2 * follower.ahead_bytes_max, AHEAD_BYTES_MAX)
+                follower.coming_base = -1
+            self._say(follower, following)
+            self._forget_old()
+            self._fetch_due(follower)
+        if is_through and not source.is_inline:
+            key = object_key(source.object_id)
+            self._blocks.leave(key, *source.extent, wanted=self.wanted.get(key, {}).values())
 
-    def forget(self, place: NextEntry) -> None:
-        """What was said there counts no more."""
-        if place not in self.said:
+    def _follower(self, partition: PartitionId, base: int, following: Sequence[Entry]) -> Follower | None:
+        """The one that reads `following` next, at that place from now on; None if nothing follows."""
+        came = self.said.pop((partition, base), None)
+        if not following:
+            if came is not None:
+                self._forget(came)
+            return None
+        place = partition, following[0].base
+        there = self.said.pop(place, None)
+        if came is not None and there is not None:
+            self._forget(there)
+        follower = came or there or Follower()
+        follower.place, follower.said_s = place, self._clock.monotonic_s()
+        self.said[place] = follower
+        return follower
+
+    def _say(self, follower: Follower, following: Sequence[Entry]) -> None:
+        """Drop what it has passed of what it said, and add what follows."""
+        entries = follower.entries
+        while entries and entries[0].base < following[0].base:
+            self._unsay(follower, entries.popleft())
+        last_base = entries[-1].base if entries else -1
+        for entry in following:
+            if entry.base <= last_base or entry.is_inline:
+                continue
+            if len(entries) >= SAID_ENTRIES_MAX:
+                break
+            key, wanted = object_key(entry.object_id), Range(*entry.extent)
+            if wanted.end - wanted.start > GET_BYTES_MAX:
+                break
+            entries.append(SaidEntry(entry.base, key, wanted))
+            by_follower = self.wanted.setdefault(key, {})
+            said = by_follower.get(follower, wanted)  # two of its entries may lie in one object
+            by_follower[follower] = Range(min(said.start, wanted.start), max(said.end, wanted.end))
+
+    def _unsay(self, follower: Follower, passed: SaidEntry) -> None:
+        if any(entry.key == passed.key for entry in follower.entries):
             return
-        keys, _ = self.said.pop(place)
-        for key in keys:
-            wanted = self.wanted[key]
-            del wanted[place]
-            if not wanted:
-                del self.wanted[key]
-        self._note_front(place, 0)
+        by_follower = self.wanted[passed.key]
+        del by_follower[follower]
+        if not by_follower:
+            del self.wanted[passed.key]
+
+    def _forget(self, follower: Follower) -> None:
+        """What it said counts no more. It is at no place."""
+        entries = follower.entries
+        while entries:
+            self._unsay(follower, entries.popleft())
+        self._read_ahead.fronts.note(follower, 0)
 
     def _forget_old(self) -> None:
         since_s = self._clock.monotonic_s() - FRONT_KEPT_S
         while self.said:
-            oldest, (_, said_s) = next(iter(self.said.items()))
-            if len(self.said) <= PLACES_SAID_MAX and said_s >= since_s:
+            place, oldest = next(iter(self.said.items()))
+            if len(self.said) <= PLACES_SAID_MAX and oldest.said_s >= since_s:
                 break
-            self.forget(oldest)
+            del self.said[place]
+            self._forget(oldest)
 
-    def _note_front(self, place: NextEntry, ahead_bytes: int) -> None:
-        partition, base = place
-        self._read_ahead.fronts.note(f"{partition}:{base}", ahead_bytes)
+    def _fetch_due(self, follower: Follower) -> None:
+        ahead_bytes_max = min(follower.ahead_bytes_max, self._front_bytes_max() / 2 / len(self.said))
+        ahead_bytes = 0
+        for entry in islice(follower.entries, AHEAD_ENTRIES_MAX):
+            if ahead_bytes >= ahead_bytes_max:
+                break
+            if entry.base > follower.coming_base:
+                if not self._is_coming(follower, entry.key, entry.range, ahead_bytes):
+                    break
+                follower.coming_base = entry.base
+            ahead_bytes += entry.range.end - entry.range.start
+        self._read_ahead.fronts.note(follower, ahead_bytes)
 
-    def _is_coming(self, place: NextEntry, key: str, wanted: Range, ahead_bytes: int) -> bool:
+    def _front_bytes_max(self) -> float:
+        """What may lie in front of all of them. They take half: the other half is for what comes with one GET for several."""
+        certain_bytes = self._blocks.bytes_max * FRONT_SHARE_MAX
+        return max(certain_bytes, self._read_ahead.fronts.bytes + self._blocks.spare_bytes)
+
+    def _is_coming(self, follower: Follower, key: str, wanted: Range, ahead_bytes: int) -> bool:
         """Whether `wanted` is in memory or on its way, from now on perhaps."""
         if self._is_there(key, wanted):
             return True
-        self._note_front(place, ahead_bytes)
+        self._read_ahead.fronts.note(follower, ahead_bytes)
         asked = self.together(key, wanted)
         # Its head may be here: it was in a block that was fetched for another.
         asked = Range(self._blocks.missing_from(key, *asked), asked.end)
@@ -154,3 +216,6 @@ class EntriesAhead:
         coming.remove(asked)
         if not coming:
             del self._coming[key]
+        if not self._is_there(key, asked):
+            for follower in self.wanted.get(key, ()):
+                follower.coming_base = -1

@@ -6,7 +6,6 @@ its place. An answer that does not cover the offset is no answer.
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Sequence
 from typing import Final
 
 from storage.errors import Corrupt, NotFound, OffsetOutOfRange, StorageError, Unavailable
@@ -50,17 +49,24 @@ class EntryIndex:
         entry = self._known_entry(log, control, offset)
         return entry if entry is not None and entry.is_inline else None
 
-    def following_here(self, log: PartitionLog, offset: int) -> Sequence[Entry]:
-        """The entries that are not compacted from the one that holds `offset` on, as far as they are known."""
+    def following_here(self, log: PartitionLog, offset: int, *, entries_max: int) -> list[Entry]:
+        """The entries that are not compacted from the one that holds `offset` on, as far as they are known: at most `entries_max`."""
+        found: list[Entry] = []
         control = log.seen.control
         if control is None or offset < control.compaction_cursor:
-            return ()
-        if control.pending and offset >= control.pending[0].base:
-            return control.pending[bisect_left(control.pending, offset, key=_last_of) :]
-        for chunk in self._chunks.of(log.partition):
-            if chunk.entries[0].base <= offset <= chunk.entries[-1].last:
-                return chunk.entries[bisect_left(chunk.entries, offset, key=_last_of) :]
-        return ()
+            return found
+        while len(found) < entries_max:
+            known = self._known_entries(log, control, offset)
+            if not known:
+                break
+            first = bisect_left(known, offset, key=_last_of)
+            found += known[first : first + entries_max - len(found)]
+            offset = known[-1].last + 1
+        return found
+
+    async def look_ahead(self, log: PartitionLog, offset: int) -> None:
+        """Have what holds `offset` be known, if an entry that is not compacted does. Raises `StorageError`."""
+        await self._look(log, offset)
 
     def drop(self, log: PartitionLog) -> None:
         """Read what is asked for next."""
@@ -82,12 +88,16 @@ class EntryIndex:
         return covering(chunk.entries, offset)
 
     def _known_entry(self, log: PartitionLog, control: Control, offset: int) -> Entry | None:
+        return covering(self._known_entries(log, control, offset), offset)
+
+    def _known_entries(self, log: PartitionLog, control: Control, offset: int) -> tuple[Entry, ...]:
+        """The ring, or the chunk that was read, in which the entry that holds `offset` is; empty if that is not known."""
         if control.pending and offset >= control.pending[0].base:
-            return covering(control.pending, offset)
+            return control.pending if offset <= control.pending[-1].last else ()
         for chunk in self._chunks.of(log.partition):
             if chunk.entries[0].base <= offset <= chunk.entries[-1].last:
-                return covering(chunk.entries, offset)
-        return None
+                return chunk.entries
+        return ()
 
     def _known_segment(self, log: PartitionLog, control: Control, offset: int) -> SegmentEntry | None:
         merged = control.rewritten

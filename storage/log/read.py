@@ -16,14 +16,14 @@ from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache, RangeSource
-from storage.errors import Corrupt, EndsEarly, NotFound, Unavailable, without_frames
+from storage.errors import Corrupt, EndsEarly, NotFound, StorageError, Unavailable, without_frames
 from storage.formats.control import Entry, EntrySource, SegmentEntry, Spans
 from storage.formats.source import object_of
 from storage.formats.wal import object_key
 from storage.limits import KIB
 from storage.log.control_reads import ControlReads
 from storage.log.damage import Cause, Damage
-from storage.log.entries_ahead import SLICE_BYTES_MIN, EntriesAhead, Range
+from storage.log.entries_ahead import SAID_ENTRIES_MAX, EntriesAhead, Range
 from storage.log.flights import Flights
 from storage.log.index import EntryIndex, check_range
 from storage.log.partition import PartitionLog
@@ -118,9 +118,12 @@ class Reader:
         self._control_reads = control_reads
         self._damage = damage
         self._places = ReadPlaces()
-        read_ahead = ReadAhead(blocks, clock=clock, nursery=nursery, telemetry=telemetry)
-        self._entries_ahead = EntriesAhead(blocks, read_ahead, clock=clock)
-        self.segments = SegmentReader(objects=objects, blocks=blocks, read_ahead=read_ahead)
+        self._nursery = nursery
+        self._read_ahead = ReadAhead(blocks, clock=clock, nursery=nursery, telemetry=telemetry)
+        self._entries_ahead = EntriesAhead(blocks, self._read_ahead, clock=clock)
+        self._looking_ahead: set[PartitionLog] = set()
+        """Whose index is read for what comes next."""
+        self.segments = SegmentReader(objects=objects, blocks=blocks, read_ahead=self._read_ahead)
         self.flights = Flights(self, nursery=nursery, clock=clock)
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None:
@@ -223,11 +226,11 @@ class Reader:
         if isinstance(source, Entry):
             if isinstance(source.batches, bytes):
                 return read_inline(log.partition, source, offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
+            if not terms.is_in_order:
+                return await self._read(log, source, source.batches, offset, terms)
+            is_here = self._blocks.is_here(object_key(source.object_id), *source.extent)
             run = await self._read(log, source, source.batches, offset, terms)
-            if terms.is_in_order:
-                following = self._index.following_here(log, source.last + 1)
-                if following or (log.partition, source.base) in self._entries_ahead.said:
-                    self._entries_ahead.follow(log.partition, source.base, following)
+            self._look_ahead(log, source, is_through=run is not None and run.last == source.last, has_waited=not is_here)
             return run
         return await self.segments.read(
             log.partition,
@@ -237,6 +240,23 @@ class Reader:
             at_least_one=terms.at_least_one,
             is_in_order=terms.is_in_order,
         )
+
+    def _look_ahead(self, log: PartitionLog, source: Entry, *, is_through: bool, has_waited: bool) -> None:
+        following = self._index.following_here(log, source.last + 1, entries_max=SAID_ENTRIES_MAX)
+        if following or (log.partition, source.base) in self._entries_ahead.said:
+            self._entries_ahead.follow(log.partition, source, following, is_through=is_through, has_waited=has_waited)
+        end = (following[-1] if following else source).last + 1
+        if len(following) < SAID_ENTRIES_MAX and end < log.seen.high_watermark and log not in self._looking_ahead:
+            self._looking_ahead.add(log)
+            self._nursery.spawn(self._look_at_index(log, end), name="index-ahead")
+
+    async def _look_at_index(self, log: PartitionLog, offset: int) -> None:
+        try:
+            await self._index.look_ahead(log, offset)
+        except StorageError:
+            self._read_ahead.fail()
+        finally:
+            self._looking_ahead.discard(log)
 
     async def _read(self, log: PartitionLog, entry: Entry, spans: Spans, offset: int, terms: _Terms) -> BatchRun | None:
         bytes_max = terms.bytes_max
@@ -255,7 +275,7 @@ class Reader:
                     continue
                 end = min(span_end, position + window_bytes)
                 floor, ceiling = 0, span_end  # whoever else reads the object may begin before it
-                is_awaited = terms.is_in_order and entry.size_bytes >= SLICE_BYTES_MIN and key in self._entries_ahead.wanted
+                is_awaited = terms.is_in_order and key in self._entries_ahead.wanted
                 if is_awaited and self._blocks.missing_from(key, position, end) < end:
                     floor, ceiling = self._entries_ahead.together(key, Range(span_start, span_end))
                 views = await self._blocks.read(key, position, end, floor=floor, object_size=ceiling, is_history=_is_history(log, entry))

@@ -8,6 +8,7 @@ Which bytes of segments these are is decided here, and which of WAL objects in e
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Hashable
 from functools import partial
 from typing import Final
 
@@ -22,9 +23,9 @@ AHEAD_BLOCKS_LEAST: Final = 1
 """Blocks of the cache in front of a consumer, below which more is fetched."""
 AHEAD_BLOCKS: Final = 2
 """In one GET, if there is room for both."""
-READS_AHEAD_MAX: Final = 8
+READS_AHEAD_MAX: Final = 24
 """Under way at a time, over all partitions."""
-READING_AHEAD_BYTES_MAX: Final = 24 * MIB
+READING_AHEAD_BYTES_MAX: Final = 32 * MIB
 """Under way at a time: well below what storage/cache/shares.py allows of all, so that reads find a place beside them."""
 FRONT_SHARE_MAX: Final = 1 / 4
 """As a share of the block cache: what lies in front of all consumers in order, or is on its way there, whatever is evicted for it. It is
@@ -50,18 +51,18 @@ assert AHEAD_BLOCKS <= CACHE_BLOCKS_MIN * FRONT_SHARE_MAX, "the smallest cache t
 
 
 class Fronts:
-    """How much lies in the cache in front of consumers in order, by the segment or partition that they read."""
+    """How much lies in the cache in front of consumers in order, by the segment that they read, or by consumer."""
 
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
-        self._fronts: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._fronts: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()
         self.bytes = 0
         """In front of all of them."""
 
     def __len__(self) -> int:
         return len(self._fronts)
 
-    def note(self, name: str, size_bytes: int) -> None:
+    def note(self, name: Hashable, size_bytes: int) -> None:
         now_s = self._clock.monotonic_s()
         self._forget(name)
         if size_bytes:
@@ -73,7 +74,7 @@ class Fronts:
                 break
             self._forget(oldest)
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, name: Hashable) -> None:
         size_bytes, _ = self._fronts.pop(name, (0, 0.0))
         self.bytes -= size_bytes
 
@@ -88,6 +89,8 @@ class ReadAhead:
         self._under_way: dict[tuple[str, int], int] = {}
         """By object and first byte, how many bytes."""
         self._bytes_under_way = 0
+        self._bytes_to_begin = 0
+        """Spawned in this turn: the cache does not count them yet."""
         outcomes = telemetry.counter(READ_AHEAD)
         self._fetched = outcomes.labels("fetched")
         self._skipped = outcomes.labels("skipped")
@@ -118,19 +121,22 @@ class ReadAhead:
         """What was wanted has no room."""
         self._skipped.inc()
 
+    def fail(self) -> None:
+        """What was wanted could not be found out. Whoever reads it finds out why."""
+        self._failed.inc()
+
     def has_room(self, size_bytes: int) -> bool:
         """Whether so much may be fetched now, on top of what `fronts` know of."""
-        under_way_bytes = self._bytes_under_way + size_bytes
-        if len(self._under_way) >= READS_AHEAD_MAX or under_way_bytes > READING_AHEAD_BYTES_MAX:
+        if len(self._under_way) >= READS_AHEAD_MAX or self._bytes_under_way + size_bytes > READING_AHEAD_BYTES_MAX:
             return False
-        # What has begun is counted in both, but what was spawned in this turn is in the first alone.
-        is_spare = under_way_bytes <= self._blocks.spare_bytes
+        is_spare = self._bytes_to_begin + size_bytes <= self._blocks.spare_bytes
         return is_spare or self.fronts.bytes + size_bytes <= self._blocks.bytes_max * FRONT_SHARE_MAX
 
     def spawn(self, key: str, start: int, end: int) -> "asyncio.Task[None]":
         """Fetch what is missing of [start, end) of an object from `start` on. Nothing else that begins there may be under way."""
         self._under_way[key, start] = end - start
         self._bytes_under_way += end - start
+        self._bytes_to_begin += end - start
         task = self._nursery.spawn(self._fetch(key, start, end), name="read-ahead")
         task.add_done_callback(partial(self._land, key, start))
         return task
@@ -142,11 +148,12 @@ class ReadAhead:
         self._bytes_under_way -= self._under_way.pop((key, start))
 
     async def _fetch(self, key: str, start: int, end: int) -> None:
+        self._bytes_to_begin -= end - start
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 is_fetched = await self._blocks.fetch_ahead(key, start, end)
         except (StorageError, TimeoutError):
             # Nobody asked for it. Who reads these bytes finds out what became of them.
-            self._failed.inc()
+            self.fail()
             return
         (self._fetched if is_fetched else self._skipped).inc()

@@ -35,7 +35,7 @@ from storage.log.time_search import SCAN_S
 from storage.metadata.oxia.following import STREAMS_MAX
 
 PAGES: Final = Path(__file__).parents[2] / "docs/design"
-WORDS: Final = {3: "three", 4: "four", 5: "five", 16: "sixteen"}
+WORDS: Final = {3: "three", 4: "four", 5: "five", 8: "eight", 16: "sixteen"}
 TOLD: Final = [
     ("commit", f"`storage.flush_bytes`, {FlushSettings().bytes_max // MIB} MiB"),
     ("commit", f"on partitions ({FLUSH_PARTITIONS_MAX:,})"),

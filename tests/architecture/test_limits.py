@@ -67,7 +67,6 @@ ELSEWHERE: Final = {
     "broker/groups/sweep.py NAMES_TOGETHER_MAX": "topics in one read",
     "storage/cache/blocks.py FETCH_BLOCKS_MAX": "the size of a GET",
     "storage/log/entries_ahead.py GAP_BYTES_MAX": "what is fetched for nothing with a GET",
-    "storage/log/entries_ahead.py SAID_ENTRIES_MAX": "how early a partition says what it will read",
     "storage/objects/unbuffered.py PARTS_MAX": "what is read in more parts is read the ordinary way",
     "broker/handlers/log/fetch.py COPIED_SHARE_MAX": "what is copied of an answer; PINNED_BYTES_MAX bounds what it keeps alive",
     "process/malloc.py ARENAS_MAX": "where the allocator takes memory from",

@@ -201,6 +201,27 @@ async def test_in_one_step_the_bytes_of_so_many_partitions_are_checked_whether_t
     made.close()
 
 
+@pytest.mark.parametrize(("left_bytes", "is_read"), [(SIZE // 2, True), (SIZE // 2 - 1, False)])
+async def test_of_a_response_that_is_nearly_full_the_rest_is_worth_no_read(
+    broker: Rig, monkeypatch: pytest.MonkeyPatch, left_bytes: int, is_read: bool
+) -> None:
+    """A GET for each of the other partitions, only to see that its first batch does not fit, would hold it up."""
+    bytes_max = 2 * SIZE + left_bytes
+    monkeypatch.setattr(gathering, "WORTH_A_READ_SHARE", SIZE / 2 / (2 * SIZE + SIZE // 2))
+    first, other, only = want(broker, 0, 2 * SIZE), want(broker, 6), want(broker, 6)
+    made = begin(broker, first, other, bytes_max=2 * SIZE + SIZE // 2 if is_read else bytes_max)
+    broker.parts.reader.segments.drop(IDS[1])  # its footer has to be read again
+    made.look(0.0)
+    reads = len(broker.parts.reader.flights)
+    alone = gather(broker, only, bytes_max=1)
+
+    assert (reads, other.is_too_large) == ((1, False) if is_read else (0, True))
+    assert len(broker.parts.reader.flights) == reads + 1, "the only one is read, however little it may have"
+    await until_read(broker)
+    for one in (made, alone):
+        one.close()
+
+
 class UnderWay:
     """A read of an object that began at `began_s`."""
 

@@ -454,6 +454,36 @@ async def test_a_read_that_comes_meanwhile_joins_what_is_fetched_ahead(objects: 
     assert objects.reads == [("a", 16, 48)]
 
 
+async def test_readers_that_wait_for_one_fetch_hold_what_they_use_of_it_and_not_each_the_whole() -> None:
+    """Each of them with all of it would be more than there is room for, and would evict what nobody needs to give up."""
+    objects = Blocked()
+    cached = BlockCache(objects, bytes_max=ROOMY, block_bytes=BLOCK, telemetry=Telemetry())
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(cached.fetch_ahead("a", 0, 4 * BLOCK))
+        await turns()
+        for start in range(0, 40, 10):
+            group.create_task(cached.read("a", start, start + 10, is_history=True))
+        await turns()
+        held = cached._room.bytes, cached._history_room.bytes, cached._bytes_coming
+        await objects.finish()
+
+    assert held == (4 * BLOCK + 40,) * 3
+    assert (cached._room.bytes, cached._history_room.bytes, cached._bytes_coming) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "is_here"),
+    [(16, 48, True), (20, 33, True), (15, 20, False), (40, 49, False), (30, 30, True), (0, 8, True), (0, 32, False)],
+)
+async def test_it_is_known_whether_a_read_would_wait(objects: Objects, start: int, end: int, is_here: bool) -> None:
+    cached = Cached(objects, part_bytes=8)
+    await cached.read("a", 0, 8)
+    await cached.read("a", 16, 48, object_size=48)
+
+    assert cached.cache.is_here("a", start, end) is is_here
+    assert not cached.cache.is_here("b", 0, 1)
+
+
 async def test_a_read_takes_over_from_a_read_ahead_that_was_cancelled(objects: Objects) -> None:
     cached = Cached(objects)
     async with asyncio.TaskGroup() as group:

@@ -12,28 +12,25 @@ from storage.formats.control import Entry
 from storage.formats.wal import object_key
 from storage.limits import KIB
 from storage.log import entries_ahead
-from storage.log.batcher import FlushSettings
 from storage.log.entries_ahead import EntriesAhead, Range
-from storage.log.read_ahead import FRONT_KEPT_S, READS_AHEAD_MAX
-from storage.metadata.keys import PartitionKeys
-from storage.metadata.port import Put
+from storage.log.read_ahead import FRONT_KEPT_S
 from storage.vocabulary import ObjectId, PartitionId, TopicId
 from tests.kit.record_batches import record_batch
-from tests.unit.storage.log.made_segments import counted_gets
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 from tests.unit.storage.log.test_read_ahead import Ahead, ahead_of, fetch, never, outcomes, replace_gets, until_done
 
 BLOCK = 1_024
 SLICE = 256
 """Four of a block, one of each partition."""
+AHEAD = 8
 IDS = [ObjectId(f"01JA000000000000000000000{number:X}") for number in range(16)]
+READ_ID = ObjectId("01J90000000000000000000000")
 TOPIC = TopicId("11111111-1111-1111-1111-111111111111")
 P = [PartitionId(TOPIC, number) for number in range(8)]
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries_ahead, "SLICE_BYTES_MIN", SLICE)
     monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 2 * SLICE)
     monkeypatch.setattr(entries_ahead, "GET_BYTES_MAX", BLOCK)
     monkeypatch.setattr(entries_ahead, "GAP_BYTES_MAX", 0)
@@ -55,10 +52,11 @@ class Following(Ahead):
         super().__init__(nursery, cache_blocks=cache_blocks)
         self.entries = EntriesAhead(self.cache, self.ahead, clock=self.clock)
 
-    async def follow(self, partition: PartitionId, entries: Sequence[Entry], *, read: int = -1) -> None:
+    async def follow(self, partition: PartitionId, entries: Sequence[Entry], *, read: int = -1, has_waited: bool = False) -> None:
         """`read`: the base of the entry that was read before them; by default that of the object before the first of them."""
         before = entries[0].base - 10 if entries else -1
-        self.entries.follow(partition, before if read < 0 else read, entries)
+        source = Entry(before if read < 0 else read, (before if read < 0 else read) + 9, READ_ID, ((0, SLICE),), 0, 0)
+        self.entries.follow(partition, source, entries, has_waited=has_waited)
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -123,11 +121,10 @@ async def test_a_gap_that_nobody_wants_ends_what_comes_together_and_so_does_the_
         assert made.gets[-1] == (3, 2 * SLICE, 4 * SLICE)
 
 
-@pytest.mark.parametrize("length", [SLICE - 1, BLOCK + 1])
-async def test_slices_that_are_small_or_more_than_a_get_brings_end_what_is_fetched(length: int) -> None:
+async def test_a_slice_that_is_more_than_a_get_brings_ends_what_is_fetched() -> None:
     async with Nursery() as nursery:
         made = Following(nursery)
-        await made.follow(P[0], [entry(0, 0), entry(1, 0, length), entry(2, 0)])
+        await made.follow(P[0], [entry(0, 0), entry(1, 0, BLOCK + 1), entry(2, 0)])
 
         assert made.gets == [(0, 0, SLICE)]
 
@@ -152,23 +149,37 @@ async def test_two_entries_in_one_object_are_fetched_together_and_forgotten_toge
         assert made.entries.wanted == {}
 
 
-async def test_the_more_consumers_there_are_the_less_lies_in_front_of_each() -> None:
+@pytest.mark.parametrize("is_one_partition", [False, True], ids=["of a partition each", "at different places of one"])
+async def test_the_more_consumers_there_are_the_less_lies_in_front_of_each(is_one_partition: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them have half of what the cache has to spare."""
+    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 100 * SLICE)
+    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
     async with Nursery() as nursery:
         made = Following(nursery, cache_blocks=8)
-        for place in range(4):
-            await made.follow(P[place], slices(place))
+        made.objects.gate.set()
+        slices_ahead: list[int] = []
+        for number in range(4):
+            before = len(made.gets)
+            if is_one_partition:
+                entries = [Entry(1_000 * number + one.base, 0, one.object_id, one.batches, 0, 0) for one in slices(number, range(16))]
+                await made.follow(P[0], entries, read=1_000 * number + 500)
+            else:
+                await made.follow(P[number], slices(number, range(16)))
+            await until_done(made.ahead)
+            slices_ahead.append(len(made.gets) - before)
 
-        assert [number for number, _, _ in made.gets] == [0, 1, 0, 1, 0, 1, 0], "half of a quarter of the cache is four slices"
+        assert slices_ahead == [16, 8, 6, 2], "half, a quarter, a sixth; then it is full"
 
 
-async def test_consumers_at_different_places_of_one_partition_are_as_many_as_in_different_ones() -> None:
+async def test_of_a_full_cache_consumers_have_what_is_theirs_for_certain() -> None:
     async with Nursery() as nursery:
         made = Following(nursery, cache_blocks=8)
-        for first in (0, 3, 6, 9):
-            await made.follow(P[0], slices(0, range(first, first + 3)), read=10 * first + 200)
+        made.objects.gate.set()
+        await made.fill()
+        await made.follow(P[0], slices(0))
 
-        assert [number for number, _, _ in made.gets] == [0, 1, 3, 4, 6, 7, 9]
-        assert made.ahead.fronts.bytes == 7 * SLICE
+        assert made.cache.spare_bytes < 2 * BLOCK
+        assert [number for number, _, _ in made.gets] == [0, 1]
 
 
 async def test_of_a_slice_whose_head_is_here_the_rest_is_fetched() -> None:
@@ -207,7 +218,7 @@ async def test_what_is_in_front_of_consumers_counts_until_they_are_through() -> 
     async with Nursery() as nursery:
         made = Following(nursery)
         made.objects.gate.set()
-        await made.follow(P[0], slices(0))
+        await made.follow(P[0], slices(0, [0, 1]))
         before = made.ahead.fronts.bytes
         await made.follow(P[0], slices(0, [1]), read=0)
         at_the_last = made.ahead.fronts.bytes
@@ -231,7 +242,7 @@ async def test_what_was_said_is_remembered_of_a_bounded_number_of_places_and_for
 
         assert bounded == [False, True, True]
         assert list(made.entries.said) == [(P[3], 0)]
-        assert {one for wanted in made.entries.wanted.values() for one in wanted} == {(P[3], 0)}
+        assert {one.place for wanted in made.entries.wanted.values() for one in wanted} == {(P[3], 0)}
 
 
 async def test_a_read_that_finds_its_slice_missing_brings_those_of_others_beside_it() -> None:
@@ -259,6 +270,7 @@ async def broker() -> AsyncIterator[Rig]:
 
 async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 16 * KIB)
+    monkeypatch.setattr(entries_ahead, "AHEAD_ENTRIES_MAX", AHEAD)
     async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
         await other.parts.control_reads.refresh([other.parts.partitions.get(PARTITION)])
         first = (await other.control()).pending[0].base
@@ -266,37 +278,130 @@ async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig
         await until_done(ahead_of(other))
         replace_gets(other, never)
         end = second
-        while end < second + READS_AHEAD_MAX:
+        while end < second + AHEAD:
             end = await fetch(other, end, bytes_max=1)
 
-        assert outcomes(other.telemetry)[0] == READS_AHEAD_MAX
+        assert outcomes(other.telemetry)[0] == AHEAD
 
 
-async def test_a_small_slice_comes_with_what_lies_before_it_though_a_large_one_of_its_object_is_awaited() -> None:
-    small, large = PARTITION, PARTITION._replace(partition=1)
-    async with rig(flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as writer:
-        await writer.shared.write([Put(PartitionKeys(large).control, b'{"fmt":1}', None)])
-        for number in range(5):
-            await asyncio.gather(
-                writer.send(record_batch(bytes([number]))), writer.send(record_batch(bytes([number]) * 2 * SLICE), partition=large)
-            )
-        entries = (await writer.control()).pending
-        assert [one.object_id for one in entries] == [one.object_id for one in (await writer.control(large)).pending]
-        async with rig(
-            shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, part_bytes=BLOCK
-        ) as reader:
-            logs = [reader.parts.partitions.get(one) for one in (small, large)]
-            await reader.parts.control_reads.refresh(logs)
-            reads = reader.parts.reader
-            for offset in range(2):
-                await reads.stored_within(logs[1], offset, bytes_max=1, at_least_one=True, is_in_order=True)
-            await until_done(ahead_of(reader))
-            assert set(reads._entries_ahead.wanted) == {object_key(one.object_id) for one in entries[2:]}
-            gets = await counted_gets(reader)
-            await reads.stored_within(logs[0], 4, bytes_max=1, at_least_one=True, is_in_order=True)
+async def test_a_consumer_that_has_waited_has_twice_as_much_in_front_of_it_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES_MAX", 6 * SLICE)
+    async with Nursery() as nursery:
+        made = Following(nursery)
+        made.objects.gate.set()
+        await made.follow(P[0], slices(0, range(16)), has_waited=True)
+        for number in range(1, 4):
+            await made.follow(P[0], slices(0, range(number, 16)), has_waited=number != 2)
 
-        (position, length), *_ = entries[4].batches
-        assert gets == [(0, position + length)]
+        assert [number for number, _, _ in made.gets] == [0, 1, *(2, 3, 4), 5, *(6, 7, 8)], "the first read waits for nothing that was said"
+
+
+async def test_no_more_entries_are_fetched_than_half_of_those_that_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 100 * SLICE)
+    monkeypatch.setattr(entries_ahead, "SAID_ENTRIES_MAX", 6)
+    monkeypatch.setattr(entries_ahead, "AHEAD_ENTRIES_MAX", 3)
+    async with Nursery() as nursery:
+        made = Following(nursery)
+        await made.follow(P[0], slices(0, range(12)))
+        await made.follow(P[1], slices(1, range(12)))
+        await made.follow(P[0], slices(0, range(3, 12)), read=-10)
+
+        assert len(made.entries.wanted) == 9
+        assert made.gets[:6] == [(number, place * SLICE, (place + 1) * SLICE) for place in (0, 1) for number in range(3)]
+        assert made.gets[6:] == [(3, 0, 2 * SLICE), (4, 0, 2 * SLICE), (5, 0, 2 * SLICE)]
+
+
+async def test_what_was_given_up_is_asked_for_again() -> None:
+    async with Nursery() as nursery:
+        made = Following(nursery)
+        fetch_ahead = made.cache.fetch_ahead
+
+        async def refuse(_key: str, _start: int, _end: int) -> bool:
+            return False
+
+        made.cache.fetch_ahead = refuse  # type: ignore[method-assign]
+        await made.follow(P[0], slices(0))
+        await until_done(made.ahead)
+        made.cache.fetch_ahead = fetch_ahead  # type: ignore[method-assign]
+        await made.follow(P[0], slices(0))
+
+        assert made.gets == [(0, 0, SLICE), (1, 0, SLICE)]
+
+
+async def test_what_is_known_to_come_is_looked_for_once() -> None:
+    async with Nursery() as nursery:
+        made = Following(nursery)
+        looked: list[str] = []
+        missing_from = made.cache.missing_from
+
+        def count(key: str, position: int, end: int) -> int:
+            looked.append(key)
+            return missing_from(key, position, end)
+
+        made.cache.missing_from = count  # type: ignore[method-assign]
+        await made.follow(P[0], slices(0))
+        at_first = len(looked)
+        await made.follow(P[0], slices(0))
+
+        assert len(looked) == at_first > 0
+
+
+async def test_pieces_that_all_have_read_who_said_that_they_will_are_left_behind() -> None:
+    async with Nursery() as nursery:
+        made = Following(nursery)
+        made.objects.gate.set()
+        key, order = object_key(IDS[0]), made.cache._order
+        await made.cache.read(key, 0, 2 * SLICE, is_history=True)
+        for place in (0, 1):
+            await made.follow(P[place], slices(place))
+        of_the_object = entry(0, 0), entry(0, SLICE)
+        made.entries.follow(P[0], of_the_object[0], slices(0, range(1, 6)))
+        by_one = order.left_behind_bytes
+        made.entries.follow(P[1], of_the_object[1], slices(1, range(1, 6)), is_through=False)
+        by_the_other_in_part = order.left_behind_bytes
+        made.entries.follow(P[1], of_the_object[1], slices(1, range(1, 6)))
+
+        assert (by_one, by_the_other_in_part) == (0, 0)
+        assert order.left_behind_bytes == 2 * SLICE + blocks_module.PIECE_OVERHEAD_BYTES
+
+
+async def test_entries_of_chunks_that_are_not_read_yet_are_found_out_ahead() -> None:
+    """A chunk of the index has sixteen entries: a consumer that comes to the end of one knows the next by then."""
+    async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK) as writer:
+        for number in range(70):
+            await writer.send(record_batch(bytes([number]) * SLICE))
+        async with rig(shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as reader:
+            log = reader.parts.partitions.get(PARTITION)
+            await reader.parts.control_reads.refresh([log])
+            known: list[int] = []
+            end = await fetch(reader, 0, bytes_max=1)
+            while end < 20:
+                end = await fetch(reader, end, bytes_max=1)
+                await until_done(ahead_of(reader))
+                known.append(len(reader.parts.reader._index.following_here(log, end, entries_max=entries_ahead.SAID_ENTRIES_MAX)))
+            (follower,) = reader.parts.reader._entries_ahead.said.values()
+
+    assert min(known[3:]) == entries_ahead.SAID_ENTRIES_MAX > 16
+    assert len(follower.entries) == entries_ahead.SAID_ENTRIES_MAX
+
+
+async def test_an_index_that_cannot_be_read_ahead_is_counted_and_keeps_nobody_from_reading() -> None:
+    async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK) as writer:
+        for number in range(40):
+            await writer.send(record_batch(bytes([number]) * SLICE))
+        async with rig(shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as reader:
+            await reader.parts.control_reads.refresh([reader.parts.partitions.get(PARTITION)])
+            end = await fetch(reader, 0, bytes_max=1)
+
+            async def fail(_log: object, _offset: int) -> None:
+                raise Unavailable("not now")
+
+            reader.parts.reader._index.look_ahead = fail  # type: ignore[method-assign,assignment]
+            while end < 40:
+                end = await fetch(reader, end, bytes_max=1)
+
+    assert outcomes(reader.telemetry)[2] > 0
+    assert reader.parts.reader._looking_ahead == set()
 
 
 async def test_an_object_that_cannot_be_fetched_ahead_is_counted_and_told_to_whoever_reads_it() -> None:

@@ -497,7 +497,7 @@ async def test_reads_find_room_beside_all_that_may_be_read_ahead(monkeypatch: py
             nursery.spawn(_read(made.cache, key, 32 * MIB, 40 * MIB, is_history=is_history), name="read")
         await made.begin()
 
-        assert ahead == 3
+        assert ahead == 4
         assert made.objects.under_way[ahead:] == [(f"segments/{number}/x", 32 * MIB, 40 * MIB) for number in (100, 101, 0)]
 
 
