@@ -20,7 +20,7 @@ from storage.cache.blocks import BlockCache
 from storage.formats.control import Entry
 from storage.formats.wal import object_key
 from storage.limits import KIB, MIB
-from storage.log.read_ahead import CACHE_BLOCKS_MIN, FRONT_KEPT_S, FRONT_SHARE_MAX, ReadAhead
+from storage.log.read_ahead import CACHE_BLOCKS_MIN, FRONT_KEPT_S, ReadAhead
 from storage.vocabulary import PartitionId
 
 if TYPE_CHECKING:
@@ -175,8 +175,7 @@ class EntriesAhead:
 
     def _front_bytes_max(self) -> float:
         """What may lie in front of all of them. They take half: the other half is for what comes with one GET for several."""
-        certain_bytes = self._blocks.bytes_max * FRONT_SHARE_MAX
-        return max(certain_bytes, self._read_ahead.fronts.bytes + self._blocks.spare_bytes)
+        return max(self._read_ahead.certain_bytes, self._read_ahead.fronts.bytes + self._blocks.spare_bytes)
 
     def _is_coming(self, follower: Follower, key: str, wanted: Range, ahead_bytes: int) -> bool:
         """Whether `wanted` is in memory or on its way, from now on perhaps."""

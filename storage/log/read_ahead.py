@@ -16,8 +16,9 @@ from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 from storage.cache.blocks import BlockCache
+from storage.cache.eviction import HISTORY_SHARE_MAX
 from storage.errors import StorageError
-from storage.limits import MIB
+from storage.limits import MIB, PART_BYTES
 
 AHEAD_BLOCKS_LEAST: Final = 1
 """Blocks of the cache in front of a consumer, below which more is fetched."""
@@ -27,11 +28,13 @@ READS_AHEAD_MAX: Final = 24
 """Under way at a time, over all partitions."""
 READING_AHEAD_BYTES_MAX: Final = 32 * MIB
 """Under way at a time: well below what storage/cache/shares.py allows of all, so that reads find a place beside them."""
-FRONT_SHARE_MAX: Final = 1 / 4
-"""As a share of the block cache: what lies in front of all consumers in order, or is on its way there, whatever is evicted for it. It is
-half of what history has for certain. The other half is for the pieces that they are in, so that nothing is evicted before it is read, and
-fetched again.
+FRONT_SHARE_MIN: Final = 1 / 4
+"""As a share of the block cache: what may lie in front of all consumers in order, or be on its way there, whatever is evicted for it. It is
+half of what history has for certain, and more where there are few consumers. The rest is for the pieces that they are in, so that nothing
+is evicted before it is read, and fetched again.
 """
+PIECES_IN_BYTES: Final = 2 * PART_BYTES
+"""What the pieces that a consumer is in may take."""
 FRONT_KEPT_S: Final = 60.0
 """A consumer that has read nothing for longer leaves its part to the others."""
 FRONTS_KEPT_MAX: Final = 1_024
@@ -47,7 +50,7 @@ READ_AHEAD: Final = Metric(
     ("outcome",),
 )
 
-assert AHEAD_BLOCKS <= CACHE_BLOCKS_MIN * FRONT_SHARE_MAX, "the smallest cache that is used has room for one"
+assert AHEAD_BLOCKS <= CACHE_BLOCKS_MIN * FRONT_SHARE_MIN, "the smallest cache that is used has room for one"
 
 
 class Fronts:
@@ -130,7 +133,13 @@ class ReadAhead:
         if len(self._under_way) >= READS_AHEAD_MAX or self._bytes_under_way + size_bytes > READING_AHEAD_BYTES_MAX:
             return False
         is_spare = self._bytes_to_begin + size_bytes <= self._blocks.spare_bytes
-        return is_spare or self.fronts.bytes + size_bytes <= self._blocks.bytes_max * FRONT_SHARE_MAX
+        return is_spare or self.fronts.bytes + size_bytes <= self.certain_bytes
+
+    @property
+    def certain_bytes(self) -> float:
+        """What may lie in front of consumers whatever is evicted for it: all that history has for certain but for the pieces they are in."""
+        cache_bytes = self._blocks.bytes_max
+        return max(cache_bytes * FRONT_SHARE_MIN, cache_bytes * HISTORY_SHARE_MAX - len(self.fronts) * PIECES_IN_BYTES)
 
     def spawn(self, key: str, start: int, end: int) -> "asyncio.Task[None]":
         """Fetch what is missing of [start, end) of an object from `start` on. Nothing else that begins there may be under way."""

@@ -139,7 +139,7 @@ ROWS: Final = rows()
 
 def forms(name: str, value: object) -> set[str]:
     """How a page may write the value of a constant of this name."""
-    if name.endswith(("SHARE", "SHARE_MAX")):
+    if name.endswith(("SHARE", "SHARE_MAX", "SHARE_MIN")):
         return {SHARES[value]}
     assert isinstance(value, int | float), f"{name} is no number"
     number = f"{value:,}".removesuffix(".0")

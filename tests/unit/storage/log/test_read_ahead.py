@@ -418,7 +418,8 @@ async def test_beyond_a_quarter_of_the_cache_only_what_evicts_nothing_is_fetched
 
 
 async def test_what_is_fetched_ahead_in_one_turn_finds_a_place_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "FRONT_SHARE_MAX", 0)
+    monkeypatch.setattr(read_ahead, "FRONT_SHARE_MIN", 0)
+    monkeypatch.setattr(read_ahead, "HISTORY_SHARE_MAX", 0)
     async with Nursery() as nursery:
         made = Ahead(nursery, cache_blocks=24)
         made.objects.gate.set()
@@ -428,6 +429,18 @@ async def test_what_is_fetched_ahead_in_one_turn_finds_a_place_together(monkeypa
 
         assert spare_bytes == 12 * BLOCK
         assert [key for key, _, _ in made.objects.under_way] == [f"segments/{number}/x" for number in range(1, 7)]
+
+
+async def test_a_few_consumers_have_the_half_of_history_for_certain_and_many_a_quarter() -> None:
+    async with Nursery() as nursery:
+        made = Ahead(nursery, cache_blocks=24, block_bytes=4 * MIB)
+        certain_bytes = [made.ahead.certain_bytes]
+        for consumers in (12, 24, 100):
+            while len(made.ahead.fronts) < consumers:
+                made.ahead.fronts.note(len(made.ahead.fronts), 1)
+            certain_bytes.append(made.ahead.certain_bytes)
+
+    assert certain_bytes == [48 * MIB, 36 * MIB, 24 * MIB, 24 * MIB]
 
 
 async def test_the_segments_of_consumers_in_order_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
