@@ -137,7 +137,7 @@ class ReadAhead:
 
     @property
     def certain_bytes(self) -> float:
-        """What may lie in front of consumers whatever is evicted for it: all that history has for certain but for the pieces they are in."""
+        """What may lie in front of consumers whatever is evicted for it: what history has for certain but for the pieces they are in."""
         cache_bytes = self._blocks.bytes_max
         return max(cache_bytes * FRONT_SHARE_MIN, cache_bytes * HISTORY_SHARE_MAX - len(self.fronts) * PIECES_IN_BYTES)
 
