@@ -5,8 +5,9 @@ The simulation replaces it by one that runs calls at once.
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -23,18 +24,73 @@ class Blocking(Protocol):
         ...
 
 
+class _Call(NamedTuple):
+    call: Callable[[], Any]
+    done: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
 class ThreadBlocking:
-    """A pool of at most `threads` threads; further calls wait in line."""
+    """A pool of at most `threads` threads; further calls wait in line.
+
+    No `ThreadPoolExecutor`: of what a short call costs the loop there, most is a future of its own, its lock, and the chain that copies its
+    result into one of asyncio's.
+    """
 
     def __init__(self, *, threads: int, name: str) -> None:
         assert threads > 0
-        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)
+        self._threads_max = threads
+        self._name = name
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+        self._under_way = 0
+        self._is_closed = False
 
     async def run(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        if self._is_closed:
+            raise RuntimeError(f"the pool is closed: {self._name}")
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        self._under_way += 1
+        if len(self._threads) < min(self._under_way, self._threads_max):
+            # A process that ends without `close`, by an error, waits for none of them.
+            thread = Thread(target=self._work, name=f"{self._name}_{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._calls.put(_Call(call, done, loop))
+        return await done
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True)
+        self._is_closed = True
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, done, loop = item
+            result, error = None, None
+            if not done.cancelled():
+                try:
+                    result = call()
+                except BaseException as raised:  # noqa: BLE001 - whoever waits is given it
+                    error = raised
+            try:
+                loop.call_soon_threadsafe(self._end, done, result, error)
+            except RuntimeError:
+                pass  # the loop was closed while the call went on: nobody waits
+            # Else they live until the next call comes.
+            del item, call, done, result, error
+
+    def _end(self, done: "asyncio.Future[Any]", result: object, error: BaseException | None) -> None:
+        self._under_way -= 1
+        if done.done():
+            return  # cancelled meanwhile
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
 
 
 class InlineBlocking:
