@@ -1,0 +1,244 @@
+"""One cluster in virtual time: the real log of several brokers over stores in memory, with producers and consumers, and what it asked for."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bench.scale.loads import ANY_BROKER, SETTINGS, ScaleSettings, Shape
+from bench.scale.stores import Counts, DistantMetadata, DistantObjects
+from broker.coordination.rendezvous import Candidate
+from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
+from broker.leadership import Asker, Question, leadership_of
+from runtime.ids import IdSource
+from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
+from sim.batches import encode as encode_batch
+from sim.determinism import stable_order
+from sim.loop import VirtualClock, VirtualLoop
+from storage.cache.blocks import BlockCache
+from storage.errors import StorageError
+from storage.formats.control import Control, Entry, encode
+from storage.formats.levels import LEVEL_MAX
+from storage.limits import MIB, PENDING_ENTRIES_MAX
+from storage.log.batch import Append, Batch
+from storage.log.batcher import FlushSettings
+from storage.log.inline import InlineSettings
+from storage.log.partition import PartitionLog
+from storage.log.parts import LogParts, open_log
+from storage.log.segments import Elsewhere
+from storage.log.tail import BatchRun
+from storage.log.writers import BrokerEpoch
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import ABSENT, Put
+from storage.vocabulary import ObjectId, PartitionId, TopicId
+
+TOPIC: Final = TopicId("00000000-0000-4000-8000-000000000001")
+WARM_UP_S: Final = 1.0
+KNOWN_AT_ONCE: Final = 10_000
+READ_BYTES_MAX: Final = MIB
+CACHE_BYTES: Final = 64 * MIB
+TAIL_BYTES: Final = 16 * MIB
+
+
+class RefusedBatch(Exception):
+    """A run in which a batch was not appended measures something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """`counts` of all brokers within `seconds` of virtual time."""
+
+    seconds: float
+    counts: Counts
+
+
+class ScaledBroker:
+    """The log of a broker without sockets, as broker/assembly.py opens it on S3 and Oxia."""
+
+    def __init__(self, number: int, settings: ScaleSettings, metadata: DistantMetadata, objects: DistantObjects, nursery: Nursery) -> None:
+        loop = asyncio.get_running_loop()
+        clock, self.chance = VirtualClock(loop), random.Random(f"scale {number}")
+        telemetry = Telemetry()
+        self.number = number
+        self.log: LogParts = open_log(
+            metadata=metadata,
+            objects=objects,
+            blocks=BlockCache(objects, bytes_max=CACHE_BYTES, telemetry=telemetry),
+            tail_bytes_max=TAIL_BYTES,
+            inline=InlineSettings(bytes_max=settings.inline_bytes, commits_per_s=settings.inline_commits_per_s),
+            level=lambda: LEVEL_MAX,
+            flush=FlushSettings(interval_s=settings.flush_interval_s, bytes_max=settings.flush_bytes),
+            epoch=BrokerEpoch(number, registered_epoch=lambda: number, live=_everybody_lives),
+            ids=IdSource(clock=clock, entropy=self.chance.randbytes),
+            clock=clock,
+            chance=self.chance,
+            nursery=nursery,
+            telemetry=telemetry,
+        )
+        self.waiters = Waiters(
+            metadata=metadata,
+            partitions=self.log.partitions,
+            control_reads=self.log.control_reads,
+            clock=clock,
+            trusted_poll_s=TRUSTED_POLL_S,
+        )
+        nursery.spawn(self.waiters.run(), name="waiters")
+        self._sequences: dict[int, int] = {}
+
+    def submit(self, partition: int, template: bytearray, record_count: int) -> None:
+        """One request of the only producer that this broker has for the partition."""
+        producer_id = self.number << 32 | partition
+        first_seq = self._sequences.get(partition, 0)
+        self._sequences[partition] = first_seq + record_count
+        append = Append(self, _check, [None], 1)
+        batch = Batch(memoryview(template), append, 0, producer_id, 0, first_seq, record_count, 1_000, len(template))
+        self.log.appender.submit(self.log.partitions.get(PartitionId(TOPIC, partition)), batch)
+
+    async def know(self, partitions: Sequence[int]) -> None:
+        """Have read the control records, as a broker has that has run for a while."""
+        for begin in range(0, len(partitions), KNOWN_AT_ONCE):
+            part = partitions[begin : begin + KNOWN_AT_ONCE]
+            await self.log.control_reads.refresh([self.log.partitions.get(PartitionId(TOPIC, one)) for one in part])
+
+    async def follow(self, partitions: Sequence[int]) -> None:
+        """One consumer at the ends of `partitions`, until cancelled."""
+        logs = [self.log.partitions.get(PartitionId(TOPIC, one)) for one in partitions]
+        await self.log.control_reads.refresh(logs)
+        offsets = {log: log.seen.high_watermark for log in logs}
+        with self.waiters.wait(logs) as wait:
+            while True:
+                await wait.moved(1.0)
+                for log in logs:
+                    while offsets[log] < log.seen.high_watermark:
+                        offsets[log] = (await self._read(log, offsets[log])).last + 1
+
+    async def _read(self, log: PartitionLog, offset: int) -> BatchRun:
+        reader = self.log.reader
+        if (cached := reader.cached(log, offset)) is not None:
+            return cached
+        found = reader.stored_here(log, offset, bytes_max=READ_BYTES_MAX, at_least_one=True, is_in_order=True)
+        if found is None or isinstance(found, Elsewhere):
+            found = await reader.stored_within(log, offset, bytes_max=READ_BYTES_MAX, at_least_one=True, is_in_order=True)
+        assert found is not None
+        return found
+
+
+class ScaledCluster:
+    def __init__(self, shape: Shape, settings: ScaleSettings, nursery: Nursery) -> None:
+        clock = VirtualClock(asyncio.get_running_loop())
+        self.counts = Counts()
+        self._shape = shape
+        self._nursery = nursery
+        self._chance = random.Random("scale")
+        self._records = MemoryMetadataStore(clock=clock, shards=settings.shards)
+        objects = DistantObjects(settings, self.counts, clock)
+        self.brokers = [
+            ScaledBroker(number, settings, DistantMetadata(self._records.client(), settings, self.counts, nursery), objects, nursery)
+            for number in range(1, shape.brokers + 1)
+        ]
+        self._fetch_partitions = settings.fetch_partitions
+        self._fill = b"\0" * (shape.load.batch_bytes - len(encode_batch(b"", record_count=1)))
+        self._template = bytearray(encode_batch(self._fill, record_count=shape.load.batch_records))
+        self._leaders = self._placed()
+
+    def _placed(self) -> list[int]:
+        """By partition, the place of the broker that one client of it finds, under the strategy as clients see it."""
+        shape, leadership = self._shape, leadership_of(self._shape.leader)
+        live = [Candidate(broker.number, None) for broker in self.brokers]
+        if shape.leader == ANY_BROKER:
+            # A client has the broker that it happened to ask first.
+            asked = [self._chance.choice(live).broker_id for _ in range(shape.partitions)]
+            places = [leadership.placement(Question(Asker(f"client-{n}", "host"), own, live)) for n, own in enumerate(asked)]
+            return [place(TOPIC, n)[0] - 1 for n, place in enumerate(places)]
+        place = leadership.placement(Question(Asker("client", "host"), 1, live))
+        return [place(TOPIC, n)[0] - 1 for n in range(shape.partitions)]
+
+    def _by_broker(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in self.brokers]
+        for partition, leader in enumerate(self._leaders):
+            found[leader].append(partition)
+        return found
+
+    async def fill(self) -> None:
+        """Logs in the middle of their life: rings of pending entries are of any length."""
+        load = self._shape.load
+        is_small = load.batch_bytes <= SETTINGS.inline_bytes
+        batches = bytes(self._template) if is_small else ((0, load.batch_bytes),)
+        ops = []
+        for partition in range(self._shape.partitions):
+            count = self._chance.randrange(PENDING_ENTRIES_MAX)
+            entries = tuple(
+                [Entry(n * 10, n * 10 + 9, ObjectId("0" * 26), batches, 1_000, 1_000) for n in range(count)],
+            )
+            control = Control(sequence_counter=count * 10, pending=entries)
+            ops.append(Put(PartitionKeys(PartitionId(TOPIC, partition)).control, encode(control), ABSENT))
+        for op in ops:
+            await self._records.write([op])
+
+    async def run(self, seconds: float) -> Measured:
+        followed = self._by_broker()
+        is_any = self._shape.leader == ANY_BROKER
+        everything = list(range(self._shape.partitions))
+        written = [everything if is_any else followed[place] for place in range(len(self.brokers))]
+        for broker, partitions in zip(self.brokers, written, strict=True):
+            await broker.know(partitions)
+        tasks = []
+        for broker, partitions in zip(self.brokers, followed, strict=True):
+            for begin in range(0, len(partitions), self._fetch_partitions):
+                part = partitions[begin : begin + self._fetch_partitions]
+                tasks.append(self._nursery.spawn(broker.follow(part), name="consumer"))
+        for broker, partitions in zip(self.brokers, written, strict=True):
+            if partitions:
+                tasks.append(self._nursery.spawn(self._produce(broker, partitions), name="producer"))
+        await asyncio.sleep(WARM_UP_S)
+        self.counts.clear()
+        await asyncio.sleep(seconds)
+        measured = Measured(seconds, Counts(**{name: getattr(self.counts, name) for name in Counts.__slots__}))
+        for task in tasks:
+            task.cancel()
+        return measured
+
+    async def _produce(self, broker: ScaledBroker, partitions: Sequence[int]) -> None:
+        load, chance = self._shape.load, broker.chance
+        mean_per_s = load.broker_batches_per_s + load.partition_batches_per_s * self._shape.partitions / self._shape.brokers
+        if load.partition_batches_per_s and self._shape.leader != ANY_BROKER:
+            mean_per_s = load.partition_batches_per_s * len(partitions)
+        while True:
+            await asyncio.sleep(chance.expovariate(mean_per_s))
+            self.counts.batches += 1
+            broker.submit(chance.choice(partitions), self._template, load.batch_records)
+
+
+def measure(shape: Shape, seconds: float, settings: ScaleSettings = SETTINGS) -> Measured:
+    """Run one cluster for so long in virtual time. Raise `RefusedBatch`. Must not be called from a running loop."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stable_order())
+        runner = stack.enter_context(asyncio.Runner(loop_factory=VirtualLoop))
+        return runner.run(_measure(shape, seconds, settings))
+
+
+async def _measure(shape: Shape, seconds: float, settings: ScaleSettings) -> Measured:
+    async with running(shape, settings) as cluster:
+        await cluster.fill()
+        return await cluster.run(seconds)
+
+
+@contextlib.asynccontextmanager
+async def running(shape: Shape, settings: ScaleSettings = SETTINGS) -> AsyncIterator[ScaledCluster]:
+    """Its brokers end with the context."""
+    async with Nursery() as nursery:
+        yield ScaledCluster(shape, settings, nursery)
+
+
+async def _everybody_lives() -> frozenset[int]:
+    return frozenset(range(100_000))
+
+
+def _check(append: Append) -> None:
+    for result in append.results:
+        if isinstance(result, StorageError):
+            raise RefusedBatch(str(result))
