@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,6 +42,7 @@ KNOWN_AT_ONCE: Final = 10_000
 READ_BYTES_MAX: Final = MIB
 CACHE_BYTES: Final = 64 * MIB
 TAIL_BYTES: Final = 16 * MIB
+DRIFT: Final = 0.1
 
 
 class RefusedBatch(Exception):
@@ -59,7 +60,15 @@ class Measured:
 class ScaledBroker:
     """The log of a broker without sockets, as broker/assembly.py opens it on S3 and Oxia."""
 
-    def __init__(self, number: int, settings: ScaleSettings, metadata: DistantMetadata, objects: DistantObjects, nursery: Nursery) -> None:
+    def __init__(
+        self, number: int, epochs: range, settings: ScaleSettings, metadata: DistantMetadata, objects: DistantObjects, nursery: Nursery
+    ) -> None:
+        """It has the epoch of its number among `epochs`, all of which are registered."""
+        epoch = epochs[number - 1]
+
+        async def live() -> frozenset[int]:
+            return frozenset(epochs)
+
         loop = asyncio.get_running_loop()
         clock, self.chance = VirtualClock(loop), random.Random(f"scale {number}")
         telemetry = Telemetry()
@@ -71,8 +80,8 @@ class ScaledBroker:
             tail_bytes_max=TAIL_BYTES,
             inline=InlineSettings(bytes_max=settings.inline_bytes, commits_per_s=settings.inline_commits_per_s),
             level=lambda: LEVEL_MAX,
-            flush=FlushSettings(interval_s=settings.flush_interval_s, bytes_max=settings.flush_bytes),
-            epoch=BrokerEpoch(number, registered_epoch=lambda: number, live=_everybody_lives),
+            flush=FlushSettings(interval_s=self._interval_s(settings), bytes_max=settings.flush_bytes),
+            epoch=BrokerEpoch(epoch, registered_epoch=lambda: epoch, live=live),
             ids=IdSource(clock=clock, entropy=self.chance.randbytes),
             clock=clock,
             chance=self.chance,
@@ -89,12 +98,16 @@ class ScaledBroker:
         nursery.spawn(self.waiters.run(), name="waiters")
         self._sequences: dict[int, int] = {}
 
-    def submit(self, partition: int, template: bytearray, record_count: int) -> None:
+    def _interval_s(self, settings: ScaleSettings) -> float:
+        """Brokers drift against each other, as those of other machines do: otherwise the phases of the start decide how often they collide."""
+        return settings.flush_interval_s * self.chance.uniform(1 - DRIFT, 1 + DRIFT)
+
+    def submit(self, partition: int, template: bytearray, record_count: int, on_done: Callable[[Append], None]) -> None:
         """One request of the only producer that this broker has for the partition."""
         producer_id = self.number << 32 | partition
         first_seq = self._sequences.get(partition, 0)
         self._sequences[partition] = first_seq + record_count
-        append = Append(self, _check, [None], 1)
+        append = Append(self, on_done, [None], 1)
         batch = Batch(memoryview(template), append, 0, producer_id, 0, first_seq, record_count, 1_000, len(template))
         self.log.appender.submit(self.log.partitions.get(PartitionId(TOPIC, partition)), batch)
 
@@ -112,9 +125,14 @@ class ScaledBroker:
         with self.waiters.wait(logs) as wait:
             while True:
                 await wait.moved(1.0)
-                for log in logs:
-                    while offsets[log] < log.seen.high_watermark:
-                        offsets[log] = (await self._read(log, offsets[log])).last + 1
+                moved = [log for log in logs if offsets[log] < log.seen.high_watermark]
+                for log, offset in zip(moved, await asyncio.gather(*[self._catch_up(log, offsets[log]) for log in moved]), strict=True):
+                    offsets[log] = offset
+
+    async def _catch_up(self, log: PartitionLog, offset: int) -> int:
+        while offset < log.seen.high_watermark:
+            offset = (await self._read(log, offset)).last + 1
+        return offset
 
     async def _read(self, log: PartitionLog, offset: int) -> BatchRun:
         reader = self.log.reader
@@ -128,7 +146,7 @@ class ScaledBroker:
 
 
 class ScaledCluster:
-    def __init__(self, shape: Shape, settings: ScaleSettings, nursery: Nursery) -> None:
+    def __init__(self, shape: Shape, settings: ScaleSettings, nursery: Nursery, *, epoch_first: int) -> None:
         clock = VirtualClock(asyncio.get_running_loop())
         self.counts = Counts()
         self._shape = shape
@@ -136,13 +154,21 @@ class ScaledCluster:
         self._chance = random.Random("scale")
         self._records = MemoryMetadataStore(clock=clock, shards=settings.shards)
         objects = DistantObjects(settings, self.counts, clock)
+        epochs = range(epoch_first, epoch_first + shape.brokers)
         self.brokers = [
-            ScaledBroker(number, settings, DistantMetadata(self._records.client(), settings, self.counts, nursery), objects, nursery)
+            ScaledBroker(
+                number,
+                epochs,
+                settings,
+                DistantMetadata(self._records.client(), settings, self.counts, nursery),
+                objects,
+                nursery,
+            )
             for number in range(1, shape.brokers + 1)
         ]
-        self._fetch_partitions = settings.fetch_partitions
+        self._settings = settings
         self._fill = b"\0" * (shape.load.batch_bytes - len(encode_batch(b"", record_count=1)))
-        self._template = bytearray(encode_batch(self._fill, record_count=shape.load.batch_records))
+        self.template = bytearray(encode_batch(self._fill, record_count=shape.load.batch_records))
         self._leaders = self._placed()
 
     def _placed(self) -> list[int]:
@@ -166,11 +192,11 @@ class ScaledCluster:
     async def fill(self) -> None:
         """Logs in the middle of their life: rings of pending entries are of any length."""
         load = self._shape.load
-        is_small = load.batch_bytes <= SETTINGS.inline_bytes
-        batches = bytes(self._template) if is_small else ((0, load.batch_bytes),)
+        is_small = load.batch_bytes <= self._settings.inline_bytes
+        batches = bytes(self.template) if is_small else ((0, load.batch_bytes),)
         ops = []
         for partition in range(self._shape.partitions):
-            count = self._chance.randrange(PENDING_ENTRIES_MAX)
+            count = self._chance.randint(1, PENDING_ENTRIES_MAX)
             entries = tuple(
                 [Entry(n * 10, n * 10 + 9, ObjectId("0" * 26), batches, 1_000, 1_000) for n in range(count)],
             )
@@ -188,8 +214,8 @@ class ScaledCluster:
             await broker.know(partitions)
         tasks = []
         for broker, partitions in zip(self.brokers, followed, strict=True):
-            for begin in range(0, len(partitions), self._fetch_partitions):
-                part = partitions[begin : begin + self._fetch_partitions]
+            for begin in range(0, len(partitions), self._settings.fetch_partitions):
+                part = partitions[begin : begin + self._settings.fetch_partitions]
                 tasks.append(self._nursery.spawn(broker.follow(part), name="consumer"))
         for broker, partitions in zip(self.brokers, written, strict=True):
             if partitions:
@@ -204,13 +230,14 @@ class ScaledCluster:
 
     async def _produce(self, broker: ScaledBroker, partitions: Sequence[int]) -> None:
         load, chance = self._shape.load, broker.chance
-        mean_per_s = load.broker_batches_per_s + load.partition_batches_per_s * self._shape.partitions / self._shape.brokers
+        mean_per_s = load.batches_per_s(self._shape.brokers, self._shape.partitions)
         if load.partition_batches_per_s and self._shape.leader != ANY_BROKER:
             mean_per_s = load.partition_batches_per_s * len(partitions)
+        await asyncio.sleep(chance.random() * self._settings.flush_interval_s)  # brokers do not flush in step
         while True:
             await asyncio.sleep(chance.expovariate(mean_per_s))
             self.counts.batches += 1
-            broker.submit(chance.choice(partitions), self._template, load.batch_records)
+            broker.submit(chance.choice(partitions), self.template, load.batch_records, check_appended)
 
 
 def measure(shape: Shape, seconds: float, settings: ScaleSettings = SETTINGS) -> Measured:
@@ -228,17 +255,14 @@ async def _measure(shape: Shape, seconds: float, settings: ScaleSettings) -> Mea
 
 
 @contextlib.asynccontextmanager
-async def running(shape: Shape, settings: ScaleSettings = SETTINGS) -> AsyncIterator[ScaledCluster]:
+async def running(shape: Shape, settings: ScaleSettings = SETTINGS, *, epoch_first: int = 1) -> AsyncIterator[ScaledCluster]:
     """Its brokers end with the context."""
     async with Nursery() as nursery:
-        yield ScaledCluster(shape, settings, nursery)
+        yield ScaledCluster(shape, settings, nursery, epoch_first=epoch_first)
 
 
-async def _everybody_lives() -> frozenset[int]:
-    return frozenset(range(100_000))
-
-
-def _check(append: Append) -> None:
+def check_appended(append: Append) -> None:
+    """Raise `RefusedBatch`."""
     for result in append.results:
         if isinstance(result, StorageError):
             raise RefusedBatch(str(result))

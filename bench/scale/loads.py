@@ -65,7 +65,7 @@ class ScaleSettings:
     oxia_read_s: float = 0.0005
     put_s: float = 0.1
     get_s: float = 0.03
-    fetch_partitions: int = 100
+    fetch_partitions: int = 20
     """Partitions that one consumer waits for."""
 
 
