@@ -1,4 +1,4 @@
-"""One cluster in virtual time: the real log of several brokers over stores in memory, with producers and consumers, and what it asked for."""
+"""One cluster in virtual time: the real log of several brokers over stores in memory, with producers and consumers, counted."""
 
 import asyncio
 import contextlib
@@ -99,7 +99,7 @@ class ScaledBroker:
         self._sequences: dict[int, int] = {}
 
     def _interval_s(self, settings: ScaleSettings) -> float:
-        """Brokers drift against each other, as those of other machines do: otherwise the phases of the start decide how often they collide."""
+        """Brokers drift against each other, as those of several machines do: else how often they collide depends on when they began."""
         return settings.flush_interval_s * self.chance.uniform(1 - DRIFT, 1 + DRIFT)
 
     def submit(self, partition: int, template: bytearray, record_count: int, on_done: Callable[[Append], None]) -> None:
@@ -126,8 +126,8 @@ class ScaledBroker:
             while True:
                 await wait.moved(1.0)
                 moved = [log for log in logs if offsets[log] < log.seen.high_watermark]
-                for log, offset in zip(moved, await asyncio.gather(*[self._catch_up(log, offsets[log]) for log in moved]), strict=True):
-                    offsets[log] = offset
+                ends = await asyncio.gather(*[self._catch_up(log, offsets[log]) for log in moved])
+                offsets.update(zip(moved, ends, strict=True))
 
     async def _catch_up(self, log: PartitionLog, offset: int) -> int:
         while offset < log.seen.high_watermark:

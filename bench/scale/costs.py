@@ -1,8 +1,12 @@
-"""What is measured beside the clusters: a hint that a broker has no use for, placing a partition, and how many brokers one log has room for."""
+"""What is measured beside the clusters: hints that a broker has no use for, placing a partition, and how many writers a log has room for."""
 
 import asyncio
+import itertools
 import time
+from concurrent import futures
 from typing import Final
+
+import grpc
 
 from bench.scale.cluster import TOPIC, running
 from bench.scale.loads import ANY_BROKER, LOADS, Shape
@@ -20,7 +24,8 @@ from storage.metadata.oxia import wire_pb2 as wire
 from storage.vocabulary import PartitionId
 
 HINTS: Final = 100_000
-HINTS_PER_BATCH: Final = 50
+HINTS_PER_MESSAGE: Final = 50
+MESSAGES: Final = 20_000
 PLACED: Final = 200
 WRITERS_TRIED: Final = 1_000
 EPOCH_FIRST: Final = 1_000_000
@@ -28,8 +33,8 @@ EPOCH_FIRST: Final = 1_000_000
 
 
 def hint_cpu_s(hints: int = HINTS) -> float:
-    """CPU seconds that a broker takes for a hint of a partition that it does not know, from the decoded stream on; what gRPC takes to receive
-    it is not in it. The subscriptions are those of a broker: one to all, four to a prefix.
+    """CPU seconds that a broker's loop takes for a hint of a partition that it does not know, once its message is read. The subscriptions
+    are those of a broker: one to everything, four to a prefix.
     """
     return run(_hear(hints))
 
@@ -46,33 +51,71 @@ async def _hear(count: int) -> float:
     hints.subscribe(hear, "")
     for prefix in (TOPICS_PREFIX, BROKERS_PREFIX, CLAIMS_PREFIX, CLAIMS_PREFIX):
         hints.subscribe(hear, prefix)
-    batch = wire.NotificationBatch()
-    for number in range(HINTS_PER_BATCH):
-        batch.notifications[PartitionKeys(PartitionId(TOPIC, number)).control.path].SetInParent()
-    sent = batch.SerializeToString()
-    began_s = time.process_time()
-    for _ in range(count // HINTS_PER_BATCH):
+    sent = _message(HINTS_PER_MESSAGE)
+    began_s = time.thread_time()
+    for _ in range(count // HINTS_PER_MESSAGE):
         hints.publish([path for path in wire.NotificationBatch.FromString(sent).notifications if not path.startswith("__oxia/")])
         await asyncio.sleep(0)
     await asyncio.sleep(0)
-    cpu_s = time.process_time() - began_s
+    cpu_s = time.thread_time() - began_s
     assert heard == count, f"hints were lost: {heard} of {count}"
     return cpu_s / count
+
+
+def message_cpu_s(messages: int = MESSAGES) -> float:
+    """CPU seconds that a broker's loop takes to receive a message of the stream of hints, with one hint in it. The server runs in another
+    thread, and gRPC has some of its own: none of these is counted.
+    """
+    with futures.ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads, handlers=[_Stream(_message(1), messages)])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            return asyncio.run(_receive(port, messages))
+        finally:
+            server.stop(0).wait()
+
+
+class _Stream(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def __init__(self, message: bytes, count: int) -> None:
+        self._message = message
+        self._count = count
+
+    def service(self, _details: object) -> object:
+        return grpc.unary_stream_rpc_method_handler(lambda _request, _context: itertools.repeat(self._message, self._count))
+
+
+async def _receive(port: int, count: int) -> float:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_stream("/hints/stream", response_deserializer=wire.NotificationBatch.FromString)(b"")
+        received = 0
+        began_s = time.thread_time()
+        while await call.read() is not grpc.aio.EOF:
+            received += 1
+        assert received == count, f"messages were lost: {received} of {count}"
+        return (time.thread_time() - began_s) / count
+
+
+def _message(hints: int) -> bytes:
+    batch = wire.NotificationBatch()
+    for number in range(hints):
+        batch.notifications[PartitionKeys(PartitionId(TOPIC, number)).control.path].SetInParent()
+    return batch.SerializeToString()
 
 
 def placement_cpu_s(brokers: int, placed: int = PLACED) -> float:
     """CPU seconds that a Metadata answer takes to place one partition under `kafka.leader: partition`."""
     live = [Candidate(number, None) for number in range(1, brokers + 1)]
     place = PartitionLeadership().placement(Question(Asker("client", "host"), 1, live))
-    began_s = time.process_time()
+    began_s = time.thread_time()
     for partition in range(placed):
         place(TOPIC, partition)
-    return (time.process_time() - began_s) / placed
+    return (time.thread_time() - began_s) / placed
 
 
 def writers_max(tried: int = WRITERS_TRIED) -> int | None:
-    """How many live brokers commit to one partition, one after the other, before a commit is refused for want of room in the control record;
-    None if all that were tried do. Must not be called from a running loop.
+    """How many live brokers commit to one partition, one after the other, before a commit is refused for want of room in the control
+    record; None if all that were tried do. Must not be called from a running loop.
     """
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(_write_all(tried))

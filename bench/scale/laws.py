@@ -20,6 +20,9 @@ COLLISIONS_MIN: Final = 1_000
 POLLS_PER_S: Final = 1.0
 """Of a partition that a consumer waits for: `TRUSTED_POLL_S` of broker/fetching/waiters.py."""
 
+PUTS_MIN: Final = 30
+"""The same of PUTs, which come at regular intervals."""
+
 Formula = Callable[[Shape, ScaleSettings], float]
 
 
@@ -145,7 +148,9 @@ class ScaleLaw:
 
 
 LAWS: Final = (
-    ScaleLaw("puts", "brokers × max(1 / flush interval, bytes/s / flush bytes); none where commits carry the batches", _puts),
+    ScaleLaw(
+        "puts", "brokers × max(1 / flush interval, bytes/s / flush bytes); none where commits carry the batches", _puts, events_min=PUTS_MIN
+    ),
     ScaleLaw("commits", "brokers × flushes/s × different partitions in a flush, and one for each batch that a commit carries", _commits),
     ScaleLaw("conflicts", "commits/s² / partitions × (1 - 1 / brokers) × a window", _collisions, events_min=COLLISIONS_MIN),
     ScaleLaw("write_ops", "commits × (1 + 1 / 16)", _write_ops),

@@ -1,4 +1,4 @@
-"""What a broker's memory grows by with each partition that it knows: `python -m bench.scale.memory PARTITIONS` measures it in a process of its own."""
+"""What a broker's memory grows by with the partitions that it knows: `python -m bench.scale.memory PARTITIONS`, a process of its own."""
 
 import asyncio
 import gc
@@ -52,9 +52,7 @@ async def know(partitions: int, load: ScaleLoad = MEDIUM) -> KnownPartitions:
         await asyncio.sleep(5.0)
         gc.collect()
         known = broker.log.partitions
-        return KnownPartitions(
-            asked_for=partitions, kept=len(known), rss_bytes=rss_bytes() - before, estimated_bytes=known.size_bytes
-        )
+        return KnownPartitions(asked_for=partitions, kept=len(known), rss_bytes=rss_bytes() - before, estimated_bytes=known.size_bytes)
 
 
 def rss_bytes() -> int:

@@ -9,11 +9,11 @@ from bench.scale.loads import ANY_BROKER, ONE_LEADER, SETTINGS, ScaleLoad, Scale
 from bench.scale.stores import Counts
 
 FIT: Final = {ONE_LEADER: ((3, 3_000), (10, 3_000), (10, 10_000)), ANY_BROKER: ((3, 1_000), (10, 1_000), (10, 3_000))}
-CHECK: Final = {ONE_LEADER: ((30, 10_000), (10, 100_000)), ANY_BROKER: ((20, 3_000), (10, 10_000))}
+CHECK: Final = {ONE_LEADER: ((30, 10_000), (10, 100_000)), ANY_BROKER: ((15, 3_000), (10, 10_000))}
 """Brokers and partitions. Where every broker knows every partition, their product is what fits into one process."""
 SECONDS_MIN: Final = 1.0
 SECONDS_MAX: Final = 20.0
-BATCHES_PER_RUN: Final = 12_000
+BATCHES_PER_RUN: Final = 8_000
 
 
 @dataclass(frozen=True, slots=True)
