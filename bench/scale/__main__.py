@@ -1,4 +1,4 @@
-"""`python -m bench.scale`: run clusters in virtual time, check laws on them, extrapolate, name walls; print a table, write JSON and a page."""
+"""`python -m bench.scale`: run clusters in virtual time, check laws, extrapolate, name walls; print a table, write JSON and a page."""
 
 import argparse
 import dataclasses

@@ -1,4 +1,4 @@
-"""What is measured beside the clusters: hints that a broker has no use for, placing a partition, and how many writers a log has room for."""
+"""Measured beside the clusters: hints that a broker has no use for, placing a partition, and how many writers a log has room for."""
 
 import asyncio
 import itertools
@@ -8,7 +8,8 @@ from typing import Final
 
 import grpc
 
-from bench.scale.cluster import TOPIC, running
+from bench.scale.broker import TOPIC
+from bench.scale.cluster import running
 from bench.scale.loads import ANY_BROKER, LOADS, Shape
 from broker.coordination.rendezvous import Candidate
 from broker.coordination.slots import CLAIMS_PREFIX

@@ -6,7 +6,7 @@ from typing import Final
 from bench.beside.page import NoPlace
 from bench.scale.loads import ANY_BROKER, ONE_LEADER
 from bench.scale.report import CaseReport, ClusterRow, LawReport, ScaleReport
-from bench.scale.walls import BROKERS_MAX, BY_NAME
+from bench.scale.walls import BROKERS_MAX, BROKERS_MIN, BY_NAME
 from bench.units import MIB
 
 BEGIN: Final = "<!-- bench.scale: begin -->"
@@ -61,7 +61,7 @@ def _walls(report: ScaleReport) -> str:
 
 
 def _from(brokers: int) -> str:
-    return "from the first broker on" if brokers == 1 else f"**{brokers:,} brokers**"
+    return f"**{brokers:,} brokers**" + (" or fewer" if brokers == BROKERS_MIN else "")
 
 
 def _remedies(report: ScaleReport) -> str:

@@ -16,11 +16,14 @@ from storage.log.partition import PARTITIONS_BYTES_MAX
 OXIA_PUTS_PER_S: Final = ((1, 7_000.0), (10, 34_000.0), (100, 86_000.0), (500, 106_500.0))
 """Puts in a request, and puts per second of one server with four shards: parts.md §1, "Speed from one asyncio process". Of a range, the
 middle."""
+OXIA_KEY_READ_S: Final = (0.45e-3 - 0.23e-3) / 99
+"""What each further key of a Read adds to its time: parts.md §1, a get 0.23 ms, 100 gets in one Read 0.45 ms."""
 GET_CPU_S: Final = ((64 * 2**10, 0.27 / 2_000), (4 * 2**20, 0.65 / 256))
 """Bytes of a GET, and CPU seconds of obstore for it: parts.md §4 (2,000 of 64 KiB), and docs/performance.md, Reading segments (0.6 to 0.7
 s/GiB in ranges of 4 MiB)."""
+BROKERS_MIN: Final = 10
 BROKERS_MAX: Final = 10_000
-"""No wall is looked for beyond this."""
+"""Walls are looked for between these. A smaller cluster may be short of what a larger one has enough of: memory."""
 
 Figures = Mapping[str, float]
 """Per second and in the whole cluster, by the name of the law."""
@@ -78,6 +81,11 @@ def _oxia(_shape: Shape, per_s: Figures, _costs: MeasuredCosts) -> float:
     return per_s["write_ops"] / oxia_puts_per_s(max(1.0, per_s["write_ops"] / requests_per_s)) if requests_per_s else 0.0
 
 
+def _oxia_gets(_shape: Shape, per_s: Figures, _costs: MeasuredCosts) -> float:
+    """Without what a request costs beside its keys, so less than it is."""
+    return per_s["read_keys"] * OXIA_KEY_READ_S
+
+
 def _hints(shape: Shape, per_s: Figures, costs: MeasuredCosts) -> float:
     """Every broker receives a message for each write request of the cluster, and a hint for each key that it changed."""
     return per_s["write_requests"] * costs.message_cpu_s + per_s["hints"] / shape.brokers * costs.hint_cpu_s
@@ -98,6 +106,7 @@ def _writers(shape: Shape, _per_s: Figures, costs: MeasuredCosts) -> float:
 
 RESOURCES: Final = (
     Resource("oxia", "writes that one Oxia server takes", "more shards, on more servers", _oxia),
+    Resource("oxia_gets", "gets that one Oxia server answers", "more shards, on more servers", _oxia_gets),
     Resource("hints", "the loop of each broker, with all hints of the cluster", "nothing yet: every broker follows every shard", _hints),
     Resource(
         "reads",
@@ -111,9 +120,7 @@ RESOURCES: Final = (
         "`kafka.leader: partition`; beyond it partitions are forgotten and read again",
         _memory,
     ),
-    Resource(
-        "writers", "the room of a control record for the brokers that write to it", "`kafka.leader: partition` (or `client`)", _writers
-    ),
+    Resource("writers", "the room of a control record for the brokers that write to it", "`kafka.leader: partition`", _writers),
 )
 BY_NAME: Final = {resource.name: resource for resource in RESOURCES}
 
@@ -121,7 +128,7 @@ BY_NAME: Final = {resource.name: resource for resource in RESOURCES}
 def walls(
     shape_of: Callable[[int], Shape], estimate: Callable[[Shape], Figures], costs: MeasuredCosts, resources: Sequence[Resource] = RESOURCES
 ) -> list[Wall]:
-    """Those within BROKERS_MAX, the first one first. A resource that is short from the first broker on has its wall there."""
+    """The first one first. A resource that BROKERS_MIN brokers are short of has its wall there."""
     found: list[Wall] = []
     left = list(resources)
     for brokers in _numbers():
@@ -135,7 +142,7 @@ def walls(
 
 def _numbers() -> list[int]:
     """Numbers of brokers two percent apart."""
-    numbers = [1]
+    numbers = [BROKERS_MIN]
     while numbers[-1] < BROKERS_MAX:
         numbers.append(min(BROKERS_MAX, max(numbers[-1] + 1, round(numbers[-1] * 1.02))))
     return numbers
