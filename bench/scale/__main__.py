@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from bench import machine
 from bench.scale import costs, documents, memory
-from bench.scale.laws import LAWS, MISS_MAX, LawMissed, Observed, check, fit
+from bench.scale.laws import LAW_OF_CONFLICTS, LAWS, MISS_MAX, Fitted, LawMissed, Observed, check, fit
 from bench.scale.loads import LEADERS, LOADS, SETTINGS, ScaleLoad, Shape
 from bench.scale.report import SCHEMA, CaseReport, CostsReport, ScaleReport, case_report, table
-from bench.scale.runs import observe, plans
+from bench.scale.runs import COLLIDING, Plan, observe, plans
 
 BROKERS: Final = (10, 100, 1_000)
 PARTITIONS: Final = 100_000
@@ -27,7 +27,8 @@ def main(arguments: Sequence[str]) -> int:
     described = machine.describe()
     try:
         measured = measure_costs(given.brokers)
-        cases = [_case(load, leader, given, measured) for leader in given.leader for load in LOADS if load.name in given.load]
+        colliding = _collisions()
+        cases = [_case(load, leader, given, measured, colliding) for leader in given.leader for load in LOADS if load.name in given.load]
     except LawMissed as error:
         print(error, file=sys.stderr)
         return 1
@@ -64,17 +65,29 @@ def measure_costs(brokers: Sequence[int]) -> CostsReport:
     )
 
 
-def _case(load: ScaleLoad, leader: str, given: argparse.Namespace, measured: CostsReport) -> CaseReport:
+def _collisions() -> Fitted:
+    """The law of conflicts, for all loads. Raise `LawMissed`."""
+    runs = [(_observed(plan), plan.is_fit) for plan in COLLIDING]
+    fitted = fit(LAW_OF_CONFLICTS, [run for run, is_fit in runs if is_fit], [run for run, is_fit in runs if not is_fit], SETTINGS)
+    check([fitted])
+    return fitted
+
+
+def _observed(plan: Plan) -> Observed:
+    shape = plan.shape
+    print(
+        f"{shape.load.name} {shape.leader}: {shape.brokers} brokers, {shape.partitions} partitions, {plan.seconds:g} s",
+        file=sys.stderr,
+        flush=True,
+    )
+    return observe(plan)
+
+
+def _case(load: ScaleLoad, leader: str, given: argparse.Namespace, measured: CostsReport, colliding: Fitted) -> CaseReport:
     """Raise `LawMissed`."""
-    runs: list[tuple[Observed, bool]] = []
-    for plan in plans(load, leader):
-        runs.append((observe(plan), plan.is_fit))
-        shape = plan.shape
-        print(
-            f"{load.name} {leader}: {shape.brokers} brokers, {shape.partitions} partitions, {plan.seconds:g} s", file=sys.stderr, flush=True
-        )
+    runs = [(_observed(plan), plan.is_fit) for plan in plans(load, leader)]
     fitting, checking = [run for run, is_fit in runs if is_fit], [run for run, is_fit in runs if not is_fit]
-    fitted = [fit(law, fitting, checking, SETTINGS) for law in LAWS]
+    fitted = [colliding if law is LAW_OF_CONFLICTS else fit(law, fitting, checking, SETTINGS) for law in LAWS]
     check(fitted)
     shapes = {number: Shape(load, leader, number, given.partitions) for number in given.brokers}
     return case_report(shapes, runs, fitted, measured, SETTINGS)

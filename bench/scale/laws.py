@@ -15,7 +15,7 @@ from storage.log.inline import CARRIED_AT_ONCE_MAX
 MISS_MAX: Final = 0.15
 EVENTS_MIN: Final = 200
 """Fewer events than this in a run are chance: no law is fitted on them or checked by them."""
-COLLISIONS_MIN: Final = 1_000
+COLLISIONS_MIN: Final = 400
 """The same of conflicts, which come in bursts: two flushes that meet have many partitions in common."""
 POLLS_PER_S: Final = 1.0
 """Of a partition that a consumer waits for: `TRUSTED_POLL_S` of broker/fetching/waiters.py."""
@@ -147,12 +147,16 @@ class ScaleLaw:
         return self.events or self.figure
 
 
+LAW_OF_CONFLICTS: Final = ScaleLaw(
+    "conflicts", "commits/s² / partitions × (1 - 1 / brokers) × a window", _collisions, events_min=COLLISIONS_MIN
+)
+
 LAWS: Final = (
     ScaleLaw(
         "puts", "brokers × max(1 / flush interval, bytes/s / flush bytes); none where commits carry the batches", _puts, events_min=PUTS_MIN
     ),
     ScaleLaw("commits", "brokers × flushes/s × different partitions in a flush, and one for each batch that a commit carries", _commits),
-    ScaleLaw("conflicts", "commits/s² / partitions × (1 - 1 / brokers) × a window", _collisions, events_min=COLLISIONS_MIN),
+    LAW_OF_CONFLICTS,
     ScaleLaw("write_ops", "commits × (1 + 1 / 16)", _write_ops),
     ScaleLaw("write_requests", "brokers × (flushes/s × shards that a flush meets + commits that carry a batch)", _write_requests),
     ScaleLaw("read_keys", "partitions that are waited for × polls/s + commits × (1 + those that follow another broker's)", _read_keys),

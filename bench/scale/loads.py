@@ -30,6 +30,9 @@ LOADS: Final = (
     ScaleLoad("full", "48 MiB a second to each broker, in batches of 64 KiB", 64 * KIB, 64, broker_batches_per_s=768.0),
 )
 
+HOT: Final = ScaleLoad("hot", "100 batches of 4 KiB a second to each broker", 4 * KIB, 20, broker_batches_per_s=100.0)
+"""To few partitions, so that brokers collide often enough to be counted."""
+
 ONE_LEADER: Final = "partition"
 """`kafka.leader`: every client finds the same broker for a partition."""
 ANY_BROKER: Final = "self"

@@ -5,7 +5,7 @@ from typing import Final
 
 from bench.beside.page import NoPlace
 from bench.scale.loads import ANY_BROKER, ONE_LEADER
-from bench.scale.report import CaseReport, ClusterRow, LawReport, ScaleReport
+from bench.scale.report import CaseReport, ClusterRow, LawReport, ScaleReport, WallReport
 from bench.scale.walls import BROKERS_MAX, BROKERS_MIN, BY_NAME
 from bench.units import MIB
 
@@ -40,12 +40,25 @@ def _head(report: ScaleReport) -> str:
 
 
 def _rows(report: ScaleReport) -> str:
-    head = ("load", "`kafka.leader`", "brokers", "S3 PUTs", "S3 GETs", "Oxia writes", "puts in them", "Oxia gets", "hints to each broker")
+    head = (
+        "load",
+        "`kafka.leader`",
+        "brokers",
+        "S3 PUTs",
+        "S3 GETs",
+        "Oxia writes",
+        "puts in them",
+        "conflicts",
+        "Oxia gets",
+        "hints to each broker",
+    )
     return _table((*head, "of its memory for partitions"), [_cells(case, row) for case in report.cases for row in case.rows])
 
 
 def _cells(case: CaseReport, row: ClusterRow) -> tuple[str, ...]:
-    figures = [row.per_s[name] for name in ("puts", "gets", "write_requests", "write_ops", "read_keys")] + [row.hints_per_broker_s]
+    figures = [row.per_s[name] for name in ("puts", "gets", "write_requests", "write_ops", "conflicts", "read_keys")] + [
+        row.hints_per_broker_s
+    ]
     mib = row.broker_partitions_bytes / MIB
     shown = [f"{figure:,.0f}" for figure in figures] + [f"{mib:,.0f} MiB ({row.uses['memory']:.0%})"]
     marked = [f"*{cell}*" for cell in shown] if row.is_extrapolated else shown
@@ -55,9 +68,15 @@ def _cells(case: CaseReport, row: ClusterRow) -> tuple[str, ...]:
 def _walls(report: ScaleReport) -> str:
     rows = []
     for case in report.cases:
-        named = [f"{BY_NAME[wall.resource].title}: {_from(wall.brokers)}" for wall in case.walls]
-        rows.append((case.title, _LEADERS[case.leader], *[*named, f"none up to {BROKERS_MAX:,}", _NOTHING][:2]))
-    return _table(("load", "`kafka.leader`", "the first wall", "the next one"), rows)
+        named = [_wall(wall) for wall in case.walls]
+        kept = [_wall(wall) for wall in case.walls if not BY_NAME[wall.resource].grows_with_oxia]
+        none = f"none up to {BROKERS_MAX:,}"
+        rows.append((case.title, _LEADERS[case.leader], *[*named, none, _NOTHING][:2], [*kept, none][0]))
+    return _table(("load", "`kafka.leader`", "the first wall", "the next one", "the first that more Oxia servers do not move"), rows)
+
+
+def _wall(wall: WallReport) -> str:
+    return f"{BY_NAME[wall.resource].title}: {_from(wall.brokers)}"
 
 
 def _from(brokers: int) -> str:
@@ -83,7 +102,7 @@ def _factors(laws: Sequence[LawReport]) -> str:
     factors = [law.factor for law in laws if law.fitted_on]
     if not factors:
         return _NOTHING
-    least, most = f"{min(factors):.2f}", f"{max(factors):.2f}"
+    least, most = f"{min(factors):.3g}", f"{max(factors):.3g}"
     return least if least == most else f"{least} to {most}"
 
 
@@ -100,7 +119,9 @@ def _method(report: ScaleReport) -> str:
         "Clusters": "The real log of each broker (appender, committer, control reads, waiters, reader, leadership) runs over stores in "
         f"memory that are {settings['oxia_write_s'] * 1e3:g} ms (a write to Oxia), {settings['put_s'] * 1e3:g} ms (a PUT) and "
         f"{settings['get_s'] * 1e3:g} ms (a GET) away. There are no sockets, groups, compactors or faults.",
-        "Laws": "A factor is fitted on three clusters, and checked on two larger ones; a miss of more than 15% ends the run.",
+        "Laws": "A factor is fitted on three clusters of each load, and checked on two others; a miss of more than 15% ends the run. It is "
+        "1 where a load had too few events to fit it. The window of conflicts, in seconds, is fitted on ten brokers and 20 partitions, and "
+        "checked on fifteen.",
         "Limits": "What one Oxia server of four shards takes, and what obstore's GETs cost, was measured before Forebay was built on them. "
         "No limit of S3 itself is compared with.",
         "Hints": f"A message of the stream takes the loop {costs.message_cpu_s * 1e6:.0f} µs, and each hint in it "

@@ -5,7 +5,7 @@ from typing import Final
 
 from bench.scale.cluster import measure
 from bench.scale.laws import Observed
-from bench.scale.loads import ANY_BROKER, ONE_LEADER, SETTINGS, ScaleLoad, ScaleSettings, Shape
+from bench.scale.loads import ANY_BROKER, HOT, ONE_LEADER, SETTINGS, ScaleLoad, ScaleSettings, Shape
 from bench.scale.stores import Counts
 
 FIT: Final = {ONE_LEADER: ((3, 3_000), (10, 3_000), (10, 10_000)), ANY_BROKER: ((3, 1_000), (10, 1_000), (10, 3_000))}
@@ -21,6 +21,13 @@ class Plan:
     shape: Shape
     seconds: float
     is_fit: bool
+
+
+COLLIDING: Final = (
+    Plan(Shape(HOT, ANY_BROKER, 10, 20), 40.0, is_fit=True),
+    Plan(Shape(HOT, ANY_BROKER, 15, 20), 20.0, is_fit=False),
+)
+"""Other loads collide too seldom, in the time that there is, to fit a law of conflicts on them."""
 
 
 def plans(load: ScaleLoad, leader: str) -> list[Plan]:

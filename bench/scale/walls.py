@@ -50,6 +50,8 @@ class Resource:
     title: str
     remedy: str
     use: Use
+    grows_with_oxia: bool = False
+    """A cluster gets more of it by more servers of Oxia."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,14 @@ def _writers(shape: Shape, _per_s: Figures, costs: MeasuredCosts) -> float:
 
 
 RESOURCES: Final = (
-    Resource("oxia", "writes that one Oxia server takes", "more shards, on more servers", _oxia),
-    Resource("oxia_gets", "gets that one Oxia server answers", "more shards, on more servers", _oxia_gets),
-    Resource("hints", "the loop of each broker, with all hints of the cluster", "nothing yet: every broker follows every shard", _hints),
+    Resource("oxia", "writes that one Oxia server takes", "more shards, on more servers", _oxia, grows_with_oxia=True),
+    Resource("oxia_gets", "gets that one Oxia server answers", "more shards, on more servers", _oxia_gets, grows_with_oxia=True),
+    Resource(
+        "hints",
+        "the loop of each broker, with all hints of the cluster",
+        "nothing yet: Oxia filters no hints, and every broker follows every shard",
+        _hints,
+    ),
     Resource(
         "reads",
         "a core of each broker, with what its consumers read of others' objects",
