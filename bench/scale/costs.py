@@ -77,18 +77,21 @@ def message_cpu_s(messages: int = MESSAGES) -> float:
             server.stop(0).wait()
 
 
-class _Stream(grpc.GenericRpcHandler):  # type: ignore[misc]
+class _Stream(grpc.GenericRpcHandler):
     def __init__(self, message: bytes, count: int) -> None:
         self._message = message
         self._count = count
 
-    def service(self, _details: object) -> object:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":  # noqa: ARG002
         return grpc.unary_stream_rpc_method_handler(lambda _request, _context: itertools.repeat(self._message, self._count))
 
 
 async def _receive(port: int, count: int) -> float:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_stream("/hints/stream", response_deserializer=wire.NotificationBatch.FromString)(b"")
+        method: grpc.aio.UnaryStreamMultiCallable[bytes, wire.NotificationBatch] = channel.unary_stream(
+            "/hints/stream", response_deserializer=wire.NotificationBatch.FromString
+        )
+        call = method(b"")
         received = 0
         began_s = time.thread_time()
         while await call.read() is not grpc.aio.EOF:

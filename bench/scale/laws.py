@@ -83,7 +83,7 @@ def _write_ops(shape: Shape, settings: ScaleSettings) -> float:
 
 def _write_requests(shape: Shape, settings: ScaleSettings) -> float:
     one = flow(shape, settings)
-    shards = settings.shards * (1 - (1 - 1 / settings.shards) ** one.slices)
+    shards = settings.shards * (1 - math.pow(1 - 1 / settings.shards, one.slices))
     return shape.brokers * (one.lone_per_s + one.flushes_per_s * shards)
 
 
