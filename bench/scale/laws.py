@@ -18,7 +18,7 @@ EVENTS_MIN: Final = 200
 COLLISIONS_MIN: Final = 400
 """The same of conflicts, which come in bursts: two flushes that meet have many partitions in common."""
 POLLS_PER_S: Final = 1.0
-"""Of a partition that a consumer waits for: `TRUSTED_POLL_S` of broker/fetching/waiters.py."""
+"""A partition that a consumer waits for is read as often: `TRUSTED_POLL_S` of broker/fetching/waiters.py."""
 
 PUTS_MIN: Final = 30
 """The same of PUTs, which come at regular intervals."""
@@ -168,7 +168,7 @@ LAWS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What one run counted of each figure, in so many seconds."""
+    """What one run counted of each figure, within `seconds`."""
 
     shape: Shape
     seconds: float

@@ -17,7 +17,7 @@ from sim.loop import VirtualLoop
 
 MEDIUM: Final = next(load for load in LOADS if load.name == "medium")
 COMMITTED_SHARE: Final = 0.1
-"""Of the partitions, those that the broker also commits to: the others it has read."""
+"""The broker also commits to this share of the partitions; it has only read the others."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
