@@ -14,13 +14,13 @@ from bench.scale.loads import ANY_BROKER, Shape
 from storage.log.partition import PARTITIONS_BYTES_MAX
 
 OXIA_PUTS_PER_S: Final = ((1, 7_000.0), (10, 34_000.0), (100, 86_000.0), (500, 106_500.0))
-"""Puts in a request, and puts per second of one server with four shards: parts.md, section 1, "Speed from one asyncio process". Of a range, the
-middle."""
+"""Puts in a request, and puts per second of one server with four shards: parts.md, section 1, "Speed from one asyncio process". Ranges are
+represented by their middle."""
 OXIA_KEY_READ_S: Final = (0.45e-3 - 0.23e-3) / 99
 """What each further key of a Read adds to its time: parts.md, section 1, a get 0.23 ms, 100 gets in one Read 0.45 ms."""
 GET_CPU_S: Final = ((64 * 2**10, 0.27 / 2_000), (4 * 2**20, 0.65 / 256))
-"""Bytes of a GET, and CPU seconds of obstore for it: parts.md, section 4 (2,000 of 64 KiB), and docs/performance.md, Reading segments (0.6 to 0.7
-s/GiB in ranges of 4 MiB)."""
+"""Bytes of a GET, and CPU seconds of obstore for it: parts.md, section 4 (2,000 of 64 KiB), and docs/performance.md, Reading segments (0.6
+to 0.7 s/GiB in ranges of 4 MiB)."""
 BROKERS_MIN: Final = 10
 BROKERS_MAX: Final = 10_000
 """Walls are looked for between these. A smaller cluster may be short of what a larger one has enough of: memory."""
