@@ -87,6 +87,7 @@ docs: setup-dev  ## renew what is generated from code in docs/ (support.md and d
 	@$(BIN)/python -m forebay.reference
 	@$(BIN)/python docs/drawings/architecture.py
 	@$(BIN)/python -m bench.beside.documents
+	@$(BIN)/python -m bench.scale.documents
 
 lint: setup-dev  ## ruff and the import contracts
 	@$(BIN)/ruff check .
