@@ -1,7 +1,6 @@
 """What a cluster has of each resource, how much of it a load uses, and which is used up first. Pure.
 
-Facts of Oxia and of the clients of Oxia and S3 were measured before Forebay was built on them: parts.md, "Parts: what was measured before
-building on them", which the design names as its reference; each is cited with its section.
+What one server of Oxia takes, and what a GET costs its client, was measured on a machine of two cores before Forebay was built on them.
 """
 
 import itertools
@@ -14,13 +13,11 @@ from bench.scale.loads import ANY_BROKER, Shape
 from storage.log.partition import PARTITIONS_BYTES_MAX
 
 OXIA_PUTS_PER_S: Final = ((1, 7_000.0), (10, 34_000.0), (100, 86_000.0), (500, 106_500.0))
-"""Puts in a request, and puts per second of one server with four shards: parts.md, section 1, "Speed from one asyncio process". Ranges are
-represented by their middle."""
+"""Puts in a request, and puts per second of one server with four shards, asked by one asyncio process; the middles of ranges."""
 OXIA_KEY_READ_S: Final = (0.45e-3 - 0.23e-3) / 99
-"""What each further key of a Read adds to its time: parts.md, section 1, a get 0.23 ms, 100 gets in one Read 0.45 ms."""
+"""What each further key of a Read adds to its time: a get takes 0.23 ms, 100 gets in one Read 0.45 ms."""
 GET_CPU_S: Final = ((64 * 2**10, 0.27 / 2_000), (4 * 2**20, 0.65 / 256))
-"""Bytes of a GET, and CPU seconds of obstore for it: parts.md, section 4 (2,000 of 64 KiB), and docs/performance.md, Reading segments (0.6
-to 0.7 s/GiB in ranges of 4 MiB)."""
+"""Bytes of a GET, and CPU seconds of obstore for it: measured with 2,000 of 64 KiB, and with ranges of 4 MiB (docs/performance.md)."""
 BROKERS_MIN: Final = 10
 BROKERS_MAX: Final = 10_000
 """Walls are looked for between these. A smaller cluster may be short of what a larger one has enough of: memory."""

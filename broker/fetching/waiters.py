@@ -18,6 +18,8 @@ from storage.metadata.port import MetadataStore
 
 POLL_S: Final = 0.1
 TRUSTED_POLL_S: Final = 1.0
+OWN_HINT_S: Final = 0.005
+"""How long a hint waits for the end of a commit of this broker that may explain it."""
 BEGUN_PER_STEP: Final = 500
 """Partitions that one reader begins to wait for, between two steps."""
 
@@ -114,7 +116,9 @@ class Waiters:
         self._clock = clock
         self._waited = Waited(metadata)
         self._trusted: set[int] = set()
-        self._hinted: dict[PartitionLog, None] = {}
+        self._hinted: dict[PartitionLog, float] = {}
+        """With the time of the hint."""
+        self._looks_again = False
         self._asked: set[int] = set()
         self._has_hint = asyncio.Event()
         self.is_stopped = False
@@ -159,19 +163,38 @@ class Waiters:
             subscription.cancel()
 
     def _take_hinted(self) -> dict[int, dict[PartitionLog, None]]:
-        """What was hinted of shards that are not being read, by shard; the others wait for the end of that read."""
+        """What was hinted of shards that are not being read, by shard; the others wait for the end of that read.
+
+        Most hints are of this broker's own commits, and tell nothing:
+
+            our CAS applies … its hint … its answer: it is explained … what the hint asks for was read for nobody
+
+        So a hint waits for a commit that is under way. Another broker's that comes meanwhile is late by OWN_HINT_S at most.
+        """
         taken: dict[int, dict[PartitionLog, None]] = {}
-        kept: dict[PartitionLog, None] = {}
-        for log in self._hinted:
+        kept: dict[PartitionLog, float] = {}
+        now_s = self._clock.monotonic_s()
+        for log, hinted_s in self._hinted.items():
             shard = self._waited.shards.get(log)
             if shard is None:
                 continue  # nobody waits for it any more
+            if log.seen.control is not None and log.seen.unexplained_hints <= 0:
+                continue
             if shard in self._asked:
-                kept[log] = None
+                kept[log] = hinted_s
+            elif log.lane.is_busy and now_s < hinted_s + OWN_HINT_S:
+                kept[log] = hinted_s
+                if not self._looks_again:
+                    self._looks_again = True
+                    asyncio.get_running_loop().call_later(OWN_HINT_S, self._look_again)
             else:
                 taken.setdefault(shard, {})[log] = None
         self._hinted = kept
         return taken
+
+    def _look_again(self) -> None:
+        self._looks_again = False
+        self._has_hint.set()
 
     def _ask(self, shard: int, hinted: dict[PartitionLog, None], polled: dict[PartitionLog, int]) -> None:
         """Have logs of one shard read. Nothing waits here: a silent shard holds up no other."""
@@ -199,7 +222,7 @@ class Waiters:
             return
         log.seen.note_hint()
         if log.readers.wakers:
-            self._hinted[log] = None
+            self._hinted.setdefault(log, self._clock.monotonic_s())
             self._has_hint.set()
             shard = self._waited.shards.get(log)
             if shard is not None:

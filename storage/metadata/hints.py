@@ -1,7 +1,11 @@
 """Subscriptions to changed keys, inside one process (hints of port.py, I10)."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from typing import Final
+
+DELIVERED_PER_TURN: Final = 256
+"""Paths, to one subscription, in one turn of the loop."""
 
 
 class HintSubscription:
@@ -19,13 +23,22 @@ class HintSubscription:
         self._callback = None
         self._owner.forget(self)
 
-    def schedule(self, path: str) -> None:
-        self._loop.call_soon(self._deliver, path)
+    def schedule(self, paths: Sequence[str]) -> None:
+        for begin in range(0, len(paths), DELIVERED_PER_TURN):
+            self._loop.call_soon(self._deliver, paths[begin : begin + DELIVERED_PER_TURN])
 
-    def _deliver(self, path: str) -> None:
-        # Cancelled between the change and now: the promise is that nothing comes after cancel().
-        if self._callback is not None:
-            self._callback(path)
+    def _deliver(self, paths: Sequence[str]) -> None:
+        delivered = 0
+        try:
+            for path in paths:
+                # Cancelled between the change and now: the promise is that nothing comes after cancel().
+                if self._callback is None:
+                    return
+                delivered += 1
+                self._callback(path)
+        except BaseException:
+            self.schedule(paths[delivered:])  # the error of one path takes no other with it
+            raise
 
 
 class Hints:
@@ -53,9 +66,8 @@ class Hints:
         for subscription in tuple(self._subscriptions):
             subscription.cancel()
 
-    def publish(self, paths: Iterable[str]) -> None:
-        """Call back soon, never from here: a subscriber may use the store."""
-        for path in paths:
-            for subscription in self._subscriptions:
-                if path.startswith(subscription.prefix):
-                    subscription.schedule(path)
+    def publish(self, paths: Sequence[str]) -> None:
+        """Call back soon, never from here: a subscriber may use the store. Each subscription hears of the paths in their order."""
+        for subscription in self._subscriptions:
+            prefix = subscription.prefix
+            subscription.schedule([path for path in paths if path.startswith(prefix)] if prefix else paths)

@@ -193,6 +193,42 @@ async def test_hints_that_come_together_are_followed_together(no_poll: None) -> 
         assert broker.store.refreshed == [logs]
 
 
+async def test_the_hint_of_a_commit_of_this_broker_is_not_followed(no_poll: None) -> None:
+    """It comes before the answer, which explains it."""
+    async with waiting() as broker:
+        own, other = broker.log(0), broker.log(1)
+        own.observe(Control(), 1)
+        with broker.waiters.wait([own, other]):
+            own.lane.is_busy = True
+            broker.store.hint(own)
+            await asyncio.sleep(0)
+            own.seen.explain_hint()
+            own.lane.is_busy = False
+            await asyncio.sleep(2 * waiters_module.OWN_HINT_S)
+            broker.store.hint(other)
+            await rounds(broker.store, 1)
+
+    assert broker.store.refreshed == [{other}]
+
+
+async def test_the_hint_of_another_brokers_commit_waits_for_one_of_this_broker_and_not_for_long(no_poll: None) -> None:
+    async with waiting() as broker:
+        log = broker.log(0)
+        log.observe(Control(), 1)
+        with broker.waiters.wait([log]):
+            log.lane.is_busy = True
+            began_s = broker.clock.monotonic_s()
+            broker.store.hint(log)
+            await rounds(broker.store, 1)
+            waited_s = broker.clock.monotonic_s() - began_s
+            broker.store.hint(log)
+            log.seen.explain_hint()
+            await rounds(broker.store, 2)
+
+    assert waited_s >= waiters_module.OWN_HINT_S
+    assert broker.store.refreshed == [{log}, {log}], "of two hints one was explained"
+
+
 async def test_without_hints_the_partitions_waited_for_are_asked_about_again_and_again() -> None:
     async with waiting() as broker, asyncio.timeout(SOON_S):
         with broker.waiters.wait([broker.log(0)]) as wait:

@@ -1,0 +1,73 @@
+"""What changed is told to each subscription, in order, and no error of one path takes another with it."""
+
+import asyncio
+
+import pytest
+
+from storage.metadata import hints as hints_module
+from storage.metadata.hints import Hints
+
+
+async def turns(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_subscription_hears_of_the_paths_below_its_prefix_in_their_order_and_never_at_once() -> None:
+    hints, everything, topics = Hints(), list[str](), list[str]()
+    hints.subscribe(everything.append, "")
+    hints.subscribe(topics.append, "/topics/")
+    hints.publish(["/topics/a", "/brokers/1", "/topics/b"])
+    at_once = list(everything)
+    await turns()
+
+    assert at_once == []
+    assert everything == ["/topics/a", "/brokers/1", "/topics/b"]
+    assert topics == ["/topics/a", "/topics/b"]
+
+
+async def test_many_paths_are_delivered_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints_module, "DELIVERED_PER_TURN", 2)
+    hints, heard, by_turn = Hints(), list[str](), list[int]()
+    hints.subscribe(heard.append, "")
+    hints.publish(["a", "b", "c", "d", "e"])
+    loop = asyncio.get_running_loop()
+    loop.call_soon(lambda: by_turn.append(len(heard)))
+    await turns()
+
+    assert heard == ["a", "b", "c", "d", "e"]
+    assert by_turn == [5], "all were scheduled before what came later"
+
+
+async def test_nothing_comes_after_a_subscription_was_cancelled_also_by_itself() -> None:
+    hints, heard = Hints(), list[str]()
+
+    def hear(path: str) -> None:
+        heard.append(path)
+        subscription.cancel()
+
+    subscription = hints.subscribe(hear, "")
+    cancelled = hints.subscribe(heard.append, "")
+    hints.publish(["a", "b"])
+    cancelled.cancel()
+    await turns()
+
+    assert heard == ["a"]
+    assert not hints
+
+
+async def test_the_error_of_one_path_takes_no_other_with_it() -> None:
+    hints, heard, errors = Hints(), list[str](), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context.get("exception")))
+
+    def hear(path: str) -> None:
+        if path == "bad":
+            raise ValueError(path)
+        heard.append(path)
+
+    hints.subscribe(hear, "")
+    hints.publish(["a", "bad", "b", "bad", "c"])
+    await turns(5)
+
+    assert heard == ["a", "b", "c"]
+    assert [str(error) for error in errors] == ["bad", "bad"]
