@@ -18,6 +18,7 @@ from broker.dispatch import Client, Done, Start, Unanswerable
 from broker.half_sent import SMALL_BYTES
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.framing import PREFIX_BYTES, ReplyOrder, frame_length
+from broker.protocol.lone_produce import LonePrefix
 from broker.responses import Responses
 from runtime.frames import Frame
 from storage.limits import KIB, MIB
@@ -100,6 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         self.listener = listener
         self.client_host = ""
         self.client_id: str | None = None
+        self.lone_prefix: LonePrefix | None = None
         self.last_active_s = now_s()
         self._reply_order = ReplyOrder()
         self._outgoing: list[Buffer] = []

@@ -22,7 +22,8 @@ from broker.protocol import codec, fetch, produce, support
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.first_error import first_error_in_steps, first_error_of
 from broker.protocol.letting_go import let_go_in_steps
-from broker.protocol.produce import PartitionResult, ProduceRequest, ProduceResponse
+from broker.protocol.lone_produce import LonePrefix, LoneProduce
+from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest, ProduceResponse
 from broker.protocol.request import Request
 from broker.responses import LARGE_REPLY_BYTES, Responses, Room
 from broker.slow_requests import SLOW_S, Slow, SlowRequests
@@ -72,6 +73,8 @@ class Client(Protocol):
     """The connection a request came by."""
 
     client_id: str | None
+    lone_prefix: LonePrefix | None
+    """What its last Produce request began with, if it had one partition."""
 
     @property
     def listener(self) -> str: ...
@@ -161,7 +164,52 @@ class Dispatch:
         return len(frame) > 1 and frame[0] == 0 and frame[1] == codec.FETCH
 
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
+        prefix = connection.lone_prefix
+        if prefix is not None and not self._leaving.is_asking:
+            lone = prefix.match(frame)
+            if lone is not None and self._start_lone(prefix, lone, len(frame), connection, done):
+                return True
         return self._start(frame, connection, done, self._produce.find_topics)
+
+    def _start_lone(self, prefix: LonePrefix, lone: LoneProduce, size_bytes: int, connection: Client, done: Done) -> bool:
+        """As `_start`, of a request that is like the last one. False: nothing was begun, and it is for `_start`."""
+        version, correlation_id = prefix.version, lone.correlation_id
+        found = self._produce.find_lone(prefix.topic, lone.partition)
+        if found is None or not self._room.take_now(1):
+            return False
+        began_s = self._clock.monotonic_s()
+        is_answered = False
+        meter = self._meters[codec.PRODUCE]
+
+        def finish(result: PartitionResult) -> None:
+            nonlocal is_answered
+            is_answered = True
+            self._room.give_back(1)
+            reply: bytes | bytearray | None
+            try:
+                if self._leaving.is_asking or result.error_code:
+                    throttle_ms = self._leaving.throttle_ms(connection)
+                    reply = produce.write_response(version, correlation_id, ProduceResponse([result], throttle_ms))
+                else:
+                    reply = prefix.reply(correlation_id, result)
+            except Exception:  # noqa: BLE001 - the caller is the log, which must go on for all the others
+                self._note_unexpected(connection)
+                connection.close()
+                reply = None
+            seconds = self._clock.monotonic_s() - began_s
+            meter.answered(result.error_code, seconds, size_bytes, len(reply or b""))
+            if seconds >= SLOW_S:
+                self._note_slow(meter, seconds, result.error_code, connection)
+            done(None if reply is None else [reply])
+
+        try:
+            named = PartitionRecords(prefix.topic, lone.partition, lone.records)
+            self._produce.start_lone(named, found, version=version, source=connection, done=finish)
+        except Exception as error:
+            if not is_answered:
+                self._room.give_back(1)
+            raise self._unanswerable(error, connection) from error
+        return True
 
     async def prepare(self, frame: memoryview, connection: Client) -> Start | None:
         """Look up the topics of a Produce request, and wait for room for its batches. Nothing else of the connection runs meanwhile, so no
@@ -201,6 +249,7 @@ class Dispatch:
         if request is None:
             return False
         batches = len(request.partitions)
+        connection.lone_prefix = LonePrefix.of(header.api_version, frame, header.body_position, request) if batches == 1 else None
         # A client that waits for no answer (acks=0) cannot be refused, so it is served.
         is_refused = self._leaving.is_refusing and request.acks != 0
         topics = {} if is_refused else find_topics(request)

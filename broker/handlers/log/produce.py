@@ -192,6 +192,51 @@ class Produce:
             # One at a time: a log that has no work may be forgotten by the next `get`, and its batch would have a lane of its own (I6).
             self._appender.submit(self._partitions.get(partition), batch, together=len(batches))
 
+    def find_lone(self, name: str, partition: int) -> tuple[Topic, TopicRules] | None:
+        """What `start_lone` needs. None if the topic is not cached, has no such partition, or does not keep batches as they come."""
+        topic = self._topics.find(name)
+        if topic is None or not 0 <= partition < topic.partition_count:
+            return None
+        rules = self._rules_of(topic)
+        if self._reads_records or rules.reads_records or rules.codec is not None or self._recompression.lines:
+            return None
+        return topic, rules
+
+    def start_lone(
+        self,
+        named: PartitionRecords,
+        found: tuple[Topic, TopicRules],
+        *,
+        version: int,
+        source: object,
+        done: Callable[[PartitionResult], None],
+    ) -> None:
+        """As `start`, of a request of one partition, with acks, of which `find_lone` has said that nothing waits."""
+        topic, rules = found
+        now_ms = self._clock.now_ms()
+        header = check(named.records, rules, version=version, now_ms=now_ms)
+        if isinstance(header, Refused):
+            done(_refused(named, header))
+            return
+        assert named.records is not None, "checked"
+        append_ms = now_ms if rules.is_log_append else -1
+        name, partition, topics = named.topic, named.partition, self._topics
+
+        # It holds nothing of the frame, which whoever waits for the answer of a request that failed would keep.
+        def finish(append: Append) -> None:
+            outcome = append.results[0]
+            if isinstance(outcome, Appended):
+                done(PartitionResult(name, partition, 0, outcome.base_offset, append_ms, outcome.log_start))
+            else:
+                assert isinstance(outcome, StorageError), "an append is done when every batch has its result"
+                done(_failed_append(PartitionRecords(name, partition, None), outcome, topics))
+
+        batch = batch_of(named.records, header, Append(source, finish, [None], 1), 0)
+        if rules.is_log_append:
+            stamp_log_append_time(named.records, now_ms)
+            batch.max_timestamp = now_ms
+        self._appender.submit(self._partitions.get(topic.partition(partition)), batch)
+
     def _leave_line(self, in_line: "BatchInLine", made: memoryview | Refused | None) -> None:
         """Go on with one batch that was compressed anew, or stood behind one that was."""
         under_way, append, place, partition, header, rules = in_line
@@ -268,10 +313,7 @@ class ProduceUnderWay:
                 merged.append(PartitionResult(named.topic, named.partition, 0, outcome.base_offset, at_ms, outcome.log_start))
                 continue
             assert isinstance(outcome, StorageError), "an append is done when every batch has its result"
-            if isinstance(outcome, NotFound):
-                # The cache is behind: the next request looks the name up again, and may find a new topic of that name.
-                self._topics.forget(named.topic)
-            merged.append(_failed(named, error_code_of(outcome), str(outcome)))
+            merged.append(_failed_append(named, outcome, self._topics))
         self._done(merged)
 
 
@@ -289,6 +331,13 @@ class BatchInLine(NamedTuple):
 
 def _failed(named: PartitionRecords, code: ErrorCode, message: str | None) -> PartitionResult:
     return PartitionResult(named.topic, named.partition, code, error_message=message)
+
+
+def _failed_append(named: PartitionRecords, error: StorageError, topics: Topics) -> PartitionResult:
+    if isinstance(error, NotFound):
+        # The cache is behind: the next request looks the name up again, and may find a new topic of that name.
+        topics.forget(named.topic)
+    return _failed(named, error_code_of(error), str(error))
 
 
 def _refused(named: PartitionRecords, refused: Refused) -> PartitionResult:

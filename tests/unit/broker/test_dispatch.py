@@ -34,6 +34,7 @@ from broker.protocol import codec
 from broker.protocol import produce as produce_wire
 from broker.protocol.encoder import STEP_ELEMENTS
 from broker.protocol.errors import ProtocolViolation
+from broker.protocol.lone_produce import LonePrefix
 from broker.protocol.request import Request
 from broker.responses import Responses
 from runtime.clock import Clock, SystemClock
@@ -54,6 +55,7 @@ SOON_S = 10.0
 @dataclass(eq=False)
 class FakeClient:
     client_id: str | None = None
+    lone_prefix: LonePrefix | None = None
     listener: str = "PLAINTEXT"
     client_host: str = "127.0.0.1"
     is_closed: bool = False
