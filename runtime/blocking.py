@@ -51,12 +51,12 @@ class ThreadBlocking:
             raise RuntimeError(f"the pool is closed: {self._name}")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._under_way += 1
-        if len(self._threads) < min(self._under_way, self._threads_max):
+        if len(self._threads) < min(self._under_way + 1, self._threads_max):
             # A process that ends without `close`, by an error, waits for none of them.
             thread = Thread(target=self._work, name=f"{self._name}_{len(self._threads)}", daemon=True)
+            thread.start()  # may fail: then this call does, and the next one tries again
             self._threads.append(thread)
-            thread.start()
+        self._under_way += 1
         self._calls.put(_Call(call, done, loop))
         return await done
 
@@ -89,6 +89,8 @@ class ThreadBlocking:
             return  # cancelled meanwhile
         if error is None:
             done.set_result(result)
+        elif isinstance(error, StopIteration):
+            done.set_exception(RuntimeError(f"a call raised {error!r}, which no future takes"))
         else:
             done.set_exception(error)
 

@@ -357,7 +357,8 @@ class Gathering:
                 return False
         if self._runs_left <= 0:
             return False
-        if self._first is not None and not at_least_one and self._left_bytes - taken_bytes < self._bytes_max * WORTH_A_READ_SHARE:
+        worth_bytes = min(self._bytes_max * WORTH_A_READ_SHARE, wanted.bytes_max)
+        if self._first is not None and not at_least_one and self._left_bytes - taken_bytes < worth_bytes:
             return False
         if len(self._reading) >= READS_UNDER_WAY_MAX or sum(not other.is_late for other in self._reading) >= READS_AT_ONCE:
             wanted.is_queued = True

@@ -135,8 +135,9 @@ class BlockCache:
                 (self._misses if flying is None else self._coalesced).inc()
                 piece = flying or self._plan_fetch(key, position, end, object_size, floor=position if position > start else floor)
                 parts.append((piece, None, position))
-                # There is room for all of one that is on its way: many may wait for it, and each holds what it uses.
-                held.append(piece if flying is None else Piece(key, position, min(end, piece.end)))
+                # There is room for all of one that is under way: many may wait for it, and each holds what it uses. One that waits for its
+                # own room is fetched by whoever finds some first.
+                held.append(Piece(key, position, min(end, piece.end)) if piece in self._flights else piece)
                 # Others see it from now on, also while it waits for its turn: whoever comes first fetches it for all.
                 self._flying.setdefault(key, []).append(piece)
                 planned.append(piece)

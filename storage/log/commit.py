@@ -416,7 +416,6 @@ class Committer:
         log = commit.log
         seen = log.seen
         note_applied(commit)
-        seen.explain_hint()
         self._tail.add(
             log.readers.tail,
             [
@@ -426,6 +425,8 @@ class Committer:
             ],
         )
         if version is not None and version > seen.version:
+            # Else a read has found it, and explained what had been hinted by then: a hint that is owed as well would hide another broker's.
+            seen.explain_hint()
             assert decision.control is not None
             if seen.control is not None and seen.control.pages != decision.control.pages:
                 self._replace_pages(log, seen.control, decision, version)

@@ -9,10 +9,12 @@ The window begins with `AHEAD_BYTES`, and doubles whenever a consumer had to wai
 lies in front. Memory bounds it: half of what the cache has to spare, or of the share that consumers in order have for certain.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
+from itertools import dropwhile, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtime.clock import Clock
@@ -32,6 +34,8 @@ AHEAD_BYTES_MAX: Final = 16 * MIB
 SAID_ENTRIES_MAX: Final = 32
 AHEAD_ENTRIES_MAX: Final = 16
 """Fetched, of those that were said: the others of an object are said by then."""
+FIRST_ENTRIES_MAX: Final = 1
+"""Fetched when a consumer says something for the first time: the others that read the same objects have said nothing yet."""
 GAP_BYTES_MAX: Final = 256 * KIB
 """What nobody wants, between two slices, is fetched rather than asked for twice."""
 GET_BYTES_MAX: Final = 10 * MIB
@@ -52,6 +56,8 @@ class SaidEntry(NamedTuple):
     range: Range
 
 
+_is_inline: Final = attrgetter("is_inline")
+
 NextEntry = tuple[PartitionId, int]
 """Where a consumer is: the entry that it reads next, by its base. Several may be in one partition."""
 
@@ -59,12 +65,13 @@ NextEntry = tuple[PartitionId, int]
 class Follower:
     """The consumers at one place, and what they will read."""
 
-    __slots__ = ("ahead_bytes_max", "coming_base", "entries", "place", "said_s")
+    __slots__ = ("ahead_bytes_max", "ahead_entries_max", "coming_base", "entries", "place", "said_s")
 
     def __init__(self) -> None:
         self.place: NextEntry | None = None
         self.entries: deque[SaidEntry] = deque()
         self.ahead_bytes_max = AHEAD_BYTES
+        self.ahead_entries_max = FIRST_ENTRIES_MAX
         self.coming_base = -1
         """Up to this entry all is here or on its way, unless it was evicted."""
         self.said_s = 0.0
@@ -89,20 +96,22 @@ class EntriesAhead:
         """
         if self._blocks.bytes_max < CACHE_BLOCKS_MIN * self._blocks.block_bytes:
             return
+        # What is read of these needs no GET, and is said by nobody.
+        following = list(dropwhile(_is_inline, following))
+        self._forget_old()
         follower = self._follower(partition, source.base, following)
         if follower is not None:
             if has_waited and follower.entries:
                 follower.ahead_bytes_max = min(2 * follower.ahead_bytes_max, AHEAD_BYTES_MAX)
                 follower.coming_base = -1
             self._say(follower, following)
-            self._forget_old()
             self._fetch_due(follower)
         if is_through and not source.is_inline:
             key = object_key(source.object_id)
             self._blocks.leave(key, *source.extent, wanted=self.wanted.get(key, {}).values())
 
     def _follower(self, partition: PartitionId, base: int, following: Sequence[Entry]) -> Follower | None:
-        """The one that reads `following` next, at that place from now on; None if nothing follows."""
+        """The one that reads `following` next, at that place from now on; None if nothing follows, or there is no room for another."""
         came = self.said.pop((partition, base), None)
         if not following:
             if came is not None:
@@ -112,7 +121,11 @@ class EntriesAhead:
         there = self.said.pop(place, None)
         if came is not None and there is not None:
             self._forget(there)
-        follower = came or there or Follower()
+        follower = came or there
+        if follower is None:
+            if len(self.said) >= PLACES_SAID_MAX:
+                return None  # the one whose place it took would come back, and take another's
+            follower = Follower()
         follower.place, follower.said_s = place, self._clock.monotonic_s()
         self.said[place] = follower
         return follower
@@ -155,7 +168,7 @@ class EntriesAhead:
         since_s = self._clock.monotonic_s() - FRONT_KEPT_S
         while self.said:
             place, oldest = next(iter(self.said.items()))
-            if len(self.said) <= PLACES_SAID_MAX and oldest.said_s >= since_s:
+            if oldest.said_s >= since_s:
                 break
             del self.said[place]
             self._forget(oldest)
@@ -163,7 +176,8 @@ class EntriesAhead:
     def _fetch_due(self, follower: Follower) -> None:
         ahead_bytes_max = min(follower.ahead_bytes_max, self._front_bytes_max() / 2 / len(self.said))
         ahead_bytes = 0
-        for entry in islice(follower.entries, AHEAD_ENTRIES_MAX):
+        entries_max, follower.ahead_entries_max = follower.ahead_entries_max, AHEAD_ENTRIES_MAX
+        for entry in islice(follower.entries, entries_max):
             if ahead_bytes >= ahead_bytes_max:
                 break
             if entry.base > follower.coming_base:
@@ -182,6 +196,9 @@ class EntriesAhead:
         if self._is_there(key, wanted):
             return True
         self._read_ahead.fronts.note(follower, ahead_bytes)
+        if not self._read_ahead.has_room(wanted.end - wanted.start):
+            self._read_ahead.skip()
+            return False
         asked = self.together(key, wanted)
         # Its head may be here: it was in a block that was fetched for another.
         asked = Range(self._blocks.missing_from(key, *asked), asked.end)
@@ -201,12 +218,17 @@ class EntriesAhead:
         much as one GET may bring.
         """
         start, end = wanted
-        others = sorted({one for one in self.wanted.get(key, {}).values() if one != wanted and not self._is_there(key, one)})
-        for one in others:
-            if one.start >= start and one.start - end <= GAP_BYTES_MAX and one.end - start <= GET_BYTES_MAX:
-                end = max(end, one.end)
-        for one in reversed(others):
-            if one.start < start and start - one.end <= GAP_BYTES_MAX and end - one.start <= GET_BYTES_MAX:
+        others = sorted(set(self.wanted.get(key, {}).values()))
+        here = bisect_left(others, wanted)
+        for one in others[here:]:
+            if one.start - end > GAP_BYTES_MAX or one.end - start > GET_BYTES_MAX:
+                break
+            if one.end > end and not self._is_there(key, one):
+                end = one.end
+        for one in reversed(others[:here]):
+            if start - one.end > GAP_BYTES_MAX or end - one.start > GET_BYTES_MAX:
+                break
+            if one.start < start and not self._is_there(key, one):
                 start = one.start
         return Range(start, end)
 

@@ -123,8 +123,8 @@ class PartitionLog:
     def note_put_again(self, before: int, after: int | None) -> None:
         """This broker put the record of version `before` once more, as it was."""
         seen = self.seen
-        seen.explain_hint()
         if after is not None and seen.version == before and seen.control is not None:
+            seen.explain_hint()
             self.advance(seen.control, after)
 
     def forget(self) -> None:

@@ -1,6 +1,7 @@
 """Subscriptions to changed keys, inside one process (hints of port.py, I10)."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -11,34 +12,38 @@ DELIVERED_PER_TURN: Final = 256
 class HintSubscription:
     """One call-back on the loop it was made on."""
 
-    __slots__ = ("_callback", "_loop", "_owner", "prefix")
+    __slots__ = ("_callback", "_is_scheduled", "_loop", "_owner", "_paths", "prefix")
 
     def __init__(self, owner: "Hints", callback: Callable[[str], None], prefix: str) -> None:
         self._owner = owner
         self._callback: Callable[[str], None] | None = callback
         self._loop = asyncio.get_running_loop()
+        self._paths: deque[str] = deque()
+        self._is_scheduled = False
         self.prefix = prefix
 
     def cancel(self) -> None:
         self._callback = None
+        self._paths.clear()
         self._owner.forget(self)
 
     def schedule(self, paths: Sequence[str]) -> None:
-        for begin in range(0, len(paths), DELIVERED_PER_TURN):
-            self._loop.call_soon(self._deliver, paths[begin : begin + DELIVERED_PER_TURN])
+        self._paths += paths
+        if self._paths and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._deliver)
 
-    def _deliver(self, paths: Sequence[str]) -> None:
-        delivered = 0
+    def _deliver(self) -> None:
+        paths = self._paths
+        self._is_scheduled = False
         try:
-            for path in paths:
-                # Cancelled between the change and now: the promise is that nothing comes after cancel().
+            for _ in range(min(len(paths), DELIVERED_PER_TURN)):
+                # Cancelled between the change and now, or by what it was called with: the promise is that nothing comes after cancel().
                 if self._callback is None:
                     return
-                delivered += 1
-                self._callback(path)
-        except BaseException:
-            self.schedule(paths[delivered:])  # the error of one path takes no other with it
-            raise
+                self._callback(paths.popleft())
+        finally:
+            self.schedule(())  # what is left, also after an error: that of one path takes no other with it
 
 
 class Hints:

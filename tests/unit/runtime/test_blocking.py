@@ -74,6 +74,30 @@ async def test_a_call_whose_caller_has_gone_does_not_begin_and_one_that_has_begu
     assert done == ["begun"]
 
 
+async def test_a_thread_that_cannot_be_started_fails_its_call_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocking, start = ThreadBlocking(threads=1, name="test"), threading.Thread.start
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        await blocking.run(lambda: None)
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+    async with asyncio.timeout(10):
+        assert await blocking.run(lambda: "the next") == "the next"
+    blocking.close()
+
+
+async def test_an_error_that_no_future_takes_is_told_by_another() -> None:
+    blocking = ThreadBlocking(threads=1, name="test")
+    async with asyncio.timeout(10):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await blocking.run(lambda: next(iter(())))
+    blocking.close()
+
+
 async def test_closing_waits_for_calls_and_refuses_what_comes_then() -> None:
     blocking, done = ThreadBlocking(threads=1, name="test"), list[int]()
     async with Nursery() as nursery:

@@ -471,6 +471,27 @@ async def test_readers_that_wait_for_one_fetch_hold_what_they_use_of_it_and_not_
     assert (cached._room.bytes, cached._history_room.bytes, cached._bytes_coming) == (0, 0, 0)
 
 
+async def test_whoever_joins_a_fetch_that_waits_for_room_holds_all_of_it_since_it_may_be_the_one_that_fetches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+    objects = Blocked()
+    cached = BlockCache(objects, bytes_max=8 * BLOCK, block_bytes=4 * BLOCK, telemetry=Telemetry())
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(cached.read("a", 0, 4 * BLOCK, is_history=True))
+        await turns()
+        group.create_task(cached.read("b", 4 * BLOCK, 8 * BLOCK, is_history=True))  # history has half: it waits
+        await turns()
+        group.create_task(cached.read("b", 4 * BLOCK, 4 * BLOCK + 10))
+        await turns()
+        held = cached._room.bytes
+        await objects.finish()
+        await objects.finish()
+
+    assert held == 8 * BLOCK
+    assert objects.bytes_max <= 8 * BLOCK
+
+
 @pytest.mark.parametrize(
     ("start", "end", "is_here"),
     [(16, 48, True), (20, 33, True), (15, 20, False), (40, 49, False), (30, 30, True), (0, 8, True), (0, 32, False)],

@@ -19,6 +19,7 @@ from storage.metadata.port import Put
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import PartitionId, TopicId
 from tests.kit.batches import batch_bytes
+from tests.kit.record_batches import record_batch
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 CONTROL = keys.PartitionKeys(PARTITION).control
@@ -272,6 +273,27 @@ async def test_states_of_too_many_producers_are_kept_in_producers_and_still_coun
         assert await broker.send(idempotent(0, pid=0)) == [Appended(0, 0)], "a repeated batch of a producer that left"
         (gap,) = await broker.send(idempotent(5, pid=1))
         assert isinstance(gap, OutOfOrderSequence)
+
+
+@pytest.mark.parametrize("fault", ["seen first", "seen first, reply lost"])
+async def test_a_commit_that_a_read_has_found_first_owes_no_hint(fault: str) -> None:
+    """Its hint was heard before the read, which explained it. Explained twice, it would hide the next hint, another broker's."""
+    async with rig() as broker:
+        log = broker.parts.partitions.get(PARTITION)
+        await broker.parts.control_reads.refresh([log])
+
+        async def see_first() -> None:
+            log.seen.note_hint()
+            await broker.parts.control_reads.refresh([log])
+
+        broker.metadata.faults.append(fault)
+        broker.metadata.on_seen_first = see_first
+        await broker.send(record_batch(b"x"))
+        owed = log.seen.unexplained_hints
+        log.seen.note_hint()
+
+    assert owed == 0
+    assert log.seen.unexplained_hints == 1
 
 
 async def test_a_control_record_that_would_be_too_large_gives_its_entries_to_the_index(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,17 +26,33 @@ async def test_a_subscription_hears_of_the_paths_below_its_prefix_in_their_order
     assert topics == ["/topics/a", "/topics/b"]
 
 
-async def test_many_paths_are_delivered_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_paths_are_delivered_in_turns_and_what_comes_later_comes_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hints_module, "DELIVERED_PER_TURN", 2)
     hints, heard, by_turn = Hints(), list[str](), list[int]()
     hints.subscribe(heard.append, "")
-    hints.publish(["a", "b", "c", "d", "e"])
-    loop = asyncio.get_running_loop()
-    loop.call_soon(lambda: by_turn.append(len(heard)))
-    await turns()
+    hints.publish(["a", "b", "c"])
+    hints.publish(["d", "e"])
+    for _ in range(4):
+        await asyncio.sleep(0)
+        by_turn.append(len(heard))
 
     assert heard == ["a", "b", "c", "d", "e"]
-    assert by_turn == [5], "all were scheduled before what came later"
+    assert by_turn == [2, 4, 5, 5]
+
+
+async def test_what_is_published_by_a_call_back_comes_in_a_later_turn() -> None:
+    hints, heard = Hints(), list[str]()
+
+    def hear(path: str) -> None:
+        heard.append(path)
+        if path == "a":
+            hints.publish(["c"])
+
+    hints.subscribe(hear, "")
+    hints.publish(["a", "b"])
+    await turns()
+
+    assert heard == ["a", "b", "c"]
 
 
 async def test_nothing_comes_after_a_subscription_was_cancelled_also_by_itself() -> None:
