@@ -36,6 +36,8 @@ AHEAD_ENTRIES_MAX: Final = 16
 """Fetched, of those that were said: the others of an object are said by then."""
 FIRST_ENTRIES_MAX: Final = 1
 """Fetched when a consumer says something for the first time: the others that read the same objects have said nothing yet."""
+GETS_PER_FOLLOW_MAX: Final = 4
+"""Begun at a time for one consumer: what up to 1,024 others want beside it is asked for each, which takes a millisecond."""
 GAP_BYTES_MAX: Final = 256 * KIB
 """What nobody wants, between two slices, is fetched rather than asked for twice."""
 GET_BYTES_MAX: Final = 10 * MIB
@@ -177,8 +179,9 @@ class EntriesAhead:
         ahead_bytes_max = min(follower.ahead_bytes_max, self._front_bytes_max() / 2 / len(self.said))
         ahead_bytes = 0
         entries_max, follower.ahead_entries_max = follower.ahead_entries_max, AHEAD_ENTRIES_MAX
+        gets_max = len(self._read_ahead) + GETS_PER_FOLLOW_MAX
         for entry in islice(follower.entries, entries_max):
-            if ahead_bytes >= ahead_bytes_max:
+            if ahead_bytes >= ahead_bytes_max or len(self._read_ahead) >= gets_max:
                 break
             if entry.base > follower.coming_base:
                 if not self._is_coming(follower, entry.key, entry.range, ahead_bytes):

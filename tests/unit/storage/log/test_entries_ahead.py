@@ -33,6 +33,7 @@ P = [PartitionId(TOPIC, number) for number in range(8)]
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 2 * SLICE)
     monkeypatch.setattr(entries_ahead, "FIRST_ENTRIES_MAX", 16)
+    monkeypatch.setattr(entries_ahead, "GETS_PER_FOLLOW_MAX", 100)
     monkeypatch.setattr(entries_ahead, "GET_BYTES_MAX", BLOCK)
     monkeypatch.setattr(entries_ahead, "GAP_BYTES_MAX", 0)
     monkeypatch.setattr(blocks_module, "FETCHING_BYTES_MIN", 0)
@@ -327,6 +328,19 @@ async def test_what_is_said_first_is_fetched_when_others_have_said_it_too(monkey
 
         assert at_first == [(0, place * SLICE, (place + 1) * SLICE) for place in range(3)]
         assert made.gets[3:] == [(1, 0, 3 * SLICE), (2, 0, 3 * SLICE)]
+
+
+async def test_no_more_gets_are_begun_in_one_go_than_may_be_and_the_others_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 100 * SLICE)
+    monkeypatch.setattr(entries_ahead, "GETS_PER_FOLLOW_MAX", 3)
+    async with Nursery() as nursery:
+        made = Following(nursery)
+        await made.follow(P[0], slices(0, range(8)))
+        at_first = [number for number, _, _ in made.gets]
+        await made.follow(P[0], slices(0, range(1, 8)))
+
+        assert at_first == [0, 1, 2]
+        assert [number for number, _, _ in made.gets[3:]] == [3, 4, 5]
 
 
 async def test_where_there_is_no_room_nobody_asks_what_others_want(monkeypatch: pytest.MonkeyPatch) -> None:
