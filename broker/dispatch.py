@@ -179,7 +179,6 @@ class Dispatch:
             return False
         began_s = self._clock.monotonic_s()
         is_answered = False
-        meter = self._meters[codec.PRODUCE]
 
         def finish(result: PartitionResult) -> None:
             nonlocal is_answered
@@ -196,10 +195,7 @@ class Dispatch:
                 self._note_unexpected(connection)
                 connection.close()
                 reply = None
-            seconds = self._clock.monotonic_s() - began_s
-            meter.answered(result.error_code, seconds, size_bytes, len(reply or b""))
-            if seconds >= SLOW_S:
-                self._note_slow(meter, seconds, result.error_code, connection)
+            self._note_produced(began_s, result.error_code, size_bytes, len(reply or b""), connection)
             done(None if reply is None else [reply])
 
         try:
@@ -256,7 +252,6 @@ class Dispatch:
         if topics is None or not (has_room or self._room.take_now(batches)):
             return False
         is_answered = False
-        meter = self._meters[codec.PRODUCE]
 
         def finish(results: list[PartitionResult]) -> None:
             nonlocal is_answered
@@ -269,10 +264,7 @@ class Dispatch:
                 connection.close()
                 reply = None
             first_error = next((result.error_code for result in results if result.error_code), 0)
-            seconds = self._clock.monotonic_s() - began_s
-            meter.answered(first_error, seconds, len(frame), sum(map(len, reply or ())))
-            if seconds >= SLOW_S:
-                self._note_slow(meter, seconds, first_error, connection)
+            self._note_produced(began_s, first_error, len(frame), sum(map(len, reply or ())), connection)
             done(reply)
 
         try:
@@ -438,6 +430,12 @@ class Dispatch:
     def _note_unexpected(self, connection: Client) -> None:
         self._unexpected.inc()
         log.exception("request_failed", client_host=connection.client_host, client_id=connection.client_id)
+
+    def _note_produced(self, began_s: float, error_code: int, size_in: int, size_out: int, connection: Client) -> None:
+        seconds, meter = self._clock.monotonic_s() - began_s, self._meters[codec.PRODUCE]
+        meter.answered(error_code, seconds, size_in, size_out)
+        if seconds >= SLOW_S:
+            self._note_slow(meter, seconds, error_code, connection)
 
     def _note_slow(self, meter: ApiMeter, seconds: float, error_code: int, connection: Client) -> None:
         error = ErrorCode(error_code).name.upper()

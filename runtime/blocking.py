@@ -79,7 +79,9 @@ class ThreadBlocking:
             try:
                 loop.call_soon_threadsafe(self._end, done, result, error)
             except RuntimeError:
-                pass  # the loop was closed while the call went on: nobody waits
+                if not loop.is_closed():
+                    raise
+                # It was closed while the call went on: nobody waits.
             # Else they live until the next call comes.
             del item, call, done, result, error
 
