@@ -114,6 +114,26 @@ def starting(start: Start) -> Iterator[None]:
 def broker(place: Place, settings: Mapping[str, str]) -> Iterator[Target]:
     """A broker over the stores of `place`, as `forebay serve` starts it."""
     start = _start.get()
+    with _running(_serving(start, place, settings), start) as (process, log):
+        kafka = _announced(process, log, "kafka listening", "listeners", start.ready_within_s)
+        web = _announced(process, log, "http listening", "address", start.ready_within_s)
+        _announced(process, log, "ready", "broker_id", start.ready_within_s)
+        meter.check_listens(process.pid, kafka)
+        yield Target(process.pid, kafka, web)
+
+
+@contextlib.contextmanager
+def workers(place: Place, settings: Mapping[str, str], count: int) -> Iterator[list[Target]]:
+    """The brokers that `forebay serve --workers` starts, each metered by itself; their supervisor does nothing meanwhile."""
+    start = _start.get()
+    with _running([*_serving(start, place, settings), "--workers", str(count)], start) as (process, log):
+        targets = [_worker(process, log, worker, start.ready_within_s) for worker in range(count)]
+        for target in targets:
+            meter.check_listens(target.pid, target.port)
+        yield targets
+
+
+def _serving(start: Start, place: Place, settings: Mapping[str, str]) -> list[str]:
     given = {
         "kafka.listeners": f"PLAINTEXT://{HOST}:0",
         "http.listen": f"{HOST}:0",
@@ -126,12 +146,20 @@ def broker(place: Place, settings: Mapping[str, str]) -> Iterator[Target]:
     command = ["-m", "forebay", "serve", "--config", os.devnull, "--log-format", "json", "--log-level", "info"]
     for key, value in given.items():
         command += ["--set", f"{key}={value}"]
-    with _running(command, start) as (process, log):
-        kafka = _announced(process, log, "kafka listening", "listeners", start.ready_within_s)
-        web = _announced(process, log, "http listening", "address", start.ready_within_s)
-        _announced(process, log, "ready", "broker_id", start.ready_within_s)
-        meter.check_listens(process.pid, kafka)
-        yield Target(process.pid, kafka, web)
+    return command
+
+
+def _worker(process: subprocess.Popen[bytes], log: Path, worker: int, within_s: float) -> Target:
+    pid, port, http_port, _ = (
+        _announced(process, log, event, field, within_s, worker=worker)
+        for event, field in (
+            ("worker_started", "pid"),
+            ("kafka listening", "listeners"),
+            ("http listening", "address"),
+            ("worker_ready", "broker_id"),
+        )
+    )
+    return Target(pid, port, http_port)
 
 
 @contextlib.contextmanager
@@ -202,14 +230,16 @@ def _running(arguments: Sequence[str], start: Start = Start()) -> Iterator[tuple
                 process.wait(STOP_WITHIN_S)
 
 
-def _announced(process: subprocess.Popen[bytes], log: Path, event: str, field: str, within_s: float = READY_WITHIN_S) -> int:
-    """The last number of a field of an event of the log, once it is there: of an address, its port."""
+def _announced(
+    process: subprocess.Popen[bytes], log: Path, event: str, field: str, within_s: float = READY_WITHIN_S, *, worker: int | None = None
+) -> int:
+    """The last number of a field of an event of the log, once it is there: of an address, its port. `worker`: whose event."""
     deadline_s = _clock.monotonic_s() + within_s
     while _clock.monotonic_s() < deadline_s:
         for line in log.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
                 said = json.loads(line)
-                if said.get("event") == event:
+                if said.get("event") == event and (worker is None or said.get("worker") == worker):
                     return int(re.findall(r"\d+", str(said[field]))[-1])
         if process.poll() is not None:
             raise NotReady(f"ended with {process.returncode} before {event!r}")

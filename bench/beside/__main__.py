@@ -15,7 +15,7 @@ from bench.beside import documents
 from bench.beside.loads import LOADS
 from bench.beside.report import SCHEMA, BesideReport, FailureReport, table
 from bench.beside.running import BesidePlan, MeasuredRuns, run_loads
-from bench.beside.targets import OURS, TARGETS
+from bench.beside.targets import OURS, TARGETS, WORKERS
 from services.build import OXIA, VERSITYGW
 from services.kafka import kafka_version
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     given = _parse(arguments)
     plan = BesidePlan(
         loads=[load for load in LOADS if not given.only or load.name in given.only],
-        targets=[target for target in OURS if target in given.targets],
+        targets=[target for target in (*OURS, *WORKERS) if target in given.targets],
         scale=given.scale,
         repeats=given.repeats,
         folder=given.folder,
@@ -53,8 +53,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _renew_documents(report: BesideReport, plan: BesidePlan) -> None:
-    if len(plan.loads) < len(LOADS) or len(plan.targets) < len(OURS):
-        print("The page and the chart are left as they are: they show every load on every target.", file=sys.stderr)
+    if len(plan.loads) < len(LOADS) or set(plan.targets) != set(OURS):
+        print("The page and the chart are left as they are: they show every load on every target of theirs.", file=sys.stderr)
         return
     documents.write_report(report, documents.REPORT)
     documents.renew()
@@ -90,7 +90,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", metavar="LOAD", choices=names, help=f"run these loads alone: {', '.join(names)}")
     parser.add_argument(
-        "--targets", nargs="+", metavar="TARGET", choices=TARGETS, default=OURS, help=f"compare Kafka with these alone: {', '.join(OURS)}"
+        "--targets",
+        nargs="+",
+        metavar="TARGET",
+        choices=(*TARGETS, *WORKERS),
+        default=OURS,
+        help=f"compare Kafka with these alone: {', '.join(OURS)}; or with several workers: {', '.join(WORKERS)}",
     )
     parser.add_argument("--scale", type=_positive, default=1.0, help="multiply the records of each load by this (default 1)")
     parser.add_argument("--repeats", type=_count, default=REPEATS, help=f"measure each load on each target this often (default {REPEATS})")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bench.beside.targets import FILES, S3, S3_30_MS, S3_100_MS
+from bench.beside.targets import FILES, S3, S3_30_MS, S3_100_MS, like
 from bench.stores import KAFKA
 
 WARM_UP_SHARE: Final = 0.2
@@ -109,7 +109,7 @@ def warm_up_times(target: str) -> float:
 def load_words(load: BesideLoad, target: str, scale: float) -> list[str]:
     """What follows `forebay bench`, without a topic."""
     if load.kind is LoadKind.LATENCY:
-        return [*load.words, "--seconds", f"{max(SECONDS_MIN, load.amounts[target] * scale):g}"]
+        return [*load.words, "--seconds", f"{max(SECONDS_MIN, load.amounts[like(target)] * scale):g}"]
     return [*load.words, "--records", str(_records(load, target, scale))]
 
 
@@ -122,4 +122,4 @@ def filling_words(load: BesideLoad, target: str, scale: float) -> list[str]:
 
 
 def _records(load: BesideLoad, target: str, scale: float) -> int:
-    return max(1, int(load.amounts[target] * scale))
+    return max(1, int(load.amounts[like(target)] * scale))

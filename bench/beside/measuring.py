@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import meter, prices
+from bench import prices
 from bench.beside.loads import BesideLoad, filling_words, load_words, warm_up_times
 from bench.beside.report import RunReport
 from bench.beside.targets import OpenTarget
+from bench.readings import CONFLICTS
+from bench.units import MIB
 
 LOAD_WITHIN_S: Final = 600.0
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -35,15 +37,25 @@ def warm(load: BesideLoad, target: OpenTarget, scale: float) -> None:
 def measure(load: BesideLoad, target: OpenTarget, scale: float, round_index: int) -> RunReport:
     """Raise `LoadFailed`."""
     with _topic(load, target, scale) as words:
-        asked = prices.requests(target.counters()) if target.is_billed else None
-        used = meter.used(target.broker.pid)
+        before = target.counters() if target.is_counted else {}
+        used_s = target.cpu_s()
         raw = _bench(target, words)
-        cpu_s = (meter.used(target.broker.pid) - used).total_s
-        dollars = None
-        if asked is not None:
-            now = prices.requests(target.counters())
-            dollars = prices.dollars({op: now[op] - asked[op] for op in now})
-    return RunReport(round=round_index, cpu_s=round(cpu_s, 3), dollars=dollars, raw=raw)
+        cpu_s = target.cpu_s() - used_s
+        dollars = conflicts = None
+        if target.is_counted:
+            after = target.counters()
+            conflicts = after.get(CONFLICTS, 0.0) - before.get(CONFLICTS, 0.0)
+            if target.is_billed:
+                asked, now = prices.requests(before), prices.requests(after)
+                dollars = prices.dollars({op: now[op] - asked[op] for op in now})
+    return RunReport(
+        round=round_index,
+        cpu_s=round(cpu_s, 3),
+        dollars=dollars,
+        raw=raw,
+        conflicts=conflicts,
+        peak_rss_mib=round(target.peak_rss_bytes() / MIB, 1),
+    )
 
 
 @contextlib.contextmanager
@@ -69,7 +81,7 @@ def _bench(target: OpenTarget, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _forebay(target: OpenTarget, words: Sequence[str]) -> str:
-    command = [sys.executable, "-m", "forebay", *words, "--quiet", "--bootstrap", target.broker.bootstrap]
+    command = [sys.executable, "-m", "forebay", *words, "--quiet", "--bootstrap", target.bootstrap]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
     try:
         ended = subprocess.run(

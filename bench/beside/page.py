@@ -72,13 +72,20 @@ def _costs(report: BesideReport) -> str:
     cpu = [_cpu_row(load) for load in report.loads]
     volumes = [load for load in report.loads if load.kind is LoadKind.VOLUME]
     dollars = [(f"{load.title}, $/GiB", *(_dollars(load.target(name)) for name in TARGETS)) for load in volumes]
-    return _table("what it costs", [*cpu, *dollars])
+    return _table("what it costs", [*cpu, *dollars, ("peak memory through all of it, MiB", *(_peak(report, name) for name in TARGETS))])
 
 
 def _cpu_row(load: LoadReport) -> tuple[str, ...]:
     if load.kind is LoadKind.VOLUME:
         return (f"{load.title}, CPU s/GiB", *_figures(load, "cpu_s_per_gib"))
     return (f"{load.title}, CPU s/1,000", *_figures(load, "cpu_s_per_1000"))
+
+
+def _peak(report: BesideReport, name: str) -> str:
+    peaks = [
+        target.summary["peak_rss_mib"].max for load in report.loads if (target := load.target(name)) and "peak_rss_mib" in target.summary
+    ]
+    return f"{max(peaks):.0f}" if peaks else _NOTHING
 
 
 def _dollars(target: TargetReport | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from bench.beside.loads import BesideLoad, LoadKind, load_words
-from bench.beside.targets import TARGETS
+from bench.beside.targets import TARGETS, WORKERS
 from bench.results import lined_up
 from bench.stores import KAFKA
 from bench.units import GIB
@@ -16,6 +16,7 @@ from bench.units import GIB
 SCHEMA: Final = 1
 RATES: Final[Mapping[LoadKind, str]] = {LoadKind.VOLUME: "mb_per_s", LoadKind.REQUESTS: "requests_per_s"}
 """The figure whose ratio to Kafka's is `times_kafka`."""
+COSTS: Final = ("cpu_s_per_gib", "cpu_s_per_1000", "dollars_per_gib", "conflicts_per_gib", "conflicts_per_1000", "peak_rss_mib")
 UNITS: Final[Mapping[str, str]] = {"mb_per_s": "MB/s", "requests_per_s": "requests/s", "p50_ms": "ms", "p99_ms": "ms"}
 
 
@@ -26,12 +27,16 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`raw` is what `forebay bench --json` wrote. `dollars` for requests to S3; None where there is no S3. `cpu_s` of the broker."""
+    """`raw` is what `forebay bench --json` wrote. `cpu_s` and `conflicts` of commits are those of all brokers; `peak_rss_mib` is of the one
+    that has had most since it was started. `dollars` for requests to S3; None where there is no S3.
+    """
 
     round: int
     cpu_s: float
     dollars: float | None
     raw: dict[str, Any]
+    conflicts: float | None = None
+    peak_rss_mib: float | None = None
 
 
 class TargetReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +91,7 @@ def load_report(load: BesideLoad, runs: Mapping[str, Sequence[RunReport]], scale
             runs=list(runs[name]),
             summary=_summary([_beside(load.kind, figures(load.kind, run), kafkas.get(run.round)) for run in runs[name]]),
         )
-        for name in TARGETS
+        for name in (*TARGETS, *WORKERS)
         if name in runs
     ]
     return LoadReport(name=load.name, title=load.title, kind=load.kind, targets=targets)
@@ -99,14 +104,35 @@ def figures(kind: LoadKind, run: RunReport) -> dict[str, float]:
     if kind is LoadKind.VOLUME:
         gib = records * raw["bytes"] / raw["records"] / GIB
         found = {"mb_per_s": raw["mb_per_s"], "cpu_s_per_gib": run.cpu_s / gib}
-        return found if run.dollars is None else {**found, "dollars_per_gib": run.dollars / gib}
-    latency = {"p50_ms": raw["latency_ms"]["p50"], "p99_ms": raw["latency_ms"]["p99"], "cpu_s_per_1000": 1_000 * run.cpu_s / records}
-    return {"requests_per_s": raw["records_per_s"], **latency} if kind is LoadKind.REQUESTS else latency
+        if run.dollars is not None:
+            found["dollars_per_gib"] = run.dollars / gib
+        if run.conflicts is not None:
+            found["conflicts_per_gib"] = run.conflicts / gib
+    else:
+        found = {"p50_ms": raw["latency_ms"]["p50"], "p99_ms": raw["latency_ms"]["p99"], "cpu_s_per_1000": 1_000 * run.cpu_s / records}
+        if kind is LoadKind.REQUESTS:
+            found["requests_per_s"] = raw["records_per_s"]
+        if run.conflicts is not None:
+            found["conflicts_per_1000"] = 1_000 * run.conflicts / records
+    if run.peak_rss_mib is not None:
+        found["peak_rss_mib"] = run.peak_rss_mib
+    return found
 
 
 def table(loads: Iterable[LoadReport]) -> str:
     """Medians, with the least and the greatest."""
-    head = ("load", "target", "measured", "times Kafka", "CPU s/GiB", "CPU s/1,000", "$/GiB")
+    head = (
+        "load",
+        "target",
+        "measured",
+        "times Kafka",
+        "CPU s/GiB",
+        "CPU s/1,000",
+        "$/GiB",
+        "conflicts/GiB",
+        "conflicts/1,000",
+        "peak MiB",
+    )
     rows = [
         (load.name, target.name, *cells) for load in loads for target in load.targets if target.runs for cells in _cells(load.kind, target)
     ]
@@ -145,11 +171,11 @@ def _spread_of(values: Sequence[float]) -> Spread:
 
 def _cells(kind: LoadKind, target: TargetReport) -> list[tuple[str, ...]]:
     """A row for each measured figure."""
-    costs = tuple(_cell(target, name) for name in ("cpu_s_per_gib", "cpu_s_per_1000", "dollars_per_gib"))
+    costs = tuple(_cell(target, name) for name in COSTS)
     if kind is LoadKind.LATENCY:
         return [
             (spread(target.summary["p50_ms"], before="p50 ", after=" ms"), "-", *costs),
-            (spread(target.summary["p99_ms"], before="p99 ", after=" ms"), "-", "", "", ""),
+            (spread(target.summary["p99_ms"], before="p99 ", after=" ms"), "-", *("" for _ in COSTS)),
         ]
     rate = RATES[kind]
     return [(spread(target.summary[rate], after=f" {UNITS[rate]}"), _cell(target, "times_kafka"), *costs)]

@@ -9,7 +9,7 @@ from bench import clients, meter, processes, wire
 from bench.cases.case import Case, Plan, fresh_broker, metered
 from bench.processes import HOST, Target
 from bench.results import CaseResult, Fact, Run
-from bench.stores import DISK, MEMORY, NATIVE
+from bench.stores import DISK, KAFKA, MEMORY, NATIVE
 from bench.wire import NO_SENDER, Driver, Sender
 
 DEPTH: Final = 5
@@ -247,5 +247,5 @@ CASES: Final = (
     Case("api-versions", (MEMORY,), _api_versions),
     Case("metadata", (MEMORY, DISK, NATIVE), _metadata),
     Case("fetch-one", (MEMORY, DISK), _fetch),
-    Case("list-offsets", (MEMORY, DISK, NATIVE), _list_offsets),
+    Case("list-offsets", (MEMORY, DISK, NATIVE, KAFKA), _list_offsets),
 )

@@ -95,7 +95,20 @@ def test_a_connection_through_the_proxy_to_nobody_is_closed() -> None:
 
 
 def beside(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "bench.beside", "--only", "requests", "--targets", "files", "--scale", "0.01", "--repeats", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.beside",
+        "--only",
+        "requests",
+        "--targets",
+        "files",
+        "files-2",
+        "--scale",
+        "0.01",
+        "--repeats",
+        "1",
+    ]
     return subprocess.Popen(
         [*command, "--out", str(tmp_path / "out"), "--folder", str(tmp_path), *words],
         cwd=ROOT,
@@ -124,17 +137,18 @@ def left(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_load_is_measured_on_kafka_and_on_a_broker(tmp_path: Path) -> None:
+def test_a_load_is_measured_on_kafka_on_a_broker_and_on_two_workers(tmp_path: Path) -> None:
     said, talk = (process := beside(tmp_path)).communicate(timeout=WITHIN_S)
 
     assert process.returncode == 0, talk
     report = report_in(tmp_path)
     assert report["failure"] is None
     ((load,),) = (report["loads"],)
-    assert [(target["name"], len(target["runs"])) for target in load["targets"]] == [("kafka", 1), ("files", 1)]
+    assert [(target["name"], len(target["runs"])) for target in load["targets"]] == [("kafka", 1), ("files", 1), ("files-2", 1)]
     assert load["targets"][1]["summary"]["times_kafka"]["median"] > 0
+    assert [target["runs"][0]["conflicts"] is None for target in load["targets"]] == [True, False, False]
     assert all(target["runs"][0]["raw"]["load"] == "requests" for target in load["targets"])
-    assert [line.split()[:2] for line in said.splitlines()[1:3]] == [["requests", "kafka"], ["requests", "files"]]
+    assert [line.split()[:2] for line in said.splitlines()[1:4]] == [["requests", name] for name in ("kafka", "files", "files-2")]
     assert "requests 1/1 files: " in talk
     assert left(tmp_path) == []
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench import prices
@@ -16,7 +17,7 @@ from bench.beside.chart_data import chart_data
 from bench.beside.loads import LOADS, BesideLoad, filling_words, load_words, warm_up_times
 from bench.beside.report import BesideReport, FailureReport, RunReport, figures, load_report, number, table
 from bench.beside.running import BesidePlan, MeasuredRuns, run_loads
-from bench.beside.targets import FILES, OURS, S3, TARGETS
+from bench.beside.targets import FILES, FILES_2, OURS, S3, TARGETS, WORKERS, like
 from bench.beside.turns import turns
 from bench.processes import NotReady
 from bench.stores import KAFKA
@@ -104,6 +105,40 @@ def test_scale_multiplies_records_and_seconds() -> None:
     assert load_words(REQUESTS, S3, 0.0001) == ["requests", "--records", "1"]
     assert load_words(E2E, FILES, 0.3) == ["e2e", "--rate", "200", "--seconds", "3"]
     assert load_words(E2E, FILES, 0.001)[-1] == "0.5"
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_several_workers_are_given_what_one_broker_over_the_same_stores_is_given(name: str) -> None:
+    assert like(name) in (FILES, S3)
+    assert [load_words(load, name, 0.3) for load in LOADS] == [load_words(load, like(name), 0.3) for load in LOADS]
+
+
+def test_what_several_workers_did_is_in_the_table_and_not_on_the_page() -> None:
+    made = made_report(kafka=[100.0], files=[90.0], files_2=[150.0])
+
+    assert [target.name for target in made.loads[0].targets] == [KAFKA, FILES, FILES_2]
+    assert FILES_2 in table(made.loads)
+    assert FILES_2 not in page.section(made)
+
+
+def test_conflicts_are_counted_per_gib_or_per_thousand_requests() -> None:
+    conflicting = RunReport(round=0, cpu_s=1.0, dollars=None, raw=raw(records=2**20), conflicts=7)
+
+    assert figures(PRODUCE.kind, conflicting)["conflicts_per_gib"] == pytest.approx(7)
+    assert figures(REQUESTS.kind, conflicting)["conflicts_per_1000"] == pytest.approx(7_000 / 2**20)
+    assert "conflicts_per_gib" not in figures(PRODUCE.kind, run(0, 1.0))
+
+
+def test_the_page_says_how_much_memory_a_broker_had_at_most() -> None:
+    def peaks(*peaks_mib: float) -> list[RunReport]:
+        return [
+            RunReport(round=index, cpu_s=1.0, dollars=None, raw=raw(), peak_rss_mib=peak_mib) for index, peak_mib in enumerate(peaks_mib)
+        ]
+
+    loads = [load_report(PRODUCE, {KAFKA: [run(0, 1.0)], FILES: peaks(90.0, 110.0)}, 1.0), load_report(E2E, {FILES: peaks(170.4)}, 1.0)]
+    made = msgspec.structs.replace(made_report(), loads=loads)
+
+    assert "| peak memory through all of it, MiB | – | 170 | – |" in page.section(made)
 
 
 def test_kafka_is_warmed_with_more_than_is_measured() -> None:
