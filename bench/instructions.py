@@ -21,7 +21,7 @@ from bench.stores import DISK, MEMORY
 
 SCALES: Final = (0.05, 0.25)
 READY_WITHIN_S: Final = 300.0
-_PYTHON: Final = Path(".venv") / "bin" / "python"
+PYTHON: Final = Path(".venv") / "bin" / "python"
 _COUNTED: Final = re.compile(r"I\s+refs:\s+([\d,]+)")
 
 
@@ -42,7 +42,7 @@ def _cost(case: Case, store: str, root: Path, scales: Sequence[float]) -> tuple[
         with tempfile.TemporaryDirectory() as made:
             log = Path(made) / "valgrind"
             under = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null", f"--log-file={log}")
-            with processes.starting(processes.Start(root, str(root / _PYTHON), under, READY_WITHIN_S)):
+            with processes.starting(processes.Start(root, str(root / PYTHON), under, READY_WITHIN_S)):
                 result = case.run(Plan(scale, 1, Path(made)), store)
             counted = _COUNTED.search(log.read_text())
             if counted is None:
@@ -54,7 +54,7 @@ def _cost(case: Case, store: str, root: Path, scales: Sequence[float]) -> tuple[
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.instructions", description="Needs valgrind. A case takes some minutes.")
     parser.add_argument("case", choices=[case.name for case in CASES])
-    parser.add_argument("roots", nargs="+", type=_checkout, metavar="CHECKOUT", help="with a .venv of its own; ratios are to the first")
+    parser.add_argument("roots", nargs="+", type=checkout, metavar="CHECKOUT", help="with a .venv of its own; ratios are to the first")
     parser.add_argument("--store", choices=(MEMORY, DISK), default=MEMORY)
     parser.add_argument("--scales", nargs=2, type=float, default=SCALES, metavar=("SMALL", "LARGE"))
     if shutil.which("valgrind") is None:
@@ -62,10 +62,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _checkout(text: str) -> Path:
+def checkout(text: str) -> Path:
+    """The argument as a folder to start brokers in. Raise `ArgumentTypeError` if nothing is installed there."""
     root = Path(text).resolve()  # a broker starts in it
-    if not (root / _PYTHON).exists():
-        raise argparse.ArgumentTypeError(f"{root} has no {_PYTHON}: run `make setup` there")
+    if not (root / PYTHON).exists():
+        raise argparse.ArgumentTypeError(f"{root} has no {PYTHON}: run `make setup` there")
     return root
 
 
