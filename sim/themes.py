@@ -61,6 +61,15 @@ class Theme:
     expiration_ms: int = PRODUCER_EXPIRATION_MS
     skews_ms: tuple[int, ...] = (0, 0, -3_600_000, 3_600_000, 40)
 
+    def may_have_expired(self, sent_s: float, now_s: float) -> bool:
+        """Whether some broker may have forgotten a producer that has sent nothing since `sent_s`. The broker that is asked may be ahead of
+        the one that stamped its batch.
+
+            stamped at 40.664, by a clock that is right … asked at 70.661 a broker that is 40 ms ahead: it says 70.701, and 30 s have gone
+        """
+        lead_ms = max(self.skews_ms) - min(self.skews_ms)
+        return sent_s + (self.expiration_ms - lead_ms) / 1_000 <= now_s
+
 
 NAMES: Final = ("usual", "passing", "spilling", "churning", "stubborn")
 _SHARES: Final = (0.56, 0.62, 0.80, 0.92)

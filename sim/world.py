@@ -353,7 +353,7 @@ class _World:
 
         def may_have_expired(last: Stored) -> bool:
             sent_s = min(attempt.invoked_s for attempt in sent_by_value[last.value].attempts if attempt.identity == last.identity)
-            return sent_s + self._theme.expiration_ms / 1_000 <= self._loop.time()
+            return self._theme.may_have_expired(sent_s, self._loop.time())
 
         for text in (*check(self._history, logs), *forgotten(logs, remembered, may_have_expired)):
             self._history.violation(text)

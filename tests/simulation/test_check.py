@@ -1,10 +1,13 @@
 """The checker, on histories small enough to be judged by eye."""
 
+import random
+
 import pytest
 
 from sim.check import Log, RememberedProducers, Stored, check, forgotten
 from sim.history import PLAIN, Attempt, BatchIdentity, End, History, OperationOutcome, SeenBatch, Sent
 from sim.loop import VirtualLoop
+from sim.themes import theme_of
 
 
 def history(*events: Sent | SeenBatch | End) -> History:
@@ -179,3 +182,11 @@ def test_a_producer_may_be_forgotten_when_it_may_have_expired() -> None:
     assert list(forgotten([log], {"t/0": RememberedProducers(4, {8: (0, 1)})}, may_have_expired)) == []
     assert len(list(forgotten([log], {"t/0": RememberedProducers(4, {})}, may_have_expired))) == 1
     assert len(list(forgotten([log], {"t/0": RememberedProducers(4, {7: (0, 9), 8: (0, 1)})}, may_have_expired))) == 1
+
+
+def test_a_producer_may_have_expired_by_the_clock_that_is_furthest_ahead() -> None:
+    passing = theme_of(random.Random(1), "harsh", name="passing")
+    sent_s, expires_s = 40.0, 40.0 + passing.expiration_ms / 1_000
+
+    assert max(passing.skews_ms) == 40
+    assert [passing.may_have_expired(sent_s, expires_s - early_s) for early_s in (0.0, 0.039, 0.041)] == [True, True, False]
