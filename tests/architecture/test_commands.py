@@ -18,7 +18,7 @@ import typer
 
 from bench.__main__ import CASES
 from bench.beside.loads import LOADS
-from bench.beside.targets import TARGETS
+from bench.beside.targets import TARGETS, WORKERS
 from forebay.cli import application
 
 ROOT: Final = Path(__file__).parents[2]
@@ -125,7 +125,9 @@ def _python(words: list[str]) -> str | None:
         case ["-m", "bench", *rest]:
             return _bench(rest, "--only", "case", {case.name for case in CASES})
         case ["-m", "bench.beside", *rest]:
-            return _bench(rest, "--only", "load", {load.name for load in LOADS}) or _bench(rest, "--targets", "target", set(TARGETS))
+            return _bench(rest, "--only", "load", {load.name for load in LOADS}) or _bench(
+                rest, "--targets", "target", {*TARGETS, *WORKERS}
+            )
         case ["-m", module, *_]:
             return None if importlib.util.find_spec(module) else f"there is no module {module}"
         case [script, *_]:
