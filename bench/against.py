@@ -14,6 +14,7 @@ from typing import Final
 
 from bench import processes
 from bench.__main__ import CASES
+from bench.arguments import count, positive
 from bench.cases.case import Case, Plan
 from bench.instructions import PYTHON, checkout
 from bench.results import Run, lined_up
@@ -85,16 +86,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("checkout", type=checkout, metavar="CHECKOUT", help="with a .venv of its own")
     parser.add_argument("cases", nargs="+", choices=[case.name for case in CASES], metavar="CASE", help="see python -m bench --help")
     parser.add_argument("--stores", nargs="+", metavar="STORE", choices=STORES, default=STORES, help=f"these alone of {', '.join(STORES)}")
-    parser.add_argument("--scale", type=float, default=1.0, help="times the work of a case (default 1)")
-    parser.add_argument("--rounds", type=_rounds, default=ROUNDS, help=f"each on both checkouts (default {ROUNDS})")
+    parser.add_argument("--scale", type=positive, default=1.0, help="times the work of a case (default 1)")
+    parser.add_argument("--rounds", type=count, default=ROUNDS, help=f"each on both checkouts (default {ROUNDS})")
     return parser.parse_args(arguments)
-
-
-def _rounds(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
 
 
 if __name__ == "__main__":

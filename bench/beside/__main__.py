@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import machine
+from bench.arguments import count, positive
 from bench.beside import documents
 from bench.beside.loads import LOADS
 from bench.beside.report import SCHEMA, BesideReport, FailureReport, table
@@ -97,8 +98,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         default=OURS,
         help=f"compare Kafka with these alone: {', '.join(OURS)}; or with several workers: {', '.join(WORKERS)}",
     )
-    parser.add_argument("--scale", type=_positive, default=1.0, help="multiply the records of each load by this (default 1)")
-    parser.add_argument("--repeats", type=_count, default=REPEATS, help=f"measure each load on each target this often (default {REPEATS})")
+    parser.add_argument("--scale", type=positive, default=1.0, help="multiply the records of each load by this (default 1)")
+    parser.add_argument("--repeats", type=count, default=REPEATS, help=f"measure each load on each target this often (default {REPEATS})")
     parser.add_argument(
         "--out", type=Path, default=RESULTS_FOLDER, metavar="FOLDER", help="write the JSON here (default bench/results/local)"
     )
@@ -110,20 +111,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if given.docs and importlib.util.find_spec("matplotlib") is None:
         parser.error("The chart is drawn by matplotlib, which is not installed: install `forebay[pipeline]`.")
     return given
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
 
 
 if __name__ == "__main__":

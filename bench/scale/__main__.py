@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import machine
+from bench.arguments import count
 from bench.scale import costs, documents, memory
 from bench.scale.laws import LAW_OF_CONFLICTS, LAWS, MISS_MAX, Fitted, LawMissed, Observed, check, fit
 from bench.scale.loads import LEADERS, LOADS, SETTINGS, ScaleLoad, Shape
@@ -115,8 +116,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m bench.scale",
         description="How a cluster's costs grow with brokers and partitions, by simulation. See bench/README.md.",
     )
-    parser.add_argument("--brokers", nargs="+", type=_count, default=BROKERS, help="extrapolate to these numbers (default 10 100 1000)")
-    parser.add_argument("--partitions", type=_count, default=PARTITIONS, help="of the cluster that is extrapolated to (default 100000)")
+    parser.add_argument("--brokers", nargs="+", type=count, default=BROKERS, help="extrapolate to these numbers (default 10 100 1000)")
+    parser.add_argument("--partitions", type=count, default=PARTITIONS, help="of the cluster that is extrapolated to (default 100000)")
     parser.add_argument("--load", nargs="+", choices=names, default=names, help=f"put these loads on it alone: {', '.join(names)}")
     parser.add_argument("--leader", nargs="+", choices=LEADERS, default=LEADERS, help="with kafka.leader as this alone")
     parser.add_argument(
@@ -124,13 +125,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--docs", action="store_true", help="renew docs/performance.md and bench/results/scale.json, too")
     return parser.parse_args(arguments)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Two checkouts compared: which unit, and ratios by round."""
 
+from pathlib import Path
+
 import pytest
 
 from bench.against import TooLittleWork, compared, main
@@ -28,7 +30,7 @@ def test_work_that_took_no_cpu_has_no_ratio() -> None:
         compared([run(0.0)], [run(0.1)])
 
 
-def test_a_folder_without_an_interpreter_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
+def test_a_folder_without_an_interpreter_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main([str(tmp_path), "produce-one"])
 
