@@ -51,14 +51,17 @@ def fetch(partition: int, offset: int) -> Any:
     )
 
 
-def wait_settled(broker: Served) -> None:
-    """Until the broker has stopped doing anything about requests."""
+def wait_settled(broker: Served) -> float:
+    """Until the broker has stopped doing anything about requests. Return the most bytes of replies that waited meanwhile."""
     before: dict[str, float] = {}
+    waiting_bytes = 0.0
     give_up_s = clock.monotonic_s() + SOON_S
     while clock.monotonic_s() < give_up_s:
-        now = {name: value for name, value in broker.metrics().items() if name.startswith("forebay_kafka_requests_total")}
+        metrics = broker.metrics()
+        waiting_bytes = max(waiting_bytes, metrics["forebay_response_bytes"])
+        now = {name: value for name, value in metrics.items() if name.startswith("forebay_kafka_requests_total")}
         if now == before:
-            return
+            return waiting_bytes
         before = now
         time.sleep(SETTLED_S)
     raise AssertionError(f"the broker was not idle within {SOON_S:.0f} s")
