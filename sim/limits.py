@@ -34,6 +34,8 @@ SMALL: Final = (
     Limit("storage.log.writers", "LOOK_EVERY_S", 0.2),
     Limit("storage.log.writers", "DEAD_KEPT_MAX", 1),
     Limit("storage.log.inline", "CARRIED_AT_ONCE_MAX", 1),
+    Limit("storage.log.inline", "LARGER_BYTES_MAX", 400),
+    Limit("storage.log.inline", "LARGER_EVERY_S", 0.3),
     Limit("storage.log.flights", "UNATTENDED_MAX", 1),
     Limit("storage.log.page_store", "SWEEP_EVERY_S", 1.0),
     Limit("storage.log.kept_chunks", "CHUNKS_KEPT_MAX", 2),

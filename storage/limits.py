@@ -26,12 +26,12 @@ SEGMENT_FOOTER_BYTES_MAX: Final = 1 * MIB
 """Its blocks take 50 KiB at most; the rest is room for facts to come."""
 
 PENDING_ENTRIES_MAX: Final = 16
-INLINE_BYTES_MAX: Final = 2 * KIB
+INLINE_BYTES_MAX: Final = 8 * KIB
 """What a commit may carry, at most: a setting says how much it does. The largest control record has room for as much, in base64."""
 INLINE_PENDING_BYTES_MAX: Final = 8 * KIB
 """Batches in the ring of a control record: one that would have more leaves with the next commit, as a full one does."""
 CONTROL_BYTES_TARGET: Final = 2 * KIB
-CONTROL_BYTES_MAX: Final = 16 * KIB
+CONTROL_BYTES_MAX: Final = 24 * KIB
 PRODUCERS_HOT_MAX: Final = 128
 PRODUCERS_HOT_BYTES_MAX: Final = 8 * KIB
 """Estimated bytes of producer state in a control record; what exceeds it leaves for pages in producers/."""
@@ -67,6 +67,7 @@ SEQUENCE_MAX: Final = 2**31 - 1
 assert FRAME_BYTES_MAX <= WAL_OBJECT_BYTES_MAX, "the batches of a legal request must fit in an empty object"
 assert FLUSH_PARTITIONS_MAX <= WAL_OBJECT_SLICES_MAX, "an object counts its slices in a uint16"
 assert PRODUCERS_HOT_BYTES_MAX < CONTROL_BYTES_MAX
+assert INLINE_BYTES_MAX <= INLINE_PENDING_BYTES_MAX, "a ring that was drained has room for what a commit carries"
 assert CONTROL_BYTES_MAX <= METADATA_VALUE_BYTES_MAX, "a control record is a legal value"
 assert PRODUCER_PAGE_BYTES_MAX * 4 // 3 <= METADATA_VALUE_BYTES_MAX, "a page is a legal value"
 assert CONTROL_BYTES_MAX * 2 + PRODUCER_PAGES_WRITTEN_MAX * PRODUCER_PAGE_BYTES_MAX + PRODUCERS_PER_COMMIT_MAX * 300 <= (

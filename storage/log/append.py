@@ -26,7 +26,7 @@ from storage.log.batch import Batch
 from storage.log.batcher import FlushSettings, OpenFlush, Trigger
 from storage.log.commit import Committer
 from storage.log.inline import CARRIED_AT_ONCE_MAX, CommitBudget, Gathers, InlineSettings, joinable, why_gathered
-from storage.log.lane import Commit, InFlight, enter, join
+from storage.log.lane import Commit, InFlight, enter, join, note_larger
 from storage.log.partition import PartitionLog
 from storage.log.upload import Uploader
 from storage.log.upload_places import UploadPlace, UploadPlaces
@@ -141,20 +141,24 @@ class Appender:
         if together > CARRIED_AT_ONCE_MAX:
             return Gathers.MANY  # the first of them in commits and the rest in an object would cost both
         last = joinable(lane)
-        reason = why_gathered(lane, batch, last, self._inline)
+        now_s = self._clock.monotonic_s()
+        reason = why_gathered(lane, batch, last, self._inline, now_s)
         if reason is not None:
             return reason
         if self._is_stopped or not self._may_write_inline():
             return Gathers.OFF
+        in_place_of = batch.size_bytes / self._inline.bytes_max
+        if last is None:
+            if len(self._carrying) >= CARRIED_AT_ONCE_MAX:
+                return Gathers.MANY
+            if not self._budget.take(now_s, max(1.0, in_place_of)):
+                return Gathers.BUDGET
+        if in_place_of > 1.0:
+            note_larger(lane, now_s)
         if last is not None:
             join(last, batch)
             self._inline_bytes.inc(batch.size_bytes)
             return None
-        if len(self._carrying) >= CARRIED_AT_ONCE_MAX:
-            return Gathers.MANY
-        now_s = self._clock.monotonic_s()
-        if not self._budget.take(now_s):
-            return Gathers.BUDGET
         self._begin_carrying([self._sealer.carry(log, [batch], deadline_s=now_s + COMMIT_TIMEOUT_S)])
         return None
 

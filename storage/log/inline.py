@@ -20,12 +20,21 @@ CONFLICTS_MAX: Final = 0.5
 CARRIED_AT_ONCE_MAX: Final = 32
 """Commits that carry batches, of those that begin in one turn of the loop, and of those of one flush. For more partitions one object costs
 less: what a control record carries is written again by each commit until it leaves."""
+LARGER_BYTES_MAX: Final = INLINE_BYTES_MAX
+"""What a commit carries now and then, above what commits carry at any time."""
+LARGER_EVERY_S: Final = 1.0
+"""A batch of a partition that is larger than those that commits always carry is carried, too, this long after the last. So a producer
+that batched during a pause is answered as soon as before it, and goes on with small batches. If it waited for a PUT, it would batch as
+much again meanwhile, and the next batch would wait, too, for ever:
+
+    a record every 5 ms … a pause of 0.2 s … a batch of 40 records waits 0.35 s for its object … the next batch has 70 records …
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class InlineSettings:
     """A slice of at most `bytes_max` travels in its commit; 0: none does. At most `commits_per_s` commits of a broker begin without having
-    gathered; None: any number.
+    gathered, a larger one in place of as many as would carry its bytes; None: any number.
     """
 
     bytes_max: int
@@ -64,14 +73,15 @@ class CommitBudget:
         self._kept = self._kept_max
         self._at_s = 0.0
 
-    def take(self, now_s: float) -> bool:
+    def take(self, now_s: float, count: float = 1.0) -> bool:
+        """`count` of them, unless there are fewer."""
         if self._per_s is None:
             return True
         self._kept = min(self._kept_max, self._kept + max(0.0, now_s - self._at_s) * self._per_s)
         self._at_s = now_s
-        if self._kept < 1.0:
+        if self._kept < count:
             return False
-        self._kept -= 1.0
+        self._kept -= count
         return True
 
 
@@ -86,12 +96,28 @@ def joinable(lane: Lane) -> Commit | None:
     return last if last.is_inline and not last.is_open and not last.is_given_up else None
 
 
-def why_gathered(lane: Lane, batch: Batch, last: Commit | None, settings: InlineSettings) -> Gathers | None:
+def why_gathered(lane: Lane, batch: Batch, last: Commit | None, settings: InlineSettings, now_s: float) -> Gathers | None:
     """None if the batch may travel in its commit: in `last`, which is `joinable`, or in one of its own, as far as the budget goes."""
-    if batch.size_bytes > settings.bytes_max:
+    size_bytes = batch.size_bytes
+    if size_bytes > settings.bytes_max and not _may_carry_larger(lane, size_bytes, now_s):
         return Gathers.LARGE
     if lane.gathered:
         return Gathers.QUEUED
     if last is not None:
-        return Gathers.FULL if last.size_bytes + batch.size_bytes > settings.bytes_max else None
+        size_bytes += last.size_bytes
+        return None if size_bytes <= settings.bytes_max or _may_become_larger(lane, batch, last, settings) else Gathers.FULL
     return Gathers.CONFLICTS if lane.conflict_share > CONFLICTS_MAX else None
+
+
+def _may_carry_larger(lane: Lane, size_bytes: int, now_s: float) -> bool:
+    """Not behind a commit that waits for its object: it would wait, too."""
+    return size_bytes <= LARGER_BYTES_MAX and now_s - lane.larger_s >= LARGER_EVERY_S and not lane.waits_for_object
+
+
+def _may_become_larger(lane: Lane, batch: Batch, last: Commit, settings: InlineSettings) -> bool:
+    """What arrives behind a larger batch, or while an object is stored, would make its producers wait for the next object if it had to be
+    gathered: they would be where LARGER_EVERY_S keeps them from.
+    """
+    if last.size_bytes + batch.size_bytes > LARGER_BYTES_MAX:
+        return False
+    return max(batch.size_bytes, last.size_bytes) > settings.bytes_max or lane.waits_for_object

@@ -27,10 +27,11 @@ class Lane:
 
     `is_busy`: the first of `commits` is open. `committed_epoch` is the last broker epoch under which one of them was applied.
     `gathered` are the batches that wait to be sealed: written by storage/log/append.py. `conflict_share` of the last commits, the newest
-    counting most, lost their first CAS to another broker.
+    counting most, lost their first CAS to another broker. `larger_s`: when one of them last began to carry a batch that is larger than
+    those that are always carried (storage/log/inline.py).
     """
 
-    __slots__ = ("commits", "committed_epoch", "conflict_share", "gathered", "is_busy")
+    __slots__ = ("commits", "committed_epoch", "conflict_share", "gathered", "is_busy", "larger_s")
 
     def __init__(self) -> None:
         self.commits: list[Commit] = []
@@ -38,10 +39,16 @@ class Lane:
         self.committed_epoch = -1
         self.gathered: list[Batch] = []
         self.conflict_share = 0.0
+        self.larger_s = float("-inf")
 
     @property
     def is_empty(self) -> bool:
         return not (self.gathered or self.commits or self.is_busy)
+
+    @property
+    def waits_for_object(self) -> bool:
+        """What enters it now has a commit before it whose batches lie in an object, which may not be stored yet."""
+        return any(not commit.is_inline for commit in self.commits)
 
 
 class InFlight:
@@ -205,6 +212,11 @@ def note_conflict(commit: Commit) -> None:
     if commit.attempt == 1:
         lane = commit.log.lane
         lane.conflict_share = lane.conflict_share * CONFLICT_MEMORY + (1 - CONFLICT_MEMORY)
+
+
+def note_larger(lane: Lane, now_s: float) -> None:
+    """A commit carries a batch that is larger than those that are always carried."""
+    lane.larger_s = now_s
 
 
 def join(commit: Commit, batch: Batch) -> None:

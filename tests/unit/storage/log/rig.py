@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from runtime.blocking import Blocking
-from runtime.clock import SystemClock
+from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
@@ -41,6 +41,7 @@ class FaultyMetadata:
         self.late: list[Sequence[WriteOp]] = []
         self.writes: list[Sequence[WriteOp]] = []
         self.reads_fail = False
+        self.write_s = 0.0
         self._is_late = asyncio.Event()
         self.on_seen_first: Callable[[], Awaitable[None]] | None = None
 
@@ -54,6 +55,8 @@ class FaultyMetadata:
 
     async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
         self.writes.append(ops)
+        if self.write_s:
+            await asyncio.sleep(self.write_s)
         fault = self.faults.popleft() if self.faults else "none"
         match fault:
             case "none":
@@ -102,6 +105,7 @@ class FaultyObjects:
         self.puts_fail: StorageError | None = None
         self.put_keys: list[str] = []
         self.gate: asyncio.Event | None = None
+        self.put_s = 0.0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -111,6 +115,8 @@ class FaultyObjects:
         failure, gate = self.puts_fail, self.gate
         if gate is not None:
             await gate.wait()
+        if self.put_s:
+            await asyncio.sleep(self.put_s)
         if failure is not None:
             raise failure
         await self._inner.put_if_absent(key, parts)
@@ -188,9 +194,10 @@ async def rig(
     part_bytes: int = PART_BYTES,
     inline: InlineSettings = NO_INLINE,
     level: int = LEVEL_MAX,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Rig]:
     """`registered` is the epoch of a real registration, instead of `epoch` and `live`."""
-    clock, telemetry = SystemClock(), Telemetry()
+    clock, telemetry = clock or SystemClock(), Telemetry()
     shared = shared or MemoryMetadataStore(clock=clock, shards=1)
     await shared.write([Put(keys.PartitionKeys(PARTITION).control, encode(Control()), ABSENT)])
     metadata, faulty = FaultyMetadata(shared), FaultyObjects(objects or MemoryObjectStore(clock=clock))

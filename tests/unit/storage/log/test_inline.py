@@ -14,7 +14,7 @@ from storage.log import append as append_module
 from storage.log import commit as commit_module
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
-from storage.log.inline import CARRIED_AT_ONCE_MAX, CONFLICTS_MAX, CommitBudget, Gathers, InlineSettings
+from storage.log.inline import CARRIED_AT_ONCE_MAX, CONFLICTS_MAX, LARGER_BYTES_MAX, CommitBudget, Gathers, InlineSettings
 from storage.log.lane import CONFLICT_MEMORY
 from storage.log.read import read_inline
 from storage.log.upload_places import UPLOADS_MAX
@@ -64,7 +64,12 @@ async def test_a_small_batch_is_appended_at_once_without_an_object() -> None:
 
 async def test_a_large_batch_goes_into_an_object_and_what_is_behind_it_does_not_overtake_it() -> None:
     async with rig(inline=KIB, flush=FlushSettings(interval_s=0.0, gather_s=0.02)) as broker:
-        results = await asyncio.gather(*(broker.send(batch) for batch in (of_size(1_025, b"a"), of_size(200, b"b"), of_size(1_025, b"c"))))
+        results = await asyncio.gather(
+            *(
+                broker.send(batch)
+                for batch in (of_size(LARGER_BYTES_MAX + 1, b"a"), of_size(200, b"b"), of_size(LARGER_BYTES_MAX + 1, b"c"))
+            )
+        )
 
         assert offsets(results) == [0, 1, 2]
         assert len(broker.objects.put_keys) == 1
@@ -75,7 +80,7 @@ async def test_a_large_batch_goes_into_an_object_and_what_is_behind_it_does_not_
 async def test_a_small_batch_waits_for_the_object_before_it() -> None:
     async with rig(inline=KIB) as broker:
         broker.objects.gate = asyncio.Event()
-        first = broker.send(of_size(2_000))
+        first = broker.send(of_size(LARGER_BYTES_MAX + 1))
         await until_put(broker, 1)
         second = broker.send(of_size(200))
         await asyncio.sleep(0.02)
@@ -179,7 +184,7 @@ async def test_small_batches_of_any_number_of_partitions_are_carried_while_uploa
         broker.objects.gate = gate = asyncio.Event()
         large = []
         for _ in range(UPLOADS_MAX):
-            large.append(broker.send(of_size(2_000)))
+            large.append(broker.send(of_size(LARGER_BYTES_MAX + 1)))
             async with asyncio.timeout(10):
                 while broker.parts.appender._open.batches:  # noqa: ASYNC110 - a timer seals it
                     await asyncio.sleep(0.001)
@@ -326,6 +331,7 @@ def test_a_budget_is_spent_and_comes_back() -> None:
     assert [budget.take(200.0) for _ in range(3)] == [True, True, False]
     assert [budget.take(150.0) for _ in range(2)] == [False, False], "a clock that goes back gives nothing"
     assert all(CommitBudget(None).take(0.0) for _ in range(1_000))
+    assert [budget.take(300.0, count) for count in (1.5, 1.0, 0.5)] == [True, False, True], "a larger commit takes more of it"
 
 
 @pytest.mark.parametrize(("at", "bit"), [(8, 0x40), (16, 1), (40, 1), (-1, 1)], ids=["length", "magic", "body", "end"])
