@@ -11,14 +11,15 @@ for a client that left is memory all the same. Replies count in another (broker.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from broker.admission import Admission
-from broker.dispatch import Client, Done, Start, Unanswerable
+from broker.dispatch import Client, Done, Unanswerable
 from broker.half_sent import SMALL_BYTES
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.framing import PREFIX_BYTES, ReplyOrder, frame_length
 from broker.protocol.lone_produce import LonePrefix
+from broker.requests import Requests
 from broker.responses import Responses
 from runtime.frames import Frame
 from storage.limits import KIB, MIB
@@ -34,37 +35,12 @@ PROVEN_BYTES_MAX: Final = SMALL_BYTES
 UNANSWERED_BYTES_MAX: Final = 8 * MIB
 UNANSWERED_REQUESTS_MAX: Final = 512
 GATHERED_BYTES_MAX: Final = 64 * KIB
+TOGETHER_BYTES_MAX: Final = 8 * KIB
+"""Repeated requests that are answered together. Their replies are hardly larger."""
 BEGUN_PER_TURN_BYTES: Final = 2 * ARENA_BYTES
 """Per turn, of requests that waited. More than one read brings, so that requests arriving together begin together."""
 
 assert OWN_BUFFER_FROM_BYTES + PREFIX_BYTES < ARENA_BYTES, "what stays in the arena leaves room for more"
-
-
-class Requests(Protocol):
-    """What a connection hands its frames to (broker.dispatch)."""
-
-    def is_overlapping(self, frame: memoryview) -> bool:
-        """True for a request that may run beside others of its connection. Raises `ProtocolViolation`."""
-        ...
-
-    def is_fetch(self, frame: memoryview) -> bool: ...
-
-    def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
-        """Begin an overlapping request; `done` is called once. False: it has to wait for something first, use `prepare`.
-
-        Like all of these, raises `ProtocolViolation` or `Unanswerable`: the caller closes the connection.
-        """
-        ...
-
-    async def prepare(self, frame: memoryview, connection: Client) -> Start | None:
-        """Wait for what an overlapping request needs; the answer is a `start` that begins it, or None: `handle` it. Cancelled: nothing was
-        begun.
-        """
-        ...
-
-    async def handle(self, frame: memoryview, connection: Client) -> Sequence[Buffer] | None:
-        """The reply to a request that does not overlap, from its header on. The frame may be released before it is there."""
-        ...
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -440,10 +416,30 @@ class Connection(asyncio.BufferedProtocol):
                 self._advance()
                 self._update_reading()
                 return
+        if self._requests.is_repeated(frame):
+            await self._run_repeated(number, frame)
+            return
         size_bytes = len(frame)
         payload = await self._requests.handle(frame, self)
         self._is_busy = False
         self._finish(number, payload, size_bytes)
+
+    async def _run_repeated(self, number: int, frame: memoryview) -> None:
+        """Together with what is waiting behind it and is like it."""
+        begun, frames, together_bytes = [(number, len(frame))], [frame], len(frame)
+        while self._queue and not self._is_writing_paused:
+            following = memoryview(self._queue[0])
+            together_bytes += len(following)
+            if together_bytes > TOGETHER_BYTES_MAX or not self._requests.is_repeated(following):
+                break
+            self._queue.popleft()
+            begun.append((self._reply_order.begin(), len(following)))
+            frames.append(following)
+        payloads = await self._requests.handle_repeated(frames, self)
+        frames.clear()
+        self._is_busy = False
+        for (one, size_bytes), payload in zip(begun, payloads, strict=True):
+            self._finish(one, payload, size_bytes)
 
     def _finish(self, number: int, payload: Sequence[Buffer] | None, size_bytes: int) -> None:
         self._unanswered_bytes -= size_bytes

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import structlog
 from kio.schema.errors import ErrorCode
@@ -12,6 +12,7 @@ from prometheus_client import Counter, Histogram
 from broker.groups.coordinator import JOIN_WAIT_S_MAX
 from broker.handlers.log.fetch import FETCH_WAIT_S_MAX, Fetch
 from broker.handlers.log.produce import NOTHING_UNREAD, Produce
+from broker.handlers.log.repeated_list_offsets import RepeatedListOffsets, replied
 from broker.handlers.log.wide_produce import WideProduce, read_wide, refuse_all, write_wide
 from broker.handlers.table import HANDLERS
 from broker.handling.batch_room import BatchRoom
@@ -35,6 +36,9 @@ from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.limits import KIB
 from storage.vocabulary import Buffer
+
+if TYPE_CHECKING:
+    from kio.schema.list_offsets.v10 import ListOffsetsRequest
 
 REQUESTS: Final = Metric("forebay_kafka_requests_total", "Requests answered, by API and the first error in the answer", ("api", "error"))
 REQUEST_SECONDS: Final = Metric("forebay_kafka_request_duration_seconds", "From the last byte of a request to its answer", ("api",))
@@ -148,6 +152,7 @@ class Dispatch:
         }
         self._room = BatchRoom(telemetry=telemetry)
         self._wide = WideProduce(produce_handler, self._room)
+        self._repeated = RepeatedListOffsets(parts)
         self._reading_wide = asyncio.Lock()
         self._large = asyncio.Semaphore()
         self._beginning = asyncio.Lock()
@@ -162,6 +167,10 @@ class Dispatch:
 
     def is_fetch(self, frame: memoryview) -> bool:
         return len(frame) > 1 and frame[0] == 0 and frame[1] == codec.FETCH
+
+    def is_repeated(self, frame: memoryview) -> bool:
+        """True for a question for offsets (key 2) that was answered before, and is answered together with others like it."""
+        return len(frame) > 1 and frame[0] == 0 and frame[1] == codec.LIST_OFFSETS and self._repeated.find(frame) is not None
 
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
         prefix = connection.lone_prefix
@@ -296,6 +305,29 @@ class Dispatch:
             self._note_slow(meter, seconds, error_code, connection)
         return reply
 
+    async def handle_repeated(self, frames: Sequence[memoryview], connection: Client) -> list[Sequence[Buffer] | None]:
+        """As `handle`, of several that `is_repeated`, in their order."""
+        began_s = self._clock.monotonic_s()
+        asked = [self._repeated.find(frame) for frame in frames]
+        try:
+            answers = await within(HANDLER_TIMEOUT_S, self._repeated.answer([request for request in asked if request is not None]))
+        except Exception as error:
+            raise self._unanswerable(error, connection) from error
+        seconds, meter = self._clock.monotonic_s() - began_s, self._meters[codec.LIST_OFFSETS]
+        replies: list[Sequence[Buffer] | None] = []
+        for frame, request in zip(frames, asked, strict=True):
+            ends = None if request is None else answers.get(request)
+            if request is None or ends is None:
+                replies.append(await self.handle(frame, connection))
+                continue
+            connection.client_id = request.client_id
+            reply, first_error = replied(request, frame, ends)
+            meter.answered(first_error, seconds, len(frame), len(reply))
+            if seconds >= SLOW_S:
+                self._note_slow(meter, seconds, first_error, connection)
+            replies.append([reply])
+        return replies
+
     async def _handle(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, Sequence[Buffer] | None, int]:
         header = self._read_header(frame, connection)
         if not support.is_served(header.api_key, header.api_version):
@@ -337,6 +369,8 @@ class Dispatch:
         context = Context(self._parts, connection.listener, connection.client_host, place)
         answer = await HANDLERS[header.api_key](context, request)
         reply = await self._encode(header, answer, place)
+        if header.api_key == codec.LIST_OFFSETS and not is_long:
+            self._repeated.learn(header.api_version, frame, cast("ListOffsetsRequest", body), header.client_id)
         if len(reply) > LARGE_REPLY_BYTES:
             await self._take_room(len(reply), connection)
         if not is_long and len(reply) <= LONG_REPLY_BYTES:

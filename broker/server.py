@@ -10,10 +10,11 @@ from typing import Final
 import structlog
 
 from broker.admission import CROWDED, STALLED, Admission
-from broker.connection import Connection, Requests
+from broker.connection import Connection
 from broker.leaving import Leaving
 from broker.protocol.errors import OtherProtocol, ProtocolViolation
 from broker.protocol.framing import HTTP, TLS
+from broker.requests import Requests
 from broker.responses import Responses
 from process.accepting import Acceptor
 from runtime.clock import Clock

@@ -26,6 +26,7 @@ from storage.vocabulary import Buffer
 
 PRODUCE: Final = 0
 FETCH: Final = 1
+LIST_OFFSETS: Final = 2
 _FLEXIBLE_MINIMUM: Final = {PRODUCE: produce.FLEXIBLE_MINIMUM, FETCH: fetch.FLEXIBLE_MINIMUM}
 
 _HEADER_V1: Final = struct.Struct(">hhih")

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from broker.admission import Admission
-from broker.connection import Connection, Requests
+from broker.connection import Connection
 from broker.dispatch import Client, Done, Start
 from broker.protocol.errors import ProtocolViolation
+from broker.requests import Requests
 from broker.responses import Responses
 from runtime.frames import FRAME_OVERHEAD_BYTES
 from runtime.supervision import Nursery
@@ -113,7 +114,7 @@ class FakeTransport(asyncio.Transport):
 
 class FakeRequests:
     """Judges frames by their first byte: P overlaps, W overlaps but has to be prepared, V turns out to run alone when it is prepared, ! is
-    a violation, anything else runs alone; F is a Fetch.
+    a violation, anything else runs alone; F is a Fetch, R is answered together with those like it.
 
     `begun` are the bodies that were begun, in order; `answer` finishes one of them.
     """
@@ -133,6 +134,9 @@ class FakeRequests:
 
     def is_fetch(self, frame: memoryview) -> bool:
         return bytes(frame[:1]) == b"F"
+
+    def is_repeated(self, frame: memoryview) -> bool:
+        return bytes(frame[:1]) == b"R"
 
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
         if bytes(frame[:1]) in (b"W", b"V"):
@@ -156,6 +160,11 @@ class FakeRequests:
         if len(frame) < 2:
             raise ProtocolViolation("no header")
         return await self._wait(bytes(frame))
+
+    async def handle_repeated(self, frames: Sequence[memoryview], connection: Client) -> list[Sequence[Buffer] | None]:
+        bodies = [bytes(frame) for frame in frames]
+        await self._wait(b" ".join(bodies))
+        return [[body] for body in bodies]
 
     def answer(self, body: bytes, reply: bytes | None = b"") -> None:
         """Finish what was begun with `body`; the reply is `body` again unless given."""

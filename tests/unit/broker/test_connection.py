@@ -15,6 +15,7 @@ from broker.connection import (
     GATHERED_BYTES_MAX,
     OWN_BUFFER_FROM_BYTES,
     PROVEN_BYTES_MAX,
+    TOGETHER_BYTES_MAX,
     UNANSWERED_BYTES_MAX,
     UNANSWERED_REQUESTS_MAX,
 )
@@ -510,6 +511,70 @@ async def test_what_nobody_works_on_is_given_back_when_the_connection_is_lost_an
         assert play.admission.held_bytes == 0
         assert play.replies == []
         assert play.requests.begun == [begun]
+
+
+async def test_repeated_requests_that_wait_are_answered_together_and_in_order() -> None:
+    async with playing() as play:
+        play.receive(b"R1", b"R2", b"R3", b"M1", b"R4")
+        await settle()
+        together = list(play.requests.begun)
+        play.receive(b"R5")
+        play.requests.answer(b"R1 R2 R3")
+        await settle()
+        assert play.replies == [b"R1", b"R2", b"R3"]
+        play.requests.answer(b"M1")
+        await settle()
+        play.requests.answer(b"R4 R5")
+        await settle()
+
+        assert together == [b"R1 R2 R3"]
+        assert play.requests.begun == [b"R1 R2 R3", b"M1", b"R4 R5"]
+        assert play.replies == [b"R1", b"R2", b"R3", b"M1", b"R4", b"R5"]
+        assert play.connection.is_between_requests
+
+
+async def test_a_repeated_request_waits_for_what_overlaps_before_it_and_holds_up_what_follows() -> None:
+    async with playing() as play:
+        play.receive(b"P1", b"R1", b"P2")
+        await settle()
+        before = list(play.requests.begun)
+        play.requests.answer(b"P1")
+        await settle()
+        alone = list(play.requests.begun)
+        play.requests.answer(b"R1")
+        await settle()
+        play.requests.answer(b"P2")
+        await settle()
+
+        assert before == [b"P1"]
+        assert alone == [b"P1", b"R1"]
+        assert play.replies == [b"P1", b"R1", b"P2"]
+
+
+async def test_repeated_requests_are_answered_together_up_to_so_many_bytes() -> None:
+    bodies = [body("R", number, TOGETHER_BYTES_MAX // 2) for number in range(3)]
+    async with playing() as play:
+        play.receive(*bodies)
+        await settle()
+        first = list(play.requests.begun)
+        play.requests.answer(b" ".join(bodies[:2]))
+        await settle()
+        play.requests.answer(bodies[2])
+        await settle()
+
+        assert first == [b" ".join(bodies[:2])]
+        assert play.replies == bodies
+
+
+async def test_repeated_requests_whose_answer_fails_close_the_connection_once() -> None:
+    async with playing() as play:
+        play.receive(b"R1", b"R2")
+        await settle()
+        play.requests.fail(b"R1 R2", Unanswerable())
+        await settle()
+
+        assert play.replies == []
+        assert play.transport.is_closing()
 
 
 async def test_a_request_that_runs_alone_ends_with_its_connection() -> None:

@@ -45,7 +45,7 @@ from storage.limits import MIB
 from storage.vocabulary import Buffer
 from tests.kit.raw_client import frame_of, header
 from tests.kit.record_batches import record_batch
-from tests.unit.broker.handlers.asking import cluster
+from tests.unit.broker.handlers.asking import Cluster, cluster
 from tests.unit.broker.handlers.logged import Node, node
 
 METADATA = 3
@@ -80,6 +80,7 @@ class Desk:
     client: FakeClient
     topics: Topics
     leaving: Leaving
+    cluster: Cluster
 
     def counted(self, api: str, error: str) -> float | None:
         return self.telemetry.registry.get_sample_value(REQUESTS.name, {"api": api, "error": error})
@@ -117,7 +118,7 @@ async def desk(*, clock: Clock | None = None) -> AsyncIterator[Desk]:
             clock=clock or SystemClock(),
             telemetry=telemetry,
         )
-        yield Desk(dispatch, log, telemetry, FakeClient(), made.topics, leaving)
+        yield Desk(dispatch, log, telemetry, FakeClient(), made.topics, leaving, made)
 
 
 def joined(reply: Sequence[Buffer] | None) -> bytes | None:
