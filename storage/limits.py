@@ -31,7 +31,7 @@ INLINE_BYTES_MAX: Final = 8 * KIB
 INLINE_PENDING_BYTES_MAX: Final = 8 * KIB
 """Batches in the ring of a control record: one that would have more leaves with the next commit, as a full one does."""
 CONTROL_BYTES_TARGET: Final = 2 * KIB
-CONTROL_BYTES_MAX: Final = 24 * KIB
+CONTROL_BYTES_MAX: Final = 28 * KIB
 PRODUCERS_HOT_MAX: Final = 128
 PRODUCERS_HOT_BYTES_MAX: Final = 8 * KIB
 """Estimated bytes of producer state in a control record; what exceeds it leaves for pages in producers/."""

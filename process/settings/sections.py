@@ -95,7 +95,7 @@ class StorageSettings:
         int,
         size(minimum="0B", maximum="8KiB"),
         "what a partition is sent up to this size stays in the metadata store until it is compacted: no object is stored for it, and no "
-        "producer waits for one; once a second so does a batch of up to 8KiB; 0B: all goes into objects",
+        "producer waits for one; and now and then more, up to 8KiB; 0B: all goes into objects",
     ] = KIB
     inline_commits_per_second: Annotated[
         int,

@@ -25,7 +25,18 @@ from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.batch import Batch
 from storage.log.batcher import FlushSettings, OpenFlush, Trigger
 from storage.log.commit import Committer
-from storage.log.inline import CARRIED_AT_ONCE_MAX, CommitBudget, Gathers, InlineSettings, joinable, why_gathered
+from storage.log.inline import (
+    CARRIED_AT_ONCE_MAX,
+    LARGER_KEPT_MAX,
+    LARGER_PER_S,
+    CommitBudget,
+    Gathers,
+    InlineSettings,
+    becomes_larger,
+    had_no_room,
+    joined,
+    why_gathered,
+)
 from storage.log.lane import Commit, InFlight, enter, join, note_larger
 from storage.log.partition import PartitionLog
 from storage.log.upload import Uploader
@@ -86,6 +97,7 @@ class Appender:
         self._inline = inline
         self._may_write_inline = may_write_inline
         self._budget = CommitBudget(inline.commits_per_s)
+        self._larger_budget = CommitBudget(LARGER_PER_S, kept_max=LARGER_KEPT_MAX)
         self._carrying: list[Commit] = []
         self._committer = committer
         self._sealer = sealer
@@ -140,20 +152,19 @@ class Appender:
         lane = log.lane
         if together > CARRIED_AT_ONCE_MAX:
             return Gathers.MANY  # the first of them in commits and the rest in an object would cost both
-        last = joinable(lane)
+        last = joined(lane, batch, self._inline)
         now_s = self._clock.monotonic_s()
         reason = why_gathered(lane, batch, last, self._inline, now_s)
         if reason is not None:
             return reason
         if self._is_stopped or not self._may_write_inline():
             return Gathers.OFF
-        in_place_of = batch.size_bytes / self._inline.bytes_max
-        if last is None:
-            if len(self._carrying) >= CARRIED_AT_ONCE_MAX:
-                return Gathers.MANY
-            if not self._budget.take(now_s, max(1.0, in_place_of)):
-                return Gathers.BUDGET
-        if in_place_of > 1.0:
+        if last is None and len(self._carrying) >= CARRIED_AT_ONCE_MAX:
+            return Gathers.MANY
+        is_larger = becomes_larger(batch, last, self._inline)
+        if (last is None and not self._budget.take(now_s)) or (is_larger and not self._larger_budget.take(now_s)):
+            return Gathers.BUDGET
+        if is_larger:
             note_larger(lane, now_s)
         if last is not None:
             join(last, batch)
@@ -272,13 +283,16 @@ class Appender:
         self._nursery.spawn(self._flush(flush, self._places.ask()), name="flush")
 
     def _is_small(self, gathered: OpenFlush[PartitionLog]) -> bool:
-        slice_bytes_max = self._inline.bytes_max
+        slice_bytes_max, now_s = self._inline.bytes_max, self._clock.monotonic_s()
         return (
             # While S3 is slow or away, what needs none of it does not wait for it.
             (len(gathered.batches) <= CARRIED_AT_ONCE_MAX or self._places.are_taken)
             and gathered.size_bytes <= slice_bytes_max * len(gathered.batches)
             and self._may_write_inline()
-            and all(sum([batch.size_bytes for batch in batches]) <= slice_bytes_max for batches in gathered.batches.values())
+            and all(
+                sum([batch.size_bytes for batch in batches]) <= slice_bytes_max and not had_no_room(log.lane, now_s)
+                for log, batches in gathered.batches.items()
+            )
         )
 
     def _watch_overdue(self) -> None:

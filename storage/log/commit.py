@@ -24,7 +24,7 @@ from storage.log.batch import Appended
 from storage.log.control_reads import ControlReads
 from storage.log.decide import NOBODY, PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
 from storage.log.index_chunks import put_chunk
-from storage.log.lane import Commit, carry, leave, note_applied, note_conflict, refuse_behind, release, take
+from storage.log.lane import Commit, carry, leave, note_applied, note_conflict, note_full, refuse_behind, release, take
 from storage.log.page_store import PageStore
 from storage.log.partition import PartitionLog
 from storage.log.producer_pages import fitting
@@ -350,6 +350,7 @@ class Committer:
         elif len(commit.batches) > 1:
             carry(commit, len(commit.batches) // 2)
         else:
+            note_full(commit.log.lane, self._clock.monotonic_s())
             facts = f"partition={commit.log.partition} bytes={size_bytes} max={bytes_max}"
             self._lose(commit, Unavailable(f"control record is full: {facts}"), _after_lost())
             return CommitStep.FINISHED

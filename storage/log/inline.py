@@ -23,18 +23,27 @@ less: what a control record carries is written again by each commit until it lea
 LARGER_BYTES_MAX: Final = INLINE_BYTES_MAX
 """What a commit carries now and then, above what commits carry at any time."""
 LARGER_EVERY_S: Final = 1.0
-"""A batch of a partition that is larger than those that commits always carry is carried, too, this long after the last. So a producer
-that batched during a pause is answered as soon as before it, and goes on with small batches. If it waited for a PUT, it would batch as
-much again meanwhile, and the next batch would wait, too, for ever:
+"""A commit of a partition may be larger this long after the last that was. So producers that a pause made batch are answered as soon as
+before it, and go on with small batches. If they waited for a PUT, they would batch as much again meanwhile, and the next batches would
+wait, too, for ever:
 
     a record every 5 ms … a pause of 0.2 s … a batch of 40 records waits 0.35 s for its object … the next batch has 70 records …
 """
+LARGER_PER_S: Final = 32.0
+LARGER_KEPT_MAX: Final = 256
+"""How many of a broker's commits are larger in a second, and as many more after a while with none, for a pause of all its partitions. What
+they carry is compacted in pieces of 64 KiB: a load of such batches would cost more PUTs than its objects.
+"""
+LANE_COMMITS_MAX: Final = 4
+"""Commits of a partition up to which another begins for what the last one has no room for. What waits behind them all gathers."""
+FULL_S: Final = 10.0
+"""How long the batches of a partition are gathered after its control record had no room: for an object it needs less."""
 
 
 @dataclass(frozen=True, slots=True)
 class InlineSettings:
     """A slice of at most `bytes_max` travels in its commit; 0: none does. At most `commits_per_s` commits of a broker begin without having
-    gathered, a larger one in place of as many as would carry its bytes; None: any number.
+    gathered; None: any number.
     """
 
     bytes_max: int
@@ -56,7 +65,7 @@ class Gathers(StrEnum):
     QUEUED = "queued"
     """Others of its partition are gathered already."""
     FULL = "full"
-    """The next commit of its partition has as much as it may carry."""
+    """The next commit of its partition has as much as it may carry, or the control record had no room."""
     CONFLICTS = "conflicts"
     """Another broker commits to the partition at the same time."""
     BUDGET = "budget"
@@ -65,59 +74,62 @@ class Gathers(StrEnum):
 
 
 class CommitBudget:
-    """A bucket of tokens: `per_s` of them come in a second, and as many as come in BURST_S are kept."""
+    """A bucket of tokens: `per_s` of them come in a second, and `kept_max` are kept, by default as many as come in BURST_S."""
 
-    def __init__(self, per_s: float | None) -> None:
+    def __init__(self, per_s: float | None, *, kept_max: float | None = None) -> None:
         self._per_s = per_s
-        self._kept_max = max(1.0, (per_s or 0.0) * BURST_S)
+        self._kept_max = max(1.0, (per_s or 0.0) * BURST_S) if kept_max is None else kept_max
         self._kept = self._kept_max
         self._at_s = 0.0
 
-    def take(self, now_s: float, count: float = 1.0) -> bool:
-        """`count` of them, unless there are fewer."""
+    def take(self, now_s: float) -> bool:
         if self._per_s is None:
             return True
         self._kept = min(self._kept_max, self._kept + max(0.0, now_s - self._at_s) * self._per_s)
         self._at_s = now_s
-        if self._kept < count:
+        if self._kept < 1.0:
             return False
-        self._kept -= count
+        self._kept -= 1.0
         return True
 
 
-def joinable(lane: Lane) -> Commit | None:
-    """The last commit of a lane, while it may take more batches: it waits for its turn.
+def joined(lane: Lane, batch: Batch, settings: InlineSettings) -> Commit | None:
+    """The commit that the batch would join; None: it would begin one of its own.
 
-    One that is open may be reading the record that it will decide on, which would be older than the batch.
+    It joins the last one of its lane while that waits for its turn: one that is open may be reading the record that it will decide on,
+    which would be older than the batch. A small batch begins a commit behind one that has no room for it, as long as the lane is short:
+    producers that write at the same moment would wait for a flush for that alone.
     """
-    if not lane.commits:
+    commits = lane.commits
+    if not commits:
         return None
-    last = lane.commits[-1]
-    return last if last.is_inline and not last.is_open and not last.is_given_up else None
+    last = commits[-1]
+    if not last.is_inline or last.is_open or last.is_given_up:
+        return None
+    is_full = last.size_bytes <= settings.bytes_max < last.size_bytes + batch.size_bytes
+    return None if is_full and batch.size_bytes <= settings.bytes_max and len(commits) < LANE_COMMITS_MAX else last
+
+
+def becomes_larger(batch: Batch, last: Commit | None, settings: InlineSettings) -> bool:
+    """Whether the batch makes a commit larger than those that carry batches at any time: `last`, or one of its own."""
+    if last is None:
+        return batch.size_bytes > settings.bytes_max
+    return last.size_bytes <= settings.bytes_max < last.size_bytes + batch.size_bytes
 
 
 def why_gathered(lane: Lane, batch: Batch, last: Commit | None, settings: InlineSettings, now_s: float) -> Gathers | None:
-    """None if the batch may travel in its commit: in `last`, which is `joinable`, or in one of its own, as far as the budget goes."""
-    size_bytes = batch.size_bytes
-    if size_bytes > settings.bytes_max and not _may_carry_larger(lane, size_bytes, now_s):
-        return Gathers.LARGE
+    """None if the batch may travel in a commit: in `last`, which it has `joined`, or in one of its own, as far as budgets go."""
+    is_due = not becomes_larger(batch, last, settings) or now_s - lane.larger_s >= LARGER_EVERY_S
+    size_bytes = batch.size_bytes + (last.size_bytes if last is not None else 0)
+    if size_bytes > max(LARGER_BYTES_MAX, settings.bytes_max) or not is_due:
+        return Gathers.LARGE if batch.size_bytes > settings.bytes_max else Gathers.FULL
     if lane.gathered:
         return Gathers.QUEUED
-    if last is not None:
-        size_bytes += last.size_bytes
-        return None if size_bytes <= settings.bytes_max or _may_become_larger(lane, batch, last, settings) else Gathers.FULL
-    return Gathers.CONFLICTS if lane.conflict_share > CONFLICTS_MAX else None
+    if had_no_room(lane, now_s):
+        return Gathers.FULL
+    return Gathers.CONFLICTS if last is None and lane.conflict_share > CONFLICTS_MAX else None
 
 
-def _may_carry_larger(lane: Lane, size_bytes: int, now_s: float) -> bool:
-    """Not behind a commit that waits for its object: it would wait, too."""
-    return size_bytes <= LARGER_BYTES_MAX and now_s - lane.larger_s >= LARGER_EVERY_S and not lane.waits_for_object
-
-
-def _may_become_larger(lane: Lane, batch: Batch, last: Commit, settings: InlineSettings) -> bool:
-    """What arrives behind a larger batch, or while an object is stored, would make its producers wait for the next object if it had to be
-    gathered: they would be where LARGER_EVERY_S keeps them from.
-    """
-    if last.size_bytes + batch.size_bytes > LARGER_BYTES_MAX:
-        return False
-    return max(batch.size_bytes, last.size_bytes) > settings.bytes_max or lane.waits_for_object
+def had_no_room(lane: Lane, now_s: float) -> bool:
+    """Whether batches of the partition are better stored as an object."""
+    return now_s - lane.full_s < FULL_S

@@ -27,11 +27,11 @@ class Lane:
 
     `is_busy`: the first of `commits` is open. `committed_epoch` is the last broker epoch under which one of them was applied.
     `gathered` are the batches that wait to be sealed: written by storage/log/append.py. `conflict_share` of the last commits, the newest
-    counting most, lost their first CAS to another broker. `larger_s`: when one of them last began to carry a batch that is larger than
-    those that are always carried (storage/log/inline.py).
+    counting most, lost their first CAS to another broker. `larger_s`: when one of them was last larger than those that carry batches at
+    any time (storage/log/inline.py). `full_s`: when the control record last had no room for one of them.
     """
 
-    __slots__ = ("commits", "committed_epoch", "conflict_share", "gathered", "is_busy", "larger_s")
+    __slots__ = ("commits", "committed_epoch", "conflict_share", "full_s", "gathered", "is_busy", "larger_s")
 
     def __init__(self) -> None:
         self.commits: list[Commit] = []
@@ -40,15 +40,11 @@ class Lane:
         self.gathered: list[Batch] = []
         self.conflict_share = 0.0
         self.larger_s = float("-inf")
+        self.full_s = float("-inf")
 
     @property
     def is_empty(self) -> bool:
         return not (self.gathered or self.commits or self.is_busy)
-
-    @property
-    def waits_for_object(self) -> bool:
-        """What enters it now has a commit before it whose batches lie in an object, which may not be stored yet."""
-        return any(not commit.is_inline for commit in self.commits)
 
 
 class InFlight:
@@ -215,8 +211,13 @@ def note_conflict(commit: Commit) -> None:
 
 
 def note_larger(lane: Lane, now_s: float) -> None:
-    """A commit carries a batch that is larger than those that are always carried."""
+    """A commit has become larger than those that carry batches at any time."""
     lane.larger_s = now_s
+
+
+def note_full(lane: Lane, now_s: float) -> None:
+    """A commit came to nothing because the control record would have been too large."""
+    lane.full_s = now_s
 
 
 def join(commit: Commit, batch: Batch) -> None:

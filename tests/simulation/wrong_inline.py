@@ -13,6 +13,7 @@ import msgspec
 from storage.formats.control import Control, Entry, IndexChunk
 from storage.log import append, decide, lane, ring
 from storage.log.batch import Batch
+from storage.log.inline import InlineSettings
 
 
 def _without_bytes(entries: Sequence[Entry]) -> tuple[Entry, ...]:
@@ -35,7 +36,7 @@ def leaves_the_bytes_behind_when_the_ring_leaves() -> Iterator[None]:
 def joins_a_commit_that_has_begun() -> Iterator[None]:
     """The attempt that is on its way does not have the batch."""
 
-    def joinable(lane_: lane.Lane) -> lane.Commit | None:
+    def joined(lane_: lane.Lane, batch: Batch, settings: InlineSettings) -> lane.Commit | None:
         last = lane_.commits[-1] if lane_.commits else None
         return last if last is not None and last.is_inline and not last.is_given_up else None
 
@@ -44,5 +45,5 @@ def joins_a_commit_that_has_begun() -> Iterator[None]:
         lane.join(commit, batch)
         commit.commit_seq = begun
 
-    with mock.patch.object(append, "joinable", joinable), mock.patch.object(append, "join", join):
+    with mock.patch.object(append, "joined", joined), mock.patch.object(append, "join", join):
         yield

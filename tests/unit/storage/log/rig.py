@@ -93,6 +93,7 @@ class FaultyMetadata:
         for ops in self.late:
             await self._inner.write(ops)
         self.late.clear()
+        self._is_late.clear()
 
 
 class FaultyObjects:

@@ -14,7 +14,7 @@ from storage.log import append as append_module
 from storage.log import commit as commit_module
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
-from storage.log.inline import CARRIED_AT_ONCE_MAX, CONFLICTS_MAX, LARGER_BYTES_MAX, CommitBudget, Gathers, InlineSettings
+from storage.log.inline import CARRIED_AT_ONCE_MAX, CONFLICTS_MAX, LANE_COMMITS_MAX, LARGER_BYTES_MAX, CommitBudget, Gathers, InlineSettings
 from storage.log.lane import CONFLICT_MEMORY
 from storage.log.read import read_inline
 from storage.log.upload_places import UPLOADS_MAX
@@ -97,7 +97,7 @@ async def test_what_arrives_while_a_commit_is_under_way_goes_into_the_next_one_a
         broker.metadata.faults.append("late")
         first = broker.send(of_size(100))
         await broker.metadata.until_late()
-        behind = [broker.send(of_size(300)) for _ in range(4)]  # the fourth has no room
+        behind = [broker.send(of_size(300)) for _ in range(4)]  # the fourth has no room there, and begins another
         await broker.metadata.deliver_late()
 
         assert offsets([await first, *[await one for one in behind]]) == [1, 2, 3, 4, 5]
@@ -107,8 +107,23 @@ async def test_what_arrives_while_a_commit_is_under_way_goes_into_the_next_one_a
             (2, 4, True),
             (5, 5, True),
         ]
+        assert broker.objects.put_keys == []
+        assert (counted(broker, "inline_commits"), counted(broker, "inline_bytes"), reasons(broker)) == (4, 1_400, {})
+
+
+async def test_what_arrives_behind_as_many_commits_as_may_wait_is_gathered() -> None:
+    no_larger = InlineSettings(bytes_max=LARGER_BYTES_MAX)
+    async with rig(inline=no_larger, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
+        assert await broker.send(of_size(100)) == [Appended(0, 0)]
+        broker.metadata.faults.append("late")
+        first = broker.send(of_size(100))
+        await broker.metadata.until_late()
+        behind = [broker.send(of_size(LARGER_BYTES_MAX)) for _ in range(LANE_COMMITS_MAX)]
+        await broker.metadata.deliver_late()
+
+        assert offsets([await first, *[await one for one in behind]]) == list(range(1, LANE_COMMITS_MAX + 2))
+        assert (counted(broker, "inline_commits"), reasons(broker)) == (LANE_COMMITS_MAX + 2, {Gathers.FULL: 1})
         assert broker.objects.put_keys == [], "what was gathered was small, too"
-        assert (counted(broker, "inline_commits"), counted(broker, "inline_bytes"), reasons(broker)) == (4, 1_400, {Gathers.FULL: 1})
 
 
 async def test_a_flush_that_time_made_due_and_that_is_small_stores_no_object() -> None:
@@ -331,7 +346,8 @@ def test_a_budget_is_spent_and_comes_back() -> None:
     assert [budget.take(200.0) for _ in range(3)] == [True, True, False]
     assert [budget.take(150.0) for _ in range(2)] == [False, False], "a clock that goes back gives nothing"
     assert all(CommitBudget(None).take(0.0) for _ in range(1_000))
-    assert [budget.take(300.0, count) for count in (1.5, 1.0, 0.5)] == [True, False, True], "a larger commit takes more of it"
+    kept = CommitBudget(1.0, kept_max=3)
+    assert [kept.take(100.0) for _ in range(4)] == [True, True, True, False], "or as many as are kept"
 
 
 @pytest.mark.parametrize(("at", "bit"), [(8, 0x40), (16, 1), (40, 1), (-1, 1)], ids=["length", "magic", "body", "end"])

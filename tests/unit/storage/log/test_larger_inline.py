@@ -1,21 +1,32 @@
 """A batch above what commits always carry travels in one now and then, so that a producer that paused is soon as fast as before."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
+from runtime.clock import SystemClock
 from sim.loop import VirtualClock, VirtualLoop
 from storage.limits import INLINE_PENDING_BYTES_MAX
+from storage.log import commit as commit_module
 from storage.log import inline as inline_module
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
-from storage.log.inline import CONFLICTS_MAX, LARGER_BYTES_MAX, LARGER_EVERY_S, Gathers, InlineSettings
+from storage.log.inline import (
+    CONFLICTS_MAX,
+    FULL_S,
+    LANE_COMMITS_MAX,
+    LARGER_BYTES_MAX,
+    LARGER_EVERY_S,
+    LARGER_KEPT_MAX,
+    Gathers,
+    InlineSettings,
+)
 from storage.metadata import keys
 from storage.metadata.port import Put
 from storage.recordbatch import HEADER_BYTES
-from tests.unit.storage.log.rig import PARTITION, Rig, rig, until_put
-from tests.unit.storage.log.test_inline import OTHER, of_size, offsets, reasons
+from storage.vocabulary import PartitionId
+from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig, until_put
+from tests.unit.storage.log.test_inline import OTHER, counted, of_size, offsets, reasons, with_partitions
 
 INLINE = InlineSettings(bytes_max=1_024)
 AT_ONCE = FlushSettings(interval_s=0.0, gather_s=0.01)
@@ -28,27 +39,21 @@ RECORD_BYTES = 110
 PAUSED_AT_S = 2.0
 
 
-class Waited(VirtualClock):
+class Waited(SystemClock):
     """Time that passes when a test says so."""
 
-    passed_s = 0.0
+    passed_s = 1_000.0
 
     def monotonic_s(self) -> float:
-        return super().monotonic_s() + self.passed_s
-
-
-@pytest.fixture
-def clock() -> Iterator[Waited]:
-    loop = asyncio.new_event_loop()
-    yield Waited(loop)
-    loop.close()
+        return self.passed_s
 
 
 async def carried(broker: Rig) -> list[bool]:
     return [entry.is_inline for entry in (await broker.control()).pending]
 
 
-async def test_a_larger_batch_is_carried_once_in_a_while(clock: Waited) -> None:
+async def test_a_larger_batch_is_carried_once_in_a_while() -> None:
+    clock = Waited()
     async with rig(inline=INLINE, flush=AT_ONCE, clock=clock) as broker:
         for _ in range(2):
             assert isinstance((await broker.send(of_size(3_000)))[0], Appended)
@@ -80,16 +85,15 @@ async def test_the_largest_leaves_with_the_ring_like_any_other() -> None:
         assert len(await broker.read_all()) == INLINE_PENDING_BYTES_MAX + 2_000
 
 
-async def test_a_larger_batch_does_not_wait_in_a_commit_for_an_object_before_it() -> None:
-    async with rig(inline=INLINE, flush=AT_ONCE) as broker:
+async def test_a_larger_batch_waits_in_its_commit_for_an_object_before_it_and_a_second_one_does_not() -> None:
+    async with rig(inline=INLINE, flush=AT_ONCE, clock=Waited()) as broker:
         broker.objects.gate = gate = asyncio.Event()
         first = broker.send(of_size(LARGER_BYTES_MAX + 1))
         await until_put(broker, 1)
-        second = broker.send(of_size(3_000))
-        await until_put(broker, 2)
+        behind = [broker.send(of_size(5_000)) for _ in range(2)]
         gate.set()
 
-        assert offsets([await first, await second]) == [0, 1]
+        assert offsets([await first, *[await one for one in behind]]) == [0, 1, 2]
         assert reasons(broker) == {Gathers.LARGE: 2}
 
 
@@ -121,28 +125,77 @@ async def test_small_batches_behind_a_larger_one_go_with_it_as_far_as_they_fit()
         assert reasons(broker) == {Gathers.FULL: 1}
 
 
-async def test_small_batches_wait_together_for_an_object_before_them() -> None:
-    async with rig(inline=INLINE, flush=AT_ONCE) as broker:
-        broker.objects.gate = gate = asyncio.Event()
-        first = broker.send(of_size(LARGER_BYTES_MAX + 1))
-        await until_put(broker, 1)
-        fit = LARGER_BYTES_MAX // 800
-        behind = [broker.send(of_size(800)) for _ in range(fit + 1)]
-        await asyncio.sleep(0)
-        gate.set()
+async def test_larger_batches_that_wait_go_together_as_far_as_they_fit() -> None:
+    """One commit in a second is larger, not one batch: two producers come back from a pause at the same time."""
+    async with rig(inline=INLINE, flush=AT_ONCE, clock=Waited()) as broker:
+        assert await broker.send(of_size(100)) == [Appended(0, 0)]
+        broker.metadata.faults.append("late")
+        first = broker.send(of_size(100))
+        await broker.metadata.until_late()
+        behind = [broker.send(of_size(3_000)) for _ in range(3)]
+        await broker.metadata.deliver_late()
 
-        assert offsets([await first, *[await one for one in behind]]) == list(range(fit + 2))
-        assert reasons(broker) == {Gathers.LARGE: 1, Gathers.FULL: 1}
-        assert len(broker.objects.put_keys) == 1, "what did not fit was small, too"
+        assert offsets([await first, *[await one for one in behind]]) == [1, 2, 3, 4]
+        assert [(entry.base, entry.last) for entry in (await broker.control()).pending] == [(0, 0), (1, 1), (2, 3), (4, 4)]
+        assert reasons(broker) == {Gathers.LARGE: 1}
 
 
-async def test_a_larger_batch_takes_of_the_budget_what_its_bytes_would() -> None:
-    async with rig(inline=InlineSettings(bytes_max=1_024, commits_per_s=16.0), flush=AT_ONCE) as broker:
-        await broker.send(of_size(4 * 1_024 + 1))
+async def test_small_batches_make_a_commit_larger_once_in_a_while() -> None:
+    clock = Waited()
+    async with rig(inline=INLINE, flush=AT_ONCE, clock=clock) as broker:
+        assert await broker.send(of_size(100)) == [Appended(0, 0)]
+        for number in range(2):
+            broker.metadata.faults.append("late")
+            first = broker.send(of_size(100))
+            await broker.metadata.until_late()
+            behind = [broker.send(of_size(800)) for _ in range(LANE_COMMITS_MAX)]
+            await broker.metadata.deliver_late()
+            await asyncio.gather(first, *behind)
+
+            assert reasons(broker) == ({Gathers.FULL: 1} if number else {})
+
+
+async def test_a_batch_that_makes_a_waiting_commit_larger_is_the_larger_one_of_its_second() -> None:
+    async with rig(inline=INLINE, flush=AT_ONCE, clock=Waited()) as broker:
+        assert await broker.send(of_size(100)) == [Appended(0, 0)]
+        broker.metadata.faults.append("late")
+        first = broker.send(of_size(100))
+        await broker.metadata.until_late()
+        behind = [broker.send(of_size(100)), broker.send(of_size(3_000))]
+        await broker.metadata.deliver_late()
+        await asyncio.gather(first, *behind)
+        await broker.send(of_size(3_000))
+
+        assert reasons(broker) == {Gathers.LARGE: 1}
+
+
+async def test_larger_commits_have_a_budget_of_their_own() -> None:
+    """It goes as far as it says, and leaves that of small batches alone."""
+    count = LARGER_KEPT_MAX + 2
+    async with rig(inline=InlineSettings(bytes_max=1_024, commits_per_s=4.0 * (count + 2)), flush=AT_ONCE, clock=Waited()) as broker:
+        await with_partitions(broker, count)
+        for number in range(count):
+            await broker.send(of_size(1_100), partition=PartitionId(TOPIC, 1 + number))
         await broker.send(of_size(100))
 
-        assert await carried(broker) == [False, True]
-        assert reasons(broker) == {Gathers.BUDGET: 1}
+        assert reasons(broker) == {Gathers.BUDGET: 2}
+        assert counted(broker, "inline_commits") == LARGER_KEPT_MAX + 1
+
+
+async def test_after_a_control_record_had_no_room_batches_are_gathered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Waited()
+    async with rig(inline=INLINE, flush=AT_ONCE, clock=clock) as broker:
+        await broker.send(of_size(100))
+        with monkeypatch.context() as small:
+            small.setattr(commit_module, "CONTROL_BYTES_MAX", 600)
+            (refused,) = await broker.send(of_size(1_000))
+            assert "control record is full" in str(refused)
+            assert await broker.send(of_size(1_000)) == [Appended(1, 0)]
+        assert reasons(broker) == {Gathers.FULL: 1}
+        clock.passed_s += FULL_S
+        await broker.send(of_size(1_000))
+
+        assert reasons(broker) == {Gathers.FULL: 1}
 
 
 async def test_a_larger_batch_is_gathered_while_others_commit_to_the_partition() -> None:
@@ -154,12 +207,13 @@ async def test_a_larger_batch_is_gathered_while_others_commit_to_the_partition()
 
 
 class Producer:
-    """A record every 5 ms, and as many requests under way as an idempotent producer has, each with all records that have waited for it."""
+    """A record every `every_s`, and as many requests under way as an idempotent producer has, each with all that has waited for it."""
 
-    def __init__(self, broker: Rig, clock: VirtualClock, *, pause_s: float) -> None:
+    def __init__(self, broker: Rig, clock: VirtualClock, *, pause_s: float, every_s: float) -> None:
         """The broker takes no requests for `pause_s` from PAUSED_AT_S on."""
         self._broker = broker
         self._clock = clock
+        self._every_s = every_s
         self._resumes_s = PAUSED_AT_S + pause_s
         self._waiting: list[float] = []
         self._under_way = 0
@@ -168,10 +222,10 @@ class Producer:
 
     async def run(self, seconds: float) -> None:
         async with asyncio.TaskGroup() as group:
-            for _ in range(round(seconds / EVERY_S)):
+            for _ in range(round(seconds / self._every_s)):
                 self._waiting.append(self._clock.monotonic_s())
                 self._send(group)
-                await asyncio.sleep(EVERY_S)
+                await asyncio.sleep(self._every_s)
 
     def _send(self, group: asyncio.TaskGroup) -> None:
         if self._waiting and self._under_way < IN_FLIGHT_MAX:
@@ -191,19 +245,20 @@ class Producer:
         self._send(group)
 
 
-def longest_s(*, pause_s: float, flushes_anyway: bool) -> float:
-    """The longest latency of records that were written a second after such a pause, or later. A PUT takes PUT_S, a commit WRITE_S."""
+def longest_s(*, pause_s: float, producers: int = 1, flushes_anyway: bool = False) -> float:
+    """The longest latency of records that were written three seconds after such a pause, or later. A PUT takes PUT_S, a commit WRITE_S."""
 
     async def scenario() -> float:
         clock = VirtualClock(asyncio.get_running_loop())
         async with rig(inline=INLINE, flush=FlushSettings(), clock=clock) as broker, asyncio.TaskGroup() as group:
             broker.objects.put_s, broker.metadata.write_s = PUT_S, WRITE_S
-            producer = Producer(broker, clock, pause_s=pause_s)
+            all_of_them = [Producer(broker, clock, pause_s=pause_s, every_s=EVERY_S * producers) for _ in range(producers)]
             if flushes_anyway:
                 await broker.shared.write([Put(keys.PartitionKeys(OTHER).control, b'{"fmt":1}', None)])
                 group.create_task(keep_flushing(broker))
-            await producer.run(PAUSED_AT_S + pause_s + 4.0)
-            return max(seconds for written_s, seconds in producer.latencies_s.items() if written_s > PAUSED_AT_S + pause_s + 1.0)
+            since_s = PAUSED_AT_S + pause_s + 3.0
+            await asyncio.gather(*[producer.run(since_s + 3.0) for producer in all_of_them])
+            return max(late_s for producer in all_of_them for written_s, late_s in producer.latencies_s.items() if written_s > since_s)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(scenario())
@@ -211,23 +266,29 @@ def longest_s(*, pause_s: float, flushes_anyway: bool) -> float:
 
 async def keep_flushing(broker: Rig) -> None:
     """Another partition has an object stored in each interval, so that no flush is due at once."""
-    for _ in range(600):
+    for _ in range(1_000):
         broker.send(of_size(2 * LARGER_BYTES_MAX), partition=OTHER)
         await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("flushes_anyway", [False, True], ids=["alone", "beside flushes"])
-@pytest.mark.parametrize("pause_s", [0.05, 0.2, 0.35])
-def test_a_producer_that_a_pause_made_batch_is_soon_as_fast_as_before(pause_s: float, flushes_anyway: bool) -> None:
-    assert longest_s(pause_s=0.0, flushes_anyway=flushes_anyway) < PUT_S / 5
-    assert longest_s(pause_s=pause_s, flushes_anyway=flushes_anyway) < PUT_S / 5
+@pytest.mark.parametrize("producers", [1, 2, 4, 8])
+@pytest.mark.parametrize("pause_s", [0.1, 0.2, 0.35])
+def test_producers_that_a_pause_made_batch_are_soon_as_fast_as_before(pause_s: float, producers: int, flushes_anyway: bool) -> None:
+    assert longest_s(pause_s=pause_s, producers=producers, flushes_anyway=flushes_anyway) < PUT_S / 5
 
 
-def test_a_producer_after_a_long_pause_waits_for_one_object() -> None:
-    assert longest_s(pause_s=2.0, flushes_anyway=False) < PUT_S / 5
+@pytest.mark.parametrize("flushes_anyway", [False, True], ids=["alone", "beside flushes"])
+def test_producers_that_nothing_stopped_are_fast(flushes_anyway: bool) -> None:
+    assert longest_s(pause_s=0.0, producers=2, flushes_anyway=flushes_anyway) < PUT_S / 5
 
 
-def test_without_larger_batches_it_would_never_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_is_as_fast_as_before_after_a_pause_that_only_an_object_has_room_for() -> None:
+    assert longest_s(pause_s=2.0) < PUT_S / 5
+
+
+@pytest.mark.parametrize("pause_s", [0.1, 0.2, 0.35])
+def test_without_larger_commits_they_would_never_be(pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scenario above shows what it is about."""
     monkeypatch.setattr(inline_module, "LARGER_BYTES_MAX", 0)
-    assert longest_s(pause_s=0.2, flushes_anyway=False) > PUT_S
+    assert longest_s(pause_s=pause_s) > PUT_S
