@@ -15,12 +15,15 @@ class Nursery:
     def __init__(self) -> None:
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.is_left = False
+        """It takes no more tasks: for callbacks of the loop that may come that late."""
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.is_left = True
         for task in list(self._tasks):
             task.cancel()
         await self._group.__aexit__(kind, error, traceback)

@@ -57,6 +57,10 @@ BUFFERED_BYTES: Final = Metric(
     "Bytes of batches that are gathered or whose commit has no outcome yet, those that were answered meanwhile included",
 )
 
+TURNS_MAX: Final = 3
+"""Turns of the loop that commits wait for others, while each brings some: requests of one client arrive in several, and each transaction of
+the metadata store costs as much as several commits.
+"""
 OVERDUE_CHECK_S: Final = 1.0
 COMMIT_TIMEOUT_S: Final = 30.0
 """From sealing on; the default request.timeout.ms of Java producers."""
@@ -174,16 +178,20 @@ class Appender:
         return None
 
     def _begin_carrying(self, commits: list[Commit]) -> None:
-        """Together with what else arrives in this turn of the loop."""
+        """Together with what else arrives in this turn of the loop, and in the next ones while they bring more; a lone one at once."""
         self._inline_commits.inc(len(commits))
         self._inline_bytes.inc(sum([commit.size_bytes for commit in commits]))
         if not self._carrying:
-            asyncio.get_running_loop().call_soon(self._run_carrying)
+            is_lone = len(self._in_flight) == len(commits) == 1
+            asyncio.get_running_loop().call_soon(self._run_carrying, int(is_lone), TURNS_MAX)
         self._carrying += commits
 
-    def _run_carrying(self) -> None:
+    def _run_carrying(self, count_before: int, turns_left: int) -> None:
+        if turns_left and count_before < len(self._carrying) < CARRIED_AT_ONCE_MAX:
+            asyncio.get_running_loop().call_soon(self._run_carrying, len(self._carrying), turns_left - 1)
+            return
         commits, self._carrying = self._carrying, []
-        if not self._is_stopped:
+        if not (self._is_stopped or self._nursery.is_left):
             self._watch_overdue()
             self._nursery.spawn(self._commit(commits), name="commit-inline")
 

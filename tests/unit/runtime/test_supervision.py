@@ -45,3 +45,10 @@ async def test_a_task_that_is_cancelled_alone_harms_nobody() -> None:
         await asyncio.sleep(0)
 
         assert task.cancelled()
+
+
+async def test_a_nursery_says_when_it_takes_no_more_tasks() -> None:
+    async with Nursery() as nursery:
+        before = nursery.is_left
+
+    assert (before, nursery.is_left) == (False, True)

@@ -12,6 +12,7 @@ from storage.formats.levels import LEVEL_OF_INLINE
 from storage.limits import INLINE_PENDING_BYTES_MAX, PENDING_ENTRIES_MAX
 from storage.log import append as append_module
 from storage.log import commit as commit_module
+from storage.log.append import TURNS_MAX
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
 from storage.log.inline import CARRIED_AT_ONCE_MAX, CONFLICTS_MAX, LANE_COMMITS_MAX, LARGER_BYTES_MAX, CommitBudget, Gathers, InlineSettings
@@ -212,6 +213,24 @@ async def test_small_batches_of_any_number_of_partitions_are_carried_while_uploa
         gate.set()
         assert offsets([await one for one in large]) == list(range(UPLOADS_MAX))
         assert len(broker.objects.put_keys) == UPLOADS_MAX
+
+
+async def test_commits_wait_for_others_as_long_as_each_turn_of_the_loop_brings_some() -> None:
+    async with rig(inline=KIB, flush=SLOW) as broker:
+        await with_partitions(broker, 8)
+        lone = await broker.send(of_size(100))
+        one_for_the_lone, begun = len(broker.metadata.writes), []
+        sent = []
+        for number in range(8):
+            sent += sent_to(broker, range(number, number + 1))
+            await asyncio.sleep(0)
+            begun.append(len(broker.parts.appender._carrying))
+        await asyncio.gather(*sent)
+
+        assert lone == [Appended(0, 0)]
+        assert one_for_the_lone == 1
+        assert begun[0] == 0, "nothing else is under way: it waits for nobody"
+        assert max(begun) == TURNS_MAX, "and no longer than so many turns"
 
 
 async def test_commits_that_come_to_nothing_make_room_for_others_that_carry() -> None:
