@@ -29,7 +29,7 @@ wait, too, for ever:
 
     a record every 5 ms … a pause of 0.2 s … a batch of 40 records waits 0.35 s for its object … the next batch has 70 records …
 """
-LARGER_PER_S: Final = 32.0
+LARGER_PER_S: Final = 8.0
 LARGER_KEPT_MAX: Final = 256
 """How many of a broker's commits are larger in a second, and as many more after a while with none, for a pause of all its partitions. What
 they carry is compacted in pieces of 64 KiB: a load of such batches would cost more PUTs than its objects.
