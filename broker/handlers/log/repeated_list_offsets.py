@@ -20,7 +20,7 @@ from storage.vocabulary import PartitionId
 
 REQUEST_BYTES_MAX: Final = 4 * KIB
 KNOWN_MAX: Final = 256
-"""Requests that are remembered, of all clients: with their names 4 MiB at most."""
+"""Requests that are remembered, of all clients: with their names and replies about 12 MiB at most."""
 
 
 class RepeatedListOffsets:
