@@ -25,6 +25,7 @@ from broker.protocol.first_error import first_error_in_steps, first_error_of
 from broker.protocol.letting_go import let_go_in_steps
 from broker.protocol.lone_produce import LonePrefix, LoneProduce
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest, ProduceResponse
+from broker.protocol.repeated_list_offsets import RepeatedRequest
 from broker.protocol.request import Request
 from broker.responses import LARGE_REPLY_BYTES, Responses, Room
 from broker.slow_requests import SLOW_S, Slow, SlowRequests
@@ -309,16 +310,18 @@ class Dispatch:
         """As `handle`, of several that `is_repeated`, in their order."""
         began_s = self._clock.monotonic_s()
         asked = [self._repeated.find(frame) for frame in frames]
-        try:
-            answers = await within(HANDLER_TIMEOUT_S, self._repeated.answer([request for request in asked if request is not None]))
-        except Exception as error:
-            raise self._unanswerable(error, connection) from error
+        answers = await self._ends_of(asked, connection)
         seconds, meter = self._clock.monotonic_s() - began_s, self._meters[codec.LIST_OFFSETS]
         replies: list[Sequence[Buffer] | None] = []
+        is_asked_again = False
         for frame, request in zip(frames, asked, strict=True):
             ends = None if request is None else answers.get(request)
             if request is None or ends is None:
                 replies.append(await self.handle(frame, connection))
+                if not is_asked_again:
+                    # Its topics are in the cache again: the others that named them need not be looked up one by one.
+                    is_asked_again = True
+                    answers |= await self._ends_of([one for one in asked[len(replies) :] if one not in answers], connection)
                 continue
             connection.client_id = request.client_id
             reply, first_error = replied(request, frame, ends)
@@ -327,6 +330,12 @@ class Dispatch:
                 self._note_slow(meter, seconds, first_error, connection)
             replies.append([reply])
         return replies
+
+    async def _ends_of(self, asked: Sequence[RepeatedRequest | None], connection: Client) -> dict[RepeatedRequest, list[int | ErrorCode]]:
+        try:
+            return await within(HANDLER_TIMEOUT_S, self._repeated.answer([request for request in asked if request is not None]))
+        except Exception as error:
+            raise self._unanswerable(error, connection) from error
 
     async def _handle(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, Sequence[Buffer] | None, int]:
         header = self._read_header(frame, connection)

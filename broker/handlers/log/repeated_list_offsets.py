@@ -37,9 +37,10 @@ class RepeatedListOffsets:
         """Remember a request that was answered, if it has the right shape. The oldest makes room."""
         if len(frame) > REQUEST_BYTES_MAX or (request := RepeatedRequest.of(version, body, client_id)) is None:
             return
-        if len(self._known) >= KNOWN_MAX:
+        key = repeated_key(frame)
+        if key not in self._known and len(self._known) >= KNOWN_MAX:
             del self._known[next(iter(self._known))]
-        self._known[repeated_key(frame)] = request
+        self._known[key] = request
 
     async def answer(self, requests: Sequence[RepeatedRequest]) -> dict[RepeatedRequest, list[int | ErrorCode]]:
         """The answers to each of `requests`. Left out is one of which a topic is not in the cache, or a partition seems not to exist: it

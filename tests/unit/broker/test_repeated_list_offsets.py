@@ -123,6 +123,17 @@ async def test_a_topic_that_is_not_in_the_cache_any_more_is_looked_up() -> None:
 
         assert await repeated(broker, *frames) == first
         broker.topics.forget("t")
+        handled: list[memoryview] = []
+        handle = broker.dispatch.handle
+
+        async def noted(frame: memoryview, connection: Any) -> Any:
+            handled.append(frame)
+            return await handle(frame, connection)
+
+        broker.dispatch.handle = noted  # type: ignore[method-assign]
+        assert await repeated(broker, frames[0], *frames, frames[0]) == [first[0], *first, first[0]]
+        assert len(handled) == 1, "the others share a read, once it is in the cache again"
+        broker.topics.forget("t")
         assert await repeated(broker, frames[0]) == first[:1]
 
 
