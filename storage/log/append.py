@@ -166,7 +166,7 @@ class Appender:
         if last is None and len(self._carrying) >= CARRIED_AT_ONCE_MAX:
             return Gathers.MANY
         is_larger = becomes_larger(batch, last, self._inline)
-        if (last is None and not self._budget.take(now_s)) or (is_larger and not self._larger_budget.take(now_s)):
+        if (is_larger and not self._larger_budget.take(now_s)) or (last is None and not self._budget.take(now_s)):
             return Gathers.BUDGET
         if is_larger:
             note_larger(lane, now_s)

@@ -106,7 +106,8 @@ def joined(lane: Lane, batch: Batch, settings: InlineSettings) -> Commit | None:
     last = commits[-1]
     if not last.is_inline or last.is_open or last.is_given_up:
         return None
-    is_full = last.size_bytes <= settings.bytes_max < last.size_bytes + batch.size_bytes
+    bytes_max = settings.bytes_max if last.size_bytes <= settings.bytes_max else LARGER_BYTES_MAX
+    is_full = last.size_bytes + batch.size_bytes > bytes_max
     return None if is_full and batch.size_bytes <= settings.bytes_max and len(commits) < LANE_COMMITS_MAX else last
 
 

@@ -122,7 +122,8 @@ async def test_small_batches_behind_a_larger_one_go_with_it_as_far_as_they_fit()
         await broker.metadata.deliver_late()
 
         assert offsets([await first, *[await one for one in behind]]) == [1, 2, 3, 4]
-        assert reasons(broker) == {Gathers.FULL: 1}
+        assert [(entry.base, entry.last) for entry in (await broker.control()).pending] == [(4, 4)], "the rest in the one behind it"
+        assert reasons(broker) == {}
 
 
 async def test_larger_batches_that_wait_go_together_as_far_as_they_fit() -> None:
