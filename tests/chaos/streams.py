@@ -17,6 +17,8 @@ FLUSH_WITHIN_S = 60.0
 BATCH_RECORDS = 50
 BURST_RECORDS = 5 * BATCH_RECORDS
 """As many batches as an idempotent producer of librdkafka has in flight; while it has more to send, it takes a whole processor to wait."""
+NOT_INLINE_BYTES = 200
+"""A whole batch of values of this size is more than any commit may carry (8 KiB)."""
 
 _clock = SystemClock()
 

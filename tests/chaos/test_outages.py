@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from runtime.clock import SystemClock
-from tests.chaos.streams import Stream, create_topics, judge, read_all, running, wait_for_progress
+from tests.chaos.streams import NOT_INLINE_BYTES, Stream, create_topics, judge, read_all, running, wait_for_progress
 from tests.kit.faults.plan import Fault, Rule
 from tests.kit.native import Native, native_services
 from tests.kit.serving import Served
@@ -25,8 +25,6 @@ AWAY_S, UNNOTICED_WITHIN_S = 4.0, 3.0
 """How long something is away that a producer does not need, and how long it may wait for an acknowledgement on a busy machine."""
 PACE_S = 0.05
 """Between bursts of a producer: an outage meets as much under way, and is seen in a few hundred commits as well as in thousands."""
-NOT_INLINE_BYTES = 40
-"""Fifty values of this size are a batch that goes into an object, while a single one of the other producer travels in its commit."""
 ALL_IN_ONE_COMMIT = {"batch.num.messages": 5}
 """Five batches, as many as an idempotent producer has under way, are less than a commit may carry. More would need an object."""
 
