@@ -103,6 +103,7 @@ class Appender:
         self._budget = CommitBudget(inline.commits_per_s)
         self._larger_budget = CommitBudget(LARGER_PER_S, kept_max=LARGER_KEPT_MAX)
         self._carrying: list[Commit] = []
+        self._begun_in_turn = 0
         self._committer = committer
         self._sealer = sealer
         self._uploader = uploader
@@ -163,7 +164,7 @@ class Appender:
             return reason
         if self._is_stopped or not self._may_write_inline():
             return Gathers.OFF
-        if last is None and len(self._carrying) >= CARRIED_AT_ONCE_MAX:
+        if last is None and self._begun_in_turn >= CARRIED_AT_ONCE_MAX:
             return Gathers.MANY
         is_larger = becomes_larger(batch, last, self._inline)
         if (is_larger and not self._larger_budget.take(now_s)) or (last is None and not self._budget.take(now_s)):
@@ -185,8 +186,10 @@ class Appender:
             is_lone = len(self._in_flight) == len(commits) == 1
             asyncio.get_running_loop().call_soon(self._run_carrying, int(is_lone), TURNS_MAX)
         self._carrying += commits
+        self._begun_in_turn += len(commits)
 
     def _run_carrying(self, count_before: int, turns_left: int) -> None:
+        self._begun_in_turn = 0
         if turns_left and count_before < len(self._carrying) < CARRIED_AT_ONCE_MAX:
             asyncio.get_running_loop().call_soon(self._run_carrying, len(self._carrying), turns_left - 1)
             return

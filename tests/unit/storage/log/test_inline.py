@@ -233,6 +233,22 @@ async def test_commits_wait_for_others_as_long_as_each_turn_of_the_loop_brings_s
         assert max(begun) == TURNS_MAX, "and no longer than so many turns"
 
 
+async def test_partitions_that_arrive_in_turns_of_which_none_brings_too_many_are_all_carried() -> None:
+    first, second = CARRIED_AT_ONCE_MAX - 12, CARRIED_AT_ONCE_MAX - 4
+    async with rig(inline=KIB, flush=SLOW) as broker:
+        await with_partitions(broker, first + second)
+        sent = sent_to(broker, range(first))
+        await asyncio.sleep(0)
+        sent += sent_to(broker, range(first, first + second))
+        waiting = len(broker.parts.appender._carrying)
+        results = await asyncio.gather(*sent)
+
+        assert waiting == first + second, "they wait for each other"
+        assert offsets(results) == [0] * (first + second)
+        assert reasons(broker) == {}
+        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (first + second, 0)
+
+
 async def test_commits_that_come_to_nothing_make_room_for_others_that_carry() -> None:
     async with rig(inline=KIB, flush=SLOW) as broker:
         broker.metadata.faults.append("request lost")
