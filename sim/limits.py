@@ -54,7 +54,7 @@ SMALL: Final = (
     Limit("storage.log.entries_ahead", "AHEAD_ENTRIES_MAX", 2),
     Limit("storage.log.entries_ahead", "GET_BYTES_MAX", 300),
     Limit("storage.log.entries_ahead", "PLACES_SAID_MAX", 1),
-    Limit("storage.log.flights", "SEQUENCES_KEPT_MAX", 8),
+    Limit("storage.log.flights", "PLACES_KEPT_MAX", 8),
     Limit("storage.log.segments", "BLOCK_BYTES", 500),
     Limit("storage.log.segments", "FOOTERS_BYTES_MAX", 3_000),
     Limit("compactor.plan", "INLINE_BYTES_MANY", 200),

@@ -5,10 +5,14 @@ memory is taken at once. What must be read, of control records or objects, is re
 for a small grace the response. Whoever takes longer is late. Late ones hold nothing back: they are answered empty, their read goes on, and
 the next fetch meets it (storage/log/flights.py). Only a fetch that has nothing at all to answer waits on for them.
 
+A response that is well filled waits a moment only: else a consumer of many partitions, some of whose records are always on their way, would
+wait for a GET with each of its fetches, though the others have what to send, and its network would lie idle meanwhile.
+
 A control record that was not read in time is an error that clients repeat, never an older answer (promise 5).
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
@@ -41,6 +45,11 @@ other partitions, only to find that its first batch does not fit, would hold it 
 GRACE_S: Final = 1.0
 """How long a response that could go waits for a read of an object, as for a control record whose shard is not known to be silent.
 Several times what a GET takes on a busy machine: below it healthy partitions are answered empty (0.25 s was too little)."""
+WELL_FILLED_SHARE: Final = 1 / 4
+"""Of what a response may hold."""
+MOMENT_S: Final = 0.01
+"""How long a response that is well filled waits for reads of objects: several times what a read of memory or a disk takes. A read that an
+earlier fetch has left, and whose bytes are gone again, has the whole grace, so that no partition is left for ever."""
 PATIENCE_S: Final = 3.0
 """How long a response with nothing in it waits for late ones, beyond the time that the client wants to wait."""
 
@@ -188,22 +197,30 @@ class Gathering:
     def may_leave(self) -> bool:
         """Whether the response goes now, as of the last `look`."""
         now_s = self._now_s
-        is_pending = is_something = is_enough = False
+        is_pending = is_something = is_enough = is_held = False
         size_bytes = 0
         for wanted in self._wanted:
             if wanted.read is not None or wanted.flight is not None or wanted.is_queued:
                 if not (wanted.is_late or (wanted.is_queued and now_s >= self._began_s + PATIENCE_S)):
-                    return False
+                    if wanted.read is not None or (wanted.flight is not None and wanted.flight.was_left):
+                        return False
+                    is_held = True
                 is_pending = True
             elif wanted.error is not None or wanted.is_cut:
                 is_enough = True
             size_bytes += wanted.size_bytes
             is_something = is_something or wanted.size_bytes > 0 or wanted.error is not None
+        if is_held and not (size_bytes >= self._well_filled_bytes and now_s >= self._began_s + MOMENT_S):
+            return False
         is_something = is_something or self._is_refused
         is_enough = is_enough or self._is_refused or size_bytes >= self._bytes_min
         if now_s < self._deadline_s and not is_enough:
             return False
         return is_something or not is_pending or now_s >= max(self._deadline_s, self._began_s + PATIENCE_S)
+
+    @property
+    def _well_filled_bytes(self) -> float:
+        return self._bytes_max * WELL_FILLED_SHARE if self._bytes_max else math.inf
 
     @property
     def is_reading(self) -> bool:
@@ -217,6 +234,8 @@ class Gathering:
         if self.is_reading:
             ends += [flight.began_s + GRACE_S for flight in self._joined if not flight.is_done and flight.began_s + GRACE_S > now_s]
             ends.append(now_s + GRACE_S)
+            if (moment_end_s := self._began_s + MOMENT_S) > now_s:
+                ends.append(moment_end_s)
         return max(0.001, min(ends, default=now_s) - now_s)
 
     def fail_in_steps(self) -> Generator[None, None, None]:

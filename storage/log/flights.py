@@ -1,7 +1,7 @@
 """Reads of the object store that outlive whoever asked for them: a fetch that leaves without a slow one finds it under way the next time.
 
 Who asks for what is being read joins it. What nobody waits for any more reads the run it is at, which the block cache keeps, and ends; of
-these there is a bounded number, and the one that was left first makes room.
+these there is a bounded number, and the one that was left first makes room. A read that begins anew where one was left says so.
 """
 
 import asyncio
@@ -21,28 +21,27 @@ from storage.vocabulary import PartitionId
 UNATTENDED_MAX: Final = 64
 UNATTENDED_BYTES_MAX: Final = 64 * MIB
 """The bytes that reads without a waiter may bring."""
-SEQUENCES_KEPT_MAX: Final = 4_096
-"""Offsets at which fetches ended, over all partitions; one takes 300 bytes of memory."""
+PLACES_KEPT_MAX: Final = 4_096
+"""Offsets at which fetches ended, over all partitions, and as many at which they left a read; one takes 300 bytes of memory."""
 
 
-class Sequences:
-    """Where fetches ended. The one that was noted longest ago is forgotten first."""
+class Places:
+    """Offsets of partitions. The one that was noted longest ago is forgotten first."""
 
     def __init__(self) -> None:
-        self._ends: OrderedDict[tuple[PartitionId, int], None] = OrderedDict()
+        self._places: OrderedDict[tuple[PartitionId, int], None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._places)
 
-    def goes_on(self, partition: PartitionId, offset: int) -> bool:
-        """Whether an earlier fetch ended at `offset`."""
-        return (partition, offset) in self._ends
+    def __contains__(self, place: tuple[PartitionId, int]) -> bool:
+        return place in self._places
 
-    def note_end(self, partition: PartitionId, offset: int) -> None:
-        self._ends[partition, offset] = None
-        self._ends.move_to_end((partition, offset))
-        while len(self._ends) > SEQUENCES_KEPT_MAX:
-            self._ends.popitem(last=False)
+    def note(self, partition: PartitionId, offset: int) -> None:
+        self._places[partition, offset] = None
+        self._places.move_to_end((partition, offset))
+        while len(self._places) > PLACES_KEPT_MAX:
+            self._places.popitem(last=False)
 
 
 class Reads(Protocol):
@@ -61,10 +60,23 @@ class Reads(Protocol):
 
 class Flight:
     """Runs from `offset` on, in order, as they come. When it `is_done`, `error` is what ended it, and `is_too_large` says that the batch
-    behind the last run does not fit into the `left_bytes`.
+    behind the last run does not fit into the `left_bytes`. `was_left`: an earlier read of this offset was left before it had ended.
     """
 
-    __slots__ = ("began_s", "bytes_max", "error", "is_done", "is_too_large", "left_bytes", "log", "offset", "runs", "task", "wakers")
+    __slots__ = (
+        "began_s",
+        "bytes_max",
+        "error",
+        "is_done",
+        "is_too_large",
+        "left_bytes",
+        "log",
+        "offset",
+        "runs",
+        "task",
+        "wakers",
+        "was_left",
+    )
 
     def __init__(self, log: PartitionLog, offset: int, bytes_max: int, began_s: float) -> None:
         self.log = log
@@ -74,7 +86,7 @@ class Flight:
         self.runs: list[BatchRun] = []
         self.error: StorageError | None = None
         self.is_done = False
-        self.is_too_large = False
+        self.is_too_large = self.was_left = False
         self.wakers: dict[Callable[[], None], None] = {}
         self.task: asyncio.Task[None] | None = None
 
@@ -89,7 +101,10 @@ class Flights:
         self._reads = reads
         self._nursery = nursery
         self._clock = clock
-        self._sequences = Sequences()
+        self._ends = Places()
+        """Where fetches ended: one that begins there is in order."""
+        self._left = Places()
+        """Where fetches left a read that went on."""
         self._flights: dict[tuple[PartitionLog, int, bool], Flight] = {}
         self._unattended: OrderedDict[Flight, None] = OrderedDict()
         self._unattended_bytes = 0
@@ -110,10 +125,10 @@ class Flights:
             offset,
             bytes_max=bytes_max,
             at_least_one=at_least_one,
-            is_in_order=self._sequences.goes_on(log.partition, offset),
+            is_in_order=(log.partition, offset) in self._ends,
         )
         if isinstance(run, BatchRun):
-            self._sequences.note_end(log.partition, run.last + 1)
+            self._ends.note(log.partition, run.last + 1)
         return run
 
     def join(
@@ -126,6 +141,7 @@ class Flights:
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = Flight(log, offset, bytes_max, self._clock.monotonic_s())
+            flight.was_left = (log.partition, offset) in self._left
             flight.task = self._nursery.spawn(self._fly(flight, runs_max, at_least_one), name="stored-read")
         elif flight in self._unattended:
             self._attend(flight)
@@ -136,6 +152,7 @@ class Flights:
         flight.wakers.pop(wake, None)
         if flight.wakers or flight.is_done:
             return
+        self._left.note(flight.log.partition, flight.offset)
         self._unattended[flight] = None
         self._unattended_bytes += flight.bytes_max
         while len(self._unattended) > UNATTENDED_MAX or self._unattended_bytes > UNATTENDED_BYTES_MAX:
@@ -151,7 +168,7 @@ class Flights:
 
     async def _fly(self, flight: Flight, runs_max: int, at_least_one: bool) -> None:
         log = flight.log
-        goes_on = self._sequences.goes_on(log.partition, flight.offset)
+        goes_on = (log.partition, flight.offset) in self._ends
         try:
             while True:
                 left_bytes = flight.left_bytes
@@ -180,7 +197,7 @@ class Flights:
             flight.error = without_frames(error)
         finally:
             if flight.runs:
-                self._sequences.note_end(log.partition, flight.end)
+                self._ends.note(log.partition, flight.end)
             flight.is_done = True
             del self._flights[log, flight.offset, at_least_one]
             self._attend(flight)

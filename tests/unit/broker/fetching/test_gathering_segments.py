@@ -225,7 +225,7 @@ async def test_of_a_response_that_is_nearly_full_the_rest_is_worth_no_read(
 class UnderWay:
     """A read of an object that began at `began_s`."""
 
-    is_done = False
+    is_done = was_left = False
 
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s

@@ -208,6 +208,66 @@ async def test_a_slow_object_of_one_partition_holds_up_no_other_and_its_read_goe
         assert offsets_of(at_last.result()[0][0]) == [0, 1]
 
 
+SIZE = len(record_batch(b"a"))
+WELL_FILLED_BY_TWO = int(2 * SIZE / gathering.WELL_FILLED_SHARE)
+
+
+async def read_two_each(scene: Scene, *asked: tuple[int, int]) -> list[list[int]]:
+    """The offsets that each partition is answered, by a response that two batches fill well."""
+    async with asyncio.timeout(SOON_S):
+        response = await scene.broker.read(
+            *[asking("t", partition, offset, max_bytes=2 * SIZE) for partition, offset in asked], max_bytes=WELL_FILLED_BY_TWO
+        )
+    return [offsets_of(answer) for answer in response.partitions]
+
+
+async def test_a_response_that_is_well_filled_waits_a_moment_for_a_slow_object_and_the_next_one_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow, other = scene.healthy[:2]
+        bucket.slow = set(await object_keys(scene, slow))
+        began_s = clock.monotonic_s()
+        early = await read_two_each(scene, (slow, 0), (other, 0))
+        early_s = clock.monotonic_s() - began_s
+        async with asyncio.TaskGroup() as group:
+            with_one_batch = group.create_task(read_two_each(scene, (slow, 0), (other, 1)))
+            await asyncio.sleep(5 * gathering.MOMENT_S)
+            assert not with_one_batch.done(), "it is not well filled"
+            bucket.let_go.set()
+
+        assert early == [[], [0, 1]]
+        assert early_s >= gathering.MOMENT_S
+        assert with_one_batch.result() == [[0, 1], [1]]
+        assert len(set(bucket.gets) & bucket.slow) == len(bucket.slow), "the read that was left went on"
+
+
+async def test_a_read_that_was_left_and_whose_bytes_are_gone_again_is_not_left_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow, other = scene.healthy[:2]
+        bucket.slow = set(await object_keys(scene, slow))
+        early = await read_two_each(scene, (slow, 0), (other, 0))
+        bucket.let_go.set()
+        parts = scene.broker.log.parts
+        while len(parts.reader.flights):
+            await asyncio.sleep(0.001)
+        for key in bucket.slow:
+            parts.reader._blocks.drop(key)
+        bucket.let_go.clear()
+        async with asyncio.TaskGroup() as group:
+            again = group.create_task(read_two_each(scene, (slow, 0), (other, 0)))
+            await asyncio.sleep(5 * gathering.MOMENT_S)
+            assert not again.done()
+            bucket.let_go.set()
+
+        assert early == [[], [0, 1]]
+        assert again.result() == [[0, 1], [0, 1]]
+
+
 async def test_a_fetch_with_nothing_else_to_answer_waits_for_a_slow_object(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "GRACE_S", 0.1)
     async with two_shards(monkeypatch) as scene:
@@ -256,6 +316,7 @@ async def test_limits_hold_when_reads_end_in_another_order(monkeypatch: pytest.M
         first, *others = scene.healthy[:4]
         bucket.slow = set(await object_keys(scene, first))
         asked = [asking("t", number, max_bytes=2 * size) for number in (first, *others)]
+        monkeypatch.setattr(gathering, "WELL_FILLED_SHARE", 1.0)
         async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
             reading = group.create_task(scene.broker.read(*asked, max_bytes=5 * size))
             await asyncio.sleep(gathering.GRACE_S / 4)

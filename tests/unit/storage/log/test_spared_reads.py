@@ -174,9 +174,9 @@ async def test_damage_that_is_known_is_told_by_the_read_and_what_is_well_in_memo
 
 async def test_who_goes_on_from_memory_is_in_order(broker: Rig) -> None:
     await read(broker, 0, 100 * SIZE)
-    log, sequences = broker.parts.partitions.get(PARTITION), broker.parts.reader.flights._sequences
+    log, ends = broker.parts.partitions.get(PARTITION), broker.parts.reader.flights._ends
     spared = spare(broker, 3, 3 * SIZE)
 
     assert isinstance(spared, BatchRun)
-    assert not sequences.goes_on(log.partition, 3)
-    assert sequences.goes_on(log.partition, spared.last + 1)
+    assert (log.partition, 3) not in ends
+    assert (log.partition, spared.last + 1) in ends
