@@ -29,8 +29,12 @@ class Nursery:
         await self._group.__aexit__(kind, error, traceback)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        """Run it until it ends, is cancelled, or the nursery is left."""
-        task = self._group.create_task(coroutine, name=name)
+        """Run it until it ends, is cancelled, or the nursery is left. Raises RuntimeError if it is left already, or a task has failed."""
+        try:
+            task = self._group.create_task(coroutine, name=name)
+        except RuntimeError:
+            coroutine.close()  # else it warns of itself whenever it is collected, which may be much later
+            raise
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -290,8 +290,9 @@ class Appender:
         self._flushes[trigger].inc()
         self._flush_bytes.inc(flush.size_bytes)
         self._wait_s.observe(now_s - gathered.opened_s)
-        self._watch_overdue()
-        self._nursery.spawn(self._flush(flush, self._places.ask()), name="flush")
+        if not self._nursery.is_left:
+            self._watch_overdue()
+            self._nursery.spawn(self._flush(flush, self._places.ask()), name="flush")
 
     def _is_small(self, gathered: OpenFlush[PartitionLog]) -> bool:
         slice_bytes_max, now_s = self._inline.bytes_max, self._clock.monotonic_s()

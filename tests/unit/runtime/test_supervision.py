@@ -1,6 +1,8 @@
 """Background tasks have an owner."""
 
 import asyncio
+import gc
+import warnings
 
 import pytest
 
@@ -52,3 +54,18 @@ async def test_a_nursery_says_when_it_takes_no_more_tasks() -> None:
         before = nursery.is_left
 
     assert (before, nursery.is_left) == (False, True)
+
+
+async def test_what_a_nursery_takes_no_more_is_refused_and_does_not_warn_when_it_is_collected() -> None:
+    async def never_run() -> None:
+        raise AssertionError
+
+    async with Nursery() as nursery:
+        pass
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(RuntimeError):
+            nursery.spawn(never_run(), name="too late")
+        gc.collect()
+
+    assert warned == []

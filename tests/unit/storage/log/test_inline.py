@@ -407,3 +407,19 @@ async def test_a_batch_does_not_join_a_commit_that_reads_the_record_it_will_deci
 
         assert [len(commit.batches) for commit in log.lane.commits] == [1, 1]
         assert offsets([await first, await second]) == [0, 1]
+
+
+async def test_a_timer_that_comes_when_the_broker_has_ended_stores_and_commits_nothing() -> None:
+    async with rig(inline=KIB, flush=SLOW) as broker:
+        large = asyncio.ensure_future(broker.send(of_size(20_000)))
+        await asyncio.sleep(0)
+        appender = broker.parts.appender
+        assert appender._open.batches
+    appender._on_time()
+    small = sent_to(broker, [0])
+    await asyncio.sleep(0)
+
+    assert not (large.done() or small[0].done())
+    assert (broker.objects.put_keys, broker.metadata.writes) == ([], [])
+    for one in (large, *small):
+        one.cancel()
