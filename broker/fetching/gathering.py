@@ -46,7 +46,7 @@ GRACE_S: Final = 1.0
 """How long a response that could go waits for a read of an object, as for a control record whose shard is not known to be silent.
 Several times what a GET takes on a busy machine: below it healthy partitions are answered empty (0.25 s was too little)."""
 WELL_FILLED_SHARE: Final = 1 / 4
-"""Of what a response may hold."""
+"""A share of what a response may hold."""
 MOMENT_S: Final = 0.01
 """How long a response that is well filled waits for reads of objects: several times what a read of memory or a disk takes. A read that an
 earlier fetch has left, and whose bytes are gone again, has the whole grace, so that no partition is left for ever."""

@@ -14,7 +14,7 @@ waits, in a line of its own.
 import asyncio
 import contextlib
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -177,6 +177,17 @@ class BlockCache:
         """What would find a place without evicting anything but what consumers in order have left behind."""
         return self.bytes_max - self._bytes_held - self._bytes_coming + self._order.left_behind_bytes
 
+    @property
+    def claimed_bytes(self) -> int:
+        """What is here and yet to be read by consumers in order."""
+        return self._order.claimed_bytes
+
+    @property
+    def history_bytes_max(self) -> int:
+        """What the tail leaves: history may have as much and evicts nothing but its own."""
+        tail_bytes = self._bytes_held - self._order.history_bytes + self._bytes_coming - self._history_bytes_coming
+        return self.bytes_max - tail_bytes
+
     def is_here(self, key: str, start: int, end: int) -> bool:
         """Whether a read of [start, end) waits for nothing."""
         starts = self._starts.get(key, ())
@@ -229,16 +240,36 @@ class BlockCache:
             if start < starts[index] + len(self._views[key, starts[index]]) <= position:
                 self._order.leave_behind((key, starts[index]))
 
+    def claim(self, key: str, start: int, end: int, *, wanted: Iterable[tuple[int, int]]) -> None:
+        """Consumers in order are yet to read `wanted` of an object: the pieces of [start, end) that have some of it are the last of history
+        to go. They count as `claimed_bytes` until they are released or left.
+        """
+        for name, is_wanted in self._pieces_of(key, start, end, wanted):
+            if is_wanted:
+                self._order.claim(name)
+
+    def release(self, key: str, start: int, end: int, *, wanted: Iterable[tuple[int, int]]) -> None:
+        """Nobody claims [start, end) any more but what is `wanted`: its pieces age like those of any other read."""
+        for name, is_wanted in self._pieces_of(key, start, end, wanted):
+            if not is_wanted:
+                self._order.release(name)
+
     def leave(self, key: str, start: int, end: int, *, wanted: Iterable[tuple[int, int]]) -> None:
         """A consumer in order is through with [start, end) of an object: its pieces that have nothing of the ranges `wanted` are among the
         first to go.
         """
+        for name, is_wanted in self._pieces_of(key, start, end, wanted):
+            if not is_wanted:
+                self._order.leave_behind(name)
+
+    def _pieces_of(self, key: str, start: int, end: int, wanted: Iterable[tuple[int, int]]) -> Iterator[tuple[Name, bool]]:
+        """The pieces that have some of [start, end), and whether one of the ranges `wanted` has some of each."""
         starts = self._starts.get(key, ())
         for index in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end)):
             begin = starts[index]
             stop = begin + len(self._views[key, begin])
-            if start < stop and not any(first < stop and begin < last for first, last in wanted):
-                self._order.leave_behind((key, begin))
+            if start < stop:
+                yield (key, begin), any(first < stop and begin < last for first, last in wanted)
 
     def drop(self, key: str) -> None:
         """Forget an object that was deleted. What is being fetched of it may still be cached, and ages like the rest."""

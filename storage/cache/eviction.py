@@ -2,11 +2,13 @@
 
 The order is pure bookkeeping: it holds names and sizes, and the cache holds the pieces. These go, in this order:
 
-1. pieces of history that a consumer in order has left behind, the one that was left longest ago first;
+1. pieces of history that consumers in order have left behind, the one that was left longest ago first;
 2. while history has more than its share, the piece of history that was used longest ago;
 3. the piece that was used longest ago, whether history or the tail used it.
 
-So history may use all that the tail does not need, and the tail takes it back by using it. A piece that is pinned does not go.
+So history may use all that the tail does not need, and the tail takes it back by using it. A piece that is pinned does not go. Pieces that
+consumers in order are yet to read are the last of history to go, though they came longest before their use: each would have to come again,
+and push out what came for others.
 """
 
 from collections import Counter, OrderedDict
@@ -30,14 +32,17 @@ class _Kept:
 
 
 class EvictionOrder:
-    """`history_bytes` are those of all pieces that history used and the tail did not, `left_behind_bytes` of those that were left."""
+    """`history_bytes` are those of all pieces that history used and the tail did not, `left_behind_bytes` of those that were left, and
+    `claimed_bytes` of those that are yet to be read.
+    """
 
     def __init__(self, *, history_bytes_max: int) -> None:
         self._history_bytes_max = history_bytes_max
-        self.history_bytes = self.left_behind_bytes = 0
+        self.history_bytes = self.left_behind_bytes = self.claimed_bytes = 0
         self._uses = 0
         self._tail: OrderedDict[Name, _Kept] = OrderedDict()
         self._history: OrderedDict[Name, _Kept] = OrderedDict()
+        self._claimed: OrderedDict[Name, _Kept] = OrderedDict()
         self._left_behind: OrderedDict[Name, _Kept] = OrderedDict()
         self._pins: Counter[Name] = Counter()
 
@@ -45,16 +50,35 @@ class EvictionOrder:
         self._enter(_Kept(name, size_bytes), is_history=is_history)
 
     def use(self, name: Name, *, is_history: bool) -> None:
-        """The piece was read. A piece of the tail keeps its place when history reads it: history does not keep it alive."""
-        if is_history and name in self._tail:
+        """The piece was read. A piece of the tail keeps its place when history reads it: history does not keep it alive. A claimed one
+        stays claimed.
+        """
+        if is_history and (name in self._tail or name in self._claimed):
             return
         self._enter(self._take(name), is_history=is_history)
 
+    def claim(self, name: Name) -> None:
+        """Consumers in order are yet to read the piece. The tail keeps its own."""
+        if name in self._tail or name in self._claimed:
+            return
+        kept = self._take(name)
+        self._uses += 1
+        kept.used = self._uses
+        self._claimed[kept.name] = kept
+        self.history_bytes += kept.size_bytes
+        self.claimed_bytes += kept.size_bytes
+
+    def release(self, name: Name) -> None:
+        """All of them have begun to read it, or read elsewhere: it counts as used now."""
+        if name in self._claimed:
+            self._enter(self._take(name), is_history=True)
+
     def leave_behind(self, name: Name) -> None:
-        """A consumer in order went on behind the piece: it is among the first to go if history alone has used it."""
-        kept = self._history.pop(name, None)
-        if kept is not None:
+        """Consumers in order went on behind the piece: it is among the first to go if history alone has used it."""
+        if name in self._claimed or name in self._history:
+            kept = self._take(name)
             self._left_behind[kept.name] = kept
+            self.history_bytes += kept.size_bytes
             self.left_behind_bytes += kept.size_bytes
 
     def remove(self, name: Name) -> int:
@@ -76,11 +100,15 @@ class EvictionOrder:
         left_behind = self._oldest(self._left_behind)
         if left_behind is not None:
             return left_behind
-        of_history, of_tail = self._oldest(self._history), self._oldest(self._tail)
+        history = self._history
+        of_history, of_tail = self._oldest(history), self._oldest(self._tail)
+        if of_history is None:
+            history = self._claimed
+            of_history = self._oldest(history)
         if of_history is None or of_tail is None:
             return of_history or of_tail
         is_above_share = self.history_bytes + fetching_bytes > self._history_bytes_max
-        return of_history if is_above_share or self._history[of_history].used < self._tail[of_tail].used else of_tail
+        return of_history if is_above_share or history[of_history].used < self._tail[of_tail].used else of_tail
 
     def _oldest(self, order: OrderedDict[Name, _Kept]) -> Name | None:
         return next((name for name in order if name not in self._pins), None)
@@ -94,10 +122,13 @@ class EvictionOrder:
 
     def _take(self, name: Name) -> _Kept:
         kept = self._tail.pop(name, None)
+        if kept is not None:
+            return kept
+        kept = self._history.pop(name, None)
+        if kept is None and (kept := self._claimed.pop(name, None)) is not None:
+            self.claimed_bytes -= kept.size_bytes
         if kept is None:
-            kept = self._history.pop(name, None)
-            if kept is None:
-                kept = self._left_behind.pop(name)
-                self.left_behind_bytes -= kept.size_bytes
-            self.history_bytes -= kept.size_bytes
+            kept = self._left_behind.pop(name)
+            self.left_behind_bytes -= kept.size_bytes
+        self.history_bytes -= kept.size_bytes
         return kept

@@ -1,17 +1,21 @@
 """Which bytes of WAL objects are fetched ahead: the next slices of each consumer in order, with one GET for what several want of an object.
 
 An object has slices of many partitions. A consumer of twelve of them comes to each object twelve times, and a GET for each would cost
-twelve times as much. So it is said early what will be read of a partition (`SAID_ENTRIES_MAX`), and it is fetched late
-(`AHEAD_ENTRIES_MAX`, and a window of bytes): by then the same has been said of the other partitions, and all that lies together in an
-object comes with one GET. Small slices need that as large ones do: each would wait for a GET of its own.
+twelve times as much. So it is said early what will be read of a partition, and it is fetched late, when half of that is still to come: by
+then the same has been said of the other partitions, and all that lies together in an object comes with one GET. Small slices need that as
+large ones do: each would wait for a GET of its own.
 
 The window begins with `AHEAD_BYTES`, and doubles whenever a consumer had to wait for what it had said: the slower the store, the more of it
-lies in front. Memory bounds it: half of what the cache has to spare, or of the share that consumers in order have for certain.
+lies in front. Memory bounds it: all consumers together say no more than the cache holds for them, and what was fetched of it is claimed
+until they read it. So nothing comes long before its consumer does, and what has come is not evicted for what is read later:
+
+    partition a is in objects 1 2 3 4 … and b in 1 5 9 …: a read of b in 9 brings the slice of a with it, eight objects early; that pushes
+    out what a needs next, which comes again with a GET of its own, and pushes out what c needs next …
 """
 
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import dropwhile, islice
 from operator import attrgetter
@@ -22,7 +26,7 @@ from storage.cache.blocks import BlockCache
 from storage.formats.control import Entry
 from storage.formats.wal import object_key
 from storage.limits import KIB, MIB
-from storage.log.read_ahead import CACHE_BLOCKS_MIN, FRONT_KEPT_S, ReadAhead
+from storage.log.read_ahead import CACHE_BLOCKS_MIN, ReadAhead
 from storage.vocabulary import PartitionId
 
 if TYPE_CHECKING:
@@ -33,7 +37,7 @@ AHEAD_BYTES: Final = 2 * MIB
 AHEAD_BYTES_MAX: Final = 16 * MIB
 SAID_ENTRIES_MAX: Final = 32
 AHEAD_ENTRIES_MAX: Final = 16
-"""Fetched, of those that were said: the others of an object are said by then."""
+"""Fetched, of those that were said: the others of an object are said by then. Of their bytes, it is half, too."""
 FIRST_ENTRIES_MAX: Final = 1
 """Fetched when a consumer says something for the first time: the others that read the same objects have said nothing yet."""
 GETS_PER_FOLLOW_MAX: Final = 4
@@ -43,6 +47,12 @@ GAP_BYTES_MAX: Final = 256 * KIB
 GET_BYTES_MAX: Final = 10 * MIB
 """A flush of the usual size, and the last request that came into it."""
 PLACES_SAID_MAX: Final = 1_024
+SAID_KEPT_S: Final = 5.0
+"""A consumer that has read nothing for longer gives its part to the others. What came for it goes when there is need, and if it reads on,
+it says it anew.
+"""
+FORGOTTEN_AT_ONCE_MAX: Final = 2
+"""More than come at a time. What up to 1,024 others want beside their entries is looked at for each of these."""
 
 
 class Range(NamedTuple):
@@ -50,6 +60,10 @@ class Range(NamedTuple):
 
     start: int
     end: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.start
 
 
 class SaidEntry(NamedTuple):
@@ -67,11 +81,12 @@ NextEntry = tuple[PartitionId, int]
 class Follower:
     """The consumers at one place, and what they will read."""
 
-    __slots__ = ("ahead_bytes_max", "ahead_entries_max", "coming_base", "entries", "place", "said_s")
+    __slots__ = ("ahead_bytes_max", "ahead_entries_max", "coming_base", "entries", "place", "said_bytes", "said_s")
 
     def __init__(self) -> None:
         self.place: NextEntry | None = None
         self.entries: deque[SaidEntry] = deque()
+        self.said_bytes = 0
         self.ahead_bytes_max = AHEAD_BYTES
         self.ahead_entries_max = FIRST_ENTRIES_MAX
         self.coming_base = -1
@@ -106,11 +121,18 @@ class EntriesAhead:
             if has_waited and follower.entries:
                 follower.ahead_bytes_max = min(2 * follower.ahead_bytes_max, AHEAD_BYTES_MAX)
                 follower.coming_base = -1
-            self._say(follower, following)
+            self._say(follower, following, from_base=following[0].base if is_through else source.base)
             self._fetch_due(follower)
-        if is_through and not source.is_inline:
+        if not source.is_inline:
             key = object_key(source.object_id)
-            self._blocks.leave(key, *source.extent, wanted=self.wanted.get(key, {}).values())
+            (self._blocks.leave if is_through else self._blocks.release)(key, *source.extent, wanted=self._ranges(key))
+
+    def claim(self, key: str, brought: Range) -> None:
+        """`brought` is here, as far as it came: what consumers want of it stays."""
+        self._blocks.claim(key, *brought, wanted=self._ranges(key))
+
+    def _ranges(self, key: str) -> Collection[Range]:
+        return self.wanted.get(key, {}).values()
 
     def _follower(self, partition: PartitionId, base: int, following: Sequence[Entry]) -> Follower | None:
         """The one that reads `following` next, at that place from now on; None if nothing follows, or there is no room for another."""
@@ -132,30 +154,37 @@ class EntriesAhead:
         self.said[place] = follower
         return follower
 
-    def _say(self, follower: Follower, following: Sequence[Entry]) -> None:
-        """Drop what it has passed of what it said, and add what follows."""
+    def _say(self, follower: Follower, following: Sequence[Entry], *, from_base: int) -> None:
+        """Drop what it has passed of what it said, and add what follows. The entry that it is in is still claimed."""
         entries = follower.entries
-        while entries and entries[0].base < following[0].base:
+        while entries and entries[0].base < from_base:
             self._unsay(follower, entries.popleft())
         last_base = entries[-1].base if entries else -1
+        said_bytes_max = self._said_bytes_max(follower)
         for entry in following:
             if entry.base <= last_base or entry.is_inline:
                 continue
-            if len(entries) >= SAID_ENTRIES_MAX:
+            if len(entries) >= SAID_ENTRIES_MAX or follower.said_bytes >= said_bytes_max:
                 break
             key, wanted = object_key(entry.object_id), Range(*entry.extent)
-            if wanted.end - wanted.start > GET_BYTES_MAX:
+            if wanted.size_bytes > GET_BYTES_MAX:
                 break
             entries.append(SaidEntry(entry.base, key, wanted))
+            follower.said_bytes += wanted.size_bytes
             by_follower = self.wanted.setdefault(key, {})
             said = by_follower.get(follower, wanted)  # two of its entries may lie in one object
             by_follower[follower] = Range(min(said.start, wanted.start), max(said.end, wanted.end))
 
+    def _said_bytes_max(self, follower: Follower) -> float:
+        return min(2 * follower.ahead_bytes_max, self._read_ahead.front_bytes_max / len(self.said))
+
     def _unsay(self, follower: Follower, passed: SaidEntry) -> None:
+        follower.said_bytes -= passed.range.size_bytes
         if any(entry.key == passed.key for entry in follower.entries):
             return
         by_follower = self.wanted[passed.key]
-        del by_follower[follower]
+        said = by_follower.pop(follower)
+        self._blocks.release(passed.key, *said, wanted=by_follower.values())
         if not by_follower:
             del self.wanted[passed.key]
 
@@ -163,20 +192,20 @@ class EntriesAhead:
         """What it said counts no more. It is at no place."""
         entries = follower.entries
         while entries:
-            self._unsay(follower, entries.popleft())
-        self._read_ahead.fronts.note(follower, 0)
+            entry = entries.popleft()
+            self._unsay(follower, entry)
+            self._blocks.leave(entry.key, *entry.range, wanted=self._ranges(entry.key))
 
     def _forget_old(self) -> None:
-        since_s = self._clock.monotonic_s() - FRONT_KEPT_S
-        while self.said:
-            place, oldest = next(iter(self.said.items()))
+        since_s = self._clock.monotonic_s() - SAID_KEPT_S
+        for place, oldest in tuple(islice(self.said.items(), FORGOTTEN_AT_ONCE_MAX)):
             if oldest.said_s >= since_s:
                 break
             del self.said[place]
             self._forget(oldest)
 
     def _fetch_due(self, follower: Follower) -> None:
-        ahead_bytes_max = min(follower.ahead_bytes_max, self._front_bytes_max() / 2 / len(self.said))
+        ahead_bytes_max = self._said_bytes_max(follower) / 2
         ahead_bytes = 0
         entries_max, follower.ahead_entries_max = follower.ahead_entries_max, AHEAD_ENTRIES_MAX
         gets_max = len(self._read_ahead) + GETS_PER_FOLLOW_MAX
@@ -184,32 +213,28 @@ class EntriesAhead:
             if ahead_bytes >= ahead_bytes_max or len(self._read_ahead) >= gets_max:
                 break
             if entry.base > follower.coming_base:
-                if not self._is_coming(follower, entry.key, entry.range, ahead_bytes):
+                if not self._is_coming(entry.key, entry.range):
                     break
                 follower.coming_base = entry.base
-            ahead_bytes += entry.range.end - entry.range.start
-        self._read_ahead.fronts.note(follower, ahead_bytes)
+            ahead_bytes += entry.range.size_bytes
 
-    def _front_bytes_max(self) -> float:
-        """What may lie in front of all of them. They take half: the other half is for what comes with one GET for several."""
-        return max(self._read_ahead.certain_bytes, self._read_ahead.fronts.bytes + self._blocks.spare_bytes)
-
-    def _is_coming(self, follower: Follower, key: str, wanted: Range, ahead_bytes: int) -> bool:
+    def _is_coming(self, key: str, wanted: Range) -> bool:
         """Whether `wanted` is in memory or on its way, from now on perhaps."""
         if self._is_there(key, wanted):
+            self.claim(key, wanted)
             return True
-        self._read_ahead.fronts.note(follower, ahead_bytes)
-        if not self._read_ahead.has_room(wanted.end - wanted.start):
+        if not self._read_ahead.has_room(wanted.size_bytes):
             self._read_ahead.skip()
             return False
         asked = self.together(key, wanted)
         # Its head may be here: it was in a block that was fetched for another.
         asked = Range(self._blocks.missing_from(key, *asked), asked.end)
-        if self._read_ahead.is_under_way(key, asked.start) or not self._read_ahead.has_room(asked.end - asked.start):
+        if self._read_ahead.is_under_way(key, asked.start) or not self._read_ahead.has_room(asked.size_bytes):
             self._read_ahead.skip()
             return False
+        self.claim(key, wanted)
         self._coming.setdefault(key, []).append(asked)
-        self._read_ahead.spawn(key, *asked).add_done_callback(partial(self._land, key, asked))
+        self._read_ahead.spawn(key, *asked, is_said=True).add_done_callback(partial(self._land, key, asked))
         return True
 
     def _is_there(self, key: str, wanted: Range) -> bool:
@@ -240,6 +265,7 @@ class EntriesAhead:
         coming.remove(asked)
         if not coming:
             del self._coming[key]
+        self.claim(key, asked)
         if not self._is_there(key, asked):
             for follower in self.wanted.get(key, ()):
                 follower.coming_base = -1

@@ -279,6 +279,8 @@ class Reader:
                 if is_awaited and self._blocks.missing_from(key, position, end) < end:
                     floor, ceiling = self._entries_ahead.together(key, Range(span_start, span_end))
                 views = await self._blocks.read(key, position, end, floor=floor, object_size=ceiling, is_history=_is_history(log, entry))
+                if is_awaited:
+                    self._entries_ahead.claim(key, Range(floor, ceiling))
                 is_ours = len(views) > 1
                 window = memoryview(bytearray().join(views)) if is_ours else views[0]
                 where = _Where(key, log.partition, entry, position)

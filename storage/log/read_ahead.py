@@ -30,8 +30,8 @@ READING_AHEAD_BYTES_MAX: Final = 32 * MIB
 """Under way at a time: well below what storage/cache/shares.py allows of all, so that reads find a place beside them."""
 FRONT_SHARE_MIN: Final = 1 / 4
 """As a share of the block cache: what may lie in front of all consumers in order, or be on its way there, whatever is evicted for it. It is
-half of what history has for certain, and more where there are few consumers. The rest is for the pieces that they are in, so that nothing
-is evicted before it is read, and fetched again.
+half of what history has for certain, and more where there are few consumers, or where the tail has little. The rest is for the pieces that
+they are in, so that nothing is evicted before it is read, and fetched again.
 """
 PIECES_IN_BYTES: Final = 2 * PART_BYTES
 """What the pieces that a consumer is in may take."""
@@ -89,9 +89,12 @@ class ReadAhead:
         self._blocks = blocks
         self._nursery = nursery
         self.fronts = Fronts(clock=clock)
+        """What lies in front of readers of segments."""
         self._under_way: dict[tuple[str, int], int] = {}
         """By object and first byte, how many bytes."""
         self._bytes_under_way = 0
+        self._said_bytes_under_way = 0
+        """The part of them that is for readers of WAL objects."""
         self._bytes_to_begin = 0
         """Spawned in this turn: the cache does not count them yet."""
         outcomes = telemetry.counter(READ_AHEAD)
@@ -129,31 +132,41 @@ class ReadAhead:
         self._failed.inc()
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether so much may be fetched now, on top of what `fronts` know of."""
+        """Whether so much may be fetched now, on top of what lies in front of consumers, or is on its way there."""
         if len(self._under_way) >= READS_AHEAD_MAX or self._bytes_under_way + size_bytes > READING_AHEAD_BYTES_MAX:
             return False
         is_spare = self._bytes_to_begin + size_bytes <= self._blocks.spare_bytes
-        return is_spare or self.fronts.bytes + size_bytes <= self.certain_bytes
+        front_bytes = self.fronts.bytes + self._blocks.claimed_bytes + self._said_bytes_under_way
+        return is_spare or front_bytes + size_bytes <= self.front_bytes_max
 
     @property
-    def certain_bytes(self) -> float:
-        """What may lie in front of consumers whatever is evicted for it: what history has for certain but for the pieces they are in."""
+    def front_bytes_max(self) -> float:
+        """What may lie in front of all consumers: what the tail leaves to history, or history has for certain, but for the pieces they are
+        in.
+        """
         cache_bytes = self._blocks.bytes_max
-        return max(cache_bytes * FRONT_SHARE_MIN, cache_bytes * HISTORY_SHARE_MAX - len(self.fronts) * PIECES_IN_BYTES)
+        history_bytes = max(cache_bytes * HISTORY_SHARE_MAX, self._blocks.history_bytes_max)
+        return max(cache_bytes * FRONT_SHARE_MIN, history_bytes - len(self.fronts) * PIECES_IN_BYTES)
 
-    def spawn(self, key: str, start: int, end: int) -> "asyncio.Task[None]":
-        """Fetch what is missing of [start, end) of an object from `start` on. Nothing else that begins there may be under way."""
+    def spawn(self, key: str, start: int, end: int, *, is_said: bool = False) -> "asyncio.Task[None]":
+        """Fetch what is missing of [start, end) of an object from `start` on. Nothing else that begins there may be under way.
+
+        `is_said`: it is not in `fronts`.
+        """
+        said_bytes = end - start if is_said else 0
         self._under_way[key, start] = end - start
+        self._said_bytes_under_way += said_bytes
         self._bytes_under_way += end - start
         self._bytes_to_begin += end - start
         task = self._nursery.spawn(self._fetch(key, start, end), name="read-ahead")
-        task.add_done_callback(partial(self._land, key, start))
+        task.add_done_callback(partial(self._land, key, start, said_bytes))
         return task
 
     def is_under_way(self, key: str, start: int) -> bool:
         return (key, start) in self._under_way
 
-    def _land(self, key: str, start: int, _task: "asyncio.Task[None]") -> None:
+    def _land(self, key: str, start: int, said_bytes: int, _task: "asyncio.Task[None]") -> None:
+        self._said_bytes_under_way -= said_bytes
         self._bytes_under_way -= self._under_way.pop((key, start))
 
     async def _fetch(self, key: str, start: int, end: int) -> None:

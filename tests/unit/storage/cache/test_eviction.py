@@ -105,11 +105,16 @@ def test_what_is_pinned_stays_until_the_last_who_holds_it_lets_go() -> None:
 class Piece:
     size_bytes: int
     used: int
-    place: str  # "left", "history", "tail"
+    place: str  # "left", "history", "claimed", "tail"
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["add", "use", "leave", "remove", "first"]), st.integers(0, 7), st.integers(1, 60), st.booleans()),
+    st.tuples(
+        st.sampled_from(["add", "use", "leave", "claim", "release", "remove", "first"]),
+        st.integers(0, 7),
+        st.integers(1, 60),
+        st.booleans(),
+    ),
     max_size=60,
 )
 
@@ -119,11 +124,13 @@ def expected_first(pieces: dict[int, Piece], left: list[int], fetching_bytes: in
         return left[0]
     oldest = {
         place: min((number for number, one in pieces.items() if one.place == place), key=lambda number: pieces[number].used, default=None)
-        for place in ("history", "tail")
+        for place in ("history", "claimed", "tail")
     }
+    if oldest["history"] is None:
+        oldest["history"] = oldest["claimed"]
     if oldest["history"] is None or oldest["tail"] is None:
         return oldest["tail"] if oldest["history"] is None else oldest["history"]
-    if sum(one.size_bytes for one in pieces.values() if one.place == "history") + fetching_bytes > SHARE:
+    if sum(one.size_bytes for one in pieces.values() if one.place != "tail") + fetching_bytes > SHARE:
         return oldest["history"]
     return min(oldest["history"], oldest["tail"], key=lambda number: pieces[number].used)
 
@@ -140,18 +147,62 @@ def test_any_sequence_of_uses_evicts_as_a_list_of_all_pieces_says(steps: list[tu
             pieces[number] = Piece(size_bytes, now, "history" if is_history else "tail")
         elif number in pieces and step == "use":
             order.use(named(number), is_history=is_history)
-            if not (is_history and pieces[number].place == "tail"):
+            if not (is_history and pieces[number].place in ("tail", "claimed")):
                 left = [one for one in left if one != number]
                 pieces[number].used, pieces[number].place = now, "history" if is_history else "tail"
         elif number in pieces and step == "leave":
             order.leave_behind(named(number))
-            if pieces[number].place == "history":
+            if pieces[number].place in ("history", "claimed"):
                 pieces[number].place = "left"
                 left.append(number)
+        elif number in pieces and step == "claim":
+            order.claim(named(number))
+            if pieces[number].place in ("history", "left"):
+                pieces[number].used, pieces[number].place = now, "claimed"
+                left = [one for one in left if one != number]
+        elif number in pieces and step == "release":
+            order.release(named(number))
+            if pieces[number].place == "claimed":
+                pieces[number].used, pieces[number].place = now, "history"
         elif number in pieces and step == "remove":
             assert order.remove(named(number)) == pieces.pop(number).size_bytes
             left = [one for one in left if one != number]
         assert order.history_bytes == sum(one.size_bytes for one in pieces.values() if one.place != "tail")
+        assert order.claimed_bytes == sum(one.size_bytes for one in pieces.values() if one.place == "claimed")
+
+
+def test_what_is_yet_to_be_read_goes_last_of_history_and_within_the_share_as_old_as_it_is() -> None:
+    order = EvictionOrder(history_bytes_max=SHARE)
+    for number, is_history in enumerate((True, True, False, True)):
+        order.add(named(number), 40, is_history=is_history)
+    order.claim(named(0))
+    order.claim(named(2))  # the tail's own
+    order.use(named(0), is_history=True)
+
+    assert order.claimed_bytes == 40
+    assert evicted(order) == [1, 2, 3, 0]
+
+
+def test_what_was_claimed_ages_from_its_release_on_and_goes_first_when_it_is_left() -> None:
+    order = EvictionOrder(history_bytes_max=SHARE)
+    for number in range(4):
+        order.add(named(number), 40, is_history=True)
+        order.claim(named(number))
+    order.release(named(1))
+    order.leave_behind(named(2))
+    order.release(named(2))  # nobody claims it
+
+    assert (order.claimed_bytes, order.left_behind_bytes, order.history_bytes) == (80, 40, 160)
+    assert evicted(order) == [2, 1, 0, 3]
+
+
+def test_a_claimed_piece_that_the_tail_reads_is_the_tails() -> None:
+    order = EvictionOrder(history_bytes_max=SHARE)
+    order.add(named(0), 40, is_history=True)
+    order.claim(named(0))
+    order.use(named(0), is_history=False)
+
+    assert (order.claimed_bytes, order.history_bytes) == (0, 0)
 
 
 def test_a_piece_that_is_not_kept_cannot_be_removed() -> None:

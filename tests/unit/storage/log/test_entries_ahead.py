@@ -1,6 +1,7 @@
 """Consumers that go through WAL objects in order find their next slices in the cache, and share a GET where they want the same object."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -13,7 +14,6 @@ from storage.formats.wal import object_key
 from storage.limits import KIB
 from storage.log import entries_ahead, read_ahead
 from storage.log.entries_ahead import EntriesAhead, Range
-from storage.log.read_ahead import FRONT_KEPT_S
 from storage.vocabulary import ObjectId, PartitionId, TopicId
 from tests.kit.record_batches import record_batch
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
@@ -53,6 +53,13 @@ class Following(Ahead):
     def __init__(self, nursery: Nursery, *, cache_blocks: int = 96) -> None:
         super().__init__(nursery, cache_blocks=cache_blocks)
         self.entries = EntriesAhead(self.cache, self.ahead, clock=self.clock)
+
+    async def fill_history(self) -> None:
+        """Other reads of history are in all of the cache."""
+        self.objects.gate.set()
+        for start in range(0, self.cache.bytes_max, BLOCK):
+            await self.cache.read("wal/other", start, start + BLOCK, is_history=True)
+        self.objects.under_way.clear()
 
     async def follow(self, partition: PartitionId, entries: Sequence[Entry], *, read: int = -1, has_waited: bool = False) -> None:
         """`read`: the base of the entry that was read before them; by default that of the object before the first of them."""
@@ -216,21 +223,41 @@ async def test_a_cache_that_keeps_nothing_for_long_is_not_fetched_into() -> None
         assert len(made.entries.said) == 0
 
 
-async def test_what_is_in_front_of_consumers_counts_until_they_are_through() -> None:
+async def test_what_came_for_consumers_is_claimed_until_they_are_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
     async with Nursery() as nursery:
         made = Following(nursery)
         made.objects.gate.set()
         await made.follow(P[0], slices(0, [0, 1]))
-        before = made.ahead.fronts.bytes
-        await made.follow(P[0], slices(0, [1]), read=0)
-        at_the_last = made.ahead.fronts.bytes
-        await made.follow(P[0], [], read=10)
+        claimed_bytes = [made.cache.claimed_bytes]
+        made.entries.follow(P[0], entry(0, 0), slices(0, [1]), is_through=False)
+        claimed_bytes.append(made.cache.claimed_bytes)
+        made.entries.follow(P[0], entry(0, 0), slices(0, [1]))
+        claimed_bytes.append(made.cache.claimed_bytes)
+        made.entries.follow(P[0], entry(1, 0), [])
+        claimed_bytes.append(made.cache.claimed_bytes)
 
-        assert (before, at_the_last, made.ahead.fronts.bytes) == (2 * SLICE, SLICE, 0)
+        assert claimed_bytes == [2 * SLICE, 2 * SLICE, SLICE, 0]
         assert len(made.entries.said) == 0
+        assert made.cache._order.left_behind_bytes == 2 * SLICE
 
 
-async def test_what_was_said_is_remembered_of_a_bounded_number_of_places_and_for_a_minute(
+async def test_of_what_is_claimed_and_on_its_way_there_is_no_more_than_the_tail_leaves() -> None:
+    async with Nursery() as nursery:
+        made = Following(nursery, cache_blocks=8)
+        await made.fill_history()
+        made.objects.gate.set()
+        made.cache.claim("wal/other", 0, 8 * BLOCK, wanted=[(0, 8 * BLOCK - 3 * SLICE)])
+        await made.follow(P[0], slices(0))
+        before = made.gets
+        made.cache.release("wal/other", 0, 8 * BLOCK, wanted=())
+        await made.follow(P[0], slices(0))
+
+        assert (before, outcomes(made.telemetry)[1]) == ([], 1)
+        assert [number for number, _, _ in made.gets] == [0, 1], "what nobody claims makes room"
+
+
+async def test_what_was_said_is_remembered_of_a_bounded_number_of_places_and_for_seconds_and_forgotten_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(entries_ahead, "PLACES_SAID_MAX", 2)
@@ -239,18 +266,92 @@ async def test_what_was_said_is_remembered_of_a_bounded_number_of_places_and_for
         for place in range(3):
             await made.follow(P[place], slices(place))
         bounded = [(one, 0) in made.entries.said for one in P[:3]]
-        made.clock.advance(FRONT_KEPT_S + 1)
+        made.clock.advance(entries_ahead.SAID_KEPT_S + 1)
+        monkeypatch.setattr(entries_ahead, "FORGOTTEN_AT_ONCE_MAX", 1)
+        await made.follow(P[3], slices(3))
+        in_part = list(made.entries.said)
         await made.follow(P[3], slices(3))
 
         assert bounded == [True, True, False], "the third reads without"
+        assert in_part == [(P[1], 0), (P[3], 0)]
         assert list(made.entries.said) == [(P[3], 0)]
         assert {one.place for wanted in made.entries.wanted.values() for one in wanted} == {(P[3], 0)}
+
+
+async def test_what_came_for_a_consumer_that_reads_no_more_is_left_for_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
+    async with Nursery() as nursery:
+        made = Following(nursery)
+        made.objects.gate.set()
+        await made.follow(P[0], slices(0))
+        before = made.cache.claimed_bytes, made.cache._order.left_behind_bytes
+        made.clock.advance(entries_ahead.SAID_KEPT_S + 1)
+        await made.follow(P[1], [])
+
+        assert before == (2 * SLICE, 0)
+        assert (made.cache.claimed_bytes, made.cache._order.left_behind_bytes) == (0, 2 * SLICE)
+
+
+async def test_what_a_consumer_has_passed_without_reading_it_is_claimed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compaction has put other entries in its place."""
+    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
+    async with Nursery() as nursery:
+        made = Following(nursery)
+        made.objects.gate.set()
+        await made.follow(P[0], slices(0))
+        await made.follow(P[0], slices(0, [2, 3]), read=0)
+
+        assert [number for number, _, _ in made.gets] == [0, 1, 2, 3]
+        assert made.cache.claimed_bytes == 2 * SLICE
+        assert made.cache._order.left_behind_bytes == 0
+
+
+async def test_what_a_new_consumer_has_begun_to_read_is_not_left() -> None:
+    async with Nursery() as nursery:
+        made = Following(nursery)
+        made.objects.gate.set()
+        await made.cache.read(object_key(IDS[0]), 0, SLICE, is_history=True)
+        made.entries.follow(P[0], entry(0, 0), slices(0, range(1, 6)), is_through=False)
+
+        assert made.cache._order.left_behind_bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_consumers_of_partitions_that_lie_unevenly_in_objects_fetch_each_byte_about_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One entry of each partition in turn: some come to the end of the log long before others."""
+    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
+    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 16 * SLICE)
+    chance = random.Random(seed)
+    objects = [ObjectId(f"01JB0000000000000000000{number:03}") for number in range(200)]
+    logs: list[list[Entry]] = [[] for _ in P]
+    for number, object_id in enumerate(objects):
+        for place, partition in enumerate(sorted(chance.sample(range(len(P)), 4))):
+            base = 10 * number
+            logs[partition].append(Entry(base, base + 9, object_id, ((place * SLICE, SLICE),), max_timestamp=0, running_max_timestamp=0))
+    async with Nursery() as nursery:
+        made = Following(nursery, cache_blocks=16)
+        made.objects.gate.set()
+        for turn in range(max(map(len, logs))):
+            for partition, entries in zip(P, logs, strict=True):
+                if turn < len(entries):
+                    source = entries[turn]
+                    key, wanted = object_key(source.object_id), Range(*source.extent)
+                    floor, ceiling = made.entries.together(key, wanted)
+                    await made.cache.read(key, *wanted, floor=floor, object_size=ceiling, is_history=True)
+                    made.entries.claim(key, Range(floor, ceiling))
+                    made.entries.follow(partition, source, entries[turn + 1 : turn + 33])
+                    await until_done(made.ahead)
+        fetched_bytes = sum(end - start for _, start, end in made.objects.under_way)
+
+    assert fetched_bytes <= 1.1 * len(objects) * BLOCK
 
 
 async def test_a_read_that_finds_its_slice_missing_brings_those_of_others_beside_it() -> None:
     async with Nursery() as nursery:
         made = Following(nursery)
-        key = object_key(IDS[4])
+        key = object_key(IDS[3])
         await made.follow(P[1], slices(1))
         await made.follow(P[2], slices(2))
 
@@ -285,6 +386,23 @@ async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig
             end = await fetch(other, end, bytes_max=1)
 
         assert outcomes(other.telemetry)[0] == AHEAD
+
+
+async def test_what_comes_with_a_read_that_had_to_wait_is_claimed(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
+        await other.parts.control_reads.refresh([other.parts.partitions.get(PARTITION)])
+        pending = (await other.control()).pending
+        end = await fetch(other, await fetch(other, pending[0].base, bytes_max=1), bytes_max=1)
+        await until_done(ahead_of(other))
+        reader = other.parts.reader
+        key = object_key(next(one for one in pending if one.base == end).object_id)
+        reader._blocks.drop(key)
+        claimed: list[tuple[str, Range]] = []
+        monkeypatch.setattr(reader._entries_ahead, "claim", lambda *brought: claimed.append(brought))
+        await fetch(other, end, bytes_max=1)
+
+    assert claimed[0][0] == key
+    assert claimed[0][1].size_bytes > SLICE
 
 
 async def test_a_consumer_that_has_waited_has_twice_as_much_in_front_of_it_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +501,8 @@ async def test_what_others_want_is_asked_no_further_than_a_get_goes() -> None:
         assert looked == [1, 2, 3]
 
 
-async def test_consumers_leave_nothing_at_inline_entries_which_say_nothing() -> None:
+async def test_consumers_leave_nothing_at_inline_entries_which_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
     async with Nursery() as nursery:
         made = Following(nursery)
         made.objects.gate.set()
@@ -393,7 +512,7 @@ async def test_consumers_leave_nothing_at_inline_entries_which_say_nothing() -> 
             await until_done(made.ahead)
 
         assert [place for _, place in made.entries.said] == [100]
-        assert made.ahead.fronts.bytes == SLICE
+        assert made.cache.claimed_bytes == SLICE
 
 
 async def test_what_was_given_up_is_asked_for_again() -> None:
@@ -450,8 +569,9 @@ async def test_pieces_that_all_have_read_who_said_that_they_will_are_left_behind
         assert order.left_behind_bytes == 2 * SLICE + blocks_module.PIECE_OVERHEAD_BYTES
 
 
-async def test_entries_of_chunks_that_are_not_read_yet_are_found_out_ahead() -> None:
+async def test_entries_of_chunks_that_are_not_read_yet_are_found_out_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk of the index has sixteen entries: a consumer that comes to the end of one knows the next by then."""
+    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 100 * KIB)
     async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK) as writer:
         for number in range(70):
             await writer.send(record_batch(bytes([number]) * SLICE))

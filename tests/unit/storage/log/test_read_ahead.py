@@ -431,15 +431,19 @@ async def test_what_is_fetched_ahead_in_one_turn_finds_a_place_together(monkeypa
         assert [key for key, _, _ in made.objects.under_way] == [f"segments/{number}/x" for number in range(1, 7)]
 
 
-async def test_a_few_consumers_have_the_half_of_history_for_certain_and_many_a_quarter() -> None:
+async def test_of_a_cache_that_the_tail_fills_few_consumers_have_half_for_certain_and_many_a_quarter() -> None:
     async with Nursery() as nursery:
         made = Ahead(nursery, cache_blocks=24, block_bytes=4 * MIB)
-        certain_bytes = [made.ahead.certain_bytes]
+        made.objects.gate.set()
+        of_an_empty_cache = made.ahead.front_bytes_max
+        await made.fill(blocks=24)
+        certain_bytes = [made.ahead.front_bytes_max]
         for consumers in (12, 24, 100):
             while len(made.ahead.fronts) < consumers:
                 made.ahead.fronts.note(len(made.ahead.fronts), 1)
-            certain_bytes.append(made.ahead.certain_bytes)
+            certain_bytes.append(made.ahead.front_bytes_max)
 
+    assert of_an_empty_cache == 96 * MIB
     assert certain_bytes == [48 * MIB, 36 * MIB, 24 * MIB, 24 * MIB]
 
 
