@@ -48,8 +48,10 @@ Several times what a GET takes on a busy machine: below it healthy partitions ar
 WELL_FILLED_SHARE: Final = 1 / 4
 """A share of what a response may hold."""
 MOMENT_S: Final = 0.01
-"""How long a response that is well filled waits for reads of objects: several times what a read of memory or a disk takes. A read that an
-earlier fetch has left, and whose bytes are gone again, has the whole grace, so that no partition is left for ever."""
+"""How long a response that is well filled waits for reads of objects, from the last that it began on: several times what a read of memory
+or a disk takes. A read that an earlier fetch has left, and whose bytes are gone again, has the whole grace, so that no partition is left
+for ever; and so has each while one more that is left could end another.
+"""
 PATIENCE_S: Final = 3.0
 """How long a response with nothing in it waits for late ones, beyond the time that the client wants to wait."""
 
@@ -141,6 +143,7 @@ class Gathering:
         self._runs_left = STORED_RUNS_MAX
         self._spared_left = 0
         self._reading: dict[Wanted, None] = {}
+        self._moment_end_s = began_s
         self._joined: dict[Flight, None] = {}
         self._asked: dict[asyncio.Future[None], None] = {}
 
@@ -210,7 +213,7 @@ class Gathering:
                 is_enough = True
             size_bytes += wanted.size_bytes
             is_something = is_something or wanted.size_bytes > 0 or wanted.error is not None
-        if is_held and not (size_bytes >= self._well_filled_bytes and now_s >= self._began_s + MOMENT_S):
+        if is_held and (size_bytes < self._well_filled_bytes or now_s < self._moment_end_s or self._reader.flights.is_crowded):
             return False
         is_something = is_something or self._is_refused
         is_enough = is_enough or self._is_refused or size_bytes >= self._bytes_min
@@ -234,8 +237,8 @@ class Gathering:
         if self.is_reading:
             ends += [flight.began_s + GRACE_S for flight in self._joined if not flight.is_done and flight.began_s + GRACE_S > now_s]
             ends.append(now_s + GRACE_S)
-            if (moment_end_s := self._began_s + MOMENT_S) > now_s:
-                ends.append(moment_end_s)
+            if self._moment_end_s > now_s:
+                ends.append(self._moment_end_s)
         return max(0.001, min(ends, default=now_s) - now_s)
 
     def fail_in_steps(self) -> Generator[None, None, None]:
@@ -391,6 +394,7 @@ class Gathering:
             wake=self._wake,
         )
         self._joined[flight] = None
+        self._moment_end_s = now_s + MOMENT_S
         wanted.flight = flight
         self._reading[wanted] = None
         wanted.is_late = now_s >= flight.began_s + GRACE_S

@@ -55,10 +55,17 @@ def _listening_inodes(table: Path, port: int) -> list[str]:
 
 def _holds_one_of(process: Path, sockets: set[str]) -> bool:
     try:
-        return any(os.readlink(descriptor) in sockets for descriptor in (process / "fd").iterdir())
+        descriptors = list((process / "fd").iterdir())
     except OSError:
-        # It ended meanwhile, or belongs to somebody else.
-        return False
+        return False  # it ended meanwhile, or belongs to somebody else
+    return any(_target(descriptor) in sockets for descriptor in descriptors)
+
+
+def _target(descriptor: Path) -> str:
+    try:
+        return os.readlink(descriptor)
+    except OSError:
+        return ""  # closed meanwhile, as others of a busy process are all the time
 
 
 def _command(process: Path) -> str:

@@ -110,7 +110,7 @@ class EvictionOrder:
         is_above_share = self.history_bytes + fetching_bytes > self._history_bytes_max
         return of_history if is_above_share or history[of_history].used < self._tail[of_tail].used else of_tail
 
-    def _oldest(self, order: OrderedDict[Name, _Kept]) -> Name | None:
+    def _oldest(self, order: Iterable[Name]) -> Name | None:
         return next((name for name in order if name not in self._pins), None)
 
     def _enter(self, kept: _Kept, *, is_history: bool) -> None:

@@ -93,6 +93,11 @@ class Follower:
         """Up to this entry all is here or on its way, unless it was evicted."""
         self.said_s = 0.0
 
+    @property
+    def next_base(self) -> int:
+        assert self.place is not None, "it is at no place"
+        return self.place[1]
+
 
 class EntriesAhead:
     def __init__(self, blocks: BlockCache, read_ahead: ReadAhead, *, clock: Clock) -> None:
@@ -115,8 +120,8 @@ class EntriesAhead:
             return
         # What is read of these needs no GET, and is said by nobody.
         following = list(dropwhile(_is_inline, following))
-        self._forget_old()
-        follower = self._follower(partition, source.base, following)
+        self.forget_old()
+        follower = self._follower(partition, source.base, following, is_through=is_through)
         if follower is not None:
             if has_waited and follower.entries:
                 follower.ahead_bytes_max = min(2 * follower.ahead_bytes_max, AHEAD_BYTES_MAX)
@@ -134,12 +139,12 @@ class EntriesAhead:
     def _ranges(self, key: str) -> Collection[Range]:
         return self.wanted.get(key, {}).values()
 
-    def _follower(self, partition: PartitionId, base: int, following: Sequence[Entry]) -> Follower | None:
+    def _follower(self, partition: PartitionId, base: int, following: Sequence[Entry], *, is_through: bool) -> Follower | None:
         """The one that reads `following` next, at that place from now on; None if nothing follows, or there is no room for another."""
         came = self.said.pop((partition, base), None)
         if not following:
             if came is not None:
-                self._forget(came)
+                self._forget(came, is_gone=is_through)
             return None
         place = partition, following[0].base
         there = self.said.pop(place, None)
@@ -159,12 +164,13 @@ class EntriesAhead:
         entries = follower.entries
         while entries and entries[0].base < from_base:
             self._unsay(follower, entries.popleft())
+        in_bytes = entries[0].range.size_bytes if entries and entries[0].base < following[0].base else 0
         last_base = entries[-1].base if entries else -1
         said_bytes_max = self._said_bytes_max(follower)
         for entry in following:
             if entry.base <= last_base or entry.is_inline:
                 continue
-            if len(entries) >= SAID_ENTRIES_MAX or follower.said_bytes >= said_bytes_max:
+            if len(entries) >= SAID_ENTRIES_MAX or follower.said_bytes - in_bytes >= said_bytes_max:
                 break
             key, wanted = object_key(entry.object_id), Range(*entry.extent)
             if wanted.size_bytes > GET_BYTES_MAX:
@@ -188,15 +194,19 @@ class EntriesAhead:
         if not by_follower:
             del self.wanted[passed.key]
 
-    def _forget(self, follower: Follower) -> None:
-        """What it said counts no more. It is at no place."""
+    def _forget(self, follower: Follower, *, is_gone: bool = True) -> None:
+        """What it said counts no more. It is at no place. `is_gone`: it reads no more of what it is in, either."""
         entries = follower.entries
         while entries:
             entry = entries.popleft()
             self._unsay(follower, entry)
-            self._blocks.leave(entry.key, *entry.range, wanted=self._ranges(entry.key))
+            if is_gone:
+                self._blocks.leave(entry.key, *entry.range, wanted=self._ranges(entry.key))
 
-    def _forget_old(self) -> None:
+    def forget_old(self) -> None:
+        """Forget consumers that have read nothing for `SAID_KEPT_S`. Call it with every read: while nobody goes through WAL objects, others
+        want the cache.
+        """
         since_s = self._clock.monotonic_s() - SAID_KEPT_S
         for place, oldest in tuple(islice(self.said.items(), FORGOTTEN_AT_ONCE_MAX)):
             if oldest.said_s >= since_s:
@@ -212,6 +222,8 @@ class EntriesAhead:
         for entry in islice(follower.entries, entries_max):
             if ahead_bytes >= ahead_bytes_max or len(self._read_ahead) >= gets_max:
                 break
+            if entry.base < follower.next_base:
+                continue  # it is in this one
             if entry.base > follower.coming_base:
                 if not self._is_coming(entry.key, entry.range):
                     break
@@ -221,7 +233,7 @@ class EntriesAhead:
     def _is_coming(self, key: str, wanted: Range) -> bool:
         """Whether `wanted` is in memory or on its way, from now on perhaps."""
         if self._is_there(key, wanted):
-            self.claim(key, wanted)
+            self._blocks.claim(key, *wanted, wanted=(wanted,))
             return True
         if not self._read_ahead.has_room(wanted.size_bytes):
             self._read_ahead.skip()
@@ -232,7 +244,7 @@ class EntriesAhead:
         if self._read_ahead.is_under_way(key, asked.start) or not self._read_ahead.has_room(asked.size_bytes):
             self._read_ahead.skip()
             return False
-        self.claim(key, wanted)
+        self._blocks.claim(key, *wanted, wanted=(wanted,))
         self._coming.setdefault(key, []).append(asked)
         self._read_ahead.spawn(key, *asked, is_said=True).add_done_callback(partial(self._land, key, asked))
         return True

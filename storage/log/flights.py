@@ -12,13 +12,15 @@ from typing import Final, Protocol
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from storage.errors import StorageError, without_frames
-from storage.limits import MIB
+from storage.limits import FETCH_RESPONSE_BYTES_MAX, MIB
 from storage.log.partition import PartitionLog
 from storage.log.segments import Elsewhere
 from storage.log.tail import BatchRun
 from storage.vocabulary import PartitionId
 
 UNATTENDED_MAX: Final = 64
+READS_LEFT_AT_ONCE_MAX: Final = 16
+"""By one fetch."""
 UNATTENDED_BYTES_MAX: Final = 64 * MIB
 """The bytes that reads without a waiter may bring."""
 PLACES_KEPT_MAX: Final = 4_096
@@ -43,6 +45,9 @@ class Places:
         while len(self._places) > PLACES_KEPT_MAX:
             self._places.popitem(last=False)
 
+    def drop(self, partition: PartitionId, offset: int) -> None:
+        self._places.pop((partition, offset), None)
+
 
 class Reads(Protocol):
     """The part of a `Reader` that flights need."""
@@ -54,7 +59,14 @@ class Reads(Protocol):
     ) -> BatchRun | Elsewhere | None: ...
 
     async def stored_within(
-        self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
+        self,
+        log: PartitionLog,
+        offset: int,
+        *,
+        bytes_max: int,
+        at_least_one: bool,
+        is_in_order: bool,
+        is_awaited: Callable[[], bool],
     ) -> BatchRun | None: ...
 
 
@@ -114,6 +126,14 @@ class Flights:
         return len(self._flights)
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether a fetch that left its reads could end reads that others have left."""
+        return (
+            len(self._unattended) + READS_LEFT_AT_ONCE_MAX > UNATTENDED_MAX
+            or self._unattended_bytes + FETCH_RESPONSE_BYTES_MAX > UNATTENDED_BYTES_MAX
+        )
+
+    @property
     def unattended(self) -> int:
         """The bytes among these that nobody waits for."""
         return len(self._unattended)
@@ -141,7 +161,8 @@ class Flights:
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = Flight(log, offset, bytes_max, self._clock.monotonic_s())
-            flight.was_left = (log.partition, offset) in self._left
+            is_under_way = (log, offset, not at_least_one) in self._flights
+            flight.was_left = (log.partition, offset) in self._left and not is_under_way
             flight.task = self._nursery.spawn(self._fly(flight, runs_max, at_least_one), name="stored-read")
         elif flight in self._unattended:
             self._attend(flight)
@@ -179,6 +200,7 @@ class Flights:
                     at_least_one=at_least_one and not flight.runs,
                     # Several runs of one fetch follow each other wherever its consumer goes next.
                     is_in_order=goes_on and bool(flight.wakers),
+                    is_awaited=lambda: bool(flight.wakers),
                 )
                 if run is None:
                     flight.is_too_large = True
@@ -199,6 +221,8 @@ class Flights:
             if flight.runs:
                 self._ends.note(log.partition, flight.end)
             flight.is_done = True
+            if flight.wakers:
+                self._left.drop(log.partition, flight.offset)
             del self._flights[log, flight.offset, at_least_one]
             self._attend(flight)
             for wake in flight.wakers:

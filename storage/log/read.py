@@ -8,6 +8,7 @@ cache, the control record is read again, and so is the object. Only what is dama
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -90,12 +91,17 @@ class _Where(NamedTuple):
         return f"object={self.key!r} partition={self.partition} entry={self.entry.base}..{self.entry.last} window={self.window}"
 
 
+def _always() -> bool:
+    return True
+
+
 class _Terms(NamedTuple):
     """What a read asks for, whichever source has it."""
 
     bytes_max: int
     at_least_one: bool
     is_in_order: bool
+    is_awaited: Callable[[], bool] = _always
 
 
 class Reader:
@@ -159,16 +165,24 @@ class Reader:
         return run
 
     async def stored_within(
-        self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool = False
+        self,
+        log: PartitionLog,
+        offset: int,
+        *,
+        bytes_max: int,
+        at_least_one: bool,
+        is_in_order: bool = False,
+        is_awaited: Callable[[], bool] = _always,
     ) -> BatchRun | None:
         """As `stored`, but without `at_least_one` it is None, as soon as that is seen, if the first batch is larger than `bytes_max`.
 
-        `is_in_order`: the reader goes through the log, and will want what follows.
+        `is_in_order`: the reader goes through the log, and will want what follows. `is_awaited`: whether anybody still takes what was read
+        when that has ended; what nobody takes will be read again.
         """
         self._damage.check(log.partition, offset)
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                return await self._stored_at(log, offset, _Terms(bytes_max, at_least_one, is_in_order))
+                return await self._stored_at(log, offset, _Terms(bytes_max, at_least_one, is_in_order, is_awaited))
         except TimeoutError:
             raise Unavailable(f"read timed out: partition={log.partition} offset={offset} after_s={READ_TIMEOUT_S}") from None
 
@@ -223,6 +237,7 @@ class Reader:
         return run
 
     async def _read_source(self, log: PartitionLog, source: EntrySource, offset: int, terms: _Terms) -> BatchRun | Gap | None:
+        self._entries_ahead.forget_old()
         if isinstance(source, Entry):
             if isinstance(source.batches, bytes):
                 return read_inline(log.partition, source, offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
@@ -230,7 +245,8 @@ class Reader:
                 return await self._read(log, source, source.batches, offset, terms)
             is_here = self._blocks.is_here(object_key(source.object_id), *source.extent)
             run = await self._read(log, source, source.batches, offset, terms)
-            self._look_ahead(log, source, is_through=run is not None and run.last == source.last, has_waited=not is_here)
+            is_through = run is not None and run.last == source.last and terms.is_awaited()
+            self._look_ahead(log, source, is_through=is_through, has_waited=not is_here)
             return run
         return await self.segments.read(
             log.partition,
@@ -239,6 +255,7 @@ class Reader:
             bytes_max=terms.bytes_max,
             at_least_one=terms.at_least_one,
             is_in_order=terms.is_in_order,
+            is_awaited=terms.is_awaited,
         )
 
     def _look_ahead(self, log: PartitionLog, source: Entry, *, is_through: bool, has_waited: bool) -> None:
@@ -275,11 +292,12 @@ class Reader:
                     continue
                 end = min(span_end, position + window_bytes)
                 floor, ceiling = 0, span_end  # whoever else reads the object may begin before it
-                is_awaited = terms.is_in_order and key in self._entries_ahead.wanted
-                if is_awaited and self._blocks.missing_from(key, position, end) < end:
+                is_wanted = terms.is_in_order and key in self._entries_ahead.wanted
+                brings = is_wanted and self._blocks.missing_from(key, position, end) < end
+                if brings:
                     floor, ceiling = self._entries_ahead.together(key, Range(span_start, span_end))
                 views = await self._blocks.read(key, position, end, floor=floor, object_size=ceiling, is_history=_is_history(log, entry))
-                if is_awaited:
+                if brings:
                     self._entries_ahead.claim(key, Range(floor, ceiling))
                 is_ours = len(views) > 1
                 window = memoryview(bytearray().join(views)) if is_ours else views[0]

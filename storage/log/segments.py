@@ -1,7 +1,7 @@
 """Reading segments: offset → block (footer) → window of whole blocks → checksum → batches as they lie there, which have their offsets."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -67,11 +67,19 @@ class SegmentReader:
         self._reading: SingleFlight[ObjectId, SegmentFooter] = SingleFlight()
 
     async def read(
-        self, partition: PartitionId, entry: SegmentEntry, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool = False
+        self,
+        partition: PartitionId,
+        entry: SegmentEntry,
+        offset: int,
+        *,
+        bytes_max: int,
+        at_least_one: bool,
+        is_in_order: bool = False,
+        is_awaited: Callable[[], bool] = lambda: True,
     ) -> BatchRun | Gap | None:
         """Batches from the one that holds `offset`, or the first one behind it, about `bytes_max` of them and at least one.
 
-        `is_in_order`: the reader will go on behind them, as it has gone on behind what it read before.
+        `is_in_order`: the reader will go on behind them, as it has gone on behind what it read before, if it `is_awaited` in the end.
 
         None without `at_least_one` if the first is larger than `bytes_max`. Raises `NotFound`, `EndsEarly`, `Corrupt`, `Unavailable`.
         """
@@ -83,7 +91,8 @@ class SegmentReader:
         object_size = footer.records_end if entry.size_bytes > BLOCK_BYTES else entry.size_bytes
         views = await self._blocks.read(stretch.key, stretch.begin, stretch.end, object_size=object_size, is_history=True)
         try:
-            return self._run_of(stretch, views, offset, bytes_max=bytes_max, at_least_one=at_least_one, is_in_order=is_in_order)
+            goes_on = is_in_order and is_awaited()
+            return self._run_of(stretch, views, offset, bytes_max=bytes_max, at_least_one=at_least_one, is_in_order=goes_on)
         except Corrupt:
             self._blocks.drop_damaged(stretch.key, views)
             raise

@@ -11,6 +11,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.fetching import gathering
+from broker.handlers.log.fetch import Fetch
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
 from broker.protocol.fetch import FetchedPartition
 from runtime.clock import SystemClock
@@ -241,7 +242,72 @@ async def test_a_response_that_is_well_filled_waits_a_moment_for_a_slow_object_a
         assert early == [[], [0, 1]]
         assert early_s >= gathering.MOMENT_S
         assert with_one_batch.result() == [[0, 1], [1]]
-        assert len(set(bucket.gets) & bucket.slow) == len(bucket.slow), "the read that was left went on"
+        assert sorted(key for key in bucket.gets if key in bucket.slow) == sorted(bucket.slow), "the read that was left went on"
+
+
+async def test_a_client_that_asks_for_what_it_has_not_got_first_is_not_held_up_by_its_read_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the Java client asks: the partitions that had records go to the end of its list."""
+    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow, other = scene.healthy[:2]
+        bucket.slow = set(await object_keys(scene, slow))
+        for asked in [((other, 0), (slow, 0)), ((slow, 0), (other, 0))] * 2:
+            assert sorted(await read_two_each(scene, *asked)) == [[], [0, 1]]
+        bucket.let_go.set()
+
+
+async def test_what_one_reader_had_left_and_got_in_the_end_holds_up_no_other_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow, other = scene.healthy[:2]
+        bucket.slow = set(await object_keys(scene, slow))
+        left = await read_two_each(scene, (slow, 0), (other, 0))
+        bucket.let_go.set()
+        got = await read_two_each(scene, (slow, 0))
+        for key in bucket.slow:
+            scene.broker.log.parts.reader._blocks.drop(key)
+        bucket.let_go.clear()
+        of_another = await read_two_each(scene, (slow, 0), (other, 0))
+        bucket.let_go.set()
+
+    assert (left, got, of_another) == ([[], [0, 1]], [[0, 1]], [[], [0, 1]])
+
+
+async def test_the_moment_begins_with_the_read_however_late_the_fetch_comes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+    monkeypatch.setattr(gathering, "MOMENT_S", 1.0)
+    resolve = Fetch._resolve
+
+    async def late(*given: Any) -> Any:
+        await asyncio.sleep(1.1 * gathering.MOMENT_S)
+        return await resolve(*given)
+
+    async with two_shards(monkeypatch) as scene:
+        stored, own = scene.healthy[:2]
+        await scene.broker.send(("t", own, record_batch(b"c")), ("t", own, record_batch(b"d")))
+        monkeypatch.setattr(Fetch, "_resolve", late)
+
+        assert await read_two_each(scene, (stored, 0), (own, 2)) == [[0, 1], [2, 3]], "one of them was in memory all the time"
+
+
+async def test_while_one_more_read_that_is_left_would_end_another_responses_wait_for_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+    monkeypatch.setattr(flights, "UNATTENDED_MAX", flights.READS_LEFT_AT_ONCE_MAX - 1)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow, other = scene.healthy[:2]
+        bucket.slow = set(await object_keys(scene, slow))
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(read_two_each(scene, (slow, 0), (other, 0)))
+            await asyncio.sleep(5 * gathering.MOMENT_S)
+            assert not reading.done()
+            bucket.let_go.set()
+
+    assert reading.result() == [[0, 1], [0, 1]]
 
 
 async def test_a_read_that_was_left_and_whose_bytes_are_gone_again_is_not_left_once_more(monkeypatch: pytest.MonkeyPatch) -> None:

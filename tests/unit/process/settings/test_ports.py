@@ -67,5 +67,6 @@ def test_the_owner_is_found_by_the_inode_of_its_socket(tmp_path: Path) -> None:
         (tmp_path / pid / "fd").mkdir(parents=True)
         (tmp_path / pid / "fd" / "3").symlink_to(f"socket:[{inode}]")
     (tmp_path / "17" / "comm").write_text("java\n")
+    (tmp_path / "17" / "fd" / "2").write_text("no link: it was closed and is gone, as far as its reader can see")
 
     assert owner_of_port(9092, proc=tmp_path) == "pid 17, java"

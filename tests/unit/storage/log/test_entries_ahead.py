@@ -14,7 +14,7 @@ from storage.formats.wal import object_key
 from storage.limits import KIB
 from storage.log import entries_ahead, read_ahead
 from storage.log.entries_ahead import EntriesAhead, Range
-from storage.vocabulary import ObjectId, PartitionId, TopicId
+from storage.vocabulary import Buffer, ObjectId, PartitionId, TopicId
 from tests.kit.record_batches import record_batch
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 from tests.unit.storage.log.test_read_ahead import Ahead, ahead_of, fetch, never, outcomes, replace_gets, until_done
@@ -306,6 +306,63 @@ async def test_what_a_consumer_has_passed_without_reading_it_is_claimed_no_more(
         assert made.cache._order.left_behind_bytes == 0
 
 
+@pytest.mark.parametrize("consumers", [1, 8])
+async def test_while_a_consumer_is_in_an_entry_larger_than_its_window_the_next_one_comes(
+    consumers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
+    large = 8 * SLICE
+    monkeypatch.setattr(entries_ahead, "GET_BYTES_MAX", large)
+    waits = 0
+    async with Nursery() as nursery:
+        made = Following(nursery, cache_blocks=max(8, 4 * consumers))
+        made.objects.gate.set()
+        for turn in range(20):
+            for is_through in (False, True):
+                for number, partition in enumerate(P[:consumers]):
+                    ids = [ObjectId(f"01JB000000000000000{number:03}{place:04}") for place in range(turn, turn + 8)]
+                    source, *following = [
+                        Entry(10 * (turn + ahead), 10 * (turn + ahead) + 9, object_id, ((0, large),), 0, 0)
+                        for ahead, object_id in enumerate(ids)
+                    ]
+                    key, half = object_key(source.object_id), (0, large // 2) if not is_through else (large // 2, large)
+                    has_waited = not made.cache.is_here(key, *half)
+                    waits += has_waited
+                    await made.cache.read(key, *half, object_size=large, is_history=True)
+                    made.entries.follow(partition, source, following, is_through=is_through, has_waited=has_waited)
+                if not is_through:  # what is asked for between two entries comes too late
+                    await until_done(made.ahead)
+
+    assert waits <= 3 * consumers
+
+
+async def test_an_entry_that_is_the_last_known_one_is_not_left_before_it_is_read() -> None:
+    async with Nursery() as nursery:
+        made = Following(nursery)
+        made.objects.gate.set()
+        await made.follow(P[0], slices(0, [0]))
+        made.entries.follow(P[0], entry(0, 0), [], is_through=False)
+        in_part = made.cache.claimed_bytes, made.cache._order.left_behind_bytes
+        made.entries.follow(P[0], entry(0, 0), [])
+
+        assert in_part == (0, 0)
+        assert made.cache._order.left_behind_bytes > 0
+
+
+async def test_what_is_here_when_a_consumer_says_it_is_claimed_and_so_is_the_head_of_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
+    async with Nursery() as nursery:
+        made = Following(nursery)
+        made.objects.gate.set()
+        await made.cache.read(object_key(IDS[0]), 0, SLICE, is_history=True)
+        await made.cache.read(object_key(IDS[1]), 0, 100, is_history=True)
+        made.objects.gate.clear()
+        await made.follow(P[0], slices(0))
+
+        assert made.cache.claimed_bytes == SLICE + 100
+        made.objects.gate.set()
+
+
 async def test_what_a_new_consumer_has_begun_to_read_is_not_left() -> None:
     async with Nursery() as nursery:
         made = Following(nursery)
@@ -320,7 +377,7 @@ async def test_what_a_new_consumer_has_begun_to_read_is_not_left() -> None:
 async def test_consumers_of_partitions_that_lie_unevenly_in_objects_fetch_each_byte_about_once(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One entry of each partition in turn: some come to the end of the log long before others."""
+    """One entry of each partition in turn: some come to the end of the log long before others. Beside them others read history anywhere."""
     monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
     monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 16 * SLICE)
     chance = random.Random(seed)
@@ -343,7 +400,10 @@ async def test_consumers_of_partitions_that_lie_unevenly_in_objects_fetch_each_b
                     made.entries.claim(key, Range(floor, ceiling))
                     made.entries.follow(partition, source, entries[turn + 1 : turn + 33])
                     await until_done(made.ahead)
-        fetched_bytes = sum(end - start for _, start, end in made.objects.under_way)
+            for _ in range(4):
+                start = chance.randrange(1_000) * BLOCK
+                await made.cache.read("wal/other", start, start + BLOCK, is_history=True)
+        fetched_bytes = sum(end - start for key, start, end in made.objects.under_way if key != "wal/other")
 
     assert fetched_bytes <= 1.1 * len(objects) * BLOCK
 
@@ -386,6 +446,63 @@ async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig
             end = await fetch(other, end, bytes_max=1)
 
         assert outcomes(other.telemetry)[0] == AHEAD
+
+
+async def test_what_a_read_brought_that_nobody_waited_for_in_the_end_is_not_left_unread(
+    broker: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
+        log = other.parts.partitions.get(PARTITION)
+        await other.parts.control_reads.refresh([log])
+        pending = (await other.control()).pending
+        end = await fetch(other, await fetch(other, pending[0].base, bytes_max=1), bytes_max=1)
+        await until_done(ahead_of(other))
+        reader = other.parts.reader
+        source = next(one for one in pending if one.base == end)
+        assert isinstance(source, Entry)
+        key = object_key(source.object_id)
+        reader._blocks.drop(key)
+        gate = asyncio.Event()
+        get_parts = other.objects.get_parts
+
+        async def gated(key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
+            await gate.wait()
+            return await get_parts(key, start, end, part_bytes=part_bytes)
+
+        monkeypatch.setattr(other.objects, "get_parts", gated)
+        left: list[str] = []
+        monkeypatch.setattr(reader._blocks, "leave", lambda key, *_, **__: left.append(key))
+        flight = reader.flights.join(log, end, bytes_max=1, runs_max=1, at_least_one=True, wake=never_woken)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        reader.flights.leave(flight, never_woken)
+        gate.set()
+        assert flight.task is not None
+        await flight.task
+        left_by_it = list(left)
+        is_here = reader._blocks.is_here(key, *source.extent)
+        await fetch(other, end, bytes_max=1)
+
+        assert (left_by_it, is_here) == ([], True)
+        assert left == [key]
+
+
+def never_woken() -> None:
+    raise AssertionError("nobody waits for it")
+
+
+async def test_consumers_that_have_stopped_are_forgotten_by_any_read(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
+        await other.parts.control_reads.refresh([other.parts.partitions.get(PARTITION)])
+        first = (await other.control()).pending[0].base
+        await fetch(other, await fetch(other, first, bytes_max=1), bytes_max=1)
+        await until_done(ahead_of(other))
+        reader = other.parts.reader
+        before = len(reader._entries_ahead.said)
+        monkeypatch.setattr(entries_ahead, "SAID_KEPT_S", -1.0)
+        await reader.stored(other.parts.partitions.get(PARTITION), first, bytes_max=1)
+
+        assert (before, len(reader._entries_ahead.said), reader._blocks.claimed_bytes) == (1, 0, 0)
 
 
 async def test_what_comes_with_a_read_that_had_to_wait_is_claimed(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
