@@ -165,13 +165,18 @@ def _started(folder: Path, port: int, advertised: str | None, settings: Mapping[
 
 def _format(file: Path, log: Path) -> None:
     command = [*java("-Xmx256m", "-XX:TieredStopAtLevel=1", _QUIET), "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(file)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_FORMAT_WITHIN_S, check=False)
+        said, complaint = process.communicate(timeout=_FORMAT_WITHIN_S)
     except subprocess.TimeoutExpired as error:
         raise ServerError(f"Apache Kafka's storage was not formatted within {_FORMAT_WITHIN_S:.0f} s.") from error
-    log.write_text(done.stdout + done.stderr)
-    if done.returncode != 0:
-        raise ServerError(f"Apache Kafka's storage cannot be formatted: {file} is refused:\n{done.stderr}{done.stdout}")
+    finally:
+        # After Ctrl-C `subprocess.run` kills it, too, but does not wait until it has ended.
+        process.kill()
+        process.wait()
+    log.write_text(said + complaint)
+    if process.returncode != 0:
+        raise ServerError(f"Apache Kafka's storage cannot be formatted: {file} is refused:\n{complaint}{said}")
 
 
 def main(arguments: Sequence[str]) -> int:
