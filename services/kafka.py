@@ -21,7 +21,7 @@ from typing import Final
 from services.build import BuildError
 from services.jars import assembled, found
 from services.ports import HOST, free_port, is_free
-from services.process import LocalProcess, Runs, Server, ServerError
+from services.process import LocalProcess, Runs, Server, ServerError, interrupts_deferred
 
 POM: Final = Path(__file__).parent / "java" / "kafka"
 HEAP: Final = "1g"
@@ -165,15 +165,17 @@ def _started(folder: Path, port: int, advertised: str | None, settings: Mapping[
 
 def _format(file: Path, log: Path) -> None:
     command = [*java("-Xmx256m", "-XX:TieredStopAtLevel=1", _QUIET), "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(file)]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = None
     try:
+        with interrupts_deferred():
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         said, complaint = process.communicate(timeout=_FORMAT_WITHIN_S)
     except subprocess.TimeoutExpired as error:
         raise ServerError(f"Apache Kafka's storage was not formatted within {_FORMAT_WITHIN_S:.0f} s.") from error
     finally:
-        # After Ctrl-C `subprocess.run` kills it, too, but does not wait until it has ended.
-        process.kill()
-        process.wait()
+        if process is not None:  # after Ctrl-C `subprocess.run` kills it, too, but does not wait until it has ended
+            process.kill()
+            process.wait()
     log.write_text(said + complaint)
     if process.returncode != 0:
         raise ServerError(f"Apache Kafka's storage cannot be formatted: {file} is refused:\n{complaint}{said}")

@@ -3,11 +3,13 @@
 `Server` is what a test sees; how the server runs (`Runs`) is a process here and a container in tests/kit/containers.py.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -104,11 +106,12 @@ class LocalProcess:
             return
         self._over()
         began_at = self.log.stat().st_size if self.log.exists() else 0
-        self._process = spawn(self.command, self.environ, self.log)
         try:
-            self._watch = subprocess.Popen(
-                ["/bin/sh", "-c", _WATCH, "sh", str(self._process.pid)], stdin=subprocess.PIPE, start_new_session=True
-            )
+            with interrupts_deferred():
+                self._process = spawn(self.command, self.environ, self.log)
+                self._watch = subprocess.Popen(
+                    ["/bin/sh", "-c", _WATCH, "sh", str(self._process.pid)], stdin=subprocess.PIPE, start_new_session=True
+                )
             wait_ready(
                 self._process,
                 name=self.name,
@@ -168,6 +171,27 @@ class LocalProcess:
         if self._watch:
             self._watch.communicate(b"over\n", timeout=STOP_WITHIN_S)
             self._watch = None
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """SIGINT and SIGTERM that come meanwhile count at its end: an exception in the middle of `Popen` would leave a process that nobody
+    knows.
+
+    Outside the main thread there are none to defer.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for deferred, handler in before.items():
+            signal.signal(deferred, handler or signal.SIG_DFL)
+        for number in dict.fromkeys(came):
+            signal.raise_signal(number)
 
 
 def spawn(command: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

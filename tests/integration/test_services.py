@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from runtime.clock import SystemClock
 from services.build import OXIA, VERSITYGW, BuildError, Fix, built
 from services.oxia import OxiaServer, running_oxia
 from services.ports import HOST, free_port, is_free
-from services.process import ServerError
+from services.process import ServerError, interrupts_deferred
 from services.readiness import http_answers, oxia_answers
 from services.versitygw import S3Server, running_s3
 from tests.kit.official_oxia import official_client
@@ -403,3 +404,32 @@ def test_the_env_file_gives_a_shell_what_a_broker_and_its_clients_read(backgroun
         "us-east-1",
     ]
     assert said.endswith(f"Next:\n  . {background.folder}/env\n  .venv/bin/forebay serve\n")
+
+
+def test_an_interrupt_while_a_process_starts_comes_when_its_caller_knows_it() -> None:
+    known: list[int] = []
+
+    def start() -> None:
+        with interrupts_deferred():
+            signal.raise_signal(signal.SIGINT)
+            known.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+
+    assert known == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_outside_the_main_thread_processes_start_as_ever() -> None:
+    started: list[int] = []
+
+    def start() -> None:
+        with interrupts_deferred():
+            started.append(1)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+
+    assert started == [1]
