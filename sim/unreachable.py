@@ -116,7 +116,6 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "append Appender._on_free_place: if self._quiet_timer is None → else": _QUIET,
     "append Appender._on_quiet: if self._places.has_spare → then": _QUIET,
     "append Appender._on_quiet: if self._places.has_spare → else": _QUIET,
-    "append Appender._run_carrying: if not self._is_stopped → else": _STOP,
     "read Reader.stored_here: except Corrupt": "what a record carries is what was written: test_inline.py",
     "read read_inline: if not found.starts → then": "what a record carries is what was written: test_inline.py",
     "append Appender.refuse: if self._is_stopped → then": _LOST,
@@ -147,6 +146,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 }
 
 SELDOM: Final[Mapping[str, str]] = {
+    "inline why_gathered: if had_no_room(lane, now_s) → then": "a control record was full a moment ago: test_larger_inline.py",
     "index EntryIndex._look_for_segment: if record is None → then": "a deposed leader shows no segment above an offset: test_read.py",
     "index EntryIndex._look_for_segment: if not segment.base <= offset <= segment.last → then": "keys of segments went while a reader held an older control record: test_reading_segments.py",
     "compactor.purge Purge._purge: if self._is_enough(tally) → then": "topics that are deleted have one partition: test_purge.py",

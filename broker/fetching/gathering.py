@@ -12,7 +12,6 @@ A control record that was not read in time is an error that clients repeat, neve
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
@@ -223,7 +222,7 @@ class Gathering:
 
     @property
     def _well_filled_bytes(self) -> float:
-        return self._bytes_max * WELL_FILLED_SHARE if self._bytes_max else math.inf
+        return max(1.0, self._bytes_max * WELL_FILLED_SHARE)  # nothing is not well filled, where nothing may be taken yet
 
     @property
     def is_reading(self) -> bool:
