@@ -212,13 +212,16 @@ class Gathering:
                 is_enough = True
             size_bytes += wanted.size_bytes
             is_something = is_something or wanted.size_bytes > 0 or wanted.error is not None
-        if is_held and (size_bytes < self._well_filled_bytes or now_s < self._moment_end_s or self._reader.flights.is_crowded):
+        if is_held and (size_bytes < self._well_filled_bytes or now_s < self._moment_end_s or not self._may_leave_reads()):
             return False
         is_something = is_something or self._is_refused
         is_enough = is_enough or self._is_refused or size_bytes >= self._bytes_min
         if now_s < self._deadline_s and not is_enough:
             return False
         return is_something or not is_pending or now_s >= max(self._deadline_s, self._began_s + PATIENCE_S)
+
+    def _may_leave_reads(self) -> bool:
+        return self._reader.flights.may_be_left([wanted.flight for wanted in self._reading if wanted.flight is not None])
 
     @property
     def _well_filled_bytes(self) -> float:

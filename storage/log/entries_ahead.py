@@ -120,7 +120,6 @@ class EntriesAhead:
             return
         # What is read of these needs no GET, and is said by nobody.
         following = list(dropwhile(_is_inline, following))
-        self.forget_old()
         follower = self._follower(partition, source.base, following, is_through=is_through)
         if follower is not None:
             if has_waited and follower.entries:

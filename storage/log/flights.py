@@ -6,21 +6,19 @@ these there is a bounded number, and the one that was left first makes room. A r
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from storage.errors import StorageError, without_frames
-from storage.limits import FETCH_RESPONSE_BYTES_MAX, MIB
+from storage.limits import MIB
 from storage.log.partition import PartitionLog
 from storage.log.segments import Elsewhere
 from storage.log.tail import BatchRun
 from storage.vocabulary import PartitionId
 
 UNATTENDED_MAX: Final = 64
-READS_LEFT_AT_ONCE_MAX: Final = 16
-"""By one fetch."""
 UNATTENDED_BYTES_MAX: Final = 64 * MIB
 """The bytes that reads without a waiter may bring."""
 PLACES_KEPT_MAX: Final = 4_096
@@ -125,13 +123,10 @@ class Flights:
         """Reads under way."""
         return len(self._flights)
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether a fetch that left its reads could end reads that others have left."""
-        return (
-            len(self._unattended) + READS_LEFT_AT_ONCE_MAX > UNATTENDED_MAX
-            or self._unattended_bytes + FETCH_RESPONSE_BYTES_MAX > UNATTENDED_BYTES_MAX
-        )
+    def may_be_left(self, flights: Collection[Flight]) -> bool:
+        """Whether all of them may be left without ending one that others have left."""
+        size_bytes = sum([flight.bytes_max for flight in flights])
+        return len(self._unattended) + len(flights) <= UNATTENDED_MAX and self._unattended_bytes + size_bytes <= UNATTENDED_BYTES_MAX
 
     @property
     def unattended(self) -> int:

@@ -294,9 +294,12 @@ async def test_the_moment_begins_with_the_read_however_late_the_fetch_comes_to_i
         assert await read_two_each(scene, (stored, 0), (own, 2)) == [[0, 1], [2, 3]], "one of them was in memory all the time"
 
 
-async def test_while_one_more_read_that_is_left_would_end_another_responses_wait_for_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bound", ["UNATTENDED_MAX", "UNATTENDED_BYTES_MAX"])
+async def test_while_one_more_read_that_is_left_would_end_another_responses_wait_for_theirs(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
-    monkeypatch.setattr(flights, "UNATTENDED_MAX", flights.READS_LEFT_AT_ONCE_MAX - 1)
+    monkeypatch.setattr(flights, bound, 0)
     async with two_shards(monkeypatch) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]

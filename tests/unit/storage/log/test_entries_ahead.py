@@ -63,6 +63,7 @@ class Following(Ahead):
 
     async def follow(self, partition: PartitionId, entries: Sequence[Entry], *, read: int = -1, has_waited: bool = False) -> None:
         """`read`: the base of the entry that was read before them; by default that of the object before the first of them."""
+        self.entries.forget_old()  # as every read does
         before = entries[0].base - 10 if entries else -1
         source = Entry(before if read < 0 else read, (before if read < 0 else read) + 9, READ_ID, ((0, SLICE),), 0, 0)
         self.entries.follow(partition, source, entries, has_waited=has_waited)

@@ -13,6 +13,7 @@ from storage.cache import blocks as blocks_module
 from storage.cache.blocks import BlockCache
 from storage.errors import Unavailable
 from storage.formats.control import SegmentEntry
+from storage.formats.segment import segment_key
 from storage.limits import MIB
 from storage.log import flights, read_ahead, segments
 from storage.log.flights import Places
@@ -116,6 +117,37 @@ async def test_a_consumer_in_order_finds_all_but_its_first_block_and_each_byte_i
     assert len(of_records) <= -(-records_end // (2 * BLOCK)) + 1, "two blocks with each GET"
     assert requests(broker.telemetry, "miss") == 1
     assert requests(broker.telemetry, "coalesced") == 0
+
+
+async def test_what_a_read_brought_that_nobody_waited_for_in_the_end_is_not_left_behind(
+    broker: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = await with_history(broker)
+    reader, log = broker.parts.reader, broker.parts.partitions.get(PARTITION)
+    end = await fetch(broker, await fetch(broker, 0))
+    await until_done(ahead_of(broker))
+    reader._blocks.drop(segment_key(PARTITION, segment.object_id))
+    gate, get_range = asyncio.Event(), broker.objects._inner.get_range
+
+    async def gated(key: str, start: int, end: int) -> bytes:
+        await gate.wait()
+        return await get_range(key, start, end)
+
+    replace_gets(broker, gated)
+    left: list[str] = []
+    monkeypatch.setattr(reader._blocks, "leave_behind", lambda key, *_: left.append(key))
+    flight = reader.flights.join(log, end, bytes_max=1, runs_max=1, at_least_one=True, wake=list)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    reader.flights.leave(flight, list)
+    gate.set()
+    assert flight.task is not None
+    await flight.task
+    left_unread = list(left)
+    await fetch(broker, end)
+
+    assert (len(flight.runs), left_unread) == (1, [])
+    assert left == [segment_key(PARTITION, segment.object_id)]
 
 
 async def test_a_fetch_of_the_last_block_does_not_get_the_footer_again(broker: Rig) -> None:
