@@ -1,7 +1,7 @@
 """The registered life of a broker: its id, its epoch, and new ones when the session behind them is lost (docs/design/coordination.md).
 
 Without a registration a broker goes on serving: every commit is a CAS, and what was begun under the old epoch is settled under it
-(storage/log/commit.py). It only names itself to no client, as long as there are others.
+(storage/log/commit.py). It only leads nothing for clients, as long as there are others.
 """
 
 import asyncio

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from broker.coordination.rendezvous import Candidate
 from broker.handling.context import Context
+from storage.catalog.brokers import BrokerRecord
 
 
 class Node(NamedTuple):
@@ -19,9 +20,18 @@ class Node(NamedTuple):
 
 async def live_nodes(context: Context) -> list[Node]:
     """By id; brokers without a listener of that name are left out, as in Kafka. Raises `StorageError`."""
+    return _reachable(await context.parts.brokers.live(), context.listener)
+
+
+async def listed_nodes(context: Context) -> list[Node]:
+    """As `live_nodes`, with those that are about to return after an outage of the metadata store: clients must not forget them."""
+    return _reachable(await context.parts.brokers.listed(), context.listener)
+
+
+def _reachable(records: list[BrokerRecord], listener: str) -> list[Node]:
     nodes = []
-    for record in await context.parts.brokers.live():
-        endpoint = record.endpoint(context.listener)
+    for record in records:
+        endpoint = record.endpoint(listener)
         if endpoint is not None:
             nodes.append(Node(record.broker_id, endpoint.host, endpoint.port, record.rack))
     return nodes

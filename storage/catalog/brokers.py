@@ -13,6 +13,7 @@ import msgspec
 from runtime.clock import Clock
 from runtime.ids import Entropy
 from storage.catalog.cluster import decode_cluster
+from storage.catalog.companions import Companions
 from storage.catalog.gathering import SharedReads
 from storage.catalog.live_brokers import read_live
 from storage.catalog.membership import MembershipLog
@@ -110,6 +111,7 @@ class BrokerDirectory:
         self._changes = 0
         self._hinted = asyncio.Event()
         self._membership = MembershipLog()
+        self._companions: Companions[BrokerRecord] = Companions()
         self._scans = SharedReads(self._scan)
         self._witnesses = 0
         self._epoch_reads = SharedReads(self._read_epochs)
@@ -191,6 +193,7 @@ class BrokerDirectory:
 
     async def deregister(self) -> None:
         """End the registration, if there is one. A store that does not answer ends it by itself when the session times out."""
+        self._companions.forget()
         await self._end_session()
 
     @property
@@ -260,6 +263,13 @@ class BrokerDirectory:
                 raise
             return self._as_seen(self._live, is_stale=True)
 
+    async def listed(self) -> list[BrokerRecord]:
+        """All brokers that clients are to know of, by id: those of `live`, and for RETURN_GRACE_S after a loss of the registration those
+        that were registered before it, this one included. Raises as `live` does.
+        """
+        live = await self.live()
+        return sorted([*live, *self._companions.missing(live, now_s=self._clock.monotonic_s())], key=_id)
+
     async def epochs_now(self) -> frozenset[int]:
         """The epochs of all registered brokers, as of a moment after the call: an epoch that was handed out before it and is not among them
         is gone for ever. Raises `Unavailable`, also while this broker is not registered itself.
@@ -282,6 +292,7 @@ class BrokerDirectory:
     def _registered(self, record: BrokerRecord, epoch: int) -> Registration:
         self._own, self._own_id, self._own_epoch, self._stands = record, record.broker_id, epoch, True
         self._live_until_s = 0.0
+        self._companions.returned(now_s=self._clock.monotonic_s())
         return Registration(record.broker_id, epoch)
 
     async def _learn_level(self, registration: Registration) -> None:
@@ -311,6 +322,7 @@ class BrokerDirectory:
         live = [decode_broker(stored) async for stored in self._metadata.range_scan(start, end)]
         self._live, self._scanned_at_s = live, self._clock.monotonic_s()
         self._membership.note(live, own_id=self._own_id)
+        self._companions.note(live, is_registered=self.is_registered, now_s=self._scanned_at_s)
         if changes == self._changes:
             self._live_until_s = self._scanned_at_s + CACHE_AGE_S
         return {None: live}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from runtime.clock import SystemClock
@@ -130,13 +130,23 @@ def wait_for_progress(streams: Sequence[Stream], *, within_s: float) -> float:
     return _clock.monotonic_s() - began_s
 
 
+def _end_of(consumer: Consumer, topic: str, partition: int, give_up_s: float) -> int:
+    """The high watermark. A broker that leaves Metadata takes what librdkafka has on its way to it along: that is asked again."""
+    while True:
+        try:
+            return int(consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=20)[1])
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._DESTROY_BROKER or _clock.monotonic_s() >= give_up_s:
+                raise
+
+
 def read_all(bootstrap: str, topic: str) -> dict[int, list[tuple[int, int]]]:
     """Per partition: (offset, number) of every record, as a consumer gets them."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False, "log_level": 0})
-    ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=20)[1] for p in range(PARTITIONS)}
+    give_up_s = _clock.monotonic_s() + READ_WITHIN_S
+    ends = {p: _end_of(consumer, topic, p, give_up_s) for p in range(PARTITIONS)}
     consumer.assign([TopicPartition(topic, p, 0) for p in ends])
     found: dict[int, list[tuple[int, int]]] = {p: [] for p in ends}
-    give_up_s = _clock.monotonic_s() + READ_WITHIN_S
     while any(len(found[p]) < ends[p] for p in ends):
         assert _clock.monotonic_s() < give_up_s, "not every record below the high watermark could be read"
         for message in consumer.consume(1000, 0.5):

@@ -6,6 +6,7 @@ import pytest
 
 from runtime.clock import SystemClock
 from storage.catalog.brokers import CACHE_AGE_S, LIVE_STALE_S, BrokerDirectory, Endpoint, Registration
+from storage.catalog.companions import RETURN_GRACE_S
 from storage.errors import AlreadyExists, IncompatibleFormat, Unavailable
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
@@ -237,6 +238,82 @@ async def test_a_broker_that_lost_its_registration_and_knows_of_no_other_sees_it
     await lose_session(directory)
 
     assert await live_ids(directory) == [5]
+
+
+async def listed_ids(directory: BrokerDirectory) -> list[int]:
+    return [record.broker_id for record in await directory.listed()]
+
+
+async def test_brokers_that_lost_the_store_together_are_listed_until_each_had_time_to_return(metadata: FaultyMetadata) -> None:
+    clock = ManualClock()
+    first, second = BrokerDirectory(metadata, clock=clock), BrokerDirectory(metadata, clock=clock)
+    await register(first, broker_id=5, port=1)
+    await register(second, broker_id=9, port=2)
+    before = await listed_ids(first), await listed_ids(second)
+    await lose_session(first)
+    await lose_session(second)
+    clock.seconds += CACHE_AGE_S
+    neither = await listed_ids(first), await listed_ids(second)
+    await register(second, broker_id=9, port=2)
+    clock.seconds += CACHE_AGE_S
+    one = await listed_ids(first), await listed_ids(second), await live_ids(first), await live_ids(second)
+    await register(first, broker_id=5, port=1)
+    clock.seconds += CACHE_AGE_S
+
+    assert before == neither == ([5, 9], [5, 9])
+    assert one == ([5, 9], [5, 9], [9], [9]), "to be chosen for anything a broker has to be registered"
+    assert await listed_ids(first) == await live_ids(first) == [5, 9], "each once"
+
+
+@pytest.mark.parametrize("registers", [True, False], ids=["registered_again", "not_registered_yet"])
+async def test_a_broker_that_does_not_return_from_an_outage_is_listed_no_longer(metadata: FaultyMetadata, *, registers: bool) -> None:
+    clock = ManualClock()
+    first, second = BrokerDirectory(metadata, clock=clock), BrokerDirectory(metadata, clock=clock)
+    await register(first, broker_id=5, port=1)
+    await register(second, broker_id=9, port=2)
+    await listed_ids(first)
+    await lose_session(first)
+    await lose_session(second)
+    clock.seconds += CACHE_AGE_S
+    await listed_ids(first)
+    if registers:
+        await register(first, broker_id=5, port=1)
+    clock.seconds += RETURN_GRACE_S - 0.1
+    waited_for = await listed_ids(first)
+    clock.seconds += 0.2
+
+    assert (waited_for, await listed_ids(first)) == ([5, 9], [5])
+
+
+async def test_a_broker_that_leaves_by_itself_is_listed_no_longer_by_anybody(metadata: FaultyMetadata) -> None:
+    clock = ManualClock()
+    first, second = BrokerDirectory(metadata, clock=clock), BrokerDirectory(metadata, clock=clock)
+    await register(first, broker_id=5, port=1)
+    await register(second, broker_id=9, port=2)
+    await listed_ids(first)
+    await listed_ids(second)
+    await second.deregister()
+    clock.seconds += CACHE_AGE_S
+
+    assert (await listed_ids(first), await listed_ids(second)) == ([5], [5])
+
+
+async def test_who_was_there_before_a_second_outage_is_learned_after_the_first(metadata: FaultyMetadata) -> None:
+    clock = ManualClock()
+    first, second = BrokerDirectory(metadata, clock=clock), BrokerDirectory(metadata, clock=clock)
+    await register(first, broker_id=5, port=1)
+    await listed_ids(first)
+    await lose_session(first)
+    await register(first, broker_id=5, port=1)
+    await register(second, broker_id=9, port=2)
+    clock.seconds += RETURN_GRACE_S
+    with_another = await listed_ids(first)
+    await lose_session(first)
+    await lose_session(second)
+    await register(first, broker_id=5, port=1)
+    clock.seconds += CACHE_AGE_S
+
+    assert (with_another, await listed_ids(first), await live_ids(first)) == ([5, 9], [5, 9], [5])
 
 
 async def test_while_the_store_is_away_the_last_list_is_given_for_a_minute(metadata: FaultyMetadata) -> None:

@@ -133,6 +133,18 @@ async def test_a_broker_that_lost_its_registration_names_the_others(leadership: 
     assert answer.controller_id == 7
 
 
+async def test_after_an_outage_a_broker_that_is_about_to_return_is_listed_and_leads_nothing() -> None:
+    async with cluster(broker_id=2, leadership=PartitionLeadership()) as broker:
+        await broker.create("t", partition_count=20)
+        await broker.join(7)
+        await ask(broker, 12, ["t"])
+        await broker.lose_registration()
+        answer = await ask(broker, 12, ["t"])
+
+    assert [found.node_id for found in answer.brokers] == [2, 7], "librdkafka fails what is on its way to a broker that is not listed"
+    assert {partition.leader_id for partition in answer.topics[0].partitions} == {7}
+
+
 async def test_a_broker_that_lost_its_registration_and_is_alone_still_leads() -> None:
     async with cluster(broker_id=2) as broker:
         await broker.create("t")
