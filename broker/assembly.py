@@ -190,7 +190,7 @@ async def open_broker(
         soon = asyncio.get_running_loop().call_soon_threadsafe
         cache_bytes = settings.storage.cache_bytes
         responses = Responses(bytes_max=int(cache_bytes * (1 - TAIL_SHARE - BLOCKS_SHARE)), telemetry=telemetry, soon=soon)
-        blocks = BlockCache(opened.objects, bytes_max=int(cache_bytes * BLOCKS_SHARE), telemetry=telemetry)
+        blocks = BlockCache(opened.objects, bytes_max=int(cache_bytes * BLOCKS_SHARE), clock=clock, telemetry=telemetry)
         parts = open_log(
             metadata=opened.metadata,
             objects=opened.objects,

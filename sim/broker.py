@@ -237,7 +237,12 @@ class SimBroker:
             metadata=self._metadata,
             objects=self._objects,
             blocks=BlockCache(
-                self._objects, bytes_max=chance.choice((0, 4_096, 1 << 20)), block_bytes=1_024, part_bytes=512, telemetry=telemetry
+                self._objects,
+                bytes_max=chance.choice((0, 4_096, 1 << 20)),
+                block_bytes=1_024,
+                part_bytes=512,
+                clock=clock,
+                telemetry=telemetry,
             ),
             tail_bytes_max=chance.choice((0, 2_048, 1 << 20)),
             inline=self._ground.inline[self._broker_id % len(self._ground.inline)],

@@ -57,7 +57,7 @@ class ScaledBroker:
         self.log: LogParts = open_log(
             metadata=metadata,
             objects=objects,
-            blocks=BlockCache(objects, bytes_max=CACHE_BYTES, telemetry=telemetry),
+            blocks=BlockCache(objects, bytes_max=CACHE_BYTES, clock=clock, telemetry=telemetry),
             tail_bytes_max=TAIL_BYTES,
             inline=InlineSettings(bytes_max=settings.inline_bytes, commits_per_s=settings.inline_commits_per_s),
             level=lambda: LEVEL_MAX,

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
+from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.cache.eviction import HISTORY_SHARE_MAX, EvictionOrder, Name
 from storage.cache.shares import ReadRoom, Shares
@@ -79,6 +80,7 @@ class BlockCache:
         bytes_max: int,
         block_bytes: int = BLOCK_BYTES,
         part_bytes: int = PART_BYTES,
+        clock: Clock,
         telemetry: Telemetry,
     ) -> None:
         assert bytes_max >= 0
@@ -96,7 +98,7 @@ class BlockCache:
         self._shares = Shares()
         # Pieces of one object are disjoint, and `_starts` has their starts in order.
         self._views: dict[Name, memoryview] = {}
-        self._order = EvictionOrder(history_bytes_max=history_bytes_max)
+        self._order = EvictionOrder(history_bytes_max=history_bytes_max, monotonic_s=clock.monotonic_s)
         self._starts: dict[str, list[int]] = {}
         self._flying: dict[str, list[Piece]] = {}
         requests = telemetry.counter(REQUESTS)

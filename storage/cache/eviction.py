@@ -6,38 +6,45 @@ The order is pure bookkeeping: it holds names and sizes, and the cache holds the
 2. while history has more than its share, the piece of history that was used longest ago;
 3. the piece that was used longest ago, whether history or the tail used it.
 
-So history may use all that the tail does not need, and the tail takes it back by using it. A piece that is pinned does not go. Pieces that
-consumers in order are yet to read are the last of history to go, though they came longest before their use: each would have to come again,
-and push out what came for others.
+So history may use all that the tail does not need, and the tail takes it back by using it. Consumers at the tail read the same within
+seconds of each other: a piece that none of them has used for TAIL_KEPT_S is a piece of history. A piece that is pinned does not go.
+Pieces that consumers in order are yet to read are the last of history to go, though they came longest before their use: each would have to
+come again, and push out what came for others.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 HISTORY_SHARE_MAX: Final = 1 / 2
 """As a share of the cache: with more, history evicts its own pieces and none of the tail."""
+
+TAIL_KEPT_S: Final = 10.0
+"""Beyond that the ends of logs that nobody writes to, or nobody follows, would take from history what consumers of it are to read."""
+AGED_AT_ONCE_MAX: Final = 4
 
 Name = tuple[str, int]
 """The object and the first byte of a piece."""
 
 
 class _Kept:
-    __slots__ = ("name", "size_bytes", "used")
+    __slots__ = ("name", "size_bytes", "used", "used_s")
 
     def __init__(self, name: Name, size_bytes: int) -> None:
         self.name = name  # one object, in whatever order it is: the one that the cache has, too
         self.size_bytes = size_bytes
         self.used = 0
+        self.used_s = 0.0  # by the tail
 
 
 class EvictionOrder:
-    """`history_bytes` are those of all pieces that history used and the tail did not, `left_behind_bytes` of those that were left, and
-    `claimed_bytes` of those that are yet to be read.
+    """`history_bytes` are those of all pieces that history used and the tail did not, or not lately, `left_behind_bytes` of those that were
+    left, and `claimed_bytes` of those that are yet to be read.
     """
 
-    def __init__(self, *, history_bytes_max: int) -> None:
+    def __init__(self, *, history_bytes_max: int, monotonic_s: Callable[[], float]) -> None:
         self._history_bytes_max = history_bytes_max
+        self._monotonic_s = monotonic_s
         self.history_bytes = self.left_behind_bytes = self.claimed_bytes = 0
         self._uses = 0
         self._tail: OrderedDict[Name, _Kept] = OrderedDict()
@@ -58,8 +65,8 @@ class EvictionOrder:
         self._enter(self._take(name), is_history=is_history)
 
     def claim(self, name: Name) -> None:
-        """Consumers in order are yet to read the piece. The tail keeps its own."""
-        if name in self._tail or name in self._claimed:
+        """Consumers in order are yet to read the piece. The tail keeps what it uses."""
+        if name in self._claimed or (name in self._tail and not self._is_idle(self._tail[name])):
             return
         kept = self._take(name)
         self._uses += 1
@@ -97,6 +104,7 @@ class EvictionOrder:
 
     def first(self, *, fetching_bytes: int) -> Name | None:
         """The piece that goes next; None if there is none that is not pinned. `fetching_bytes` are on their way to history."""
+        self._age()
         left_behind = self._oldest(self._left_behind)
         if left_behind is not None:
             return left_behind
@@ -110,15 +118,31 @@ class EvictionOrder:
         is_above_share = self.history_bytes + fetching_bytes > self._history_bytes_max
         return of_history if is_above_share or history[of_history].used < self._tail[of_tail].used else of_tail
 
+    def _age(self) -> None:
+        """Make history of a few pieces that the tail does not use any more, older than what history has."""
+        idle: list[_Kept] = []
+        while self._tail and len(idle) < AGED_AT_ONCE_MAX and self._is_idle(next(iter(self._tail.values()))):
+            idle.append(self._tail.popitem(last=False)[1])
+        for kept in reversed(idle):
+            self._history[kept.name] = kept
+            self._history.move_to_end(kept.name, last=False)
+            self.history_bytes += kept.size_bytes
+
+    def _is_idle(self, kept: _Kept) -> bool:
+        return self._monotonic_s() - kept.used_s >= TAIL_KEPT_S
+
     def _oldest(self, order: Iterable[Name]) -> Name | None:
         return next((name for name in order if name not in self._pins), None)
 
     def _enter(self, kept: _Kept, *, is_history: bool) -> None:
         self._uses += 1
         kept.used = self._uses
-        (self._history if is_history else self._tail)[kept.name] = kept
         if is_history:
+            self._history[kept.name] = kept
             self.history_bytes += kept.size_bytes
+        else:
+            self._tail[kept.name] = kept
+            kept.used_s = self._monotonic_s()
 
     def _take(self, name: Name) -> _Kept:
         kept = self._tail.pop(name, None)

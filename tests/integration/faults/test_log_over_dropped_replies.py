@@ -88,7 +88,7 @@ async def broker(
                 parts = open_log(
                     metadata=metadata,
                     objects=objects,
-                    blocks=BlockCache(objects, bytes_max=1 << 24, telemetry=telemetry),
+                    blocks=BlockCache(objects, bytes_max=1 << 24, clock=clock, telemetry=telemetry),
                     tail_bytes_max=1 << 20,
                     flush=FlushSettings(interval_s=0.02, gather_s=0.005),
                     epoch=BrokerEpoch(epoch, registered_epoch=lambda: epoch, live=live),

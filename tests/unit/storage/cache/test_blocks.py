@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from storage.cache import blocks, shares
 from storage.cache.blocks import BYTES, FETCH_BLOCKS_MAX, FETCHES_AT_ONCE, FETCHING_BYTES, PIECE_OVERHEAD_BYTES, BlockCache
@@ -52,7 +53,9 @@ class Objects(PartsByRange):
 class Cached:
     def __init__(self, objects: Objects, *, bytes_max: int = ROOMY, block_bytes: int = BLOCK, part_bytes: int = ROOMY) -> None:
         self._telemetry = Telemetry()
-        self.cache = BlockCache(objects, bytes_max=bytes_max, block_bytes=block_bytes, part_bytes=part_bytes, telemetry=self._telemetry)
+        self.cache = BlockCache(
+            objects, bytes_max=bytes_max, block_bytes=block_bytes, part_bytes=part_bytes, clock=SystemClock(), telemetry=self._telemetry
+        )
 
     async def read(self, key: str, start: int, end: int, *, object_size: int | None = None, is_history: bool = False) -> bytes:
         return b"".join(await self.cache.read(key, start, end, object_size=object_size, is_history=is_history))
@@ -381,7 +384,7 @@ async def test_a_piece_that_the_tail_waits_for_while_history_fetches_it_stays_wi
 async def test_history_that_waits_for_its_share_is_in_nobody_s_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
     objects = Blocked()
-    cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, telemetry=Telemetry())
+    cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry())
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         for number in range(4):
             group.create_task(cached.read("history", number * BLOCK, (number + 1) * BLOCK, is_history=True))
@@ -457,7 +460,7 @@ async def test_a_read_that_comes_meanwhile_joins_what_is_fetched_ahead(objects: 
 async def test_readers_that_wait_for_one_fetch_hold_what_they_use_of_it_and_not_each_the_whole() -> None:
     """Each of them with all of it would be more than there is room for, and would evict what nobody needs to give up."""
     objects = Blocked()
-    cached = BlockCache(objects, bytes_max=ROOMY, block_bytes=BLOCK, telemetry=Telemetry())
+    cached = BlockCache(objects, bytes_max=ROOMY, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry())
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         group.create_task(cached.fetch_ahead("a", 0, 4 * BLOCK))
         await turns()
@@ -476,7 +479,7 @@ async def test_whoever_joins_a_fetch_that_waits_for_room_holds_all_of_it_since_i
 ) -> None:
     monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
     objects = Blocked()
-    cached = BlockCache(objects, bytes_max=8 * BLOCK, block_bytes=4 * BLOCK, telemetry=Telemetry())
+    cached = BlockCache(objects, bytes_max=8 * BLOCK, block_bytes=4 * BLOCK, clock=SystemClock(), telemetry=Telemetry())
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         group.create_task(cached.read("a", 0, 4 * BLOCK, is_history=True))
         await turns()
@@ -522,7 +525,7 @@ async def test_a_read_takes_over_from_a_read_ahead_that_was_cancelled(objects: O
 async def test_nothing_is_fetched_ahead_where_a_read_would_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
     objects = Blocked()
-    cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, telemetry=Telemetry())
+    cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry())
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         group.create_task(cached.read("a", 0, 2 * BLOCK, is_history=True))
         await turns()
@@ -590,7 +593,7 @@ async def test_a_piece_that_ends_before_a_consumer_began_is_not_left_behind_by_i
 
 async def test_what_is_on_its_way_is_not_spare() -> None:
     objects = Blocked()
-    cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, telemetry=Telemetry())
+    cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry())
     async with asyncio.TaskGroup() as group:
         group.create_task(cached.read("a", 0, BLOCK, is_history=True))
         await turns()
@@ -647,7 +650,7 @@ async def test_memory_stays_at_the_bound_and_one_read() -> None:
         async def get_range(self, key: str, start: int, end: int) -> bytes:
             return bytes(end - start)
 
-    cache = BlockCache(Zeros(), bytes_max=8 * mebibyte, block_bytes=mebibyte, telemetry=Telemetry())
+    cache = BlockCache(Zeros(), bytes_max=8 * mebibyte, block_bytes=mebibyte, clock=SystemClock(), telemetry=Telemetry())
     tracemalloc.start()
     try:
         for start in range(0, 64 * mebibyte, 3 * mebibyte // 2):
@@ -812,7 +815,7 @@ async def turns() -> None:
 async def test_reads_under_way_hold_no_more_than_the_cache_may_and_go_on_in_the_order_of_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
     objects = Blocked()
-    cached = BlockCache(objects, bytes_max=3 * BLOCK, block_bytes=BLOCK, telemetry=Telemetry())
+    cached = BlockCache(objects, bytes_max=3 * BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry())
     async with asyncio.TaskGroup() as group:
         reads = [group.create_task(cached.read("a", number * BLOCK, (number + 1) * BLOCK)) for number in range(6)]
         await turns()
@@ -836,7 +839,7 @@ async def test_reads_under_way_hold_no_more_than_the_cache_may_and_go_on_in_the_
 async def test_a_read_larger_than_the_cache_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
     objects = Blocked()
-    cached = BlockCache(objects, bytes_max=BLOCK, block_bytes=BLOCK, telemetry=Telemetry())
+    cached = BlockCache(objects, bytes_max=BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry())
     async with asyncio.TaskGroup() as group:
         large = group.create_task(cached.read("a", 0, 4 * BLOCK))
         small = group.create_task(cached.read("b", 0, BLOCK))
@@ -856,7 +859,7 @@ async def test_the_cache_makes_room_for_what_is_fetched_before_it_is_there(monke
     telemetry = Telemetry()
     objects = Objects({"a": WHOLE}, turns=3)
     piece = BLOCK + PIECE_OVERHEAD_BYTES
-    cached = BlockCache(objects, bytes_max=3 * piece, block_bytes=BLOCK, telemetry=telemetry)
+    cached = BlockCache(objects, bytes_max=3 * piece, block_bytes=BLOCK, clock=SystemClock(), telemetry=telemetry)
     for number in range(3):
         await cached.read("a", number * 2 * BLOCK, number * 2 * BLOCK + BLOCK)
     full = telemetry.registry.get_sample_value(BYTES.name)

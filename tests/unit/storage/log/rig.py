@@ -216,6 +216,7 @@ async def rig(
                 bytes_max=cache_bytes,
                 block_bytes=block_bytes,
                 part_bytes=part_bytes,
+                clock=clock,
                 telemetry=telemetry,
             ),
             tail_bytes_max=1 << 20,

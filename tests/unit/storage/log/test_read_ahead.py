@@ -369,7 +369,9 @@ class Ahead:
 
     def __init__(self, nursery: Nursery, *, cache_blocks: int = 96, block_bytes: int = BLOCK) -> None:
         self.objects, self.telemetry, self.clock = Blocked(), Telemetry(), SteppingClock()
-        self.cache = BlockCache(self.objects, bytes_max=cache_blocks * block_bytes, block_bytes=block_bytes, telemetry=self.telemetry)
+        self.cache = BlockCache(
+            self.objects, bytes_max=cache_blocks * block_bytes, block_bytes=block_bytes, clock=self.clock, telemetry=self.telemetry
+        )
         self.ahead = ReadAhead(self.cache, clock=self.clock, nursery=nursery, telemetry=self.telemetry)
 
     async def fill(self, *, blocks: int | None = None) -> None:

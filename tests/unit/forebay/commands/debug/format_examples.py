@@ -108,7 +108,7 @@ async def make() -> Example:
         parts = open_log(
             metadata=metadata,
             objects=objects,
-            blocks=BlockCache(objects, bytes_max=1 << 20, telemetry=telemetry),
+            blocks=BlockCache(objects, bytes_max=1 << 20, clock=clock, telemetry=telemetry),
             tail_bytes_max=1 << 20,
             flush=FlushSettings(interval_s=0.0, gather_s=0.0),
             epoch=BrokerEpoch(registration.epoch, registered_epoch=lambda: registration.epoch, live=live_epochs),
