@@ -1,9 +1,9 @@
 """Which bytes of WAL objects are fetched ahead: the next slices of each consumer in order, with one GET for what several want of an object.
 
 An object has slices of many partitions. A consumer of twelve of them comes to each object twelve times, and a GET for each would cost
-twelve times as much. So it is said early what will be read of a partition, and it is fetched late, when half of that is still to come: by
-then the same has been said of the other partitions, and all that lies together in an object comes with one GET. Small slices need that as
-large ones do: each would wait for a GET of its own.
+twelve times as much. So twice as much is said of a partition as is fetched, or as there is room for: when something is fetched, the same
+has been said of the other partitions, and all that lies together in an object comes with one GET. Small slices need that as large ones do:
+each would wait for a GET of its own.
 
 The window begins with `AHEAD_BYTES`, and doubles whenever a consumer had to wait for what it had said: the slower the store, the more of it
 lies in front. Memory bounds it: all consumers together say no more than the cache holds for them, and what was fetched of it is claimed
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 AHEAD_BYTES: Final = 2 * MIB
 """In front of a consumer, of each partition, where it waits for nothing: at 10 ms for a GET, 200 MB/s."""
 AHEAD_BYTES_MAX: Final = 16 * MIB
+DUE_SHARE_MAX: Final = 3 / 4
+"""Fetched, of the bytes that there is room to say: beyond it others have not said enough yet. Without waits the window is smaller."""
 SAID_ENTRIES_MAX: Final = 32
 AHEAD_ENTRIES_MAX: Final = 16
-"""Fetched, of those that were said: the others of an object are said by then. Of their bytes, it is half, too."""
+"""Fetched, of those that were said: the others of an object are said by then."""
 FIRST_ENTRIES_MAX: Final = 1
 """Fetched when a consumer says something for the first time: the others that read the same objects have said nothing yet."""
 GETS_PER_FOLLOW_MAX: Final = 4
@@ -214,7 +216,7 @@ class EntriesAhead:
             self._forget(oldest)
 
     def _fetch_due(self, follower: Follower) -> None:
-        ahead_bytes_max = self._said_bytes_max(follower) / 2
+        ahead_bytes_max = min(follower.ahead_bytes_max, self._said_bytes_max(follower) * DUE_SHARE_MAX)
         ahead_bytes = 0
         entries_max, follower.ahead_entries_max = follower.ahead_entries_max, AHEAD_ENTRIES_MAX
         gets_max = len(self._read_ahead) + GETS_PER_FOLLOW_MAX

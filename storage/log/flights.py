@@ -1,6 +1,7 @@
 """Reads of the object store that outlive whoever asked for them: a fetch that leaves without a slow one finds it under way the next time.
 
-Who asks for what is being read joins it. What nobody waits for any more reads the run it is at, which the block cache keeps, and ends; of
+Who asks for what is being read joins it. A read of several runs ends before one that is not in memory, so that nobody waits for that to
+take the others: it is a read of its own. What nobody waits for any more reads the run it is at, which the block cache keeps, and ends; of
 these there is a bounded number, and the one that was left first makes room. A read that begins anew where one was left says so.
 """
 
@@ -51,6 +52,8 @@ class Reads(Protocol):
     """The part of a `Reader` that flights need."""
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None: ...
+
+    def is_here(self, log: PartitionLog, offset: int) -> bool: ...
 
     def stored_here(
         self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
@@ -208,7 +211,7 @@ class Flights:
                 if flight.left_bytes < run.following_bytes:
                     flight.is_too_large = True
                     break
-                if end >= log.seen.high_watermark or self._reads.cached(log, end) is not None:
+                if end >= log.seen.high_watermark or self._reads.cached(log, end) is not None or not self._reads.is_here(log, end):
                     break
         except StorageError as error:
             flight.error = without_frames(error)

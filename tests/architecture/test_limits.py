@@ -21,7 +21,7 @@ BOUND: Final = re.compile(r"^([A-Z][A-Z_0-9]*_MAX)\b.*=", re.MULTILINE)
 CONSTANT: Final = re.compile(r"(\S+\.py) ([A-Z][A-Z_0-9]*)")
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
-SHARES: Final[dict[object, str]] = {3 / 8: "⅜", 2: "half", 1 / 2: "half", 4: "a quarter", 1 / 4: "a quarter"}
+SHARES: Final[dict[object, str]] = {3 / 8: "⅜", 2: "half", 1 / 2: "half", 4: "a quarter", 1 / 4: "a quarter", 3 / 4: "three quarters"}
 
 ELSEWHERE: Final = {
     # What a format, a protocol or a library says: nothing is kept or refused by them.
@@ -69,6 +69,7 @@ ELSEWHERE: Final = {
     "storage/cache/blocks.py FETCH_BLOCKS_MAX": "the size of a GET",
     "storage/log/entries_ahead.py GAP_BYTES_MAX": "what is fetched for nothing with a GET",
     "storage/objects/unbuffered.py PARTS_MAX": "what is read in more parts is read the ordinary way",
+    "storage/cache/eviction.py AGED_AT_ONCE_MAX": "pieces that change their order in one go",
     "broker/handlers/log/fetch.py COPIED_SHARE_MAX": "what is copied of an answer; PINNED_BYTES_MAX bounds what it keeps alive",
     "process/malloc.py ARENAS_MAX": "where the allocator takes memory from",
     "storage/catalog/groups.py PLAIN_BYTES_MAX": "from which size on members are compressed",

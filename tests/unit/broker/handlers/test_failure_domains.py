@@ -337,6 +337,39 @@ async def test_a_read_that_was_left_and_whose_bytes_are_gone_again_is_not_left_o
         assert again.result() == [[0, 1], [0, 1]]
 
 
+async def test_what_was_read_of_a_partition_is_answered_though_its_next_object_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow, other = scene.healthy[:2]
+        await scene.other.send(("t", slow, record_batch(b"c")))
+        bucket.slow = {(await object_keys(scene, slow))[1]}
+        answer = await read_two_each(scene, (slow, 1), (other, 0))
+        bucket.let_go.set()
+
+    assert answer == [[1], [0, 1]]
+
+
+async def test_a_read_that_was_left_is_not_left_once_more_only_until_it_has_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow, other = scene.healthy[:2]
+        await scene.other.send(("t", slow, record_batch(b"c")))
+        first, second = await object_keys(scene, slow)
+        bucket.slow = {first}
+        early = await read_two_each(scene, (slow, 1), (other, 0))
+        bucket.slow = {second}
+        bucket.let_go.set()
+        while len(scene.broker.log.parts.reader.flights):  # noqa: ASYNC110 - they end by themselves
+            await asyncio.sleep(0.001)
+        bucket.let_go.clear()
+        again = await read_two_each(scene, (slow, 1), (other, 0))
+        bucket.let_go.set()
+
+    assert (early, again) == ([[], [0, 1]], [[1], [0, 1]])
+
+
 async def test_a_fetch_with_nothing_else_to_answer_waits_for_a_slow_object(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "GRACE_S", 0.1)
     async with two_shards(monkeypatch) as scene:

@@ -161,7 +161,7 @@ async def test_two_entries_in_one_object_are_fetched_together_and_forgotten_toge
 
 @pytest.mark.parametrize("is_one_partition", [False, True], ids=["of a partition each", "at different places of one"])
 async def test_the_more_consumers_there_are_the_less_lies_in_front_of_each(is_one_partition: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them have half of what the cache has to spare."""
+    """All of them have what the cache has to spare, each three quarters of its part."""
     monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 100 * SLICE)
     monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
     async with Nursery() as nursery:
@@ -178,7 +178,7 @@ async def test_the_more_consumers_there_are_the_less_lies_in_front_of_each(is_on
             await until_done(made.ahead)
             slices_ahead.append(len(made.gets) - before)
 
-        assert slices_ahead == [16, 8, 6, 2], "half, a quarter, a sixth; then it is full"
+        assert slices_ahead == [16, 12, 4, 0], "as many entries as may be, three quarters of a half; then it is full"
 
 
 async def test_of_a_full_cache_consumers_have_what_is_theirs_for_certain() -> None:
