@@ -60,7 +60,7 @@ class Wanted:
 
     It is pending while it has a `read` of its control record or a `flight`, and `is_late` when that has taken too long. `held_bytes` are
     kept free for what it may bring. `is_queued`: it has to read, and others are before it. `is_too_large`: its first batch does not fit
-    into `tried_bytes`.
+    into `tried_bytes`. Of its flight, `flown` runs are taken.
     """
 
     __slots__ = (
@@ -69,6 +69,7 @@ class Wanted:
         "control",
         "error",
         "flight",
+        "flown",
         "held_bytes",
         "is_asked",
         "is_cut",
@@ -92,6 +93,7 @@ class Wanted:
         self.size_bytes = 0
         self.held_bytes = 0
         self.tried_bytes = 0
+        self.flown = 0
         self.error: StorageError | None = None
         self.control: Control | None = None
         self.read: asyncio.Future[None] | None = None
@@ -204,7 +206,7 @@ class Gathering:
         for wanted in self._wanted:
             if wanted.read is not None or wanted.flight is not None or wanted.is_queued:
                 if not (wanted.is_late or (wanted.is_queued and now_s >= self._began_s + PATIENCE_S)):
-                    if wanted.read is not None or (wanted.flight is not None and wanted.flight.was_left):
+                    if wanted.read is not None or (wanted.flight is not None and wanted.flight.was_left and not wanted.flown):
                         return False
                     is_held = True
                 is_pending = True
@@ -260,8 +262,9 @@ class Gathering:
             return
         for read in self._asked:
             read.remove_done_callback(self._on_read)
+        flown = {wanted.flight: wanted.flown for wanted in self._reading}
         for flight in self._joined:
-            self._reader.flights.leave(flight, self._wake)
+            self._reader.flights.leave(flight, self._wake, taken=flown.get(flight, 0))
         for wanted in self._wanted:
             self._fail(wanted)
 
@@ -290,9 +293,12 @@ class Gathering:
             wanted.is_proven = True
             self._await(wanted, self._control_reads.prove(log))
             return
-        if wanted.flight is not None:
-            if not wanted.flight.is_done:
-                if not wanted.is_late and now_s >= wanted.flight.began_s + GRACE_S:
+        flight = wanted.flight
+        if flight is not None:
+            if not flight.is_done:
+                if len(flight.runs) > wanted.flown:
+                    self._gather(wanted, now_s)
+                if wanted.flight is flight and not wanted.is_late and now_s >= flight.began_s + GRACE_S:
                     self._give_up_room(wanted)
                 return
         elif not wanted.is_queued and wanted.control is control and not (wanted.is_too_large and self._first is None and self.is_open):
@@ -314,13 +320,18 @@ class Gathering:
             self._first = None
 
     def _gather(self, wanted: Wanted, now_s: float) -> None:
-        """Take all anew: from the tail cache, from what was read for it, and from a read that has ended; begin one where these end."""
+        """Take all anew: from the tail cache, from what was read for it, and from what has come of a read; begin one where these end, and
+        none is under way.
+        """
         log, flight = wanted.log, wanted.flight
         if flight is not None:
-            wanted.flight = None
-            del self._reading[wanted]
-            wanted.runs += flight.runs
-            self._runs_left -= len(flight.runs)
+            came = flight.runs[wanted.flown :]
+            wanted.runs += came
+            self._runs_left -= len(came)
+            wanted.flown += len(came)
+            if flight.is_done:
+                wanted.flight, wanted.flown = None, 0
+                del self._reading[wanted]
         self._left_bytes += wanted.size_bytes + wanted.held_bytes
         wanted.held_bytes = 0
         wanted.is_late = wanted.is_queued = wanted.is_too_large = False
@@ -333,6 +344,8 @@ class Gathering:
             check_range(log, offset)
             while offset < log.seen.high_watermark and (taken_bytes < room or (at_least_one and not buffers)):
                 run = self._reader.cached(log, offset) or _run_at(wanted.runs, offset)
+                if run is None and wanted.flight is not None:
+                    break  # it comes
                 if run is None and min(self._runs_left, self._spared_left) > 0:
                     here = self._reader.flights.spare(log, offset, bytes_max=room - taken_bytes, at_least_one=at_least_one and not buffers)
                     if here is not Elsewhere.TO_BE_READ:
@@ -359,6 +372,10 @@ class Gathering:
         except StorageError as error:
             wanted.error = without_frames(error)
             buffers, taken_bytes = [], 0
+            if wanted.flight is not None:
+                # It goes on, and nobody waits for it any more.
+                wanted.flight, wanted.flown = None, 0
+                del self._reading[wanted]
         wanted.buffers, wanted.size_bytes = buffers, taken_bytes
         wanted.control = log.seen.control
         wanted.is_cut = wanted.error is None and offset < log.seen.high_watermark

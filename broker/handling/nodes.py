@@ -23,9 +23,10 @@ async def live_nodes(context: Context) -> list[Node]:
     return _reachable(await context.parts.brokers.live(), context.listener)
 
 
-async def listed_nodes(context: Context) -> list[Node]:
-    """As `live_nodes`, with those that are about to return after an outage of the metadata store: clients must not forget them."""
-    return _reachable(await context.parts.brokers.listed(), context.listener)
+async def live_and_listed(context: Context) -> tuple[list[Node], list[Node]]:
+    """As `live_nodes`, and these with those that are about to return after an outage of the metadata store: clients must keep them."""
+    live = await context.parts.brokers.live()
+    return _reachable(live, context.listener), _reachable(context.parts.brokers.listed(live), context.listener)
 
 
 def _reachable(records: list[BrokerRecord], listener: str) -> list[Node]:

@@ -48,6 +48,8 @@ class EvictionOrder:
         self.history_bytes = self.left_behind_bytes = self.claimed_bytes = 0
         self._uses = 0
         self._tail: OrderedDict[Name, _Kept] = OrderedDict()
+        self._idle: OrderedDict[Name, _Kept] = OrderedDict()
+        """The part of history that the tail used last."""
         self._history: OrderedDict[Name, _Kept] = OrderedDict()
         self._claimed: OrderedDict[Name, _Kept] = OrderedDict()
         self._left_behind: OrderedDict[Name, _Kept] = OrderedDict()
@@ -60,13 +62,13 @@ class EvictionOrder:
         """The piece was read. A piece of the tail keeps its place when history reads it: history does not keep it alive. A claimed one
         stays claimed.
         """
-        if is_history and (name in self._tail or name in self._claimed):
+        if is_history and (name in self._claimed or self._is_tails(name)):
             return
         self._enter(self._take(name), is_history=is_history)
 
     def claim(self, name: Name) -> None:
         """Consumers in order are yet to read the piece. The tail keeps what it uses."""
-        if name in self._claimed or (name in self._tail and not self._is_idle(self._tail[name])):
+        if name in self._claimed or self._is_tails(name):
             return
         kept = self._take(name)
         self._uses += 1
@@ -82,11 +84,12 @@ class EvictionOrder:
 
     def leave_behind(self, name: Name) -> None:
         """Consumers in order went on behind the piece: it is among the first to go if history alone has used it."""
-        if name in self._claimed or name in self._history:
-            kept = self._take(name)
-            self._left_behind[kept.name] = kept
-            self.history_bytes += kept.size_bytes
-            self.left_behind_bytes += kept.size_bytes
+        if name in self._left_behind or self._is_tails(name):
+            return
+        kept = self._take(name)
+        self._left_behind[kept.name] = kept
+        self.history_bytes += kept.size_bytes
+        self.left_behind_bytes += kept.size_bytes
 
     def remove(self, name: Name) -> int:
         """Returns its size."""
@@ -105,34 +108,31 @@ class EvictionOrder:
     def first(self, *, fetching_bytes: int) -> Name | None:
         """The piece that goes next; None if there is none that is not pinned. `fetching_bytes` are on their way to history."""
         self._age()
-        left_behind = self._oldest(self._left_behind)
-        if left_behind is not None:
-            return left_behind
-        history = self._history
-        of_history, of_tail = self._oldest(history), self._oldest(self._tail)
-        if of_history is None:
-            history = self._claimed
-            of_history = self._oldest(history)
-        if of_history is None or of_tail is None:
-            return of_history or of_tail
-        is_above_share = self.history_bytes + fetching_bytes > self._history_bytes_max
-        return of_history if is_above_share or history[of_history].used < self._tail[of_tail].used else of_tail
+        next_piece = self._oldest(self._left_behind) or self._next_by_age(fetching_bytes)
+        return None if next_piece is None else next_piece.name
+
+    def _next_by_age(self, fetching_bytes: int) -> _Kept | None:
+        unclaimed = _older(self._oldest(self._history), self._oldest(self._idle))
+        of_history, of_tail = unclaimed or self._oldest(self._claimed), self._oldest(self._tail)
+        if of_history is not None and self.history_bytes + fetching_bytes > self._history_bytes_max:
+            return of_history
+        return _older(of_history, of_tail)
 
     def _age(self) -> None:
-        """Make history of a few pieces that the tail does not use any more, older than what history has."""
-        idle: list[_Kept] = []
-        while self._tail and len(idle) < AGED_AT_ONCE_MAX and self._is_idle(next(iter(self._tail.values()))):
-            idle.append(self._tail.popitem(last=False)[1])
-        for kept in reversed(idle):
-            self._history[kept.name] = kept
-            self._history.move_to_end(kept.name, last=False)
+        """Make history of a few pieces that the tail does not use any more. They are as old as they were."""
+        for _ in range(AGED_AT_ONCE_MAX):
+            name = next(iter(self._tail), None)
+            if name is None or self._is_tails(name):
+                return
+            kept = self._idle[name] = self._tail.pop(name)
             self.history_bytes += kept.size_bytes
 
-    def _is_idle(self, kept: _Kept) -> bool:
-        return self._monotonic_s() - kept.used_s >= TAIL_KEPT_S
+    def _is_tails(self, name: Name) -> bool:
+        kept = self._tail.get(name)
+        return kept is not None and self._monotonic_s() - kept.used_s < TAIL_KEPT_S
 
-    def _oldest(self, order: Iterable[Name]) -> Name | None:
-        return next((name for name in order if name not in self._pins), None)
+    def _oldest(self, order: OrderedDict[Name, _Kept]) -> _Kept | None:
+        return next((kept for name, kept in order.items() if name not in self._pins), None)
 
     def _enter(self, kept: _Kept, *, is_history: bool) -> None:
         self._uses += 1
@@ -148,7 +148,7 @@ class EvictionOrder:
         kept = self._tail.pop(name, None)
         if kept is not None:
             return kept
-        kept = self._history.pop(name, None)
+        kept = self._history.pop(name, None) or self._idle.pop(name, None)
         if kept is None and (kept := self._claimed.pop(name, None)) is not None:
             self.claimed_bytes -= kept.size_bytes
         if kept is None:
@@ -156,3 +156,9 @@ class EvictionOrder:
             self.left_behind_bytes -= kept.size_bytes
         self.history_bytes -= kept.size_bytes
         return kept
+
+
+def _older(one: _Kept | None, other: _Kept | None) -> _Kept | None:
+    if one is None or other is None:
+        return one or other
+    return one if one.used < other.used else other

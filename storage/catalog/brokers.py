@@ -263,11 +263,10 @@ class BrokerDirectory:
                 raise
             return self._as_seen(self._live, is_stale=True)
 
-    async def listed(self) -> list[BrokerRecord]:
-        """All brokers that clients are to know of, by id: those of `live`, and for RETURN_GRACE_S after a loss of the registration those
-        that were registered before it, this one included. Raises as `live` does.
+    def listed(self, live: Sequence[BrokerRecord]) -> list[BrokerRecord]:
+        """All brokers that clients hear of, by id: those of `live`, and for RETURN_GRACE_S after a loss of the registration those that were
+        registered before it, this one included.
         """
-        live = await self.live()
         return sorted([*live, *self._companions.missing(live, now_s=self._clock.monotonic_s())], key=_id)
 
     async def epochs_now(self) -> frozenset[int]:

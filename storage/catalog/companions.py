@@ -6,43 +6,92 @@ from collections.abc import Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 RETURN_GRACE_S: Final = 5.0
-"""Registering is tried once a second. A broker that died during the outage is listed for as long, as it would be by its session."""
+"""Registering is tried once a second, and sessions that were kept alive together end within seconds of each other. A broker that died or
+left in that time is listed for as long.
+"""
 
 
-class Identified(Protocol):
+class Listening(Protocol):
+    """A broker's record, as far as this concerns."""
+
     @property
     def broker_id(self) -> int: ...
+    @property
+    def listeners(self) -> Sequence[object]: ...
 
 
-B = TypeVar("B", bound=Identified)
+B = TypeVar("B", bound=Listening)
 
 
 class Companions(Generic[B]):
     """One broker's memory of who was registered with it. `now_s` of all methods is one monotonic clock."""
 
     def __init__(self) -> None:
-        self._before: tuple[B, ...] = ()
+        self._known: dict[int, B] = {}
+        """Registered when they were last looked at, or before the loss, or less than RETURN_GRACE_S before one that may come."""
+        self._missing_since_s: dict[int, float] = {}
+        self._returned: set[int] = set()
+        """Since the loss."""
+        self._is_lost = False
         self._until_s: float | None = None
+        """The end of the grace; None if nothing was lost since the last one was over."""
 
     def note(self, live: Sequence[B], *, is_registered: bool, now_s: float) -> None:
         """A list was read from the store, while this broker was registered or was not. The first one read after a loss starts the grace."""
-        if is_registered and (self._until_s is None or now_s >= self._until_s):
-            self._before, self._until_s = tuple(live), None
-        elif not is_registered and self._until_s is None:
-            self._until_s = now_s + RETURN_GRACE_S
+        present = {broker.broker_id: broker for broker in live}
+        if not (is_registered or self._is_lost):
+            self._begin(now_s)
+        elif is_registered and self._until_s is not None and now_s >= self._until_s:
+            self.forget()
+        self._is_lost = not is_registered
+        if self._until_s is None:
+            self._note_missing(present, now_s)
+        else:
+            for broker_id in self._returned - present.keys():
+                del self._known[broker_id]  # it came and has left
+            self._returned = set(present)
+        self._known.update(present)
 
     def returned(self, *, now_s: float) -> None:
         """This broker is registered, for the first time or again: the others may need as long once more."""
-        if self._before:
+        if not self._is_lost:
+            self._begin(now_s)
+        elif self._until_s is not None and now_s < self._until_s:
             self._until_s = now_s + RETURN_GRACE_S
+        self._is_lost = False
 
     def forget(self) -> None:
-        """This broker leaves for good: what it knows of others is no better than the store's list."""
-        self._before, self._until_s = (), None
+        """What is known of others is no better than the store's list, as when this broker leaves for good."""
+        self._known.clear()
+        self._missing_since_s.clear()
+        self._returned.clear()
+        self._until_s = None
 
     def missing(self, live: Sequence[B], *, now_s: float) -> list[B]:
-        """The brokers of before the loss that are not in `live` and still have time to return."""
+        """The brokers of before the loss that are not in `live`, not under another id either, and still have time to return."""
         if self._until_s is None or now_s >= self._until_s:
             return []
         present = {broker.broker_id for broker in live}
-        return [broker for broker in self._before if broker.broker_id not in present]
+        places = {listener for broker in live for listener in broker.listeners}
+        return [broker for broker in self._known.values() if broker.broker_id not in present and places.isdisjoint(broker.listeners)]
+
+    def _begin(self, now_s: float) -> None:
+        if not self._known:
+            return
+        self._until_s = now_s + RETURN_GRACE_S
+        self._drop_missing(now_s)
+        self._missing_since_s.clear()
+        self._returned.clear()
+
+    def _note_missing(self, present: dict[int, B], now_s: float) -> None:
+        for broker_id in self._known:
+            if broker_id in present:
+                self._missing_since_s.pop(broker_id, None)
+            else:
+                self._missing_since_s.setdefault(broker_id, now_s)
+        self._drop_missing(now_s)
+
+    def _drop_missing(self, now_s: float) -> None:
+        for broker_id, since_s in tuple(self._missing_since_s.items()):
+            if now_s - since_s >= RETURN_GRACE_S:
+                del self._known[broker_id], self._missing_since_s[broker_id]

@@ -1,8 +1,8 @@
 """Reads of the object store that outlive whoever asked for them: a fetch that leaves without a slow one finds it under way the next time.
 
-Who asks for what is being read joins it. A read of several runs ends before one that is not in memory, so that nobody waits for that to
-take the others: it is a read of its own. What nobody waits for any more reads the run it is at, which the block cache keeps, and ends; of
-these there is a bounded number, and the one that was left first makes room. A read that begins anew where one was left says so.
+Who asks for what is being read joins it, and may take the runs that have come before the others come. What nobody waits for any more reads
+the run it is at, which the block cache keeps, and ends; of these there is a bounded number, and the one that was left first makes room. A
+read that begins anew where one was left says so.
 """
 
 import asyncio
@@ -53,8 +53,6 @@ class Reads(Protocol):
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None: ...
 
-    def is_here(self, log: PartitionLog, offset: int) -> bool: ...
-
     def stored_here(
         self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
     ) -> BatchRun | Elsewhere | None: ...
@@ -73,7 +71,7 @@ class Reads(Protocol):
 
 class Flight:
     """Runs from `offset` on, in order, as they come. When it `is_done`, `error` is what ended it, and `is_too_large` says that the batch
-    behind the last run does not fit into the `left_bytes`. `was_left`: an earlier read of this offset was left before it had ended.
+    behind the last run does not fit into the `left_bytes`. `was_left`: an earlier read was left here, and has ended since then.
     """
 
     __slots__ = (
@@ -83,6 +81,7 @@ class Flight:
         "is_done",
         "is_too_large",
         "left_bytes",
+        "left_offset",
         "log",
         "offset",
         "runs",
@@ -100,6 +99,8 @@ class Flight:
         self.error: StorageError | None = None
         self.is_done = False
         self.is_too_large = self.was_left = False
+        self.left_offset = offset
+        """Where the last one that left it goes on."""
         self.wakers: dict[Callable[[], None], None] = {}
         self.task: asyncio.Task[None] | None = None
 
@@ -117,7 +118,7 @@ class Flights:
         self._ends = Places()
         """Where fetches ended: one that begins there is in order."""
         self._left = Places()
-        """Where fetches left a read that went on."""
+        """Where fetches left a read that went on, and has ended."""
         self._flights: dict[tuple[PartitionLog, int, bool], Flight] = {}
         self._unattended: OrderedDict[Flight, None] = OrderedDict()
         self._unattended_bytes = 0
@@ -153,7 +154,7 @@ class Flights:
         self, log: PartitionLog, offset: int, *, bytes_max: int, runs_max: int, at_least_one: bool, wake: Callable[[], None]
     ) -> Flight:
         """The read of `offset` that is under way, or a new one of at most `bytes_max` bytes, but for a first batch that is larger if
-        `at_least_one`, and `runs_max` runs. `wake` is called when it is done. Leave it in the end.
+        `at_least_one`, and `runs_max` runs. `wake` is called when a run has come, and when it is done. Leave it in the end.
         """
         key = log, offset, at_least_one
         flight = self._flights.get(key)
@@ -167,11 +168,16 @@ class Flights:
         flight.wakers[wake] = None
         return flight
 
-    def leave(self, flight: Flight, wake: Callable[[], None]) -> None:
+    def leave(self, flight: Flight, wake: Callable[[], None], *, taken: int = 0) -> None:
+        """`taken`: how many of its runs were taken, though it goes on."""
         flight.wakers.pop(wake, None)
-        if flight.wakers or flight.is_done:
+        if flight.is_done:
             return
-        self._left.note(flight.log.partition, flight.offset)
+        flight.left_offset = flight.runs[taken - 1].last + 1 if taken else flight.offset
+        if taken:
+            self._ends.note(flight.log.partition, flight.left_offset)
+        if flight.wakers:
+            return
         self._unattended[flight] = None
         self._unattended_bytes += flight.bytes_max
         while len(self._unattended) > UNATTENDED_MAX or self._unattended_bytes > UNATTENDED_BYTES_MAX:
@@ -211,8 +217,10 @@ class Flights:
                 if flight.left_bytes < run.following_bytes:
                     flight.is_too_large = True
                     break
-                if end >= log.seen.high_watermark or self._reads.cached(log, end) is not None or not self._reads.is_here(log, end):
+                if end >= log.seen.high_watermark or self._reads.cached(log, end) is not None:
                     break
+                for wake in flight.wakers:
+                    wake()
         except StorageError as error:
             flight.error = without_frames(error)
         finally:
@@ -221,6 +229,8 @@ class Flights:
             flight.is_done = True
             if flight.wakers:
                 self._left.drop(log.partition, flight.offset)
+            else:
+                self._left.note(log.partition, flight.left_offset)
             del self._flights[log, flight.offset, at_least_one]
             self._attend(flight)
             for wake in flight.wakers:

@@ -136,13 +136,6 @@ class Reader:
         """The run that holds `offset`, if the tail cache has it."""
         return log.readers.tail.find(offset)
 
-    def is_here(self, log: PartitionLog, offset: int) -> bool:
-        """Whether a read of `offset` waits for no GET, as far as is known."""
-        entry = self._index.find_here(log, offset)
-        if isinstance(entry, Entry) and not entry.is_inline:
-            return self._blocks.is_here(object_key(entry.object_id), *entry.extent)
-        return entry is not None  # a segment has its own read-ahead
-
     def stored_here(
         self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
     ) -> BatchRun | Elsewhere | None:

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from broker.handling.context import Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_broker_id, as_i8, as_i32
-from broker.handling.nodes import Node, controller_of, listed_nodes
+from broker.handling.nodes import Node, controller_of, live_and_listed
 from broker.handling.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_ASKED_FOR
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
@@ -31,7 +31,7 @@ async def handle(context: Context, request: Request[DescribeClusterRequest]) -> 
     if body.endpoint_type != _BROKERS:
         return _refuse(request, ErrorCode.unsupported_endpoint_type, f"unsupported endpoint type {body.endpoint_type}")
     try:
-        nodes = await listed_nodes(context)
+        _, nodes = await live_and_listed(context)
     except StorageError as error:
         return _refuse(request, error_code_of(error), str(error))
     return _answer(request, ErrorCode.none, None, context.parts.cluster_id, nodes, own_id=context.parts.broker_id)

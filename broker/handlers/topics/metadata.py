@@ -32,7 +32,7 @@ from broker.handling.auto_creation import create_missing
 from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_broker_id, as_i32, as_topic_id, as_topic_name, as_uuid
-from broker.handling.nodes import Node, controller_of, listed_nodes, live_nodes
+from broker.handling.nodes import Node, controller_of, live_and_listed
 from broker.handling.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_ASKED_FOR, TOPIC_OPERATIONS
 from broker.handling.partition_bounds import LEADER_EPOCH
 from broker.leadership import Asker, Placement, Question
@@ -64,7 +64,7 @@ class _WithClusterOperations(MetadataResponse):
 
 async def handle(context: Context, request: Request[MetadataRequest]) -> MetadataResponse:
     body = request.body
-    nodes = await live_nodes(context)
+    nodes, listed = await live_and_listed(context)
     operations = TOPIC_OPERATIONS if body.include_topic_authorized_operations else OPERATIONS_NOT_ASKED_FOR
     asker = Asker(request.client_id, context.client_host)
     question = Question(asker, context.parts.broker_id, [node.candidate for node in nodes])
@@ -82,7 +82,7 @@ async def handle(context: Context, request: Request[MetadataRequest]) -> Metadat
         topics = tuple(await _named(context, answer, body.topics, creator))
     found = MetadataResponse(
         throttle_time=as_field(0),
-        brokers=tuple(_broker(node) for node in await listed_nodes(context)),
+        brokers=tuple(_broker(node) for node in listed),
         cluster_id=context.parts.cluster_id,
         controller_id=as_broker_id(controller_of(nodes, own_id=context.parts.broker_id)),
         topics=topics,

@@ -16,7 +16,7 @@ from broker.handling.partition_bounds import Located, TopicPartition, read_bound
 from broker.protocol.fetch import FetchedPartition
 from runtime.clock import SystemClock
 from storage.catalog.topics import Topic
-from storage.errors import Unavailable
+from storage.errors import OffsetOutOfRange, Unavailable
 from storage.formats.wal import object_key
 from storage.log import control_reads, flights
 from storage.metadata.keys import PartitionKeys
@@ -348,6 +348,62 @@ async def test_what_was_read_of_a_partition_is_answered_though_its_next_object_i
         bucket.let_go.set()
 
     assert answer == [[1], [0, 1]]
+
+
+async def test_what_has_come_of_a_read_is_answered_and_the_next_fetch_goes_on_in_order_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "PATIENCE_S", 3 * SOON_S)
+    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow = scene.healthy[0]
+        await scene.other.send(("t", slow, record_batch(b"c")))
+        first, second = await object_keys(scene, slow)
+        bucket.slow = {first, second}
+        reader = scene.broker.log.parts.reader
+        asked = asking("t", slow, 0, max_bytes=3 * SIZE)
+        async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+            reading = group.create_task(scene.broker.read(asked, max_bytes=WELL_FILLED_BY_TWO))
+            await asyncio.sleep(3 * gathering.MOMENT_S)
+            assert not reading.done()
+            bucket.slow = {second}
+            bucket.let_go.set()
+            bucket.let_go = asyncio.Event()
+        behind = scene.topic.partition(slow), 2
+
+        assert offsets_of(reading.result().partitions[0]) == [0, 1]
+        assert behind in reader.flights._ends
+        assert len(reader.flights) == 1, "it goes on"
+        async with asyncio.timeout(SOON_S):
+            of_another = await scene.broker.read(asked, max_bytes=WELL_FILLED_BY_TWO)
+        assert offsets_of(of_another.partitions[0]) == [0, 1]
+        bucket.let_go.set()
+        while len(reader.flights):  # noqa: ASYNC110 - it ends by itself
+            await asyncio.sleep(0.001)
+        assert behind in reader.flights._left
+
+
+async def test_a_partition_whose_records_go_while_some_of_them_have_come_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow = scene.healthy[0]
+        await scene.other.send(("t", slow, record_batch(b"c")))
+        first, second = await object_keys(scene, slow)
+        bucket.slow = {first, second}
+        async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+            reading = group.create_task(scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE), max_bytes=WELL_FILLED_BY_TWO))
+            await asyncio.sleep(3 * gathering.MOMENT_S)
+            monkeypatch.setattr(gathering, "check_range", out_of_range)
+            bucket.slow = {second}
+            bucket.let_go.set()
+            bucket.let_go = asyncio.Event()
+
+        assert code(reading.result().partitions[0]) == ErrorCode.offset_out_of_range
+        bucket.let_go.set()
+
+
+def out_of_range(_log: object, offset: int) -> None:
+    raise OffsetOutOfRange(f"offset={offset}", log_start=3, high_watermark=3)
 
 
 async def test_a_read_that_was_left_is_not_left_once_more_only_until_it_has_something(monkeypatch: pytest.MonkeyPatch) -> None:

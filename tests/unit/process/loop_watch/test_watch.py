@@ -47,11 +47,11 @@ def compute(seconds: float) -> None:
 async def test_what_holds_the_loop_is_logged_with_its_api_and_its_stack(
     hold: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def live_nodes(_context: Context) -> None:
+    def live_and_listed(_context: Context) -> None:
         hold(HOLD_S)
         raise InterruptedError
 
-    monkeypatch.setattr(metadata, "live_nodes", live_nodes)
+    monkeypatch.setattr(metadata, "live_and_listed", live_and_listed)
     telemetry = Telemetry()
     with logged() as lines, watching(api_of_file=api_of_file, telemetry=telemetry, clock=SystemClock()):
         await asyncio.sleep(2 * BEAT_S)

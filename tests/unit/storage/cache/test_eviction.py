@@ -125,13 +125,16 @@ STEPS = st.lists(
 )
 
 
-def age(pieces: dict[int, Piece], now: int, now_s: float) -> None:
-    """Each that becomes history is older than all that history has."""
+def is_tails(one: Piece, now_s: float) -> bool:
+    return one.place == "tail" and one.used_s + TAIL_KEPT_S > now_s
+
+
+def age(pieces: dict[int, Piece], now_s: float) -> None:
+    """What becomes history is as old as it was."""
     tail = sorted((number for number, one in pieces.items() if one.place == "tail"), key=lambda number: pieces[number].used)
-    for at, number in enumerate(tail[:AGED_AT_ONCE_MAX]):
-        if pieces[number].used_s + TAIL_KEPT_S > now_s:
-            return
-        pieces[number].place, pieces[number].used = "history", -10 * now + at
+    for number in tail[:AGED_AT_ONCE_MAX]:
+        if not is_tails(pieces[number], now_s):
+            pieces[number].place = "history"
 
 
 def expected_first(pieces: dict[int, Piece], left: list[int], fetching_bytes: int) -> int | None:
@@ -158,7 +161,7 @@ def test_any_sequence_of_uses_evicts_as_a_list_of_all_pieces_says(steps: list[tu
         if step == "wait":
             clock.seconds += TAIL_KEPT_S * size_bytes / 60
         elif step == "first":
-            age(pieces, now, clock.seconds)
+            age(pieces, clock.seconds)
             expected = expected_first(pieces, left, size_bytes)
             assert order.first(fetching_bytes=size_bytes) == (None if expected is None else named(expected))
         elif step == "add" and number not in pieces:
@@ -166,18 +169,17 @@ def test_any_sequence_of_uses_evicts_as_a_list_of_all_pieces_says(steps: list[tu
             pieces[number] = Piece(size_bytes, now, "history" if is_history else "tail", clock.seconds)
         elif number in pieces and step == "use":
             order.use(named(number), is_history=is_history)
-            if not (is_history and pieces[number].place in ("tail", "claimed")):
+            if not (is_history and (pieces[number].place == "claimed" or is_tails(pieces[number], clock.seconds))):
                 left = [one for one in left if one != number]
                 pieces[number] = Piece(pieces[number].size_bytes, now, "history" if is_history else "tail", clock.seconds)
         elif number in pieces and step == "leave":
             order.leave_behind(named(number))
-            if pieces[number].place in ("history", "claimed"):
+            if pieces[number].place != "left" and not is_tails(pieces[number], clock.seconds):
                 pieces[number].place = "left"
                 left.append(number)
         elif number in pieces and step == "claim":
             order.claim(named(number))
-            is_idle = pieces[number].place == "tail" and pieces[number].used_s + TAIL_KEPT_S <= clock.seconds
-            if is_idle or pieces[number].place in ("history", "left"):
+            if pieces[number].place != "claimed" and not is_tails(pieces[number], clock.seconds):
                 pieces[number].used, pieces[number].place = now, "claimed"
                 left = [one for one in left if one != number]
         elif number in pieces and step == "release":
@@ -269,6 +271,33 @@ def test_a_consumer_in_order_claims_what_the_tail_has_not_used_for_a_while() -> 
     order.claim(named(0))
 
     assert (order.claimed_bytes, order.history_bytes) == (60, 60)
+
+
+def test_what_the_tail_has_not_used_for_a_while_is_as_old_as_its_last_use() -> None:
+    clock = ManualClock()
+    order = ordered(clock)
+    order.add(named(0), 10, is_history=True)
+    for number in range(1, 10):
+        order.add(named(number), 10, is_history=False)
+    clock.seconds += TAIL_KEPT_S
+    order.add(named(10), 10, is_history=True)
+    order.use(named(2), is_history=True)
+
+    assert evicted(order) == [0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 2]
+
+
+def test_what_the_tail_has_not_used_for_a_while_is_left_behind_by_consumers_of_history() -> None:
+    clock = ManualClock()
+    order = ordered(clock)
+    order.add(named(0), 10, is_history=True)
+    order.add(named(1), 10, is_history=False)
+    order.leave_behind(named(1))
+    as_tail = order.left_behind_bytes
+    clock.seconds += TAIL_KEPT_S
+    order.leave_behind(named(1))
+
+    assert (as_tail, order.left_behind_bytes) == (0, 10)
+    assert evicted(order) == [1, 0]
 
 
 def test_the_tail_takes_back_what_it_uses_again() -> None:

@@ -241,7 +241,7 @@ async def test_a_broker_that_lost_its_registration_and_knows_of_no_other_sees_it
 
 
 async def listed_ids(directory: BrokerDirectory) -> list[int]:
-    return [record.broker_id for record in await directory.listed()]
+    return [record.broker_id for record in directory.listed(await directory.live())]
 
 
 async def test_brokers_that_lost_the_store_together_are_listed_until_each_had_time_to_return(metadata: FaultyMetadata) -> None:
