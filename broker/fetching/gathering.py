@@ -60,7 +60,7 @@ class Wanted:
 
     It is pending while it has a `read` of its control record or a `flight`, and `is_late` when that has taken too long. `held_bytes` are
     kept free for what it may bring. `is_queued`: it has to read, and others are before it. `is_too_large`: its first batch does not fit
-    into `tried_bytes`. Of its flight, `flown` runs are taken.
+    into `tried_bytes`. Of its flight, `flown` runs are taken; the first one began at `reading_since_s`.
     """
 
     __slots__ = (
@@ -80,6 +80,7 @@ class Wanted:
         "log",
         "offset",
         "read",
+        "reading_since_s",
         "runs",
         "size_bytes",
         "tried_bytes",
@@ -94,12 +95,19 @@ class Wanted:
         self.held_bytes = 0
         self.tried_bytes = 0
         self.flown = 0
+        self.reading_since_s = float("inf")
         self.error: StorageError | None = None
         self.control: Control | None = None
         self.read: asyncio.Future[None] | None = None
         self.flight: Flight | None = None
         self.runs: list[BatchRun] = []
         self.is_asked = self.is_cut = self.is_late = self.is_proven = self.is_queued = self.is_too_large = False
+
+    @property
+    def late_s(self) -> float:
+        """When its flight has taken too long. One with records waits for those of all its flights together, or it would for each anew."""
+        assert self.flight is not None, "it has no flight"
+        return (self.reading_since_s if self.size_bytes else self.flight.began_s) + GRACE_S
 
     @property
     def is_pending(self) -> bool:
@@ -145,7 +153,8 @@ class Gathering:
         self._spared_left = 0
         self._reading: dict[Wanted, None] = {}
         self._moment_end_s = began_s
-        self._joined: dict[Flight, None] = {}
+        self._joined: dict[Flight, int] = {}
+        """With where the response goes on of what it brings."""
         self._asked: dict[asyncio.Future[None], None] = {}
 
     @property
@@ -239,7 +248,7 @@ class Gathering:
         now_s = self._now_s
         ends = [end_s for end_s in (self._deadline_s, self._began_s + PATIENCE_S) if end_s > now_s][:1]
         if self.is_reading:
-            ends += [flight.began_s + GRACE_S for flight in self._joined if not flight.is_done and flight.began_s + GRACE_S > now_s]
+            ends += [wanted.late_s for wanted in self._reading if wanted.late_s > now_s]
             ends.append(now_s + GRACE_S)
             if self._moment_end_s > now_s:
                 ends.append(self._moment_end_s)
@@ -262,9 +271,8 @@ class Gathering:
             return
         for read in self._asked:
             read.remove_done_callback(self._on_read)
-        flown = {wanted.flight: wanted.flown for wanted in self._reading}
-        for flight in self._joined:
-            self._reader.flights.leave(flight, self._wake, taken=flown.get(flight, 0))
+        for flight, offset in self._joined.items():
+            self._reader.flights.leave(flight, self._wake, goes_on_at=offset)
         for wanted in self._wanted:
             self._fail(wanted)
 
@@ -298,7 +306,7 @@ class Gathering:
             if not flight.is_done:
                 if len(flight.runs) > wanted.flown:
                     self._gather(wanted, now_s)
-                if wanted.flight is flight and not wanted.is_late and now_s >= flight.began_s + GRACE_S:
+                if wanted.flight is flight and not wanted.is_late and now_s >= wanted.late_s:
                     self._give_up_room(wanted)
                 return
         elif not wanted.is_queued and wanted.control is control and not (wanted.is_too_large and self._first is None and self.is_open):
@@ -334,7 +342,7 @@ class Gathering:
                 del self._reading[wanted]
         self._left_bytes += wanted.size_bytes + wanted.held_bytes
         wanted.held_bytes = 0
-        wanted.is_late = wanted.is_queued = wanted.is_too_large = False
+        wanted.is_late = wanted.is_queued = wanted.is_too_large = is_coming = False
         at_least_one = self.is_open and (self._first is None or self._first is wanted)
         room = wanted.tried_bytes = max(0, min(self._left_bytes, wanted.bytes_max))
         buffers: list[memoryview] = []
@@ -344,8 +352,9 @@ class Gathering:
             check_range(log, offset)
             while offset < log.seen.high_watermark and (taken_bytes < room or (at_least_one and not buffers)):
                 run = self._reader.cached(log, offset) or _run_at(wanted.runs, offset)
-                if run is None and wanted.flight is not None:
-                    break  # it comes
+                if run is None and wanted.flight is not None and wanted.flight.end == offset:
+                    is_coming = True
+                    break
                 if run is None and min(self._runs_left, self._spared_left) > 0:
                     here = self._reader.flights.spare(log, offset, bytes_max=room - taken_bytes, at_least_one=at_least_one and not buffers)
                     if here is not Elsewhere.TO_BE_READ:
@@ -371,9 +380,11 @@ class Gathering:
                     break
         except StorageError as error:
             wanted.error = without_frames(error)
-            buffers, taken_bytes = [], 0
-            if wanted.flight is not None:
-                # It goes on, and nobody waits for it any more.
+            buffers, taken_bytes, offset = [], 0, wanted.offset
+        if flight is not None:
+            self._joined[flight] = offset
+            if wanted.flight is flight and not is_coming:
+                # It goes on, and what it brings is not waited for: there is no room for more, or an error.
                 wanted.flight, wanted.flown = None, 0
                 del self._reading[wanted]
         wanted.buffers, wanted.size_bytes = buffers, taken_bytes
@@ -387,6 +398,8 @@ class Gathering:
         wanted.is_too_large = wanted.is_cut and not buffers and not at_least_one and not is_reading and not wanted.is_queued
         if at_least_one:
             self._first = wanted if buffers or (is_reading and not wanted.is_late) else None
+        if wanted.flight is not None and wanted.flight is not flight and wanted.flight.runs:
+            self._gather(wanted, now_s)  # it was under way, for another
 
     def _must_read(self, wanted: Wanted, landed: Flight | None, offset: int, taken_bytes: int, *, at_least_one: bool, now_s: float) -> bool:
         """Whether `offset` is read now, or will be; False if what has `landed` says that there is no use, or the response has enough."""
@@ -412,11 +425,12 @@ class Gathering:
             at_least_one=at_least_one,
             wake=self._wake,
         )
-        self._joined[flight] = None
+        self._joined[flight] = offset
         self._moment_end_s = now_s + MOMENT_S
-        wanted.flight = flight
+        wanted.flight, wanted.flown = flight, 0
+        wanted.reading_since_s = min(wanted.reading_since_s, flight.began_s)
         self._reading[wanted] = None
-        wanted.is_late = now_s >= flight.began_s + GRACE_S
+        wanted.is_late = now_s >= wanted.late_s
         return True
 
 

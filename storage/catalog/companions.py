@@ -44,19 +44,14 @@ class Companions(Generic[B]):
         elif is_registered and self._until_s is not None and now_s >= self._until_s:
             self.forget()
         self._is_lost = not is_registered
-        if self._until_s is None:
-            self._note_missing(present, now_s)
-        else:
-            for broker_id in self._returned - present.keys():
-                del self._known[broker_id]  # it came and has left
-            self._returned = set(present)
+        self._note_missing(present, now_s)
         self._known.update(present)
 
     def returned(self, *, now_s: float) -> None:
         """This broker is registered, for the first time or again: the others may need as long once more."""
         if not self._is_lost:
             self._begin(now_s)
-        elif self._until_s is not None and now_s < self._until_s:
+        elif self._until_s is not None:
             self._until_s = now_s + RETURN_GRACE_S
         self._is_lost = False
 
@@ -73,7 +68,11 @@ class Companions(Generic[B]):
             return []
         present = {broker.broker_id for broker in live}
         places = {listener for broker in live for listener in broker.listeners}
-        return [broker for broker in self._known.values() if broker.broker_id not in present and places.isdisjoint(broker.listeners)]
+        return [
+            broker
+            for broker_id, broker in self._known.items()
+            if broker_id not in present and broker_id not in self._missing_since_s and places.isdisjoint(broker.listeners)
+        ]
 
     def _begin(self, now_s: float) -> None:
         if not self._known:
@@ -84,14 +83,17 @@ class Companions(Generic[B]):
         self._returned.clear()
 
     def _note_missing(self, present: dict[int, B], now_s: float) -> None:
+        """In the grace only of who has come back in it: the others are waited for."""
         for broker_id in self._known:
             if broker_id in present:
                 self._missing_since_s.pop(broker_id, None)
-            else:
+            elif self._until_s is None or broker_id in self._returned:
                 self._missing_since_s.setdefault(broker_id, now_s)
+        self._returned.update(present)
         self._drop_missing(now_s)
 
     def _drop_missing(self, now_s: float) -> None:
         for broker_id, since_s in tuple(self._missing_since_s.items()):
             if now_s - since_s >= RETURN_GRACE_S:
                 del self._known[broker_id], self._missing_since_s[broker_id]
+                self._returned.discard(broker_id)

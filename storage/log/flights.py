@@ -120,7 +120,8 @@ class Flights:
         self._left = Places()
         """Where fetches left a read that went on, and has ended."""
         self._flights: dict[tuple[PartitionLog, int, bool], Flight] = {}
-        self._unattended: OrderedDict[Flight, None] = OrderedDict()
+        self._unattended: OrderedDict[Flight, int] = OrderedDict()
+        """With what each may still bring."""
         self._unattended_bytes = 0
 
     def __len__(self) -> int:
@@ -129,7 +130,7 @@ class Flights:
 
     def may_be_left(self, flights: Collection[Flight]) -> bool:
         """Whether all of them may be left without ending one that others have left."""
-        size_bytes = sum([flight.bytes_max for flight in flights])
+        size_bytes = sum([flight.left_bytes for flight in flights])
         return len(self._unattended) + len(flights) <= UNATTENDED_MAX and self._unattended_bytes + size_bytes <= UNATTENDED_BYTES_MAX
 
     @property
@@ -168,18 +169,18 @@ class Flights:
         flight.wakers[wake] = None
         return flight
 
-    def leave(self, flight: Flight, wake: Callable[[], None], *, taken: int = 0) -> None:
-        """`taken`: how many of its runs were taken, though it goes on."""
+    def leave(self, flight: Flight, wake: Callable[[], None], *, goes_on_at: int = -1) -> None:
+        """`goes_on_at`: the offset behind what was taken of it, if something was."""
         flight.wakers.pop(wake, None)
         if flight.is_done:
             return
-        flight.left_offset = flight.runs[taken - 1].last + 1 if taken else flight.offset
-        if taken:
-            self._ends.note(flight.log.partition, flight.left_offset)
+        flight.left_offset = max(flight.offset, goes_on_at)
+        if goes_on_at > flight.offset:
+            self._ends.note(flight.log.partition, goes_on_at)
         if flight.wakers:
             return
-        self._unattended[flight] = None
-        self._unattended_bytes += flight.bytes_max
+        self._unattended[flight] = flight.left_bytes
+        self._unattended_bytes += flight.left_bytes
         while len(self._unattended) > UNATTENDED_MAX or self._unattended_bytes > UNATTENDED_BYTES_MAX:
             oldest = next(iter(self._unattended))
             self._attend(oldest)
@@ -187,9 +188,7 @@ class Flights:
             oldest.task.cancel()
 
     def _attend(self, flight: Flight) -> None:
-        if flight in self._unattended:
-            del self._unattended[flight]
-            self._unattended_bytes -= flight.bytes_max
+        self._unattended_bytes -= self._unattended.pop(flight, 0)
 
     async def _fly(self, flight: Flight, runs_max: int, at_least_one: bool) -> None:
         log = flight.log
@@ -227,11 +226,11 @@ class Flights:
             if flight.runs:
                 self._ends.note(log.partition, flight.end)
             flight.is_done = True
+            del self._flights[log, flight.offset, at_least_one]
             if flight.wakers:
                 self._left.drop(log.partition, flight.offset)
             else:
                 self._left.note(log.partition, flight.left_offset)
-            del self._flights[log, flight.offset, at_least_one]
             self._attend(flight)
             for wake in flight.wakers:
                 wake()

@@ -408,6 +408,7 @@ def test_the_env_file_gives_a_shell_what_a_broker_and_its_clients_read(backgroun
 
 def test_an_interrupt_while_a_process_starts_comes_when_its_caller_knows_it() -> None:
     known: list[int] = []
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a SparkContext of an earlier test has one of its own
 
     def start() -> None:
         with interrupts_deferred():

@@ -236,7 +236,7 @@ async def test_a_fetch_that_is_hurried_late_in_its_wait_still_waits_for_its_read
     fetch = begin(broker, wanted)
     flight: Any = UnderWay(began_s=3.95)
     wanted.flight = flight
-    fetch._joined[flight] = None
+    fetch._reading[wanted] = None
     fetch._now_s = 4.0
     fetch.hurry()
 

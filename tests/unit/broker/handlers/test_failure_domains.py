@@ -382,6 +382,99 @@ async def test_what_has_come_of_a_read_is_answered_and_the_next_fetch_goes_on_in
         assert behind in reader.flights._left
 
 
+async def test_a_read_that_another_fetch_began_long_ago_is_late_but_what_it_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 0.05)
+    monkeypatch.setattr(gathering, "PATIENCE_S", 3 * SOON_S)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow, other = scene.healthy[:2]
+        await scene.other.send(("t", slow, record_batch(b"c")))
+        bucket.slow = {(await object_keys(scene, slow))[1]}
+        async with asyncio.timeout(SOON_S):
+            alone = await scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE))
+            for flight in scene.broker.log.parts.reader.flights._flights.values():
+                flight.began_s -= 6 * SOON_S
+            monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+            again = await scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE), max_wait_ms=LONG_MS)
+            both = await scene.broker.read(*[asking("t", number, 0, max_bytes=3 * SIZE) for number in (slow, other)])
+        bucket.let_go.set()
+
+    assert [[offsets_of(one) for one in found.partitions] for found in (alone, again, both)] == [[[0, 1]], [[0, 1]], [[0, 1], [0, 1]]]
+
+
+async def test_what_has_left_the_tail_while_the_read_behind_it_goes_on_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        number = scene.healthy[0]
+        await scene.broker.send(("t", number, record_batch(b"c")))
+        for value in (b"d", b"e"):
+            await scene.other.send(("t", number, record_batch(value)))
+        *_, first, second = await object_keys(scene, number)
+        bucket.slow = {first, second}
+        reader = scene.broker.log.parts.reader
+        await scene.broker.read(asking("t", number, 5))
+        async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+            reading = group.create_task(scene.broker.read(asking("t", number, 2, max_bytes=3 * SIZE), max_bytes=WELL_FILLED_BY_TWO))
+            await asyncio.sleep(3 * gathering.MOMENT_S)
+            assert reader.cached(scene.broker.log.parts.partitions.get(scene.topic.partition(number)), 2) is not None
+            monkeypatch.setattr(reader, "cached", lambda _log, _offset: None)
+            bucket.slow = {second}
+            bucket.let_go.set()
+            bucket.let_go = asyncio.Event()
+        bucket.let_go.set()
+
+    assert offsets_of(reading.result().partitions[0])[:2] == [2, 3]
+
+
+@pytest.mark.parametrize("min_bytes", [1, 3 * SIZE])
+async def test_a_partition_that_has_all_it_may_take_waits_for_no_more_of_a_read_that_another_began(
+    min_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+    async with two_shards(monkeypatch) as scene:
+        bucket = slow_bucket(scene.broker)
+        slow = scene.healthy[0]
+        await scene.other.send(("t", slow, record_batch(b"c")))
+        bucket.slow = {(await object_keys(scene, slow))[1]}
+        reader = scene.broker.log.parts.reader
+        async with asyncio.TaskGroup() as group:
+            wide = group.create_task(scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE)))
+            await asyncio.sleep(3 * gathering.MOMENT_S)
+            async with asyncio.timeout(SOON_S):
+                narrow = await scene.broker.read(asking("t", slow, 0, max_bytes=SIZE), min_bytes=min_bytes, max_wait_ms=LONG_MS)
+            goes_on_in_order = (scene.topic.partition(slow), 1) in reader.flights._ends
+            bucket.let_go.set()
+
+    assert offsets_of(narrow.partitions[0]) == [0]
+    assert goes_on_in_order
+    assert offsets_of(wide.result().partitions[0]) == [0, 1, 2]
+
+
+async def test_the_reads_of_a_partition_that_has_records_have_one_grace_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE_S", 0.2)
+    monkeypatch.setattr(gathering, "RUNS_PER_READ", 1)
+    async with two_shards(monkeypatch) as scene:
+        slow = scene.healthy[0]
+        for _ in range(10):
+            await scene.other.send(("t", slow, record_batch(b"c")))
+        inner: Any = scene.broker.log.objects._inner
+        get_range = inner.get_range
+
+        async def slowly(*asked: Any) -> bytes:
+            await asyncio.sleep(gathering.GRACE_S / 3)
+            body: bytes = await get_range(*asked)
+            return body
+
+        inner.get_range = slowly
+        async with asyncio.timeout(SOON_S):
+            answer = await scene.broker.read(asking("t", slow, 0, max_bytes=12 * SIZE))
+        offsets = offsets_of(answer.partitions[0])
+
+    assert offsets == list(range(len(offsets)))
+    assert 2 <= len(offsets) < 10
+
+
 async def test_a_partition_whose_records_go_while_some_of_them_have_come_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
     async with two_shards(monkeypatch) as scene:

@@ -104,13 +104,29 @@ def test_a_broker_that_was_never_registered_waits_for_nobody() -> None:
     assert listing.missing(1) == []
 
 
-def test_a_grace_that_is_over_does_not_begin_again_when_this_one_returns() -> None:
+def test_a_loss_that_lasts_longer_has_a_grace_at_its_end() -> None:
     listing = Listing()
     listing.note(1, 2, after_s=10)
     listing.note(is_registered=False)
-    listing.returned(after_s=RETURN_GRACE_S)
+    listing.note(is_registered=False, after_s=RETURN_GRACE_S)
+    meanwhile = listing.missing(1)
+    listing.returned(after_s=1)
+    listing.note(1, after_s=1)
 
-    assert listing.missing(1) == []
+    assert (meanwhile, listing.missing(1)) == ([], [2])
+
+
+def test_one_that_loses_its_registration_a_moment_before_a_second_loss_is_waited_for() -> None:
+    listing = Listing()
+    listing.note(1, 2, after_s=10)
+    listing.note(is_registered=False)
+    listing.returned(after_s=1)
+    listing.note(1, 2)
+    listing.note(1, after_s=1)
+    in_between = listing.missing(1)
+    listing.note(is_registered=False)
+
+    assert (in_between, listing.missing(1)) == ([], [2])
 
 
 def test_the_grace_begins_with_the_return_if_nobody_looked_before() -> None:
