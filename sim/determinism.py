@@ -60,7 +60,12 @@ class OrderedNursery(Nursery):
         if self.is_dead and self._last is not None:
             coroutine.close()
             return self._last
-        self._last = super().spawn(coroutine, name=name)
+        try:
+            self._last = super().spawn(coroutine, name=name)
+        except RuntimeError:
+            # A broker of which a part has failed is as good as dead while its other tasks end: what others ask of it meanwhile is lost.
+            if self._last is None:
+                raise
         return self._last
 
 
