@@ -146,6 +146,8 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 }
 
 SELDOM: Final[Mapping[str, str]] = {
+    "compactor.purge Purge._delete_objects: if self._is_enough(tally) → then": "a topic has as many objects as a run deletes: test_purge.py",
+    "compactor.references References._certain: if seen is None → then": "a deposed leader shows records that are older than the question: test_collector.py",
     "inline why_gathered: if had_no_room(lane, now_s) → then": "a control record was full a moment ago: test_larger_inline.py",
     "index EntryIndex._look_for_segment: if record is None → then": "a deposed leader shows no segment above an offset: test_read.py",
     "index EntryIndex._look_for_segment: if not segment.base <= offset <= segment.last → then": "keys of segments went while a reader held an older control record: test_reading_segments.py",
