@@ -135,7 +135,7 @@ class Flights:
 
     @property
     def unattended(self) -> int:
-        """The bytes among these that nobody waits for."""
+        """How many of these nobody waits for."""
         return len(self._unattended)
 
     def spare(self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool) -> BatchRun | Elsewhere | None:
