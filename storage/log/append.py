@@ -23,7 +23,7 @@ from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError, Unavailable
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.batch import Batch
-from storage.log.batcher import FlushSettings, OpenFlush, Trigger
+from storage.log.batcher import FlushSettings, LastFlush, OpenFlush, Trigger
 from storage.log.commit import Committer
 from storage.log.inline import (
     CARRIED_AT_ONCE_MAX,
@@ -110,9 +110,10 @@ class Appender:
         self._clock = clock
         self._nursery = nursery
         self._open: OpenFlush[PartitionLog] = OpenFlush()
-        self._last_began_s = float("-inf")
+        self._last = LastFlush()
         self._timer: asyncio.TimerHandle | None = None
         self._quiet_timer: asyncio.TimerHandle | None = None
+        self._quiet_at_s = 0.0
         self._is_overdue = False
         self._is_stopped = False
         self._refused: str | None = None
@@ -149,8 +150,7 @@ class Appender:
             return
         if self._timer is None and not self._is_overdue:
             self._arm()
-        if self._quiet_timer is None:
-            self._arm_quiet()
+        self._arm_quiet()
 
     def _carry(self, log: PartitionLog, batch: Batch, together: int) -> Gathers | None:
         """Let a commit carry the batch, or say why it has to be gathered."""
@@ -236,20 +236,27 @@ class Appender:
     def _arm(self) -> None:
         if self._is_stopped:
             return
-        due_s = self._open.due_s(self._settings, last_began_s=self._last_began_s)
+        due_s = self._open.due_s(self._settings, self._last)
         delay_s = max(0.0, due_s - self._clock.monotonic_s())
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)
 
     def _arm_quiet(self) -> None:
-        """Look again when the flush may have become due by quiet. One timer looks at many batches: it is not set anew for each."""
-        quiet_s = self._open.quiet_s(self._settings, last_began_s=self._last_began_s)
-        if quiet_s is not None and self._timer is not None:
-            delay_s = max(0.0, quiet_s - self._clock.monotonic_s())
-            self._quiet_timer = asyncio.get_running_loop().call_later(delay_s, self._on_quiet)
+        """Look again when the flush may have become due by quiet. One timer looks at many batches: it is set anew only when it becomes due
+        sooner, as an echo does.
+        """
+        quiet_s = self._open.quiet_s(self._settings, self._last)
+        if quiet_s is None or self._timer is None:
+            return
+        if self._quiet_timer is not None:
+            if quiet_s >= self._quiet_at_s:
+                return
+            self._quiet_timer.cancel()
+        self._quiet_at_s = quiet_s
+        self._quiet_timer = asyncio.get_running_loop().call_later(max(0.0, quiet_s - self._clock.monotonic_s()), self._on_quiet)
 
     def _on_quiet(self) -> None:
         self._quiet_timer = None
-        quiet_s = self._open.quiet_s(self._settings, last_began_s=self._last_began_s)
+        quiet_s = self._open.quiet_s(self._settings, self._last)
         if quiet_s is None or self._timer is None:
             return
         if quiet_s > self._clock.monotonic_s():
@@ -269,7 +276,7 @@ class Appender:
             return
         if self._is_overdue:
             self._seal(Trigger.TIME)
-        elif self._quiet_timer is None:
+        else:
             self._arm_quiet()
 
     def _seal(self, trigger: Trigger) -> None:
@@ -279,7 +286,7 @@ class Appender:
         self._timer = self._quiet_timer = None
         self._is_overdue = False
         gathered, self._open = self._open, OpenFlush()
-        now_s = self._last_began_s = self._clock.monotonic_s()
+        now_s = self._last.began_s = self._clock.monotonic_s()
         if trigger is Trigger.TIME and self._is_small(gathered):
             if commits := self._sealer.carry_all(gathered, deadline_s=now_s + COMMIT_TIMEOUT_S):
                 self._begin_carrying(commits)
@@ -292,6 +299,7 @@ class Appender:
         self._wait_s.observe(now_s - gathered.opened_s)
         if not self._nursery.is_left:
             self._watch_overdue()
+            self._last.begin(gathered)
             self._nursery.spawn(self._flush(flush, self._places.ask()), name="flush")
 
     def _is_small(self, gathered: OpenFlush[PartitionLog]) -> bool:
@@ -342,6 +350,8 @@ class Appender:
             self._commit_s.observe(self._clock.monotonic_s() - uploaded_s)
         except StorageError as error:
             self._committer.fail(flush.commits, error)
+        finally:
+            self._last.end(self._clock.monotonic_s())
 
 
 class Sealer:

@@ -19,6 +19,14 @@ QUIET_S: Final = 0.02
 QUIET_BYTES_MIN: Final = 512 * KIB
 """What is gathered then is worth a PUT."""
 QUIET_PER_INTERVAL: Final = 4
+ECHO_S: Final = 0.005
+"""As QUIET_S, of an echo: no flush is under way whose answer could make anyone send more."""
+ECHO_BEGINS_S: Final = 0.01
+"""Producers that waited for an answer send again within this: their way to the broker and back, and the time to make a request. They may
+begin ECHO_S before the flush has ended: its shards answer one after the other.
+"""
+ECHO_SHARE: Final = 3 / 4
+"""When this part of the bytes that were answered has come again, producers have as much under way as before."""
 
 
 class Trigger(StrEnum):
@@ -44,11 +52,31 @@ class FlushSettings:
 
 
 @dataclass(slots=True)
+class LastFlush:
+    """What the pace of the next flush depends on: the one sealed last, and when the last of those under way ended."""
+
+    began_s: float = float("-inf")
+    size_bytes: int = 0
+    batch_count: int = 0
+    under_way: int = 0
+    ended_s: float = float("-inf")
+
+    def begin(self, flush: "OpenFlush[L]") -> None:
+        self.size_bytes, self.batch_count = flush.size_bytes, flush.batch_count
+        self.under_way += 1
+
+    def end(self, now_s: float) -> None:
+        self.under_way -= 1
+        self.ended_s = now_s
+
+
+@dataclass(slots=True)
 class OpenFlush(Generic[L]):
     """The flush that gathers now. Plain state: no awaits, no clock of its own."""
 
     batches: dict[L, list[Batch]] = field(default_factory=dict)
     size_bytes: int = 0
+    batch_count: int = 0
     opened_s: float = 0.0
     added_s: float = 0.0
 
@@ -63,6 +91,7 @@ class OpenFlush(Generic[L]):
         else:
             gathered.append(batch)
         self.size_bytes += batch.size_bytes
+        self.batch_count += 1
         return gathered
 
     def is_full(self, settings: FlushSettings) -> Trigger | None:
@@ -72,12 +101,27 @@ class OpenFlush(Generic[L]):
             return Trigger.PARTITIONS
         return None
 
-    def quiet_s(self, settings: FlushSettings, *, last_began_s: float) -> float | None:
-        """When it is due if nothing else arrives; None: not before time makes it due. Bursts make QUIET_PER_INTERVAL flushes at most."""
+    def is_echo(self, last: LastFlush) -> bool:
+        """Whether producers that all waited for the last flush have sent as much again, in bytes or in batches. A load that does not wait
+        for answers sends while a flush is under way, so it makes none.
+        """
+        return (
+            last.under_way == 0
+            and -ECHO_S <= self.opened_s - last.ended_s <= ECHO_BEGINS_S
+            and (self.size_bytes >= ECHO_SHARE * last.size_bytes or self.batch_count >= last.batch_count)
+        )
+
+    def quiet_s(self, settings: FlushSettings, last: LastFlush) -> float | None:
+        """When it is due if nothing else arrives; None: not before time makes it due.
+
+        Bursts make QUIET_PER_INTERVAL flushes at most. An echo waits for no interval: it is as large as its producers let it be.
+        """
         if self.size_bytes < QUIET_BYTES_MIN:
             return None
-        return max(self.added_s + QUIET_S, last_began_s + settings.interval_s / QUIET_PER_INTERVAL)
+        if self.is_echo(last):
+            return self.added_s + ECHO_S
+        return max(self.added_s + QUIET_S, last.began_s + settings.interval_s / QUIET_PER_INTERVAL)
 
-    def due_s(self, settings: FlushSettings, *, last_began_s: float) -> float:
+    def due_s(self, settings: FlushSettings, last: LastFlush) -> float:
         """When time alone makes it due: at once (after the gather time) if the last flush began an interval ago, else when that is over."""
-        return max(self.opened_s + settings.gather_s, last_began_s + settings.interval_s)
+        return max(self.opened_s + settings.gather_s, last.began_s + settings.interval_s)

@@ -1,7 +1,7 @@
 """When a flush is due."""
 
 from storage.log.batch import Append, Batch
-from storage.log.batcher import FlushSettings, OpenFlush, Trigger
+from storage.log.batcher import FlushSettings, LastFlush, OpenFlush, Trigger
 from tests.kit.batches import batch_bytes
 
 SETTINGS = FlushSettings(interval_s=0.25, bytes_max=300, partitions_max=2, gather_s=0.005)
@@ -16,17 +16,17 @@ def opened(*partitions: str, now_s: float = 100.0) -> OpenFlush[str]:
 
 
 def test_after_a_pause_a_flush_is_due_as_soon_as_it_has_gathered() -> None:
-    assert opened("a").due_s(SETTINGS, last_began_s=float("-inf")) == 100.005
+    assert opened("a").due_s(SETTINGS, LastFlush()) == 100.005
 
 
 def test_within_the_interval_a_flush_is_due_when_that_is_over() -> None:
-    assert opened("a").due_s(SETTINGS, last_began_s=99.9) == 100.15
+    assert opened("a").due_s(SETTINGS, LastFlush(began_s=99.9)) == 100.15
 
 
 def test_flushes_begin_at_least_an_interval_apart() -> None:
     began = 100.0
     for arrival in (100.0, 100.1, 100.2499, 100.25, 100.3):
-        assert opened("a", now_s=arrival).due_s(SETTINGS, last_began_s=began) >= began + SETTINGS.interval_s
+        assert opened("a", now_s=arrival).due_s(SETTINGS, LastFlush(began_s=began)) >= began + SETTINGS.interval_s
 
 
 def test_bytes_and_partitions_make_a_flush_full() -> None:

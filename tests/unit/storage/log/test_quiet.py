@@ -1,13 +1,28 @@
 """A flush that is large enough goes when nothing has arrived for a while: its producers have all under way that they may have."""
 
 import asyncio
+import dataclasses
+from collections.abc import Sequence
 
+import pytest
+
+from sim.loop import VirtualClock, VirtualLoop
 from storage.log.batch import Appended
-from storage.log.batcher import QUIET_BYTES_MIN, QUIET_PER_INTERVAL, QUIET_S, FlushSettings, OpenFlush
+from storage.log.batcher import (
+    ECHO_BEGINS_S,
+    ECHO_S,
+    ECHO_SHARE,
+    QUIET_BYTES_MIN,
+    QUIET_PER_INTERVAL,
+    QUIET_S,
+    FlushSettings,
+    LastFlush,
+    OpenFlush,
+)
 from storage.log.upload_places import UPLOADS_MAX
 from storage.recordbatch import HEADER_BYTES
 from tests.kit.batches import batch_bytes
-from tests.unit.storage.log.rig import rig
+from tests.unit.storage.log.rig import Rig, rig
 
 SLOW = FlushSettings(interval_s=0.2, gather_s=60.0)
 """What only time makes due is not sealed within a test."""
@@ -21,21 +36,108 @@ def of_size(size_bytes: int) -> bytearray:
 
 def test_it_is_due_a_while_after_what_came_last() -> None:
     flush: OpenFlush[str] = OpenFlush()
-    settings = FlushSettings(interval_s=0.2)
+    settings, last = FlushSettings(interval_s=0.2), LastFlush(began_s=4.0)
     flush.size_bytes, flush.added_s = QUIET_BYTES_MIN - 1, 5.0
-    assert flush.quiet_s(settings, last_began_s=4.0) is None
+    assert flush.quiet_s(settings, last) is None
 
     flush.size_bytes = QUIET_BYTES_MIN
-    assert flush.quiet_s(settings, last_began_s=4.0) == 5.0 + QUIET_S
+    assert flush.quiet_s(settings, last) == 5.0 + QUIET_S
     flush.added_s = 6.0
-    assert flush.quiet_s(settings, last_began_s=4.0) == 6.0 + QUIET_S
+    assert flush.quiet_s(settings, last) == 6.0 + QUIET_S
 
 
 def test_bursts_make_no_more_flushes_than_a_few_in_an_interval() -> None:
     flush: OpenFlush[str] = OpenFlush()
     flush.size_bytes, flush.added_s = QUIET_BYTES_MIN, 5.0
 
-    assert flush.quiet_s(FlushSettings(interval_s=60.0), last_began_s=4.9) == 4.9 + 60.0 / QUIET_PER_INTERVAL
+    assert flush.quiet_s(FlushSettings(interval_s=60.0), LastFlush(began_s=4.9)) == 4.9 + 60.0 / QUIET_PER_INTERVAL
+
+
+ANSWERED_S = 5.0
+PACED_S = 4.9 + SLOW.interval_s / QUIET_PER_INTERVAL
+ANSWERED = LastFlush(began_s=4.9, size_bytes=4 * QUIET_BYTES_MIN, batch_count=4, ended_s=ANSWERED_S)
+
+
+def gathered(*, opened_s: float = ANSWERED_S, size_bytes: int = ANSWERED.size_bytes, batch_count: int = 1) -> OpenFlush[str]:
+    return OpenFlush(size_bytes=size_bytes, batch_count=batch_count, opened_s=opened_s, added_s=opened_s)
+
+
+@pytest.mark.parametrize("after_s", [-ECHO_S, 0.0, ECHO_BEGINS_S])
+def test_what_producers_send_again_once_they_were_answered_waits_for_no_interval(after_s: float) -> None:
+    assert gathered(opened_s=ANSWERED_S + after_s).quiet_s(SLOW, ANSWERED) == pytest.approx(ANSWERED_S + after_s + ECHO_S)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "batch_count", "is_echo"),
+    [
+        (int(ECHO_SHARE * ANSWERED.size_bytes), 1, True),
+        (int(ECHO_SHARE * ANSWERED.size_bytes) - 1, 3, False),
+        (QUIET_BYTES_MIN, 4, True),
+    ],
+)
+def test_as_many_bytes_or_as_many_batches_as_were_answered_are_all_that_comes(size_bytes: int, batch_count: int, is_echo: bool) -> None:
+    assert gathered(size_bytes=size_bytes, batch_count=batch_count).is_echo(ANSWERED) is is_echo
+
+
+@pytest.mark.parametrize("after_s", [-2 * ECHO_S, 1.1 * ECHO_BEGINS_S])
+def test_what_began_long_before_or_after_the_answer_is_paced(after_s: float) -> None:
+    """A load that does not wait for answers."""
+    flush = gathered(opened_s=ANSWERED_S + after_s)
+    assert flush.quiet_s(SLOW, ANSWERED) == max(flush.added_s + QUIET_S, PACED_S)
+
+
+def test_while_another_flush_is_under_way_more_may_come() -> None:
+    assert gathered().quiet_s(SLOW, dataclasses.replace(ANSWERED, under_way=1)) == max(ANSWERED_S + QUIET_S, PACED_S)
+
+
+def test_the_first_flush_of_all_is_no_echo() -> None:
+    assert not gathered().is_echo(LastFlush())
+
+
+PUT_S = 0.03
+COMMIT_S = 0.005
+GAP_S = 0.001
+
+
+async def send_each(broker: Rig, sizes: Sequence[int]) -> None:
+    """As a producer does that was answered: one request after the other, and then it waits for them all."""
+    sent = []
+    for size_bytes in sizes:
+        await asyncio.sleep(GAP_S)
+        sent.append(broker.send(of_size(size_bytes)))
+    await asyncio.gather(*sent)
+
+
+def seconds_of_flushes(*flushes: Sequence[int]) -> list[float]:
+    """How long each of these took, in time of the simulation, by a broker whose interval is an hour."""
+
+    async def scenario() -> list[float]:
+        clock = VirtualClock(asyncio.get_running_loop())
+        seconds = []
+        async with rig(flush=FlushSettings(interval_s=3_600.0, gather_s=60.0), clock=clock) as broker:
+            broker.objects.put_s, broker.metadata.write_s = PUT_S, COMMIT_S
+            for sizes in flushes:
+                began_s = clock.monotonic_s()
+                await send_each(broker, sizes)
+                seconds.append(clock.monotonic_s() - began_s)
+            assert len(broker.objects.put_keys) == len(flushes)
+        return seconds
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(scenario())
+
+
+def test_a_producer_with_several_batches_under_way_waits_for_no_part_of_an_interval() -> None:
+    """Each flush holds all that it may have under way, and the first batches of it have no sooner time than the last."""
+    batches = 5
+    first_s, *others_s = seconds_of_flushes(*[[QUIET_BYTES_MIN] * batches] * 6)
+    assert first_s == pytest.approx(batches * GAP_S + QUIET_S + PUT_S + COMMIT_S)
+    assert others_s == pytest.approx([batches * GAP_S + ECHO_S + PUT_S + COMMIT_S] * 5)
+
+
+def test_what_is_less_than_was_answered_waits_for_its_pace() -> None:
+    _, paced_s = seconds_of_flushes([QUIET_BYTES_MIN] * 4, [QUIET_BYTES_MIN] * 2)
+    assert paced_s == pytest.approx(3_600.0 / QUIET_PER_INTERVAL, rel=0.01)
 
 
 async def test_producers_that_wait_are_answered_long_before_the_interval_is_over() -> None:
