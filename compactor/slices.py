@@ -88,7 +88,7 @@ def stamp(entry: Entry, parts: Sequence[Buffer], partition: PartitionId) -> Batc
     where = f"object={object_of(entry, partition)!r} partition={partition} entry={entry.base}..{entry.last}"
     only = memoryview(parts[0]) if len(parts) == 1 else None
     buffer = bytearray().join(parts) if only is None or only.readonly else only
-    found = scan(buffer, base=entry.base, wanted=entry.base, bytes_max=len(buffer), where=where)
+    found = scan([memoryview(buffer)], base=entry.base, wanted=entry.base, bytes_max=len(buffer), where=where)
     if found.end_position != len(buffer) or found.end_offset != entry.last + 1:
         raise Corrupt(
             f"a slice has other batches than its entry says: {where} bytes={len(buffer)} "

@@ -81,6 +81,7 @@ SMALL: Final = (
     Limit("compactor.gone_brokers", "ALIVE_FOR_S", 2.0),
     Limit("storage.log.read", "PLACES_KEPT_MAX", 2),
     Limit("storage.log.tail", "JOIN_BELOW_BYTES", 100),
+    Limit("storage.log.batcher", "QUIET_BYTES_MIN", 300),
     Limit("storage.log.upload_places", "SLOW_UPLOADS_MAX", 1),
     Limit("broker.fetching.gathering", "LOOKED_AT_PER_STEP", 1),
     Limit("broker.fetching.gathering", "READS_AT_ONCE", 1),

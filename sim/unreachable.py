@@ -15,7 +15,6 @@ _FULL: Final = "takes as many pages as a partition may have: test_producer_pages
 _GUARD: Final = "says that code and format agree: "
 _LARGE: Final = "what a drain does not mend takes more pages and batches than a run has: test_commit.py, test_lost_batches.py"
 
-_QUIET: Final = "no flush of the simulation is worth a PUT before its time: test_quiet.py"
 _DENSE: Final = "no offset is missing before there are compacted topics: test_reading_segments.py"
 _NARROW: Final = "a run has fewer partitions than a turn: test_long_requests.py"
 _CURSOR: Final = _GUARD + "a cursor above 0 comes with the segment that ends there"
@@ -98,7 +97,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "trim _open: if control.log_state is LogState.FENCED → then": _FENCED,
     "index readable: if seen.broken is not None → then": _BROKEN,
     "read Reader.stored_within: except TimeoutError": "nobody asks for it but the time search: test_read.py",
-    "read _stamp: if end_offset - 1 > entry.last → then": _GUARD + "test_read.py",
+    "stamping stamp: if end_offset - 1 > entry.last → then": _GUARD + "test_stamping.py",
     "read _cause: isinstance(error, EndsEarly) ? → then": "objects of the simulation are damaged or missing, never short: test_read.py, test_what_a_get_gives_wrongly_…",
     "read _confirmed: isinstance(error, NotFound) ? → else": "objects of the simulation are damaged or missing, never short: test_read.py",
     "append Appender.drain: if self._open.batches → then": _STOP,
@@ -106,18 +105,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "append Appender.submit: if self._refused is not None → then": _LOST,
     "append Appender._carry: if self._is_stopped or not self._may_write_inline() → then": "all brokers are at the newest level: test_inline.py",
     "append Appender._carry: if together > CARRIED_AT_ONCE_MAX → then": "requests of the simulation have one partition: test_inline.py",
-    "append Appender._arm_quiet: if quiet_s is None or self._timer is None → else": _QUIET,
-    "append Appender._arm_quiet: if self._quiet_timer is not None → then": _QUIET,
-    "append Appender._arm_quiet: if self._quiet_timer is not None → else": _QUIET,
-    "append Appender._arm_quiet: if quiet_s >= self._quiet_at_s → then": _QUIET,
-    "append Appender._arm_quiet: if quiet_s >= self._quiet_at_s → else": _QUIET,
-    "append Appender._on_quiet: if quiet_s is None or self._timer is None → then": _QUIET,
-    "append Appender._on_quiet: if quiet_s is None or self._timer is None → else": _QUIET,
-    "append Appender._on_quiet: if quiet_s > self._clock.monotonic_s() → then": _QUIET,
-    "append Appender._on_quiet: if quiet_s > self._clock.monotonic_s() → else": _QUIET,
     "append Appender._on_free_place: if self._is_stopped → then": _STOP,
-    "append Appender._on_quiet: if self._places.has_spare → then": _QUIET,
-    "append Appender._on_quiet: if self._places.has_spare → else": _QUIET,
     "read Reader.stored_here: except Corrupt": "what a record carries is what was written: test_inline.py",
     "read read_inline: if not found.starts → then": "what a record carries is what was written: test_inline.py",
     "append Appender.refuse: if self._is_stopped → then": _LOST,
@@ -148,6 +136,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 }
 
 SELDOM: Final[Mapping[str, str]] = {
+    "compactor.slices GatheredSlices._fetch: if read.object_id in self._failed → then": "of one object two ranges are read, and the first is not: test_slices.py",
     "compactor.purge Purge._delete_objects: if self._is_enough(tally) → then": "a topic has as many objects as a run deletes: test_purge.py",
     "compactor.references References._certain: if seen is None → then": "a deposed leader shows records that are older than the question: test_collector.py",
     "inline why_gathered: if had_no_room(lane, now_s) → then": "a control record was full a moment ago: test_larger_inline.py",

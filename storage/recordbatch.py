@@ -8,16 +8,21 @@ offset when it is read, at no cost.
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from storage.errors import Corrupt
+from storage.views import cut_views
 from storage.vocabulary import Buffer
 
 HEADER_BYTES: Final = 61
 LENGTH_OFFSET_BYTES: Final = 12
 """What `batch_length` does not count: base offset and itself."""
+STAMP_BYTES: Final = 16
+"""The first bytes of a batch, in which `restamp` writes."""
+CRC_FROM_BYTES: Final = 21
 MAGIC: Final = 2
 CODEC_MASK: Final = 0x07
 ATTRIBUTE_LOG_APPEND_TIME: Final = 0x08
@@ -59,7 +64,7 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 def checksum(batch: Buffer) -> int:
     """CRC-32C of what the header's crc covers; `batch` is exactly one batch."""
-    return crc32c(memoryview(batch)[21:])
+    return crc32c(memoryview(batch)[CRC_FROM_BYTES:])
 
 
 def restamp(buffer: bytearray | memoryview, position: int, base_offset: int) -> None:
@@ -84,8 +89,29 @@ def stamp_attributes(batch: bytearray | memoryview, attributes: int, *, append_m
 
 def verify(batch: Buffer, header: BatchHeader, *, where: object) -> None:
     """Check bytes that came back from an object store. Raise `Corrupt`, which says `where`."""
-    if header.magic != MAGIC or header.size_bytes != len(batch) or header.size_bytes < HEADER_BYTES:
-        raise Corrupt(f"not a record batch: {where} magic={header.magic} length={header.batch_length} bytes={len(batch)}")
-    actual = checksum(batch)
+    _check_shape(header, len(batch), where)
+    _check_crc(header, checksum(batch), where)
+
+
+def verify_parts(parts: Sequence[memoryview], *, where: object) -> None:
+    """As `verify`, of the batch that `parts` are together."""
+    size = sum(map(len, parts))
+    head = b"".join(cut_views(parts, 0, HEADER_BYTES))
+    if size < HEADER_BYTES:
+        raise Corrupt(f"not a record batch: {where} bytes={size}")
+    header = parse_header(head)
+    _check_shape(header, size, where)
+    crc = 0
+    for view in cut_views(parts, CRC_FROM_BYTES, size):
+        crc = crc32c(view, crc)
+    _check_crc(header, crc, where)
+
+
+def _check_shape(header: BatchHeader, size: int, where: object) -> None:
+    if header.magic != MAGIC or header.size_bytes != size or size < HEADER_BYTES:
+        raise Corrupt(f"not a record batch: {where} magic={header.magic} length={header.batch_length} bytes={size}")
+
+
+def _check_crc(header: BatchHeader, actual: int, where: object) -> None:
     if actual != header.crc:
         raise Corrupt(f"checksum mismatch: {where} expected={header.crc:#010x} actual={actual:#010x}")

@@ -1,6 +1,6 @@
 """Bytes that follow each other and lie in several buffers: what a read gives is cut from them, and sent, without a copy."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from storage.vocabulary import Buffer
@@ -21,6 +21,23 @@ def cut_views(views: Sequence[memoryview], start: int, end: int) -> list[memoryv
                 found.append(piece)
         begin = after
     return found
+
+
+def split_views(views: Sequence[memoryview], ends: Iterable[int]) -> Iterator[list[memoryview]]:
+    """What lies before the first of the rising `ends`, between it and the second, and so on: as by `cut_views`, in one walk."""
+    number = position = begin = 0
+    for end in ends:
+        found: list[memoryview] = []
+        while position < end and number < len(views):
+            view = views[number]
+            after = begin + len(view)
+            cut = min(end, after)
+            if cut > position:
+                found.append(view if position == begin and cut == after else view[position - begin : cut - begin])
+            position = cut
+            if after <= end:
+                number, begin = number + 1, after
+        yield found
 
 
 def in_parts(body: Buffer, start: int, part_bytes: int) -> list[Buffer]:

@@ -1,6 +1,6 @@
 """Reading: tail cache, then block cache, then object store; whole batches, checked and stamped (docs/design/reading.md).
 
-offset → entry (index) → window of its span (blocks) → scan → copy once → CRC of each batch → base offsets → bytes
+offset → entry (index) → window of its span (blocks) → scan → CRC of each batch → base offsets → bytes
 
 Bytes that come back otherwise than they were written are read once more before anybody hears of it: the pieces it came from leave the
 cache, the control record is read again, and so is the object. Only what is damaged twice is an alarm (storage/log/damage.py).
@@ -29,16 +29,14 @@ from storage.log.flights import Flights
 from storage.log.index import EntryIndex, check_range
 from storage.log.partition import PartitionLog
 from storage.log.read_ahead import ReadAhead
-from storage.log.readplan import Window, scan
+from storage.log.readplan import scan
 from storage.log.segments import Elsewhere, Gap, SegmentReader
+from storage.log.stamping import check_passed, stamp
 from storage.log.tail import BatchRun
-from storage.recordbatch import parse_header, restamp, verify
 from storage.vocabulary import PartitionId
 
 WINDOW_BYTES_MIN: Final = 256 * KIB
 """The least that is scanned at once: many small batches are passed over in one go."""
-KEPT_SHARE_MIN: Final = 3 / 4
-"""If less than this share of a joined window is served, it is copied: else it would keep the whole in memory."""
 READ_TIMEOUT_S: Final = 20.0
 PLACES_KEPT_MAX: Final = 16_384
 """Over all partitions; one takes 400 bytes of memory."""
@@ -299,20 +297,19 @@ class Reader:
                 views = await self._blocks.read(key, position, end, floor=floor, object_size=ceiling, is_history=_is_history(log, entry))
                 if brings:
                     self._entries_ahead.claim(key, Range(floor, ceiling))
-                is_ours = len(views) > 1
-                window = memoryview(bytearray().join(views)) if is_ours else views[0]
+                window_size = sum(map(len, views))
                 where = _Where(key, log.partition, entry, position)
-                found = scan(window, base=base, wanted=offset, bytes_max=bytes_max, where=where)
-                _check_passed(window, found, where)
+                found = scan(views, base=base, wanted=offset, bytes_max=bytes_max, where=where)
+                check_passed(views, found, where)
                 if not terms.at_least_one and found.first_bytes > bytes_max:
                     return None
                 if found.starts:
-                    run, end_position = _stamp(window, found, where, entry, is_ours=is_ours)
+                    run, end_position = stamp(views, found, where, entry)
                     self._places.add(log.partition, run.last + 1, ReadPlace(entry.base, span, position + end_position))
                     return run
-                if found.missing_bytes and position + len(window) >= span_end:
+                if found.missing_bytes and position + window_size >= span_end:
                     raise Corrupt(f"a batch ends outside its slice: {where} missing_bytes={found.missing_bytes}")
-                window_bytes = max(window_bytes, len(window) - found.end_position + found.missing_bytes)
+                window_bytes = max(window_bytes, window_size - found.end_position + found.missing_bytes)
                 position += found.end_position
                 base = found.end_offset
             short = f"object={key!r} partition={log.partition} entry={entry.base}..{entry.last}"
@@ -325,15 +322,15 @@ class Reader:
 def read_inline(partition: PartitionId, entry: Entry, offset: int, *, bytes_max: int, at_least_one: bool) -> BatchRun | None:
     """As `Reader.stored_within`, of an entry that carries its batches. Raises `Corrupt`."""
     assert isinstance(entry.batches, bytes), f"not inline: {entry.base}..{entry.last}"
-    window = memoryview(entry.batches)
+    views = (memoryview(entry.batches),)
     where = _Where(object_of(entry, partition), partition, entry, 0)
-    found = scan(window, base=entry.base, wanted=offset, bytes_max=bytes_max, where=where)
-    _check_passed(window, found, where)
+    found = scan(views, base=entry.base, wanted=offset, bytes_max=bytes_max, where=where)
+    check_passed(views, found, where)
     if not at_least_one and found.first_bytes > bytes_max:
         return None
     if not found.starts:
         raise Corrupt(f"an entry has fewer records than it says: {where}")
-    return _stamp(window, found, where, entry, is_ours=False)[0]
+    return stamp(views, found, where, entry)[0]
 
 
 def _start(place: ReadPlace | None, entry: Entry, offset: int) -> tuple[int, int, int]:
@@ -347,44 +344,6 @@ def _is_history(log: PartitionLog, entry: Entry) -> bool:
     """Whether the ring of pending entries has moved on: a consumer that keeps up with the log reads no such entry."""
     control = log.seen.control
     return control is not None and (not control.pending or entry.base < control.pending[0].base)
-
-
-def _check_passed(window: memoryview, found: Window, where: object) -> None:
-    """Offsets are counted by the headers of the batches that are passed over: a wrong one would give all that follows a wrong offset."""
-    ends = (*found.passed[1:], found.positions[0] if found.positions else found.end_position)
-    for position, end in zip(found.passed, ends, strict=False):
-        batch = window[position:end]
-        try:
-            verify(batch, parse_header(batch), where=where)
-        except Corrupt as error:
-            raise Corrupt(f"{error} position={position}") from None
-
-
-def _stamp(window: memoryview, found: Window, where: object, entry: Entry, *, is_ours: bool) -> tuple[BatchRun, int]:
-    """Copy the kept batches, unless the window `is_ours`, check each, give each its offset. Batches before a damaged one are served: the
-    next read reports it.
-
-    Returns them with their end in `window`.
-    """
-    origin, end_position, end_offset = found.positions[0], found.end_position, found.end_offset
-    kept = window[origin:end_position]
-    view = kept if is_ours and len(kept) >= len(window) * KEPT_SHARE_MIN else memoryview(bytearray(kept))
-    starts, positions = found.starts, [position - origin for position in found.positions]
-    for index, (start, position) in enumerate(zip(starts, positions, strict=True)):
-        end = positions[index + 1] if index + 1 < len(positions) else len(view)
-        batch = view[position:end]
-        try:
-            verify(batch, parse_header(batch), where=where)
-        except Corrupt as error:
-            if not index:
-                raise Corrupt(f"{error} offset={start}") from None
-            end_position, end_offset = origin + position, start
-            starts, positions, view = starts[:index], positions[:index], view[:position]
-            break
-        restamp(view, position, start)
-    if end_offset - 1 > entry.last:
-        raise Corrupt(f"an entry has more records than it says: {where} end_offset={end_offset}")
-    return BatchRun(starts[0], end_offset - 1, (view.toreadonly(),), tuple(starts), tuple(positions)), end_position
 
 
 def _cause(error: NotFound | EndsEarly | Corrupt) -> Cause:

@@ -12,10 +12,10 @@ from typing import Final
 from storage.errors import Corrupt
 from storage.recordbatch import HEADER_BYTES, LENGTH_OFFSET_BYTES, MAGIC
 from storage.views import cut_views
-from storage.vocabulary import Buffer
 
 _SHAPE: Final = struct.Struct(">i4xb6xi")
 """batch length, magic, last offset delta: bytes 8 to 26 of a batch."""
+_SHAPE_BEGINS: Final = 8
 _STAMPED_SHAPE: Final = struct.Struct(">qi4xb6xi")
 """base offset before them."""
 
@@ -39,8 +39,9 @@ class Window:
     first_bytes: int
 
 
-def scan(window: Buffer, *, base: int, wanted: int, bytes_max: int, where: object) -> Window:
-    """Walk the batches of `window`, the first of which begins at offset `base`; keep those from the one that holds `wanted` on.
+def scan(views: Sequence[memoryview], *, base: int, wanted: int, bytes_max: int, where: object) -> Window:
+    """Walk the batches of the window that `views` are together, the first of which begins at offset `base`; keep those from the one that
+    holds `wanted` on.
 
     Stops after `bytes_max` of kept bytes, but keeps at least one batch if it is whole. Raises `Corrupt` for what is no batch; behind kept
     batches it stops there instead: the next read raises.
@@ -48,10 +49,19 @@ def scan(window: Buffer, *, base: int, wanted: int, bytes_max: int, where: objec
     starts: list[int] = []
     positions: list[int] = []
     passed: list[int] = []
-    offset, position, size = base, 0, len(window)
+    offset, position, size = base, 0, sum(map(len, views))
     kept_from = first_bytes = 0
+    following_views = iter(views)
+    view, begin, end = memoryview(b""), 0, 0
     while size - position >= HEADER_BYTES:
-        length, magic, last_delta = _SHAPE.unpack_from(window, position + 8)
+        while position >= end:
+            view, begin = next(following_views), end
+            end += len(view)
+        if position + HEADER_BYTES <= end:
+            length, magic, last_delta = _SHAPE.unpack_from(view, position - begin + _SHAPE_BEGINS)
+        else:
+            head = b"".join(cut_views(views, position, position + HEADER_BYTES))
+            length, magic, last_delta = _SHAPE.unpack_from(head, _SHAPE_BEGINS)
         batch_bytes = length + LENGTH_OFFSET_BYTES
         if magic != MAGIC or batch_bytes < HEADER_BYTES or last_delta < 0:
             if starts:

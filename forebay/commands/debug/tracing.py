@@ -233,7 +233,7 @@ class Tracer:
         for position, length in spans:
             span = memoryview(await self._objects.get_range(key, position, position + length))
             where = f"object={key!r} entry={entry.base}..{entry.last} span={position}"
-            window = scan(span, base=base, wanted=offset, bytes_max=1, where=where)
+            window = scan([memoryview(span)], base=base, wanted=offset, bytes_max=1, where=where)
             if window.starts:
                 start = window.positions[0]
                 return batch_facts(span[start : window.end_position], start=position + start, base_offset=window.starts[0])
@@ -247,7 +247,8 @@ def _trace_inline(entry: Entry, batches: bytes, trace: Trace, partition: Partiti
     """The batch added. Its bytes lie in the record that names the entry: there is no object."""
     name = object_of(entry, partition)
     try:
-        window = scan(batches, base=entry.base, wanted=offset, bytes_max=1, where=f"entry={entry.base}..{entry.last} of {name}")
+        where = f"entry={entry.base}..{entry.last} of {name}"
+        window = scan([memoryview(batches)], base=entry.base, wanted=offset, bytes_max=1, where=where)
         if not window.starts:
             raise Corrupt(f"an entry has fewer records than it says: {name} entry={entry.base}..{entry.last}")
     except Corrupt as error:

@@ -1,11 +1,11 @@
 """Bytes in several buffers: whatever is cut, it is the bytes that were asked for."""
 
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.views import cut_views, in_parts
+from storage.views import cut_views, in_parts, split_views
 
 WHOLE = bytes(range(200))
 
@@ -40,3 +40,14 @@ def test_a_body_that_is_one_part_is_not_copied_unless_it_may_be_a_piece_of_more_
 
     assert in_parts(WHOLE, 0, 200)[0] is WHOLE
     assert (type(copied), copied) == (bytes, WHOLE[:10])
+
+
+@given(cuts=st.lists(st.integers(0, 200)), ends=st.lists(st.integers(0, 200)))
+def test_views_are_split_as_they_would_be_cut(cuts: list[int], ends: list[int]) -> None:
+    views = [memoryview(WHOLE)[begin:end] for begin, end in pairwise([0, *sorted(cuts), 200])]
+    ends = sorted(ends)
+
+    found = list(split_views(views, ends))
+
+    assert [b"".join(split) for split in found] == [WHOLE[begin:end] for begin, end in pairwise([0, *ends])]
+    assert all(map(len, chain.from_iterable(found)))

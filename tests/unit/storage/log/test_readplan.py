@@ -16,44 +16,48 @@ def slice_of(*counts: int) -> bytes:
     return b"".join(bytes(batch_bytes(count)) for count in counts)
 
 
+def views_of(*counts: int) -> list[memoryview]:
+    return [memoryview(slice_of(*counts))]
+
+
 def test_batches_before_the_wanted_offset_are_passed_over() -> None:
-    found = scan(slice_of(2, 3, 4), base=10, wanted=12, bytes_max=10_000, where="test")
+    found = scan(views_of(2, 3, 4), base=10, wanted=12, bytes_max=10_000, where="test")
 
     assert (found.starts, found.positions) == ([12, 15], [SIZE, 2 * SIZE])
     assert (found.end_offset, found.end_position) == (19, 3 * SIZE)
 
 
 def test_an_offset_inside_a_batch_gives_that_batch() -> None:
-    assert scan(slice_of(2, 5, 4), base=0, wanted=4, bytes_max=1, where="test").starts == [2]
+    assert scan(views_of(2, 5, 4), base=0, wanted=4, bytes_max=1, where="test").starts == [2]
 
 
 def test_the_first_batch_is_kept_even_if_it_is_larger_than_asked_for() -> None:
-    found = scan(slice_of(1, 1), base=0, wanted=0, bytes_max=1, where="test")
+    found = scan(views_of(1, 1), base=0, wanted=0, bytes_max=1, where="test")
 
     assert found.starts == [0]
     assert (found.end_offset, found.end_position) == (1, SIZE)
 
 
 def test_a_batch_that_is_not_wholly_inside_ends_what_is_kept() -> None:
-    found = scan(slice_of(1, 1)[:-1], base=0, wanted=0, bytes_max=10_000, where="test")
+    found = scan([memoryview(slice_of(1, 1)[:-1])], base=0, wanted=0, bytes_max=10_000, where="test")
 
     assert (found.starts, found.end_offset, found.end_position, found.missing_bytes) == ([0], 1, SIZE, 0)
 
 
 def test_a_first_batch_that_is_not_wholly_inside_says_what_is_missing() -> None:
-    found = scan(slice_of(1)[:-7], base=0, wanted=0, bytes_max=10_000, where="test")
+    found = scan([memoryview(slice_of(1)[:-7])], base=0, wanted=0, bytes_max=10_000, where="test")
 
     assert (found.starts, found.missing_bytes) == ([], 7)
 
 
 def test_a_cut_header_says_what_is_missing_of_it() -> None:
-    found = scan(slice_of(1)[:30], base=0, wanted=0, bytes_max=10_000, where="test")
+    found = scan([memoryview(slice_of(1)[:30])], base=0, wanted=0, bytes_max=10_000, where="test")
 
     assert found.missing_bytes == HEADER_BYTES - 30
 
 
 def test_a_window_that_ends_with_its_last_batch_misses_nothing() -> None:
-    found = scan(slice_of(1, 1), base=0, wanted=2, bytes_max=10_000, where="test")
+    found = scan(views_of(1, 1), base=0, wanted=2, bytes_max=10_000, where="test")
 
     assert (found.starts, found.end_offset, found.missing_bytes) == ([], 2, 0)
 
@@ -64,7 +68,7 @@ def test_what_is_no_batch_is_corrupt(position: int, value: int) -> None:
     data[position] = value
 
     with pytest.raises(Corrupt, match="not a record batch"):
-        scan(bytes(data), base=0, wanted=0, bytes_max=10_000, where="test")
+        scan([memoryview(data)], base=0, wanted=0, bytes_max=10_000, where="test")
 
 
 @given(
@@ -75,7 +79,7 @@ def test_what_is_no_batch_is_corrupt(position: int, value: int) -> None:
 )
 def test_what_is_kept_is_consecutive_and_begins_with_the_wanted_offset(counts: list[int], wanted: int, window: int, bytes_max: int) -> None:
     data = slice_of(*counts)[:window]
-    found = scan(data, base=0, wanted=wanted, bytes_max=bytes_max, where="test")
+    found = scan([memoryview(data)], base=0, wanted=wanted, bytes_max=bytes_max, where="test")
 
     bases = [sum(counts[:n]) for n in range(len(counts) + 1)]
     first = next((n for n in range(len(counts)) if bases[n + 1] > wanted), None)

@@ -583,9 +583,11 @@ async def test_a_small_part_of_a_large_request_does_not_keep_it_alive(broker: No
     assert [memoryview(view).nbytes for view in few.records] != [_kept_alive(view) for view in few.records]
     assert offsets_of(all_of_them) == list(range(frames))
     assert frames * MIB > PINNED_BYTES_MAX
-    kept_bytes = [_kept_alive(view) for view in all_of_them.records]
-    assert PINNED_BYTES_MAX - MIB < sum(kept_bytes) <= PINNED_BYTES_MAX, "no more is copied than has to be"
-    assert set(kept_bytes) == {MIB, memoryview(few.records[0]).nbytes}
+    kept_bytes = {id(memoryview(view).obj): _kept_alive(view) for view in all_of_them.records}
+    assert PINNED_BYTES_MAX - MIB < sum(kept_bytes.values()) <= PINNED_BYTES_MAX, "no more is copied than has to be"
+    for view in all_of_them.records:
+        kept = _kept_alive(view)
+        assert kept == MIB or kept <= memoryview(view).nbytes + KIB, "it is in its frame, or in memory of its own"
 
 
 def test_of_an_answer_the_smallest_parts_are_copied_and_what_is_sent_almost_whole_never_is() -> None:
