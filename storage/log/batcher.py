@@ -26,7 +26,11 @@ ECHO_BEGINS_S: Final = 0.01
 begin ECHO_S before the flush has ended: its shards answer one after the other.
 """
 ECHO_SHARE: Final = 3 / 4
-"""When this part of the bytes that were answered has come again, producers have as much under way as before."""
+"""When this part of the bytes that were answered has come again, few producers are missing."""
+ECHO_BYTES_MIN: Final = 2 * QUIET_BYTES_MIN
+"""A smaller echo is paced: producers that are held by a rate, too, would make ever smaller ones."""
+ECHO_BYTES_PACED_MIN: Final = QUIET_BYTES_MIN // 2
+"""A paced echo may be smaller than other flushes that go before their time: its producers wait as those of the large one before it did."""
 
 
 class Trigger(StrEnum):
@@ -102,8 +106,8 @@ class OpenFlush(Generic[L]):
         return None
 
     def is_echo(self, last: LastFlush) -> bool:
-        """Whether producers that all waited for the last flush have sent as much again, in bytes or in batches. A load that does not wait
-        for answers sends while a flush is under way, so it makes none.
+        """Whether producers that all waited for the last flush have sent again, most of them at least. A load that does not wait for answers
+        sends while a flush is under way, so it makes none.
         """
         return (
             last.under_way == 0
@@ -114,13 +118,15 @@ class OpenFlush(Generic[L]):
     def quiet_s(self, settings: FlushSettings, last: LastFlush) -> float | None:
         """When it is due if nothing else arrives; None: not before time makes it due.
 
-        Bursts make QUIET_PER_INTERVAL flushes at most. An echo waits for no interval: it is as large as its producers let it be.
+        Bursts make QUIET_PER_INTERVAL flushes at most. A large echo waits for no interval, and if it is whole hardly for more to come.
         """
-        if self.size_bytes < QUIET_BYTES_MIN:
-            return None
-        if self.is_echo(last):
-            return self.added_s + ECHO_S
-        return max(self.added_s + QUIET_S, last.began_s + settings.interval_s / QUIET_PER_INTERVAL)
+        is_echo = self.size_bytes >= ECHO_BYTES_PACED_MIN and self.is_echo(last)
+        if is_echo and self.size_bytes >= ECHO_BYTES_MIN:
+            is_whole = self.size_bytes >= last.size_bytes or self.batch_count >= last.batch_count
+            return self.added_s + (ECHO_S if is_whole else QUIET_S)
+        if is_echo or self.size_bytes >= QUIET_BYTES_MIN:
+            return max(self.added_s + QUIET_S, last.began_s + settings.interval_s / QUIET_PER_INTERVAL)
+        return None
 
     def due_s(self, settings: FlushSettings, last: LastFlush) -> float:
         """When time alone makes it due: at once (after the gather time) if the last flush began an interval ago, else when that is over."""

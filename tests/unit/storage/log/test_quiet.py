@@ -2,7 +2,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import pytest
 
@@ -10,6 +11,8 @@ from sim.loop import VirtualClock, VirtualLoop
 from storage.log.batch import Appended
 from storage.log.batcher import (
     ECHO_BEGINS_S,
+    ECHO_BYTES_MIN,
+    ECHO_BYTES_PACED_MIN,
     ECHO_S,
     ECHO_SHARE,
     QUIET_BYTES_MIN,
@@ -24,6 +27,7 @@ from storage.recordbatch import HEADER_BYTES
 from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import Rig, rig
 
+T = TypeVar("T")
 SLOW = FlushSettings(interval_s=0.2, gather_s=60.0)
 """What only time makes due is not sealed within a test."""
 HALF = QUIET_BYTES_MIN // 2
@@ -54,8 +58,10 @@ def test_bursts_make_no_more_flushes_than_a_few_in_an_interval() -> None:
 
 
 ANSWERED_S = 5.0
-PACED_S = 4.9 + SLOW.interval_s / QUIET_PER_INTERVAL
-ANSWERED = LastFlush(began_s=4.9, size_bytes=4 * QUIET_BYTES_MIN, batch_count=4, ended_s=ANSWERED_S)
+PACED_S = ANSWERED_S + 20.0
+SPACED = FlushSettings(interval_s=QUIET_PER_INTERVAL * 20.0)
+ANSWERED = LastFlush(began_s=ANSWERED_S, size_bytes=4 * ECHO_BYTES_MIN, batch_count=4, ended_s=ANSWERED_S)
+MOST = int(ECHO_SHARE * ANSWERED.size_bytes)
 
 
 def gathered(*, opened_s: float = ANSWERED_S, size_bytes: int = ANSWERED.size_bytes, batch_count: int = 1) -> OpenFlush[str]:
@@ -64,30 +70,39 @@ def gathered(*, opened_s: float = ANSWERED_S, size_bytes: int = ANSWERED.size_by
 
 @pytest.mark.parametrize("after_s", [-ECHO_S, 0.0, ECHO_BEGINS_S])
 def test_what_producers_send_again_once_they_were_answered_waits_for_no_interval(after_s: float) -> None:
-    assert gathered(opened_s=ANSWERED_S + after_s).quiet_s(SLOW, ANSWERED) == pytest.approx(ANSWERED_S + after_s + ECHO_S)
+    assert gathered(opened_s=ANSWERED_S + after_s).quiet_s(SPACED, ANSWERED) == pytest.approx(ANSWERED_S + after_s + ECHO_S)
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "batch_count", "is_echo"),
+    ("size_bytes", "batch_count", "due_s"),
     [
-        (int(ECHO_SHARE * ANSWERED.size_bytes), 1, True),
-        (int(ECHO_SHARE * ANSWERED.size_bytes) - 1, 3, False),
-        (QUIET_BYTES_MIN, 4, True),
+        (ANSWERED.size_bytes, 1, ANSWERED_S + ECHO_S),
+        (ECHO_BYTES_MIN, 4, ANSWERED_S + ECHO_S),
+        (ANSWERED.size_bytes - 1, 3, ANSWERED_S + QUIET_S),
+        (MOST, 3, ANSWERED_S + QUIET_S),
+        (MOST - 1, 3, PACED_S),
+        (ECHO_BYTES_MIN - 1, 4, PACED_S),
+        (ECHO_BYTES_PACED_MIN, 4, PACED_S),
+        (ECHO_BYTES_PACED_MIN - 1, 4, None),
+        (QUIET_BYTES_MIN, 3, PACED_S),
+        (QUIET_BYTES_MIN - 1, 3, None),
     ],
 )
-def test_as_many_bytes_or_as_many_batches_as_were_answered_are_all_that_comes(size_bytes: int, batch_count: int, is_echo: bool) -> None:
-    assert gathered(size_bytes=size_bytes, batch_count=batch_count).is_echo(ANSWERED) is is_echo
+def test_an_echo_waits_for_those_that_are_missing_and_a_small_one_for_its_pace(
+    size_bytes: int, batch_count: int, due_s: float | None
+) -> None:
+    found = gathered(size_bytes=size_bytes, batch_count=batch_count).quiet_s(SPACED, ANSWERED)
+    assert found == (None if due_s is None else pytest.approx(due_s))
 
 
 @pytest.mark.parametrize("after_s", [-2 * ECHO_S, 1.1 * ECHO_BEGINS_S])
 def test_what_began_long_before_or_after_the_answer_is_paced(after_s: float) -> None:
     """A load that does not wait for answers."""
-    flush = gathered(opened_s=ANSWERED_S + after_s)
-    assert flush.quiet_s(SLOW, ANSWERED) == max(flush.added_s + QUIET_S, PACED_S)
+    assert gathered(opened_s=ANSWERED_S + after_s).quiet_s(SPACED, ANSWERED) == PACED_S
 
 
 def test_while_another_flush_is_under_way_more_may_come() -> None:
-    assert gathered().quiet_s(SLOW, dataclasses.replace(ANSWERED, under_way=1)) == max(ANSWERED_S + QUIET_S, PACED_S)
+    assert gathered().quiet_s(SPACED, dataclasses.replace(ANSWERED, under_way=1)) == PACED_S
 
 
 def test_the_first_flush_of_all_is_no_echo() -> None:
@@ -108,36 +123,87 @@ async def send_each(broker: Rig, sizes: Sequence[int]) -> None:
     await asyncio.gather(*sent)
 
 
-def seconds_of_flushes(*flushes: Sequence[int]) -> list[float]:
-    """How long each of these took, in time of the simulation, by a broker whose interval is an hour."""
-
-    async def scenario() -> list[float]:
+def simulated(scenario: Callable[[Rig, VirtualClock], Awaitable[T]], *, interval_s: float) -> T:
+    async def run() -> T:
         clock = VirtualClock(asyncio.get_running_loop())
-        seconds = []
-        async with rig(flush=FlushSettings(interval_s=3_600.0, gather_s=60.0), clock=clock) as broker:
+        async with rig(flush=FlushSettings(interval_s=interval_s), clock=clock) as broker:
             broker.objects.put_s, broker.metadata.write_s = PUT_S, COMMIT_S
-            for sizes in flushes:
-                began_s = clock.monotonic_s()
-                await send_each(broker, sizes)
-                seconds.append(clock.monotonic_s() - began_s)
-            assert len(broker.objects.put_keys) == len(flushes)
-        return seconds
+            return await scenario(broker, clock)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(scenario())
+        return runner.run(run())
+
+
+def seconds_of_flushes(*flushes: Sequence[int]) -> list[float]:
+    """How long each of these took by a broker whose interval is an hour."""
+
+    async def scenario(broker: Rig, clock: VirtualClock) -> list[float]:
+        seconds = []
+        for sizes in flushes:
+            began_s = clock.monotonic_s()
+            await send_each(broker, sizes)
+            seconds.append(clock.monotonic_s() - began_s)
+        assert len(broker.objects.put_keys) == len(flushes)
+        return seconds
+
+    return simulated(scenario, interval_s=3_600.0)
 
 
 def test_a_producer_with_several_batches_under_way_waits_for_no_part_of_an_interval() -> None:
-    """Each flush holds all that it may have under way, and the first batches of it have no sooner time than the last."""
+    """Each flush holds all that it may have under way, and is not sealed before the last batch has come."""
     batches = 5
-    first_s, *others_s = seconds_of_flushes(*[[QUIET_BYTES_MIN] * batches] * 6)
-    assert first_s == pytest.approx(batches * GAP_S + QUIET_S + PUT_S + COMMIT_S)
+    _, *others_s = seconds_of_flushes(*[[QUIET_BYTES_MIN] * batches] * 6)
     assert others_s == pytest.approx([batches * GAP_S + ECHO_S + PUT_S + COMMIT_S] * 5)
 
 
 def test_what_is_less_than_was_answered_waits_for_its_pace() -> None:
     _, paced_s = seconds_of_flushes([QUIET_BYTES_MIN] * 4, [QUIET_BYTES_MIN] * 2)
     assert paced_s == pytest.approx(3_600.0 / QUIET_PER_INTERVAL, rel=0.01)
+
+
+def test_an_answer_makes_an_echo_of_what_came_a_moment_before_it() -> None:
+    """The shards of a flush answer one after the other, and its producers do not wait for the last."""
+
+    async def scenario(broker: Rig, clock: VirtualClock) -> float:
+        size_bytes = ECHO_BYTES_MIN
+        await broker.send(of_size(size_bytes))
+        first = broker.send(of_size(size_bytes))
+        await asyncio.sleep(ECHO_S + PUT_S + COMMIT_S - ECHO_S / 2)
+        began_s = clock.monotonic_s()
+        await asyncio.gather(first, broker.send(of_size(size_bytes)))
+        return clock.monotonic_s() - began_s
+
+    assert simulated(scenario, interval_s=3_600.0) == pytest.approx(ECHO_S + PUT_S + COMMIT_S, abs=ECHO_S)
+
+
+@pytest.mark.parametrize("mb_per_s", [10, 20, 40])
+def test_producers_held_by_a_rate_and_by_their_answers_wait_for_no_whole_interval(mb_per_s: int) -> None:
+    """An echo leaves little for the next flush, which must not wait for its time: it would be large again, and so on."""
+    interval_s, batches_max = 0.2, 5
+
+    async def scenario(broker: Rig, clock: VirtualClock) -> list[float]:
+        made_bytes, under_way, latencies_s = 0.0, set[asyncio.Task[None]](), []
+
+        async def send(size_bytes: int) -> None:
+            began_s = clock.monotonic_s()
+            await broker.send(of_size(size_bytes))
+            latencies_s.append(clock.monotonic_s() - began_s)
+
+        async with asyncio.TaskGroup() as tasks:
+            while clock.monotonic_s() < 5.0:
+                await asyncio.sleep(GAP_S)
+                made_bytes += mb_per_s * 1e6 * GAP_S
+                if made_bytes >= 16_384 and len(under_way) < batches_max:
+                    size_bytes = int(min(made_bytes, 1e6))
+                    made_bytes -= size_bytes
+                    task = tasks.create_task(send(size_bytes))
+                    under_way.add(task)
+                    task.add_done_callback(under_way.discard)
+        return latencies_s
+
+    latencies_s = simulated(scenario, interval_s=interval_s)
+    settled_s = latencies_s[len(latencies_s) // 2 :]
+    assert sum(settled_s) / len(settled_s) < interval_s / 2
 
 
 async def test_producers_that_wait_are_answered_long_before_the_interval_is_over() -> None:
