@@ -106,8 +106,8 @@ class OpenFlush(Generic[L]):
         return None
 
     def is_echo(self, last: LastFlush) -> bool:
-        """Whether producers that all waited for the last flush have sent again, most of them at least. A load that does not wait for answers
-        sends while a flush is under way, so it makes none.
+        """Whether producers that all waited for the last flush have sent again, most of them at least. A load that does not wait for
+        answers sends while a flush is under way, so it makes none.
         """
         return (
             last.under_way == 0

@@ -6,7 +6,7 @@ A cached piece is never written to: others send from it at the same time.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from storage.errors import Corrupt
 from storage.formats.control import Entry
@@ -14,6 +14,9 @@ from storage.log.readplan import Window
 from storage.log.tail import JOIN_BELOW_BYTES, BatchRun
 from storage.recordbatch import STAMP_BYTES, parse_header, restamp, verify, verify_parts
 from storage.views import cut_views, split_views
+
+KEPT_SHARE_MIN: Final = 1 / 4
+"""What is a smaller part of the memory that it would keep alive is copied: reads under way are bounded by what they bring."""
 
 
 def check_passed(views: Sequence[memoryview], found: Window, where: object) -> None:
@@ -38,7 +41,7 @@ def stamp(views: Sequence[memoryview], found: Window, where: object, entry: Entr
     positions = [position - origin for position in found.positions]
     kept = cut_views(views, origin, end_position)
     bounds = [*positions, end_position - origin]
-    views_of = _joined if end_position - origin < JOIN_BELOW_BYTES * len(positions) else _apart
+    views_of = _joined if end_position - origin < max(JOIN_BELOW_BYTES * len(positions), KEPT_SHARE_MIN * _whole_bytes(kept)) else _apart
     stamped = views_of(kept, found.starts, bounds, where)
     whole, starts = stamped.whole, found.starts
     if stamped.damage is not None:
@@ -49,6 +52,10 @@ def stamp(views: Sequence[memoryview], found: Window, where: object, entry: Entr
     if end_offset - 1 > entry.last:
         raise Corrupt(f"an entry has more records than it says: {where} end_offset={end_offset}")
     return BatchRun(starts[0], end_offset - 1, tuple(stamped.views), tuple(starts), tuple(positions)), end_position
+
+
+def _whole_bytes(views: Sequence[memoryview]) -> int:
+    return sum({id(view.obj): memoryview(view.obj).nbytes for view in views}.values())
 
 
 class _Stamped(NamedTuple):

@@ -77,6 +77,17 @@ def test_large_batches_are_not_copied_and_small_ones_are() -> None:
     assert [view.obj is small[0].obj for view in copied.views] == [False]
 
 
+@pytest.mark.parametrize(("others", "is_copied"), [(3, False), (4, True)])
+def test_a_small_part_of_a_piece_does_not_keep_the_rest_of_it_alive(others: int, is_copied: bool) -> None:
+    first, *rest = window_of([LARGE] * (1 + others), [])
+    assert not rest
+    found = scan([first], base=BASE, wanted=BASE, bytes_max=1, where="test")
+
+    run, _ = stamp([first], found, "test", entry_of(1))
+
+    assert (run.views[-1].obj is not first.obj) is is_copied
+
+
 @pytest.mark.parametrize("size", [300, LARGE])
 @pytest.mark.parametrize("cut", [0, 30], ids=["in one piece", "with a header in two pieces"])
 @pytest.mark.parametrize("damaged", [0, 1, 2])
