@@ -20,6 +20,7 @@ _NARROW: Final = "a run has fewer partitions than a turn: test_long_requests.py"
 _CURSOR: Final = _GUARD + "a cursor above 0 comes with the segment that ends there"
 
 UNREACHABLE: Final[Mapping[str, str]] = {
+    "batcher OpenFlush.is_full: if len(self.batches) >= settings.partitions_max → then": "a run has fewer partitions than a flush: test_batcher.py",
     "control_reads ControlReads.refresh_each: if number % ITEMS_DEFAULT == 0 → then": _NARROW,
     "control_reads ControlReads.refresh_each: if number % ITEMS_DEFAULT == 0 → then #2": _NARROW,
     "control_reads ControlReads._read: if number % DECODED_AT_ONCE == 0 → then": _NARROW,
@@ -39,7 +40,6 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     + "blocks are checked before",
     "segments SegmentReader._read_footer: if missing_bytes → then": "segments of a run are small: test_reading_segments.py",
     "entry_scan _segment_pages: newest is None ? → then": _CURSOR,
-    "entry_scan _segment_pages: if offset < listed_end → then #2": "keys of segments never go before there is retention",
     "entry_scan _segment_pages: if newest is not None and offset <= newest.last → else": _CURSOR,
     "compactor.compaction Compaction._begin: if control_record is None → then": "compactors of a run know which partitions there are: test_compaction.py",
     "compactor.compaction Compaction._write_segment: except AlreadyExists": _GUARD + "ids are new",
@@ -136,6 +136,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 }
 
 SELDOM: Final[Mapping[str, str]] = {
+    "entry_scan _segment_pages: if offset < listed_end → then #2": "retention deletes keys of segments while they are gone through: test_entry_scan.py",
     "compactor.slices GatheredSlices._fetch: if read.object_id in self._failed → then": "of one object two ranges are read, and the first is not: test_slices.py",
     "compactor.purge Purge._delete_objects: if self._is_enough(tally) → then": "a topic has as many objects as a run deletes: test_purge.py",
     "compactor.references References._certain: if seen is None → then": "a deposed leader shows records that are older than the question: test_collector.py",

@@ -352,8 +352,7 @@ class Appender:
             self._committer.fail(flush.commits, error)
         finally:
             self._last.end(self._clock.monotonic_s())
-            if not self._is_stopped:
-                self._arm_quiet()  # what came before this may be an echo
+            self._arm_quiet()  # what came before this may be an echo
 
 
 class Sealer:
