@@ -29,6 +29,8 @@ ECHO_SHARE: Final = 3 / 4
 """When this part of the bytes that were answered has come again, few producers are missing."""
 ECHO_BYTES_MIN: Final = 2 * QUIET_BYTES_MIN
 """A smaller echo is paced: producers that are held by a rate, too, would make ever smaller ones."""
+ECHO_GROWS_MAX: Final = 1.5
+"""A larger one, in ratio to what was answered, is what was made meanwhile: once it is gone, little would come for the next flush."""
 ECHO_BYTES_PACED_MIN: Final = QUIET_BYTES_MIN // 2
 """A paced echo may be smaller than other flushes that go before their time: its producers wait as those of the large one before it did."""
 
@@ -121,7 +123,7 @@ class OpenFlush(Generic[L]):
         Bursts make QUIET_PER_INTERVAL flushes at most. A large echo waits for no interval, and if it is whole hardly for more to come.
         """
         is_echo = self.size_bytes >= ECHO_BYTES_PACED_MIN and self.is_echo(last)
-        if is_echo and self.size_bytes >= ECHO_BYTES_MIN:
+        if is_echo and ECHO_BYTES_MIN <= self.size_bytes <= ECHO_GROWS_MAX * last.size_bytes:
             is_whole = self.size_bytes >= last.size_bytes or self.batch_count >= last.batch_count
             return self.added_s + (ECHO_S if is_whole else QUIET_S)
         if is_echo or self.size_bytes >= QUIET_BYTES_MIN:

@@ -13,6 +13,7 @@ from storage.log.batcher import (
     ECHO_BEGINS_S,
     ECHO_BYTES_MIN,
     ECHO_BYTES_PACED_MIN,
+    ECHO_GROWS_MAX,
     ECHO_S,
     ECHO_SHARE,
     QUIET_BYTES_MIN,
@@ -78,6 +79,8 @@ def test_what_producers_send_again_once_they_were_answered_waits_for_no_interval
     [
         (ANSWERED.size_bytes, 1, ANSWERED_S + ECHO_S),
         (ECHO_BYTES_MIN, 4, ANSWERED_S + ECHO_S),
+        (int(ECHO_GROWS_MAX * ANSWERED.size_bytes), 4, ANSWERED_S + ECHO_S),
+        (int(ECHO_GROWS_MAX * ANSWERED.size_bytes) + 1, 4, PACED_S),
         (ANSWERED.size_bytes - 1, 3, ANSWERED_S + QUIET_S),
         (MOST, 3, ANSWERED_S + QUIET_S),
         (MOST - 1, 3, PACED_S),
@@ -123,11 +126,11 @@ async def send_each(broker: Rig, sizes: Sequence[int]) -> None:
     await asyncio.gather(*sent)
 
 
-def simulated(scenario: Callable[[Rig, VirtualClock], Awaitable[T]], *, interval_s: float) -> T:
+def simulated(scenario: Callable[[Rig, VirtualClock], Awaitable[T]], *, interval_s: float, put_s: float = PUT_S) -> T:
     async def run() -> T:
         clock = VirtualClock(asyncio.get_running_loop())
         async with rig(flush=FlushSettings(interval_s=interval_s), clock=clock) as broker:
-            broker.objects.put_s, broker.metadata.write_s = PUT_S, COMMIT_S
+            broker.objects.put_s, broker.metadata.write_s = put_s, COMMIT_S
             return await scenario(broker, clock)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
@@ -176,32 +179,38 @@ def test_an_answer_makes_an_echo_of_what_came_a_moment_before_it() -> None:
     assert simulated(scenario, interval_s=3_600.0) == pytest.approx(ECHO_S + PUT_S + COMMIT_S, abs=ECHO_S)
 
 
-@pytest.mark.parametrize("mb_per_s", [10, 20, 40])
-def test_producers_held_by_a_rate_and_by_their_answers_wait_for_no_whole_interval(mb_per_s: int) -> None:
+@pytest.mark.parametrize("put_s", [0.002, 0.01, 0.03])
+@pytest.mark.parametrize(("producers", "mb_per_s"), [(1, 10), (1, 20), (1, 40), (2, 5), (4, 2.5)])
+def test_producers_held_by_a_rate_and_by_their_answers_wait_for_no_whole_interval(producers: int, mb_per_s: float, put_s: float) -> None:
     """An echo leaves little for the next flush, which must not wait for its time: it would be large again, and so on."""
-    interval_s, batches_max = 0.2, 5
+    interval_s, batches_max, batch_bytes_min = 0.2, 5, 16_384
 
     async def scenario(broker: Rig, clock: VirtualClock) -> list[float]:
-        made_bytes, under_way, latencies_s = 0.0, set[asyncio.Task[None]](), []
+        latencies_s: list[float] = []
 
         async def send(size_bytes: int) -> None:
             began_s = clock.monotonic_s()
             await broker.send(of_size(size_bytes))
             latencies_s.append(clock.monotonic_s() - began_s)
 
-        async with asyncio.TaskGroup() as tasks:
+        async def produce(tasks: asyncio.TaskGroup) -> None:
+            made_bytes, under_way = 0.0, set[asyncio.Task[None]]()
             while clock.monotonic_s() < 5.0:
                 await asyncio.sleep(GAP_S)
                 made_bytes += mb_per_s * 1e6 * GAP_S
-                if made_bytes >= 16_384 and len(under_way) < batches_max:
+                if made_bytes >= batch_bytes_min and len(under_way) < batches_max:
                     size_bytes = int(min(made_bytes, 1e6))
                     made_bytes -= size_bytes
                     task = tasks.create_task(send(size_bytes))
                     under_way.add(task)
                     task.add_done_callback(under_way.discard)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(producers):
+                tasks.create_task(produce(tasks))
         return latencies_s
 
-    latencies_s = simulated(scenario, interval_s=interval_s)
+    latencies_s = simulated(scenario, interval_s=interval_s, put_s=put_s)
     settled_s = latencies_s[len(latencies_s) // 2 :]
     assert sum(settled_s) / len(settled_s) < interval_s / 2
 
