@@ -26,12 +26,12 @@ FOUND_AT: Final = {
     "forgets_what_was_lost": 197,
     "goes_by_a_list_of_topics": 7,
     "goes_by_the_mark_of_a_deletion": 27,
-    "is_cleared_when_it_was_sent": 12,
+    "is_cleared_when_it_was_sent": 19,
     "believes_any_list_of_brokers": 61,
     "lowers_the_floor": 5,
-    "moves_log_start_to_where_it_has_planned": 40,
+    "moves_log_start_to_where_it_has_planned": 78,
     "places_producers_by_the_pages_that_have_not_expired": 6,
-    "puts_itself_over_whatever_is_there": 447,
+    "puts_itself_over_whatever_is_there": 546,
     "puts_its_own_segment_beside_its_cas": 4,
     "puts_the_chunk_after_its_cas": 6,
     "puts_the_chunk_of_the_record_that_it_read_first": 43,
@@ -39,9 +39,9 @@ FOUND_AT: Final = {
     "removes_the_tombstone_too": 11,
     "retries_what_is_unknown_as_new": 19,
     "takes_a_ring_of_which_a_part_is_in_segments_for_one_that_is_not_needed": 17,
-    "takes_the_place_of_a_merge_that_is_under_way": 272,
-    "takes_what_follows_a_lost_batch": 687,
-    "takes_whoever_is_not_on_its_list_for_gone": 41,
+    "takes_the_place_of_a_merge_that_is_under_way": 337,
+    "takes_what_follows_a_lost_batch": 761,
+    "takes_whoever_is_not_on_its_list_for_gone": 49,
 }
 """A seed that found it, of those that are not among the very first. Which find it changes with every turn of the loop that the code takes;
 the search goes on from here.
