@@ -21,7 +21,7 @@ RESPONSE_BYTES: Final = Metric(
 SHORTAGES: Final = Metric("forebay_response_waits_total", "Times a reply waited because the budget of replies was used up")
 
 READ_FACTOR: Final = 2
-"""While it is read, a byte is in the piece it came in and in a copy of it, or it keeps more of that piece alive."""
+"""While a byte is read, it is in the piece it came in and in a copy, or it keeps other bytes of that piece alive."""
 GRANT_BYTES_MIN: Final = READ_FACTOR * BATCH_BYTES_DEFAULT_MAX
 """What a read may take whatever it asked for, as it returns at least one batch."""
 GRANT_SHARE_MAX: Final = 4

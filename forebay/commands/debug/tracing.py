@@ -233,7 +233,7 @@ class Tracer:
         for position, length in spans:
             span = memoryview(await self._objects.get_range(key, position, position + length))
             where = f"object={key!r} entry={entry.base}..{entry.last} span={position}"
-            window = scan([memoryview(span)], base=base, wanted=offset, bytes_max=1, where=where)
+            window = scan([span], base=base, wanted=offset, bytes_max=1, where=where)
             if window.starts:
                 start = window.positions[0]
                 return batch_facts(span[start : window.end_position], start=position + start, base_offset=window.starts[0])

@@ -337,13 +337,19 @@ async def test_a_read_that_was_left_and_whose_bytes_are_gone_again_is_not_left_o
         assert again.result() == [[0, 1], [0, 1]]
 
 
+async def slow_from_its_second_object_on(scene: Scene, partition: int) -> Bucket:
+    """The bucket of a scene whose `partition` has one more record, in an object that does not come."""
+    await scene.other.send(("t", partition, record_batch(b"c")))
+    bucket = slow_bucket(scene.broker)
+    bucket.slow = {(await object_keys(scene, partition))[1]}
+    return bucket
+
+
 async def test_what_was_read_of_a_partition_is_answered_though_its_next_object_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
     async with two_shards(monkeypatch) as scene:
-        bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
-        await scene.other.send(("t", slow, record_batch(b"c")))
-        bucket.slow = {(await object_keys(scene, slow))[1]}
+        bucket = await slow_from_its_second_object_on(scene, slow)
         answer = await read_two_each(scene, (slow, 1), (other, 0))
         bucket.let_go.set()
 
@@ -386,10 +392,8 @@ async def test_a_read_that_another_fetch_began_long_ago_is_late_but_what_it_has_
     monkeypatch.setattr(gathering, "GRACE_S", 0.05)
     monkeypatch.setattr(gathering, "PATIENCE_S", 3 * SOON_S)
     async with two_shards(monkeypatch) as scene:
-        bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
-        await scene.other.send(("t", slow, record_batch(b"c")))
-        bucket.slow = {(await object_keys(scene, slow))[1]}
+        bucket = await slow_from_its_second_object_on(scene, slow)
         async with asyncio.timeout(SOON_S):
             alone = await scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE))
             for flight in scene.broker.log.parts.reader.flights._flights.values():
