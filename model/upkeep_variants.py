@@ -1,11 +1,12 @@
-"""The ways to merge, collect and purge that `merging.py`, `collecting.py` and `purging.py` check.
+"""The ways to merge, collect, purge and notice a restore that `merging.py`, `collecting.py`, `purging.py` and `restoring.py` check.
 
 Forebay-*: the design; F-*: wrong on purpose, one condition or step left out.
 """
 
 from typing import Final
 
-from model import collecting, merging, purging
+from model import collecting, merging, purging, restoring
+from model.restoring import NAMED, NEW, START
 from model.search import VIOLATION
 
 LATE: Final = (2, 1)
@@ -220,5 +221,187 @@ PURGES: Final = (
     purging.Variant("F-purge-half-made", "logs of a half-made topic buried before its name is marked", VIOLATION, bug="half made"),
     purging.Variant(
         "F-purge-old-list", "a list of topics that is older than a key says that its topic is dead", VIOLATION, finds="list", bug="old list"
+    ),
+)
+
+ALONE: Final = (1,)
+_ACCEPTS: Final = ("keep", "take")
+RESTORES: Final = (
+    restoring.Variant(
+        "Forebay-restore",
+        "two collectors, one copy, put back once; all start again",
+        reaches=("refused", "not refused", "not refused, and collected", "two raise", "a delete under way behind the restore"),
+    ),
+    restoring.Variant(
+        "Forebay-restore-late",
+        "the same with one object: a raise or a marker has no answer or is late, a process is killed",
+        objects=(NAMED,),
+        late=1,
+        deaths=1,
+        reaches=("refused", "not refused", "a marker under way behind the restore"),
+    ),
+    restoring.Variant(
+        "Forebay-restore-unaware",
+        "one process or both go on behind the restore, as do brokers",
+        objects=(NEW,),
+        unaware=True,
+        reaches=("refused", "not refused, and collected", "named again behind the look"),
+    ),
+    restoring.Variant(
+        "Forebay-restore-unaware-late",
+        "the same, and a raise or a marker is late",
+        objects=(NAMED,),
+        late=1,
+        unaware=True,
+        reaches=("named again behind the look", "a marker under way behind the restore"),
+    ),
+    restoring.Variant(
+        "Forebay-restore-accept",
+        "a refusal is accepted, a collector goes on unaware",
+        objects=(NAMED,),
+        unaware=True,
+        accepts=_ACCEPTS,
+        reaches=("refused", "kept"),
+    ),
+    restoring.Variant(
+        "Forebay-restore-accept-collect",
+        "a refusal is accepted, what becomes garbage later is collected",
+        collectors=(2,),
+        accepts=_ACCEPTS,
+        reaches=("refused", "kept", "collected behind the acceptance"),
+    ),
+    restoring.Variant(
+        "Forebay-restore-marks",
+        "marks of commits, one commit is late, a process is killed",
+        objects=(NEW, NEW),
+        collectors=(0,),
+        late=1,
+        deaths=1,
+        unaware=True,
+        marks=True,
+        reaches=("refused", "not refused"),
+    ),
+    restoring.Variant(
+        "F-restore-delete-first",
+        "an object deleted before the marker is put",
+        VIOLATION,
+        objects=(NAMED,),
+        collectors=ALONE,
+        cycle=(*START, "look", "raise", "delete", "mark"),
+    ),
+    restoring.Variant(
+        "F-restore-put-first",
+        "the marker put before the raise",
+        VIOLATION,
+        objects=(NAMED,),
+        cycle=(*START, "look", "mark", "raise", "delete"),
+    ),
+    restoring.Variant(
+        "F-restore-look-last",
+        "the raise before the look; a copy between them names the object",
+        VIOLATION,
+        objects=(NAMED,),
+        collectors=ALONE,
+        cycle=(*START, "raise", "mark", "look", "delete"),
+    ),
+    restoring.Variant(
+        "F-restore-one-raise",
+        "one raise for two looks",
+        VIOLATION,
+        collectors=ALONE,
+        cycle=(*START, "look", "raise", "mark", "delete", "look", "delete"),
+    ),
+    restoring.Variant(
+        "F-restore-blind",
+        "the record raised without a version; two have the same n",
+        VIOLATION,
+        objects=(NAMED,),
+        bugs=frozenset({"blind raise"}),
+    ),
+    restoring.Variant(
+        "F-restore-read-once",
+        "refused by a record that was read before the list",
+        VIOLATION,
+        objects=(NAMED,),
+        bugs=frozenset({"read once"}),
+    ),
+    restoring.Variant(
+        "F-restore-stale", "the record read again from a deposed leader", VIOLATION, objects=(NAMED,), bugs=frozenset({"stale"})
+    ),
+    restoring.Variant(
+        "F-restore-own",
+        "any marker that is there taken for that of another",
+        VIOLATION,
+        objects=(NAMED,),
+        collectors=ALONE,
+        late=1,
+        bugs=frozenset({"own"}),
+    ),
+    restoring.Variant(
+        "F-restore-overwrite", "the marker put over that of another", VIOLATION, objects=(NEW,), unaware=True, bugs=frozenset({"overwrite"})
+    ),
+    restoring.Variant(
+        "F-restore-number", "markers compared by number alone", VIOLATION, objects=(NAMED,), unaware=True, bugs=frozenset({"number alone"})
+    ),
+    restoring.Variant(
+        "F-restore-looked-once",
+        "no second look; the first was at newer metadata",
+        VIOLATION,
+        objects=(NAMED,),
+        collectors=ALONE,
+        unaware=True,
+        bugs=frozenset({"looked once"}),
+    ),
+    restoring.Variant(
+        "F-restore-revoked-once",
+        "the second look without a revoke",
+        VIOLATION,
+        objects=(NEW,),
+        unaware=True,
+        bugs=frozenset({"revoked once"}),
+    ),
+    restoring.Variant(
+        "F-restore-compared-once", "no second comparison", VIOLATION, objects=(NEW,), unaware=True, bugs=frozenset({"compared once"})
+    ),
+    restoring.Variant("F-restore-accept-deletes", "an acceptance that keeps nothing", VIOLATION, collectors=(2,), accepts=("take",)),
+    restoring.Variant(
+        "F-restore-accept-order", "an acceptance takes over the counter, then keeps", VIOLATION, collectors=(2,), accepts=("take", "keep")
+    ),
+    restoring.Variant(
+        "F-restore-accept-at-once",
+        "an acceptance while a delete is under way",
+        VIOLATION,
+        collectors=ALONE,
+        accepts=_ACCEPTS,
+        bugs=frozenset({"accepted at once"}),
+    ),
+    restoring.Variant(
+        "F-restore-accept-kept",
+        "what is kept is not read again before the delete",
+        VIOLATION,
+        objects=(NAMED,),
+        unaware=True,
+        accepts=_ACCEPTS,
+        bugs=frozenset({"kept before"}),
+    ),
+    restoring.Variant(
+        "F-restore-mark-early",
+        "a commit is marked before its answer",
+        VIOLATION,
+        objects=(NEW,),
+        collectors=(0,),
+        deaths=1,
+        marks=True,
+        bugs=frozenset({"mark early"}),
+    ),
+    restoring.Variant(
+        "F-restore-mark-version",
+        "a mark names a version alone; brokers that go on reach it",
+        VIOLATION,
+        objects=(NEW, NEW),
+        collectors=(0,),
+        unaware=True,
+        marks=True,
+        bugs=frozenset({"version alone"}),
     ),
 )

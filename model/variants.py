@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from model import collecting, leaderless, leaderless_variants, merging, pages, pages_variants, purging, upkeep_variants
+from model import collecting, leaderless, leaderless_variants, merging, pages, pages_variants, purging, restoring, upkeep_variants
 from model.search import Result
 
 
@@ -26,6 +26,7 @@ def _checked() -> list[Checked]:
     found += [Checked(v.name, v.about, v.expect, partial(merging.explore, v)) for v in upkeep_variants.MERGES]
     found += [Checked(v.name, v.about, v.expect, partial(collecting.explore, v)) for v in upkeep_variants.COLLECTIONS]
     found += [Checked(v.name, v.about, v.expect, partial(purging.explore, v)) for v in upkeep_variants.PURGES]
+    found += [Checked(v.name, v.about, v.expect, partial(restoring.explore, v)) for v in upkeep_variants.RESTORES]
     return found
 
 

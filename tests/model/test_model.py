@@ -29,6 +29,13 @@ HOLD = {
     "Forebay-collect-flushes": 18_371,
     "Forebay-purge": 6_528,
     "Forebay-purge-list": 7_557,
+    "Forebay-restore": 21_343,
+    "Forebay-restore-late": 24_930,
+    "Forebay-restore-unaware": 6_766,
+    "Forebay-restore-unaware-late": 13_340,
+    "Forebay-restore-accept": 6_168,
+    "Forebay-restore-accept-collect": 2_923,
+    "Forebay-restore-marks": 23_575,
 }
 """States of variants that hold and are small."""
 
@@ -81,6 +88,25 @@ BREAK = {
     "F-purge-record": (10, "nothing that may happen from here leads to the goal"),
     "F-purge-half-made": (4, "a topic whose partition has no open log"),
     "F-purge-old-list": (6, "the log is open, and its index is gone"),
+    "F-restore-delete-first": (11, "object 0 is named and GONE"),
+    "F-restore-put-first": (8, "refused, and nothing was restored"),
+    "F-restore-look-last": (12, "object 0 is named and GONE"),
+    "F-restore-one-raise": (14, "object 0 is named and GONE"),
+    "F-restore-blind": (11, "refused, and nothing was restored"),
+    "F-restore-read-once": (8, "refused, and nothing was restored"),
+    "F-restore-stale": (9, "refused, and nothing was restored"),
+    "F-restore-own": (8, "refused, and nothing was restored"),
+    "F-restore-overwrite": (13, "behind a refusal"),
+    "F-restore-number": (16, "object 0 is named and GONE"),
+    "F-restore-looked-once": (8, "it is NAMED"),
+    "F-restore-revoked-once": (12, "object 0 is named and GONE"),
+    "F-restore-compared-once": (10, "behind a refusal"),
+    "F-restore-accept-deletes": (20, "object 1 was not named at the acceptance and is GONE"),
+    "F-restore-accept-order": (20, "object 1 was not named at the acceptance and is GONE"),
+    "F-restore-accept-at-once": (13, "object 1 was not named at the acceptance and is GONE"),
+    "F-restore-accept-kept": (15, "object 0 was not named at the acceptance and is GONE"),
+    "F-restore-mark-early": (4, "refused, and nothing was restored"),
+    "F-restore-mark-version": (6, "a commit that a mark names is LOST"),
 }
 """Variants that lack a step: in how few steps which promise is broken."""
 
