@@ -14,6 +14,7 @@ from runtime.version import forebay_version
 from storage.catalog.records import ATTEMPTS_MAX, decode, encode, given_up, pause, write_one
 from storage.errors import IncompatibleFormat
 from storage.formats.levels import LEVEL_FIRST, LEVEL_MAX, problem_with, problem_with_announced
+from storage.formats.refusal import UNDECODABLE
 from storage.metadata.keys import CLUSTER
 from storage.metadata.port import ABSENT, MetadataStore, NotApplied, Put, Record, Unknown
 
@@ -47,7 +48,7 @@ def decode_cluster(record: Record, *, level_max: int = LEVEL_MAX) -> ClusterReco
     what is no such record.
     """
     release = forebay_version()
-    with contextlib.suppress(msgspec.MsgspecError):
+    with contextlib.suppress(*UNDECODABLE):
         problem = problem_with(_level_decoder.decode(record.value).level, level_max=level_max, release=release)
         if problem is not None:
             raise IncompatibleFormat(f"{problem}: key={record.path!r}")

@@ -18,6 +18,7 @@ from runtime.turns import Turns
 from storage.catalog.topics import Topic, Topics
 from storage.errors import StorageError, Unavailable
 from storage.formats.control import LogState
+from storage.formats.refusal import UNDECODABLE
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore
 from storage.vocabulary import PartitionId, TopicId
@@ -248,5 +249,5 @@ async def _take(asked: Iterable[_Round], cached: Mapping[str, Topic], settled: d
 def _is_alive(control: bytes) -> bool:
     try:
         return _state_decoder.decode(control).log_state is not LogState.DELETED
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return False  # the topic's own record decides

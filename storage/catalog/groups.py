@@ -10,6 +10,7 @@ import structlog
 from storage.catalog.records import decode, encode
 from storage.catalog.topic_records import decode_topic_id, read_topic_ids
 from storage.errors import Corrupt, IncompatibleFormat
+from storage.formats.refusal import UNDECODABLE
 from storage.limits import METADATA_VALUE_BYTES_MAX
 from storage.metadata.keys import GroupKeys
 from storage.metadata.port import Key, MetadataStore, Record
@@ -162,7 +163,7 @@ def decode_group(record: Record) -> GroupRecord:
         try:
             unpacked = zlib.decompressobj().decompress(group.members_packed, _MEMBERS_UNPACKED_BYTES_MAX)
             group = msgspec.structs.replace(group, members=_members.decode(unpacked), members_packed=b"")
-        except (zlib.error, msgspec.MsgspecError) as error:
+        except (zlib.error, *UNDECODABLE) as error:
             raise Corrupt(f"undecodable members: key={record.path!r} cause={error}") from error
     return group
 

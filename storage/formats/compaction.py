@@ -12,7 +12,7 @@ import msgspec
 
 from storage.errors import Corrupt
 from storage.formats.control import SegmentEntry
-from storage.formats.refusal import newer, undecodable
+from storage.formats.refusal import UNDECODABLE, newer, undecodable
 from storage.vocabulary import ObjectId
 
 FMT: Final = 1
@@ -46,7 +46,7 @@ def decode_attempt(data: bytes, *, path: str) -> CompactionAttempt:
     """Raise `IncompatibleFormat` for a newer format and `Corrupt` for anything that is no attempt."""
     try:
         attempt = _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise undecodable(error, data, known=FMT, path=path) from error
     if attempt.fmt > FMT:
         raise newer(attempt.fmt, known=FMT, path=path)

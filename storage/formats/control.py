@@ -24,7 +24,7 @@ import msgspec
 
 from runtime.ulid import decode_ulid
 from storage.errors import Corrupt
-from storage.formats.refusal import newer, undecodable
+from storage.formats.refusal import UNDECODABLE, newer, undecodable
 from storage.limits import CONTROL_BYTES_MAX, PENDING_ENTRIES_MAX
 from storage.vocabulary import ObjectId
 
@@ -273,7 +273,7 @@ def _check_format(control: Control, path: str) -> None:
 def _decode(decoder: msgspec.json.Decoder[T], data: bytes, path: str, *, known: int = FMT) -> T:
     try:
         value = decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise undecodable(error, data, known=known, path=path) from error
     if value.fmt > known:
         raise newer(value.fmt, known=known, path=path)

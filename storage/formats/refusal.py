@@ -22,6 +22,10 @@ _log: Final = structlog.get_logger()
 _logged: Final[set[str]] = set()
 
 
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
+"""Raised by msgspec for bytes that are no JSON of the type; the second for text that is no UTF-8."""
+
+
 class _Format(msgspec.Struct):
     fmt: int
 
@@ -29,10 +33,10 @@ class _Format(msgspec.Struct):
 _format_decoder: Final = msgspec.json.Decoder(_Format)
 
 
-def undecodable(error: msgspec.MsgspecError, data: bytes, *, known: int, path: str) -> StorageError:
+def undecodable(error: Exception, data: bytes, *, known: int, path: str) -> StorageError:
     """What to raise for `data`, which gave `error`: `IncompatibleFormat` if another release wrote it, else `Corrupt`."""
     fmt = None
-    with contextlib.suppress(msgspec.MsgspecError):
+    with contextlib.suppress(*UNDECODABLE):
         fmt = _format_decoder.decode(data).fmt
     if fmt is not None and (fmt > known or str(error).startswith(_UNKNOWN_THINGS)):
         return newer(fmt, known=known, path=path, cause=str(error) if fmt <= known else None)

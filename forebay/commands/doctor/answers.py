@@ -55,7 +55,7 @@ def at_http(host: str, port: int, *, within_s: float) -> Respondent | NoAnswer:
     try:
         connection.request("GET", "/api/v1/broker")
         facts = msgspec.json.decode(connection.getresponse().read(), type=_BrokerFacts)
-    except (OSError, http.client.HTTPException, msgspec.MsgspecError):
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError, UnicodeDecodeError):
         return NoAnswer("what listens there is not the HTTP side of a Forebay broker", is_closed=False)
     finally:
         connection.close()

@@ -10,6 +10,7 @@ import pytest
 
 from storage.catalog.brokers import decode_broker
 from storage.catalog.cluster import decode_cluster
+from storage.catalog.collections import decode_collections
 from storage.catalog.groups import decode_claim, decode_group, decode_head, decode_offset, decode_topics
 from storage.catalog.producer_ids import decode_next_block
 from storage.catalog.store_marker import decode_marker
@@ -59,6 +60,7 @@ RECORDS: dict[str, tuple[Decode, dict[str, Any]]] = {
     ),
     "cluster": (decode_cluster, {"fmt": 1, "cluster_id": "c", "created_at_ms": 1}),
     "store marker": (_by_path(decode_marker), {"fmt": 1, "cluster_id": "c", "created_at_ms": 1}),
+    "collections": (decode_collections, {"fmt": 1, "number": 1, "at_ms": 1, "kept": [], "missing": [], "lost": []}),
     "producer ids": (decode_next_block, {"fmt": 1, "next_producer_id": 1}),
     "claim": (decode_claim, {"fmt": 1, "broker_id": 1, "session_id": 1}),
     "group": (decode_group, {**GROUP, "topics": ["a"], "members": [MEMBER]}),
@@ -122,6 +124,15 @@ def test_a_record_that_lacks_something_is_damaged_and_not_new(kind: str) -> None
 
     with pytest.raises(Corrupt):
         decode(record_of({name: part for name, part in value.items() if name != "fmt"} | {"fmt": "x"}))
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_text_that_is_no_utf8_is_damage(kind: str) -> None:
+    decode, value = RECORDS[kind]
+    damaged = b'{"\xff\xfe":1,' + record_of(value).value[1:]
+
+    with pytest.raises(Corrupt):
+        decode(Record("llog/x", damaged, 1))
 
 
 @pytest.mark.parametrize(("kind", "way"), ARRAYS)

@@ -1,0 +1,211 @@
+"""Metadata that were put back to an older copy: nothing that they may have named is deleted, whoever collects."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from compactor.collector import CollectionReport, ObjectsMissing
+from runtime.clock import SystemClock
+from runtime.ids import IdSource
+from storage.catalog.collections import (
+    MetadataWentBack,
+    NewerStore,
+    accept_older,
+    change_collections,
+    count_key,
+    read_collections,
+    with_lost,
+)
+from storage.formats.wal import Slice, encode_header, header_bytes, object_key
+from storage.metadata.keys import COLLECTIONS
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import Put
+from storage.objects.port import ObjectStat
+from storage.vocabulary import ObjectId
+from tests.unit.compactor.test_collector import ONE, OTHER, Stored, meanwhile, stored
+
+
+async def counts(it: Stored) -> list[str]:
+    return await it.keys("forebay-collections/")
+
+
+async def test_every_delete_is_counted_before_it_and_a_cycle_that_deletes_nothing_counts_nothing() -> None:
+    async with stored() as it:
+        await it.collect()
+        await it.collect(dry_run=True)
+        assert await counts(it) == []
+        await it.compact()
+        counted: list[list[str]] = []
+
+        class Noting:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(it.blobs, name)
+
+            async def delete_many(self, keys: list[str]) -> None:
+                counted.append(await counts(it))
+                await it.blobs.delete_many(keys)
+
+        report = await it.collect(objects=Noting())
+        assert report.deleted == 5
+        assert counted == [[count_key(1)]]
+
+
+async def test_each_batch_of_objects_is_counted_behind_its_own_look() -> None:
+    """A copy made between two batches names what the second one deletes: it must lack a count."""
+    async with stored() as it:
+        await it.compact()
+        await it.collect(batch_max=2)
+        assert len(await counts(it)) == 3
+
+
+async def test_a_restore_of_a_copy_from_before_a_collection_shows_at_the_next_start() -> None:
+    async with stored() as it:
+        before = await it.contents()
+        backup = it.shared.shared.copy()
+        await it.compact()
+        await it.collect()
+        it.shared.shared.put_back(backup)
+
+        found = await NewerStore(it.shared, it.blobs, IdSource(clock=SystemClock())).look()
+        assert found is not None
+        assert len(before[0]) > 0
+
+
+async def test_metadata_that_are_put_back_while_a_collector_is_at_work_lose_nothing() -> None:
+    """Its count goes into the older ones, which name what it is about to delete (model F-restore-looked-once)."""
+    async with stored() as it:
+        before = await it.contents()
+        objects = set(await it.keys("wal/"))
+        backup = it.shared.shared.copy()
+        await it.compact()
+
+        async def put_back() -> None:
+            it.shared.shared.put_back(backup)
+
+        report = await meanwhile(it, put_back, before=lambda ops: any(isinstance(op, Put) and op.key == COLLECTIONS for op in ops))
+        assert report.deleted == 0
+        assert objects <= set(await it.keys("wal/"))
+        await it.check(before)
+
+
+async def test_objects_of_a_broker_that_registered_after_the_copy_are_not_deleted() -> None:
+    async with stored() as it:
+        # Its broker registered under a version that the metadata have not given yet.
+        orphan = await it.orphan(ONE)
+        await it.blobs.delete_many([orphan])
+        object_id = ObjectId(orphan.rsplit("/", 1)[1])
+        header = encode_header(object_id, 1_000_000, [Slice(ONE, header_bytes(1), 10)])
+        await it.blobs.put_if_absent(object_key(object_id), [header, bytes(10)])
+        with pytest.raises(MetadataWentBack, match="broker of epoch 1000000"):
+            await it.collect()
+        assert orphan in await it.keys()
+
+
+async def test_a_segment_that_ends_behind_the_log_is_not_deleted() -> None:
+    """It was made of records that were committed."""
+    async with stored() as it:
+        backup = it.shared.shared.copy()
+        await it.append(3)
+        await it.compact(ONE)
+        it.shared.shared.put_back(backup)
+        (segment,) = await it.keys("segments/")
+        with pytest.raises(MetadataWentBack, match="ends with offset 7, and the metadata end the log at 5"):
+            await it.collect()
+        assert segment in await it.keys()
+
+
+async def test_what_older_metadata_do_not_name_stays_once_they_were_accepted_and_new_garbage_goes() -> None:
+    async with stored() as it:
+        ids = IdSource(clock=SystemClock())
+        backup = it.shared.shared.copy()
+        await it.append(3)
+        await it.compact(ONE)
+        lost = set(await it.keys("segments/")) | set((await it.keys("wal/"))[5:])
+        it.shared.shared.put_back(backup)
+        await accept_older(it.shared, it.blobs, ids, SystemClock())
+
+        report = await it.collect()
+        assert (report.deleted, report.kept) == (0, len(lost))
+        assert lost <= set(await it.keys())
+        assert (await it.collect(dry_run=True)).kept == len(lost)
+        new = await it.orphan(ONE)
+        assert (await it.collect()).deleted == 1
+        assert new not in await it.keys()
+        assert lost <= set(await it.keys())
+
+
+@pytest.mark.parametrize("kind", ["wal/", "segments/"])
+async def test_while_an_object_that_is_named_is_missing_nothing_is_deleted(kind: str) -> None:
+    async with stored() as it:
+        # Two, so that a list of the kind still shows the partition when one is gone.
+        for _ in range(2):
+            await it.append(2)
+            if kind == "segments/":
+                await it.compact()
+        await it.collect()
+        missing = (await it.keys(kind))[0]
+        size_bytes = (await it.blobs.stat(missing)).size_bytes
+        kept = bytes(await it.blobs.get_range(missing, 0, size_bytes))
+        await it.blobs.delete_many([missing])
+        orphan = await it.orphan(ONE, OTHER)
+
+        for _ in range(2):
+            with pytest.raises(ObjectsMissing, match=missing):
+                await it.collect()
+        assert orphan in await it.keys()
+        assert {one.key for one in (await read_collections(it.shared)).missing} == {missing}
+
+        await it.blobs.put_if_absent(missing, [kept])
+        assert (await it.collect()).deleted >= 1
+        assert orphan not in await it.keys()
+        assert (await read_collections(it.shared)).missing == ()
+
+
+async def trim(it: Stored) -> None:
+    for partition in (ONE, OTHER):
+        await it.broker.parts.trimmer.trim(partition, 5)
+
+
+async def accept_lost(metadata: MemoryMetadataStore, key: str) -> None:
+    await change_collections(metadata, lambda known: with_lost(known, key), action="accept as lost")
+
+
+@pytest.mark.parametrize("how", ["trimmed past", "accepted as lost"])
+async def test_a_missing_object_that_nobody_needs_any_more_holds_up_nothing(how: str) -> None:
+    async with stored() as it:
+        await it.append(2)
+        missing = (await it.keys("wal/"))[1]
+        await it.blobs.delete_many([missing])
+        orphan = await it.orphan(ONE, OTHER)
+        with pytest.raises(ObjectsMissing):
+            await it.collect()
+        await (trim(it) if how == "trimmed past" else accept_lost(it.shared, missing))
+        await it.collect()
+        assert orphan not in await it.keys()
+
+
+async def test_a_dry_run_says_nothing_of_missing_objects_and_changes_nothing() -> None:
+    async with stored() as it:
+        await it.blobs.delete_many([(await it.keys("wal/"))[0]])
+        report = await it.collect(dry_run=True)
+        assert isinstance(report, CollectionReport)
+        assert (await read_collections(it.shared)).missing == ()
+
+
+async def test_an_object_that_a_list_leaves_out_is_asked_for_before_it_is_called_missing() -> None:
+    async with stored() as it:
+        left_out = (await it.keys("wal/"))[0]
+
+        class Forgetful:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(it.blobs, name)
+
+            async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+                async for stat in it.blobs.list(prefix, start_after=start_after):
+                    if stat.key != left_out:
+                        yield stat
+
+        orphan = await it.orphan(ONE, OTHER)
+        report = await it.collect(objects=Forgetful())
+        assert (report.deleted, orphan in await it.keys()) == (1, False)
