@@ -36,10 +36,10 @@ from process.accepting import bind
 from process.disk_space import DiskSpace, folders_of, measure_folders
 from process.http.health import METADATA, Readiness
 from process.http.probes import MetadataProbe, ObjectProbe, Probes
-from process.identity import identify_cluster
+from process.identity import check_age, identify_cluster
 from process.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from process.settings.listeners import Listener
-from process.settings.model import Settings
+from process.settings.model import NOTHING_ACCEPTED, Accepted, Settings
 from process.settings.ports import cannot_listen
 from process.settings.urls import is_memory, is_shared
 from process.store_clocks import MetadataClock, ObjectClock, StoreClocks, Timed
@@ -53,6 +53,7 @@ from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import BrokerDirectory, Endpoint
 from storage.catalog.cluster import ClusterRecord
+from storage.catalog.commit_marks import CommitMarks
 from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
@@ -95,7 +96,9 @@ class Broker:
         appender: Appender,
         groups: Coordinator,
         waiters: Waiters,
+        marks: CommitMarks | None,
     ) -> None:
+        self._marks = marks
         self.cluster_id = cluster_id
         self.listeners = listeners
         self.readiness = readiness
@@ -127,6 +130,8 @@ class Broker:
                 await self._appender.drain()
         except TimeoutError:
             log.warning("commits_abandoned", after_s=DRAIN_COMMITS_S)
+        if self._marks is not None:
+            await self._marks.put()
 
     async def aclose(self) -> None:
         """Cut off what is left. Acked records are safe whatever happens here."""
@@ -143,11 +148,11 @@ async def open_broker(
     announce: Announce,
     stores: OpenStores | None = None,
     leadership: Leadership | None = None,
-    accept_new_store: bool = False,
+    accepted: Accepted = NOTHING_ACCEPTED,
 ) -> AsyncIterator[Broker]:
     """A listening broker for as long as the context is open. Raises `StartError` for what the operator must fix.
 
-    `accept_new_store`: go on though the object store lacks what the metadata name, or holds what they do not know.
+    `accepted`: what of the stores is gone on with that would be refused.
     `stores` opens other stores than those the settings name, given the broker's telemetry; `leadership` is another strategy than theirs:
     how several brokers of one process share stores, and a test says who leads.
     """
@@ -161,8 +166,9 @@ async def open_broker(
         opened = await closing.enter_async_context(
             _opened(settings, clock, ids, telemetry, outcomes, readiness, lost) if stores is None else stores(telemetry)
         )
+        versions = opened.versions
         announce("stores opened", {"metadata": settings.metadata.url, "storage": settings.storage.url})
-        of_cluster = await _probed(opened, settings, outcomes, ids, clock, accept_new_store=accept_new_store)
+        of_cluster = await _probed(opened, settings, outcomes, ids, clock, accepted=accepted)
         cluster = of_cluster.cluster_id
         sockets = [(listener, _bind(closing, listener)) for listener in settings.kafka.listeners]
         bound = tuple(listener._replace(port=sock.getsockname()[1]) for listener, sock in sockets)
@@ -211,9 +217,10 @@ async def open_broker(
             nursery=nursery,
             telemetry=telemetry,
             walking=walking,
+            doubt=None if versions is None else versions.doubt,
         )
         closing.callback(parts.appender.stop)
-        lost.add_done_callback(lambda told: parts.appender.refuse(told.result()))
+        lost.add_done_callback(lambda told: parts.refuse(told.result()))
         topics = Topics(opened.metadata, clock=clock, ids=ids, telemetry=telemetry)
         closing.callback(topics.close)
         nursery.spawn(topics.watch(), name="topics-watch")
@@ -318,6 +325,10 @@ async def open_broker(
         nursery.spawn(probes.run(), name="probes")
         store_watch = StoreWatch(opened, settings, of_cluster, on_lost=partial(_note_lost, readiness, lost))
         nursery.spawn(store_watch.run(), name="store-watch")
+        marks: CommitMarks | None = None
+        if versions is not None:
+            marks = CommitMarks(opened.objects, commits=versions.commits, broker_id=lambda: life.broker_id, ids=ids, clock=clock)
+            nursery.spawn(marks.run(), name="commit-marks")
         if timed := _timed(opened, settings, clock, broker_id=lambda: life.broker_id):
             nursery.spawn(StoreClocks(timed, telemetry=telemetry).run(), name="store-clocks")
         if folders := folders_of(settings):
@@ -336,6 +347,7 @@ async def open_broker(
             appender=parts.appender,
             groups=groups,
             waiters=waiters,
+            marks=marks,
         )
         closing.push_async_callback(broker.aclose)
         yield broker
@@ -378,14 +390,15 @@ async def _opened(
 
 
 async def _probed(
-    stores: Stores, settings: Settings, outcomes: StoreOutcomes, ids: IdSource, clock: Clock, *, accept_new_store: bool
+    stores: Stores, settings: Settings, outcomes: StoreOutcomes, ids: IdSource, clock: Clock, *, accepted: Accepted
 ) -> ClusterRecord:
-    """The cluster, after both stores have answered."""
+    """The cluster, after both stores have answered and nothing speaks against them."""
     try:
         await stores.metadata.probe()
         await stores.objects.probe()
         outcomes.puts.ok(clock.monotonic_s())
-        cluster = await identify_cluster(stores, settings, ids, clock, accept_new_store=accept_new_store)
+        cluster = await identify_cluster(stores, settings, ids, clock, accept_new_store=accepted.accept_new_store)
+        await check_age(stores, settings, ids, clock, accept_older=accepted.accept_older_metadata)
         outcomes.writes.ok(clock.monotonic_s())
     except IncompatibleFormat as error:
         raise StartError(str(error), exit_code=EXIT_USAGE) from error

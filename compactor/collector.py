@@ -3,28 +3,43 @@
     list (old enough) → headers → look (cheap): referred to? → it stays
       → in every partition that it may be of: revoke, then look for certain: referred to? → it stays  → delete
 
+Before each delete both stores count it (storage/catalog/collections.py): metadata that are put back later are told by that. While an object
+that a live entry names is missing, nothing is deleted.
+
 A clock says which objects to look at, and nothing else. What cannot be read or asked for certain keeps the objects concerned, and is
 reported. Any number of collectors may run at once. A cycle looks at a bounded number of objects and goes on where the last one ended.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+import dataclasses
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
 from compactor.records import Records
 from compactor.references import References, read_control
 from runtime.clock import Clock
 from runtime.ulid import ulid_ms
-from storage.errors import Corrupt, NotFound, StorageError
+from storage.catalog.collections import (
+    MISSING_MAX,
+    CollectionsRecord,
+    Deletions,
+    MetadataWentBack,
+    MissingObject,
+    WentBack,
+    with_missing,
+    without_missing,
+)
+from storage.errors import Corrupt, NotFound, StorageError, Unavailable
 from storage.formats.control import Control, LogState
-from storage.formats.segment import parse_segment_key
+from storage.formats.segment import FOOTER_READ_BYTES, SegmentFooter, decode_footer, footer_bytes_missing, parse_segment_key, segment_key
 from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
 from storage.limits import WAL_OBJECT_SLICES_MAX
 from storage.metadata.port import MetadataStore
 from storage.objects.port import ObjectStat, ObjectStore
-from storage.vocabulary import ObjectId, PartitionId
+from storage.vocabulary import ObjectId, PartitionId, TopicId
 
 WAL_PREFIX: Final = "wal/"
 SEGMENTS_PREFIX: Final = "segments/"
@@ -64,16 +79,21 @@ class UploadsReport:
 @dataclass(slots=True)
 class CollectionReport:
     """`looked_at` objects, of which `live` are referred to and `unsure` could not be judged; why, by what was asked, is in `failed`.
-    A dry run deletes nothing: then `deleted` are those that nothing seems to refer to. `uploads` is None if they were not looked at.
+
+    Nothing refers to `kept` ones, and they stay: the metadata went back once. A dry run deletes nothing: then `deleted` are those that
+    nothing seems to refer to. `uploads` is None if they were not looked at.
     """
 
     looked_at: int = 0
     live: int = 0
     unsure: int = 0
+    kept: int = 0
     deleted: int = 0
     deleted_bytes: int = 0
     failed: dict[str, StorageError] = field(default_factory=dict)
     uploads: UploadsReport | None = None
+    missing: tuple[MissingObject, ...] | None = None
+    """Objects that live entries name and that are not there: while there are any nothing is deleted. None if nobody looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +104,39 @@ class UnusedCandidate:
     object_id: ObjectId
     size_bytes: int
     partitions: tuple[PartitionId, ...]
+    broker_epoch: int = -1
+    """Of a WAL object: the epoch of the broker that put it."""
+
+
+class ObjectsMissing(Unavailable):
+    """Live entries name objects that are not in the store: nothing is deleted until they are back, trimmed past, or accepted as lost."""
+
+    def __init__(self, missing: Sequence[MissingObject]) -> None:
+        names = ", ".join(one.key for one in missing[:3])
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        super().__init__(
+            f"live entries name objects that are not in the object store: {names}{more}. Nothing is deleted meanwhile. Bring them back; "
+            "if one is lost for good: forebay storage accept-lost KEY"
+        )
+        self.missing = tuple(missing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """`stats` are those made before `before_ms`. `keys` are all that a list has shown behind `after`, up to `last`, or to the end if that
+    is None. `is_end`: there are no more that are old enough.
+    """
+
+    stats: list[ObjectStat]
+    keys: frozenset[str]
+    after: str
+    last: str | None
+    before_ms: int
+    is_end: bool
+
+    def should_have(self, key: str, object_id: ObjectId) -> bool:
+        """Whether the list would have shown this object, which was there when the list began."""
+        return self.after < key and (self.last is None or key <= self.last) and ulid_ms(object_id) < self.before_ms
 
 
 class Collector:
@@ -95,10 +148,12 @@ class Collector:
         metadata: MetadataStore,
         objects: ObjectStore,
         references: References,
+        deletions: Deletions,
         clock: Clock,
         policy: CollectorPolicy | None = None,
     ) -> None:
         self._records = Records(metadata)
+        self._deletions = deletions
         self._objects = objects
         self._references = references
         self._clock = clock
@@ -109,64 +164,141 @@ class Collector:
     async def cycle(self, report: CollectionReport, *, kinds: Collection[str] = KINDS, dry_run: bool = False) -> set[str]:
         """Look at the next objects of each of `kinds`, and add to `report`. Return the kinds whose end was reached: they begin anew.
 
-        Raises a `StorageError` if objects cannot be listed or deleted.
+        Raises a `StorageError` if objects cannot be listed or deleted, `ObjectsMissing` and `MetadataWentBack` if none may be.
         """
-        asked, ended = self._references, set()
+        if not dry_run:
+            await self._check_missing()
+        ended, unseen = set(), []
+        # All of it before anything is deleted: what one kind shows to be missing keeps the objects of the other.
         for kind in kinds:
-            if kind == WAL_PREFIX:
-                is_end = await self._of_kind(kind, self._of_wal, asked.wal_seen, asked.revoke_wal, report, dry_run=dry_run)
-            else:
-                is_end = await self._of_kind(kind, _of_segment, asked.segments_seen, asked.revoke_segments, report, dry_run=dry_run)
+            batches, is_end = await self._look_at(kind, report, dry_run=dry_run)
+            unseen += [(kind, batch) for batch in batches]
             if is_end:
                 ended.add(kind)
+        for kind, batch in unseen:
+            await self._free(kind, batch, report, dry_run=dry_run)
         return ended
 
-    async def _of_kind(
-        self,
-        prefix: str,
-        candidate_of: Callable[[ObjectStat], Awaitable[UnusedCandidate]],
-        look: Callable[[PartitionId, Control], Awaitable[set[ObjectId]]],
-        revoke: Callable[[PartitionId, ObjectId], Awaitable[set[ObjectId] | None]],
-        report: CollectionReport,
-        *,
-        dry_run: bool,
-    ) -> bool:
+    async def _check_missing(self) -> None:
+        """Raise `ObjectsMissing` while an object is missing that was found to be."""
+        found = (await self._deletions.read()).missing
+        over = [one for one in found if not await self._is_missing(one)]
+        if over:
+            await self._deletions.change(partial(without_missing, over=over), action="note objects that are back")
+        if left := [one for one in found if one not in over]:
+            raise ObjectsMissing(left)
+
+    async def _is_missing(self, one: MissingObject) -> bool:
+        """Whether it is not in the store, and a live entry names it for certain after that."""
+        try:
+            await self._objects.stat(one.key)
+        except NotFound:
+            partition = PartitionId(TopicId(one.topic_id), one.partition)
+            if one.key.startswith(WAL_PREFIX):
+                named = await self._references.live_wal(partition)
+            else:
+                named = await self._references.live_segments(partition)
+            return _id_of(one.key) in (named or ())
+        return False
+
+    async def _note_missing(self, prefix: str, named: Mapping[PartitionId, set[ObjectId]], listed: _Listed) -> None:
+        """Compare what entries name with what the list has shown. Raises `ObjectsMissing` if an object is missing for certain.
+
+        A list proves nothing: it says which objects to ask for.
+        """
+        lost = frozenset((await self._deletions.read()).lost)
+        missing: list[MissingObject] = []
+        for partition, ids in named.items():
+            for object_id in ids:
+                key = object_key(object_id) if prefix == WAL_PREFIX else segment_key(partition, object_id)
+                if key in listed.keys or key in lost or not listed.should_have(key, object_id):
+                    continue
+                one = MissingObject(key, partition.topic_id, partition.partition)
+                if len(missing) < MISSING_MAX and await self._is_missing(one):
+                    missing.append(one)
+        if missing:
+            known = await self._deletions.change(partial(with_missing, found=missing), action="note missing objects")
+            raise ObjectsMissing(known.missing or missing)
+
+    async def _look_at(self, prefix: str, report: CollectionReport, *, dry_run: bool) -> tuple[list[list[UnusedCandidate]], bool]:
+        """Those of the next objects that a cheap look does not show, in batches; and whether they were the last."""
+        is_wal = prefix == WAL_PREFIX
+        look = self._references.wal_seen if is_wal else self._references.segments_seen
+        batches: list[list[UnusedCandidate]] = []
         left, is_end = self._policy.objects_max, False
         while left > 0 and not is_end:
-            stats, is_end = await self._next(prefix, min(left, self._policy.batch_max))
-            left -= len(stats)
-            report.looked_at += len(stats)
-            candidates = await self._candidates(stats, candidate_of, report)
-            free = await self._unseen(candidates, look, report)
+            listed = await self._next(prefix, min(left, self._policy.batch_max))
+            is_end = listed.is_end
+            left -= len(listed.stats)
+            report.looked_at += len(listed.stats)
+            candidates = await self._candidates(listed.stats, self._of_wal if is_wal else _of_segment, report)
+            named: dict[PartitionId, set[ObjectId]] = {}
+            batches.append(await self._unseen(candidates, look, named, report))
             if not dry_run:
-                free = await self._certainly_free(free, revoke, report)
-            report.deleted += len(free)
-            report.deleted_bytes += sum(one.size_bytes for one in free)
-            if not dry_run:
-                keys = [one.key for one in free]
-                for begin in range(0, len(keys), DELETED_TOGETHER):
-                    await self._objects.delete_many(keys[begin : begin + DELETED_TOGETHER])
-        return is_end
+                await self._note_missing(prefix, named, listed)
+        return batches, is_end
 
-    async def _next(self, prefix: str, count: int) -> tuple[list[ObjectStat], bool]:
-        """The next objects that are old enough, by key; and whether they are the last. Then it begins anew."""
+    async def _free(self, prefix: str, unseen: Sequence[UnusedCandidate], report: CollectionReport, *, dry_run: bool) -> None:
+        """Delete what of `unseen` certainly nothing refers to."""
+        revoke = self._references.revoke_wal if prefix == WAL_PREFIX else self._references.revoke_segments
+        known = await self._deletions.read()
+        free = _not_kept(unseen if dry_run else await self._certainly_free(unseen, revoke, report), known, report)
+        if free and not dry_run:
+            for one in free:
+                if one.broker_epoch < 0:
+                    await self._check_segment(one)
+            known = await self._deletions.count(newest_epoch=max(one.broker_epoch for one in free))
+            # Once more: the metadata may have been put back, and the count may be in the older ones (model F-restore-looked-once).
+            free = _not_kept(await self._certainly_free(free, revoke, report), known, report)
+            keys = [one.key for one in free]
+            for begin in range(0, len(keys), DELETED_TOGETHER):
+                await self._objects.delete_many(keys[begin : begin + DELETED_TOGETHER])
+        report.deleted += len(free)
+        report.deleted_bytes += sum(one.size_bytes for one in free)
+
+    async def _check_segment(self, one: UnusedCandidate) -> None:
+        """Raise `MetadataWentBack` if it ends behind the log: it was made of records that were committed."""
+        try:
+            last = (await self._footer(one)).last
+        except (NotFound, Corrupt):
+            return  # of another collector; or of no use to anybody
+        control = await read_control(self._records, one.partitions[0])
+        if control is None or control.log_state is LogState.DELETED or last < control.sequence_counter:
+            return
+        certain = await self._references.certain_control(one.partitions[0])
+        if certain is not None and last >= certain.sequence_counter:
+            evidence = f"{one.key} ends with offset {last}, and the metadata end the log at {certain.sequence_counter}"
+            known = await self._deletions.read()
+            raise MetadataWentBack(WentBack(evidence=evidence, metadata_ms=known.at_ms, store_ms=ulid_ms(one.object_id)))
+
+    async def _footer(self, one: UnusedCandidate) -> SegmentFooter:
+        tail = await self._objects.get_range(one.key, max(0, one.size_bytes - FOOTER_READ_BYTES), one.size_bytes)
+        if missing := footer_bytes_missing(tail, size_bytes=one.size_bytes, key=one.key):
+            tail = await self._objects.get_range(one.key, one.size_bytes - len(tail) - missing, one.size_bytes)
+        return decode_footer(tail, size_bytes=one.size_bytes, key=one.key)
+
+    async def _next(self, prefix: str, count: int) -> _Listed:
+        """The next objects that are old enough, by key. If they are the last, it begins again."""
         oldest_kept_ms = self._clock.now_ms() - self._policy.grace_ms
         found: list[ObjectStat] = []
+        keys: list[str] = []
         after = self._after.pop(prefix, "")
         async with contextlib.aclosing(_as_generator(self._objects.list(prefix, start_after=after))) as listing:
             async for stat in listing:
                 object_id = _id_of(stat.key)
                 if object_id is None:
                     continue  # not ours to judge
+                keys.append(stat.key)
                 if ulid_ms(object_id) >= oldest_kept_ms:
                     if prefix == WAL_PREFIX:
-                        return found, True  # keys are in the order of time
+                        # Keys are in the order of time.
+                        return _Listed(found, frozenset(keys), after, stat.key, oldest_kept_ms, is_end=True)
                     continue
                 found.append(stat)
                 if len(found) == count:
                     self._after[prefix] = stat.key
-                    return found, False
-        return found, True
+                    return _Listed(found, frozenset(keys), after, stat.key, oldest_kept_ms, is_end=False)
+        return _Listed(found, frozenset(keys), after, None, oldest_kept_ms, is_end=True)
 
     async def _candidates(
         self, stats: Sequence[ObjectStat], candidate_of: Callable[[ObjectStat], Awaitable[UnusedCandidate]], report: CollectionReport
@@ -189,7 +321,7 @@ class Collector:
                 report.failed[stat.key] = error
                 return
             slices += len(one.partitions)
-            found.append(UnusedCandidate(one.key, one.object_id, one.size_bytes, tuple([shared.setdefault(p, p) for p in one.partitions])))
+            found.append(dataclasses.replace(one, partitions=tuple([shared.setdefault(p, p) for p in one.partitions])))
 
         await _side_by_side(stats, judge)
         return found
@@ -198,9 +330,13 @@ class Collector:
         self,
         candidates: Sequence[UnusedCandidate],
         look: Callable[[PartitionId, Control], Awaitable[set[ObjectId]]],
+        named: dict[PartitionId, set[ObjectId]],
         report: CollectionReport,
     ) -> list[UnusedCandidate]:
-        """The candidates that a cheap look does not show: most objects are live, and nothing need be revoked to know it."""
+        """The candidates that a cheap look does not show: most objects are live, and nothing need be revoked to know it.
+
+        `named` gets what each partition was seen to refer to.
+        """
         seen: set[ObjectId] = set()
         unsure: set[PartitionId] = set()
 
@@ -208,7 +344,8 @@ class Collector:
             try:
                 control = await read_control(self._records, partition)
                 if control is not None and control.log_state is not LogState.DELETED:
-                    seen.update(await look(partition, control))
+                    named[partition] = await look(partition, control)
+                    seen.update(named[partition])
             except StorageError as error:
                 unsure.add(partition)
                 report.failed[str(partition)] = error
@@ -240,7 +377,8 @@ class Collector:
         header = await self._header(stat)
         if stat.key != object_key(header.object_id):
             raise Corrupt(f"an object under the name of another: key={stat.key!r} header={header.object_id}")
-        return UnusedCandidate(stat.key, header.object_id, stat.size_bytes, tuple(dict.fromkeys(one.partition for one in header.slices)))
+        partitions = tuple(dict.fromkeys(one.partition for one in header.slices))
+        return UnusedCandidate(stat.key, header.object_id, stat.size_bytes, partitions, header.broker_epoch)
 
     async def _header(self, stat: ObjectStat) -> WalHeader:
         first = await self._objects.get_range(stat.key, 0, min(stat.size_bytes, HEADER_READ_BYTES))
@@ -267,6 +405,12 @@ def _id_of(key: str) -> ObjectId | None:
         ulid_ms(name)
         return ObjectId(name)
     return None
+
+
+def _not_kept(free: Sequence[UnusedCandidate], known: CollectionsRecord, report: CollectionReport) -> list[UnusedCandidate]:
+    kept = [one for one in free if known.keeps(one.object_id)]
+    report.kept += len(kept)
+    return [one for one in free if one not in kept] if kept else list(free)
 
 
 def _partitions_of(candidates: Iterable[UnusedCandidate]) -> dict[PartitionId, ObjectId]:

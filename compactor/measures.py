@@ -1,6 +1,7 @@
 """What a compactor counts and says: a metric for each fact, a log line for each change of it."""
 
 from collections import Counter as Tally
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,7 +14,10 @@ from compactor.purge import PurgeResult
 from compactor.round import RoundReport
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
+from storage.catalog.collections import WentBack
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, StorageError
+from storage.metadata.version_watch import FIX as WENT_BACK_FIX
+from storage.metadata.version_watch import WENT_BACK
 from storage.vocabulary import PartitionId
 
 COMPACTIONS: Final = Metric("forebay_compactor_runs_total", "Compactions of one partition, by how they ended", ("outcome",))
@@ -41,6 +45,10 @@ COLLECTED: Final = Metric(
     "forebay_gc_objects_total", "Objects that were looked at: deleted, live, or unsure because something could not be read", ("outcome",)
 )
 COLLECTED_BYTES: Final = Metric("forebay_gc_bytes_total", "Bytes of the objects that were deleted")
+MISSING: Final = Metric(
+    "forebay_gc_missing_objects",
+    "Objects that live entries name and that are not in the object store: while there are any nothing is deleted",
+)
 UPLOADS: Final = Metric(
     "forebay_gc_uploads_total",
     "Unfinished multipart uploads that were looked at: aborted, or kept because they are young, not ours, or the store refused it",
@@ -86,6 +94,7 @@ class CycleReport:
     purge: PurgeResult | None = None
     took_s: float = 0.0
     blocked: str = ""
+    went_back: WentBack | None = None
     failed: dict[PartitionId, StorageError] = field(default_factory=dict)
 
     def take(self, done: RoundReport) -> None:
@@ -116,6 +125,8 @@ class Measures:
         self._merges = telemetry.counter(MERGES)
         self._collected = telemetry.counter(COLLECTED)
         self._collected_bytes = telemetry.counter(COLLECTED_BYTES)
+        self._missing = telemetry.gauge(MISSING)
+        self._went_back = telemetry.gauge(WENT_BACK)
         self._uploads = telemetry.counter(UPLOADS)
         self._purged = telemetry.counter(PURGED)
         self._partitions = telemetry.gauge(PARTITIONS)
@@ -173,8 +184,12 @@ class Measures:
             _log.info("compactor_recovered", failed_cycles=self._failing)
             self._failing = 0
         if report.blocked and report.blocked != self._blocked:
-            _log.warning("nothing_compacted", why=report.blocked)
+            if report.went_back is None:
+                _log.warning("nothing_compacted", why=report.blocked)
+            else:
+                _log.error("metadata_went_back", evidence=report.went_back.evidence, effect=WENT_BACK_EFFECT, fix=WENT_BACK_FIX)
         self._blocked = report.blocked
+        self._went_back.set(report.went_back is not None)
         for partition, error in report.failed.items():
             self._say(
                 (partition, type(error)),
@@ -212,8 +227,13 @@ class Measures:
         self._collected_bytes.inc(done.deleted_bytes)
         for about, error in done.failed.items():
             self._say(("objects", about), "objects_kept", of=about, outcome=outcome_of(error), cause=str(error))
+        if done.missing is not None:
+            self._missing.set(len(done.missing))
+        for one in done.missing or ():
+            partition = f"{one.topic_id}/{one.partition}"
+            self._say_as(_log.error, ("missing", one.key), "object_missing", key=one.key, partition=partition, fix=MISSING_FIX)
         if done.deleted:
-            _log.info("objects_deleted", objects=done.deleted, bytes=done.deleted_bytes, live=done.live, unsure=done.unsure)
+            _log.info("objects_deleted", objects=done.deleted, bytes=done.deleted_bytes, live=done.live, unsure=done.unsure, kept=done.kept)
 
         if done.uploads is not None:
             self._note_uploads(done.uploads)
@@ -250,6 +270,9 @@ class Measures:
         self._say("brokers", "dead_brokers_not_known", cause=str(error))
 
     def _say(self, about: object, event: str, **facts: object) -> None:
+        self._say_as(_log.warning, about, event, **facts)
+
+    def _say_as(self, log: Callable[..., object], about: object, event: str, **facts: object) -> None:
         now_s = self._clock.monotonic_s()
         said_s = self._said_s.get(about)
         if said_s is not None and now_s - said_s < SAID_AGAIN_S:
@@ -258,12 +281,17 @@ class Measures:
             self._said_s = {key: at_s for key, at_s in self._said_s.items() if now_s - at_s < SAID_AGAIN_S}
         if said_s is not None or len(self._said_s) < SAID_KEPT_MAX:
             self._said_s[about] = now_s
-            _log.warning(event, **facts)
+            log(event, **facts)
 
     def _waiting_s(self) -> float:
         return 0.0 if self._oldest_ms is None else max(0.0, (self._clock.now_ms() - self._oldest_ms) / 1_000)
 
 
+MISSING_FIX: Final = (
+    "nothing is deleted anywhere until it is back: bring it back from a copy of the bucket, or, if it is lost for good, "
+    "forebay storage accept-lost KEY"
+)
+WENT_BACK_EFFECT: Final = "nothing is compacted, and nothing is deleted"
 DAMAGE_FIX: Final = (
     "nothing of this partition is compacted or deleted until the object is back: forebay storage verify names all there is to mend"
 )

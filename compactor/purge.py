@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from compactor.records import Records
 from runtime.clock import Clock
 from runtime.ids import Entropy
+from storage.catalog.collections import Deletions, MetadataWentBack
 from storage.catalog.topic_records import decode_topic_id
 from storage.errors import Corrupt, IncompatibleFormat, StorageError, Unavailable
 from storage.formats.control import LogState, decode_control
@@ -23,8 +24,9 @@ from storage.formats.segment import parse_segment_key, segments_of_topic
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore, Record
+from storage.metadata.version_watch import read_certainly
 from storage.objects.port import ObjectStat, ObjectStore
-from storage.vocabulary import PartitionId, TopicId
+from storage.vocabulary import ObjectId, PartitionId, TopicId
 
 RECORDS_PER_RUN: Final = 10_000
 PARTITIONS_PER_RUN: Final = 1_000
@@ -105,8 +107,8 @@ def everything(_: TopicId) -> bool:
 class Purge:
     """`run` again and again, one at a time: each goes on where the last one ended. Any number of processes may purge at once.
 
-    What is wrong with one partition is in the result; a run raises `Unavailable` if topic-ids cannot be read. Cancelled: the next run
-    does the rest.
+    What is wrong with one partition is in the result; a run raises `Unavailable` if topic-ids cannot be read, and `MetadataWentBack`.
+    Cancelled: the next run does the rest.
     """
 
     def __init__(
@@ -114,12 +116,14 @@ class Purge:
         *,
         metadata: MetadataStore,
         objects: ObjectStore,
+        deletions: Deletions,
         clock: Clock,
         policy: PurgePolicy | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
         self._records = Records(metadata, entropy=entropy)
         self._objects = objects
+        self._deletions = deletions
         self._clock = clock
         self._policy = policy or PurgePolicy()
         self._looks: dict[TopicId, _Look] = {}
@@ -239,27 +243,42 @@ class Purge:
         """Whether no more are left."""
         prefix = segments_of_topic(topic_id)
         try:
+            known = await self._deletions.read()
+            if known.missing:
+                raise Unavailable("objects that live entries name are missing: nothing is deleted meanwhile")
             async with contextlib.aclosing(self._segments(prefix)) as found:
                 batch: list[ObjectStat] = []
                 async for one in found:
+                    if known.keeps(ObjectId(one.key.rsplit("/", 1)[1])):
+                        continue
                     batch.append(one)
                     if len(batch) == OBJECTS_PER_DELETE:
-                        await self._delete(batch, tally)
+                        await self._delete(topic_id, batch, tally)
                         batch = []
                         if self._is_enough(tally):
                             return False
-                await self._delete(batch, tally)
+                await self._delete(topic_id, batch, tally)
+        except MetadataWentBack:
+            raise
         except StorageError as error:
             tally.failed[prefix] = error
         return True
+
+    async def _is_deleted(self, topic_id: TopicId) -> bool:
+        """For certain, after the deletion was counted: the metadata may have been put back before."""
+        found = await read_certainly(self._records.metadata, [keys.topic_id(topic_id)], name=self._deletions.new_name())
+        return found.records[0] is not None and decode_topic_id(found.records[0]).is_deleted
 
     async def _segments(self, prefix: str) -> AsyncGenerator[ObjectStat, None]:
         async for one in self._objects.list(prefix):
             if parse_segment_key(one.key) is not None:
                 yield one
 
-    async def _delete(self, batch: Sequence[ObjectStat], tally: _Tally) -> None:
+    async def _delete(self, topic_id: TopicId, batch: Sequence[ObjectStat], tally: _Tally) -> None:
         if batch:
+            await self._deletions.count()
+            if not await self._is_deleted(topic_id):
+                raise Unavailable(f"a topic was deleted, and the metadata do not say so any more: topic_id={topic_id}")
             await self._objects.delete_many([one.key for one in batch])
             tally.objects += len(batch)
             tally.object_bytes += sum(one.size_bytes for one in batch)

@@ -25,6 +25,7 @@ from storage.formats.control import Control, Entry, LogState, decode_chunk, deco
 from storage.metadata import keys as metadata_keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Applied, Delete, Key, MetadataStore, Put, Record, Session, WriteOp, children_of
+from storage.metadata.version_watch import read_certainly
 from storage.vocabulary import ObjectId, PartitionId
 
 VALUES_PER_READ: Final = 200
@@ -92,8 +93,8 @@ class References:
         keys = PartitionKeys(partition)
         return await self._revoke(partition, keys, floor, keys.index_witness, keys.index_prefix, wal_references, chunk_references)
 
-    async def revoke_segments(self, partition: PartitionId, floor: ObjectId) -> set[ObjectId] | None:
-        """As `revoke_wal`, for segments."""
+    async def revoke_segments(self, partition: PartitionId, floor: ObjectId, *, is_committed: bool = False) -> set[ObjectId] | None:
+        """As `revoke_wal`, for segments; with that of a compaction under way unless `is_committed`."""
         keys = PartitionKeys(partition)
 
         def of_record(record: Record, control: Control) -> set[ObjectId]:
@@ -101,7 +102,21 @@ class References:
             return {decode_segment(record.value, path=record.path).object_id} if end >= control.log_start else set()
 
         found = await self._revoke(partition, keys, floor, keys.segment_witness, keys.segments_prefix, segment_references, of_record)
-        return None if found is None else found | await self._attempted(keys)
+        return found if found is None or is_committed else found | await self._attempted(keys)
+
+    async def live_wal(self, partition: PartitionId) -> set[ObjectId] | None:
+        """As `revoke_wal`, and nothing is revoked: WAL objects that live entries name for certain."""
+        return await self.revoke_wal(partition, ObjectId(""))
+
+    async def live_segments(self, partition: PartitionId) -> set[ObjectId] | None:
+        """The same of segments; that of a compaction under way is not among them."""
+        return await self.revoke_segments(partition, ObjectId(""), is_committed=True)
+
+    async def certain_control(self, partition: PartitionId) -> Control | None:
+        """The control record as of a moment after the call, by no deposed leader; None if there is none."""
+        found = await read_certainly(self._records.metadata, [PartitionKeys(partition).control], name=self._ids.next_ulid())
+        (record,) = found.records
+        return None if record is None else decode_control(record.value, path=record.path)
 
     async def is_gone(self, partition: PartitionId) -> bool:
         """Whether a partition without a control record is that of a deleted topic: it may only be new (model F-collect-absent)."""

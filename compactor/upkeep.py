@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from compactor.claim import Claims
-from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy, UploadsReport
+from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy, ObjectsMissing, UploadsReport
 from compactor.compaction import Compaction, CompactionResult
 from compactor.discovery import FoundPartition, active_topics, control_pages
 from compactor.gone_brokers import GoneBrokers
@@ -35,6 +35,7 @@ from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.version import forebay_version
 from storage.catalog.cluster import ClusterRecord, read_cluster
+from storage.catalog.collections import Deletions, MetadataWentBack, WentBack
 from storage.catalog.compactors import CompactorRecord, compactor_of, live_compactors, register_compactor
 from storage.catalog.store_marker import bears_marker
 from storage.errors import NotFound, StorageError, Unavailable
@@ -119,7 +120,10 @@ class Upkeep:
         """Partitions that this compactor has looked at since they came to its share: merges that others left undone are its own by now."""
         self._gone = GoneBrokers(metadata, clock=clock)
         self._retention = Retention(metadata=metadata, clock=clock, policy=tidying, gone=self._gone.among)
-        self._purge = Purge(metadata=metadata, objects=objects, clock=clock)
+        self._age_at_s = clock.monotonic_s()
+        self._went_back: WentBack | None = None
+        self._deletions = Deletions(metadata, objects, ids=ids, clock=clock)
+        self._purge = Purge(metadata=metadata, objects=objects, deletions=self._deletions, clock=clock)
         self._purge_at_s = clock.monotonic_s()
         self._uploads = UploadSweep(objects=objects, clock=clock, grace_ms=self._collecting.grace_ms)
         self._life: _Life | None = None
@@ -165,8 +169,13 @@ class Upkeep:
             if not report.blocked:
                 await self._compact(life, due, report)
             if is_share and compactor_of(COLLECTING, names) == self.name:
-                await self._purge_topics(report)
-                await self._collect(life, report)
+                try:
+                    await self._purge_topics(report)
+                    await self._collect(life, report)
+                except MetadataWentBack as error:
+                    self._went_back = error.found
+                    report.blocked = str(error)
+        report.went_back = self._went_back
         report.took_s = self._clock.monotonic_s() - began_s
         self._measures.note_cycle(report, self._looks)
         return report
@@ -192,9 +201,14 @@ class Upkeep:
     async def _collect(self, life: _Life, report: CycleReport) -> None:
         if self._clock.monotonic_s() < self._collect_at_s:
             return
-        await life.collector.cycle(report.collection)
+        report.collection.missing = ()
+        try:
+            await life.collector.cycle(report.collection)
+        except ObjectsMissing as error:
+            report.collection.missing = error.missing
         report.collection.uploads = UploadsReport()
         await self._uploads.run(report.collection.uploads)
+        await self._deletions.newer.remove_old_marks()
         self._collect_at_s = self._clock.monotonic_s() + self._collect_every_s
 
     async def _purge_topics(self, report: CycleReport) -> None:
@@ -230,7 +244,12 @@ class Upkeep:
             )
             references = References(self._metadata, session=session, ids=self._ids)
             collector = Collector(
-                metadata=self._metadata, objects=self._objects, references=references, clock=self._clock, policy=self._collecting
+                metadata=self._metadata,
+                objects=self._objects,
+                references=references,
+                deletions=self._deletions,
+                clock=self._clock,
+                policy=self._collecting,
             )
             merging = Merging(
                 metadata=self._metadata,
@@ -261,6 +280,14 @@ class Upkeep:
         if not await bears_marker(self._objects, cluster):
             return (
                 f"the object store does not bear the id of this cluster ({cluster.cluster_id}): nothing in it is touched. Check storage.url"
+            )
+        if self._went_back is not None or self._clock.monotonic_s() >= min(self._age_at_s, self._collect_at_s, self._purge_at_s):
+            self._went_back = await self._deletions.newer.look()
+            self._age_at_s = self._clock.monotonic_s() + self._collect_every_s
+        if self._went_back is not None:
+            return (
+                f"the metadata are older than the object store: {self._went_back.evidence}. Nothing is compacted or deleted. "
+                "Put the newest metadata back; if these are the newest there are, start a broker with forebay serve --accept-older-metadata"
             )
         return ""
 

@@ -102,14 +102,25 @@ def serve(
             "know. A store with the id of another cluster is still refused.",
         ),
     ] = False,
+    accept_older_metadata: Annotated[
+        bool,
+        typer.Option(
+            "--accept-older-metadata",
+            help="Start even if the metadata are older than what the object store has seen, as after a restore of an older copy. Objects "
+            "that the metadata do not name are kept.",
+        ),
+    ] = False,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True, help="Standard input is the supervisor.")] = False,
 ) -> None:
     """Run a broker, or several, until SIGTERM or Ctrl-C."""
     loaded = _load(config_file, assignments, log_format=log_format, log_level=log_level, complain=_complain_in_the_log)
+    from process.settings.model import Accepted
+
+    accepted = Accepted(accept_new_store, accept_older_metadata)
     if workers > 1:
         from forebay.processes.workers.serving import serve_workers
 
-        raise typer.Exit(serve_workers(loaded, workers=workers, accept_new_store=accept_new_store))
+        raise typer.Exit(serve_workers(loaded, workers=workers, accepted=accepted))
     from forebay.absent import import_without_extras
 
     import_without_extras()
@@ -117,7 +128,7 @@ def serve(
     from forebay.processes.serve import serve as serve_until_stopped
     from forebay.processes.workers.link import SupervisorLink
 
-    opening = partial(open_broker, accept_new_store=accept_new_store)
+    opening = partial(open_broker, accepted=accepted)
     raise typer.Exit(serve_until_stopped(loaded, open_broker=opening, link=SupervisorLink() if supervised else None))
 
 

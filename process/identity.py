@@ -1,6 +1,7 @@
 """Whether the two stores of the settings are those of one cluster, in words for the operator."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Final, assert_never
 
 import structlog
@@ -11,6 +12,8 @@ from process.settings.urls import without_secrets
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from storage.catalog.cluster import ClusterRecord, read_cluster
+from storage.catalog.collections import NewerStore, WentBack
+from storage.catalog.collections import accept_older as accept_older_metadata
 from storage.catalog.store_identity import Identity, StoreContents, StoreOwnership, identify
 from storage.catalog.store_marker import KEY, read_marker
 from storage.errors import StorageError
@@ -19,6 +22,43 @@ from storage.opening import Stores
 LOOK_S: Final = 5.0
 
 _log = structlog.get_logger("stores")
+
+
+async def check_age(stores: Stores, settings: Settings, ids: IdSource, clock: Clock, *, accept_older: bool) -> None:
+    """Raise `StartError` if the metadata are older than what the object store has seen, unless the operator accepts it.
+
+    Raises what `NewerStore.look` raises.
+    """
+    found = await NewerStore(stores.metadata, stores.objects, ids).look()
+    if found is None:
+        return
+    if not accept_older:
+        raise StartError(older(found, settings), exit_code=EXIT_USAGE)
+    kept = await accept_older_metadata(stores.metadata, stores.objects, ids, clock)
+    _log.warning(
+        "older_metadata_accepted",
+        evidence=found.evidence,
+        metadata=without_secrets(settings.metadata.url),
+        storage=without_secrets(settings.storage.url),
+        kept_from=kept.first,
+        kept_to=kept.last,
+        meaning="records that these metadata do not name cannot be read; their objects stay: forebay storage objects --kept",
+    )
+
+
+def older(found: WentBack, settings: Settings) -> str:
+    """PURE: one line, with both times and the fix."""
+    known = f"know of nothing deleted after {_time(found.metadata_ms)}" if found.metadata_ms else "know of nothing that was ever deleted"
+    return (
+        f'metadata.url "{without_secrets(settings.metadata.url)}" is older than storage.url "{without_secrets(settings.storage.url)}": '
+        f"the metadata {known}, the object store was written for newer ones at {_time(found.store_ms)}: {found.evidence}. "
+        "Nothing was changed. Put the newest metadata back (is this an older copy?). If these are the newest there are, "
+        "forebay serve --accept-older-metadata goes on with them, and keeps every object that they do not name"
+    )
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1_000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 async def identify_cluster(stores: Stores, settings: Settings, ids: IdSource, clock: Clock, *, accept_new_store: bool) -> ClusterRecord:

@@ -29,6 +29,7 @@ from sim.objects import SimObjects
 from sim.shards import Shards
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import BrokerDirectory, Endpoint
+from storage.catalog.commit_marks import CommitMarks
 from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
@@ -38,6 +39,7 @@ from storage.log.batcher import FlushSettings
 from storage.log.inline import InlineSettings
 from storage.log.parts import open_log
 from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.version_watch import VersionWatch
 from storage.objects.memory import MemoryObjectStore
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ HANDLER_TIMEOUT_S: Final = 60.0
 """As the dispatcher gives a handler."""
 CLIENT_LATENCY_S: Final = 0.004
 LISTENER: Final = "PLAINTEXT"
+MARKED_EVERY_S: Final = 2.0
+"""More often than a real broker, so that what is started again finds marks of its own time."""
 
 
 class ConnectionLost(Exception):
@@ -107,6 +111,12 @@ class SimBroker:
         self._gate.set()
         wire = Wire(f"{self.name} metadata", ground.metadata_plan, self._gate, ground.nursery, ground.history)
         self._metadata = SimMetadata(ground.metadata, wire, ground.shards)
+        self._watched = VersionWatch(
+            self._metadata,
+            ids=IdSource(clock=self.clock, entropy=chance.randbytes),
+            telemetry=Telemetry(),
+            on_lost=lambda cause: ground.history.violation(f"false alarm: {self.name}: {cause}"),
+        )
         self.accounts = Accounts(self.name, self.clock, ground.history.violation)
         objects_wire = Wire(f"{self.name} objects", ground.objects_plan, self._gate, ground.nursery, ground.history)
         self._objects = SimObjects(ground.objects, objects_wire, ground.objects_plan, self.accounts)
@@ -234,7 +244,7 @@ class SimBroker:
             await asyncio.sleep(START_PAUSE_S)
         ids = IdSource(clock=clock, entropy=chance.randbytes)
         log = open_log(
-            metadata=self._metadata,
+            metadata=self._watched,
             objects=self._objects,
             blocks=BlockCache(
                 self._objects,
@@ -255,10 +265,13 @@ class SimBroker:
             nursery=nursery,
             telemetry=telemetry,
             producer_expiration_ms=self._ground.producer_expiration_ms,
+            doubt=self._watched.doubt,
         )
-        topics = Topics(self._metadata, clock=clock, ids=ids, entropy=chance.randbytes)
+        marks = CommitMarks(self._objects, commits=self._watched.commits, broker_id=lambda: life.broker_id, ids=ids, clock=clock)
+        nursery.spawn(self._mark(marks), name="commit-marks")
+        topics = Topics(self._watched, clock=clock, ids=ids, entropy=chance.randbytes)
         waiters = Waiters(
-            metadata=self._metadata,
+            metadata=self._watched,
             partitions=log.partitions,
             control_reads=log.control_reads,
             clock=clock,
@@ -269,10 +282,10 @@ class SimBroker:
             cluster_id="sim",
             clock=clock,
             topics=topics,
-            confirmed_topics=ConfirmedTopics(self._metadata, topics, clock=clock, nursery=nursery),
+            confirmed_topics=ConfirmedTopics(self._watched, topics, clock=clock, nursery=nursery),
             brokers=directory,
             leadership=leadership_of("self"),
-            producer_ids=ProducerIds(self._metadata, entropy=chance.randbytes),
+            producer_ids=ProducerIds(self._watched, entropy=chance.randbytes),
             bounds=log.control_reads,
             timestamps=log.time_search,
             trimmer=log.trimmer,
@@ -299,8 +312,13 @@ class SimBroker:
         self._ground.history.trace(self.name, "up", f"id={life.broker_id} epoch={epoch.current}")
         await life.stay()
 
+    async def _mark(self, marks: CommitMarks) -> None:
+        while True:
+            await asyncio.sleep(self._chance.expovariate(1 / MARKED_EVERY_S))
+            await marks.put()
+
     def _new_life(self, fixed_id: int | None) -> tuple[BrokerDirectory, RegisteredLife]:
-        directory = BrokerDirectory(self._metadata, clock=self.clock, session_timeout_ms=SESSION_TIMEOUT_MS, entropy=self._chance.randbytes)
+        directory = BrokerDirectory(self._watched, clock=self.clock, session_timeout_ms=SESSION_TIMEOUT_MS, entropy=self._chance.randbytes)
         return directory, RegisteredLife(
             directory,
             listeners=[Endpoint(LISTENER, f"broker-{self._broker_id}", 9092)],

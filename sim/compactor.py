@@ -25,6 +25,7 @@ from sim.metadata import SimMetadata
 from sim.objects import SimObjects
 from sim.pausing import OldSegments, Pausing
 from sim.retainer import SimRetainer
+from storage.catalog.collections import Deletions, MetadataWentBack, NewerStore
 from storage.errors import StorageError
 from storage.formats.control import Control
 from storage.metadata.memory import MemoryMetadataStore
@@ -94,11 +95,12 @@ class _SimCollector(Collector):
         self,
         candidates: Sequence[UnusedCandidate],
         look: Callable[[PartitionId, Control], Awaitable[set[ObjectId]]],
+        named: dict[PartitionId, set[ObjectId]],
         report: CollectionReport,
     ) -> list[UnusedCandidate]:
         if self.chance.random() < 0.7:
             return list(candidates)
-        return await super()._unseen(candidates, look, report)
+        return await super()._unseen(candidates, look, named, report)
 
 
 class SimCompactor:
@@ -178,8 +180,15 @@ class SimCompactor:
 
     async def _work(self, name: str, metadata: SimMetadata, objects: SimObjects, clock: VirtualClock) -> None:
         compaction = None
+        ids = IdSource(clock=clock, entropy=self._chance.randbytes)
+        await self._check_age(name, metadata, objects, ids)
         purge = SimPurge(
-            metadata=metadata, objects=objects, clock=clock, policy=self._chance.choice(PURGES), entropy=self._chance.randbytes
+            metadata=metadata,
+            objects=objects,
+            deletions=Deletions(metadata, objects, ids=ids, clock=clock, entropy=self._chance.randbytes),
+            clock=clock,
+            policy=self._chance.choice(PURGES),
+            entropy=self._chance.randbytes,
         )
         purge.before = self._before_purge
         while True:
@@ -208,14 +217,30 @@ class SimCompactor:
                 self.compacted += result.segment is not None
                 self._ground.history.trace(name, result.ended.value, f"{partition} {result.segment}")
 
+    async def _check_age(self, name: str, metadata: SimMetadata, objects: SimObjects, ids: IdSource) -> None:
+        """As every start does. Whatever was killed, lost or late before: the metadata never went back here."""
+        try:
+            found = await NewerStore(metadata, objects, ids).look()
+        except StorageError as error:
+            self._ground.history.trace(name, "age not known", repr(error))
+            return
+        if found is not None:
+            self._ground.history.violation(f"false alarm: {found}")
+
     async def _collect(self, name: str, metadata: SimMetadata, objects: SimObjects, session: Session, clock: VirtualClock) -> None:
         ids = IdSource(clock=clock, entropy=self._chance.randbytes)
         policy = CollectorPolicy(grace_ms=self._chance.choice(GRACES_MS), objects_max=self._chance.choice((1, 8, 100)), batch_max=8)
         references = References(metadata, session=session, ids=ids, entropy=self._chance.randbytes)
-        collector = _SimCollector(metadata=metadata, objects=objects, references=references, clock=clock, policy=policy)
+        deletions = Deletions(metadata, objects, ids=ids, clock=clock, entropy=self._chance.randbytes)
+        collector = _SimCollector(
+            metadata=metadata, objects=objects, references=references, deletions=deletions, clock=clock, policy=policy
+        )
         collector.chance = self._chance
         try:
             await collector.cycle(done := CollectionReport())
+        except MetadataWentBack as error:
+            self._ground.history.violation(f"false alarm: {error}")
+            return
         except StorageError as error:
             self._ground.history.trace(name, "not collected", repr(error))
             return
@@ -225,6 +250,9 @@ class SimCompactor:
     async def _purge(self, name: str, purge: Purge) -> None:
         try:
             done = await purge.run()
+        except MetadataWentBack as error:
+            self._ground.history.violation(f"false alarm: {error}")
+            return
         except StorageError as error:
             self._ground.history.trace(name, "not purged", repr(error))
             return

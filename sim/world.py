@@ -29,6 +29,7 @@ from sim.readers import EndAsker, SimReader
 from sim.shards import Shards
 from sim.themes import Crowd, Theme, theme_of
 from sim.weather import Weather
+from storage.catalog.collections import Deletions
 from storage.catalog.topics import Topic, Topics
 from storage.formats.control import Control, decode_control
 from storage.log.active_producers import ActiveProducer
@@ -311,7 +312,9 @@ class _World:
 
     async def _purge_all(self) -> None:
         """What the compactors have left, and what came late."""
-        purge = SimPurge(metadata=self._metadata, objects=self._objects, clock=self._clock)
+        ids = IdSource(clock=self._clock, entropy=self._chance.randbytes)
+        deletions = Deletions(self._metadata, self._objects, ids=ids, clock=self._clock, entropy=self._chance.randbytes)
+        purge = SimPurge(metadata=self._metadata, objects=self._objects, deletions=deletions, clock=self._clock)
         purge.before = self._before_purge
         failed: set[str] = set()
         for _ in range(PURGES_MAX):

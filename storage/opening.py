@@ -1,4 +1,5 @@
 """URL → stores, with their decorators in this order: the store, metering right around it so that every attempt counts, hedged reads of S3.
+Metadata that go back are refused below the metering.
 
 storage.url    s3://bucket/prefix?…   file://./relative   file:///absolute   memory://
 metadata.url   oxia://host:port/namespace?…   sqlite:///./relative   sqlite:////absolute   memory://
@@ -24,6 +25,7 @@ from storage.metadata.metered import MeteredMetadataStore
 from storage.metadata.port import MetadataStore, TellsTime
 from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.sqlite_files import FILE_LOST
+from storage.metadata.version_watch import VersionWatch
 from storage.objects.disk import DiskObjectStore
 from storage.objects.hedged import HedgedObjectStore
 from storage.objects.memory import MemoryObjectStore
@@ -42,6 +44,8 @@ class Stores:
     objects: ObjectStore
     times: TellsTime | None = None
     """The metadata store, if it has a clock of its own."""
+    versions: VersionWatch | None = None
+    """Part of `metadata`: what tells that they went back."""
 
 
 def _ignore(_cause: str) -> None:
@@ -75,7 +79,8 @@ async def open_stores(
             storage_url, s3_client=s3_client, clock=clock, chance=chance, telemetry=telemetry, closing=closing, outcomes=outcomes
         )
         times = metadata if isinstance(metadata, TellsTime) else None
-        yield Stores(MeteredMetadataStore(metadata, telemetry, clock, outcomes=outcomes), objects, times)
+        versions = VersionWatch(metadata, ids=ids, telemetry=telemetry, on_lost=on_metadata_lost)
+        yield Stores(MeteredMetadataStore(versions, telemetry, clock, outcomes=outcomes), objects, times, versions)
 
 
 async def _open_metadata(

@@ -146,3 +146,19 @@ def _parsed(section: Any, name: str, values: Mapping[str, Any], found: list[tupl
         except ValueError as error:
             found.append((f"{name}.{field}", error))
     return section(**parsed)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What an operator has said to go on with: see `forebay serve --help`."""
+
+    accept_new_store: bool = False
+    accept_older_metadata: bool = False
+
+    def options(self) -> list[str]:
+        """As the command line has them."""
+        names = {"--accept-new-store": self.accept_new_store, "--accept-older-metadata": self.accept_older_metadata}
+        return [name for name, is_given in names.items() if is_given]
+
+
+NOTHING_ACCEPTED: Final = Accepted()

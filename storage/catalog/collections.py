@@ -18,14 +18,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+import structlog
 
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
 from runtime.ulid import RANDOM_BITS, encode_ulid
 from storage.catalog.commit_marks import MARKS_PREFIX, CommitMark, read_mark
-from storage.catalog.records import ATTEMPTS_MAX, decode, encode, given_up, pause, write_one
+from storage.catalog.records import ATTEMPTS_MAX, decode, decode_checked, encode, encode_checked, given_up, pause, write_one
 from storage.catalog.topic_records import decode_topic_id
-from storage.errors import AlreadyExists, Conflict, NotFound, OutcomeUnknown, Unavailable
+from storage.errors import AlreadyExists, Conflict, Corrupt, IncompatibleFormat, NotFound, OutcomeUnknown, Unavailable
 from storage.metadata import keys
 from storage.metadata.keys import COLLECTIONS, PartitionKeys
 from storage.metadata.port import ABSENT, MetadataStore, NotApplied, OpResult, Put, Record, Unknown
@@ -115,6 +116,7 @@ class MetadataWentBack(Unavailable):
         self.found = found
 
 
+_log = structlog.get_logger("stores")
 _decoder = msgspec.json.Decoder(CollectionsRecord)
 _count_decoder = msgspec.json.Decoder(CollectionCount)
 
@@ -150,8 +152,8 @@ class NewerStore:
     async def look(self) -> WentBack | None:
         """None if there is nothing. A list, and a GET of each mark that is new.
 
-        What the metadata do not know is asked for twice, the second time for certain. Raises `Unavailable`, `Corrupt` and
-        `IncompatibleFormat`.
+        What the metadata do not know is asked for twice, the second time for certain. A mark that cannot be read is passed over. Raises
+        `Unavailable`, and of the counts `Corrupt` and `IncompatibleFormat`.
         """
         known = await read_collections(self._metadata)
         greatest, marks = await _seen_by(self._objects, known.number - 1)
@@ -168,6 +170,9 @@ class NewerStore:
                 mark = self._read.get(key) or await read_mark(self._objects, key)
             except NotFound:
                 continue  # its broker has put another
+            except (Corrupt, IncompatibleFormat) as error:
+                _log.warning("commit_mark_unreadable", key=key, cause=str(error), effect="what it says of commits is not compared")
+                continue
             self._read[key] = mark
             if (unknown := await _unknown_commit(self._metadata, mark, self._ids)) is not None:
                 return WentBack(evidence=unknown, metadata_ms=known.at_ms, store_ms=mark.at_ms)
@@ -184,7 +189,7 @@ class NewerStore:
     async def _count(self, number: int) -> CollectionCount:
         if self._last_count is None or self._last_count.number != number:
             key = count_key(number)
-            self._last_count = decode(_count_decoder, await _get(self._objects, key), known=FMT, path=key)
+            self._last_count = decode_checked(_count_decoder, await _get(self._objects, key), known=FMT, path=key)
         return self._last_count
 
     async def remove_old_marks(self) -> None:
@@ -267,10 +272,10 @@ class Deletions:
         count = CollectionCount(number=record.number, at_ms=record.at_ms, by=record.by)
         key = count_key(record.number)
         try:
-            await self._objects.put_if_absent(key, [encode(count)])
+            await self._objects.put_if_absent(key, [encode_checked(count)])
         except (AlreadyExists, OutcomeUnknown) as error:
             try:
-                found = decode(_count_decoder, await _get(self._objects, key), known=FMT, path=key)
+                found = decode_checked(_count_decoder, await _get(self._objects, key), known=FMT, path=key)
             except NotFound:
                 raise Unavailable(f"a deletion was not counted: key={key!r} cause={error}") from error
             if found.by != count.by:
@@ -334,7 +339,9 @@ async def accept_older(metadata: MetadataStore, objects: ObjectStore, ids: IdSou
     start is refused as before, and accepting again does the rest. No process of before may go on: what it has begun to delete is not kept.
     """
     greatest, _ = await _seen_by(objects, 0)
-    count = decode(_count_decoder, await _get(objects, count_key(greatest)), known=FMT, path=count_key(greatest)) if greatest else None
+    count = (
+        decode_checked(_count_decoder, await _get(objects, count_key(greatest)), known=FMT, path=count_key(greatest)) if greatest else None
+    )
     marks = [stat.key async for stat in objects.list(MARKS_PREFIX)]
     last = ObjectId(ids.next_ulid())
     kept: KeptRange | None = None

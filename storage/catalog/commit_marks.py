@@ -15,7 +15,7 @@ import structlog
 
 from runtime.clock import Clock
 from runtime.ids import IdSource
-from storage.catalog.records import decode, encode
+from storage.catalog.records import decode_checked, encode_checked
 from storage.errors import StorageError
 from storage.metadata.keys import partition_of_control
 from storage.metadata.version_watch import Committed
@@ -55,7 +55,7 @@ _decoder = msgspec.json.Decoder(CommitMark)
 async def read_mark(objects: ObjectStore, key: str) -> CommitMark:
     """Raise `NotFound`, `Unavailable`, `IncompatibleFormat`, or `Corrupt` for what is no mark."""
     size_bytes = (await objects.stat(key)).size_bytes
-    return decode(_decoder, bytes(await objects.get_range(key, 0, min(size_bytes, SIZE_BYTES_MAX))), known=FMT, path=key)
+    return decode_checked(_decoder, bytes(await objects.get_range(key, 0, min(size_bytes, SIZE_BYTES_MAX))), known=FMT, path=key)
 
 
 class CommitMarks:
@@ -92,7 +92,7 @@ class CommitMarks:
         key = f"{MARKS_PREFIX}{self._ids.next_ulid()}"
         try:
             async with asyncio.timeout(PUT_TIMEOUT_S):
-                await self._objects.put_if_absent(key, [encode(mark)])
+                await self._objects.put_if_absent(key, [encode_checked(mark)])
         except (StorageError, TimeoutError) as error:
             _log.debug("commits_not_marked", cause=repr(error))
             return

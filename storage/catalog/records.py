@@ -4,14 +4,16 @@ Writes have one result per operation, requests of bounded size, and bounded retr
 """
 
 import asyncio
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
 import msgspec
+from crc32c import crc32c
 
 from runtime.ids import Entropy
-from storage.errors import OutcomeUnknown, Unavailable
-from storage.formats.refusal import newer, undecodable
+from storage.errors import Corrupt, OutcomeUnknown, Unavailable
+from storage.formats.refusal import UNDECODABLE, newer, undecodable
 from storage.limits import WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
 from storage.metadata.port import (
     Applied,
@@ -46,11 +48,28 @@ def decode(decoder: msgspec.json.Decoder[R], data: bytes, *, known: int, path: s
     """
     try:
         record = decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise undecodable(error, data, known=known, path=path) from error
     if record.fmt > known:
         raise newer(record.fmt, known=known, path=path)
     return record
+
+
+_CHECKSUM: Final = struct.Struct(">I")
+
+
+def encode_checked(record: msgspec.Struct) -> bytes:
+    """As `encode`, with a CRC-32C behind it: for objects, which others hand on."""
+    body = encode(record)
+    return body + _CHECKSUM.pack(crc32c(body))
+
+
+def decode_checked(decoder: msgspec.json.Decoder[R], data: bytes, *, known: int, path: str) -> R:
+    """As `decode`, of what `encode_checked` made."""
+    body = data[: -_CHECKSUM.size]
+    if len(data) <= _CHECKSUM.size or data[-_CHECKSUM.size :] != _CHECKSUM.pack(crc32c(body)):
+        raise Corrupt(f"checksum mismatch: key={path!r} bytes={len(data)}")
+    return decode(decoder, body, known=known, path=path)
 
 
 ATTEMPTS_MAX: Final = 12

@@ -5,7 +5,8 @@ Each shard of the metadata store is read by itself, one read at a time: a silent
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from runtime.supervision import Nursery
@@ -15,13 +16,15 @@ from storage.formats.control import LogState, decode_control
 from storage.log.bounds import LogBounds
 from storage.log.partition import PartitionLog, Partitions
 from storage.log.proofs import Proofs
-from storage.metadata.port import MetadataStore, Record
+from storage.metadata.port import Key, MetadataStore, Record
 from storage.vocabulary import PartitionId
 
 READ_KEYS_MAX: Final = 1_000
 DECODED_AT_ONCE: Final = 100
 """Control records between two turns of other tasks: a record is as long as its partition has writers and producers."""
 READ_TIMEOUT_S: Final = 10.0
+DOUBT_EVERY_S: Final = 1.0
+"""A shard is asked no more often whether it went back: each time costs a session and a put."""
 SILENT_AFTER_S: Final = 1.0
 """A shard whose read is unanswered for longer is known to be silent."""
 BOUNDS_PATIENCE_S: Final = 3.0
@@ -48,10 +51,17 @@ class _Shard:
         self.waiting = 0
 
 
+Doubt = Callable[[Key, int], Awaitable[None]]
+"""Told of a record that was read older than the version that is known: `VersionWatch.doubt`."""
+
+
 class ControlReads:
     """Brings `PartitionLog.seen` up to date."""
 
-    def __init__(self, *, metadata: MetadataStore, partitions: Partitions, nursery: Nursery) -> None:
+    def __init__(self, *, metadata: MetadataStore, partitions: Partitions, nursery: Nursery, doubt: Doubt | None = None) -> None:
+        self._doubt = doubt
+        self._doubted: set[int] = set()
+        """Shards that are asked whether they went back."""
         self._metadata = metadata
         self._partitions = partitions
         self._nursery = nursery
@@ -171,6 +181,22 @@ class ControlReads:
                 shard.next.cancel()
                 shard.next = None
 
+    def _doubt_shard_of(self, log: PartitionLog) -> None:
+        """Find out why a record was older than known: a deposed leader has answered, or the metadata went back. One question at a time."""
+        shard = self._metadata.shard_of(log.keys.partition_key)
+        if self._doubt is not None and shard not in self._doubted:
+            self._doubted.add(shard)
+            self._nursery.spawn(self._ask_shard(self._doubt, shard, log.keys.control, log.seen.version), name="metadata-doubted")
+
+    async def _ask_shard(self, doubt: Doubt, shard: int, key: Key, known: int) -> None:
+        try:
+            with contextlib.suppress(StorageError, TimeoutError):  # the next read that is older asks again
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    await doubt(key, known)
+            await asyncio.sleep(DOUBT_EVERY_S)
+        finally:
+            self._doubted.discard(shard)
+
     async def _read(self, logs: Sequence[PartitionLog]) -> None:
         for begin in range(0, len(logs), READ_KEYS_MAX):
             if begin:
@@ -188,6 +214,8 @@ class ControlReads:
                     log.observe_absent()
                 elif log.seen.find(record.version):
                     news.append((log, record, log.seen.unexplained_hints))
+                elif record.version < log.seen.version:
+                    self._doubt_shard_of(log)
             for number, (log, record, hints) in enumerate(news, 1):
                 # Not before the record is taken over: until then a reader has to ask, or would be served what was deleted.
                 log.seen.explain_hints(hints)

@@ -151,6 +151,8 @@ class Partitions:
     def __init__(
         self, *, kept_max: int = PARTITIONS_KEPT_MAX, bytes_max: int = PARTITIONS_BYTES_MAX, telemetry: Telemetry | None = None
     ) -> None:
+        self.refused: str | None = None
+        """Why nothing may be answered from what is remembered; None while it may."""
         self._kept_max = kept_max
         self._bytes_max = bytes_max
         self._remembered = Remembered(self._hear)

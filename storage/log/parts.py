@@ -16,7 +16,7 @@ from storage.log.active_producers import ProducerReads
 from storage.log.append import Appender, Sealer
 from storage.log.batcher import FlushSettings
 from storage.log.commit import Committer
-from storage.log.control_reads import ControlReads
+from storage.log.control_reads import ControlReads, Doubt
 from storage.log.damage import Damage
 from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.log.index import EntryIndex
@@ -42,6 +42,11 @@ class LogParts:
     trimmer: Trimmer
     producer_reads: ProducerReads
 
+    def refuse(self, cause: str) -> None:
+        """Nothing is committed any more, and nothing is read from what is remembered."""
+        self.partitions.refused = cause
+        self.appender.refuse(cause)
+
 
 def open_log(
     *,
@@ -61,6 +66,7 @@ def open_log(
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     walking: Blocking | None = None,
     readers: Account | None = None,
+    doubt: Doubt | None = None,
 ) -> LogParts:
     """`walking` runs what goes through records one by one; None: where it is asked for.
 
@@ -69,10 +75,11 @@ def open_log(
 
     `level` is the format level in force, `inline` what it allows from LEVEL_OF_INLINE on.
 
-    `readers` counts the frames that the tail cache drops while others hold them.
+    `readers` counts the frames that the tail cache drops while others hold them. `doubt` hears of control records that were read older than
+    they are known to be.
     """
     partitions = Partitions(telemetry=telemetry)
-    control_reads = ControlReads(metadata=metadata, partitions=partitions, nursery=nursery)
+    control_reads = ControlReads(metadata=metadata, partitions=partitions, nursery=nursery, doubt=doubt)
     uploader = Uploader(objects=objects, clock=clock, chance=chance)
     sealer = Sealer(ids=ids, epoch=epoch, uploader=uploader)
     committer = Committer(

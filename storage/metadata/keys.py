@@ -16,13 +16,16 @@
     llog/compactors/{ulid}                                  a live compactor                  ephemeral
     llog/probes/{id:010}                                    shows that writes succeed         put and removed in one write
     llog/probes/doctor-{ulid}                               the same, of `forebay doctor`     ephemeral, CAS
+    llog/probes/age-{ulid}                                  proves that a read is fresh       ephemeral, put once
+    llog/collections                                        how often objects were deleted    CAS
     llog/producer-ids                                       the next block of producer ids    CAS
     llog/coordinators/{slot:02}                             who coordinates that slot         ephemeral
     llog/groups/{group}                                     a consumer group                  CAS
     llog/groups/{group}/topics/{page:05}                    more topics of its offsets        CAS
     llog/groups/{group}/offsets/{topic_id}/{p:05}           an offset that it committed       CAS
 
-Every key of a partition has the partition key `{topic_id}/{p}`, every key of a group `coordinators/{slot:02}`; all others have `llog`.
+Every key of a partition has the partition key `{topic_id}/{p}`, every key of a group `coordinators/{slot:02}`, `age-{ulid}` that of what is
+read with it; all others have `llog`.
 A group's name is percent-encoded as in a URL, and an empty one is `%`.
 """
 
@@ -34,6 +37,7 @@ from storage.vocabulary import PartitionId, TopicId
 ROOT = "llog"
 
 CLUSTER = Key(f"{ROOT}/cluster", ROOT)
+COLLECTIONS = Key(f"{ROOT}/collections", ROOT)
 PRODUCER_IDS = Key(f"{ROOT}/producer-ids", ROOT)
 BROKERS_PREFIX = f"{ROOT}/brokers/"
 PROBES_PREFIX = f"{ROOT}/probes/"
@@ -111,6 +115,11 @@ def probe(broker_id: int) -> Key:
 def doctor_probe(name: str) -> Key:
     """What `forebay doctor` writes, reads and removes to see whether conditions and sessions hold."""
     return Key(f"{ROOT}/probes/doctor-{name}", ROOT)
+
+
+def age_witness(name: str, partition_key: str) -> Key:
+    """On the shard of the records that are read with it (storage/metadata/version_watch.py)."""
+    return Key(f"{ROOT}/probes/age-{name}", partition_key)
 
 
 def coordinator(slot: int) -> Key:

@@ -107,6 +107,16 @@ class SharedRecords:
             self.end_session(session)
         self._no_deadline_before_s = min((session.deadline_s for session in self.sessions.values()), default=float("inf"))
 
+    def copy(self) -> list[Shard]:
+        """What a backup of this moment holds."""
+        return [shard.copy() for shard in self.shards]
+
+    def put_back(self, copy: list[Shard]) -> None:
+        """The store is older from now on. Sessions that are alive go on, as in Oxia; ephemeral records of others are gone."""
+        for shard, older in zip(self.shards, copy, strict=True):
+            shard.put_back(older)
+            shard.remove([path for path, session_id in shard.ephemeral.items() if session_id not in self.sessions])
+
     def publish(self, paths: Sequence[str]) -> None:
         for hints in self.hints:
             hints.publish(paths)
@@ -125,6 +135,11 @@ class MemoryMetadataStore:
         self._sessions: list[MemorySession] = []
         self._hints = Hints()
         self._is_closed = False
+
+    @property
+    def shared(self) -> SharedRecords:
+        """What all clients of these records have in common."""
+        return self._shared
 
     def client(self) -> "MemoryMetadataStore":
         """Another client, as of another process: closing it ends its own sessions and subscriptions only."""

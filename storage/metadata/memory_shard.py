@@ -27,6 +27,19 @@ class Shard:
         self.version = 0
         self._order = SortedKeys()
 
+    def copy(self) -> "Shard":
+        """Another shard that holds the same."""
+        other = Shard()
+        other.put_back(self)
+        return other
+
+    def put_back(self, copy: "Shard") -> None:
+        """Hold what `copy` does, and nothing else: as a store that was put back to a copy."""
+        self.records, self.ephemeral, self.version = dict(copy.records), dict(copy.ephemeral), copy.version
+        self._order = SortedKeys()
+        for path in self.records:
+            self._order.add(key_order.encode(path))
+
     def apply(
         self, ops: Sequence[WriteOp], has_session: Callable[[int], bool], changed: Callable[[Sequence[str]], None] | None
     ) -> tuple[OpResult, ...]:

@@ -89,10 +89,12 @@ class Fetch:
     ) -> FetchResponse:
         """Answer `request`. `client`, if given, may be sent to a nearer broker. The caller gives back `room`, which the answer holds.
 
-        Raises `Unavailable` when too much is being fetched already.
+        Raises `Unavailable` when too much is being fetched already, or the stores are of no use any more.
         """
         if request.session_epoch not in FULL_FETCH_EPOCHS:
             return FetchResponse((), error_code=ErrorCode.fetch_session_id_not_found)
+        if self._partitions.refused is not None:
+            raise Unavailable(self._partitions.refused)
         if self._partitions_under_way + len(request.partitions) > 2 * PARTITIONS_WAITING_MAX:
             raise Unavailable(
                 f"too many partitions are being fetched: under_way={self._partitions_under_way} wanted={len(request.partitions)}"

@@ -3,7 +3,7 @@
 It has one thread and no event loop, opens no store and imports neither gRPC nor obstore, whose threads do not survive a fork. Standard
 input is a socket to the supervisor; its end of file ends this process, and no worker: each of them watches a link of its own.
 
-supervisor → parent   {"assignments": [key=value, …], "accept_new_store": bool} with two descriptors: the worker's link and its output
+supervisor → parent   {"assignments": [key=value, …], "accepted": {option: bool}} with two descriptors: the worker's link and its output
 parent → supervisor   one JSON object per line: {"started": pid}, and of each worker that ended {"ended": pid, "code": exit code or -signal}
 """
 
@@ -30,7 +30,7 @@ class WorkerJob:
     """What a process that was just forked is to do."""
 
     assignments: list[str]
-    accept_new_store: bool
+    accepted: dict[str, bool]
 
 
 def jobs(control: socket.socket, *, after_first: Callable[[], None]) -> WorkerJob | None:
@@ -121,6 +121,7 @@ def main() -> int:
     from forebay.processes.serve import serve
     from forebay.processes.workers.link import SupervisorLink
     from process.settings.loading import load
+    from process.settings.model import Accepted
 
     def load_the_rest() -> None:
         import process.http.server  # noqa: F401 - worker 0 serves Kafka's clients first, and loads this beside that
@@ -132,7 +133,7 @@ def main() -> int:
     if job is None:
         return 0
     loaded = load(file=Path(os.devnull), environ=os.environ, assignments=job.assignments)
-    return serve(loaded, open_broker=partial(open_broker, accept_new_store=job.accept_new_store), link=SupervisorLink())
+    return serve(loaded, open_broker=partial(open_broker, accepted=Accepted(**job.accepted)), link=SupervisorLink())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The parent of the workers (forking.py), as the supervisor sees it."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 from forebay.processes.workers.process import WorkerProcess
+from process.settings.model import NOTHING_ACCEPTED, Accepted
 
 COMMAND: Final = (sys.executable, "-m", "forebay.processes.workers.forking")
 STARTED_WITHIN_S: Final = 60.0
@@ -38,7 +40,7 @@ class WorkerParent:
         if self._process is not None:
             await self._process.wait()
 
-    async def start(self, assignments: Sequence[str], *, accept_new_store: bool = False) -> WorkerProcess:
+    async def start(self, assignments: Sequence[str], *, accepted: Accepted = NOTHING_ACCEPTED) -> WorkerProcess:
         """A worker with these settings. Raise OSError if there can be none."""
         async with self._one_at_a_time:
             if self._control is None:
@@ -48,7 +50,7 @@ class WorkerParent:
             output, words = os.pipe()
             self._started = asyncio.get_running_loop().create_future()
             try:
-                job = {"assignments": list(assignments), "accept_new_store": accept_new_store}
+                job = {"assignments": list(assignments), "accepted": dataclasses.asdict(accepted)}
                 socket.send_fds(self._control, [json.dumps(job).encode()], [theirs.fileno(), words])
                 async with asyncio.timeout(STARTED_WITHIN_S):
                     pid = await self._started

@@ -19,6 +19,7 @@ from process.last_words import flushed, say_cannot_serve
 from process.settings.errors import EXIT_FAILED, StartError
 from process.settings.keys import SETTINGS
 from process.settings.loading import Loaded
+from process.settings.model import NOTHING_ACCEPTED, Accepted
 from runtime import logs
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
@@ -30,11 +31,10 @@ Command = Callable[[Sequence[str]], Sequence[str]]
 """The assignments of a worker → its command line."""
 
 
-def broker_command(assignments: Sequence[str], *, accept_new_store: bool = False) -> list[str]:
+def broker_command(assignments: Sequence[str], *, accepted: Accepted = NOTHING_ACCEPTED) -> list[str]:
     """`forebay serve` with these settings and no others, under whoever holds the other end of its standard input."""
     command = [sys.executable, "-m", "forebay", "serve", "--supervised", "--config", os.devnull]
-    if accept_new_store:
-        command.append("--accept-new-store")
+    command += accepted.options()
     for assignment in assignments:
         command += ["--set", assignment]
     return command
@@ -46,7 +46,7 @@ def serve_workers(
     workers: int,
     command: Command | None = None,
     environ: Mapping[str, str] = os.environ,
-    accept_new_store: bool = False,
+    accepted: Accepted = NOTHING_ACCEPTED,
 ) -> int:
     """Until SIGTERM or SIGINT. The worst exit code of the workers, or why they could not start.
 
@@ -74,7 +74,7 @@ def serve_workers(
     def failed(worker: int, words: str, exit_code: int) -> None:
         say_cannot_serve(log, words, exit_code=exit_code, worker=worker)
 
-    own_command = command if command is not None or sys.platform == "linux" else partial(broker_command, accept_new_store=accept_new_store)
+    own_command = command if command is not None or sys.platform == "linux" else partial(broker_command, accepted=accepted)
 
     async def supervise() -> int:
         async with WorkerParent(environment=plan.environment(environ)) as parent:
@@ -82,7 +82,7 @@ def serve_workers(
             def start(number: int) -> Awaitable[WorkerProcess]:
                 assignments = plan.of_worker(loaded, number, log_format=log_format)
                 if own_command is None:
-                    return parent.start(assignments, accept_new_store=accept_new_store)
+                    return parent.start(assignments, accepted=accepted)
                 return WorkerProcess.start(own_command(assignments), environment=plan.environment(environ))
 
             supervisor = Supervisor(

@@ -13,6 +13,7 @@ from compactor.references import References
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
+from storage.catalog.collections import Deletions
 from storage.catalog.topics import Topics
 from storage.errors import Corrupt, StorageError, Unavailable
 from storage.formats.control import Control, LogState, encode
@@ -64,9 +65,11 @@ class Stored(NamedTuple):
         clock = SystemClock()
         session = await self.shared.open_session(timeout_ms=10_000)
         try:
-            references = References(store, session=session, ids=IdSource(clock=clock))
+            ids = IdSource(clock=clock)
+            references = References(store, session=session, ids=ids)
+            deletions = Deletions(store, blobs, ids=ids, clock=clock)
             wanted = CollectorPolicy(**{"grace_ms": AT_ONCE.grace_ms} | policy)
-            yield Collector(metadata=store, objects=blobs, references=references, clock=clock, policy=wanted)
+            yield Collector(metadata=store, objects=blobs, references=references, deletions=deletions, clock=clock, policy=wanted)
         finally:
             await session.close()
 

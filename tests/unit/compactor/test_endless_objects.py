@@ -11,6 +11,7 @@ from compactor.references import References
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.ulid import encode_ulid
+from storage.catalog.collections import Deletions
 from storage.errors import EndsEarly, NotFound
 from storage.formats.control import Control, Entry, encode
 from storage.formats.wal import decode_header, object_key
@@ -113,8 +114,10 @@ async def test_a_collector_goes_through_any_number_of_objects_in_bounded_memory_
         control = Control(sequence_counter=len(pending), pending=pending)
         await metadata.write([Put(PartitionKeys(PartitionId(TOPIC, number)).control, encode(control), ABSENT)])
     session = await metadata.open_session(timeout_ms=600_000)
-    references = References(metadata, session=session, ids=IdSource(clock=clock))
-    collector = Collector(metadata=metadata, objects=store, references=references, clock=clock)
+    ids = IdSource(clock=clock)
+    references = References(metadata, session=session, ids=ids)
+    deletions = Deletions(metadata, MemoryObjectStore(clock=clock), ids=ids, clock=clock)
+    collector = Collector(metadata=metadata, objects=store, references=references, deletions=deletions, clock=clock)
     report, cycles, peak_bytes = CollectionReport(), 0, 0
     began_s = time.process_time()
     ended: set[str] = set()

@@ -12,6 +12,7 @@ from compactor.plan import CompactionPolicy
 from compactor.purge import Purge, PurgePolicy, PurgeResult
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
+from storage.catalog.collections import Deletions
 from storage.catalog.topics import Topic, Topics
 from storage.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
 from storage.formats.compaction import CompactionAttempt, CompactionState, encode_attempt
@@ -43,7 +44,9 @@ class Setting(NamedTuple):
 
     def purge(self, *, metadata: Any = None, objects: Any = None, policy: PurgePolicy = AGAIN) -> Purge:
         blobs: Any = objects or self.broker.objects
-        return Purge(metadata=metadata or self.broker.shared, objects=blobs, clock=self.clock, policy=policy)
+        store: Any = metadata or self.broker.shared
+        deletions = Deletions(store, blobs, ids=IdSource(clock=self.clock), clock=self.clock)
+        return Purge(metadata=store, objects=blobs, deletions=deletions, clock=self.clock, policy=policy)
 
     async def topic(self, name: str) -> Topic:
         """Its partitions have segments, pending entries, index chunks and a page."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
@@ -257,10 +258,27 @@ async def test_a_mark_that_cannot_be_put_is_put_later() -> None:
     assert len(await it.names(MARKS_PREFIX)) == 1
 
 
-async def test_a_mark_that_is_none_is_an_error_that_names_it() -> None:
+async def test_a_mark_that_cannot_be_read_is_said_and_passed_over() -> None:
+    """What it says may not be believed: a byte of it may name another commit."""
     it = Both()
-    await it.objects.put_if_absent(f"{MARKS_PREFIX}{it.ids.next_ulid()}", [b"no mark"])
-    with pytest.raises(Corrupt, match=MARKS_PREFIX):
+    await it.commit()
+    await it.marks.put()
+    (key,) = await it.names(MARKS_PREFIX)
+    mark = bytearray(await it.objects.get_range(key, 0, (await it.objects.stat(key)).size_bytes))
+    mark[mark.index(b"00000000")] ^= 1
+    await it.objects.delete_many([key])
+    await it.objects.put_if_absent(key, [mark])
+    with capture_logs() as logged:
+        assert await it.look() is None
+    assert [(line["event"], line["key"]) for line in logged] == [("commit_mark_unreadable", key)]
+
+
+async def test_a_count_that_cannot_be_read_is_an_error_that_names_it() -> None:
+    it = Both()
+    await it.count()
+    await it.objects.delete_many([count_key(1)])
+    await it.objects.put_if_absent(count_key(1), [b"no count"])
+    with pytest.raises(Corrupt, match=count_key(1)):
         await it.look()
 
 
