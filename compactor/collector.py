@@ -3,7 +3,7 @@
     list (old enough) → headers → look (cheap): referred to? → it stays
       → in every partition that it may be of: revoke, then look for certain: referred to? → it stays  → delete
 
-Before each delete both stores count it (storage/catalog/collections.py): metadata that are put back later are told by that. While an object
+Before each delete both stores count it (storage/catalog/collections.py): metadata that are put back later show by it. While an object
 that a live entry names is missing, nothing is deleted.
 
 A clock says which objects to look at, and nothing else. What cannot be read or asked for certain keeps the objects concerned, and is
@@ -105,7 +105,7 @@ class UnusedCandidate:
     size_bytes: int
     partitions: tuple[PartitionId, ...]
     broker_epoch: int = -1
-    """Of a WAL object: the epoch of the broker that put it."""
+    """The epoch of the broker that put it, of a WAL object."""
 
 
 class ObjectsMissing(Unavailable):
@@ -221,7 +221,7 @@ class Collector:
             raise ObjectsMissing(known.missing or missing)
 
     async def _look_at(self, prefix: str, report: CollectionReport, *, dry_run: bool) -> tuple[list[list[UnusedCandidate]], bool]:
-        """Those of the next objects that a cheap look does not show, in batches; and whether they were the last."""
+        """Look at the next objects. Return those that a cheap look does not show, in batches, and whether they were the last."""
         is_wal = prefix == WAL_PREFIX
         look = self._references.wal_seen if is_wal else self._references.segments_seen
         batches: list[list[UnusedCandidate]] = []

@@ -1,4 +1,4 @@
-"""How new metadata are, told from the object store (docs/design/upkeep.md#metadata-that-went-back).
+"""Metadata that are older than what the object store has seen (docs/design/upkeep.md#metadata-that-went-back).
 
 Metadata that were put back to an older copy name objects that were deleted since, and do not name what was written since. Both stores
 hold a count of deletions, which the metadata get first; what the metadata lack of it shows that they are older:
@@ -100,7 +100,7 @@ class CollectionCount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class WentBack:
     """The metadata are older than what the object store has seen. `evidence`: how that shows.
 
-    `metadata_ms`: the last deletion that the metadata know of, 0 for none; `store_ms`: when the object store was told otherwise.
+    `metadata_ms`: the last deletion that the metadata know of, 0 for none; `store_ms`: when the object store got what shows it.
     """
 
     evidence: str

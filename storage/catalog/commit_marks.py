@@ -1,4 +1,4 @@
-"""Marks: what a broker has committed, told to the object store (docs/design/upkeep.md#metadata-that-went-back).
+"""Marks of commits in the object store (docs/design/upkeep.md#metadata-that-went-back).
 
 An object forebay-marks/{ulid} names the last commit of each shard that its broker knows to be applied. Metadata without one of these are
 older than the mark. A broker has one mark at a time. It puts the next one when it has committed since, every MARK_EVERY_S at most, and when
@@ -18,7 +18,7 @@ from runtime.ids import IdSource
 from storage.catalog.records import decode_checked, encode_checked
 from storage.errors import StorageError
 from storage.metadata.keys import partition_of_control
-from storage.metadata.version_watch import Committed
+from storage.metadata.version_watch import PutControl
 from storage.objects.port import ObjectStore
 from storage.vocabulary import TopicId
 
@@ -62,7 +62,7 @@ class CommitMarks:
     """`run` until cancelled, `put` once more when the last commit has its outcome. One call at a time."""
 
     def __init__(
-        self, objects: ObjectStore, *, commits: Mapping[int, Committed], broker_id: Callable[[], int], ids: IdSource, clock: Clock
+        self, objects: ObjectStore, *, commits: Mapping[int, PutControl], broker_id: Callable[[], int], ids: IdSource, clock: Clock
     ) -> None:
         """`commits`: the last of each shard, which others write."""
         self._objects = objects
@@ -70,7 +70,7 @@ class CommitMarks:
         self._broker_id = broker_id
         self._ids = ids
         self._clock = clock
-        self._marked: tuple[Committed, ...] = ()
+        self._marked: tuple[PutControl, ...] = ()
         self._key: str | None = None
         self._next_s = clock.monotonic_s()
 

@@ -48,7 +48,7 @@ WITNESS_SESSION_MS: Final = 5_000
 _log = structlog.get_logger("stores")
 
 
-class Committed(NamedTuple):
+class PutControl(NamedTuple):
     """A control record that was put, and the version that the put got."""
 
     key: Key
@@ -96,7 +96,7 @@ class VersionWatch:
         self._on_lost = on_lost
         self._newest: dict[int, int] = {}
         self._gauge = telemetry.gauge(WENT_BACK)
-        self.commits: dict[int, Committed] = {}
+        self.commits: dict[int, PutControl] = {}
         self.lost: str | None = None
         """Why nothing is answered any more."""
 
@@ -138,7 +138,7 @@ class VersionWatch:
                 if version > self._newest.get(shard, -1):
                     self._newest[shard] = version
                     if isinstance(op, Put) and op.key.path.endswith(CONTROL_SUFFIX):
-                        self.commits[shard] = Committed(op.key, version)
+                        self.commits[shard] = PutControl(op.key, version)
         return outcome
 
     async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:

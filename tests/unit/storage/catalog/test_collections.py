@@ -35,7 +35,7 @@ from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Delete, Put
-from storage.metadata.version_watch import Committed
+from storage.metadata.version_watch import PutControl
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.port import ObjectStat
 from storage.vocabulary import Buffer, ObjectId, PartitionId, TopicId
@@ -67,7 +67,7 @@ class Both:
         self.ids = IdSource(clock=self.clock)
         self.metadata = MemoryMetadataStore(clock=self.clock, shards=2)
         self.objects = LossyObjects(clock=self.clock)
-        self.commits: dict[int, Committed] = {}
+        self.commits: dict[int, PutControl] = {}
         self.marks = CommitMarks(self.objects, commits=self.commits, broker_id=lambda: 1, ids=self.ids, clock=self.clock)
 
     def deletions(self) -> Deletions:
@@ -85,7 +85,7 @@ class Both:
         outcome = await self.metadata.write([Put(key, encode(Control()), None)])
         version = outcome.results[0].version  # type: ignore[union-attr]
         assert version is not None
-        self.commits[self.metadata.shard_of(key.partition_key)] = Committed(key, version)
+        self.commits[self.metadata.shard_of(key.partition_key)] = PutControl(key, version)
 
     async def names(self, prefix: str = "forebay-") -> list[str]:
         return [stat.key async for stat in self.objects.list(prefix)]

@@ -12,7 +12,7 @@ from storage.errors import Unavailable
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Applied, Key, NotApplied, Put, Record, Unknown, WriteOp, WriteOutcome
-from storage.metadata.version_watch import Committed, VersionWatch, read_certainly
+from storage.metadata.version_watch import PutControl, VersionWatch, read_certainly
 from storage.vocabulary import PartitionId, TopicId
 
 PARTITION = PartitionId(TopicId("00000000-0000-4000-8000-000000000001"), 0)
@@ -120,9 +120,9 @@ async def test_the_last_commit_of_a_shard_is_known() -> None:
     it = Watched()
     await it.put("one")
     await it.put("no control record", Key("llog/other", "llog"))
-    assert it.watch.commits == {0: Committed(CONTROL, 1)}
+    assert it.watch.commits == {0: PutControl(CONTROL, 1)}
     await it.put("two")
-    assert it.watch.commits == {0: Committed(CONTROL, 3)}
+    assert it.watch.commits == {0: PutControl(CONTROL, 3)}
 
 
 async def test_a_certain_read_leaves_nothing_behind() -> None:
