@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from process.explain import whole_path
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from process.settings.model import Settings
 from process.settings.notation import show_size
@@ -18,13 +19,21 @@ def check(settings: Settings) -> None:
     """Make the data folders. Raise `StartError`."""
     check_memory(settings, limit_bytes=memory_limit_bytes())
     if has_path(settings.storage.url):
-        check_folder(path_of(settings.storage.url), key="storage.url", url=settings.storage.url)
+        check_store_folder(path_of(settings.storage.url), key="storage.url", url=settings.storage.url)
     if has_path(settings.metadata.url):
-        check_folder(path_of(settings.metadata.url).parent, key="metadata.url", url=settings.metadata.url)
+        check_store_folder(path_of(settings.metadata.url).parent, key="metadata.url", url=settings.metadata.url)
 
 
-def check_folder(folder: Path, *, key: str, url: str, is_made: bool = True) -> None:
-    """Make it, write a file into it, remove the file. Unless `is_made`, a folder that is not there is judged by where it would be made."""
+def check_store_folder(folder: Path, *, key: str, url: str, is_made: bool = True) -> None:
+    """The folder that the store of a setting writes to, as `check_folder` does."""
+    check_folder(folder, named=f'{key} "{url}"', chosen=f"--set {key}=…", is_made=is_made)
+
+
+def check_folder(folder: Path, *, named: str, chosen: str, is_made: bool = True) -> None:
+    """Make it, write a file into it, remove the file. Unless `is_made`, a folder that is not there is judged by where it would be made.
+
+    Raise `StartError`. `named`: what the operator wrote; `chosen`: how to choose another folder.
+    """
     try:
         if is_made or os.path.lexists(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -32,8 +41,8 @@ def check_folder(folder: Path, *, key: str, url: str, is_made: bool = True) -> N
             pass
     except OSError as error:
         raise StartError(
-            f'{key} "{url}": cannot write to {folder.absolute()} ({error.strerror}) as uid {os.geteuid()}. '
-            f"Make it writable, or choose another with --set {key}=…",
+            f"{named}: cannot write to {whole_path(folder)} ({error.strerror}) as uid {os.geteuid()}. "
+            f"Make it writable, or choose another with {chosen}",
             exit_code=EXIT_UNREACHABLE,
         ) from error
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
@@ -47,11 +48,12 @@ def failures_reported() -> Iterator[None]:
         raise typer.Exit(0) from closed
     except OSError as error:
         where = "Reading or writing" if error.filename is None else str(error.filename)
+        fix = f" Give uid {os.geteuid()} access to it, or name another." if isinstance(error, PermissionError) else ""
         if error.filename is None:
             # A full disk behind stdout, which must not be flushed again.
             with contextlib.suppress(OSError):
                 sys.stdout.close()
-        typer.echo(printable(f"{where}: {(error.strerror or str(error)).lower()}."), err=True)
+        typer.echo(printable(f"{where}: {(error.strerror or str(error)).lower()}.{fix}"), err=True)
         raise typer.Exit(EXIT_FAILED) from error
 
 

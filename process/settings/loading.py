@@ -15,7 +15,16 @@ from process.settings.exposure import warning_of_listeners
 from process.settings.keys import ENVIRONMENT_PREFIX, SECTIONS, SETTINGS, nearest, variable_of
 from process.settings.model import DERIVED_FROM, InvalidSettings, Settings, derived_defaults
 from process.settings.notation import OutOfRangeError
-from process.settings.sources import Given, Layer, from_assignments, from_environment, from_file, from_options
+from process.settings.sources import (
+    Given,
+    Layer,
+    from_assignments,
+    from_current_folder,
+    from_default_file,
+    from_environment,
+    from_file,
+    from_options,
+)
 from process.settings.urls import without_secrets
 
 DEFAULT_FILE: Final = Path("forebay.yaml")
@@ -79,9 +88,9 @@ def readable_log_format(
 def _layers(
     file: Path | None, environ: Mapping[str, str], assignments: Sequence[str], options: Mapping[str, tuple[str, str]] | None
 ) -> list[Layer]:
-    path = file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
     return [
-        from_file(path) if path else Layer(),
+        from_current_folder(),
+        from_file(file) if file else from_default_file(DEFAULT_FILE),
         from_environment(environ),
         from_assignments(assignments),
         from_options(options or {}),

@@ -53,7 +53,7 @@ def from_file(path: Path) -> Layer:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        return Layer(problems=(f"{name}: cannot be read ({error.strerror}).",))
+        return Layer(problems=(f"{name}: cannot be read ({error.strerror}) as uid {os.geteuid()}. {_fix(error)}",))
     except UnicodeDecodeError:
         return Layer(problems=(f"{name}: is not UTF-8 text.",))
     if not text.strip():
@@ -72,6 +72,33 @@ def from_file(path: Path) -> Layer:
     given = tuple(one for one in parsed if isinstance(one, Given))
     unread = tuple(one for one in parsed if isinstance(one, str))
     return Layer(given=given, problems=(*unread, *_repeated(given)))
+
+
+def from_default_file(path: Path) -> Layer:
+    """Read the file that nobody named, if there is one. Where that cannot be seen, its settings could be missed: that is a problem."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return Layer()
+    except OSError as error:
+        where = f"{path}: cannot see as uid {os.geteuid()} whether there is one in {os.getcwd()} ({error.strerror})"
+        return Layer(problems=(f"{where}. Start forebay in a folder that it may read, or name a file with --config ({os.devnull}: none).",))
+    return from_file(path)
+
+
+def from_current_folder() -> Layer:
+    """Nothing, and a problem if the folder is gone: relative paths lead nowhere."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return Layer(problems=("The current folder is gone. Start forebay in one that is there.",))
+    return Layer()
+
+
+def _fix(error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return "Make it and the folders above it readable to this user, or name another file with --config."
+    return "Name another file with --config."
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:

@@ -74,7 +74,10 @@ def check_format(path: Path) -> None:
     if path.is_dir():
         raise Unavailable(f"the metadata file is a folder: {what}")
     if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK | os.X_OK):
-        raise Unavailable(f"no permission to write the metadata file or its folder: {what}")
+        raise Unavailable(
+            f"no permission to write the metadata file or its folder as uid {os.geteuid()}: make both writable, "
+            f"or choose another with metadata.url: {what}"
+        )
     try:
         with contextlib.closing(_connect(path, mode="ro", busy_timeout_s=OPENING_TIMEOUT_S)) as connection:
             application_id = connection.execute("PRAGMA application_id").fetchone()[0]

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from forebay.commands.debug.failures import EXIT_TIMED_OUT
+from process.explain import of_place, whole_path
 from process.identity import check_same
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from process.settings.model import Settings
@@ -58,5 +59,11 @@ def check_there(settings: Settings) -> None:
             raise StartError(
                 f'{key} "{url}": what lives in the memory of a broker cannot be read from outside. {fix}', exit_code=EXIT_USAGE
             )
-        if has_path(url) and not path_of(url).exists():
-            raise StartError(f'{key} "{url}": {path_of(url).absolute()} does not exist. {fix}', exit_code=EXIT_UNREACHABLE)
+        if not has_path(url):
+            continue
+        try:
+            path_of(url).stat()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise StartError(f'{key} "{url}": {whole_path(path_of(url))} does not exist. {fix}', exit_code=EXIT_UNREACHABLE) from error
+        except OSError as error:
+            raise StartError(f'{key} "{url}": {of_place(error)}', exit_code=EXIT_UNREACHABLE) from error

@@ -27,6 +27,7 @@ from forebay.commands.demo.replay import ReplayError, Routes, read_back, send
 from forebay.commands.demo.store_use import PRICES_OF, StoreUse, store_use
 from forebay.commands.demo.stores import DemoStores, choose_stores, own
 from forebay.commands.demo.upkeep import Compacted, compact
+from process import preflight
 from process.settings.errors import EXIT_FAILED, EXIT_USAGE, StartError
 from process.settings.urls import is_memory
 from process.stopping import EXIT_INTERRUPTED
@@ -137,6 +138,8 @@ def _choose_brokers(options: DemoOptions, environ: Mapping[str, str], stack: Exi
         check_spark()
         if options.data is None:
             raise StartError("--pipeline keeps tables in the data folder, so it cannot run with --in-memory.", exit_code=EXIT_USAGE)
+    if options.data is not None:
+        preflight.check_folder(options.data, named=f"--data {options.data}", chosen="--data DIR")
     stores = own(options.data) if options.brokers == 1 else choose_stores(options.data, brokers=options.brokers, environ=environ)
     if options.leave:
         # The demo compacts by itself: one beside a slow broker would have done it before.

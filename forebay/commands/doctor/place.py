@@ -39,7 +39,7 @@ def looked_at(url: str, *, key: str) -> Iterator[str]:
     if not has_path(url):
         yield url
         return
-    preflight.check_folder(folder_of(url), key=key, url=url, is_made=False)
+    preflight.check_store_folder(folder_of(url), key=key, url=url, is_made=False)
     if is_there(url):
         yield url
         return

@@ -1,3 +1,7 @@
+import errno
+import os
+from pathlib import Path
+
 from process.explain import Explanation, explain
 from process.settings.errors import StartError
 from storage.errors import Conflict, IncompatibleFormat, Unavailable
@@ -15,6 +19,18 @@ def test_the_reason_is_found_inside_the_groups_of_tasks() -> None:
     assert explain(group) == Explanation("no", 2)
 
 
+def test_a_place_that_may_not_be_used_is_named_with_the_user_and_a_fix(tmp_path: Path) -> None:
+    place = tmp_path / "spool"
+    for code, fix in ((errno.EACCES, "Give this user access to it"), (errno.ENOSPC, "Put it right, or choose another")):
+        explanation = explain(ExceptionGroup("", [OSError(code, os.strerror(code), str(place))]))
+
+        assert explanation is not None
+        assert explanation.exit_code == 3
+        assert explanation.message.startswith(f"{place}: {os.strerror(code)} as uid {os.geteuid()}. {fix}")
+
+
 def test_a_bug_has_no_explanation() -> None:
     assert explain(ValueError("x")) is None
     assert explain(Conflict("x")) is None
+    assert explain(OSError(errno.ENOENT, "no such file", "module.py")) is None
+    assert explain(OSError(errno.EACCES, "of no file")) is None

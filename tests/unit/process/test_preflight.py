@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from process.preflight import check, check_folder, check_memory, memory_limit_bytes
+from process.preflight import check, check_memory, check_store_folder, memory_limit_bytes
 from process.settings.errors import StartError
 from process.settings.model import Settings
 
@@ -39,7 +39,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_setting(tmp_path: Pat
     with pytest.raises(
         StartError, match=r"cannot write to .*/file/objects \(Not a directory\) as uid \d+\. Make it writable, or"
     ) as refused:
-        check_folder(tmp_path / "file" / "objects", key="storage.url", url="file://x")
+        check_store_folder(tmp_path / "file" / "objects", key="storage.url", url="file://x")
 
     assert refused.value.exit_code == 3
     assert str(refused.value).startswith('storage.url "file://x": ')

@@ -1,5 +1,6 @@
 import errno
 import io
+import os
 import sys
 
 import pytest
@@ -28,7 +29,7 @@ def test_a_file_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str])
         raise PermissionError(errno.EACCES, "Permission denied", "offsets.csv")
 
     assert left.value.exit_code == 1
-    assert capsys.readouterr().err == "offsets.csv: permission denied.\n"
+    assert capsys.readouterr().err == f"offsets.csv: permission denied. Give uid {os.geteuid()} access to it, or name another.\n"
 
 
 def test_a_command_without_standard_output_ends_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:

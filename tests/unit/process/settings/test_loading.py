@@ -1,3 +1,4 @@
+import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -218,7 +219,10 @@ def test_a_file_that_cannot_be_read_is_a_problem() -> None:
     Path("control.yaml").write_text("a: \x00\n")
 
     for name, problem in (
-        ("missing.yaml", "missing.yaml: cannot be read (No such file or directory)."),
+        (
+            "missing.yaml",
+            f"missing.yaml: cannot be read (No such file or directory) as uid {os.geteuid()}. Name another file with --config.",
+        ),
         ("latin.yaml", "latin.yaml: is not UTF-8 text."),
     ):
         with pytest.raises(SettingsError) as refused:
@@ -226,6 +230,14 @@ def test_a_file_that_cannot_be_read_is_a_problem() -> None:
         assert str(refused.value) == problem
     with pytest.raises(SettingsError, match=r"control\.yaml: is not YAML"):
         load_file(Path("control.yaml"))
+
+
+def test_the_file_that_nobody_named_may_be_absent_but_not_lead_nowhere() -> None:
+    assert load(environ={}).given == frozenset()
+
+    Path("forebay.yaml").symlink_to("not-mounted.yaml")
+    with pytest.raises(SettingsError, match=r"forebay\.yaml: cannot be read \(No such file or directory\)"):
+        load(environ={})
 
 
 def test_a_file_alone_is_checked_without_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
