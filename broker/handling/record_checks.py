@@ -15,6 +15,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from storage import recordbatch
+from storage.catalog.topic_names import INTERNAL
 from storage.catalog.topics import Topic
 from storage.errors import Corrupt
 from storage.limits import BATCH_BYTES_DEFAULT_MAX
@@ -55,6 +56,7 @@ class TopicRules:
     codec: int | None = None
     """The one that the topic keeps its batches in; None for the producer's."""
     level: int | None = None
+    is_internal: bool = False
     reads_records: bool = field(init=False)
     """Whether the topic asks for something that the header of a batch does not say."""
 
@@ -80,11 +82,14 @@ def rules_of(topic: Topic) -> TopicRules:
         needs_keys="compact" in configs.get("cleanup.policy", "delete"),
         codec=CODEC_NUMBERS.get(codec := configs.get("compression.type", "producer")),
         level=int(configs[level_key]) if (level_key := f"compression.{codec}.level") in configs and configs[level_key] != "-1" else None,
+        is_internal=topic.name in INTERNAL,
     )
 
 
 def check(view: memoryview | None, rules: TopicRules, *, version: int, now_ms: int) -> BatchHeader | Refused:
     """The header of the one batch in `view`, or why it is refused. `version` is that of the Produce request."""
+    if rules.is_internal:
+        return Refused(ErrorCode.invalid_topic_exception, "clients may not write to an internal topic")
     if view is None or len(view) == 0:
         return Refused(ErrorCode.invalid_record, "the partition's records hold no batch")
     if len(view) < HEADER_BYTES:

@@ -27,6 +27,7 @@ from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from runtime.turns import Turns
 from storage.catalog.topic_configs import value_of
+from storage.catalog.topic_names import INTERNAL
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.log.trim import HIGH_WATERMARK
@@ -134,6 +135,8 @@ async def _note(parts: BrokerParts, by: By, answers: Mapping[TopicPartition, Del
 
 
 def _refusal(topic: Topic, offset: int) -> ErrorCode | None:
+    if topic.name in INTERNAL:
+        return ErrorCode.invalid_topic_exception
     if "delete" not in value_of(topic.configs, "cleanup.policy").split(","):
         return ErrorCode.policy_violation
     return ErrorCode.offset_out_of_range if offset < HIGH_WATERMARK else None

@@ -33,7 +33,7 @@ from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from runtime.turns import Turns
 from storage.catalog.topic_configs import InvalidTopicConfig, effective, validate
-from storage.catalog.topic_names import collision_key, validate_name
+from storage.catalog.topic_names import NEVER_A_TOPIC, collision_key, validate_name
 from storage.catalog.topics import PARTITIONS_MAX
 from storage.errors import StorageError
 from storage.vocabulary import TopicId
@@ -156,6 +156,8 @@ def plan(topic: CreatableTopic, *, partition_count_default: int, partitions_max:
     problem = validate_name(topic.name)
     if problem is not None:
         return Refusal(ErrorCode.invalid_topic_exception, problem)
+    if topic.name == NEVER_A_TOPIC:
+        return Refusal(ErrorCode.invalid_request, f"Creation of internal topic {NEVER_A_TOPIC} is prohibited.")
     try:
         configs = validate({config.name: config.value for config in topic.configs})
     except InvalidTopicConfig as error:

@@ -30,7 +30,7 @@ from broker.leadership import Asker, Placement, Question
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from runtime.turns import Turns
-from storage.catalog.topic_names import validate_name
+from storage.catalog.topic_names import INTERNAL, validate_name
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 
@@ -106,6 +106,7 @@ async def _described(topic: Topic, first: int, end: int, place: Placement) -> De
         error_code=ErrorCode.none,
         name=as_topic_name(topic.name),
         topic_id=as_uuid(topic.topic_id),
+        is_internal=topic.name in INTERNAL,
         partitions=tuple(partitions),
         topic_authorized_operations=as_i32(TOPIC_OPERATIONS),
     )
@@ -130,6 +131,7 @@ def _refused(name: str, error: ErrorCode) -> DescribeTopicPartitionsResponseTopi
         error_code=error,
         name=as_topic_name(name),
         topic_id=None,
+        is_internal=name in INTERNAL,
         partitions=(),
         topic_authorized_operations=as_i32(OPERATIONS_NOT_ASKED_FOR),
     )

@@ -39,7 +39,7 @@ from broker.leadership import Asker, Placement, Question
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from runtime.turns import ITEMS_DEFAULT, Turns
-from storage.catalog.topic_names import validate_name
+from storage.catalog.topic_names import INTERNAL, validate_name
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.vocabulary import TopicId
@@ -192,6 +192,7 @@ class _Answer:
             error_code=ErrorCode.none,
             name=as_topic_name(topic.name),
             topic_id=as_uuid(topic.topic_id),
+            is_internal=topic.name in INTERNAL,
             partitions=tuple(partitions),
             topic_authorized_operations=as_i32(self._operations),
         )
@@ -217,6 +218,7 @@ class _Answer:
             error_code=error,
             name=None if name is None else as_topic_name(name),
             topic_id=None if topic_id is None else as_uuid(topic_id),
+            is_internal=name in INTERNAL,
             partitions=(),
         )
 

@@ -55,6 +55,7 @@ async def test_each_partition_is_trimmed_and_told_its_start(version: int) -> Non
         (("t", -1, 1), ErrorCode.unknown_topic_or_partition),
         (("t", 0, -2), ErrorCode.offset_out_of_range),
         (("compacted", 0, 1), ErrorCode.policy_violation),
+        (("__consumer_offsets", 0, 1), ErrorCode.invalid_topic_exception),
     ],
 )
 async def test_what_cannot_be_deleted_is_said_and_does_not_spoil_the_rest(asked: tuple[str, int, int], code: ErrorCode) -> None:
@@ -62,6 +63,7 @@ async def test_what_cannot_be_deleted_is_said_and_does_not_spoil_the_rest(asked:
         await broker.create("t")
         await broker.create("u")
         await broker.create("compacted", cleanup_policy="compact")
+        await broker.create("__consumer_offsets")
         refused, deleted = await ask(broker, asked, ("u", 0, 3))
 
         assert refused == (*asked[:2], -1, code)

@@ -6,6 +6,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.protocol.produce import PartitionResult
+from storage.catalog.topic_names import INTERNAL
 from storage.errors import Unavailable
 from storage.log.batcher import FlushSettings
 from storage.recordbatch import checksum, parse_header
@@ -63,6 +64,20 @@ async def test_every_partition_has_its_own_answer_in_the_order_of_the_request() 
             ErrorCode.invalid_record,
         ]
         assert [result.base_offset for result in results] == [0, -1, -1, -1, 0, 0, -1, -1]
+
+
+@pytest.mark.parametrize("name", INTERNAL)
+async def test_clients_may_not_write_to_an_internal_topic(name: str) -> None:
+    async with node() as broker:
+        await broker.create(name)
+        await broker.create("__mine")
+        alone = await broker.send((name, 0, record_batch(b"a")))
+        beside = await broker.send(("__mine", 0, record_batch(b"a")), (name, 0, record_batch(b"a")))
+        answer = await broker.read_one(asking(name))
+
+        assert codes(alone) == [ErrorCode.invalid_topic_exception]
+        assert codes(beside) == [ErrorCode.none, ErrorCode.invalid_topic_exception]
+        assert list(batches_of(answer)) == []
 
 
 async def test_two_batches_of_one_partition_are_appended_in_their_order() -> None:

@@ -263,3 +263,15 @@ async def test_a_topic_that_a_deposed_leader_still_has_is_not_said_to_exist(is_c
         assert error_of(made) is ErrorCode.none
         found = (await broker.topics.lookup_now(["t"]))["t"]
         assert found.topic_id == str(made.topic_id) != old.topic_id
+
+
+@pytest.mark.parametrize("validate_only", [False, True])
+async def test_the_log_of_controllers_cannot_be_created(validate_only: bool) -> None:
+    async with cluster() as broker:
+        refused, made = await ask(broker, topic("__cluster_metadata"), topic("__consumer_offsets"), validate_only=validate_only)
+
+    assert (error_of(refused), refused.error_message) == (
+        ErrorCode.invalid_request,
+        "Creation of internal topic __cluster_metadata is prohibited.",
+    )
+    assert error_of(made) is ErrorCode.none

@@ -119,3 +119,15 @@ async def test_a_cursor_below_partition_0_is_refused() -> None:
         answer = await ask(broker, "t", cursor=("t", -1))
 
     assert [error_of(topic) for topic in answer.topics] == [ErrorCode.invalid_request]
+
+
+async def test_internal_topics_are_said_to_be_internal() -> None:
+    async with cluster() as broker:
+        await broker.create("__consumer_offsets")
+        answer = await ask(broker, "__consumer_offsets", "__transaction_state", "__mine")
+
+    assert [(topic.name, topic.is_internal) for topic in answer.topics] == [
+        ("__consumer_offsets", True),
+        ("__mine", False),
+        ("__transaction_state", True),
+    ]

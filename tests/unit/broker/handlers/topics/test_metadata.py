@@ -10,6 +10,9 @@ from kio.schema.errors import ErrorCode
 from broker.handlers.topics import metadata
 from broker.handling.auto_creation import TOPICS_MAX
 from broker.leadership import ClientLeadership, Leadership, PartitionLeadership, Placement, Question, SelfLeadership
+from storage.catalog.topic_configs import validate
+from storage.catalog.topic_names import INTERNAL as INTERNAL_TOPICS
+from storage.catalog.topic_names import INTERNAL_PARTITIONS, NEVER_A_TOPIC
 from storage.errors import Unavailable
 from storage.vocabulary import TopicId
 from tests.kit.faulty_metadata import Fault
@@ -409,3 +412,27 @@ async def test_a_topic_named_many_times_is_placed_once() -> None:
 
     assert [len(found.partitions) for found in answer.topics] == [3, 3]
     assert asked == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("name", INTERNAL_TOPICS)
+async def test_an_internal_topic_that_a_client_names_is_made_as_kafka_makes_it(name: str) -> None:
+    async with cluster() as broker:
+        (absent,) = (await ask(broker, 12, [name], allow_auto_topic_creation=False)).topics
+        (created,) = (await ask(broker, 12, [name])).topics
+        (listed,) = (await ask(broker, 12, None)).topics
+        found = (await broker.topics.lookup_now([name]))[name]
+
+    assert (error_of(absent), absent.is_internal) == (ErrorCode.unknown_topic_or_partition, True)
+    assert (error_of(created), created.is_internal, listed.is_internal) == (ErrorCode.none, True, True)
+    assert (found.partition_count, found.configs) == (INTERNAL_PARTITIONS, INTERNAL_TOPICS[name])
+    assert validate(dict(found.configs)) == found.configs
+
+
+@pytest.mark.parametrize("version", [0, 4, 13])
+async def test_the_log_of_controllers_is_no_topic_whoever_names_it(version: int) -> None:
+    async with cluster() as broker:
+        answer = await ask(broker, version, [NEVER_A_TOPIC, "t"])
+
+    assert codes(answer) == {NEVER_A_TOPIC: ErrorCode.unknown_topic_or_partition, "t": ErrorCode.none}
+    if version >= 1:
+        assert [topic.is_internal for topic in answer.topics] == [False, False]
