@@ -10,7 +10,8 @@ from storage.errors import IncompatibleFormat, StorageError
 
 _FROM_BACKUP: Final = "Restore the metadata store from a backup."
 _RESTORE: Final = (
-    "Restore the object from a version or copy of the bucket. Without one, DeleteRecords beyond these offsets or delete the topic."
+    "Restore the object from a version or copy of the bucket. Without one, give these records up: `forebay topic trim` deletes them, and "
+    "all before them, after asking."
 )
 _REPORT: Final = "No operation of Forebay leaves this: report it with this output, and stop compactors until it is understood."
 

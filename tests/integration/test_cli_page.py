@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
+from forebay.cli import application
 from tests.integration.command_line import ANSWER_WITHIN_S, answered, environment, following, interrupted, soon
 from tests.kit.serving import ROOT, Served, serving
 
 PAGE = ROOT / "docs" / "cli.md"
+PRINTED = re.compile(r"printf '([^']*)' \| (.*)")
 MASKS = (
     (re.compile(r"(?<=\"timestamp_ms\":)\d{13}\b|\b\d{4}-\d\d-\d\dT[\d:.]+Z"), "<time>"),
     (re.compile(r"(?<=^id       )[A-Za-z0-9_-]{22}$|(?<=^cluster     )[A-Za-z0-9_-]{22}$", re.MULTILINE), "<id>"),
@@ -34,9 +37,26 @@ def blocks() -> Iterator[Block]:
         yield Block(meanwhile or None, re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE))
 
 
+def in_this_process(command: str) -> tuple[bytes, list[str]] | None:
+    """Standard input and arguments of a command that shows as much without a process of its own; None for shells and loads."""
+    printed = PRINTED.fullmatch(command)
+    given, rest = (printed[1], printed[2]) if printed else ("", command)
+    lexer = shlex.shlex(rest, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words = list(lexer)
+    if words[0] != "forebay" or words[1] == "bench" or any(set(word) <= set("();<>|&") for word in words):
+        return None
+    return given.encode().decode("unicode_escape").encode(), words[1:]
+
+
 def written(broker: Served, command: str) -> str:
+    if (here := in_this_process(command)) is not None:
+        given, words = here
+        ended = CliRunner().invoke(application, words, input=given, env=environment(broker.bootstrap))
+        assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
+        return masked(broker, ended.output, ended.exit_code)
     # bash, so that a pipe's last command is the one whose exit code counts; stderr as a terminal shows it.
-    ended = subprocess.run(
+    run = subprocess.run(
         ["bash", "-c", command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -45,10 +65,14 @@ def written(broker: Served, command: str) -> str:
         env=environment(broker.bootstrap),
         check=False,
     )
-    text = ended.stdout.decode().replace(f"{broker.kafka_port}", "<port>")
+    return masked(broker, run.stdout.decode(), run.returncode)
+
+
+def masked(broker: Served, written: str, exit_code: int) -> str:
+    text = written.replace(f"{broker.kafka_port}", "<port>")
     for pattern, mask in MASKS:
         text = pattern.sub(mask, text)
-    return text + (f"[exit code {ended.returncode}]\n" if ended.returncode else "")
+    return text + (f"[exit code {exit_code}]\n" if exit_code else "")
 
 
 @contextlib.contextmanager
@@ -89,7 +113,7 @@ def aligned(text: str) -> str:
 def test_every_command_is_in_the_page() -> None:
     shown = " ".join(command for block in blocks() for command, _ in block.commands)
 
-    for command in ("list", "describe", "create", "alter", "add-partitions", "delete", "produce", "consume", "tail"):
+    for command in ("list", "describe", "create", "alter", "add-partitions", "delete", "produce", "consume", "tail", "trim"):
         assert f"forebay topic {command}" in shown
     for command in ("list", "describe", "lag", "reset-offsets", "delete-offsets", "delete"):
         assert f"forebay group {command}" in shown

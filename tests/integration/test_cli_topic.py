@@ -10,6 +10,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -370,6 +371,67 @@ def test_a_broker_that_dies_while_lines_come_leaves_no_doubt_about_which_were_st
     ]
 
 
+def trimmed(served: Served, topic: str, *arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = answered(served.bootstrap, "topic", "trim", topic, *arguments, "--yes")
+    return found
+
+
+def extents(served: Served, topic: str) -> list[tuple[int, int]]:
+    return [(one["start"], one["end"]) for one in answered(served.bootstrap, "topic", "describe", topic)["partitions"]]
+
+
+def test_trimming_reaches_all_partitions_or_one_and_never_what_is_newer(served: Served) -> None:
+    forebay(served.bootstrap, "topic", "create", "trimmed", "-p", "2")
+    lines = b"".join(b"%d\t%d\t%d\n" % (number % 2, 1_000 + number, number) for number in range(10))
+    assert forebay(served.bootstrap, "topic", "produce", "trimmed", "-q", "-f", "%p\\t%d\\t%v", given=lines)[0] == 0
+
+    dry = answered(served.bootstrap, "topic", "trim", "trimmed", "--to", "end", "--dry-run")
+    assert (dry["executed"], [one["records"] for one in dry["partitions"]]) == (False, [5, 5])
+    assert extents(served, "trimmed") == [(0, 5), (0, 5)]
+
+    assert [one["to"] for one in trimmed(served, "trimmed", "--to", "1")["partitions"]] == [1, 1]
+    assert [one["to"] for one in trimmed(served, "trimmed", "--to", "@1005")["partitions"]] == [3, 2]
+    assert extents(served, "trimmed") == [(3, 5), (2, 5)]
+    assert trimmed(served, "trimmed", "--to", "1") == {"topic": "trimmed", "executed": True, "partitions": [], "failed": []}
+    assert trimmed(served, "trimmed", "--to", "-1", "-p", "1")["partitions"] == [{"partition": 1, "start": 2, "to": 4, "records": 2}]
+    assert extents(served, "trimmed") == [(3, 5), (4, 5)]
+    trimmed(served, "trimmed", "--to", "@2000")
+    assert extents(served, "trimmed") == [(5, 5), (5, 5)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--to", "7"), 4, "Offset 7 is not in kept/0, which starts at 0 and ends before 1. Choose one partition with -p."),
+        (("--to", "1", "-p", "2"), 4, 'Topic "kept" has no partition 2: it has partitions 0 to 1.'),
+        (("--to", "start"), 2, "is no place to end"),
+        (("--to", "end"), 2, 'Deleting records of topic "kept" has to be confirmed'),
+        ((), 2, "Missing option '--to'"),
+    ],
+)
+def test_trimming_that_cannot_be_meant_deletes_nothing(served: Served, arguments: tuple[str, ...], code: int, said: str) -> None:
+    forebay(served.bootstrap, "topic", "create", "kept", "-p", "2", "-q")
+    if extents(served, "kept") == [(0, 0), (0, 0)]:
+        forebay(served.bootstrap, "topic", "produce", "kept", "-p", "0", "-q", given=b"a\n")
+
+    ended, _, talk = forebay(served.bootstrap, "topic", "trim", "kept", *arguments, *(("--yes",) if code == 4 else ()))
+
+    assert (ended, extents(served, "kept")) == (code, [(0, 1), (0, 0)])
+    assert said in " ".join(talk.split())
+
+
+def test_a_topic_that_keeps_the_last_of_each_key_is_not_trimmed(served: Served) -> None:
+    forebay(served.bootstrap, "topic", "create", "last", "-c", "cleanup.policy=compact", "-q")
+    forebay(served.bootstrap, "topic", "produce", "last", "-K:", "-q", given=b"a:1\n")
+
+    code, data, talk = forebay(served.bootstrap, "topic", "trim", "last", "--to", "end", "--yes", "-o", "json")
+
+    assert code == 5
+    assert "cleanup.policy does not name delete" in talk
+    assert json.loads(data)["failed"][0]["name"] == "last/0"
+    assert extents(served, "last") == [(0, 1)]
+
+
 @pytest.mark.parametrize(("answer", "code", "said"), [("n", 1, "Nothing was deleted."), ("y", 0, 'Deleted topic "doomed".')])
 def test_deleting_asks_at_a_terminal(served: Served, answer: str, code: int, said: str) -> None:
     forebay(served.bootstrap, "topic", "create", "doomed")
@@ -392,6 +454,7 @@ def test_deleting_asks_at_a_terminal(served: Served, answer: str, code: int, sai
         ("topic", "describe", "ordres"),
         ("topic", "alter", "ordres", "-c", "retention.ms=1"),
         ("topic", "delete", "ordres", "--yes"),
+        ("topic", "trim", "ordres", "--to", "end", "--yes"),
         ("topic", "produce", "ordres"),
         ("topic", "consume", "ordres"),
     ],

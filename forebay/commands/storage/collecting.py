@@ -71,5 +71,5 @@ def collect_garbage(file: Path | None, assignments: Sequence[str], terminal: Ter
     rows += [(f"{one['outcome']}", f"{one['of']}: {one['cause']}") for one in failed[:FAILURES_SHOWN_MAX]]
     terminal.show(lines, facts(rows))
     if (report.deleted or aborted) and not delete:
-        terminal.say("Nothing was deleted. forebay storage gc --delete does it; so does a compactor, by itself.")
+        terminal.say("Nothing was deleted. A compactor deletes them by itself; --delete does so at once.")
     return EXIT_UNSOUND if report.unsure else 0

@@ -202,6 +202,31 @@ def delete(connection: ClusterConnection, admin: AdminClient, name: str) -> None
         raise topic_failure(f'Topic "{name}" was not deleted', error.args[0]) from error
 
 
+def delete_records(
+    connection: ClusterConnection, admin: AdminClient, name: str, before: Mapping[int, int]
+) -> dict[int, ClientFailed | None]:
+    """Delete the records before an offset, by partition; None for each partition whose records are gone, else why they are not."""
+    asked = [TopicPartition(name, partition, offset) for partition, offset in before.items()]
+    answers = admin.delete_records(asked, request_timeout=connection.timeout_s, operation_timeout=connection.timeout_s)
+    outcome: dict[int, ClientFailed | None] = {}
+    for at, future in answers.items():
+        try:
+            connection.result(future)
+            outcome[at.partition] = None
+        except ClientFailed as failure:
+            outcome[at.partition] = failure
+        except KafkaException as error:
+            outcome[at.partition] = _not_deleted(f"{name}/{at.partition}", error.args[0])
+    return outcome
+
+
+def _not_deleted(where: str, error: KafkaError) -> ClientFailed:
+    if error.code() == KafkaError.POLICY_VIOLATION:
+        why = "the topic's cleanup.policy does not name delete."
+        return ClientFailed(f"Records of {where} were not deleted: {why}", exit_code=exit_code_of(error))
+    return topic_failure(f"Records of {where} were not deleted", error)
+
+
 def topic_failure(what: str, error: KafkaError) -> ClientFailed:
     return ClientFailed(f"{what}: {message_of(error)}", exit_code=exit_code_of(error))
 

@@ -15,6 +15,7 @@ from forebay.commands.topic.arguments import (
 )
 from forebay.commands.topic.consume_command import consume, tail
 from forebay.commands.topic.produce_command import produce
+from forebay.commands.topic.trim_command import trim
 from forebay.kafka_client.failures import ClientFailed, confirm, exit_if_any, failures_reported, noting_failure
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
@@ -259,3 +260,4 @@ def _told(
 topic.command("produce")(produce)
 topic.command("consume")(consume)
 topic.command("tail")(tail)
+topic.command("trim")(trim)

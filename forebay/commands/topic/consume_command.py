@@ -125,7 +125,7 @@ def consume(
 def tail(
     names: TopicNamesArgument,
     regex: Regex = False,
-    number: Annotated[int, typer.Option("--number", "-n", min=0, help="WriteMessages this many records of each partition.")] = TAIL_RECORDS,
+    number: Annotated[int, typer.Option("--number", "-n", min=0, help="Write this many records of each partition.")] = TAIL_RECORDS,
     partition: PartitionOption = None,
     record_format: Format = None,
     key_delimiter: KeyDelimiter = None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from forebay.commands.topic.administration import bounds, look_up_topic, offsets_at
-from forebay.commands.topic.starting import AtTime, StartingPoint, Stop, offsets, stops
+from forebay.commands.topic.starting import AtTime, OffsetBounds, StartingPoint, Stop, offsets, stops
 from forebay.kafka_client.connection import ClusterConnection
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed, unknown_partition
 from forebay.kafka_client.partition import Partition
@@ -48,17 +48,28 @@ def extent(
     last: dict[Partition, int] = {}
     records = 0
     for topic in topics:
-        count = len(look_up_topic(connection, admin, topic).partitions)
-        if partition is not None and partition >= count:
-            raise unknown_partition(topic, partition, count)
-        chosen = range(count) if partition is None else (partition,)
-        there = bounds(connection, admin, topic, chosen)
-        begin = offsets(start, topic, there, at_time=_at_time(connection, admin, topic, chosen, start))
-        end = {} if stop is None else stops(stop, there, at_time=_at_time(connection, admin, topic, chosen, stop))
+        there = _bounds_of(connection, admin, topic, partition)
+        begin = offsets(start, topic, there, at_time=_at_time(connection, admin, topic, there, start))
+        end = {} if stop is None else stops(stop, there, at_time=_at_time(connection, admin, topic, there, stop))
         first |= {(topic, at): offset for at, offset in begin.items()}
         last |= {(topic, at): offset for at, offset in end.items()}
-        records += sum(max(0, min(end.get(at, there[at].end), there[at].end) - begin[at]) for at in chosen)
+        records += sum(max(0, min(end.get(at, there[at].end), there[at].end) - begin[at]) for at in there)
     return Extent(offsets=first, stops=last, records=records)
+
+
+def stops_of(
+    connection: ClusterConnection, admin: AdminClient, topic: str, stop: Stop, *, partition: int | None
+) -> tuple[dict[int, OffsetBounds], dict[int, int]]:
+    """The offsets there are now in one partition or all, and where `stop` is in each."""
+    there = _bounds_of(connection, admin, topic, partition)
+    return there, stops(stop, there, at_time=_at_time(connection, admin, topic, there, stop))
+
+
+def _bounds_of(connection: ClusterConnection, admin: AdminClient, topic: str, partition: int | None) -> dict[int, OffsetBounds]:
+    count = len(look_up_topic(connection, admin, topic).partitions)
+    if partition is not None and partition >= count:
+        raise unknown_partition(topic, partition, count)
+    return bounds(connection, admin, topic, range(count) if partition is None else (partition,))
 
 
 def _at_time(

@@ -29,6 +29,19 @@ def topic_table(topic: TopicFacts) -> str:
     )
 
 
+class TrimmedPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """`records` from `start` on, before `to`, which is the new start."""
+
+    partition: int
+    start: int
+    to: int
+    records: int
+
+
+def trim_table(partitions: Sequence[TrimmedPartition]) -> str:
+    return align(("PARTITION", "START", "NEW START", "RECORDS"), [(one.partition, one.start, one.to, one.records) for one in partitions])
+
+
 def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
