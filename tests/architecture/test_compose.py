@@ -16,14 +16,15 @@ from process.settings.exposure import warning_of_listeners
 from process.settings.loading import Loaded, load
 from runtime.version import forebay_version
 from services import oxia, versitygw
-from tests.kit.containers import S3_IMAGE
+from tests.kit.containers import S3_IMAGE, image_environment, instructions
 
 ROOT: Final = Path(__file__).parents[2]
 BROKERS: Final = ("broker-1", "broker-2", "broker-3")
 OXIA_PORT: Final = 6648
 S3_PORT: Final = 8333
+ENDS_AFTER_S: Final = 30
+"""What docs/operations.md ("Stopping") adds to the settings."""
 
-_INSTRUCTION: Final = re.compile(r"^([A-Z]+)\s+(.*)$")
 _PINNED: Final = re.compile(r"[\w./-]+:v?\d+\.\d+(\.\d+)?(-[\w.-]+)?(@sha256:[0-9a-f]{64})?")
 
 
@@ -41,24 +42,9 @@ def services() -> dict[str, Any]:
     return found
 
 
-def instructions() -> list[tuple[str, str]]:
-    """Of the Dockerfile, in order."""
-    lines = (ROOT / "Dockerfile").read_text().splitlines()
-    matches = [_INSTRUCTION.match(line) for line in lines if line and not line.startswith("#")]
-    assert all(matches), "an instruction over several lines is not read here"
-    return [(match[1], match[2]) for match in matches if match]
-
-
 def settings_of(broker: str) -> Loaded:
     """As the broker has them in its container: the image's, then those of the compose file."""
     return load(environ=image_environment() | services()[broker]["environment"])
-
-
-def image_environment() -> dict[str, str]:
-    """That of the last stage."""
-    last = max(at for at, (name, _) in enumerate(instructions()) if name == "FROM")
-    words = [word for name, rest in instructions()[last:] if name == "ENV" for word in shlex.split(rest)]
-    return dict(word.split("=", 1) for word in words)
 
 
 @pytest.mark.parametrize("broker", BROKERS)
@@ -144,7 +130,7 @@ def test_a_broker_is_given_the_time_its_shutdown_may_take() -> None:
 
     for broker in BROKERS:
         grace_s = float(services()[broker]["stop_grace_period"].removesuffix("s"))
-        assert grace_s > loaded.shutdown.deadline.total_seconds()
+        assert grace_s >= loaded.shutdown.drain.total_seconds() + loaded.shutdown.deadline.total_seconds() + ENDS_AFTER_S
 
 
 def test_the_command_line_and_the_settings_of_the_image_are_accepted() -> None:

@@ -4,6 +4,7 @@ An engine that does not answer is an error, never a skip.
 """
 
 import contextlib
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from docker.models.containers import Container  # type: ignore[import-untyped]
@@ -31,7 +33,25 @@ _S3_PORT: Final = 8333
 _ASK_EVERY_S: Final = 0.05
 _PING: Final = "from testcontainers.core.docker_client import DockerClient; DockerClient().client.ping()"
 
+_DOCKERFILE: Final = Path(__file__).parents[2] / "Dockerfile"
+_INSTRUCTION: Final = re.compile(r"^([A-Z]+)\s+(.*)$")
+
 _clock = SystemClock()
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Those of the Dockerfile, in order."""
+    lines = _DOCKERFILE.read_text().splitlines()
+    matches = [_INSTRUCTION.match(line) for line in lines if line and not line.startswith("#")]
+    assert all(matches), "an instruction over several lines is not read here"
+    return [(match[1], match[2]) for match in matches if match]
+
+
+def image_environment() -> dict[str, str]:
+    """The variables of the last stage."""
+    last = max(at for at, (name, _) in enumerate(instructions()) if name == "FROM")
+    words = [word for name, rest in instructions()[last:] if name == "ENV" for word in shlex.split(rest)]
+    return dict(word.split("=", 1) for word in words)
 
 
 @dataclass(slots=True)
