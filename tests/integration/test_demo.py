@@ -33,11 +33,12 @@ def test_every_flight_comes_back_also_the_second_time(tmp_path: Path) -> None:
     earlier, later = (found[1] for found in names if found)
     assert f"the topic {earlier} of an earlier run was deleted" in second
     for lines in (first, second):
-        compacted, again, cost = lines[-3:]
+        compacted, again, cost, full = lines[-4:]
         found = re.fullmatch(r"compacted ([1-9]\d*) objects into 6 segments, 0\.\d MiB, in [\d.]+ s", compacted)
         assert found, compacted
         assert re.fullmatch(r"consumed  5,000 records in .* from the segments: they match, too", again)
-        assert re.match(r"a GiB written like this, compacted, read twice and deleted costs \$\d+\.\d{4} of requests, ", cost)
+        assert re.fullmatch(r"on S3 Standard a GiB written at this load, .* would cost \$\d+\.\d{4} of .* every 250ms makes .*", cost)
+        assert full.endswith("pays less than $0.001 for the PUTs of a GiB")
     with serving(tmp_path / "forebay-data") as served:
         assert [topic["name"] for topic in answered(served.bootstrap, "topic", "list")] == [later]
     assert (tmp_path / "forebay-data" / "broker.log").stat().st_size > 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import signal
 import tempfile
@@ -24,7 +25,7 @@ from forebay.commands.demo.own_topic import OwnTopic, new_name, note, read_note
 from forebay.commands.demo.pipeline import FOLDER, PipelinePlace, SparkProcess, check_spark, paced
 from forebay.commands.demo.progress import progress
 from forebay.commands.demo.replay import ReplayError, Routes, read_back, send
-from forebay.commands.demo.store_use import PRICES_OF, StoreUse, store_use
+from forebay.commands.demo.store_use import FULL_OBJECTS_DOLLARS_PER_GIB, PRICES_OF, StoreUse, store_use
 from forebay.commands.demo.stores import DemoStores, choose_stores, own
 from forebay.commands.demo.upkeep import Compacted, compact
 from process import preflight
@@ -212,7 +213,7 @@ def _look_after(sent: Ledger, topic: str, brokers: Brokers, console: Console, cl
         read = read_back(place.address, topic, sent.counts(), advance=advance, clock=clock)
     verdict(sent, read, expected=sent.record_count)
     console.print(f"consumed  {_rate(read, clock.monotonic_s() - began_s)} from the segments: they match, too")
-    console.print(what_a_gib_costs(store_use(brokers.metrics()), done))
+    console.print(what_a_gib_costs(store_use(brokers.metrics()), done, flush_interval=place.stores.flush_interval))
 
 
 def _make_topic(bootstrap: str, topic: str, data: Path | None, console: Console) -> None:
@@ -270,13 +271,19 @@ def what_it_took(use: StoreUse) -> str:
     )
 
 
-def what_a_gib_costs(use: StoreUse, done: Compacted) -> str:
+def what_a_gib_costs(use: StoreUse, done: Compacted, *, flush_interval: str) -> str:
+    """What S3 would bill for a GiB at this load, and for the writing of one at a load that fills objects."""
     dollars = use.dollars_per_gib(beside={"get": done.gets, "put": done.segments})
     size_kib = use.bytes_written / max(1, use.objects_written) / 1024
     return (
-        f"a GiB written like this, compacted, read twice and deleted costs ${dollars:.4f} of requests, "
-        f"most of it for objects of {size_kib:.0f} KiB: the busier a broker is, the larger they are"
+        f"on S3 Standard a GiB written at this load, compacted, read twice and deleted would cost ${dollars:.4f} of requests: "
+        f"a flush every {flush_interval} makes objects of {size_kib:.0f} KiB\n"
+        f"a broker that is busy enough to fill its objects pays less than ${_above(FULL_OBJECTS_DOLLARS_PER_GIB):.3f} for the PUTs of a GiB"
     )
+
+
+def _above(dollars: float) -> float:
+    return math.ceil(dollars * 1_000) / 1_000
 
 
 def _serve_on(brokers: Brokers, topic: str, console: Console) -> None:

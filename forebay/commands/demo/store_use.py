@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from process.settings.sections import StorageSettings
+
 REQUESTS: Final = "forebay_object_store_requests_total"
 BYTES: Final = "forebay_object_store_bytes_total"
 
@@ -11,6 +13,8 @@ _GIB: Final = 1024**3
 PRICES_OF: Final = "November 2026"
 DOLLARS_PER_REQUEST: Final = {"put": 0.005 / 1000, "list": 0.005 / 1000, "get": 0.0004 / 1000, "stat": 0.0004 / 1000, "delete": 0.0}
 """S3 Standard, us-east-1, list prices. Storage and transfer are extra; a stat is a HEAD, billed as a GET."""
+FULL_OBJECTS_DOLLARS_PER_GIB: Final = DOLLARS_PER_REQUEST["put"] * _GIB / StorageSettings().flush_bytes
+"""The PUTs of a GiB in objects that are as large as they get. README has what was measured: a few more."""
 
 
 @dataclass(frozen=True, slots=True)

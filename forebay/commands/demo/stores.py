@@ -8,10 +8,15 @@ from typing import Final
 
 from forebay.processes.workers import plan
 from process.settings.errors import EXIT_USAGE, StartError
+from process.settings.keys import SETTINGS
 from process.settings.loading import load
+from process.settings.model import OF_A_SHARED_STORE
 from process.settings.sources import CONFIG_VARIABLE
 
 URLS: Final = ("metadata.url", "storage.url")
+FLUSH_INTERVAL: Final = "storage.flush_interval"
+OF_S3: Final = {FLUSH_INTERVAL: SETTINGS[FLUSH_INTERVAL].notation.show(OF_A_SHARED_STORE[FLUSH_INTERVAL])}
+"""What the demo writes is priced as on S3, so it is written as often as there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +32,24 @@ class DemoStores:
     data: Path | None
     is_own: bool
 
+    @property
+    def flush_interval(self) -> str:
+        return next(value for key, _, value in (one.partition("=") for one in reversed(self.assignments)) if key == FLUSH_INTERVAL)
+
 
 def own(data: Path | None) -> DemoStores:
     """Embedded stores; None: in memory, for one broker."""
     storage_url = f"file://{_url_path(data)}/objects" if data else "memory://"
     metadata_url = f"sqlite:///{_url_path(data)}/meta.db" if data else "memory://"
-    return DemoStores(metadata_url, storage_url, (f"storage.url={storage_url}", f"metadata.url={metadata_url}"), data, is_own=True)
+    settings = {"storage.url": storage_url, "metadata.url": metadata_url, **OF_S3}
+    return DemoStores(metadata_url, storage_url, tuple(f"{key}={value}" for key, value in settings.items()), data, is_own=True)
 
 
 def choose_stores(data: Path | None, *, brokers: int, environ: Mapping[str, str]) -> DemoStores:
     """What the settings name, or embedded stores in `data` if they name none. Raise `StartError` if several brokers cannot share it."""
     file = environ.get(CONFIG_VARIABLE)
     loaded = load(file=Path(file) if file else None, environ=environ)
+    interval = {} if FLUSH_INTERVAL in loaded.given else OF_S3
     if loaded.given.isdisjoint(URLS):
         if data is None:
             raise StartError(
@@ -47,12 +58,12 @@ def choose_stores(data: Path | None, *, brokers: int, environ: Mapping[str, str]
                 exit_code=EXIT_USAGE,
             )
         stores = own(data)
-        overrides = dict(assignment.split("=", 1) for assignment in stores.assignments)
+        overrides = {**{key: value for key, _, value in (one.partition("=") for one in stores.assignments) if key in URLS}, **interval}
         return DemoStores(stores.metadata_url, stores.storage_url, tuple(plan.assignments(loaded, overrides)), data, is_own=True)
     plan.check_shareable(loaded.settings, brokers=brokers, option="--brokers")
     urls = loaded.settings.metadata.url, loaded.settings.storage.url
     # Deleted, the topic stays away: an interrupted producer goes on asking for it as long as it lives, and asking makes topics.
-    return DemoStores(*urls, tuple(plan.assignments(loaded, {"kafka.auto_create_topics": "false"})), None, is_own=False)
+    return DemoStores(*urls, tuple(plan.assignments(loaded, {"kafka.auto_create_topics": "false", **interval})), None, is_own=False)
 
 
 def _url_path(path: Path) -> str:

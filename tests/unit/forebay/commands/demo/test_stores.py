@@ -4,6 +4,7 @@ import pytest
 
 from forebay.commands.demo.stores import choose_stores, own
 from process.settings.errors import StartError
+from process.settings.keys import SETTINGS
 from process.settings.loading import load
 
 DATA = Path("forebay-data")
@@ -21,6 +22,20 @@ def test_several_brokers_share_the_data_folder_unless_the_settings_name_stores()
     assert (stores.metadata_url, stores.storage_url) == (own(DATA).metadata_url, own(DATA).storage_url)
     assert (stores.data, stores.is_own) == (DATA, True)
     assert (settings.metadata.url, settings.storage.flush_bytes) == (stores.metadata_url, 2**20)
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"FOREBAY_METADATA__URL": "sqlite:////srv/meta.db", "FOREBAY_STORAGE__URL": "file:///srv/objects"}]
+)
+def test_what_is_priced_as_on_s3_is_flushed_as_often_as_there_unless_the_settings_say_how_often(environ: dict[str, str]) -> None:
+    on_s3 = load(environ={"FOREBAY_STORAGE__URL": "s3://bucket", "FOREBAY_METADATA__URL": "oxia://host:6648/default"}).settings
+    expected = SETTINGS["storage.flush_interval"].show(on_s3)
+
+    assert own(DATA).flush_interval == own(None).flush_interval == expected
+    assert choose_stores(DATA, brokers=3, environ=environ).flush_interval == expected
+    given = choose_stores(DATA, brokers=3, environ={**environ, "FOREBAY_STORAGE__FLUSH_INTERVAL": "1s"})
+    assert given.flush_interval == "1s"
+    assert load(environ={}, assignments=given.assignments).settings.storage.flush_interval.total_seconds() == 1
 
 
 def test_stores_of_the_environment_belong_to_others_too() -> None:
