@@ -146,7 +146,7 @@ def demo(
         typer.Option(
             "--pipeline",
             help="Let Spark put the flights into a table and sum up their delays while they come, three brokers serve and one is killed. "
-            "Needs forebay[pipeline], Java, and the jars of `make jars`.",
+            "Needs the extra pipeline, Java, and the jars of `make jars`: `make pipeline` in a clone has all.",
         ),
     ] = False,
     brokers: Annotated[

@@ -36,7 +36,9 @@ def found_pyspark() -> PySpark:
     try:
         import pyspark
     except ModuleNotFoundError as error:
-        raise SparkUnavailable("Spark is not installed: install `forebay[spark]` (760 MB; `make setup-dev` does).") from error
+        raise SparkUnavailable(
+            "Spark is not installed (760 MB). In a clone: uv tool install --force '.[spark]', or make setup-dev."
+        ) from error
     return PySpark(folder=Path(pyspark.__file__).parent, version=pyspark.__version__)
 
 

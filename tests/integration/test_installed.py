@@ -73,6 +73,22 @@ def test_the_installed_program_serves_and_stops(installed: Path, tmp_path: Path)
     assert (tmp_path / "forebay-data" / "meta.db").exists()
 
 
+def test_the_installed_program_shows_its_demo_with_flights_that_it_makes(installed: Path, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [str(installed / "forebay"), "demo", "--exit", "--records", "5000"],
+        cwd=tmp_path,
+        env=environment(),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=INSTALLED_WITHIN_S,
+    )
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "flights   made up, the same on every machine;" in ended.stdout
+    assert "5000 of 5000 records read back, order and checksums match" in ended.stdout
+
+
 def test_workers_of_the_installed_program_are_forked(installed: Path, tmp_path: Path) -> None:
     with subprocess.Popen(
         [str(installed / "forebay"), *SERVE, "--workers", "2"],

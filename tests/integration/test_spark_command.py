@@ -29,7 +29,7 @@ def test_without_pyspark_a_sentence_says_what_to_install(arguments: tuple[str, .
     done = forebay(*arguments, PYTHONPATH=without_pyspark)
 
     assert done.returncode == os.EX_UNAVAILABLE
-    assert done.stderr == "Spark is not installed: install `forebay[spark]` (760 MB; `make setup-dev` does).\n"
+    assert done.stderr == "Spark is not installed (760 MB). In a clone: uv tool install --force '.[spark]', or make setup-dev.\n"
     assert done.stdout == ""
 
 

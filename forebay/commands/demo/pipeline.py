@@ -67,7 +67,11 @@ def check_spark() -> None:
     except SparkUnavailable as error:
         raise StartError(str(error), exit_code=EXIT_USAGE) from error
     if importlib.util.find_spec("matplotlib") is None:
-        raise StartError("The delays are drawn by matplotlib, which is not installed: install `forebay[pipeline]`.", exit_code=EXIT_USAGE)
+        raise StartError(
+            "The delays are drawn by matplotlib, which is not installed. In a clone: uv tool install --force '.[pipeline]', or "
+            "make setup-dev.",
+            exit_code=EXIT_USAGE,
+        )
 
 
 def paced(records: Iterable[FlightRecord], clock: Clock) -> Iterator[FlightRecord]:

@@ -18,7 +18,7 @@ from rich.console import Console
 from forebay.commands.demo.administration import Deletion, create_topic, delete_topic
 from forebay.commands.demo.broker_process import HOST, DemoPlace
 from forebay.commands.demo.cluster import Brokers, places
-from forebay.commands.demo.flights import FlightRecord, archive_path, flights
+from forebay.commands.demo.flights import MADE_UP, FlightRecord, archive_path, flights
 from forebay.commands.demo.killing import Killing
 from forebay.commands.demo.ledger import Ledger, differences
 from forebay.commands.demo.own_topic import OwnTopic, new_name, note, read_note
@@ -134,7 +134,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _choose_brokers(options: DemoOptions, environ: Mapping[str, str], stack: ExitStack, console: Console, clock: Clock) -> Brokers:
-    archive_path()
+    is_real = archive_path() is not None
     if options.pipeline:
         check_spark()
         if options.data is None:
@@ -145,6 +145,8 @@ def _choose_brokers(options: DemoOptions, environ: Mapping[str, str], stack: Exi
     if options.leave:
         # The demo compacts by itself: one beside a slow broker would have done it before.
         stores = dataclasses.replace(stores, assignments=(*stores.assignments, "compactor.run=false"))
+    if not is_real:
+        console.print(f"flights   {MADE_UP}")
     folder = options.data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-demo-")))
     found = places(stores, brokers=options.brokers, port=options.port, log_folder=folder, say=console.print)
     return stack.enter_context(Brokers(found, clock=clock))

@@ -41,15 +41,37 @@ def test_a_row_that_does_not_fit_the_head_is_an_error() -> None:
         list(records([["carrier", "time_hour", "minute"], ["UA", "2013-01-01T10:00:00Z"]]))
 
 
-def test_a_data_set_that_is_not_installed_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(module, "distribution", missing)
 
-    with pytest.raises(StartError, match=r"not installed\. Install forebay\[demo\]") as refused:
-        module.archive_path()
-    assert refused.value.exit_code == 2
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_a_data_set_that_is_not_installed_is_made_up_and_the_same_every_time() -> None:
+    assert module.archive_path() is None
+    made, again = list(flights(5_000)), list(flights(5_000))
+
+    assert made == again
+    assert len(made) == len(set(made)) == 5_000
+    assert [flight.timestamp_ms for flight in made] == sorted(flight.timestamp_ms for flight in made)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_made_up_flights_are_like_the_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [json.loads(flight.value) for flight in flights(5_000)]
+    monkeypatch.undo()
+    real = [json.loads(flight.value) for flight in flights(5_000)]
+
+    for of_one, of_other in ((made, real), (real, made)):
+        known = {name: {type(flight[name]) for flight in of_other} for name in of_other[0]}
+        for flight in of_one:
+            assert list(flight) == list(known)
+            assert {name for name, value in flight.items() if type(value) not in known[name]} <= {"tailnum"}
+    assert {flight["dep_time"] is None for flight in made} == {True, False}
+    assert all(flight.timestamp_ms // 60_000 % 60 == json.loads(flight.value)["minute"] for flight in flights(50))
 
 
 def test_a_data_set_without_its_file_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
