@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from services.ports import free_port
 from storage.metadata.key_order import encode
 from storage.metadata.keys import CLUSTER
 from tests.integration.doctoring import Report, doctor, doctor_apart, names_below, on_this_machine, refusal
-from tests.kit.serving import Served, serving
+from tests.integration.transcripts import Shell, commands, part
+from tests.kit.serving import ROOT, Served, serving
 
 NOBODY = 65_534
 
@@ -163,6 +165,25 @@ def test_a_report_for_people_has_one_line_per_verdict(tmp_path: Path) -> None:
     assert ended.returncode == 0
     assert {line.split()[0] for line in lines} <= {"ok", "warning", "skipped"}
     assert ended.stderr.strip() == f"{len(lines) - 1} ok, 1 skipped."
+
+
+MASKS = (
+    (re.compile(r"\b\d+ of \d+ are given, in .*(?=forebay\.yaml$)", re.MULTILINE), "3 of <n> are given, in "),
+    (re.compile(r"Python .*"), "Python <version> on <system>"),
+    (re.compile(r"(?<=may open )\d+|(?<=may use )\d+|\d+(?= MiB of )|\d+(?= MiB free)|(?<=median )[\d.]+|(?<=slowest )[\d.]+"), "<n>"),
+    (re.compile(r"(?<=cluster )[\w-]{22}\b|(?<= )[\w-]{22}(?=, format level)"), "<id>"),
+    (re.compile(r"(?<=\.probe/doctor-)\w+(?=-0)"), "<ulid>"),
+    (re.compile(r"(?<=pid )\d+"), "<pid>"),
+)
+
+
+def test_the_transcript_of_the_page_is_what_doctor_writes(tmp_path: Path) -> None:
+    kafka_port, http_port = free_port(), free_port()
+    text = part((ROOT / "docs" / "operations.md").read_text(), "Before you call for help: forebay doctor")
+    (_, settings), *_ = commands(text)
+    with Shell(tmp_path, {"/srv": str(tmp_path), ":9092": f":{kafka_port}", ":8070": f":{http_port}"}, masks=MASKS) as shell:
+        (tmp_path / "forebay.yaml").write_text(settings.replace(":9092", f":{kafka_port}").replace(":8070", f":{http_port}"))
+        shell.replay(text)
 
 
 # What `serve` refuses

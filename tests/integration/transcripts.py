@@ -73,6 +73,7 @@ class Shell:
     names: Mapping[str, str]
     environ: Mapping[str, str] = field(default_factory=dict)
     entering: Sequence[str] = ()
+    masks: Sequence[tuple[re.Pattern[str], str]] = MASKS
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
     """By commands that end in `&`, and not ended by `kill`."""
 
@@ -86,7 +87,7 @@ class Shell:
     def in_words_of_the_page(self, text: str) -> str:
         for word, real in sorted(self.names.items(), key=lambda name: -len(name[1])):
             text = text.replace(real, word)
-        for pattern, mask in MASKS:
+        for pattern, mask in self.masks:
             text = pattern.sub(mask, text)
         return text
 
@@ -113,7 +114,7 @@ class Shell:
 
     def _replay(self, command: str, expected: str) -> None:
         # Who only looks, or failed, tries again until it is as the page says: a broker takes its time, on a busy machine more of it.
-        may_be_repeated = command.startswith(LOOKS) or FAILED in expected
+        may_be_repeated = f"{command} ".startswith(LOOKS) or FAILED in expected
         give_up_s = _clock.monotonic_s() + SOON_S
         while True:
             written = self.in_words_of_the_page(self._written(command))
