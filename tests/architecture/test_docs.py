@@ -93,3 +93,38 @@ def test_the_parts_outside_the_marks_are_left_alone() -> None:
     assert renew_page(fresh) == fresh
     with pytest.raises(KeyError, match="prices"):
         renew_page("<!-- generated: prices -->\n<!-- end -->")
+
+
+TRANSCRIPTS = {
+    "docs/cli.md": "tests/integration/test_cli_page.py",
+    "docs/formats/README.md": "tests/unit/forebay/commands/debug/test_format_examples.py",
+    "docs/operations.md": "tests/integration/test_doctor.py",
+    "docs/troubleshooting.md": "tests/integration/test_troubleshooting.py",
+}
+"""The test that runs what a page shows with a prompt before it, and compares."""
+REPLAYED_WHOLE = {"docs/cli.md", "docs/formats/README.md"}
+
+
+def headings_of_transcripts(text: str) -> list[str]:
+    """The heading above each block that has a prompt."""
+    found, heading, is_block = [], "", False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            is_block = not is_block
+        elif line.startswith("#") and not is_block:
+            heading = line.lstrip("# ")
+        elif line.startswith("$ ") and is_block:
+            found.append(heading)
+    return list(dict.fromkeys(found))
+
+
+def test_every_transcript_is_run_again_by_a_test() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *(ROOT / folder / "README.md" for folder in ("examples", "services", "spark"))]
+    shown = {str(page.relative_to(ROOT)): headings_of_transcripts(page.read_text()) for page in pages}
+    shown = {page: headings for page, headings in shown.items() if headings}
+
+    assert shown.keys() == TRANSCRIPTS.keys()
+    for page, test in TRANSCRIPTS.items():
+        replays = (ROOT / test).read_text()
+        assert Path(page).name in replays
+        assert page in REPLAYED_WHOLE or [heading for heading in shown[page] if f'"{heading}"' not in replays] == []
