@@ -66,7 +66,7 @@ check: lint types  ## what to run while you work: lint, types, and the tests tha
 	@$(BIN)/python -m pytest -m "not slow" --numprocesses=logical --durations=3 tests/architecture tests/property tests/unit $(ARGS)
 
 test: setup-dev  ## every test that is not marked slow, several at a time (ARGS="-n0 tests/unit" for one at a time)
-	@$(BIN)/python -m pytest -m "not slow" --numprocesses=auto --durations=10 $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" --numprocesses=auto --durations=10 --once-more=1200 $(ARGS)
 
 test-slow: setup-dev  ## the tests marked slow, one at a time: an hour, and Java
 	@$(BIN)/python -m pytest -m slow $(ARGS)
@@ -75,7 +75,7 @@ soak: setup-dev  ## ten minutes of three brokers and two compactors that are kil
 	@SOAK_S=$${SOAK_S:-600} $(BIN)/python -m pytest -n0 -s tests/chaos/test_upkeep_soak.py $(ARGS)
 
 test-more: setup-dev  ## those of them that take at most ten seconds and no Java, several at a time
-	@$(BIN)/python -m pytest -m "slow and not long" --numprocesses=logical $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and not long" --numprocesses=logical --once-more=1200 $(ARGS)
 
 compat: setup-dev  ## real Kafka clients play one scenario (ARGS="franz-go --against=kafka"); renews docs/protocol/support.md
 	@$(BIN)/python -m tests.compat $(ARGS)

@@ -24,7 +24,7 @@ from services.build import OXIA, PROGRAMS, VERSITYGW, BuildError, Program, built
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import S3Server, running_s3
 from tests.compat.clients import Client
-from tests.kit import workers
+from tests.kit import once_more, workers
 from tests.kit.alone import Room
 from tests.kit.process_log import restored_log
 from tests.kit.serving import loop_may_be_held
@@ -75,6 +75,11 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--against", choices=("forebay", "kafka"), default="forebay", help="what the tests of tests/spark read")
+    once_more.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    once_more.register(config)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -88,6 +93,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> workers
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if workers.starts_processes(item.nodeid):
+            item.add_marker("starts_processes")
         if workers.gives_way(item.nodeid) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(workers.GIVING_WAY_WITHIN_S))
     if hasattr(config, "workerinput"):

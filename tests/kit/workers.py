@@ -38,6 +38,8 @@ ROW: Final = ("spark", "chaos", "integration", "compat", "contract", "unit", "ar
 """Folders from those whose tests wait to those whose tests compute."""
 GIVING_WAY: Final = ("tests/model/", "tests/simulation/")
 """Folders whose tests only compute."""
+STARTING_PROCESSES: Final = ("tests/chaos/", "tests/compat/", "tests/integration/", "tests/spark/")
+"""Folders whose tests start processes, which a busy machine lets begin late: tests/kit/once_more.py."""
 GIVING_WAY_WITHIN_S: Final = 900.0
 """What they may take: they wait for nothing but the processors, which on a busy machine are others' for minutes."""
 NICENESS: Final = 10
@@ -64,6 +66,24 @@ class Scheduling(LoadScopeScheduling):
         scope = self._split_scope(self.registered_collections[node][item_index])
         if all(self.assigned_work[node][scope].values()):
             del self.assigned_work[node][scope]
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """The test that this worker died of, which no other worker runs: xdist would, and one that died of it once would count twice."""
+        workload = self.assigned_work.pop(node)
+        died_of = next((nodeid for unit in workload.values() for nodeid, done in unit.items() if not done), None)
+        if died_of is not None:
+            for scope, unit in workload.items():
+                unit.update({died_of: True} if died_of in unit else {})
+                if not all(unit.values()):
+                    self.workqueue[scope] = unit
+            for other in self.assigned_work:
+                self._reschedule(other)
+        return died_of
+
+    def _reschedule(self, node: WorkerController) -> None:
+        # A worker that came for a dead one and still collects has its turn when it has told its tests.
+        if node in self.registered_collections:
+            super()._reschedule(node)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         # Under way or about to be: a worker has some that it has not begun.
@@ -105,6 +125,11 @@ def next_of(row: Mapping[str, object], *, computes: bool, may_be_alone: bool) ->
 def gives_way(nodeid: str) -> bool:
     """Whether this test, or what is named like it, runs beside those that are alone, at a lower priority."""
     return nodeid.startswith(GIVING_WAY)
+
+
+def starts_processes(nodeid: str) -> bool:
+    """Whether this test is marked `starts_processes`: by its folder."""
+    return nodeid.startswith(STARTING_PROCESSES)
 
 
 def lower_priority() -> None:
