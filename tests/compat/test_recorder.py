@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.compat.recorder import HOST, REQUEST_BYTES_MAX, Recorder, RequestHeaders, recording
 
-PATIENCE_S = 10.0
+PATIENCE_S = 25.0
 
 
 def request(key: int, version: int, body: bytes = b"") -> bytes:

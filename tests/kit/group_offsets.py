@@ -37,7 +37,7 @@ async def restarted(made: World, old: Node) -> Node:
     new = await made.node(2)
     await old.lose_session()
     old.coordinator.stop()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         while len(await new.coordinator.slots.own()) < COORDINATOR_SLOTS:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     return new

@@ -12,7 +12,7 @@ from bench.pacing import Schedule, paced, staggered
 from bench.wire import Driver
 
 HOST = "127.0.0.1"
-SOON_S = 10.0
+SOON_S = 25.0
 
 
 def frame(number: int) -> bytes:

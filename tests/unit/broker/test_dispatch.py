@@ -51,7 +51,7 @@ from tests.unit.broker.handlers.asking import Cluster, cluster
 from tests.unit.broker.handlers.logged import Node, node
 
 METADATA = 3
-SOON_S = 10.0
+SOON_S = 25.0
 
 
 @dataclass(eq=False)

@@ -64,7 +64,7 @@ class Living:
 
     async def hear(self) -> str | None:
         """The next change."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             return await self.heard.get()
 
     async def record(self, broker_id: int) -> Record | None:
@@ -240,7 +240,7 @@ async def test_the_epoch_is_the_new_one_while_the_former_session_is_still_being_
         old = epoch.current
         closing = broker.close_slowly()
         believed_lost(broker.directory)
-        await asyncio.wait_for(closing.has_begun.wait(), 10)
+        await asyncio.wait_for(closing.has_begun.wait(), 25)
         record = await broker.record(1)
         seen = (epoch.is_registered(old), epoch.is_registered(epoch.current), epoch.current)
         heard = [await broker.hear(), await broker.hear()]
@@ -269,13 +269,13 @@ async def test_a_batch_whose_outcome_got_lost_around_a_new_registration_is_never
         sent = await sent_in_doubt(one) if begun == "before the loss" else None
         slow = broker.close_slowly()
         believed_lost(broker.directory)
-        await asyncio.wait_for(slow.has_begun.wait(), 10)
+        await asyncio.wait_for(slow.has_begun.wait(), 25)
         sent = sent or await sent_in_doubt(one)
         for number in range(1, OTHERS_COMMITS + 1):
             assert await other.send(batch_bytes(1)) == [Appended(number, 0)]
         assert (set((await other.control()).writers) == {theirs.epoch}) is (begun == "before the loss")
         one.metadata.reads_fail = False
-        (settled,) = await asyncio.wait_for(sent, 10)
+        (settled,) = await asyncio.wait_for(sent, 25)
         slow.may_end.set()
 
         assert (await other.control()).sequence_counter == 1 + OTHERS_COMMITS, "each batch was sent once"

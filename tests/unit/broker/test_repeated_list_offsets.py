@@ -32,7 +32,7 @@ def question(version: int, asked: list[tuple[str, int, int]], *, correlation_id:
 
 
 async def repeated(broker: Desk, *frames: bytes) -> list[bytes | None]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         return [joined(reply) for reply in await broker.dispatch.handle_repeated([*map(memoryview, frames)], broker.client)]
 
 

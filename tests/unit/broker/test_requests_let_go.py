@@ -26,7 +26,7 @@ from tests.kit.record_batches import record_batch
 from tests.unit.broker.connecting import Play, playing, settle
 from tests.unit.broker.test_dispatch import Desk, desk, metadata, produced
 
-SOON_S = 10.0
+SOON_S = 25.0
 LARGE = bytes(100 * KIB)
 
 

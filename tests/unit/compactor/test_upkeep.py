@@ -208,7 +208,7 @@ async def test_appends_that_never_pause_do_not_keep_a_cycle_from_ending(monkeypa
 
         monkeypatch.setattr(objects, "put_if_absent", appending)
         upkeep = it.upkeep()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             report = await upkeep.cycle()
         await upkeep.close()
 

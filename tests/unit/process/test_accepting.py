@@ -16,7 +16,7 @@ from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 
-DEADLINE_S = 10.0
+DEADLINE_S = 25.0
 RETRY_S = 0.02
 EMFILE = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

@@ -69,7 +69,7 @@ async def test_who_cannot_look_for_want_of_descriptors_looks_again_later(monkeyp
         return seen
 
     trimming = malloc.Trimming(bytes_max=100, blocking=InlineBlocking(), rss_bytes=rss_bytes, trim=trimmed.set)
-    async with asyncio.TaskGroup() as group, asyncio.timeout(10):
+    async with asyncio.TaskGroup() as group, asyncio.timeout(25):
         task = group.create_task(trimming.run())
         await trimmed.wait()
         task.cancel()

@@ -35,12 +35,12 @@ async def test_no_more_threads_run_than_there_may_be_and_the_others_wait_in_line
 
     def wait() -> None:
         begun.put(threading.current_thread().name)
-        gate.wait(10)
+        gate.wait(25)
 
     async with Nursery() as nursery:
         tasks = [nursery.spawn(blocking.run(wait), name="call") for _ in range(5)]
         await asyncio.sleep(0)
-        names = {begun.get(timeout=10) for _ in range(2)}
+        names = {begun.get(timeout=25) for _ in range(2)}
         gate.set()
         await asyncio.wait(tasks)
     blocking.close()
@@ -55,19 +55,19 @@ async def test_a_call_whose_caller_has_gone_does_not_begin_and_one_that_has_begu
 
     def wait() -> None:
         begun.set()
-        gate.wait(10)
+        gate.wait(25)
         done.append("begun")
 
     async with Nursery() as nursery:
         first = nursery.spawn(blocking.run(wait), name="first")
         second = nursery.spawn(blocking.run(lambda: done.append("in line")), name="second")
         await asyncio.sleep(0)
-        assert begun.wait(10)
+        assert begun.wait(25)
         first.cancel()
         second.cancel()
         await asyncio.wait([first, second])
         gate.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             assert await blocking.run(lambda: "the next") == "the next"
     blocking.close()
 
@@ -85,14 +85,14 @@ async def test_a_thread_that_cannot_be_started_fails_its_call_and_no_other(monke
         await blocking.run(lambda: None)
     monkeypatch.setattr(threading.Thread, "start", start)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         assert await blocking.run(lambda: "the next") == "the next"
     blocking.close()
 
 
 async def test_an_error_that_no_future_takes_is_told_by_another() -> None:
     blocking = ThreadBlocking(threads=1, name="test")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         with pytest.raises(RuntimeError, match="StopIteration"):
             await blocking.run(lambda: next(iter(())))
     blocking.close()
@@ -118,13 +118,13 @@ def test_a_call_may_end_when_its_loop_is_closed(monkeypatch: pytest.MonkeyPatch)
 
     def wait() -> None:
         begun.set()
-        gate.wait(10)
+        gate.wait(25)
 
     async def leave() -> None:
         async with Nursery() as nursery:
             nursery.spawn(blocking.run(wait), name="call")
             await asyncio.sleep(0)
-            assert begun.wait(10)
+            assert begun.wait(25)
 
     asyncio.run(leave())
     gate.set()

@@ -9,7 +9,7 @@ from broker.coordination.owned_record import TIMER_S_MIN, DueTimer
 from runtime.clock import SystemClock
 
 HOUR_S = 3_600.0
-PATIENCE_S = 10.0
+PATIENCE_S = 25.0
 
 
 class Due:

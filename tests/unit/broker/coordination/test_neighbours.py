@@ -17,7 +17,7 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Put
 
 HOST = "127.0.0.1"
-SOON_S = 10.0
+SOON_S = 25.0
 OLD_S = FRESH_S + 0.1
 """After this time what was found is asked again."""
 

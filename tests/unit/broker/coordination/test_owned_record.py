@@ -13,7 +13,7 @@ from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.errors import Fenced, OutcomeUnknown, StorageError
 
-PATIENCE_S = 10.0
+PATIENCE_S = 25.0
 
 
 class Closed(Exception):

@@ -137,7 +137,7 @@ async def test_of_two_that_replace_a_claim_at_once_one_has_it() -> None:
         both = asyncio.Barrier(2)
 
         async def together(_: object) -> None:
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(25):
                 await both.wait()
 
         two.metadata.before_write = three.metadata.before_write = together
@@ -154,7 +154,7 @@ async def test_a_claim_that_several_requests_replace_at_once_is_taken_over_in_on
         both = asyncio.Barrier(2)
 
         async def together(_: object) -> None:
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(25):
                 await both.wait()
 
         winner.metadata.before_write = together

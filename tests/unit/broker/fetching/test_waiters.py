@@ -16,8 +16,8 @@ from storage.log.partition import PartitionLog, Partitions
 from storage.vocabulary import PartitionId, TopicId
 
 TOPIC = TopicId("00000000-0000-4000-8000-000000000001")
-LONG_S = 30.0
-SOON_S = 10.0
+LONG_S = 120.0
+SOON_S = 25.0
 
 
 @dataclass

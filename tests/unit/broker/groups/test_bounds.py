@@ -19,7 +19,7 @@ from storage.metadata.port import Record
 from storage.vocabulary import PartitionId
 from tests.kit.coordinating import FIRST, TOPIC, Node, committed, join_of, simple, stable, world
 
-PATIENCE_S = 10.0
+PATIENCE_S = 25.0
 
 
 def heartbeat_of(joined: JoinAnswer) -> Heartbeat:

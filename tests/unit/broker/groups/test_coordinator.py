@@ -18,7 +18,7 @@ from storage.metadata.port import Key, Record
 from tests.kit.coordinating import FIRST, SECOND, Node, World, committed, join_of, of_member, simple, stable, world
 from tests.kit.faulty_metadata import Fault
 
-PATIENCE_S = 10.0
+PATIENCE_S = 25.0
 
 
 def group_of(node_id: int, ids: list[int]) -> str:

@@ -15,7 +15,7 @@ from storage.metadata.port import WriteOp
 from tests.kit.coordinating import FIRST, Node, committed, join_of, of_member, simple, stable, world
 from tests.kit.faulty_metadata import Fault
 
-PATIENCE_S = 10.0
+PATIENCE_S = 25.0
 SESSION_S = 0.3
 
 

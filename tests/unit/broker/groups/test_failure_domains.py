@@ -15,7 +15,7 @@ from tests.kit.coordinating import Node, stable, world
 from tests.kit.group_offsets import commit, keys_of, restarted, topic_of
 from tests.unit.broker.groups.test_sweep import HOUR_MS, SETTINGS
 
-SOON_S = 10.0
+SOON_S = 25.0
 
 
 def by_shard(node: Node, *, each: int = 2) -> dict[int, list[str]]:

@@ -21,7 +21,7 @@ from tests.unit.broker.groups.test_coordinator import group_of, taken_over
 
 KEYS = GroupKeys("g", slot_of("g"))
 PLACE = b'{"fmt":1,"owner":1,"offset":-1,"leader_epoch":-1,"metadata":"","committed_at_ms":-1}'
-SOON_S = 5.0
+SOON_S = 25.0
 LATE_WRITES = pytest.mark.parametrize("late", [0, 1], ids=["the place is late", "the offset is late"])
 
 

@@ -67,7 +67,7 @@ async def test_a_group_that_was_forgotten_is_not_kept_in_memory() -> None:
         await commit(node, "g", topic.partition(0))
         made.clock.wall_ms += HOUR_MS
         await node.coordinator.sweep()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             while count(node, "forebay_groups", state="Empty"):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
@@ -326,7 +326,7 @@ async def test_offsets_are_forgotten_without_being_asked_for() -> None:
         topic = await topic_of(node)
         await commit(node, "g", topic.partition(0))
         made.clock.wall_ms += HOUR_MS
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             while await keys_of(node, "g"):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 

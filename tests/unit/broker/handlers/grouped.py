@@ -52,7 +52,7 @@ async def sync(broker: Cluster, version: int, joined: Any, assignments: dict[str
 async def member(broker: Cluster) -> Any:
     """A stable group of one; the answer of its join."""
     joined = await join(broker, 3)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         await sync(broker, 5, joined, {joined.member_id: b"all"})
     return joined
 

@@ -17,7 +17,7 @@ from storage.metadata import keys
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 from tests.unit.broker.handlers.grouped import commit, nested, request_of
 
-SOON_S = 10.0
+SOON_S = 25.0
 SHARDS = 4
 
 

@@ -24,7 +24,7 @@ from tests.unit.broker.handlers.asking import cluster, error_of
 from tests.unit.broker.handlers.grouped import nested, request_of
 from tests.unit.broker.handlers.logged import Node, Stores, asking, node, offsets_of
 
-SOON_S = 10.0
+SOON_S = 25.0
 UNKNOWN = uuid.UUID(int=7)
 
 

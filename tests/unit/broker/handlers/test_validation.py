@@ -168,7 +168,7 @@ async def test_a_connection_with_many_partitions_does_not_keep_the_threads_from_
         await gate.has_begun(2)
         modest = send(broker, ("t", 0, large()), source=Source())
         gate.let(4)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             assert codes(await modest) == [ErrorCode.none]
         assert not greedy.done()
         gate.let(50)

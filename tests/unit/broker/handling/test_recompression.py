@@ -43,7 +43,7 @@ class Gate:
             self._permits.release()
 
     async def has_begun(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             while self.begun < count:
                 self._changed.clear()
                 await self._changed.wait()

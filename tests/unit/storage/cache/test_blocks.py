@@ -385,7 +385,7 @@ async def test_history_that_waits_for_its_share_is_in_nobody_s_way(monkeypatch: 
     monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
     objects = Blocked()
     cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry())
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         for number in range(4):
             group.create_task(cached.read("history", number * BLOCK, (number + 1) * BLOCK, is_history=True))
         await turns()
@@ -408,7 +408,7 @@ async def test_what_a_read_holds_is_neither_evicted_nor_counted_twice(monkeypatc
     await go_through(cached, "a", 3)
     blocked = Blocked()
     cached.cache._store = blocked
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         group.create_task(cached.read("a", 0, 4 * BLOCK, is_history=True))
         await turns()
         meanwhile = cached.bytes_held()
@@ -461,7 +461,7 @@ async def test_readers_that_wait_for_one_fetch_hold_what_they_use_of_it_and_not_
     """Each of them with all of it would be more than there is room for, and would evict what nobody needs to give up."""
     objects = Blocked()
     cached = BlockCache(objects, bytes_max=ROOMY, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry())
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         group.create_task(cached.fetch_ahead("a", 0, 4 * BLOCK))
         await turns()
         for start in range(0, 40, 10):
@@ -480,7 +480,7 @@ async def test_whoever_joins_a_fetch_that_waits_for_room_holds_all_of_it_since_i
     monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
     objects = Blocked()
     cached = BlockCache(objects, bytes_max=8 * BLOCK, block_bytes=4 * BLOCK, clock=SystemClock(), telemetry=Telemetry())
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         group.create_task(cached.read("a", 0, 4 * BLOCK, is_history=True))
         await turns()
         group.create_task(cached.read("b", 4 * BLOCK, 8 * BLOCK, is_history=True))  # history has half: it waits
@@ -526,7 +526,7 @@ async def test_nothing_is_fetched_ahead_where_a_read_would_have_to_wait(monkeypa
     monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
     objects = Blocked()
     cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry())
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         group.create_task(cached.read("a", 0, 2 * BLOCK, is_history=True))
         await turns()
         of_history = await cached.fetch_ahead("a", 2 * BLOCK, 3 * BLOCK)
@@ -774,7 +774,7 @@ async def test_a_slow_folder_has_a_bounded_number_of_fetches_and_holds_up_no_oth
 
     objects = Slow({"wal/quick/1": WHOLE})
     cached = Cached(objects)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         stuck = [group.create_task(cached.read(f"wal/slow/{number}", 0, 10)) for number in range(200)]
         await asyncio.sleep(0)
         assert await cached.read("wal/quick/1", 0, 10) == WHOLE[:10]

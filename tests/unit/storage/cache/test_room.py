@@ -25,7 +25,7 @@ class Holding:
 async def test_a_small_one_does_not_overtake_a_large_one_and_a_cancelled_one_leaves_the_line() -> None:
     room = ReadRoom(bytes_max=10)
     first, large, small = Holding(room, 6), Holding(room, 8), Holding(room, 2)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         tasks = [group.create_task(one.run()) for one in (first, large, small)]
         await turns()
         assert [one.is_held for one in (first, large, small)] == [True, False, False]
@@ -43,7 +43,7 @@ async def test_a_small_one_does_not_overtake_a_large_one_and_a_cancelled_one_lea
 async def test_one_that_is_larger_than_the_room_goes_alone() -> None:
     room = ReadRoom(bytes_max=10)
     small, larger = Holding(room, 1), Holding(room, 50)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         for one in (small, larger):
             group.create_task(one.run())
         await turns()

@@ -24,7 +24,7 @@ async def turns() -> None:
 
 async def test_a_slow_folder_takes_its_share_and_leaves_the_others_theirs() -> None:
     places = Shares()
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         slow = [group.create_task(places.take(f"wal/slow/{number}", 1)) for number in range(5)]
         await turns()
         assert [task.done() for task in slow] == [True, True, False, False, False]
@@ -40,7 +40,7 @@ async def test_a_slow_folder_takes_its_share_and_leaves_the_others_theirs() -> N
 
 async def test_bytes_are_bounded_and_what_is_larger_runs_alone() -> None:
     places = Shares()
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         await places.take("a/1", 20)
         too_many = group.create_task(places.take("a/2", 20))
         huge = group.create_task(places.take("b/1", 1_000))
@@ -75,7 +75,7 @@ async def test_who_is_cancelled_holds_no_place_whenever_that_happens() -> None:
             finally:
                 places.give_back(key, size_bytes)
 
-        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(25), asyncio.TaskGroup() as group:
             calls = [group.create_task(call(f"{chance.randrange(4)}/x", chance.randrange(40))) for _ in range(60)]
             while not all(task.done() for task in calls):
                 if chance.random() < 0.5:

@@ -118,7 +118,7 @@ async def test_an_id_that_an_earlier_life_of_the_broker_holds_is_waited_for(meta
     old = await register(earlier, broker_id=3)
     holder_was_read = event_of_first_read(metadata)
     waiting = asyncio.get_running_loop().create_task(register(BrokerDirectory(metadata, clock=ManualClock()), broker_id=3))
-    await asyncio.wait_for(holder_was_read.wait(), timeout=10)
+    await asyncio.wait_for(holder_was_read.wait(), timeout=25)
 
     await earlier.deregister()
 
@@ -130,7 +130,7 @@ async def test_an_earlier_life_that_does_not_end_is_another_broker(metadata: Fau
     clock = ManualClock()
     holder_was_read = event_of_first_read(metadata)
     waiting = asyncio.get_running_loop().create_task(register(BrokerDirectory(metadata, clock=clock), broker_id=3))
-    await asyncio.wait_for(holder_was_read.wait(), timeout=10)
+    await asyncio.wait_for(holder_was_read.wait(), timeout=25)
 
     clock.seconds += 13
 

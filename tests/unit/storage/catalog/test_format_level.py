@@ -90,7 +90,7 @@ async def test_a_running_broker_learns_of_the_level(monkeypatch: pytest.MonkeyPa
     before = directory.level
     following = asyncio.get_running_loop().create_task(directory.follow_level())
     await rolling.upgrade()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         while directory.level < NEW:  # noqa: ASYNC110 - until it looked
             await asyncio.sleep(0.001)
     following.cancel()
@@ -106,7 +106,7 @@ async def test_a_running_broker_that_was_not_seen_when_the_level_was_raised_stop
     await rolling.upgrade()
 
     with pytest.raises(IncompatibleFormat, match="format level 2"):
-        await asyncio.wait_for(lost.follow_level(), 10)
+        await asyncio.wait_for(lost.follow_level(), 25)
     with pytest.raises(IncompatibleFormat, match="format level 2"):
         await register(lost, 1)
     assert await rolling.metadata.list(*keys.brokers()) == []

@@ -53,7 +53,7 @@ async def test_a_broker_hears_of_others_without_being_asked_by_a_client() -> Non
     await first.register(listeners=[Endpoint("PLAINTEXT", "a", 1)], rack=None, version="0", broker_id=1)
     await first.live()
     with capture_logs() as logged:
-        async with Nursery() as nursery, asyncio.timeout(10):
+        async with Nursery() as nursery, asyncio.timeout(25):
             nursery.spawn(first.watch(), name="watch")
             await second.register(listeners=[Endpoint("PLAINTEXT", "b", 2)], rack="zone-b", version="9", broker_id=2)
             while not logged:  # noqa: ASYNC110 - the watch has no event but its lines

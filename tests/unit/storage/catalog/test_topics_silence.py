@@ -16,7 +16,7 @@ from storage.metadata import keys
 from storage.vocabulary import TopicId
 from tests.kit.faulty_metadata import FaultyMetadata, ManualClock, no_jitter
 
-SOON_S = 10.0
+SOON_S = 25.0
 UNKNOWN_ID = TopicId("0b6c1a9e-6d5c-4b7e-8a55-00000000000f")
 
 

@@ -235,14 +235,14 @@ async def rig(
 
 
 async def until_put(broker: Rig, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         while len(broker.objects.put_keys) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
 async def until_taken(broker: Rig, batch: bytearray) -> Appended | StorageError:
     """The answer to a batch of a producer that has to wait, sent again and again until it is another one."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         while True:
             (answer,) = await broker.send(bytearray(batch))
             if not isinstance(answer, Unavailable):

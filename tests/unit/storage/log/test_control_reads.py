@@ -18,7 +18,7 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, Record
 from tests.unit.storage.log.rig import PARTITION, rig
 
-SOON_S = 10.0
+SOON_S = 25.0
 
 
 class Slow:

@@ -147,7 +147,7 @@ async def test_a_small_flush_of_which_all_was_refused_meanwhile_commits_nothing(
         for batch in [one for batches in appender._open.batches.values() for one in batches]:
             batch.settle(Unavailable("not now"))
         gathered = appender._open
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             while appender._open is gathered:  # noqa: ASYNC110 - a timer replaces it
                 await asyncio.sleep(0.005)
         result = await broker.send(of_size(200))
@@ -201,10 +201,10 @@ async def test_small_batches_of_any_number_of_partitions_are_carried_while_uploa
         large = []
         for _ in range(UPLOADS_MAX):
             large.append(broker.send(of_size(LARGER_BYTES_MAX + 1)))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(25):
                 while broker.parts.appender._open.batches:  # noqa: ASYNC110 - a timer seals it
                     await asyncio.sleep(0.001)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             small = await asyncio.gather(*sent_to(broker, range(count)))
 
         assert offsets(small) == [0] * count

@@ -17,7 +17,7 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Applied, OpResult, Put, Status, WriteOp, WriteOutcome
 from tests.unit.storage.log.rig import PARTITION
 
-SOON_S = 5.0
+SOON_S = 25.0
 
 
 async def test_who_waits_for_a_proof_that_nobody_will_make_any_more_is_told() -> None:

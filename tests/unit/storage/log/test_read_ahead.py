@@ -55,7 +55,7 @@ async def fetch(broker: Rig, offset: int, *, bytes_max: int = 2 * BATCH_BYTES) -
     log, done = broker.parts.partitions.get(PARTITION), asyncio.Event()
     flight = broker.parts.reader.flights.join(log, offset, bytes_max=bytes_max, runs_max=16, at_least_one=True, wake=done.set)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             await done.wait()
     finally:
         broker.parts.reader.flights.leave(flight, done.set)
@@ -69,7 +69,7 @@ def ahead_of(broker: Rig) -> ReadAhead:
 
 
 async def until_done(ahead: ReadAhead) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         while len(ahead):  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0)
 
@@ -288,7 +288,7 @@ async def test_a_read_ahead_without_an_answer_ends_in_time(broker: Rig, monkeypa
 
 
 async def test_a_broker_that_closes_ends_its_reads_ahead_and_they_hold_nothing() -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         async with rig(cache_bytes=CACHE_BYTES, block_bytes=BLOCK) as broker:
             await with_history(broker)
             await fetch(broker, 0)

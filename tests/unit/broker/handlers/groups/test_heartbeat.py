@@ -43,7 +43,7 @@ async def test_a_member_is_told_of_a_rebalance() -> None:
 async def test_a_static_member_that_was_replaced_is_fenced() -> None:
     async with cluster() as broker:
         first = await join(broker, 5, group_instance_id="i")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             await join(broker, 5, group_instance_id="i")
             error = await beat(broker, 4, first.member_id, group_instance_id="i")
 

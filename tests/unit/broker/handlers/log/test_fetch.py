@@ -39,8 +39,8 @@ from tests.unit.broker.handlers.logged import (
 )
 from tests.unit.process.http.manual_clock import ManualClock
 
-LONG_MS = 30_000
-SOON_S = 10.0
+LONG_MS = 120_000
+SOON_S = 25.0
 clock = SystemClock()
 
 

@@ -221,7 +221,7 @@ async def test_a_narrow_request_that_finds_no_room_waits_for_it() -> None:
             await asyncio.sleep(0.01)
             assert not waiting.done()
             room.give_back(10**6)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(25):
                 await asyncio.wait({waiting})
         assert room.take_now(10**6), "it was given back with the answer"
 

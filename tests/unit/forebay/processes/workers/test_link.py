@@ -28,7 +28,7 @@ def test_the_end_of_the_supervisor_is_noticed_and_words_to_it_are_lost() -> None
         before = gone.is_set()
 
         ours.close()
-        noticed = gone.wait(10)
+        noticed = gone.wait(25)
         link.ready({})
 
     assert (before, noticed) == (False, True)

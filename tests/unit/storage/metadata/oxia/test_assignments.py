@@ -146,7 +146,7 @@ async def test_a_refusal_that_lets_another_leader_count_wakes_who_waits() -> Non
     assignments = Assignments()
     assignments.take("b:1", claims("b:1"))
     assignments.take("a:1", claims("a:1"))
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         group.create_task(assignments.wait_changed(60))
         await asyncio.sleep(0)
         assignments.refuse(0, "a:1")

@@ -18,7 +18,7 @@ from tests.kit.collector import no_collector
 from tests.unit.storage.objects.s3.opened import hurry, in_three_parts, opened
 from tests.unit.storage.objects.s3.scripted import LOST, Reply, Request, ScriptedS3, error
 
-SOON_S = 5.0
+SOON_S = 25.0
 KEY = "wal/1"
 BODY = random.Random(1).randbytes(100_000)
 BUSY = [error(503, "SlowDown"), error(503), error(429), error(500, "InternalError"), error(502), error(504)]
