@@ -120,14 +120,13 @@ def running(streams: Sequence[Stream]) -> Iterator[None]:
             thread.join()
 
 
-def wait_for_progress(streams: Sequence[Stream], *, within_s: float) -> float:
-    """Return when each stream has had another acknowledgement, and after how many seconds that was."""
+def wait_for_progress(streams: Sequence[Stream], *, within_s: float) -> None:
+    """Return when each stream has had another acknowledgement."""
     began_s = _clock.monotonic_s()
     acked_before = [len(stream.acked) for stream in streams]
     while any(len(stream.acked) == before for stream, before in zip(streams, acked_before, strict=True)):
         assert _clock.monotonic_s() - began_s < within_s, f"a producer got no acknowledgement for {within_s} s"
         time.sleep(0.005)
-    return _clock.monotonic_s() - began_s
 
 
 def _end_of(consumer: Consumer, topic: str, partition: int, give_up_s: float) -> int:

@@ -188,7 +188,7 @@ async def until_loaded(one: Raw) -> int:
     return told
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_no_committed_offset_is_lost_across_a_takeover_while_every_third_reply_of_oxia_is(tmp_path: Path) -> None:
     history, stopping = GroupHistory(), threading.Event()
     with native_services(tmp_path) as native, contextlib.ExitStack() as closing:
@@ -218,7 +218,7 @@ def test_no_committed_offset_is_lost_across_a_takeover_while_every_third_reply_o
                 go_on(at_s)
                 lost = native.oxia_proxy.counts.struck(Fault.DROP_REPLY)
                 native.oxia_proxy.plan.clear()
-            wait_until(lambda: history.processed_count >= len(load.acked), within_s=30, what="every record is processed")
+            wait_until(lambda: history.processed_count >= len(load.acked), within_s=90, what="every record is processed")
 
     assert lost > 5
     assert [worker.failure for worker in workers] == [None, None]

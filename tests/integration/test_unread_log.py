@@ -26,7 +26,7 @@ from tests.kit.raw_client import RawClient, body_of, frame_of, header, request_c
 from tests.kit.serving import HOST, get
 
 WITHIN_S = 30.0
-ANSWERED_WITHIN_S = 5.0
+ANSWERED_WITHIN_S = 30.0
 BAD_REQUESTS = 2_000
 TOPICS = 250
 LONG_CLIENT_ID = "x" * 32_000

@@ -34,7 +34,7 @@ from storage.objects.metered import MeteredObjectStore
 from storage.opening import Stores
 
 HOST = "127.0.0.1"
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 @dataclass(frozen=True)

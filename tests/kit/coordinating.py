@@ -1,5 +1,6 @@
 """Several brokers' coordinators over one metadata store, each with its own client of it."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ from broker.groups.events import Join, JoinAnswer, Sync
 from broker.groups.loaded import CommitOffsets
 from broker.groups.members import Protocol
 from broker.groups.settings import GroupSettings
-from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
@@ -29,10 +29,13 @@ FIRST, SECOND = PartitionId(TOPIC, 0), PartitionId(TOPIC, 1)
 OpenClient = Callable[[], Awaitable[MetadataStore]]
 
 
-class WallClock(SystemClock):
-    """The wall stands still until it is moved; time passes all the same."""
+class WallClock:
+    """The wall stands still until it is moved; time passes as the running loop has it."""
 
     wall_ms = 1_700_000_000_000
+
+    def monotonic_s(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def now_ms(self) -> int:
         return self.wall_ms
@@ -89,12 +92,13 @@ class World:
 async def world(*, settings: GroupSettings | None = None, client: OpenClient | None = None) -> AsyncIterator[World]:
     """Over a store in memory, or that of which `client` opens clients."""
     async with Nursery() as nursery:
-        store = MemoryMetadataStore(clock=SystemClock(), shards=4)
+        clock = WallClock()
+        store = MemoryMetadataStore(clock=clock, shards=4)
 
         async def in_memory() -> MetadataStore:
             return store.client()
 
-        made = World(nursery, client or in_memory, settings or GroupSettings(initial_delay_s=0), WallClock())
+        made = World(nursery, client or in_memory, settings or GroupSettings(initial_delay_s=0), clock)
         yield made
         for node in made.nodes:
             node.topics.close()

@@ -23,7 +23,7 @@ from typing import IO, Final, Protocol
 ROOT: Final = Path(__file__).parents[2]
 STARTED_WITHIN_S: Final = 60.0
 """To import all that a broker needs, the first time, and to fork."""
-ENDS_WITHIN_S: Final = 10.0
+ENDS_WITHIN_S: Final = 60.0
 READ_LATER: Final = ("AWS_", "FOREBAY_", "KAFKA_", "PYTEST_CURRENT_TEST")
 """Beginnings of variables that are read when a broker starts, if at all, and not when its modules are imported."""
 _ANSWER_BYTES_MAX: Final = 64

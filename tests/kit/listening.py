@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 HOST: Final = "127.0.0.1"
-START_WITHIN_S: Final = 10.0
-STOP_WITHIN_S: Final = 10.0
+START_WITHIN_S: Final = 60.0
+STOP_WITHIN_S: Final = 60.0
 
 
 @contextlib.contextmanager

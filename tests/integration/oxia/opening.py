@@ -13,7 +13,7 @@ from storage.metadata.oxia.location import parse_oxia_url
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import Key
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 clock = SystemClock()
 
 

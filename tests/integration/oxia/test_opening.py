@@ -20,6 +20,8 @@ from storage.metadata.port import Applied, Key, Put
 from tests.integration.oxia.opening import clock, on_every_shard, opened
 
 HOST = "127.0.0.1"
+BUSY_S = 30.0
+"""What a busy machine may add to a deadline."""
 
 
 async def refusal_of(url: str) -> tuple[str, float]:
@@ -73,14 +75,14 @@ async def test_a_port_that_nobody_listens_on_is_named_with_the_fix() -> None:
     reason, took_s = await refusal_of(f"oxia://{HOST}:{port}")
 
     assert f"oxia at {HOST}:{port}: connection refused: start Oxia there or correct metadata.url" in reason
-    assert took_s < REFUSED_PATIENCE_S + DEADLINE_S
+    assert took_s < REFUSED_PATIENCE_S + DEADLINE_S + BUSY_S
 
 
 async def test_a_name_that_does_not_resolve_is_named() -> None:
     reason, took_s = await refusal_of("oxia://nobody.invalid:6648")
 
     assert "oxia at nobody.invalid:6648: the name does not resolve: correct metadata.url" in reason
-    assert took_s < OPEN_TIMEOUT_S + 1
+    assert took_s < OPEN_TIMEOUT_S + BUSY_S
 
 
 async def test_a_server_that_speaks_http_is_not_taken_for_oxia() -> None:
@@ -89,7 +91,7 @@ async def test_a_server_that_speaks_http_is_not_taken_for_oxia() -> None:
 
     assert f"oxia at {HOST}:{port}: " in reason
     assert "correct metadata.url" in reason
-    assert took_s < OPEN_TIMEOUT_S + 1
+    assert took_s < OPEN_TIMEOUT_S + BUSY_S
 
 
 async def test_a_server_that_says_nothing_is_given_up() -> None:
@@ -98,7 +100,7 @@ async def test_a_server_that_says_nothing_is_given_up() -> None:
 
     assert f"oxia at {HOST}:{port}: " in reason
     assert "see whether it hangs or wants TLS (tls=true), or correct metadata.url" in reason
-    assert took_s < OPEN_TIMEOUT_S + 1
+    assert took_s < OPEN_TIMEOUT_S + BUSY_S
 
 
 async def test_a_grpc_server_of_something_else_is_not_taken_for_oxia() -> None:

@@ -73,6 +73,7 @@ async def test_groups_whose_members_are_silent_make_room_long_before_their_sessi
         joined = [await stable(node, f"g{number}", session_timeout_s=1_800.0) for number in range(3)]
         assert await outcomes(node, ["more"]) == [GroupError.COORDINATOR_LOAD_IN_PROGRESS]
         monkeypatch.setattr(coordinator, "SILENT_S", 0.0)
+        await asyncio.sleep(0.001)
         assert await outcomes(node, ["more"]) == [GroupError.NONE]
         assert loaded_of(node) <= 3
         left = [await node.coordinator.heartbeat(f"g{number}", heartbeat_of(answer)) for number, answer in enumerate(joined)]

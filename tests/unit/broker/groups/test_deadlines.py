@@ -83,6 +83,7 @@ async def test_signs_of_life_put_the_end_off_and_set_no_timer(node: Node) -> Non
     handle = timer._handle
     expires_s = loaded.group.members[joined.member_id].expires_s
     for number in range(100):
+        await asyncio.sleep(0.01)
         assert await node.coordinator.heartbeat("g", beat(joined)) is GroupError.NONE
         await node.coordinator.commit("g", of_member(joined, {FIRST: committed(number)}))
 
