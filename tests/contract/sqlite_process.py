@@ -17,7 +17,7 @@ from storage.metadata.port import Applied, Key, Put
 from storage.metadata.sqlite import SqliteMetadataStore
 
 ROOT = "other-process"
-SESSION_TIMEOUT_MS = 2_000
+SESSION_TIMEOUT_MS = 4_000
 
 
 def say(line: str) -> None:

@@ -122,7 +122,7 @@ def play(tmp_path: Path) -> Play:
             (tmp_path / "tests" / folder).mkdir(exist_ok=True)
             (tmp_path / "tests" / folder / "test_it.py").write_text(HEAD + bodies)
         ended = subprocess.run(
-            [sys.executable, "-m", "pytest", "--once-more=60", *options],
+            [sys.executable, "-m", "pytest", "--once-more=240", *options],
             check=False,
             cwd=tmp_path,
             env={name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHONPATH"))},
@@ -134,6 +134,12 @@ def play(tmp_path: Path) -> Play:
         return Ran(ended.returncode, ended.stdout.rstrip(), {path.name: len(path.read_text()) for path in (tmp_path / "marks").iterdir()})
 
     return played
+
+
+def test_make_test_and_make_test_more_ask_for_it() -> None:
+    recipes = re.findall(r"^([a-z-]+):.*\n\t.* -m pytest (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+    assert {target for target, options in recipes if "--once-more=" in options} == {"test", "test-more"}
 
 
 @pytest.mark.parametrize("workers", [pytest.param("-n0", marks=pytest.mark.slow), "-n2"])

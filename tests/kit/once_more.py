@@ -88,9 +88,9 @@ class OnceMore:
             terminal.write(f"once more, alone: {nodeid} ", flush=True)
             folder = self._config._tmp_path_factory.getbasetemp() / f"once-more-{number}"
             folder.mkdir()
-            said = self._run_alone(nodeid, folder, max(0.0, give_up_s - clock.monotonic_s()))
+            code, said = self._run_alone(nodeid, folder, max(0.0, give_up_s - clock.monotonic_s()))
             second = list(_reports_in(self._config, folder))
-            if {report.when for report in second if report.passed} == _PHASES and all(report.passed for report in second):
+            if code == 0 and {report.when for report in second} == _PHASES and all(report.passed for report in second):
                 self._flaky[nodeid] = first
                 _forget(terminal, nodeid)
                 session.testsfailed -= len(first)
@@ -103,8 +103,8 @@ class OnceMore:
                 terminal.write("failed again" if again else "no verdict")
         terminal.ensure_newline()
 
-    def _run_alone(self, nodeid: str, folder: Path, within_s: float) -> str:
-        """How it ended, and the end of what it said. What it started ends with it."""
+    def _run_alone(self, nodeid: str, folder: Path, within_s: float) -> tuple[int | None, str]:
+        """Its exit code, None if it had to be killed; how it ended, and the end of what it said. What it started ends with it."""
         config, output = self._config, folder / "output"
         command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", f"--rootdir={config.rootpath}"]
         command += [f"--basetemp={folder / 'tmp'}", f"--reports-to={folder / 'reports'}", f"--against={config.option.against}"]
@@ -124,14 +124,16 @@ class OnceMore:
                 start_new_session=True,
             ) as child,
         ):
+            code = None
             try:
-                ended = f"it ended with {child.wait(within_s)}"
+                code = child.wait(within_s)
+                ended = f"it ended with {code}"
             except subprocess.TimeoutExpired:
                 ended = f"it did not end within {within_s:.0f} s"
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
-        return f"{ended}\n{output.read_text(encoding='utf-8', errors='replace')[-OUTPUT_MAX:]}"
+        return code, f"{ended}\n{output.read_text(encoding='utf-8', errors='replace')[-OUTPUT_MAX:]}"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own: these are the last lines before its closing one
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
