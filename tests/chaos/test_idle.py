@@ -4,6 +4,8 @@ import contextlib
 import time
 from pathlib import Path
 
+import pytest
+
 from process.http.probes import OBJECT_STORE_IDLE_S
 from runtime.clock import SystemClock
 from tests.chaos.streams import create_topics
@@ -29,6 +31,7 @@ def wait_settled(native: Native) -> None:
             return
 
 
+@pytest.mark.timeout(600)  # three brokers start one after the other
 def test_idle_brokers_put_nothing_before_they_are_probed_and_ask_oxia_at_most_once_a_second(tmp_path: Path) -> None:
     with native_services(tmp_path) as native, contextlib.ExitStack() as running:
         brokers, began_s = [], []

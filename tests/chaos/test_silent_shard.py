@@ -49,6 +49,8 @@ WORST_S: Final = 2.5
 READY_WITHIN_S: Final = 60.0
 LOADED_MIN: Final = 100
 """Answers to a kind in each phase, or nothing was measured."""
+LOADED_WITHIN_S: Final = 60.0
+"""On a busy machine. If each answer waited for the shard for a second, a phase would have fewer."""
 
 _clock = SystemClock()
 
@@ -60,6 +62,9 @@ class Seen:
     quiet_s: list[float] = field(default_factory=list)
     silent_s: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+
+    def of(self, phase: str) -> list[float]:
+        return self.quiet_s if phase == "quiet" else self.silent_s
 
 
 @dataclass
@@ -98,6 +103,15 @@ class Load:
             while self._ready < self.kinds.keys():  # noqa: ASYNC110 - the broker is another process
                 await asyncio.sleep(PACE_S)
 
+    async def loaded(self, phase: str, at_least_s: float) -> None:
+        """Note answers of this phase for that long, and until each kind has LOADED_MIN of them."""
+        self.phase = phase
+        give_up_s = _clock.monotonic_s() + LOADED_WITHIN_S
+        await asyncio.sleep(at_least_s)
+        while min(len(seen.of(phase)) for seen in self.kinds.values()) < LOADED_MIN and _clock.monotonic_s() < give_up_s:  # noqa: ASYNC110
+            await asyncio.sleep(PACE_S)
+        self.phase = ""
+
     async def repeat(self, kind: str, act: Callable[[AsyncClient], Awaitable[str]]) -> None:
         """`act` until it is over, at most every `PACE_S`; it returns what is wrong with the answer, or nothing."""
         seen = self.kinds[kind]
@@ -118,7 +132,7 @@ class Load:
                     if self.phase != phase:
                         # It was under way when the shard fell silent, or when it spoke again.
                         phase = "silent"
-                    (seen.quiet_s if phase == "quiet" else seen.silent_s).append(took_s)
+                    seen.of(phase).append(took_s)
                     if wrong:
                         seen.wrong.append(f"{phase}: {wrong}")
                 await asyncio.sleep(max(0.0, PACE_S - took_s))
@@ -231,13 +245,9 @@ async def measure(native: Native, served: Served) -> Measured:
             for bother in bothers:
                 group.create_task(load.bother(bother))
             await load.ready()
-            load.phase = "quiet"
-            await asyncio.sleep(QUIET_S)
-            load.phase = ""
+            await load.loaded("quiet", QUIET_S)
             await native_run(native, native.oxia_proxy.silence(places.silent_shard))
-            load.phase = "silent"
-            await asyncio.sleep(SILENT_S)
-            load.phase = ""
+            await load.loaded("silent", SILENT_S)
             await native_run(native, native.oxia_proxy.resume(places.silent_shard))
             load.is_over = True
         async with await AsyncClient.connect(served.kafka_port) as client:
