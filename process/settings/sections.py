@@ -78,7 +78,7 @@ class StorageSettings:
     url: Annotated[
         str,
         STORAGE_URL,
-        "where record bytes live: s3://bucket/prefix?endpoint=…&region=…&path_style=true, file://./relative, file:///absolute or memory://",
+        "where record bytes live: s3://bucket/prefix?endpoint=…&region=…&path_style=true&ca_file=…, file://./relative, file:///absolute or memory://",
     ] = "file://./forebay-data/objects"
     s3_client: Annotated[
         Literal["obstore", "aioboto3"],

@@ -116,6 +116,12 @@ ELSEWHERE: Final = {
     "storage/objects/s3/client.py CONNECTIONS_MAX": "part of the descriptors in reserve; more requests wait",
     "storage/objects/s3/object_store.py PART_TRIES_MAX": "tries of a part, within those of its request",
     "storage/objects/s3/object_store.py DELETE_KEYS_MAX": "keys in one request",
+    "storage/objects/s3/object_store.py PUT_BYTES_MAX": "above it an object goes in parts alone; none of ours is so large",
+    "storage/objects/s3/credentials.py FIND_S_MAX": "a search for credentials in a thread of its own",
+    "storage/objects/s3/credentials.py WAIT_S_MAX": "a part of one try of a request",
+    "storage/objects/s3/tls.py HEAD_BYTES_MAX": "what a proxy answers to CONNECT, while a certificate is looked at",
+    "storage/objects/s3/tls.py CAUSES_MAX": "errors behind an error that are looked through",
+    "storage/objects/s3/tls.py AUTHORITIES_EXPECTED_MAX": "which of two messages names a certificate's authority",
     "storage/objects/s3/obstore_client.py PARTS_MAX": "from which number on parts are joined before they are sent",
 }
 """Bounds that no client reaches, or that change nothing for any, and why."""

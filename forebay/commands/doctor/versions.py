@@ -6,7 +6,8 @@ from typing import Final
 
 from forebay.commands.doctor.finding import Checks, warning
 from process.settings.urls import scheme_of
-from storage.objects.s3.aioboto3_client import Aioboto3Client
+from runtime.clock import Clock
+from storage.objects.s3.aioboto3_client import Aioboto3Client, credentials_for
 from storage.objects.s3.endpoint import resolve_endpoint
 from storage.objects.s3.faults import RequestFault
 from storage.objects.s3.location import parse_s3_url
@@ -15,11 +16,12 @@ VERSIONS: Final = "objects: versions"
 ASK_S_MAX: Final = 15.0
 
 
-async def look_at_versions(url: str, checks: Checks) -> None:
+async def look_at_versions(url: str, checks: Checks, *, clock: Clock) -> None:
     """Say so if the bucket of `url` keeps versions; nothing if it does not, or the question is refused: no broker needs to ask it."""
     if scheme_of(url) != "s3":
         return
-    client = Aioboto3Client(resolve_endpoint(parse_s3_url(url), os.environ))
+    endpoint = resolve_endpoint(parse_s3_url(url), os.environ)
+    client = Aioboto3Client(endpoint, credentials=credentials_for(endpoint, os.environ, clock=clock))
     try:
         async with asyncio.timeout(ASK_S_MAX):
             keeps = await client.keeps_versions()

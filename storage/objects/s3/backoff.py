@@ -5,6 +5,7 @@ import random
 from typing import Final
 
 from runtime.clock import Clock
+from storage.objects.s3.credentials import Credentials
 
 PAUSE_FIRST_S: Final = 0.05
 PAUSE_S_MAX: Final = 3.0
@@ -13,7 +14,7 @@ PAUSE_S_MAX: Final = 3.0
 class Backoff:
     """The pauses between the tries of one call, within its patience. The caller's own patience is its cancellation."""
 
-    def __init__(self, *, clock: Clock, chance: random.Random, patience_s: float, tries_max: int) -> None:
+    def __init__(self, *, clock: Clock, chance: random.Random, patience_s: float, tries_max: int, signed_with: Credentials | None) -> None:
         self._clock = clock
         self._chance = chance
         self._deadline_s = clock.monotonic_s() + patience_s
@@ -21,6 +22,8 @@ class Backoff:
         self.tries = 1
         self.cause: Exception | None = None
         """What the last try failed with, without frames."""
+        self.signed_with = signed_with
+        """The credentials that were held when the last try began."""
 
     async def pause(self) -> bool:
         """Whether to try again; the time to do so has come when this returns."""

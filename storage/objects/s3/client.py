@@ -37,16 +37,6 @@ class UndeletedKey(NamedTuple):
     message: str
 
 
-class Credentials(NamedTuple):
-    access_key: str
-    secret_key: str
-    token: str | None
-    expires_s: float | None
-    """Seconds since the Unix epoch; None if they do not expire."""
-    source: str
-    """Where they came from, in botocore's words."""
-
-
 class DataClient(Protocol):
     """The requests that carry record bytes."""
 
@@ -72,7 +62,11 @@ class DataClient(Protocol):
 
 
 class ControlClient(Protocol):
-    """The other requests. Opened by its first use."""
+    """The other requests, and a put, which tells what a server refuses of the other client's. Opened by its first use."""
+
+    async def put_if_absent(self, name: str, parts: Sequence[Buffer]) -> None:
+        """As that of a `DataClient`."""
+        ...
 
     async def list_page(self, prefix: str, start_after: str) -> ListedPage: ...
 
@@ -99,10 +93,6 @@ class ControlClient(Protocol):
 
         There is a marker for places between the uploads of one name, too, and servers that refuse it or pass it over.
         """
-        ...
-
-    async def credentials(self) -> Credentials:
-        """Raise `NoCredentials` if there are none."""
         ...
 
     async def caller(self) -> str:

@@ -1,42 +1,43 @@
 """Why a probe failed, in one line for the operator: bucket, endpoint, region, identity, and what is missing or wrong."""
 
 import asyncio
+import contextlib
 import enum
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
+from runtime.ids import IdSource
 from storage.errors import NotFound, OutcomeUnknown, Unavailable
 from storage.objects.s3.client import ControlClient
+from storage.objects.s3.credentials import CredentialSource, remedy
 from storage.objects.s3.endpoint import BucketEndpoint
-from storage.objects.s3.faults import ErrorReply, Interrupted, NoCredentials, RequestFault, Unreached
+from storage.objects.s3.faults import CODES_OF_REGIONS, ErrorReply, Interrupted, NoCredentials, RequestFault, Unreached, Untrusted
 from storage.objects.s3.location import S3Location
+from storage.objects.s3.tls import describe_certificate
 
 LOOK_UP_S: Final = 5.0
 """For each question asked to name an identity or a region."""
 
-NO_CREDENTIALS: Final = (
-    "No S3 credentials found (looked in: environment, ~/.aws, web identity, container and instance role). "
-    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role."
-)
-
-_KEY_CODES: Final = frozenset({"InvalidAccessKeyId", "XAdminUserNotFound", "XAdminNoSuchUser"})
-_TOKEN_CODES: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "InvalidClientTokenId"})
-_REGION_CODES: Final = frozenset(
-    {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
-)
+_OTHER_CLIENT: Final = "Set storage.s3_client=aioboto3, which sends x-amz-checksum-crc32c, or Content-MD5 where that is refused"
+_ANOTHER_STORE: Final = "Use a store that does (AWS S3, MinIO, Ceph, Versity)."
 
 
 class ProbeStep(enum.Enum):
-    """A request of the probe or of the closer look after it: its description, and the permission it needs."""
+    """A request of the probe or of the closer look after it: its description, the permission it needs, and its name."""
 
-    PUT = ("write", "s3:PutObject on {bucket}/{root}*")
-    PUT_AGAIN = ("second write", "s3:PutObject on {bucket}/{root}*")
-    GET = ("read", "s3:GetObject on {bucket}/{root}*")
-    LIST = ("listing", "s3:ListBucket on {bucket}")
-    DELETE = ("delete", "s3:DeleteObject on {bucket}/{root}*")
-    GET_ABSENT = ("read of an absent object", "s3:ListBucket on {bucket} (without it S3 does not tell missing objects from forbidden ones)")
+    PUT = ("write", "s3:PutObject on {bucket}/{root}*", "PutObject")
+    PUT_AGAIN = ("second write", "s3:PutObject on {bucket}/{root}*", "PutObject")
+    GET = ("read", "s3:GetObject on {bucket}/{root}*", "GetObject with Range")
+    LIST = ("listing", "s3:ListBucket on {bucket}", "ListObjectsV2")
+    DELETE = ("delete", "s3:DeleteObject on {bucket}/{root}*", "DeleteObject")
+    GET_ABSENT = (
+        "read of an absent object",
+        "s3:ListBucket on {bucket} (without it S3 does not tell missing objects from forbidden ones)",
+        "GetObject with Range",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +50,33 @@ class Facts:
     source: str
     """Where the credentials come from; empty if unknown, as `identity`."""
     region_of_bucket: str
+    takes_others_put: bool | None = None
+    """Whether the server takes a put of the other client, which sends another checksum; None if that was not tried."""
+    certificate: str = ""
+    """What is wrong with the server's certificate, in more words than the fault has."""
+    remedy: str = ""
+    """How to replace the credentials."""
 
 
 class Diagnosis:
     """The result of one probe."""
 
-    def __init__(self, location: S3Location, endpoint: BucketEndpoint, control: ControlClient) -> None:
+    def __init__(
+        self,
+        location: S3Location,
+        endpoint: BucketEndpoint,
+        control: ControlClient,
+        credentials: CredentialSource,
+        *,
+        ids: IdSource,
+        has_two_clients: bool,
+    ) -> None:
         self._location = location
         self._endpoint = endpoint
         self._control = control
+        self._credentials = credentials
+        self._ids = ids
+        self._has_two_clients = has_two_clients
 
     @asynccontextmanager
     async def of(self, step: ProbeStep) -> AsyncIterator[None]:
@@ -74,13 +93,27 @@ class Diagnosis:
 
     async def explained(self, step: ProbeStep, fault: RequestFault | TimeoutError) -> str:
         """The line for `fault`, after a few questions to the server where they help."""
-        identity = source = region = ""
-        if isinstance(fault, ErrorReply):
+        identity = source = region = certificate = ""
+        takes_others_put = None
+        if isinstance(fault, Untrusted):
+            certificate = await self._certificate(fault)
+        elif isinstance(fault, ErrorReply):
+            if fault.may_be_about_a_header and step is ProbeStep.PUT:
+                takes_others_put = await self._takes_others_put(f"{self._location.root}.probe/{self._ids.next_ulid()}")
             if _is_about_region(fault):
                 region = fault.region or await self._region_of_bucket()
             elif fault.status < 500:
                 identity, source = await self._identity()
-        facts = Facts(location=self._location, endpoint=self._endpoint, identity=identity, source=source, region_of_bucket=region)
+        facts = Facts(
+            location=self._location,
+            endpoint=self._endpoint,
+            identity=identity,
+            source=source,
+            region_of_bucket=region,
+            takes_others_put=takes_others_put,
+            certificate=certificate,
+            remedy=remedy(self._credentials.held),
+        )
         return " ".join(explain(step, fault, facts).split())
 
     def no_conditions(self) -> str:
@@ -102,7 +135,7 @@ class Diagnosis:
     async def _identity(self) -> tuple[str, str]:
         try:
             async with asyncio.timeout(LOOK_UP_S):
-                found = await self._control.credentials()
+                found = await self._credentials.current()
         except (RequestFault, TimeoutError):
             return "", ""
         identity = (
@@ -117,6 +150,28 @@ class Diagnosis:
             except (RequestFault, TimeoutError):
                 return identity, found.source
         return identity, found.source
+
+    async def _certificate(self, fault: Untrusted) -> str:
+        endpoint = self._endpoint
+        try:
+            async with asyncio.timeout(LOOK_UP_S):
+                return await describe_certificate(endpoint.url_of_requests, fault.flaw, route=endpoint.route, ca=endpoint.ca)
+        except TimeoutError:
+            return ""
+
+    async def _takes_others_put(self, name: str) -> bool:
+        """Whether the server takes what differs only by the checksum. One client alone has tried its other one already."""
+        if not self._has_two_clients:
+            return False
+        try:
+            async with asyncio.timeout(LOOK_UP_S):
+                await self._control.put_if_absent(name, [b"checksum"])
+        except (RequestFault, TimeoutError):
+            return False
+        with contextlib.suppress(RequestFault, TimeoutError):  # it is of the kind that a later probe leaves as well
+            async with asyncio.timeout(LOOK_UP_S):
+                await self._control.delete([name])
+        return True
 
     async def _region_of_bucket(self) -> str:
         try:
@@ -135,11 +190,16 @@ def explain(step: ProbeStep, fault: RequestFault | TimeoutError, facts: Facts) -
         who += f" (credentials from: {facts.source})"
     match fault:
         case NoCredentials():
-            return NO_CREDENTIALS
+            return str(fault)
+        case Untrusted():
+            return f'Cannot trust {server} for bucket "{location.bucket}": {facts.certificate or fault}.'
         case Unreached():
-            return (
-                f'Cannot reach {server} for bucket "{location.bucket}" ({fault}). Check endpoint in storage.url, and that the server runs.'
-            )
+            route = endpoint.route
+            way, check = "", "endpoint in storage.url, and that the server runs"
+            if route.proxy is not None:
+                way = f" {route.shown}"
+                check = f"the proxy; to go without it, add {urlsplit(endpoint.url_of_requests).hostname} to NO_PROXY"
+            return f'Cannot reach {server}{way} for bucket "{location.bucket}" ({fault}). Check {check}.'
         case Interrupted() | TimeoutError():
             what = "in time" if isinstance(fault, TimeoutError) else f"that is whole ({fault})"
             return f"{place} gave no answer {what} to a test {step.value[0]}. Check that endpoint in storage.url names an S3 server."
@@ -151,6 +211,10 @@ def explain(step: ProbeStep, fault: RequestFault | TimeoutError, facts: Facts) -
 
 def _explain_refusal(step: ProbeStep, fault: ErrorReply, facts: Facts, place: str, who: str) -> str:
     location, endpoint = facts.location, facts.endpoint
+    renew = f" {facts.remedy}" if facts.remedy else ""
+    key, secret, token = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", " (AWS_SESSION_TOKEN)")
+    if facts.source not in ("", "env"):
+        key, secret, token = "it there", "it there", " there"
     if _is_about_region(fault):
         if facts.region_of_bucket and facts.region_of_bucket != endpoint.region:
             return _other_region(location, endpoint, facts.region_of_bucket)
@@ -158,16 +222,17 @@ def _explain_refusal(step: ProbeStep, fault: ErrorReply, facts: Facts, place: st
     if fault.code == "NoSuchBucket":
         where = f"at {endpoint.shown} (region {endpoint.region})"
         return f'Bucket "{location.bucket}" does not exist {where}{who}. Create it, or correct storage.url.'
-    if fault.code in _KEY_CODES:
-        return f"{place} does not know the access key: {fault.code}{who}. Check AWS_ACCESS_KEY_ID."
+    if fault.is_about_the_key:
+        return f"{place} does not know the access key: {fault.code}{who}. Check {key}.{renew}"
     if fault.code == "SignatureDoesNotMatch":
-        return f"{place} did not accept the signature{who}: the secret key is not that of the access key. Check AWS_SECRET_ACCESS_KEY."
-    if fault.code in _TOKEN_CODES:
-        return f"{place} did not accept the session token{who}: {fault.code}. Renew the credentials (AWS_SESSION_TOKEN)."
+        wrong = "the secret key is not that of the access key"
+        return f"{place} did not accept the signature{who}: {wrong}. Check {secret}.{renew}"
+    if fault.is_about_the_token:
+        return f"{place} did not accept the session token{who}: {fault.code}. Renew the credentials{token}.{renew}"
     if fault.is_about_the_clock:
         return f"{place} says that this machine's clock is wrong: {fault}. Set the clock, e.g. by NTP."
-    if fault.is_not_implemented:
-        return f"{_no_conditions(location, endpoint)} It answered {fault}."
+    if (unsupported := _explain_unsupported(step, fault, facts, place)) is not None:
+        return unsupported
     if fault.status == 429 or fault.status >= 500:
         return f"{place} is busy or failing: {fault}. Try again later."
     if fault.status == 403:
@@ -180,12 +245,37 @@ def _explain_refusal(step: ProbeStep, fault: ErrorReply, facts: Facts, place: st
     return f"{place} refused a test {step.value[0]}: {fault}{who}."
 
 
+def _explain_unsupported(step: ProbeStep, fault: ErrorReply, facts: Facts, place: str) -> str | None:
+    """The line for a request, or a header of one, that the server does not know; None if it may be about something else."""
+    if not fault.may_be_about_a_header:
+        return None
+    conditions = f"{_no_conditions(facts.location, facts.endpoint)} It answered {fault}."
+    match step:
+        case ProbeStep.PUT if facts.takes_others_put or (fault.is_about_a_checksum and facts.takes_others_put is None):
+            return f"{place} refuses the checksum of a test write (x-amz-checksum-crc64nvme): {fault}. {_OTHER_CLIENT}."
+        case ProbeStep.PUT if fault.is_about_a_checksum:
+            return f"{place} refuses every checksum of a test write, Content-MD5 as well: {fault}. {_ANOTHER_STORE}"
+        case ProbeStep.PUT | ProbeStep.PUT_AGAIN if fault.is_about_a_condition:
+            return conditions
+        case _ if not fault.is_not_implemented:
+            return None
+        case ProbeStep.PUT if facts.takes_others_put is None:
+            return (
+                f"{place} does not know one of the headers of a test write, the checksum or If-None-Match: {fault}. {_OTHER_CLIENT}; "
+                "if that is refused as well, use a store with conditional writes (AWS S3, MinIO, Ceph, Versity)."
+            )
+        case ProbeStep.PUT | ProbeStep.PUT_AGAIN:
+            return conditions
+        case _:
+            return f"{place} does not know what a test {step.value[0]} asks for, {step.value[2]}: {fault}. {_ANOTHER_STORE}"
+
+
 def _other_region(location: S3Location, endpoint: BucketEndpoint, actual: str) -> str:
     return f'Bucket "{location.bucket}" is in {actual}, but region {endpoint.region} is set. Use ?region={actual}.'
 
 
 def _is_about_region(fault: ErrorReply) -> bool:
-    return fault.code in _REGION_CODES or fault.status in (301, 307)
+    return fault.code in CODES_OF_REGIONS or fault.status in (301, 307)
 
 
 def _no_conditions(location: S3Location, endpoint: BucketEndpoint) -> str:

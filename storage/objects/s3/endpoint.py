@@ -6,6 +6,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from storage.objects.s3.location import S3Location
+from storage.objects.s3.proxies import NO_PROXIES, Proxies, Route, proxies_of
+from storage.objects.s3.tls import CaFile, ca_file_of
 
 REGION_DEFAULT: Final = "us-east-1"
 
@@ -18,6 +20,8 @@ class BucketEndpoint:
     url: str | None
     region: str
     path_style: bool
+    ca: CaFile | None = None
+    proxies: Proxies = NO_PROXIES
 
     @property
     def url_of_bucket(self) -> str | None:
@@ -26,6 +30,21 @@ class BucketEndpoint:
             return self.url
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{self.bucket}.{parts.netloc}"
+
+    @property
+    def url_of_requests(self) -> str:
+        """As `url_of_bucket`, of AWS as well."""
+        host = f"s3.{self.region}.amazonaws.com"
+        return self.url_of_bucket or f"https://{host if self.path_style else f'{self.bucket}.{host}'}"
+
+    @property
+    def route(self) -> Route:
+        """The way to the bucket. Raise `Unavailable` if a proxy is named that cannot be used."""
+        return self.proxies.route(self.url_of_requests)
+
+    @property
+    def is_https(self) -> bool:
+        return self.url_of_requests.startswith("https:")
 
     @property
     def shown(self) -> str:
@@ -45,9 +64,6 @@ def resolve_endpoint(location: S3Location, environment: Mapping[str, str]) -> Bu
         region=location.region or first("AWS_REGION", "AWS_DEFAULT_REGION") or REGION_DEFAULT,
         # Names with dots match no certificate of a host; an endpoint from the environment is one of a store that is not AWS.
         path_style=location.path_style or "." in location.bucket or (location.endpoint is None and url is not None),
+        ca=ca_file_of(location.ca_file, environment),
+        proxies=proxies_of(environment),
     )
-
-
-def has_keys(environment: Mapping[str, str]) -> bool:
-    """Whether credentials are in the environment, where every client finds them by itself."""
-    return bool(environment.get("AWS_ACCESS_KEY_ID")) and bool(environment.get("AWS_SECRET_ACCESS_KEY"))

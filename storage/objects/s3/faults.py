@@ -1,13 +1,15 @@
 """What one request to S3 can end in, besides its result. The two clients raise these and nothing else.
 
-    Unreached     no connection: nothing was sent
-    Interrupted   sent, in part or whole, and no whole reply: it may have happened
-    Refused       the server answered with an error
-
-`Throttled` below is a question to a `ErrorReply`, not a fault of its own.
+Unreached      no connection: nothing was sent
+Untrusted      the same, because of the server's certificate
+NoCredentials  nothing to sign with: nothing was sent
+Interrupted    sent, in part or whole, and no whole reply: it may have happened
+ErrorReply     the server answered with an error
 """
 
+import enum
 import re
+from collections.abc import Mapping
 from typing import Final
 
 _CODES_NOT_DONE: Final = frozenset(
@@ -28,7 +30,33 @@ _CODES_OF_LATE_REQUESTS: Final = frozenset(
 )
 """What arrived was not what was sent (cut short, or bits that fell over): nothing was stored, and another try is in order."""
 
-_TAG: Final = {name: re.compile(rf"<{name}>([^<]{{0,2000}})</{name}>") for name in ("Code", "Message", "Region")}
+CODES_OF_REGIONS: Final = frozenset(
+    {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
+)
+_CODES_OF_HEADERS: Final = frozenset({"", "BadRequest", "InvalidArgument", "InvalidRequest", "NotImplemented", "UnsupportedArgument"})
+_CODES_OF_KEYS: Final = frozenset({"InvalidAccessKeyId", "XAdminUserNotFound", "XAdminNoSuchUser"})
+_CODES_OF_TOKENS: Final = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "InvalidTokenId", "TokenRefreshRequired", "InvalidClientTokenId"}
+)
+
+_TAG: Final = {name: re.compile(rf"<{name}>([^<]{{0,2000}})</{name}>") for name in ("Code", "Message", "Region", "Header")}
+_CHECKSUM: Final = re.compile(r"checksum|crc-?(?:32|64)|content-?md5", re.IGNORECASE)
+_CONDITION: Final = re.compile(r"if-(?:none-)?match|condition", re.IGNORECASE)
+
+
+class CertificateFlaw(enum.Enum):
+    """What is wrong with a server's certificate, and the fix."""
+
+    EXPIRED = "the server's certificate has expired: renew it there, and see that this machine's clock is right"
+    NOT_YET_VALID = "the server's certificate is not valid yet: see that this machine's clock is right"
+    OTHER_NAME = "the server's certificate is for another name: call the server by its name in storage.url, or have one made for this name"
+    UNKNOWN_AUTHORITY = "the server's certificate is not signed by an authority that is trusted: name its file by ca_file in storage.url"
+    INCOMPLETE = "the server's chain of certificates is incomplete: let the server send the ones between its own and the authority's"
+    OF_AN_AUTHORITY = (
+        "the server shows the certificate of an authority as its own, which obstore does not take: have one signed by it, "
+        "or set storage.s3_client=aioboto3"
+    )
+    OTHER = "the server's certificate is not accepted"
 
 
 class RequestFault(Exception):
@@ -37,6 +65,14 @@ class RequestFault(Exception):
 
 class Unreached(RequestFault):
     """No connection: nothing was sent."""
+
+
+class Untrusted(Unreached):
+    """The server's certificate is not accepted: no request was sent. Renewed by hand there, it holds at once: worth another try."""
+
+    def __init__(self, flaw: CertificateFlaw, detail: str) -> None:
+        super().__init__(f"{flaw.value} ({detail})" if flaw is CertificateFlaw.OTHER and detail else flaw.value)
+        self.flaw = flaw
 
 
 class Interrupted(RequestFault):
@@ -61,6 +97,43 @@ class ErrorReply(RequestFault):
     def is_about_the_clock(self) -> bool:
         """Ours is too far from the server's, which takes no request then."""
         return self.code in _CODES_OF_CLOCKS
+
+    @property
+    def is_about_the_key(self) -> bool:
+        """The server does not know the access key."""
+        return self.code in _CODES_OF_KEYS
+
+    @property
+    def is_about_the_token(self) -> bool:
+        """The session token has expired or is none of the server's."""
+        return self.code in _CODES_OF_TOKENS
+
+    @property
+    def is_about_credentials(self) -> bool:
+        return self.is_about_the_key or self.is_about_the_token or self.code == "SignatureDoesNotMatch"
+
+    @property
+    def may_be_about_credentials(self) -> bool:
+        """Some servers say no more of a token that has expired; of a HEAD none does."""
+        return self.is_forbidden or (not self.code and self.status in (400, 401, 403))
+
+    @property
+    def is_about_a_checksum(self) -> bool:
+        """The server refuses the header of a checksum, or wants another."""
+        return self.may_be_about_a_header and bool(_CHECKSUM.search(f"{self.code} {self.message}"))
+
+    @property
+    def is_about_a_condition(self) -> bool:
+        """The server refuses If-None-Match."""
+        return self.may_be_about_a_header and bool(_CONDITION.search(f"{self.code} {self.message}"))
+
+    @property
+    def may_be_about_a_header(self) -> bool:
+        """Another request, without one of its headers, may be taken. Servers often do not say which it was."""
+        if self.status != 400 or self.code in _CODES_OF_LATE_REQUESTS:
+            return self.is_not_implemented
+        told = f"{self.code} {self.message}"
+        return self.code in _CODES_OF_HEADERS or bool(_CHECKSUM.search(told) or _CONDITION.search(told))
 
     @property
     def is_missing(self) -> bool:
@@ -111,7 +184,15 @@ class ErrorReply(RequestFault):
 def error_reply_of(status: int, body: str) -> ErrorReply:
     """The fault that an answer with an error status and `body` (XML, in part, or none) is."""
     found = {name: match[1] for name, pattern in _TAG.items() if (match := pattern.search(body))}
-    return ErrorReply(status, found.get("Code", ""), _plain(found.get("Message", "")), region=found.get("Region", ""))
+    return error_reply(status, found)
+
+
+def error_reply(status: int, told: Mapping[str, str], *, region: str = "") -> ErrorReply:
+    """The fault that elements of an answer, by their names in S3's XML, are."""
+    message = _plain(told.get("Message", ""))
+    if (header := told.get("Header", "")) and header.lower() not in message.lower():
+        message = f"{message}: {header}"
+    return ErrorReply(status, told.get("Code", ""), message, region=told.get("Region") or region)
 
 
 def _plain(text: str) -> str:

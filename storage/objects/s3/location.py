@@ -1,4 +1,4 @@
-"""Where objects are kept in S3: `s3://bucket/prefix?endpoint=…&region=…&path_style=true`. Credentials are never part of it."""
+"""Where objects are kept in S3: `s3://bucket/prefix?endpoint=…&region=…&path_style=true&ca_file=…`. Credentials are never part of it."""
 
 import difflib
 import re
@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from storage.objects.naming import is_key
 
 FORM: Final = "s3://bucket/prefix?endpoint=https://host&region=name&path_style=true"
-PARAMETERS: Final = ("endpoint", "region", "path_style")
+PARAMETERS: Final = ("endpoint", "region", "path_style", "ca_file")
 PREFIX_LENGTH_MAX: Final = 400
 """With the longest key (512) and a slash it stays below the 1,024 bytes that S3 allows."""
 
@@ -22,7 +22,7 @@ _BOOLEANS: Final = {"true": True, "false": False}
 class S3Location:
     """A bucket, and the folder in it below which all names are. `prefix` has no slash at its ends and may be empty.
 
-    `endpoint` and `region` are None where the environment or AWS's defaults decide.
+    `endpoint`, `region` and `ca_file`, PEM of authorities, are None where the environment or the defaults decide.
     """
 
     bucket: str
@@ -30,6 +30,7 @@ class S3Location:
     endpoint: str | None = None
     region: str | None = None
     path_style: bool = False
+    ca_file: str | None = None
 
     @property
     def root(self) -> str:
@@ -76,6 +77,7 @@ def parse_s3_url(url: str) -> S3Location:
         endpoint=None if endpoint is None else _parse_endpoint(endpoint),
         region=_parse_region(parameters.get("region")),
         path_style=_parse_path_style(parameters.get("path_style"), endpoint),
+        ca_file=parameters.get("ca_file"),
     )
 
 

@@ -21,6 +21,7 @@ from storage.objects.naming import check_key, is_key
 from storage.objects.port import ObjectStat, UnfinishedUpload
 from storage.objects.s3.backoff import Backoff
 from storage.objects.s3.client import ControlClient, DataClient, UndeletedKey
+from storage.objects.s3.credentials import CredentialSource, remedy
 from storage.objects.s3.diagnosis import Diagnosis, ProbeStep
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached
@@ -32,7 +33,8 @@ T = TypeVar("T")
 
 RETRIES: Final = Metric(
     "forebay_object_store_retries_total",
-    "Requests to S3 sent again: throttled (the store is busy), interrupted (no whole reply), unreached (no connection).",
+    "Requests to S3 sent again: throttled (the store is busy), interrupted (no whole reply), unreached (no connection), "
+    "credentials (renewed, after the store had refused the old ones).",
     ("op", "cause"),
 )
 
@@ -49,6 +51,8 @@ PART_TRIES_MAX: Final = 3
 READ_BACK_BYTES: Final = 8 * MIB
 MULTIPART_ABOVE_BYTES: Final = PART_BYTES
 """Not lower: what fits one part takes three requests instead of one."""
+PUT_BYTES_MAX: Final = 5 << 30
+"""S3 takes larger objects in parts only."""
 DELETE_KEYS_MAX: Final = 1_000
 
 
@@ -62,6 +66,7 @@ class S3ObjectStore:
         *,
         data: DataClient,
         control: ControlClient,
+        credentials: CredentialSource,
         clock: Clock,
         chance: random.Random,
         telemetry: Telemetry,
@@ -71,9 +76,11 @@ class S3ObjectStore:
         self._root = location.root
         self._data = data
         self._control = control
+        self._credentials = credentials
         self._clock = clock
         self._chance = chance
         self._ids = IdSource(clock=clock)
+        self._takes_parts = True
         self._retries = telemetry.counter(RETRIES)
 
     async def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> None:
@@ -173,13 +180,21 @@ class S3ObjectStore:
                 if isinstance(cause, ErrorReply) and cause.is_no_upload:
                     return
                 begun |= _may_be_done(cause)
-                if not _is_transient(cause) or not await self._pause("abort", backoff, cause):
+                if not await self._goes_on("abort", backoff, cause):
                     failure = self._failure(f"upload {upload_id!r} not aborted", key, cause, tries=backoff.tries)
                     raise (OutcomeUnknown if begun else Unavailable)(failure) from cause
 
     async def probe(self) -> None:
         """As the port says, and find out whether the server honours If-None-Match and tells missing objects from forbidden ones."""
-        diagnosis = Diagnosis(self._location, self._endpoint, self._control)
+        data: object = self._data
+        diagnosis = Diagnosis(
+            self._location,
+            self._endpoint,
+            self._control,
+            self._credentials,
+            ids=self._ids,
+            has_two_clients=data is not self._control,
+        )
         key = f".probe/{self._ids.next_ulid()}"
         body, other = key.encode(), key.encode()[::-1]
         async with diagnosis.of(ProbeStep.PUT):
@@ -213,6 +228,7 @@ class S3ObjectStore:
         # They may be one: closing is safe to repeat.
         await self._data.close()
         await self._control.close()
+        self._credentials.close()
 
     # Putting
 
@@ -242,7 +258,7 @@ class S3ObjectStore:
                     in_flight |= not cause.code
             elif isinstance(cause, Interrupted | TimeoutError):
                 may_be_ours = in_flight = True
-            if not _is_transient(cause) or not await self._pause("put", backoff, cause):
+            if not await self._goes_on("put", backoff, cause):
                 break
         failure = self._failure("object not stored", key, cause, tries=backoff.tries)
         if may_be_ours:
@@ -254,17 +270,22 @@ class S3ObjectStore:
 
     async def _send(self, key: str, parts: Sequence[Buffer], size_bytes: int) -> None:
         name, attempt_s = self._root + key, _attempt_s(size_bytes)
-        if size_bytes > MULTIPART_ABOVE_BYTES:
+        takes_parts = True
+        if size_bytes > PUT_BYTES_MAX or (size_bytes > MULTIPART_ABOVE_BYTES and self._takes_parts):
             try:
                 async with asyncio.timeout(attempt_s):
                     await put_in_parts(self._control, name, parts, backoff=partial(self._backoff, attempt_s, PART_TRIES_MAX))
                 return
             except ErrorReply as refused:
-                # Some stores know conditions for single requests only.
-                if not refused.is_not_implemented:
+                # Some stores know conditions for single requests only, and say so in words of their own. No object was made.
+                is_of_this_try = refused.is_transient or refused.is_taken or refused.is_no_upload or refused.is_about_credentials
+                if is_of_this_try or size_bytes > PUT_BYTES_MAX:
                     raise
+                takes_parts = False
         async with asyncio.timeout(attempt_s):
             await self._data.put_if_absent(name, parts)
+        # In parts it was refused, and at once it was not: the next large objects need not be sent twice.
+        self._takes_parts &= takes_parts
 
     async def _is_stored(self, key: str, parts: Sequence[Buffer], size_bytes: int) -> bool:
         """Whether the object is there, of these parts. Raise `AlreadyExists` if it is another, `OutcomeUnknown` if it cannot be read."""
@@ -319,7 +340,7 @@ class S3ObjectStore:
                     cause = _without_frames(error)
                 if isinstance(cause, ErrorReply) and (cause.is_missing or (op == "stat" and cause.is_bare_404)):
                     raise NotFound(f"no such object: key={key!r}") from cause
-                if not _is_transient(cause) or not await self._pause(op, backoff, cause):
+                if not await self._goes_on(op, backoff, cause):
                     raise Unavailable(self._failure(f"{op} failed", key, cause, tries=backoff.tries)) from cause
 
     # Deleting
@@ -341,14 +362,16 @@ class S3ObjectStore:
                 begun |= len(refusals) < len(names)
                 names = [refusal.key for refusal in refusals]
                 cause = _cause(refusals)
-            if not _is_transient(cause) or not await self._pause("delete", backoff, cause):
+            if not await self._goes_on("delete", backoff, cause):
                 failure = self._failure(f"{len(names)} objects not deleted", names[0], cause, tries=backoff.tries)
                 raise (OutcomeUnknown if begun else Unavailable)(failure) from cause
 
     # Trying again
 
     def _backoff(self, patience_s: float, tries_max: int) -> Backoff:
-        return Backoff(clock=self._clock, chance=self._chance, patience_s=patience_s, tries_max=tries_max)
+        return Backoff(
+            clock=self._clock, chance=self._chance, patience_s=patience_s, tries_max=tries_max, signed_with=self._credentials.held
+        )
 
     @contextmanager
     def _noting(self, what: str, key: str, backoff: Backoff) -> Iterator[None]:
@@ -373,9 +396,16 @@ class S3ObjectStore:
             needed = f"s3:ListBucketMultipartUploads on {bucket} and s3:AbortMultipartUpload on {bucket}/{self._root}*"
             raise Unavailable(f"{error} - it takes the permissions {needed}") from cause
 
-    async def _pause(self, op: str, backoff: Backoff, cause: RequestFault | TimeoutError) -> bool:
+    async def _goes_on(self, op: str, backoff: Backoff, cause: RequestFault | TimeoutError) -> bool:
+        """Whether to try again; the time to do so has come when this returns."""
+        again = _is_transient(cause)
+        if isinstance(cause, ErrorReply) and (cause.is_about_credentials or cause.may_be_about_credentials):
+            again = await self._credentials.renewed(backoff.signed_with, perhaps=not cause.is_about_credentials)
+        if not again:
+            return False
         backoff.cause = cause
         again = await backoff.pause()
+        backoff.signed_with = self._credentials.held
         if again:
             self._retries.labels(op, _cause_name(cause)).inc()
         return again
@@ -384,6 +414,11 @@ class S3ObjectStore:
         reason = "no reply in time" if isinstance(cause, TimeoutError) else str(cause)
         if isinstance(cause, ErrorReply) and cause.is_about_the_clock:
             reason += " - this machine's clock is too far from the server's: set it, e.g. by NTP"
+        elif isinstance(cause, ErrorReply) and (held := self._credentials.held) is not None:
+            if cause.is_about_credentials:
+                reason += f" - the store refuses the credentials (from: {held.source}). {remedy(held)}"
+            elif cause.may_be_about_credentials:
+                reason += f" (credentials from: {held.source})"
         return f"{what}: bucket={self._location.bucket!r} key={key!r} tries={tries} cause={reason}"
 
 
@@ -418,7 +453,9 @@ def _has_no_keys(prefix: str, start_after: str) -> bool:
 
 
 def _cause_name(cause: RequestFault | TimeoutError) -> str:
-    return "throttled" if isinstance(cause, ErrorReply) else "unreached" if isinstance(cause, Unreached) else "interrupted"
+    if isinstance(cause, ErrorReply):
+        return "throttled" if cause.is_transient else "credentials"
+    return "unreached" if isinstance(cause, Unreached) else "interrupted"
 
 
 def _cause(refusals: Sequence[UndeletedKey]) -> ErrorReply:

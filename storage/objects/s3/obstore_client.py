@@ -6,27 +6,29 @@ Its errors are distinguished by their text, which has the status and the server'
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from storage.objects.port import ObjectStat
-from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, USER_AGENT, Credentials
+from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, USER_AGENT
+from storage.objects.s3.credentials import Credentials, CredentialSource
 from storage.objects.s3.endpoint import BucketEndpoint
-from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached, error_reply_of
+from storage.objects.s3.faults import CertificateFlaw, ErrorReply, Interrupted, RequestFault, Unreached, Untrusted, error_reply_of
 from storage.views import in_parts
 from storage.vocabulary import Buffer
 
 if TYPE_CHECKING:
-    from obstore.store import S3Config
+    from obstore.store import ClientConfig, S3Config
 
 SETTLE_S: Final = 0.05
-EXPIRY_MARGIN_S: Final = 300.0
-"""obstore uses credentials to their last second; a request signed with them may arrive later."""
+NO_PROXY_URL: Final = "http://127.0.0.1:9"
+"""It is never asked: the server is excluded from it."""
 PARTS_MAX: Final = 64
 """More parts than these are joined first: each costs an allocation and a write of its own."""
 
@@ -36,24 +38,45 @@ _ANSWER: Final = re.compile(r"Server returned non-2xx status code: (\d{3})[^:\n]
 class ObstoreClient:
     """A `DataClient`. Buffers of a cancelled put may be read for a moment after it: they must not change at all."""
 
-    def __init__(self, endpoint: BucketEndpoint, *, credentials: Callable[[], Awaitable[Credentials]] | None) -> None:
-        """`credentials` None: they are in AWS_ACCESS_KEY_ID and its siblings, which obstore reads itself."""
+    def __init__(self, endpoint: BucketEndpoint, *, credentials: CredentialSource, authorities: bytes | None = None) -> None:
+        """`authorities` in PEM are trusted beside those of the system."""
+        self._endpoint = endpoint
+        self._credentials = credentials
+        self._authorities = authorities
+        self._signs: Credentials | None = None
+        self._opened: S3Store | None = None
 
-        async def provide() -> dict[str, object]:
-            assert credentials is not None
-            found = await credentials()
-            expires_at = None if found.expires_s is None else datetime.fromtimestamp(found.expires_s - EXPIRY_MARGIN_S, UTC)
-            return {
-                "access_key_id": found.access_key,
-                "secret_access_key": found.secret_key,
-                "token": found.token,
-                "expires_at": expires_at,
-            }
+    async def _store(self) -> S3Store:
+        """The store with the credentials that hold now.
 
+        obstore keeps credentials until they end, whatever becomes of them meanwhile: renewed ones are given to another store, with
+        connections of its own. Requests that are under way go on with theirs.
+        """
+        found = await self._credentials.current()
+        if self._opened is None or found != self._signs:
+            self._opened, self._signs = self._made(found), found
+        return self._opened
+
+    def _made(self, found: Credentials) -> S3Store:
+        endpoint = self._endpoint
+        given = {"access_key_id": found.access_key, "secret_access_key": found.secret_key, "token": found.token, "expires_at": None}
         config: S3Config = {}
         if endpoint.url_of_bucket is not None:
             config["endpoint"] = endpoint.url_of_bucket
-        self._store = S3Store(
+        proxy = endpoint.route.proxy
+        options: ClientConfig = {
+            "allow_http": True,
+            "connect_timeout": timedelta(seconds=CONNECT_S_MAX),
+            "timeout": timedelta(seconds=REQUEST_S_MAX),
+            "pool_max_idle_per_host": str(CONNECTIONS_MAX),
+            "user_agent": USER_AGENT,
+            # Named even where there is none: obstore would read the environment itself, and otherwise than the other client.
+            "proxy_url": proxy or NO_PROXY_URL,
+            "proxy_excludes": "" if proxy else urlsplit(endpoint.url_of_requests).hostname or "",
+        }
+        if self._authorities is not None:
+            options["root_certificate"] = self._authorities
+        return S3Store(
             endpoint.bucket,
             config=config,
             region=endpoint.region,
@@ -62,34 +85,31 @@ class ObstoreClient:
             # Without it a server may keep a body that was cut short: one of ours did with 38 of 39 cancelled puts.
             checksum_algorithm="CRC64NVME",
             conditional_put="etag",
-            credential_provider=provide if credentials is not None else None,  # type: ignore[arg-type]
+            credential_provider=lambda: given,  # type: ignore[arg-type]
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=REQUEST_S_MAX)},
-            client_options={
-                "allow_http": True,
-                "connect_timeout": timedelta(seconds=CONNECT_S_MAX),
-                "timeout": timedelta(seconds=REQUEST_S_MAX),
-                "pool_max_idle_per_host": str(CONNECTIONS_MAX),
-                "user_agent": USER_AGENT,
-            },
+            client_options=options,
         )
 
     async def put_if_absent(self, name: str, parts: Sequence[Buffer]) -> None:
+        store = await self._store()
         body = list(parts) if len(parts) <= PARTS_MAX else [b"".join(parts)]
         try:
             # Lists and long bodies become multipart uploads, which know no condition, unless that is forbidden.
-            await obstore.put_async(self._store, name, body, mode="create", use_multipart=False)
+            await obstore.put_async(store, name, body, mode="create", use_multipart=False)
         except (BaseError, FileNotFoundError) as error:
             raise _fault(error) from error
 
     async def get_range(self, name: str, start: int, end: int) -> Buffer:
+        store = await self._store()
         try:
-            return memoryview(await obstore.get_range_async(self._store, name, start=start, end=end)).toreadonly()
+            return memoryview(await obstore.get_range_async(store, name, start=start, end=end)).toreadonly()
         except (BaseError, FileNotFoundError) as error:
             raise _fault(error) from error
 
     async def get_parts(self, name: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
+        store = await self._store()
         try:
-            found = await obstore.get_async(self._store, name, options={"range": (start, end)})
+            found = await obstore.get_async(store, name, options={"range": (start, end)})
             # Threads of obstore's put the parts together: to cut the whole range here would take the loop twice as long.
             parts = [part async for part in found.stream(min_chunk_size=part_bytes)]
         except (BaseError, FileNotFoundError) as error:
@@ -98,8 +118,9 @@ class ObstoreClient:
         return [piece for part in parts for piece in (in_parts(part, 0, part_bytes) if len(part) > 2 * part_bytes else (part,))]
 
     async def head(self, name: str) -> ObjectStat:
+        store = await self._store()
         try:
-            found = await obstore.head_async(self._store, name)
+            found = await obstore.head_async(store, name)
         except (BaseError, FileNotFoundError) as error:
             raise _fault(error) from error
         return ObjectStat(name, found["size"], round(found["last_modified"].timestamp() * 1_000))
@@ -118,6 +139,9 @@ def _fault(error: Exception) -> RequestFault:
         return error_reply_of(int(answer[1]), answer[2])
     summary, _, debug = text.partition("\n\nDebug source:")
     reason = _reason(debug) or summary
+    if (refused := _CERTIFICATE.search(debug)) is not None:
+        detail = " ".join(refused[1].split())
+        return Untrusted(next((flaw for sign, flaw in _FLAWS if sign in detail), CertificateFlaw.OTHER), detail)
     if _NO_CONNECTION.search(debug):
         return Unreached(reason)
     if "redirect without LOCATION" in text:
@@ -129,6 +153,14 @@ def _fault(error: Exception) -> RequestFault:
 
 _NO_CONNECTION: Final = re.compile(r"\bkind: Connect\b")
 """As a word: `kind: ConnectionReset` comes of a connection on which a request, or a part of it, was sent."""
+_CERTIFICATE: Final = re.compile(r"\bInvalidCertificate\((.{0,200})", re.DOTALL)
+_FLAWS: Final = (
+    ("CaUsedAsEndEntity", CertificateFlaw.OF_AN_AUTHORITY),
+    ("UnknownIssuer", CertificateFlaw.UNKNOWN_AUTHORITY),
+    ("NotValidForName", CertificateFlaw.OTHER_NAME),
+    ("NotValidYet", CertificateFlaw.NOT_YET_VALID),
+    ("Expired", CertificateFlaw.EXPIRED),
+)
 _REASON: Final = re.compile(r'(?:message|error): "([^"]+)"')
 _KIND: Final = re.compile(r"\b(TimedOut|IncompleteMessage|IncompleteBody|ConnectionReset|BrokenPipe|Parse)\b")
 

@@ -7,13 +7,14 @@ from typing import Literal
 from runtime.clock import Clock
 from runtime.telemetry import Telemetry
 from storage.errors import Unavailable
-from storage.objects.s3.aioboto3_client import Aioboto3Client
-from storage.objects.s3.diagnosis import NO_CREDENTIALS
-from storage.objects.s3.endpoint import has_keys, resolve_endpoint
-from storage.objects.s3.faults import NoCredentials, RequestFault
+from storage.objects.s3.aioboto3_client import Aioboto3Client, credentials_for
+from storage.objects.s3.credentials import FIND_S_MAX
+from storage.objects.s3.endpoint import resolve_endpoint
+from storage.objects.s3.faults import NoCredentials
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.obstore_client import ObstoreClient
+from storage.objects.s3.tls import read_authorities
 
 S3ClientName = Literal["obstore", "aioboto3"]
 
@@ -24,18 +25,20 @@ async def open_s3(
     """The store; close it in the end. Sends no request to it: `probe` tells whether it can be used.
 
     `client`: `obstore` carries record bytes while aioboto3 lists and deletes, or `aioboto3` does everything.
-    Credentials are those of the environment, else botocore's (profiles, roles). Raise `Unavailable` if there are none.
+    Credentials are those of the environment, else botocore's (profiles, roles). Raise `Unavailable` if there are none, or if a proxy or
+    a file of authorities that is named cannot be used.
     """
     endpoint = resolve_endpoint(location, os.environ)
-    control = Aioboto3Client(endpoint)
-    native = has_keys(os.environ)
-    if not native:
-        try:
-            await control.credentials()
-        except RequestFault as fault:
-            await control.close()
-            raise Unavailable(
-                f"{NO_CREDENTIALS} ({fault})" if isinstance(fault, NoCredentials) else f"no S3 credentials: {fault}"
-            ) from fault
-    data = control if client == "aioboto3" else ObstoreClient(endpoint, credentials=None if native else control.credentials)
-    return S3ObjectStore(location, endpoint, data=data, control=control, clock=clock, chance=chance, telemetry=telemetry)
+    _ = endpoint.route  # raises
+    authorities = read_authorities(endpoint.ca) if endpoint.ca is not None and endpoint.is_https else None
+    credentials = credentials_for(endpoint, os.environ, clock=clock)
+    control = Aioboto3Client(endpoint, credentials=credentials)
+    try:
+        await credentials.current(within_s=FIND_S_MAX)
+        data = control if client == "aioboto3" else ObstoreClient(endpoint, credentials=credentials, authorities=authorities)
+    except NoCredentials as fault:
+        await control.close()
+        raise Unavailable(str(fault)) from fault
+    return S3ObjectStore(
+        location, endpoint, data=data, control=control, credentials=credentials, clock=clock, chance=chance, telemetry=telemetry
+    )

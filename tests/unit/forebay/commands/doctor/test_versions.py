@@ -8,6 +8,7 @@ import pytest
 
 from forebay.commands.doctor.finding import Checks, FindingStatus
 from forebay.commands.doctor.versions import VERSIONS, look_at_versions
+from runtime.clock import SystemClock
 
 ENABLED = "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
 SUSPENDED = "<VersioningConfiguration><Status>Suspended</Status></VersioningConfiguration>"
@@ -35,7 +36,7 @@ async def said(monkeypatch: pytest.MonkeyPatch, status: str, body: str) -> tuple
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     checks, asked = Checks(lambda _: None), list[str]()
     async with answering(status, body, asked) as endpoint:
-        await look_at_versions(f"s3://bucket/prefix?endpoint={endpoint}&region=us-east-1", checks)
+        await look_at_versions(f"s3://bucket/prefix?endpoint={endpoint}&region=us-east-1", checks, clock=SystemClock())
     return [(one.check, one.verdict) for one in checks.findings], asked
 
 
@@ -56,6 +57,6 @@ async def test_of_one_that_keeps_none_or_may_not_be_asked_nothing_is_said(monkey
 
 async def test_a_folder_keeps_no_versions() -> None:
     checks = Checks(lambda _: None)
-    await look_at_versions("file:///nowhere", checks)
+    await look_at_versions("file:///nowhere", checks, clock=SystemClock())
 
     assert not checks.findings

@@ -4,7 +4,7 @@ import pytest
 
 from storage.objects.s3.store import S3ClientName
 from tests.kit.botocore_clients import clients_are_made_cheaply
-from tests.unit.storage.objects.s3.scripted import ScriptedS3
+from tests.kit.scripted_s3 import ScriptedS3
 
 __all__ = ["clients_are_made_cheaply"]
 

@@ -1,15 +1,17 @@
 """Where requests go, for AWS and for other stores, with both clients. Nothing is sent."""
 
+import os
 from datetime import timedelta
 
 import obstore
 import pytest
 
-from storage.objects.s3.aioboto3_client import Aioboto3Client
+from runtime.clock import SystemClock
+from storage.objects.s3.aioboto3_client import Aioboto3Client, credentials_for
 from storage.objects.s3.endpoint import resolve_endpoint
 from storage.objects.s3.location import parse_s3_url
 from storage.objects.s3.obstore_client import ObstoreClient
-from tests.unit.storage.objects.s3.opened import hurry
+from tests.kit.opened_s3 import hurry
 
 ADDRESSES = [
     ("s3://my-bucket?region=eu-west-1", "https://my-bucket.s3.eu-west-1.amazonaws.com/wal/1"),
@@ -28,8 +30,9 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("url", "address"), ADDRESSES)
 async def test_obstore_and_aioboto3_mean_the_same_address(url: str, address: str) -> None:
     endpoint = resolve_endpoint(parse_s3_url(url), {})
-    signed = obstore.sign(ObstoreClient(endpoint, credentials=None)._store, "GET", "wal/1", timedelta(minutes=1))
-    aioboto3 = Aioboto3Client(endpoint)
+    credentials = credentials_for(endpoint, os.environ, clock=SystemClock())
+    signed = obstore.sign(await ObstoreClient(endpoint, credentials=credentials)._store(), "GET", "wal/1", timedelta(minutes=1))
+    aioboto3 = Aioboto3Client(endpoint, credentials=credentials)
     client = await aioboto3._opened()
     presigned = await client.generate_presigned_url("get_object", Params={"Bucket": endpoint.bucket, "Key": "wal/1"})
     await aioboto3.close()

@@ -1,6 +1,6 @@
 import pytest
 
-from storage.objects.s3.endpoint import BucketEndpoint, has_keys, resolve_endpoint
+from storage.objects.s3.endpoint import BucketEndpoint, resolve_endpoint
 from storage.objects.s3.location import S3Location
 
 OURS = "http://127.0.0.1:7070"
@@ -36,7 +36,8 @@ def test_a_bucket_that_is_a_host_name_is_part_of_the_address() -> None:
     assert BucketEndpoint(bucket="b-1", url=None, region="r", path_style=False).url_of_bucket is None
 
 
-def test_keys_are_in_the_environment_only_as_a_pair() -> None:
-    assert has_keys({"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"})
-    assert not has_keys({"AWS_ACCESS_KEY_ID": "a"})
-    assert not has_keys({"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": ""})
+@pytest.mark.parametrize(
+    ("path_style", "url"), [(False, "https://b-1.s3.eu-west-1.amazonaws.com"), (True, "https://s3.eu-west-1.amazonaws.com")]
+)
+def test_requests_to_aws_go_to_the_host_of_its_region(path_style: bool, url: str) -> None:
+    assert BucketEndpoint(bucket="b-1", url=None, region="eu-west-1", path_style=path_style).url_of_requests == url

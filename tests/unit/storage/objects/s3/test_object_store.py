@@ -15,8 +15,8 @@ from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
 from storage.vocabulary import Buffer
 from tests.kit.collector import no_collector
-from tests.unit.storage.objects.s3.opened import hurry, in_three_parts, opened
-from tests.unit.storage.objects.s3.scripted import LOST, Reply, Request, ScriptedS3, error
+from tests.kit.opened_s3 import hurry, in_three_parts, opened
+from tests.kit.scripted_s3 import LOST, Reply, Request, ScriptedS3, error
 
 SOON_S = 25.0
 KEY = "wal/1"
@@ -230,7 +230,7 @@ async def test_a_lost_reply_that_cannot_be_looked_into_is_unknown(store: S3Objec
         await store.put_if_absent(KEY, [BODY])
 
 
-@pytest.mark.parametrize("reply", [error(403, "AccessDenied"), error(400, "EntityTooLarge"), error(404, "NoSuchBucket"), error(501)])
+@pytest.mark.parametrize("reply", [error(403, "AccessDenied"), error(400, "EntityTooLarge"), error(404, "NoSuchBucket")])
 async def test_a_refused_put_is_not_sent_again(store: S3ObjectStore, server: ScriptedS3, reply: Reply) -> None:
     server.answer("PUT", reply)
 
@@ -542,14 +542,40 @@ async def test_parts_of_a_large_object_that_lost_are_removed(store: S3ObjectStor
     assert server.objects == {KEY: b"another's"}
 
 
-async def test_where_parts_know_no_condition_a_large_object_goes_in_one(store: S3ObjectStore, server: ScriptedS3, in_parts: bytes) -> None:
-    server.answer("POST", error(501, "NotImplemented"), times=2, when=lambda request: "uploadId" in request.query)
+@pytest.mark.parametrize(
+    "refusal",
+    [error(501, "NotImplemented"), error(400, "InvalidArgument"), error(403, "AccessDenied"), error(405, "MethodNotAllowed"), error(404)],
+)
+@pytest.mark.parametrize("step", ["begin", "part", "end"])
+async def test_where_parts_are_refused_a_large_object_goes_in_one(
+    store: S3ObjectStore, server: ScriptedS3, in_parts: bytes, refusal: Reply, step: str
+) -> None:
+    refused = {
+        "begin": lambda request: "uploads" in request.query,
+        "part": lambda request: request.method == "PUT" and "uploadId" in request.query,
+        "end": lambda request: request.method == "POST" and "uploadId" in request.query,
+    }[step]
+    for method in ("POST", "PUT"):
+        server.answer(method, refusal, times=1_000, when=refused)
     await store.put_if_absent(KEY, [in_parts])
 
     assert server.objects == {KEY: in_parts}
     assert server.uploads == {}
+    began = sum("uploads" in request.query for request in server.requests)
     with pytest.raises(AlreadyExists):
         await store.put_if_absent(KEY, [in_parts[::-1]])
+    assert sum("uploads" in request.query for request in server.requests) == began == 1, "it is not sent in parts again"
+
+
+async def test_one_larger_than_a_put_may_be_is_refused_with_what_was_said_of_its_parts(
+    store: S3ObjectStore, server: ScriptedS3, in_parts: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "PUT_BYTES_MAX", len(in_parts) - 1)
+    server.answer("POST", error(400, "InvalidArgument", "no parts here"), times=1_000, when=lambda request: "uploads" in request.query)
+
+    with pytest.raises(Unavailable, match="no parts here"):
+        await store.put_if_absent(KEY, [in_parts])
+    assert server.count("PUT") == 0
 
 
 # The clock

@@ -1,5 +1,7 @@
 """What a probe that fails tells the operator: one line with bucket, endpoint, region, identity, and the fix."""
 
+import base64
+import hashlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,8 +13,8 @@ from storage.objects.s3.faults import ErrorReply
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
-from tests.unit.storage.objects.s3.opened import hurry, opened
-from tests.unit.storage.objects.s3.scripted import LOST, Reply, Request, ScriptedS3, error
+from tests.kit.opened_s3 import hurry, opened
+from tests.kit.scripted_s3 import LOST, Reply, Request, ScriptedS3, error
 
 IDENTITY = "as access key AKIA…ESTS (credentials from: env)"
 
@@ -168,6 +170,92 @@ async def test_credentials_of_a_profile_are_used_by_both_clients(
         await store.probe()
 
     assert all("Credential=AKIAOFAPROFILEX/" in request.headers["authorization"] for request in server.requests)
+
+
+CHECKSUM = error(501, "NotImplemented", "A header you provided implies functionality that is not implemented: x-amz-checksum-crc64nvme")
+MUTE = error(501, "NotImplemented", "A header you provided implies functionality that is not implemented")
+IN_WORDS = error(400, "InvalidArgument", "Unsupported header 'x-amz-checksum-crc64nvme' received for this API call.")
+
+
+def refuses(server: ScriptedS3, reply: Reply, *headers: str) -> None:
+    """Let `server` answer puts with one of `headers` so."""
+    server.answer("PUT", reply, times=1_000, when=lambda request: any(name.startswith(headers) for name in request.headers))
+
+
+@pytest.mark.parametrize("reply", [CHECKSUM, MUTE, IN_WORDS])
+async def test_a_server_that_knows_one_checksum_only_is_told_from_one_without_conditions(
+    server: ScriptedS3, client: S3ClientName, reply: Reply
+) -> None:
+    refuses(server, reply, "x-amz-checksum-crc64nvme")
+    async with opened(server.endpoint, client) as store:
+        if client == "aioboto3":
+            await store.probe()
+        else:
+            assert "refuses the checksum of a test write (x-amz-checksum-crc64nvme)" in (line := await failure(store))
+            assert "Set storage.s3_client=aioboto3" in line
+            assert "If-None-Match" not in line
+    assert server.objects == {}
+
+
+async def test_a_server_that_knows_no_newer_checksum_is_given_the_oldest(server: ScriptedS3) -> None:
+    refuses(server, IN_WORDS, "x-amz-checksum")
+    async with opened(server.endpoint, "aioboto3") as store:
+        await store.probe()
+        await store.put_if_absent("wal/1", [b"x"])
+        await store.put_if_absent("wal/2", [b"x"])
+
+    puts = [request.headers for request in server.requests if request.method == "PUT" and "/wal/" in request.path]
+    assert [headers["content-md5"] for headers in puts] == ["ndTkYSaMgDT1yFZOFVxnpg=="] * 2, "and is not asked again"
+
+
+async def test_a_server_that_refuses_conditions_is_blamed_for_those(server: ScriptedS3, client: S3ClientName) -> None:
+    refuses(server, MUTE, "if-none-match")
+    async with opened(server.endpoint, client) as store:
+        assert "does not honour If-None-Match" in await failure(store)
+
+
+async def test_a_refusal_before_it_was_looked_into_names_both_headers() -> None:
+    facts = Facts(
+        location=S3Location(bucket="bucket"),
+        endpoint=BucketEndpoint(bucket="bucket", url="http://s3", region="r", path_style=True),
+        identity="",
+        source="",
+        region_of_bucket="",
+    )
+    line = explain(ProbeStep.PUT, ErrorReply(501, "NotImplemented"), facts)
+
+    assert "does not know one of the headers of a test write, the checksum or If-None-Match" in line
+    assert "storage.s3_client=aioboto3" in line
+
+
+async def test_a_server_that_does_not_know_a_read_is_not_blamed_for_conditions(store: S3ObjectStore, server: ScriptedS3) -> None:
+    server.answer("GET", error(501, "NotImplemented"), times=1_000)
+    line = await failure(store)
+
+    assert "does not know what a test read asks for, GetObject with Range: 501 NotImplemented" in line
+    assert "If-None-Match" not in line
+
+
+async def test_many_objects_are_deleted_with_the_checksum_that_every_server_knows(store: S3ObjectStore, server: ScriptedS3) -> None:
+    server.answer("POST", error(400, "MissingContentMD5"), times=1_000, when=lambda request: "content-md5" not in request.headers)
+    await store.probe()
+
+    (deleted,) = (request for request in server.requests if request.method == "POST")
+    assert deleted.headers["content-md5"] == base64.b64encode(hashlib.md5(deleted.body).digest()).decode()
+    assert not [name for name in deleted.headers if "checksum" in name]
+
+
+@pytest.mark.parametrize("reply", [error(501, "NotImplemented"), error(405, "MethodNotAllowed")])
+async def test_a_server_that_deletes_one_at_a_time_is_asked_to(store: S3ObjectStore, server: ScriptedS3, reply: Reply) -> None:
+    server.answer("POST", reply, times=1_000)
+    await store.probe()
+    keys = [f"wal/{number}" for number in range(40)]
+    for key in keys:
+        await store.put_if_absent(key, [b"x"])
+    await store.delete_many([*keys, "wal/absent"])
+
+    assert server.objects == {}
+    assert server.count("POST") == 1, "the other way is not tried again"
 
 
 @pytest.mark.parametrize("step", ProbeStep)

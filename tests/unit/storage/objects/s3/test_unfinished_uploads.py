@@ -10,8 +10,8 @@ from storage.objects.port import UnfinishedUpload
 from storage.objects.s3 import aioboto3_client
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
-from tests.unit.storage.objects.s3.opened import hurry, in_three_parts, opened
-from tests.unit.storage.objects.s3.scripted import LOST, Reply, Request, ScriptedS3, error, uploads_page
+from tests.kit.opened_s3 import hurry, in_three_parts, opened
+from tests.kit.scripted_s3 import LOST, Reply, Request, ScriptedS3, error, uploads_page
 
 KEY = "wal/1"
 BUSY = error(503, "SlowDown")

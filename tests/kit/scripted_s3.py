@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -87,7 +88,7 @@ class ScriptedS3:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls) -> AsyncIterator[Self]:
+    async def running(cls, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Self]:
         self = cls()
         connections: set[asyncio.StreamWriter] = set()
 
@@ -101,8 +102,8 @@ class ScriptedS3:
                 connections.discard(writer)
                 writer.close()
 
-        server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1 << 20)
-        self.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1 << 20, ssl=tls)
+        self.endpoint = f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
             yield self
         finally:
@@ -175,6 +176,9 @@ class ScriptedS3:
                 return Reply(body=b"<R><ETag>x</ETag></R>") if reply.status == 200 else reply
             case "DELETE" if "uploadId" in request.query:
                 del self.uploads[request.query["uploadId"]]
+                return Reply(204)
+            case "DELETE":
+                self.objects.pop(request.key, None)
                 return Reply(204)
         return error(405, "MethodNotAllowed")
 
