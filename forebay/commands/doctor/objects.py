@@ -13,7 +13,7 @@ from forebay.commands.doctor.finding import Checks, Finding, FindingStatus, fail
 from process.settings.urls import scheme_of
 from runtime.clock import Clock
 from runtime.ids import IdSource
-from storage.errors import AlreadyExists, NotFound
+from storage.errors import AlreadyExists, NotFound, Unavailable
 from storage.limits import KIB
 from storage.objects.port import ObjectStore
 from storage.objects.s3.diagnosis import Facts, ProbeStep, explain
@@ -22,6 +22,7 @@ from storage.objects.s3.faults import Interrupted, NoCredentials, RequestFault, 
 from storage.objects.s3.location import parse_s3_url
 
 STORE: Final = "object store"
+ROUTE: Final = "objects: route"
 PUT: Final = "objects: put"
 PUT_AGAIN: Final = "objects: second put"
 GET: Final = "objects: range read"
@@ -40,6 +41,22 @@ SLOW_S: Final = 1.0
 
 _BODY: Final = b"written by forebay doctor, and to be removed by it"
 _OTHER: Final = b"another, which must be refused"
+
+
+def of_route(url: str) -> Finding | None:
+    """How S3 is reached, and whom a broker trusts there: what the environment has decided. None for a store that is not S3."""
+    if scheme_of(url) != "s3":
+        return None
+    endpoint = resolve_endpoint(parse_s3_url(url), os.environ)
+    try:
+        route = endpoint.route
+    except Unavailable as error:
+        return failed(ROUTE, str(error))
+    trusted = ""
+    if endpoint.is_https:
+        named = f" and those of {endpoint.ca.path} ({endpoint.ca.named_by})" if endpoint.ca is not None else ""
+        trusted = f"; trusted are the authorities of the system{named}"
+    return ok(ROUTE, f"S3 at {endpoint.shown} is reached {route.shown}{trusted}")
 
 
 def of_second_put(is_refused: bool, first: bytes) -> Finding:

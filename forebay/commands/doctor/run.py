@@ -123,6 +123,8 @@ async def _look_at_stores(settings: Settings, checks: Checks, clock: Clock) -> C
         else:
             checks.add(ok(metadata.STORE, _known(settings.metadata.url, "can be read")))
             cluster = await MetadataChecks(ordering.metadata, checks, clock=clock, ids=ids).run()
+        if (route := objects.of_route(settings.storage.url)) is not None:
+            checks.add(route)
         opened = await _opened(settings, objects.STORE, "storage.url", checks, closing, clock)
         if opened is None:
             _skip(checks, objects.OF_STORE, "the object store cannot be opened")
@@ -131,7 +133,7 @@ async def _look_at_stores(settings: Settings, checks: Checks, clock: Clock) -> C
             await ObjectChecks(
                 opened.objects, checks, url=url, known=_known(url, "takes writes, and what was written is read back"), clock=clock, ids=ids
             ).run()
-            await look_at_versions(url, checks)
+            await look_at_versions(url, checks, clock=clock)
         if ordering is None or opened is None or any(one.verdict is FindingStatus.FAILED for one in checks.findings[first:]):
             checks.add(skipped(together.BELONG, "one of them is not well"))
         else:

@@ -189,3 +189,51 @@ def test_a_list_that_lacks_an_object_is_a_warning() -> None:
     found: Finding = objects.of_list([".probe/b"], ".probe/a")
 
     assert found.verdict is FindingStatus.WARNING
+
+
+# The way to S3
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "verdict", "says"),
+    [
+        ("http://10.0.0.1:9000", {}, FindingStatus.OK, "S3 at http://10.0.0.1:9000 is reached directly"),
+        (
+            "http://10.0.0.1:9000",
+            {"HTTP_PROXY": "http://user:sEcReT@proxy:3128"},
+            FindingStatus.OK,
+            "is reached through the proxy http://proxy:3128 (HTTP_PROXY)",
+        ),
+        (
+            "http://10.0.0.1:9000",
+            {"HTTP_PROXY": "http://proxy:3128", "NO_PROXY": "10.0.0.0/8"},
+            FindingStatus.OK,
+            "is reached directly (NO_PROXY names it)",
+        ),
+        ("http://10.0.0.1:9000", {"ALL_PROXY": "socks5://proxy"}, FindingStatus.FAILED, "ALL_PROXY names a proxy"),
+        (
+            "https://s3.example",
+            {"AWS_CA_BUNDLE": "/ca.pem"},
+            FindingStatus.OK,
+            "trusted are the authorities of the system and those of /ca.pem (AWS_CA_BUNDLE)",
+        ),
+    ],
+)
+def test_the_way_to_s3_is_told(
+    endpoint: str, environment: dict[str, str], verdict: FindingStatus, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "AWS_CA_BUNDLE", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = objects.of_route(f"s3://bucket?endpoint={endpoint}")
+
+    assert found is not None
+    assert found.verdict is verdict
+    assert says in found.detail
+    assert "sEcReT" not in found.detail
+
+
+def test_a_folder_has_no_way_to_it() -> None:
+    assert objects.of_route("file:///nowhere") is None
