@@ -20,6 +20,8 @@ from storage.objects.s3.tls import describe_certificate
 
 LOOK_UP_S: Final = 5.0
 """For each question asked to name an identity or a region."""
+OTHERS_PUT_S: Final = 15.0
+"""The other client's library is loaded first."""
 
 _OTHER_CLIENT: Final = "Set storage.s3_client=aioboto3, which sends x-amz-checksum-crc32c, or Content-MD5 where that is refused"
 _ANOTHER_STORE: Final = "Use a store that does (AWS S3, MinIO, Ceph, Versity)."
@@ -159,15 +161,17 @@ class Diagnosis:
         except TimeoutError:
             return ""
 
-    async def _takes_others_put(self, name: str) -> bool:
-        """Whether the server takes what differs only by the checksum. One client alone has tried its other one already."""
+    async def _takes_others_put(self, name: str) -> bool | None:
+        """Whether the server takes what differs only by the checksum; None if it did not say. One client alone has tried its other one."""
         if not self._has_two_clients:
             return False
         try:
-            async with asyncio.timeout(LOOK_UP_S):
+            async with asyncio.timeout(OTHERS_PUT_S):
                 await self._control.put_if_absent(name, [b"checksum"])
-        except (RequestFault, TimeoutError):
+        except ErrorReply:
             return False
+        except (RequestFault, TimeoutError):
+            return None
         with contextlib.suppress(RequestFault, TimeoutError):  # it is of the kind that a later probe leaves as well
             async with asyncio.timeout(LOOK_UP_S):
                 await self._control.delete([name])

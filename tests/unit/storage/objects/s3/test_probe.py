@@ -214,6 +214,13 @@ async def test_a_server_that_refuses_conditions_is_blamed_for_those(server: Scri
         assert "does not honour If-None-Match" in await failure(store)
 
 
+async def test_a_question_without_an_answer_blames_nothing_that_it_would_have_shown(server: ScriptedS3) -> None:
+    refuses(server, CHECKSUM, "x-amz-checksum-crc64nvme")
+    server.answer("PUT", LOST, times=1_000)
+    async with opened(server.endpoint, "obstore") as store:
+        assert "Set storage.s3_client=aioboto3" in await failure(store)
+
+
 async def test_a_refusal_before_it_was_looked_into_names_both_headers() -> None:
     facts = Facts(
         location=S3Location(bucket="bucket"),
