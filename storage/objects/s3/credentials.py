@@ -79,7 +79,7 @@ class CredentialSource:
         # Written by the thread of a search, of which there is one at a time.
         self._marks: _Marks | None = None
         self._failure = ""
-        self._found_at_s = self._look_at_s = self._search_at_s = clock.monotonic_s()
+        self._searched_at_s = self._look_at_s = self._search_at_s = clock.monotonic_s()
         self._under_way: Future[None] | None = None
 
     @property
@@ -108,7 +108,7 @@ class CredentialSource:
             await self._finished(self._under_way, WAIT_S_MAX)
         if self._held == refused:
             pause_s = SEARCH_AGAIN_IF_FORBIDDEN_S if perhaps else SEARCH_AGAIN_S
-            await self._finished(self._look(anyway=self._clock.monotonic_s() >= self._found_at_s + pause_s), WAIT_S_MAX)
+            await self._finished(self._look(anyway=self._clock.monotonic_s() >= self._searched_at_s + pause_s), WAIT_S_MAX)
         return self._held != refused
 
     def close(self) -> None:
@@ -151,7 +151,8 @@ class CredentialSource:
             found = self._find()
         except Exception as fault:  # noqa: BLE001 - a request that waits is given it
             cause = str(fault) if isinstance(fault, RequestFault) else repr(fault)
-            self._search_at_s = self._clock.monotonic_s() + SEARCH_AGAIN_S
+            self._marks, self._searched_at_s = marks, self._clock.monotonic_s()
+            self._search_at_s = self._searched_at_s + SEARCH_AGAIN_S
             if held is not None and not self._failure:
                 _log.warning(
                     "s3_credentials_not_renewed",
@@ -167,7 +168,7 @@ class CredentialSource:
         left_s = _left_s(found, self._clock)
         pause_s = max(left_s - RENEWED_BEFORE_END_S, left_s / 2, LOOK_AGAIN_S) if left_s > 0 else SEARCH_AGAIN_S
         self._held, self._marks, self._failure = found, marks, ""
-        self._found_at_s, self._search_at_s = now_s, now_s + pause_s
+        self._searched_at_s, self._search_at_s = now_s, now_s + pause_s
         if held is not None and held != found:
             _log.info("s3_credentials_renewed", source=found.source, ends=_moment(found.expires_s))
 

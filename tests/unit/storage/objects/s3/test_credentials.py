@@ -132,6 +132,22 @@ async def test_a_store_that_refuses_has_them_searched_within_bounds() -> None:
     assert issuer.searches == 3
 
 
+async def test_a_search_that_fails_is_repeated_within_bounds(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "credentials"
+    issuer = Issuer(issued("first"), NoCredentials("half a file"))
+    source = CredentialSource(issuer, environment={"AWS_SHARED_CREDENTIALS_FILE": str(path)}, clock=clock)
+    first = await source.current()
+    path.write_text("half")
+    clock.s += module.SEARCH_AGAIN_S
+    for _ in range(10):
+        assert not await source.renewed(first)
+    assert issuer.searches == 2
+    clock.s += module.SEARCH_AGAIN_S
+    assert not await source.renewed(first)
+    assert issuer.searches == 3
+    assert await source.current() == first
+
+
 async def test_requests_together_search_once() -> None:
     issuer = Issuer(issued("first"))
     source = CredentialSource(issuer, environment={}, clock=Clock())
