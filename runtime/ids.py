@@ -6,12 +6,16 @@ One source never hands out an id that sorts at or below an earlier one of its ow
 import os
 import uuid
 from collections.abc import Callable
+from typing import Final
 
 from runtime.clock import Clock
 from runtime.ulid import RANDOM_BITS, decode_ulid, encode_ulid
 
 Entropy = Callable[[int], bytes]
 """n -> n random bytes."""
+
+_STEP_MASK: Final = (1 << 64) - 1
+"""A step has 64 random bits: two processes behind one floor must not make the same id."""
 
 
 class IdSource:
@@ -23,12 +27,17 @@ class IdSource:
         self._last_ulid = 0
 
     def next_ulid(self, *, above: str = "") -> str:
-        """A ULID greater than every earlier one of this source and than `above` (a `revoked_floor`, or empty)."""
+        """A ULID greater than every earlier one of this source and than `above` (a `revoked_floor`, or empty).
+
+        Dated by the clock, and never ahead of it, however many are asked for, unless `above` or an earlier reading of the clock is: then by
+        that. Within a millisecond ids count up by random steps, so sources that begin at the same floor do not meet.
+        """
         floor = max(self._last_ulid, decode_ulid(above) if above else 0)
-        value = self._clock.now_ms() << RANDOM_BITS | int.from_bytes(self._entropy(10), "big")
+        chance = int.from_bytes(self._entropy(RANDOM_BITS // 8), "big")
+        # Half of the range is left for steps: 32,768 of them fit in a millisecond, whatever chance says.
+        value = self._clock.now_ms() << RANDOM_BITS | chance >> 1
         if value <= floor:
-            # The wall clock is behind the floor: continue one millisecond above it, with fresh chance in the low bits.
-            value = ((floor >> RANDOM_BITS) + 1) << RANDOM_BITS | value & ((1 << RANDOM_BITS) - 1)
+            value = floor + 1 + (chance & _STEP_MASK)
         self._last_ulid = value
         return encode_ulid(value)
 

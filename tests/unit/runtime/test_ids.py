@@ -1,21 +1,23 @@
 """Ids sort as their times do, whatever the clock does."""
 
+import os
 import uuid
+from collections import deque
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.ids import IdSource
-from runtime.ulid import ULID_LENGTH, decode_ulid, encode_ulid
+from runtime.ids import Entropy, IdSource
+from runtime.ulid import ULID_LENGTH, decode_ulid, encode_ulid, ulid_ms
 
 
 class Clock:
     def __init__(self, *times_ms: int) -> None:
-        self.times_ms = list(times_ms)
+        self.times_ms = deque(times_ms)
 
     def now_ms(self) -> int:
-        return self.times_ms.pop(0) if len(self.times_ms) > 1 else self.times_ms[0]
+        return self.times_ms.popleft() if len(self.times_ms) > 1 else self.times_ms[0]
 
     def monotonic_s(self) -> float:
         return 0.0
@@ -56,6 +58,37 @@ def test_a_source_never_goes_back_even_if_the_clock_does(times_ms: list[int]) ->
 
     found = [ids.next_ulid() for _ in range(len(times_ms) + 5)]
     assert found == sorted(set(found))
+
+
+@pytest.mark.parametrize("entropy", [os.urandom, lambda count: b"\xff" * count], ids=["random", "greatest"])
+def test_no_id_is_ahead_of_the_clock_that_made_it(entropy: Entropy) -> None:
+    """Twenty ids a millisecond for two seconds, then thirty thousand in one."""
+    times_ms = [1_000 + n // 20 for n in range(40_000)] + [3_001] * 30_000
+    ids = IdSource(clock=Clock(*times_ms), entropy=entropy)
+
+    found = [ids.next_ulid() for _ in times_ms]
+
+    assert [ulid_ms(one) for one in found] == times_ms
+    assert found == sorted(set(found))
+
+
+def test_ids_of_a_clock_that_went_back_are_dated_by_its_latest_reading() -> None:
+    ids = IdSource(clock=Clock(5_000, 10))
+
+    found = [ids.next_ulid() for _ in range(1_000)]
+
+    assert {ulid_ms(one) for one in found} == {5_000}
+    assert found == sorted(set(found))
+
+
+def test_sources_behind_one_floor_do_not_meet_and_stay_at_its_time() -> None:
+    floor = encode_ulid(5_000 << 80 | 77)
+    one, other = IdSource(clock=Clock(10)), IdSource(clock=Clock(10))
+
+    found = [source.next_ulid(above=floor) for _ in range(500) for source in (one, other)]
+
+    assert {ulid_ms(each) for each in found} == {5_000}
+    assert len(set(found)) == 1_000
 
 
 def test_an_id_above_a_floor_is_above_it_though_the_clock_is_behind() -> None:
