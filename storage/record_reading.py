@@ -14,7 +14,7 @@ from typing import Final
 from storage.compressed_frames import check_frames, check_size
 from storage.errors import Corrupt
 from storage.limits import MIB
-from storage.recordbatch import CODEC_MASK, HEADER_BYTES, BatchHeader
+from storage.recordbatch import CODEC_MASK, HEADER_BYTES, NO_TIMESTAMP, BatchHeader
 from storage.records import TooLarge, decompress_records
 from storage.vocabulary import Buffer
 
@@ -24,7 +24,6 @@ HEADERS_MAX: Final = 1_000_000
 """In all records of a batch: this number takes a quarter of a second of a thread, and two bytes make one."""
 NAMED_MAX: Final = 1_000
 """Indexes that are kept of records that break one rule."""
-NO_TIMESTAMP: Final = -1
 _INT32_BYTES_MAX: Final = 5
 _INT64_BYTES_MAX: Final = 10
 _COPIED_BYTES_MAX: Final = MIB
@@ -42,8 +41,11 @@ class Unreadable(Corrupt):
 # Not frozen: that takes as long to make as a record takes to read.
 @dataclass(slots=True, kw_only=True)
 class Readable:
-    """What a topic may object to in a batch that can be read: indexes of records, at most NAMED_MAX of each kind."""
+    """What a topic may object to in a batch that can be read: indexes of records, at most NAMED_MAX of each kind; and the greatest time of
+    its records, NO_TIMESTAMP at least.
+    """
 
+    greatest_ms: int = NO_TIMESTAMP
     without_key: list[int] = field(default_factory=list)
     out_of_time: list[int] = field(default_factory=list)
 
@@ -101,6 +103,7 @@ def _read_slice(
     size = len(data)
     index = indexes.start
     earliest, latest = earliest_ms - base_ms, latest_ms - base_ms
+    greatest = found.greatest_ms - base_ms
     try:
         for index in indexes:
             byte = data[at]
@@ -125,6 +128,8 @@ def _read_slice(
             else:
                 byte, at = _varint(data, at, _INT64_BYTES_MAX)
             delta_ms = (byte >> 1) ^ -(byte & 1)
+            if delta_ms > greatest:
+                greatest = delta_ms
             if not earliest <= delta_ms <= latest and base_ms + delta_ms != NO_TIMESTAMP and len(found.out_of_time) < NAMED_MAX:
                 found.out_of_time.append(index)
 
@@ -178,6 +183,7 @@ def _read_slice(
         raise Unreadable(f"record {index}: {error}", index=index) from None
     except IndexError:
         raise Unreadable(f"record {index}: it goes on where the batch ends: bytes={size}", index=index) from None
+    found.greatest_ms = base_ms + greatest
     return at, headers
 
 

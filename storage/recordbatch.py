@@ -29,6 +29,7 @@ ATTRIBUTE_LOG_APPEND_TIME: Final = 0x08
 ATTRIBUTE_TRANSACTIONAL: Final = 0x10
 ATTRIBUTE_CONTROL: Final = 0x20
 NO_PRODUCER: Final = -1
+NO_TIMESTAMP: Final = -1
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _OFFSET: Final = struct.Struct(">q")
@@ -76,6 +77,12 @@ def restamp(buffer: bytearray | memoryview, position: int, base_offset: int) -> 
 def stamp_log_append_time(batch: bytearray | memoryview, append_ms: int) -> None:
     """Mark one batch as LogAppendTime: attribute bit 3, max timestamp, and the CRC that covers both."""
     stamp_attributes(batch, int.from_bytes(batch[21:23], "big", signed=True), append_ms=append_ms)
+
+
+def stamp_max_timestamp(batch: bytearray | memoryview, max_timestamp: int) -> None:
+    """Give one batch its greatest time, and the CRC that covers it."""
+    struct.pack_into(">q", batch, 35, max_timestamp)
+    struct.pack_into(">I", batch, 17, checksum(batch))
 
 
 def stamp_attributes(batch: bytearray | memoryview, attributes: int, *, append_ms: int | None = None) -> None:

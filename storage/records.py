@@ -1,5 +1,5 @@
 """The records inside a batch: one by one, for questions that a header cannot answer (offsets by time, keys of compacted topics), or as a
-whole in another codec. Never on the path of ordinary produce or fetch.
+whole in another codec. Only `is_time_doubtful` is on the path of ordinary produce, none on that of fetch.
 
     record   length varint | attributes 1 | timestamp delta varint | offset delta varint | key length varint | key | …
 
@@ -20,6 +20,7 @@ from storage.recordbatch import (
     CODEC_MASK,
     HEADER_BYTES,
     LENGTH_OFFSET_BYTES,
+    NO_TIMESTAMP,
     BatchHeader,
     stamp_attributes,
 )
@@ -41,6 +42,13 @@ _XERIAL_BLOCK_BYTES: Final = 32 * KIB
 VARINT_BYTES_MAX: Final = 10
 RECORD_BYTES_MIN: Final = 7
 """Length, attributes, two deltas, two lengths and the number of headers, a byte each."""
+SLICE_RECORDS: Final = 2_000
+"""Records whose times are read between two calls of `breathe`: a quarter of a millisecond."""
+_LENGTH_MIN: Final = (RECORD_BYTES_MIN - 1) << 1
+"""As a varint has it."""
+_LONGER_OFFSETS_AT: Final = (64, 8_192, 1_048_576)
+"""Offset deltas from which their varints are a byte longer."""
+_BEFORE_ALL_TIMES: Final = -(2**63)
 
 NONE: Final = 0
 GZIP: Final = 1
@@ -84,24 +92,145 @@ def walk(batch: Buffer, header: BatchHeader) -> Iterator[RecordFacts]:
         raise Corrupt(f"records end early: record_count={header.record_count} bytes={len(body)}") from None
 
 
-def recompress_batch(
-    batch: Buffer, header: BatchHeader, codec: int, *, level: int | None = None, append_ms: int | None = None, bytes_max: int | None = None
-) -> bytearray:
-    """One batch with its records in another codec, byte for byte the same when decompressed; the rest of its header stays as it is.
+def is_time_doubtful(batch: Buffer, header: BatchHeader) -> bool:
+    """Whether the header itself is a reason to read the times of the records: its greatest one is not above the base time, or that of one
+    record is another. False where the broker stamped it, and for records of one length at the base time, which are seen without a walk.
 
-    `level` is the codec's, None for its default; `append_ms` marks it as LogAppendTime; uncompressed records stop at `bytes_max`, header
-    included. Blocks for as long as that takes: not for an event loop. Raises `TooLarge`, and `Corrupt` as `decompress_records` does and for
-    fewer bytes than the header's records have.
+    A greatest time above the base time of several records is believed, and so is that of one compressed record that equals it.
+    """
+    greatest_ms, base_ms = header.max_timestamp, header.base_timestamp
+    if header.attributes & ATTRIBUTE_LOG_APPEND_TIME:
+        return False
+    if greatest_ms > base_ms:
+        return header.record_count == 1
+    if greatest_ms < base_ms or greatest_ms < NO_TIMESTAMP:
+        return True
+    if header.attributes & CODEC_MASK:
+        return header.record_count > 1
+    if header.record_count == 1:
+        return not _is_lone_at_base_time(batch)
+    try:
+        return not _are_at_base_time(memoryview(batch)[HEADER_BYTES:], header.record_count)
+    except IndexError:
+        return True
+
+
+def _is_lone_at_base_time(batch: Buffer) -> bool:
+    at = HEADER_BYTES
+    end = min(at + VARINT_BYTES_MAX, len(batch) - 2)
+    while at < end and batch[at] >= 0x80:
+        at += 1
+    return at < end and not batch[at + 2]
+
+
+def _are_at_base_time(body: memoryview, count: int) -> bool:
+    """Whether all records have the time delta 0. False if they are not of one length, too. Raises IndexError where they end early."""
+    at = index = 0
+    for end_index in _LONGER_OFFSETS_AT:
+        here = min(count, end_index) - index
+        byte = body[at]
+        prefix_bytes = 1 if byte < 0x80 else 2
+        length = byte
+        if prefix_bytes == 2:
+            second = body[at + 1]
+            if second >= 0x80:
+                return False
+            length += (second << 7) - 0x80
+        stride = prefix_bytes + (length >> 1)
+        end = at + here * stride
+        if length & 1 or length < _LENGTH_MIN or end > len(body):
+            return False
+        if body[at:end:stride] != body[at : at + 1].tobytes() * here or body[at + prefix_bytes + 1 : end : stride] != bytes(here):
+            return False
+        if prefix_bytes == 2 and body[at + 1 : end : stride] != body[at + 1 : at + 2].tobytes() * here:
+            return False
+        at, index = end, index + here
+        if index == count:
+            return at == len(body)
+    return False
+
+
+def greatest_time(batch: Buffer, header: BatchHeader, *, bytes_max: int | None = None, breathe: Callable[[], None] = lambda: None) -> int:
+    """What Kafka's brokers write as the greatest time of a batch: that of its records, NO_TIMESTAMP at least.
+
+    Costs a tenth of a microsecond per record. Only the length and the time of a record are looked at. Calls `breathe` every SLICE_RECORDS
+    records; raises what `decompress_records` raises, and `Corrupt` for records that are not what the header says.
+    """
+    codec = header.attributes & CODEC_MASK
+    return _greatest_in(decompress_records(memoryview(batch)[HEADER_BYTES:], codec, bytes_max=bytes_max), header, breathe)
+
+
+def _greatest_in(body: Buffer, header: BatchHeader, breathe: Callable[[], None]) -> int:
+    at, greatest = 0, _BEFORE_ALL_TIMES
+    try:
+        for begin in range(0, header.record_count, SLICE_RECORDS):
+            if begin:
+                breathe()
+            at, greatest = _walk_times(body, at, min(SLICE_RECORDS, header.record_count - begin), greatest)
+    except IndexError:
+        at = len(body) + 1
+    if at > len(body):
+        raise Corrupt(f"records end early: record_count={header.record_count} bytes={len(body)}")
+    if at < len(body):
+        raise Corrupt(f"bytes are left after the last record: record_count={header.record_count} left={len(body) - at}")
+    greatest_ms = header.base_timestamp + greatest
+    if greatest_ms >= -_BEFORE_ALL_TIMES:
+        raise Corrupt(f"a timestamp does not fit in 8 bytes: base_timestamp={header.base_timestamp} delta={greatest}")
+    return max(NO_TIMESTAMP, greatest_ms)
+
+
+def _walk_times(data: Buffer, at: int, count: int, greatest: int) -> tuple[int, int]:
+    """The position behind `count` records from `at` on, and the greatest time delta of these and those before."""
+    for _ in range(count):
+        byte = data[at]
+        if byte < 0x80:
+            at += 1
+        elif (second := data[at + 1]) < 0x80:
+            byte += (second << 7) - 0x80
+            at += 2
+        else:
+            byte, at = _unsigned_varint(data, at)
+        if byte & 1 or byte < _LENGTH_MIN:
+            raise Corrupt(f"a record has no such length: {(byte >> 1) ^ -(byte & 1)}")
+        delta = data[at + 1]
+        if delta or greatest < 0:
+            if delta >= 0x80:
+                delta, _ = _unsigned_varint(data, at + 1)
+            delta = (delta >> 1) ^ -(delta & 1)
+            if delta > greatest:
+                greatest = delta
+        at += byte >> 1
+    return at, greatest
+
+
+def recompress_batch(
+    batch: Buffer,
+    header: BatchHeader,
+    codec: int,
+    *,
+    level: int | None = None,
+    append_ms: int | None = None,
+    bytes_max: int | None = None,
+    breathe: Callable[[], None] = lambda: None,
+) -> bytearray:
+    """One batch with its records in another codec, byte for byte the same when decompressed. Its greatest time is that of its records, the
+    rest of its header stays as it is.
+
+    `level` is the codec's, None for its default; `append_ms` is the time of LogAppendTime, which the batch is marked with; uncompressed
+    records stop at `bytes_max`, header included. Blocks for as long as that takes: not for an event loop. Raises `TooLarge`, and `Corrupt`
+    as `decompress_records` does and for records that are not what the header says.
     """
     room_bytes = None if bytes_max is None or codec != NONE else max(0, bytes_max - HEADER_BYTES)
     body = decompress_records(memoryview(batch)[HEADER_BYTES:], header.attributes & CODEC_MASK, bytes_max=room_bytes)
     if header.record_count > len(body) // RECORD_BYTES_MIN:
         raise Corrupt(f"{len(body)} bytes cannot hold {header.record_count} records")
+    greatest_ms = _greatest_in(body, header, breathe) if append_ms is None else append_ms
     packed = compress_records(body, codec, level)
     made = bytearray(HEADER_BYTES + len(packed))
     made[:HEADER_BYTES] = memoryview(batch)[:HEADER_BYTES]
     made[HEADER_BYTES:] = packed
     struct.pack_into(">i", made, 8, len(made) - LENGTH_OFFSET_BYTES)
+    struct.pack_into(">q", made, 35, greatest_ms)
     stamp_attributes(made, header.attributes & ~CODEC_MASK | codec, append_ms=append_ms)
     return made
 

@@ -153,16 +153,16 @@ def test_offset_deltas_are_right_where_their_varints_grow() -> None:
     count = 70_000
     batch = batch_of_records(b"".join(record(b"", offset_delta=delta, key=b"k") for delta in range(count)), count)
 
-    assert read(batch) == Readable()
+    assert read(batch) == Readable(greatest_ms=NOW_MS)
 
 
 def test_records_without_a_key_and_out_of_time_are_named_up_to_a_bound() -> None:
     batch = record_batch(b"a", b"b", b"c", keys=(None, b"", b"k"), timestamps=(NOW_MS - 1, NOW_MS, NOW_MS + 2), base_timestamp=NOW_MS)
 
-    assert read(batch, earliest_ms=NOW_MS, latest_ms=NOW_MS + 1) == Readable(without_key=[0], out_of_time=[0, 2])
+    assert read(batch, earliest_ms=NOW_MS, latest_ms=NOW_MS + 1) == Readable(greatest_ms=NOW_MS + 2, without_key=[0], out_of_time=[0, 2])
     assert read(batch, earliest_ms=NOW_MS - 1, latest_ms=NOW_MS + 2).out_of_time == []
     many = read(record_batch(*[b""] * (NAMED_MAX + 1)), earliest_ms=NOW_MS + 1)
-    assert many == Readable(without_key=list(range(NAMED_MAX)), out_of_time=list(range(NAMED_MAX)))
+    assert many == Readable(greatest_ms=NOW_MS, without_key=list(range(NAMED_MAX)), out_of_time=list(range(NAMED_MAX)))
 
 
 def test_no_timestamp_is_never_out_of_time_and_one_beyond_64_bits_always() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from storage import records
 from storage.errors import Corrupt
 from storage.recordbatch import ATTRIBUTE_LOG_APPEND_TIME, HEADER_BYTES, checksum, parse_header
-from storage.records import TooLarge, decompress_records, recompress_batch, walk
+from storage.records import TooLarge, decompress_records, greatest_time, is_time_doubtful, recompress_batch, walk
 from tests.kit.batches import batch_bytes
 from tests.kit.record_batches import NOW_MS, record_batch
 from tests.unit.storage.log.test_time_search import timed
@@ -158,3 +158,66 @@ def test_a_bomb_stops_at_what_the_topic_takes(codec: int) -> None:
         recompress_batch(memoryview(batch), parse_header(batch), 0, bytes_max=1_000_000)
     with pytest.raises(TooLarge):
         recompress_batch(memoryview(batch), parse_header(batch), 0, bytes_max=0)
+
+
+TIMES = st.integers(-3, 3) | st.sampled_from([-100, 63, 64, 100, 8_191, 8_192, 1 << 40])
+
+
+@given(
+    st.integers(-2, 1_000),
+    st.lists(st.tuples(TIMES, st.sampled_from([0, 1, 50, 51, 52, 130])), min_size=1, max_size=80),
+    st.integers(0, 4),
+    st.integers(-3, 1_100),
+)
+def test_the_greatest_time_of_a_batch_is_that_of_its_records(
+    base_ms: int, records: list[tuple[int, int]], codec: int, said_ms: int
+) -> None:
+    times = [base_ms + delta for delta, _ in records]
+    values = [b"v" * size for _, size in records]
+    batch = record_batch(*values, timestamps=times, base_timestamp=base_ms, max_timestamp=said_ms, codec=codec)
+    header, greatest_ms = parse_header(batch), max(-1, *times)
+
+    assert greatest_time(batch, header) == greatest_ms
+    if not is_time_doubtful(batch, header):
+        believed = said_ms > base_ms and len(times) > 1
+        assert said_ms == greatest_ms or believed or (codec and len(times) == 1 and said_ms == base_ms)
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 8_192, 8_193])
+@pytest.mark.parametrize("size", [0, 20, 53, 54, 55, 1_000])
+def test_records_of_one_length_at_the_base_time_are_known_to_be_without_a_walk(count: int, size: int) -> None:
+    alike = record_batch(*[b"v" * size] * count)
+    later = record_batch(*[b"v" * size] * count, timestamps=[NOW_MS] * (count - 1) + [NOW_MS + 1], max_timestamp=NOW_MS)
+
+    assert not is_time_doubtful(alike, parse_header(alike))
+    assert is_time_doubtful(later, parse_header(later))
+
+
+@pytest.mark.parametrize("codec", [0, *COMPRESS])
+def test_what_the_broker_stamped_is_not_doubted_and_what_a_producer_did_not_date_is_read(codec: int) -> None:
+    undated = record_batch(b"a", b"b", base_timestamp=-1, codec=codec)
+    stamped = record_batch(b"a", b"b", attributes=ATTRIBUTE_LOG_APPEND_TIME, max_timestamp=5, codec=codec)
+
+    assert greatest_time(undated, parse_header(undated)) == -1
+    assert not is_time_doubtful(stamped, parse_header(stamped))
+
+
+@given(st.binary(max_size=200), st.integers(0, 7), st.integers(1, 40))
+def test_times_of_any_bytes_are_read_or_corrupt(payload: bytes, codec: int, count: int) -> None:
+    batch = batch_bytes(count, payload=payload)
+    header = parse_header(batch)._replace(attributes=codec)
+
+    is_time_doubtful(batch, header)
+    with contextlib.suppress(Corrupt):
+        assert -1 <= greatest_time(batch, header) < 1 << 63
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_a_batch_that_is_compressed_anew_gets_the_greatest_time_of_its_records(codec: int) -> None:
+    times = (NOW_MS, NOW_MS + 7, NOW_MS + 2)
+    batch = record_batch(b"a", b"b", b"c", timestamps=times, max_timestamp=NOW_MS + 1)
+
+    made = recompress_batch(batch, parse_header(batch), codec)
+
+    assert parse_header(made).max_timestamp == NOW_MS + 7
+    assert parse_header(made).crc == checksum(made)
