@@ -20,14 +20,14 @@ from typing import Final
 import structlog
 from kio.schema.errors import ErrorCode
 
-from broker.handling.record_checks import CODEC_NUMBERS, Refused, TopicRules, check_records
+from broker.handling.record_checks import CODEC_NUMBERS, Refused, TopicRules, check_records, is_ahead
 from runtime.blocking import Blocking
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import Corrupt
 from storage.limits import KIB, MIB
-from storage.recordbatch import CODEC_MASK, BatchHeader
+from storage.recordbatch import CODEC_MASK, BatchHeader, parse_header
 from storage.records import TooLarge, recompress_batch
 from storage.vocabulary import PartitionId
 
@@ -55,6 +55,8 @@ READ_AT_ONCE_HEADERS_EACH_MAX: Final = 8
 """Per record, on average: two bytes make a header, and to read it takes as long as a record."""
 _EXPANSION: Final = 8
 """A batch that decompresses to more than this many times its size is not read at once."""
+_TIMES_FOR_A_RECORD: Final = 4
+"""Records whose times alone are read while one is read."""
 _CODECS: Final = tuple(CODEC_NUMBERS)
 
 log = structlog.get_logger("recompression")
@@ -65,7 +67,10 @@ RecompressionDone = Callable[[memoryview | Refused | None], None]
 
 @dataclass(slots=True)
 class Work:
-    """`reads`: every record; `compresses`: anew; and then, if the topic says so, the batch is marked as LogAppendTime."""
+    """`reads`: every record, or only their times; `compresses`: anew; and then, if the topic says so, the batch is marked as LogAppendTime.
+
+    The batch that leaves has the greatest time of its records in its header, written in place if it was not compressed anew.
+    """
 
     batch: memoryview
     header: BatchHeader
@@ -73,6 +78,7 @@ class Work:
     now_ms: int
     reads: bool
     compresses: bool
+    only_times: bool = False
     is_long: bool = False
     """Known not to be short, whatever its header says."""
 
@@ -86,11 +92,15 @@ class AtOnce:
 
     def room_for(self, work: Work) -> int | None:
         """Bytes that the batch may decompress to, taken; None if a thread is to read it."""
-        room_bytes = len(work.batch) * (_EXPANSION if work.header.attributes & CODEC_MASK else 1)
-        if work.is_long or work.compresses or work.header.record_count > self.records or room_bytes > self.size_bytes:
+        is_compressed = work.header.attributes & CODEC_MASK
+        room_bytes = len(work.batch) * (_EXPANSION if is_compressed else 1)
+        # Without decompression times are read where they are, and much faster than records.
+        records = work.header.record_count // _TIMES_FOR_A_RECORD if work.only_times else work.header.record_count
+        taken_bytes = 0 if work.only_times and not is_compressed else room_bytes
+        if work.is_long or work.compresses or records > self.records or taken_bytes > self.size_bytes:
             return None
-        self.records -= work.header.record_count
-        self.size_bytes -= room_bytes
+        self.records -= records
+        self.size_bytes -= taken_bytes
         return room_bytes
 
 
@@ -174,11 +184,11 @@ class Recompression:
             return False, None
         try:
             headers_max = READ_AT_ONCE_HEADERS_EACH_MAX * work.header.record_count
-            refused = check_records(work.batch, work.header, work.rules, work.now_ms, bytes_max=room_bytes, headers_max=headers_max)
+            refused = _check(work, bytes_max=room_bytes, headers_max=headers_max)
         except TooLarge:
             work.is_long = True
             return False, None
-        (self._refused if refused else self._accepted).inc()
+        self._count(work, refused)
         return True, refused
 
     def give_back(self, size_bytes: int) -> None:
@@ -263,20 +273,35 @@ class Recompression:
             self._turn = AtOnce()
             is_read, refused = self.read_at_once(work, self._turn)
         if not is_read:
-            refused = await self._blocking.run(lambda: _read(work))
-            (self._refused if refused else self._accepted).inc()
+            refused = await self._blocking.run(lambda: _check(work, breathe=_breathe))
+            self._count(work, refused)
         return refused
+
+    def _count(self, work: Work, refused: Refused | None) -> None:
+        if not work.only_times:
+            (self._refused if refused else self._accepted).inc()
 
     def _is_late(self, job: _Job) -> bool:
         return self._clock.monotonic_s() - job.added_s > WAIT_S_MAX
 
 
-def _read(work: Work) -> Refused | None:
-    """Runs in a thread, and lets others have the interpreter now and then."""
-    return check_records(work.batch, work.header, work.rules, work.now_ms, breathe=_breathe)
+def _check(
+    work: Work, *, bytes_max: int | None = None, headers_max: int | None = None, breathe: Callable[[], None] = lambda: None
+) -> Refused | None:
+    return check_records(
+        work.batch,
+        work.header,
+        work.rules,
+        work.now_ms,
+        only_times=work.only_times,
+        bytes_max=bytes_max,
+        headers_max=headers_max,
+        breathe=breathe,
+    )
 
 
 def _breathe() -> None:
+    """Lets others have the interpreter now and then."""
     time.sleep(0)
 
 
@@ -292,6 +317,7 @@ def _recompress(work: Work) -> memoryview | Refused:
             level=rules.level,
             append_ms=work.now_ms if rules.is_log_append else None,
             bytes_max=rules.batch_bytes_max,
+            breathe=_breathe,
         )
     except TooLarge as error:
         return Refused(ErrorCode.message_too_large, f"{error}, max.message.bytes is {rules.batch_bytes_max}")
@@ -301,4 +327,7 @@ def _recompress(work: Work) -> memoryview | Refused:
     if len(made) > rules.batch_bytes_max:
         text = f"the batch has {len(made)} bytes as {_CODECS[rules.codec]}, max.message.bytes is {rules.batch_bytes_max}"
         return Refused(ErrorCode.message_too_large, text)
+    # The times of what was not read are bounded by what was found as it was compressed.
+    if not work.reads and is_ahead(parse_header(made), rules, work.now_ms):
+        return check_records(work.batch, work.header, rules, work.now_ms, breathe=_breathe) or memoryview(made)
     return memoryview(made)

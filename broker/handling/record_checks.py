@@ -1,7 +1,9 @@
 """What Kafka checks of a batch before it appends it (LogValidator, UnifiedLog.analyzeAndValidateRecords): header, size, CRC, times.
 
 `check` looks at the header, `check_records` at every record. The latter is for brokers with `kafka.validate_records: full`, and for topics
-that ask for it: keys of compacted ones, and `message.timestamp.before.max.ms` when it is set.
+that ask for it: keys of compacted ones, and `message.timestamp.before.max.ms` when it is set. Where the header is a reason to doubt its
+greatest time (`needs_times`), the times of the records are read at least. As in Kafka, a batch whose records were read is then given their
+greatest time, in its header, with the CRC that covers it.
 
 Differs from Apache Kafka: else what is inside the records is not looked at. Where it is, a batch has at most RECORDS_CHECKED_MAX records,
 offset deltas must count from 0 (Kafka numbers them anew, or takes them as they are), what does not decompress is INVALID_RECORD, and the
@@ -29,8 +31,9 @@ from storage.recordbatch import (
     MAGIC,
     NO_PRODUCER,
     BatchHeader,
+    stamp_max_timestamp,
 )
-from storage.records import RECORD_BYTES_MIN, ZSTD
+from storage.records import RECORD_BYTES_MIN, ZSTD, greatest_time, is_time_doubtful
 
 CODEC_NUMBERS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 """Values of compression.type, without `producer`."""
@@ -86,7 +89,7 @@ def rules_of(topic: Topic) -> TopicRules:
     )
 
 
-def check(view: memoryview | None, rules: TopicRules, *, version: int, now_ms: int) -> BatchHeader | Refused:
+def check(view: memoryview | None, rules: TopicRules, *, version: int) -> BatchHeader | Refused:
     """The header of the one batch in `view`, or why it is refused. `version` is that of the Produce request."""
     if rules.is_internal:
         return Refused(ErrorCode.invalid_topic_exception, "clients may not write to an internal topic")
@@ -109,7 +112,7 @@ def check(view: memoryview | None, rules: TopicRules, *, version: int, now_ms: i
         return Refused(ErrorCode.message_too_large, f"the batch has {size_bytes} bytes, max.message.bytes is {rules.batch_bytes_max}")
     if recordbatch.checksum(view) != header.crc:
         return Refused(ErrorCode.corrupt_message, "the batch does not match its CRC-32C")
-    return _check_header(header, version) or _check_times(header, rules, now_ms) or header
+    return _check_header(header, version) or header
 
 
 def _check_header(header: BatchHeader, version: int) -> Refused | None:
@@ -138,19 +141,21 @@ def _check_header(header: BatchHeader, version: int) -> Refused | None:
         return Refused(ErrorCode.unsupported_compression_type, f"compression codec {codec} is not known")
     if codec == ZSTD and version < ZSTD_VERSION_MINIMUM:
         return Refused(ErrorCode.unsupported_compression_type, "zstd needs Produce v7 or later")
-    return None
-
-
-def _check_times(header: BatchHeader, rules: TopicRules, now_ms: int) -> Refused | None:
-    if header.attributes & ATTRIBUTE_LOG_APPEND_TIME:
+    if attributes & ATTRIBUTE_LOG_APPEND_TIME:
         return Refused(ErrorCode.invalid_timestamp, "producers may not mark a batch as LogAppendTime")
-    if not rules.is_log_append and header.max_timestamp - now_ms > rules.after_max_ms:
-        return Refused(
-            ErrorCode.invalid_timestamp,
-            f"timestamp {header.max_timestamp} is {header.max_timestamp - now_ms} ms ahead, "
-            f"message.timestamp.after.max.ms is {rules.after_max_ms}",
-        )
     return None
+
+
+def needs_times(view: memoryview, header: BatchHeader, rules: TopicRules, now_ms: int) -> bool:
+    """Whether a batch that `check` has passed must have the times of its records read: its header's greatest one is doubtful, or further
+    ahead than the topic allows.
+    """
+    return not rules.is_log_append and (is_ahead(header, rules, now_ms) or is_time_doubtful(view, header))
+
+
+def is_ahead(header: BatchHeader, rules: TopicRules, now_ms: int) -> bool:
+    """Whether the greatest time in a header is further ahead than the topic allows."""
+    return not rules.is_log_append and header.max_timestamp - now_ms > rules.after_max_ms
 
 
 def check_records(
@@ -159,17 +164,26 @@ def check_records(
     rules: TopicRules,
     now_ms: int,
     *,
+    only_times: bool = False,
     bytes_max: int | None = None,
     headers_max: int | None = None,
     breathe: Callable[[], None] = lambda: None,
 ) -> Refused | None:
-    """Why a batch that `check` has passed is refused for what is in its records. Blocks, raises `TooLarge`; see `read_records`."""
+    """Why a batch that `check` has passed is refused for what is in its records; else its header has their greatest time.
+
+    `only_times`: nothing else is looked at, unless one is out of time. Blocks, raises `TooLarge`; see `read_records`.
+    """
     if header.record_count > RECORDS_CHECKED_MAX:
         text = f"{header.record_count} records in a batch whose records are checked, at most {RECORDS_CHECKED_MAX} are allowed"
         return Refused(ErrorCode.invalid_record, text)
     earliest_ms = _MIN_MS if rules.is_log_append else max(_MIN_MS, now_ms - rules.before_max_ms)
     latest_ms = _MAX_MS if rules.is_log_append else min(_MAX_MS, now_ms + rules.after_max_ms)
     try:
+        if only_times:
+            greatest_ms = greatest_time(view, header, bytes_max=bytes_max, breathe=breathe)
+            if greatest_ms <= latest_ms:
+                _correct(view, header, greatest_ms)
+                return None
         found = read_records(
             view, header, earliest_ms=earliest_ms, latest_ms=latest_ms, bytes_max=bytes_max, headers_max=headers_max, breathe=breathe
         )
@@ -186,7 +200,14 @@ def check_records(
         return _refused_records(ErrorCode.invalid_timestamp, found.out_of_time, text)
     if rules.needs_keys and found.without_key:
         return _refused_records(ErrorCode.invalid_record, found.without_key, "compacted topics take no record without a key")
+    if not rules.is_log_append:
+        _correct(view, header, found.greatest_ms)
     return None
+
+
+def _correct(view: memoryview, header: BatchHeader, greatest_ms: int) -> None:
+    if greatest_ms != header.max_timestamp:
+        stamp_max_timestamp(view, greatest_ms)
 
 
 def _refused_records(code: ErrorCode, indexes: list[int], text: str) -> Refused:

@@ -1,7 +1,7 @@
 """Produce (API key 0), v3-v11.
 
 Checks each batch as Kafka does and submits it; acks 1 and -1 both mean durable and committed. Errors are per partition. A batch of another
-codec than its topic's `compression.type` is compressed anew first, and one whose records must be read waits until they are
+codec than its topic's `compression.type` is compressed anew first, and one whose records, or their times, must be read waits until they are
 (broker/handling/recompression.py); only short ones are read at once.
 
 Differs from Apache Kafka: acks=0 is as durable as the rest, only unanswered; NOT_LEADER_OR_FOLLOWER says "try again", never "elsewhere",
@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.handling.errors import error_code_of
 from broker.handling.recompression import AtOnce, Recompression, Share, Work
-from broker.handling.record_checks import Refused, TopicRules, check, rules_of
+from broker.handling.record_checks import Refused, TopicRules, check, needs_times, rules_of
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.clock import Clock
 from runtime.turns import Turns
@@ -26,7 +26,7 @@ from storage.errors import Corrupt, NotFound, StorageError, Unavailable, without
 from storage.log.append import Appender
 from storage.log.batch import Append, Appended, Batch, batch_of
 from storage.log.partition import Partitions
-from storage.recordbatch import CODEC_MASK, NO_PRODUCER, BatchHeader, stamp_log_append_time
+from storage.recordbatch import CODEC_MASK, NO_PRODUCER, BatchHeader, parse_header, stamp_log_append_time
 from storage.vocabulary import PartitionId
 
 ACKS: Final = (-1, 0, 1)
@@ -151,24 +151,25 @@ class Produce:
                 results.append(_failed(named, code, None if error is None else str(error)))
                 continue
             rules = self._rules_of(topic)
-            header = check(named.records, rules, version=version, now_ms=now_ms)
+            header = check(named.records, rules, version=version)
             if isinstance(header, Refused):
                 results.append(_refused(named, header))
                 continue
             assert named.records is not None, "checked"
             reads = self._reads_records or rules.reads_records
+            is_other = rules.codec is not None and rules.codec != header.attributes & CODEC_MASK
+            only_times = not reads and not is_other and needs_times(named.records, header, rules, now_ms)
             work: Work | None = None
-            if reads or rules.codec is not None:
-                is_other = rules.codec is not None and rules.codec != header.attributes & CODEC_MASK
-                work = Work(named.records, header, rules, now_ms, reads, is_other) if reads or is_other else None
-                if work is not None:
-                    at_once = at_once or AtOnce()
-                    is_read, refused = self._recompression.read_at_once(work, at_once)
-                    if refused is not None:
-                        self._note_lost(topic.partition(named.partition), header)
-                        results.append(_refused(named, refused))
-                        continue
-                    work = None if is_read else work
+            if reads or is_other or only_times:
+                work = Work(named.records, header, rules, now_ms, reads or only_times, is_other, only_times)
+                at_once = at_once or AtOnce()
+                is_read, refused = self._recompression.read_at_once(work, at_once)
+                if refused is not None:
+                    self._note_lost(topic.partition(named.partition), header)
+                    results.append(_refused(named, refused))
+                    continue
+                if is_read:
+                    work, header = None, parse_header(named.records)
             index = len(append.results)
             append_ms.append(now_ms if rules.is_log_append else -1)
             append.results.append(None)
@@ -214,13 +215,17 @@ class Produce:
         """As `start`, of a request of one partition, with acks, of which `find_lone` has said that nothing waits."""
         topic, rules = found
         now_ms = self._clock.now_ms()
-        header = check(named.records, rules, version=version, now_ms=now_ms)
+        header = check(named.records, rules, version=version)
         if isinstance(header, Refused):
             done(_refused(named, header))
             return
         assert named.records is not None, "checked"
         append_ms = now_ms if rules.is_log_append else -1
         name, partition, topics = named.topic, named.partition, self._topics
+        if needs_times(named.records, header, rules, now_ms):
+            request = ProduceRequest(None, -1, 0, [named])
+            self.start(request, {name: topic}, version=version, source=source, done=lambda results: done(results[0]))
+            return
 
         # It holds nothing of the frame, which whoever waits for the answer of a request that failed would keep.
         def finish(append: Append) -> None:
@@ -248,15 +253,11 @@ class Produce:
             self._note_lost(partition, header)
             append.settle(index, Corrupt(made.message))
             return
-        if made is None:
-            assert named.records is not None, "checked"
-            batch = batch_of(named.records, header, append, index)
-            if rules.is_log_append:
-                stamp_log_append_time(named.records, under_way.now_ms)
-        else:
-            batch = batch_of(made, header, append, index)
-        if rules.is_log_append:
-            batch.max_timestamp = under_way.now_ms
+        assert named.records is not None, "checked"
+        if made is None and rules.is_log_append:
+            stamp_log_append_time(named.records, under_way.now_ms)
+        view = named.records if made is None else made
+        batch = batch_of(view, parse_header(view), append, index)
         self._appender.submit(self._partitions.get(partition), batch)
 
     def _note_lost(self, partition: PartitionId, header: BatchHeader) -> None:

@@ -23,6 +23,9 @@ class Deviation(NamedTuple):
 
 
 _ALL: Final = ("*",)
+_BELIEVED: Final = (
+    "Where the header of several records names a time later than its base time as the greatest, it is believed; Kafka reads every record."
+)
 
 DEVIATIONS: Final = (
     Deviation(
@@ -154,10 +157,16 @@ DEVIATIONS: Final = (
         "A refused batch is not answered with the log's start: a partition that was not read for it may have another by now.",
     ),
     Deviation(
-        "Produce",
-        ("from the future",),
-        ("responses.*.partition_responses.*.record_errors",),
-        "Told of the batch by its greatest timestamp, without looking at its records; the message names the setting.",
+        "ListOffsets",
+        ("a time within, to a topic: *",),
+        _ALL,
+        _BELIEVED,
+    ),
+    Deviation(
+        "Fetch",
+        ("what is kept of a time within, to a topic",),
+        _ALL,
+        _BELIEVED,
     ),
     Deviation(
         "Produce",

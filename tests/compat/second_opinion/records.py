@@ -107,6 +107,48 @@ def codecs(line: Line) -> None:
         line.ask(f"to {name}", "Produce", 9, _produce(name, bytes(record_batch(b"a"))))
 
 
+def header_times(line: Line) -> None:
+    """Batches whose header has another greatest time than their records: what is kept, and what is found by time."""
+    times = (TIME_MS, TIME_MS + 2_000, TIME_MS + 4_000)
+    ahead = 4_000_000_000_000
+    kinds = {"a topic": {}, "a compacted topic": {"cleanup_policy": "compact"}, "a zstd topic": {"compression_type": "zstd"}}
+    sent = {
+        "no greatest time": {"max_timestamp": -1},
+        "a greatest time of 0": {"max_timestamp": 0},
+        "the first one's time": {"max_timestamp": TIME_MS},
+        "the first one's time, gzip": {"max_timestamp": TIME_MS, "codec": 1},
+        "a time far ahead": {"max_timestamp": ahead},
+        "a time within": {"max_timestamp": TIME_MS + 1},
+    }
+    for number, (kind, configs) in enumerate(kinds.items()):
+        for place, (said, header) in enumerate(sent.items()):
+            name = f"dated-{number}-{place}"
+            create(line, topic(name, **configs))
+            batch = record_batch(b"a", b"b", b"c", keys=(b"k",) * 3, timestamps=times, **header)
+            _found_by_time(line, f"{said}, to {kind}", name, batch)
+    others = {
+        "one record without greatest time": record_batch(b"a", base_timestamp=TIME_MS, max_timestamp=-1),
+        "one record with a later one": record_batch(b"a", base_timestamp=TIME_MS, max_timestamp=TIME_MS + 9),
+        "records without time": record_batch(b"a", b"b", base_timestamp=-1),
+        "no greatest time, a record far ahead": record_batch(
+            b"a", b"b", timestamps=(TIME_MS, ahead), base_timestamp=TIME_MS, max_timestamp=-1
+        ),
+    }
+    for number, (title, batch) in enumerate(others.items()):
+        create(line, topic(f"dated-{number}"))
+        _found_by_time(line, title, f"dated-{number}", batch)
+
+
+def _found_by_time(line: Line, title: str, name: str, batch: bytes | bytearray) -> None:
+    line.ask(title, "Produce", 9, _produce(name, bytes(batch)))
+    for timestamp in (TIME_MS + 1, TIME_MS + 4_000, TIME_MS + 4_001, -3):
+        asked = [{"name": name, "partitions": [{"partition_index": 0, "timestamp": timestamp}]}]
+        line.ask(f"{title}: {timestamp}", "ListOffsets", 7, {"replica_id": -1, "isolation_level": 0, "topics": asked})
+    answer = line.ask("", "Fetch", 11, {**_FETCH, "topics": [{"topic": name, "partitions": [_fetched(0)]}]}, kept=False)
+    found = bytes.fromhex(answer["responses"][0]["partitions"][0]["records"] or "")
+    line.asked.keep(f"what is kept of {title}", "Fetch", 11, {"times": [parse_header(each).max_timestamp for each in _split(found)]})
+
+
 _CODECS: Final = ("gzip", "snappy", "lz4", "zstd")
 _FETCH: Final = {"replica_id": -1, "max_wait": WAIT_MS, "min_bytes": 1, "max_bytes": 1 << 20}
 
@@ -349,4 +391,4 @@ def duplicates(line: Line) -> None:
     line.ask("by a replica, one topic twice", "ListOffsets", 7, {"replica_id": 1, "topics": halves})
 
 
-PROBES: Final = (appends, codecs, sequences, reads, offsets, several, waits, duplicates)
+PROBES: Final = (appends, codecs, header_times, sequences, reads, offsets, several, waits, duplicates)

@@ -18,6 +18,7 @@ from storage.metadata.port import ABSENT, Put
 from storage.recordbatch import BatchHeader, parse_header
 from storage.vocabulary import PartitionId
 from tests.kit.batches import batch_bytes
+from tests.kit.record_batches import record_batch
 from tests.unit.storage.log.rig import TOPIC, rig
 
 
@@ -50,7 +51,7 @@ async def test_no_partition_of_a_request_is_forgotten_before_its_batch_has_a_lan
 
         def start(*numbers: int) -> "asyncio.Future[list[PartitionResult]]":
             done: asyncio.Future[list[PartitionResult]] = asyncio.get_running_loop().create_future()
-            records = [PartitionRecords("t", number, memoryview(batch_bytes(1))) for number in numbers]
+            records = [PartitionRecords("t", number, memoryview(record_batch())) for number in numbers]
             request = ProduceRequest(None, -1, 1_000, records)
             produce.start(request, {"t": topic}, version=9, source=broker, done=done.set_result)
             return done

@@ -15,6 +15,7 @@ from broker.handling.record_checks import (
     TopicRules,
     check,
     check_records,
+    needs_times,
     rules_of,
 )
 from storage.catalog.topics import Topic
@@ -32,11 +33,14 @@ STAMPED = replace(PLAIN, is_log_append=True)
 
 
 def judged(batch: bytes | bytearray | None, rules: TopicRules = PLAIN, *, version: int = 9) -> BatchHeader | Refused:
-    header = check(None if batch is None else memoryview(batch), rules, version=version, now_ms=NOW_MS)
-    if isinstance(header, Refused) or not rules.reads_records:
+    header = check(None if batch is None else memoryview(batch), rules, version=version)
+    if isinstance(header, Refused):
         return header
     assert batch is not None
-    return check_records(memoryview(batch), header, rules, NOW_MS) or header
+    view = memoryview(bytearray(batch))
+    if rules.reads_records or needs_times(view, header, rules, NOW_MS):
+        return check_records(view, header, rules, NOW_MS, only_times=not rules.reads_records) or parse_header(view)
+    return header
 
 
 def code_of(batch: bytes | bytearray | None, rules: TopicRules = PLAIN, *, version: int = 9) -> ErrorCode | None:
@@ -178,6 +182,39 @@ def test_a_timestamp_too_far_ahead() -> None:
     assert code_of(too_far, replace(PLAIN, after_max_ms=UNLIMITED_MS)) is None
 
 
+def test_a_record_too_far_ahead_is_refused_and_named_whatever_the_header_says() -> None:
+    times = (NOW_MS, NOW_MS + HOUR_MS + 1)
+    for said in (-1, NOW_MS, NOW_MS + HOUR_MS + 1):
+        refused = judged(record_batch(b"a", b"b", timestamps=times, max_timestamp=said))
+        assert isinstance(refused, Refused)
+        assert refused.error_code is ErrorCode.invalid_timestamp
+        assert [index for index, _ in refused.record_errors] == [1]
+
+
+@pytest.mark.parametrize("rules", [PLAIN, COMPACTED, replace(PLAIN, before_max_ms=HOUR_MS)], ids=["plain", "compacted", "bounded"])
+@pytest.mark.parametrize("codec", range(5))
+@pytest.mark.parametrize("said", [-1, 0, NOW_MS - 5, NOW_MS, NOW_MS + 2 * HOUR_MS])
+def test_a_header_gets_the_greatest_time_of_its_records(rules: TopicRules, codec: int, said: int) -> None:
+    times = (NOW_MS, NOW_MS + 3, NOW_MS + 1)
+    batch = record_batch(b"a", b"b", b"c", keys=(b"k",) * 3, timestamps=times, codec=codec, max_timestamp=said)
+    right = record_batch(b"a", b"b", b"c", keys=(b"k",) * 3, timestamps=times, codec=codec)
+
+    assert judged(batch, rules) == parse_header(right)
+
+
+@pytest.mark.parametrize("codec", range(5))
+@pytest.mark.parametrize("said", [-1, NOW_MS - 5, NOW_MS + 3])
+def test_the_header_of_one_record_gets_its_time(codec: int, said: int) -> None:
+    assert judged(record_batch(b"a", codec=codec, max_timestamp=said)) == parse_header(record_batch(b"a", codec=codec))
+
+
+def test_records_that_cannot_be_read_for_their_times_are_refused() -> None:
+    for batch in (record_batch(b"a", b"b", max_timestamp=-1), record_batch(b"a", b"b", codec=4, max_timestamp=-1)):
+        for broken in (batch[:-1], batch + b"x", batch[:61] + b"\xff" * (len(batch) - 61)):
+            struct.pack_into(">i", broken, 8, len(broken) - 12)
+            assert code_of(_with_crc(broken)) is ErrorCode.invalid_record
+
+
 def test_a_timestamp_too_old_is_told_record_by_record() -> None:
     rules = replace(PLAIN, before_max_ms=HOUR_MS)
     batch = record_batch(b"a", b"b", b"c", timestamps=(NOW_MS, NOW_MS - HOUR_MS - 1, NOW_MS - HOUR_MS), base_timestamp=NOW_MS)
@@ -224,11 +261,13 @@ def test_fewer_records_than_the_header_says_are_found_where_they_are_looked_at()
 
 def test_a_batch_with_more_records_than_are_looked_at_is_refused_before_they_are() -> None:
     # A few hundred bytes that decompress to a MiB of what could be millions of records.
-    bomb = record_batch(codec=4, record_count=RECORDS_CHECKED_MAX + 1, last_offset_delta=RECORDS_CHECKED_MAX)
+    bomb = record_batch(codec=4, record_count=RECORDS_CHECKED_MAX + 1, last_offset_delta=RECORDS_CHECKED_MAX, max_timestamp=NOW_MS + 1)
     bomb = _with_crc(bytearray(bomb[:61]) + bytes(cramjam.zstd.compress(bytes(MIB))))
 
     assert code_of(bomb, COMPACTED) is ErrorCode.invalid_record
     assert code_of(bomb, PLAIN) is None
+    struct.pack_into(">q", bomb, 35, -1)
+    assert code_of(_with_crc(bomb), PLAIN) is ErrorCode.invalid_record
 
 
 def test_an_answer_names_a_bounded_number_of_records() -> None:
