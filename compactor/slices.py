@@ -1,6 +1,7 @@
 """The batches of entries: fetched from WAL objects for many partitions at once, kept in a spool, checked and stamped when they are used."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
@@ -13,7 +14,8 @@ from storage.formats.wal import object_key
 from storage.log.readplan import scan
 from storage.log.tail import BatchRun
 from storage.objects.port import ObjectStore
-from storage.recordbatch import parse_header, restamp, verify
+from storage.recordbatch import BatchHeader, parse_header, restamp, stamp_max_timestamp, verify
+from storage.records import greatest_time, is_time_doubtful
 from storage.vocabulary import Buffer, ObjectId, PartitionId
 
 GETS_TOGETHER: Final = 4
@@ -101,3 +103,19 @@ def stamp(entry: Entry, parts: Sequence[Buffer], partition: PartitionId) -> Batc
         verify(batch, parse_header(batch), where=f"{where} offset={start}")
         restamp(view, position, start)
     return BatchRun(entry.base, entry.last, (view,), tuple(found.starts), tuple(found.positions))
+
+
+def doubtful_batches(run: BatchRun) -> list[tuple[memoryview, BatchHeader]]:
+    """The batches whose header is a reason to read the times of their records."""
+    view = run.buffer
+    ends = (*run.positions[1:], len(view))
+    batches = [view[position:end] for position, end in zip(run.positions, ends, strict=True)]
+    return [(batch, header) for batch in batches if is_time_doubtful(batch, header := parse_header(batch))]
+
+
+def correct_time(batch: memoryview, header: BatchHeader) -> None:
+    """Give a batch the greatest time of its records. One whose records cannot be read stays as it is."""
+    with contextlib.suppress(Corrupt):
+        greatest_ms = greatest_time(batch, header)
+        if greatest_ms != header.max_timestamp:
+            stamp_max_timestamp(batch, greatest_ms)

@@ -241,6 +241,7 @@ class Upkeep:
                 clock=self._clock,
                 policy=self._policy,
                 claims=claims,
+                blocking=self._blocking,
             )
             references = References(self._metadata, session=session, ids=self._ids)
             collector = Collector(

@@ -1,9 +1,11 @@
 """Offsets by time: entries carry timestamps, so they are searched first; then one object is looked into (docs/design/reading.md).
 
 Entries carry the running maximum of timestamps as well, so time is bisected as offsets are, as long as what was trimmed does not reach the
-time that is looked for. Where it does, entries are gone through from log_start on, a page at a time: linear in entries, and what was gone
-through is remembered (storage/log/entry_times.py), so that the next question goes on from there. Entries and batches never change, so
-what was found in them is remembered, too. Records are walked off the event loop, a bounded number of each batch.
+time that is looked for. It is bisected in segments first, then in the entries above them: compaction may have corrected times of segments,
+which then reach later ones than the control record and the entries above them know of. Where what was trimmed reaches the time, entries are
+gone through from log_start on, a page at a time: linear in entries, and what was gone through is remembered (storage/log/entry_times.py),
+so that the next question goes on from there. Entries and batches never change, so what was found in them is remembered, too. Records are
+walked off the event loop, a bounded number of each batch.
 """
 
 import asyncio
@@ -27,7 +29,7 @@ from storage.log.record_times import first_reaching, greatest_from
 from storage.log.tail import BatchRun
 from storage.log.timestamps import TimestampedOffset
 from storage.metadata.port import MetadataStore
-from storage.recordbatch import CODEC_MASK, BatchHeader, parse_header
+from storage.recordbatch import CODEC_MASK, NO_TIMESTAMP, BatchHeader, parse_header
 from storage.vocabulary import PartitionId
 
 READ_BYTES: Final = 1 << 20
@@ -90,7 +92,7 @@ class TimeSearch:
     async def _first_at_or_after(self, partition: PartitionId, timestamp_ms: int) -> TimestampedOffset | None:
         log = await self._fresh(partition)
         control = readable(log)
-        if control.max_timestamp < timestamp_ms or control.log_start == control.sequence_counter:
+        if _greatest_known(control) < timestamp_ms or control.log_start == control.sequence_counter:
             return None
         first = await self._index.find(log, control.log_start)
         entry: EntrySource | None = first
@@ -108,12 +110,24 @@ class TimeSearch:
     async def _of_maximum(self, partition: PartitionId) -> TimestampedOffset | None:
         log = await self._fresh(partition)
         control = readable(log)
-        if control.log_start == control.sequence_counter or control.max_timestamp < 0:
+        if control.log_start == control.sequence_counter:
+            return None
+        found = await self._of_greatest(log, control)
+        if found is None:
+            # As in Kafka: where no record has a time, it is the first without one.
+            first = await self._first_in(log, control.log_start, control.log_start + 1, NO_TIMESTAMP)
+            found = first if first is not None and first.timestamp_ms == NO_TIMESTAMP else None
+        return found
+
+    async def _of_greatest(self, log: PartitionLog, control: Control) -> TimestampedOffset | None:
+        if _greatest_known(control) < 0:
             return None
         base, log_start = control.max_timestamp_offset, control.log_start
-        if base >= log_start:
-            return await self._first_in(log, base, base + 1, control.max_timestamp)
-        # The batch with the greatest timestamp was trimmed, or cut.
+        if base >= log_start and _greatest_known(control) == control.max_timestamp:
+            found = await self._first_in(log, base, base + 1, control.max_timestamp)
+            if found is not None:
+                return found
+        # The batch with the greatest timestamp was trimmed, or cut, or its time was corrected.
         first = await self._index.find(log, log_start)
         rest = await self._greatest_entry(log, control, first)
         cut: TimestampedOffset | None = None
@@ -124,15 +138,10 @@ class TimeSearch:
         return cut
 
     async def _first_of(self, log: PartitionLog, control: Control, offset: int, timestamp_ms: int) -> TimestampedOffset | None:
-        """The first record that reaches the time, which some record from `offset` on does: in the entry that holds it, as a rule."""
-        while offset < control.sequence_counter:
-            entry = await self._index.find(log, offset)
-            begin = await self._first_block(log, entry, max(entry.base, control.log_start), timestamp_ms)
-            found = None if begin is None else await self._first_in(log, begin, entry.last + 1, timestamp_ms)
-            if found is not None:
-                return found
-            offset = entry.last + 1
-        return None
+        """The first record that reaches the time, in the entry that holds `offset`."""
+        entry = await self._index.find(log, offset)
+        begin = await self._first_block(log, entry, max(entry.base, control.log_start), timestamp_ms)
+        return None if begin is None else await self._first_in(log, begin, entry.last + 1, timestamp_ms)
 
     async def _fresh(self, partition: PartitionId) -> PartitionLog:
         log = self._partitions.get(partition)
@@ -149,7 +158,15 @@ class TimeSearch:
             return None
         before = await self._index.find(log, offset - 1)
         if before.running_max_timestamp < timestamp_ms:
-            return await self._first_running(log, offset, control.sequence_counter - 1, timestamp_ms)
+            segment, end = control.segment, control.sequence_counter
+            if segment is not None and offset <= segment.last:
+                if segment.running_max_timestamp >= timestamp_ms:
+                    return await self._first_running(log, offset, segment.last, timestamp_ms)
+                offset = segment.last + 1
+            found = await self._first_running(log, offset, end - 1, timestamp_ms) if offset < end else None
+            if readable(log).segment != segment:
+                raise EntriesMoved(offset)  # what lies above the segment is in another one by now, perhaps corrected
+            return found
         # Something before it does, so the running maximum of what follows says nothing.
         times = await self._times_of(log, control, first.last + 1)
         begin = max(offset, times.base_before(timestamp_ms))
@@ -310,6 +327,12 @@ class TimeSearch:
         while len(self._answers) > ANSWERS_REMEMBERED_MAX:
             self._answers.popitem(last=False)
         return found
+
+
+def _greatest_known(control: Control) -> int:
+    """No record of the log has a later time, as far as headers are right."""
+    segment = control.segment
+    return control.max_timestamp if segment is None else max(control.max_timestamp, segment.running_max_timestamp)
 
 
 def _batches(run: BatchRun) -> list[tuple[int, BatchHeader, memoryview]]:

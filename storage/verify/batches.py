@@ -1,22 +1,27 @@
 """Batches as they lie in an object: whole ones, one after the other, in windows of bounded memory."""
 
+import contextlib
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from storage.errors import Corrupt
 from storage.limits import MIB, WAL_OBJECT_BYTES_MAX
 from storage.recordbatch import HEADER_BYTES, BatchHeader, parse_header, verify
+from storage.records import greatest_time, is_time_doubtful
 from storage.verify.reading import StoreReading
 
 WINDOW_BYTES: Final = 8 * MIB
 
 
 class StoredBatch(NamedTuple):
-    """A batch whose checksum is right, and where it begins in its object."""
+    """A batch whose checksum is right, and where it begins in its object. `greatest_ms` is the greatest time of its records, read where the
+    header is a reason to doubt its own: else, and where they cannot be read, the header's.
+    """
 
     position: int
     header: BatchHeader
+    greatest_ms: int
 
 
 async def batches_between(reading: StoreReading, key: str, begin: int, end: int) -> AsyncIterator[list[StoredBatch]]:
@@ -56,8 +61,23 @@ def whole_batches(window: memoryview, *, key: str, position: int, is_last: bool)
             raise Corrupt(f"not a record batch: {where} length={header.batch_length} bytes={len(window) - at}")
         if stop > len(window):
             return
-        verify(window[at:stop], header, where=where)
+        batch = window[at:stop]
+        verify(batch, header, where=where)
         if header.last_offset_delta < 0 or not 0 < header.record_count <= header.last_offset_delta + 1:
             raise Corrupt(f"not a record batch: {where} records={header.record_count} last_offset_delta={header.last_offset_delta}")
-        yield StoredBatch(position + at, header)
+        yield StoredBatch(position + at, header, _greatest_ms(batch, header))
         at = stop
+
+
+def _greatest_ms(batch: memoryview, header: BatchHeader) -> int:
+    if is_time_doubtful(batch, header):
+        with contextlib.suppress(Corrupt):
+            return greatest_time(batch, header)
+    return header.max_timestamp
+
+
+def header_times(wrong: Sequence[tuple[int, StoredBatch]]) -> str:
+    """Batches, each behind its first offset, whose headers have another greatest time than their records."""
+    offset, batch = wrong[0]
+    first = f"the first at offset {offset}: max_timestamp={batch.header.max_timestamp}, of its records {batch.greatest_ms}"
+    return f"batches={len(wrong)}, {first}"

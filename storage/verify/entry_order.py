@@ -18,19 +18,25 @@ class EntryOrder:
 
     def __init__(self) -> None:
         self._running: int | None = None
+        self._is_segment = False
         self._following: int | None = None
         self.entries_bytes = 0
 
     def begin_anew(self) -> None:
         """What lies between the last source and the next one is unknown, or gone."""
         self._running = self._following = None
+        self._is_segment = False
 
     def take(self, source: EntrySource, *, key: str, partition: PartitionId) -> Iterator[StoreFinding]:
         """What is wrong with `source` itself and with its place behind the one before."""
-        running = source.running_max_timestamp
-        expected = source.max_timestamp if self._running is None else max(self._running, source.max_timestamp)
-        # Of the first source it is not known what came before.
-        if running < expected or (self._running is not None and running != expected):
+        running, before = source.running_max_timestamp, self._running
+        is_segment, is_behind_segment = isinstance(source, SegmentEntry), self._is_segment
+        self._is_segment = is_segment
+        if before is not None and is_behind_segment and not is_segment:
+            before = min(before, running)  # compaction may have corrected the times of segments; entries above them do not know
+        expected = source.max_timestamp if before is None else max(before, source.max_timestamp)
+        # Of the first source it is not known what came before, and of a segment not what its entries had before they were corrected.
+        if running < expected or (before is not None and not is_segment and running != expected):
             text = f"running_max_timestamp={running} expected={expected}"
             yield about_source(FindingKind.RUNNING_MAXIMUM, text, source, key=key, partition=partition)
         self._running = max(expected, running)

@@ -53,6 +53,7 @@ class FindingKind(Enum):
     BATCH_DAMAGED = "batch_damaged"
     OFFSETS_WRONG = "offsets_wrong"
     TIMESTAMP_WRONG = "timestamp_wrong"
+    HEADER_TIME_WRONG = "header_time_wrong"
     FOOTER_DAMAGED = "footer_damaged"
     BLOCK_DAMAGED = "block_damaged"
     COMPACTION_LEFT = "compaction_left"
@@ -124,6 +125,13 @@ _EXPLAINED: Final = {
         Severity.WARNING,
         "The greatest timestamp is not that of the batches: offsets by time may be wrong.",
         _REPORT,
+    ),
+    FindingKind.HEADER_TIME_WRONG: _Explained(
+        Severity.WARNING,
+        "A producer wrote another greatest time into the header of a batch than its records have, and an earlier release kept it: "
+        "offsets by time miss these records, and retention judges them by the wrong time. All records can be read.",
+        "Nothing for a WAL object or an inline entry: compaction corrects it. A segment stays as it is: read it by offsets, or copy the "
+        "topic; what is produced now is corrected as it is appended.",
     ),
     FindingKind.FOOTER_DAMAGED: _Explained(
         Severity.ERROR, "The segment's header or footer is not what was written: these offsets cannot be read.", _RESTORE

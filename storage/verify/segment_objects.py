@@ -17,7 +17,7 @@ from storage.formats.segment import (
     segment_key,
 )
 from storage.limits import MIB
-from storage.verify.batches import StoredBatch, whole_batches
+from storage.verify.batches import StoredBatch, header_times, whole_batches
 from storage.verify.entry_order import about_source
 from storage.verify.findings import FindingKind, StoreFinding, kind_of
 from storage.verify.reading import StoreReading
@@ -115,6 +115,9 @@ async def of_blocks(
                 text = f"the footer says max_timestamp={footer.max_timestamps[block]} of block {block}, its batches {max(times)[0]}"
                 wrong(FindingKind.TIMESTAMP_WRONG, text, block)
             greatest = max(greatest, *times)
+            misdated = [(batch.header.base_offset, batch) for batch in batches if batch.greatest_ms != batch.header.max_timestamp]
+            if misdated:
+                wrong(FindingKind.HEADER_TIME_WRONG, header_times(misdated), block)
     if is_whole and (batch_count, record_count) != (footer.batch_count, footer.record_count):
         text = f"{batch_count} batches of {record_count} records, the footer says {footer.batch_count} of {footer.record_count}"
         wrong(FindingKind.OFFSETS_WRONG, text)

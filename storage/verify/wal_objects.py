@@ -12,7 +12,7 @@ from storage.formats.control import Entry, Spans
 from storage.formats.source import object_of
 from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
 from storage.limits import KIB
-from storage.verify.batches import batches_between, whole_batches
+from storage.verify.batches import StoredBatch, batches_between, header_times, whole_batches
 from storage.verify.entry_order import about_source
 from storage.verify.findings import FindingKind, StoreFinding, kind_of
 from storage.verify.reading import StoreReading
@@ -101,7 +101,7 @@ def of_head(entry: Entry, spans: Spans, head: WalHead, *, key: str, partition: P
 async def of_slices(reading: StoreReading, entry: Entry, spans: Spans, *, key: str, partition: PartitionId) -> list[StoreFinding]:
     """What is wrong with the batches of an entry: all of them are read. Raises `NotFound`."""
     name = object_key(entry.object_id)
-    offset, greatest = entry.base, -1
+    totals = _Totals(entry)
 
     def about(kind: FindingKind, text: str) -> StoreFinding:
         return about_source(kind, text, entry, key=key, partition=partition)
@@ -110,36 +110,52 @@ async def of_slices(reading: StoreReading, entry: Entry, spans: Spans, *, key: s
         for position, length in spans:
             async for batches in batches_between(reading, name, position, position + length):
                 for batch in batches:
-                    offset += batch.header.last_offset_delta + 1
-                    greatest = max(greatest, batch.header.max_timestamp)
+                    totals.add(batch)
     except EndsEarly as error:
         return [about(FindingKind.OBJECT_CUT, str(error))]
     except Corrupt as error:
-        return [about(FindingKind.BATCH_DAMAGED, f"{error} offset={offset}")]
-    return list(_of_totals(entry, offset, greatest, key=key, partition=partition))
+        return [about(FindingKind.BATCH_DAMAGED, f"{error} offset={totals.end}")]
+    return list(totals.findings(key=key, partition=partition))
 
 
 def of_inline(entry: Entry, batches: bytes, *, key: str, partition: PartitionId) -> Iterator[StoreFinding]:
     """What is wrong with the batches that an entry carries."""
-    offset, greatest = entry.base, -1
+    totals = _Totals(entry)
     try:
         for batch in whole_batches(memoryview(batches), key=object_of(entry, partition), position=0, is_last=True):
-            offset += batch.header.last_offset_delta + 1
-            greatest = max(greatest, batch.header.max_timestamp)
+            totals.add(batch)
     except Corrupt as error:
-        yield about_source(FindingKind.BATCH_DAMAGED, f"{error} offset={offset}", entry, key=key, partition=partition)
+        yield about_source(FindingKind.BATCH_DAMAGED, f"{error} offset={totals.end}", entry, key=key, partition=partition)
         return
-    yield from _of_totals(entry, offset, greatest, key=key, partition=partition)
+    yield from totals.findings(key=key, partition=partition)
 
 
-def _of_totals(entry: Entry, end: int, greatest: int, *, key: str, partition: PartitionId) -> Iterator[StoreFinding]:
-    """`end`, exclusive, and `greatest` are those of its batches."""
-    if end != entry.last + 1:
-        text = f"the batches end before offset {end}, the entry before {entry.last + 1}"
-        yield about_source(FindingKind.OFFSETS_WRONG, text, entry, key=key, partition=partition)
-    if greatest != entry.max_timestamp:
-        text = f"max_timestamp={entry.max_timestamp}, of the batches {greatest}"
-        yield about_source(FindingKind.TIMESTAMP_WRONG, text, entry, key=key, partition=partition)
+class _Totals:
+    """What the batches of an entry are together. `end`: the offset behind them."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.end = entry.base
+        self._entry = entry
+        self._greatest = -1
+        self._wrong: list[tuple[int, StoredBatch]] = []
+
+    def add(self, batch: StoredBatch) -> None:
+        if batch.greatest_ms != batch.header.max_timestamp:
+            self._wrong.append((self.end, batch))
+        self.end += batch.header.last_offset_delta + 1
+        self._greatest = max(self._greatest, batch.header.max_timestamp)
+
+    def findings(self, *, key: str, partition: PartitionId) -> Iterator[StoreFinding]:
+        entry = self._entry
+        if self.end != entry.last + 1:
+            text = f"the batches end before offset {self.end}, the entry before {entry.last + 1}"
+            yield about_source(FindingKind.OFFSETS_WRONG, text, entry, key=key, partition=partition)
+        if self._greatest != entry.max_timestamp:
+            text = f"max_timestamp={entry.max_timestamp}, of the batches {self._greatest}"
+            yield about_source(FindingKind.TIMESTAMP_WRONG, text, entry, key=key, partition=partition)
+        if self._wrong:
+            text = header_times(self._wrong)
+            yield about_source(FindingKind.HEADER_TIME_WRONG, text, entry, key=key, partition=partition)
 
 
 def _slices_of(head: WalHead) -> int:

@@ -224,14 +224,21 @@ async def test_a_log_that_is_trimmed_while_it_is_searched_is_searched_anew(monke
             await search.of_maximum(PARTITION)
 
 
-async def test_records_that_have_no_time_have_no_greatest_one() -> None:
+async def test_of_records_without_a_time_the_first_has_the_greatest_one() -> None:
+    """As Apache Kafka 4.3.1 answers."""
     async with rig() as broker:
         await broker.send(timed(-1, -1))
         await broker.send(timed(-1))
 
-        assert await maximum(broker) is None
+        assert await search(broker, 0) is None
+        assert await maximum(broker) == (0, -1)
         await trim(broker, 1)
-        assert await maximum(broker) is None
+        assert await maximum(broker) == (1, -1)
+        await broker.send(timed(7))
+        assert await maximum(broker) == (3, 7)
+        await broker.send(timed(-1))
+        await trim(broker, 4)
+        assert await maximum(broker) == (4, -1)
 
 
 async def test_a_search_that_takes_too_long_is_refused_and_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
