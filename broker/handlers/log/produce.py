@@ -12,12 +12,13 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, NamedTuple
+from weakref import WeakSet
 
 from kio.schema.errors import ErrorCode
 
 from broker.handling.errors import error_code_of
 from broker.handling.recompression import AtOnce, Recompression, Share, Work
-from broker.handling.record_checks import Refused, TopicRules, check, needs_times, rules_of
+from broker.handling.record_checks import Refused, TopicRules, check, is_ahead, needs_times, rules_of
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.clock import Clock
 from runtime.turns import Turns
@@ -57,6 +58,8 @@ class Produce:
         self._clock = clock
         self._reads_records = reads_records
         self._rules: dict[str, tuple[Topic, TopicRules]] = {}
+        self._computing: WeakSet[object] = WeakSet()
+        """The sources whose clients find the greatest time of a batch: they have sent a compressed one with a later time than its first."""
 
     def find_topics(self, request: ProduceRequest) -> dict[str, Topic] | None:
         """The topics of the request if all of them, with the partitions named, are cached."""
@@ -158,7 +161,7 @@ class Produce:
             assert named.records is not None, "checked"
             reads = self._reads_records or rules.reads_records
             is_other = rules.codec is not None and rules.codec != header.attributes & CODEC_MASK
-            only_times = not reads and not is_other and needs_times(named.records, header, rules, now_ms)
+            only_times = not reads and not is_other and self._needs_times(source, named.records, header, rules, now_ms)
             work: Work | None = None
             if reads or is_other or only_times:
                 work = Work(named.records, header, rules, now_ms, reads or only_times, is_other, only_times)
@@ -222,7 +225,7 @@ class Produce:
         assert named.records is not None, "checked"
         append_ms = now_ms if rules.is_log_append else -1
         name, partition, topics = named.topic, named.partition, self._topics
-        if needs_times(named.records, header, rules, now_ms):
+        if self._needs_times(source, named.records, header, rules, now_ms):
             request = ProduceRequest(None, -1, 0, [named])
             self.start(request, {name: topic}, version=version, source=source, done=lambda results: done(results[0]))
             return
@@ -259,6 +262,15 @@ class Produce:
         view = named.records if made is None else made
         batch = batch_of(view, parse_header(view), append, index)
         self._appender.submit(self._partitions.get(partition), batch)
+
+    def _needs_times(self, source: object, view: memoryview, header: BatchHeader, rules: TopicRules, now_ms: int) -> bool:
+        """As `needs_times`. To decompress may take as long as all else, so a source that is known to find greatest times is believed."""
+        if header.attributes & CODEC_MASK and header.record_count > 1 and not rules.is_log_append:
+            if header.max_timestamp > header.base_timestamp:
+                self._computing.add(source)
+            elif header.max_timestamp == header.base_timestamp and source in self._computing:
+                return is_ahead(header, rules, now_ms)
+        return needs_times(view, header, rules, now_ms)
 
     def _note_lost(self, partition: PartitionId, header: BatchHeader) -> None:
         """A batch is refused for its records: what its producer sent behind it is not to wait for it."""
