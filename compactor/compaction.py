@@ -19,7 +19,7 @@ from compactor.claim import Claims
 from compactor.cursor import CursorRefusal, move_cursor
 from compactor.plan import CompactionPolicy, age_due_ms, count_due, in_runs
 from compactor.records import KEYS_PER_DELETE, Records
-from compactor.slices import Slices, correct_time, doubtful_batches, stamp
+from compactor.slices import Slices, correct_times, doubtful_batches, stamp
 from runtime.blocking import Blocking, InlineBlocking
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
@@ -38,9 +38,8 @@ from storage.formats.control import (
     inline_bytes,
 )
 from storage.formats.segment_writer import SegmentWriter
-from storage.limits import KIB, MIB
+from storage.limits import MIB
 from storage.log.entry_scan import EntriesMoved, uncompacted_pages
-from storage.log.tail import BatchRun
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import (
     ABSENT,
@@ -54,7 +53,7 @@ from storage.metadata.port import (
     WriteOp,
 )
 from storage.objects.port import ObjectStore
-from storage.recordbatch import CODEC_MASK, NO_TIMESTAMP
+from storage.recordbatch import NO_TIMESTAMP
 from storage.vocabulary import ObjectId, PartitionId
 
 ENTRIES_MAX: Final = 20_000
@@ -63,8 +62,6 @@ INLINE_BYTES_READ_MAX: Final = 1 * MIB
 """What entries of one segment carry, and a page more: it stays in memory until the segment is made, and no spool takes it."""
 READ_BYTES_MAX: Final = 8 * MIB
 """Slices that are read at a time, beside the segment that is made of them."""
-CORRECTED_HERE_BYTES_MAX: Final = 16 * KIB
-"""Times of uncompressed batches up to this size are read on the loop: a quarter of a millisecond at most."""
 
 
 class CompactionEnd(Enum):
@@ -144,7 +141,7 @@ class Compaction:
         claims: Claims | None = None,
         blocking: Blocking | None = None,
     ) -> None:
-        """`claims`: those that others share which work at no partition at the same time. `blocking` reads times of compressed records."""
+        """`claims`: those that others share which work at no partition at the same time. `blocking` reads times of records."""
         self._records = Records(metadata, entropy=entropy)
         self._objects = objects
         self._claims = claims or Claims(self._records, name=ids.random_uuid().encode(), session=session)
@@ -283,9 +280,11 @@ class Compaction:
         entries = task.entries
         writer = SegmentWriter(task.partition, object_id, entries[0].base, block_bytes=self._policy.block_bytes)
         for together in in_runs(entries, bytes_max=READ_BYTES_MAX):
-            for entry, parts in zip(together, await slices.read(together), strict=True):
-                run = stamp(entry, parts, task.partition)
-                await self._correct_times(run)
+            runs = [stamp(entry, parts, task.partition) for entry, parts in zip(together, await slices.read(together), strict=True)]
+            doubtful = [batch for run in runs for batch in doubtful_batches(run)]
+            if doubtful:
+                await self._blocking.run(partial(correct_times, doubtful))
+            for run in runs:
                 writer.add(run.buffer)
         written = writer.finish(entries[-1].last)
         try:
@@ -303,15 +302,6 @@ class Compaction:
             # A segment before it, or this one, may have later times than its entries had: they were corrected.
             running_max_timestamp=max(greatest_ms, following, NO_TIMESTAMP if before is None else before.running_max_timestamp),
         )
-
-    async def _correct_times(self, run: BatchRun) -> None:
-        """Give each batch the greatest time of its records, where its header is a reason to doubt what it says."""
-        for batch, header in doubtful_batches(run):
-            call = partial(correct_time, batch, header)
-            if header.attributes & CODEC_MASK or header.size_bytes > CORRECTED_HERE_BYTES_MAX:
-                await self._blocking.run(call)
-            else:
-                call()
 
     async def _commit(
         self, keys: PartitionKeys, attempt: _Kept, committing: CompactionAttempt, *, entries: int | None = None

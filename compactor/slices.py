@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
@@ -113,9 +114,15 @@ def doubtful_batches(run: BatchRun) -> list[tuple[memoryview, BatchHeader]]:
     return [(batch, header) for batch in batches if is_time_doubtful(batch, header := parse_header(batch))]
 
 
-def correct_time(batch: memoryview, header: BatchHeader) -> None:
-    """Give a batch the greatest time of its records. One whose records cannot be read stays as it is."""
-    with contextlib.suppress(Corrupt):
-        greatest_ms = greatest_time(batch, header)
-        if greatest_ms != header.max_timestamp:
-            stamp_max_timestamp(batch, greatest_ms)
+def correct_times(batches: Iterable[tuple[memoryview, BatchHeader]]) -> None:
+    """Give each batch the greatest time of its records. One whose records cannot be read stays as it is. Runs in a thread."""
+    for batch, header in batches:
+        with contextlib.suppress(Corrupt):
+            greatest_ms = greatest_time(batch, header, breathe=_breathe)
+            if greatest_ms != header.max_timestamp:
+                stamp_max_timestamp(batch, greatest_ms)
+
+
+def _breathe() -> None:
+    """Lets others have the interpreter now and then."""
+    time.sleep(0)

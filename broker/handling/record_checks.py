@@ -33,7 +33,7 @@ from storage.recordbatch import (
     BatchHeader,
     stamp_max_timestamp,
 )
-from storage.records import RECORD_BYTES_MIN, ZSTD, greatest_time, is_time_doubtful
+from storage.records import RECORD_BYTES_MIN, ZSTD, TooLarge, greatest_time, is_time_doubtful
 
 CODEC_NUMBERS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 """Values of compression.type, without `producer`."""
@@ -171,7 +171,8 @@ def check_records(
 ) -> Refused | None:
     """Why a batch that `check` has passed is refused for what is in its records; else its header has their greatest time.
 
-    `only_times`: nothing else is looked at, unless one is out of time. Blocks, raises `TooLarge`; see `read_records`.
+    `only_times`: nothing else is looked at, unless one is out of time, which is `TooLarge` if there is a `bytes_max`. Blocks, raises
+    `TooLarge`; see `read_records`.
     """
     if header.record_count > RECORDS_CHECKED_MAX:
         text = f"{header.record_count} records in a batch whose records are checked, at most {RECORDS_CHECKED_MAX} are allowed"
@@ -184,6 +185,8 @@ def check_records(
             if greatest_ms <= latest_ms:
                 _correct(view, header, greatest_ms)
                 return None
+            if bytes_max is not None:
+                raise TooLarge("which records are out of time is looked for where nobody waits")
         found = read_records(
             view, header, earliest_ms=earliest_ms, latest_ms=latest_ms, bytes_max=bytes_max, headers_max=headers_max, breathe=breathe
         )

@@ -44,8 +44,10 @@ GREATEST: Final = -2
 WALKED_HERE_BYTES_MAX: Final = 4_096
 """Uncompressed batches up to this size are walked where they are: a thread costs more."""
 
-_Question = tuple[PartitionId, int, int, int]
-"""Partition, the first offset that counts, the end of the batches that do, and the time looked for."""
+_Question = tuple[PartitionId, int, int, int, bool]
+"""Partition, the first offset that counts, the end of the batches that do, the time looked for, and whether that is in a segment: what is
+compacted may have other times than before.
+"""
 
 
 class TimeSearch:
@@ -271,7 +273,7 @@ class TimeSearch:
                 at = run.last + 1
             return None
 
-        return await self._remembered((log.partition, offset, end, timestamp_ms), search)
+        return await self._remembered((log.partition, offset, end, timestamp_ms, _is_compacted(log, offset)), search)
 
     async def _promising(self, log: PartitionLog, entry: EntrySource, from_offset: int) -> list[tuple[int, int]]:
         """Ranges of offsets, ends inclusive. One has the greatest timestamp from `from_offset` on: in a segment the block that holds that
@@ -312,7 +314,7 @@ class TimeSearch:
                 return best
             return await self._first_in(log, best.offset, best.offset + 1, best.timestamp_ms) or best
 
-        return await self._remembered((log.partition, from_offset, entry.last + 1, GREATEST), search)
+        return await self._remembered((log.partition, from_offset, entry.last + 1, GREATEST, _is_compacted(log, from_offset)), search)
 
     async def _walk(self, call: Callable[[], TimestampedOffset | None], header: BatchHeader) -> TimestampedOffset | None:
         if not header.attributes & CODEC_MASK and header.size_bytes <= WALKED_HERE_BYTES_MAX:
@@ -327,6 +329,10 @@ class TimeSearch:
         while len(self._answers) > ANSWERS_REMEMBERED_MAX:
             self._answers.popitem(last=False)
         return found
+
+
+def _is_compacted(log: PartitionLog, offset: int) -> bool:
+    return offset < readable(log).compaction_cursor
 
 
 def _greatest_known(control: Control) -> int:

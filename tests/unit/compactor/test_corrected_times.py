@@ -113,6 +113,20 @@ async def test_a_time_that_no_record_has_is_corrected_downwards() -> None:
         assert await found(broker, depth=DEEP) == []
 
 
+async def test_what_was_answered_before_is_not_remembered_of_what_was_corrected() -> None:
+    async with rig() as broker:
+        await make_topic(broker.shared, partitions=1)
+        sent = [broker.send(misdated(*TIMES, said_ms=-1)), broker.send(record_batch(b"next", base_timestamp=NOW_MS + 3_000))]
+        for one in sent:
+            await one
+        assert len((await broker.control()).pending) == 1
+        assert await asked(broker, NOW_MS + 2_000) == (3, NOW_MS + 3_000)
+
+        await compact(broker)
+
+        assert await asked(broker, NOW_MS + 2_000) == (1, NOW_MS + 2_000)
+
+
 async def test_records_that_cannot_be_read_stay_as_they_are() -> None:
     async with rig() as broker:
         await make_topic(broker.shared, partitions=1)
