@@ -57,8 +57,7 @@ class ScaledCluster:
             for number in range(1, shape.brokers + 1)
         ]
         self._settings = settings
-        self._fill = b"\0" * (shape.load.batch_bytes - len(encode_batch(b"", record_count=1)))
-        self.template = bytearray(encode_batch(self._fill, record_count=shape.load.batch_records))
+        self.template = _batch_of(shape.load.batch_bytes, shape.load.batch_records)
         self._leaders = self._placed()
 
     def _placed(self) -> list[int]:
@@ -154,3 +153,11 @@ async def running(shape: Shape, settings: ScaleSettings = SETTINGS, *, epoch_fir
     """Its brokers end with the context."""
     async with Nursery() as nursery:
         yield ScaledCluster(shape, settings, nursery, epoch_first=epoch_first)
+
+
+def _batch_of(size_bytes: int, records: int) -> bytearray:
+    """As many bytes, or one less where a length grows by a byte."""
+    value_bytes = size_bytes - len(encode_batch(b"", record_count=records))
+    while len(made := encode_batch(bytes(max(0, value_bytes)), record_count=records)) > size_bytes and value_bytes > 0:
+        value_bytes -= 1
+    return bytearray(made)
