@@ -8,7 +8,7 @@ from storage.recordbatch import HEADER_BYTES, LENGTH_OFFSET_BYTES, MAGIC, NO_PRO
 
 TIMESTAMP_MS = 1_000
 _BEFORE_VALUE = b"\x00\x00\x00\x01"
-"""Of the first record: attributes, time delta 0, offset delta 0, no key."""
+"""Attributes, time delta 0, offset delta 0 and no key: how the first record begins."""
 
 
 def encode(
