@@ -10,7 +10,7 @@ from sim.faults import Fault, Wire
 from sim.shards import OldView, Shards
 from storage.errors import Unavailable
 from storage.metadata.memory import MemoryMetadataStore, MemorySession
-from storage.metadata.port import DeleteRange, Key, NotApplied, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
+from storage.metadata.port import DeleteRange, Key, NotApplied, OnChange, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
 
 
 class SimMetadata:
@@ -118,7 +118,7 @@ class SimMetadata:
         self._sessions = [session]
         return _SlowlyClosed(session, self._wire)
 
-    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+    def subscribe(self, callback: OnChange, *, prefix: str = "") -> Subscription:
         return _Hearing(self._inner, self._wire, callback, prefix, self._is_hidden)
 
     async def probe(self) -> None:
@@ -186,25 +186,23 @@ class _SlowlyClosed:
 class _Hearing:
     """A subscription whose hints are dropped, repeated or late."""
 
-    def __init__(
-        self, inner: MemoryMetadataStore, wire: Wire, callback: Callable[[str], None], prefix: str, is_hidden: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, inner: MemoryMetadataStore, wire: Wire, callback: OnChange, prefix: str, is_hidden: Callable[[str], bool]) -> None:
         self._is_hidden = is_hidden
         self._loop = asyncio.get_running_loop()
         self._wire = wire
-        self._callback: Callable[[str], None] | None = callback
+        self._callback: OnChange | None = callback
         self._subscription = inner.subscribe(self._hear, prefix=prefix)
 
     def cancel(self) -> None:
         self._callback = None
         self._subscription.cancel()
 
-    def _hear(self, path: str) -> None:
+    def _hear(self, path: str, version: int | None) -> None:
         if self._is_hidden(path):
             return
         for delay_s in self._wire.plan.hint_delays_s():
-            self._loop.call_later(delay_s, self._deliver, path)
+            self._loop.call_later(delay_s, self._deliver, path, version)
 
-    def _deliver(self, path: str) -> None:
+    def _deliver(self, path: str, version: int | None) -> None:
         if self._callback is not None:
-            self._callback(path)
+            self._callback(path, version)

@@ -44,7 +44,7 @@ async def _hear(count: int) -> float:
     hints, partitions = Hints(), Partitions()
     heard = 0
 
-    def hear(path: str) -> None:
+    def hear(path: str, _version: int | None) -> None:
         nonlocal heard
         heard += 1
         assert partitions.by_control_path(path) is None
@@ -55,7 +55,8 @@ async def _hear(count: int) -> float:
     sent = _message(HINTS_PER_MESSAGE)
     began_s = time.thread_time()
     for _ in range(count // HINTS_PER_MESSAGE):
-        hints.publish([path for path in wire.NotificationBatch.FromString(sent).notifications if not path.startswith("__oxia/")])
+        changes = wire.NotificationBatch.FromString(sent).notifications.items()
+        hints.publish([(path, change.version_id or None) for path, change in changes if not path.startswith("__oxia/")])
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     cpu_s = time.thread_time() - began_s

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from storage.errors import AlreadyExists, NotFound
 from storage.limits import WRITE_REQUEST_OPS_MAX
 from storage.metadata.keys import CONTROL_SUFFIX
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Applied, DeleteRange, Key, Put, Record, Session, Status, Subscription, WriteOp, WriteOutcome
+from storage.metadata.port import Applied, DeleteRange, Key, OnChange, Put, Record, Session, Status, Subscription, WriteOp, WriteOutcome
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import Buffer
 
@@ -135,13 +135,13 @@ class DistantMetadata:
     async def open_session(self, *, timeout_ms: int) -> Session:
         return await self._inner.open_session(timeout_ms=timeout_ms)
 
-    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+    def subscribe(self, callback: OnChange, *, prefix: str = "") -> Subscription:
         """Hints take as long as answers do."""
         loop, counts, late_s = asyncio.get_running_loop(), self._counts, self._settings.oxia_write_s / 2
 
-        def heard(path: str) -> None:
+        def heard(path: str, version: int | None) -> None:
             counts.hints += 1
-            loop.call_later(late_s, callback, path)
+            loop.call_later(late_s, callback, path, version)
 
         return self._inner.subscribe(heard, prefix=prefix)
 

@@ -109,7 +109,7 @@ class Neighbours:
         self._known: dict[int, _Registration] = {}
         self._probes = asyncio.Semaphore(PROBES_MAX)
         self._claimed = asyncio.Event()
-        self._subscription = metadata.subscribe(lambda _: self._claimed.set(), prefix=CLAIMS_PREFIX)
+        self._subscription = metadata.subscribe(lambda _path, _version: self._claimed.set(), prefix=CLAIMS_PREFIX)
 
     async def run(self) -> None:
         """Meet the others once there are claims, until cancelled: one killed later was then reached before. Without groups, meet none."""

@@ -232,7 +232,7 @@ class Slots:
         """Take no more hints."""
         self._subscription.cancel()
 
-    def _hinted(self, path: str) -> None:
+    def _hinted(self, path: str, _version: int | None) -> None:
         if any(path == keys.coordinator(slot).path for slot in self._claims):
             self._is_in_doubt = True
 

@@ -283,7 +283,7 @@ class Gathering:
         log = wanted.log
         if not wanted.is_asked:
             wanted.is_asked = True
-            if needs_refresh(log, wanted.offset):
+            if needs_refresh(log, wanted.offset, now_s):
                 self._await(wanted, self._control_reads.ask(log))
         if wanted.read is not None:
             if wanted.read.done():
@@ -434,12 +434,17 @@ class Gathering:
         return True
 
 
-def needs_refresh(log: PartitionLog, offset: int) -> bool:
-    """Whether a read of `offset` must look at the control record first: what is known may be older than what others acknowledged."""
+def needs_refresh(log: PartitionLog, offset: int, now_s: float | None = None) -> bool:
+    """Whether a read of `offset` must look at the control record first: what is known may be older than what others acknowledged.
+
+    `now_s` is taken after the request came; None: the loop's time, which is as old as its turn.
+    """
     seen = log.seen
     control = seen.control
-    # Another broker is said to have changed the record: it may have deleted what is asked for (DeleteRecords).
-    return control is None or offset >= control.sequence_counter or offset < control.log_start or seen.unexplained_hints > 0
+    if control is None or not control.log_start <= offset < control.sequence_counter:
+        return True
+    # Another broker may have deleted what is asked for (DeleteRecords).
+    return seen.may_be_old(asyncio.get_running_loop().time() if now_s is None else now_s)
 
 
 def _run_at(runs: Sequence[BatchRun], offset: int) -> BatchRun | None:

@@ -178,7 +178,7 @@ class Waiters:
             shard = self._waited.shards.get(log)
             if shard is None:
                 continue  # nobody waits for it any more
-            if log.seen.control is not None and log.seen.unexplained_hints <= 0:
+            if log.seen.control is not None and not log.seen.is_hinted:
                 continue
             if shard in self._asked:
                 kept[log] = hinted_s
@@ -216,11 +216,11 @@ class Waiters:
         self._asked.add(shard)
         read.add_done_callback(ended)
 
-    def _hear(self, path: str) -> None:
+    def _hear(self, path: str, version: int | None) -> None:
         log = self._partitions.by_control_path(path)
         if log is None:
             return
-        log.seen.note_hint()
+        log.seen.note_hint(version, asyncio.get_running_loop().time())
         if log.readers.wakers:
             self._hinted.setdefault(log, self._clock.monotonic_s())
             self._has_hint.set()

@@ -1,9 +1,9 @@
 """The metadata of a broker that is cut off from what happens: it hears nothing of its lost session, or gets no answers at all."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
-from storage.metadata.port import Key, MetadataStore, Record, Session, Subscription, WriteOp, WriteOutcome
+from storage.metadata.port import Key, MetadataStore, OnChange, Record, Session, Subscription, WriteOp, WriteOutcome
 
 
 class Estranged:
@@ -47,7 +47,7 @@ class Estranged:
         await self.passes.wait()
         return _Unheard(await self.store.open_session(timeout_ms=timeout_ms), self.hears)
 
-    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+    def subscribe(self, callback: OnChange, *, prefix: str = "") -> Subscription:
         return self.store.subscribe(callback, prefix=prefix)
 
     async def probe(self) -> None:

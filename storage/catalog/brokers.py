@@ -344,7 +344,7 @@ class BrokerDirectory:
             return others
         return sorted([own, *(record for record in others if record.broker_id != own.broker_id)], key=_id)
 
-    def _changed(self, path: str) -> None:
+    def _changed(self, path: str, _version: int | None) -> None:
         if keys.is_broker(path):
             self._changes += 1
             self._live_until_s = 0.0

@@ -407,7 +407,7 @@ class Topics:
         self._by_name[topic.name] = (topic, self._clock.monotonic_s() + CACHE_AGE_S)
         self._by_id[topic.topic_id] = topic.name
 
-    def _changed(self, path: str) -> None:
+    def _changed(self, path: str, _version: int | None) -> None:
         self._changes += 1
         self.forget(path.removeprefix(keys.TOPICS_PREFIX))
 

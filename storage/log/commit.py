@@ -29,6 +29,7 @@ from storage.log.page_store import PageStore
 from storage.log.partition import PartitionLog
 from storage.log.producer_pages import fitting
 from storage.log.refusals import refusal
+from storage.log.seen import NEVER_S
 from storage.log.tail import TailCache
 from storage.log.unknown import Fate, Found, UnknownAttempts, fate_of, one_more
 from storage.log.writers import BrokerEpoch, DeadWriters
@@ -213,12 +214,13 @@ class Committer:
                 case CommitStep.UPLOAD_AGAIN:
                     self._nursery.spawn(self._reupload(commit), name="commit-reupload")
         requests = _split(sends)
+        asked_s = asyncio.get_running_loop().time()
         outcomes = await self._write_all([[op for send in request for op in send.ops] for request in requests])
         for request, outcome in zip(requests, outcomes, strict=True):
             first = 0
             for send in request:
                 send.commit.is_sent = False
-                if self._hear(send, outcome, first + send.control_at) is CommitStep.FINISHED:
+                if self._hear(send, outcome, first + send.control_at, asked_s) is CommitStep.FINISHED:
                     _add(opened, release(send.commit))
                 else:
                     again.append(send.commit)
@@ -238,7 +240,7 @@ class Committer:
                 self._lose(commit, broken, _after_lost())
                 return CommitStep.FINISHED
         # A hint saves a CAS that could only fail; what is not hinted is found out by the CAS (I10).
-        if not is_fresh and (seen.control is None or seen.unexplained_hints > 0):
+        if not is_fresh and (seen.control is None or seen.is_hinted):
             return CommitStep.READ
         if seen.control is None:
             if seen.is_behind:
@@ -377,8 +379,8 @@ class Committer:
         except TimeoutError:
             return Unknown(f"no answer after {WRITE_TIMEOUT_S} s")
 
-    def _hear(self, send: Send, outcome: WriteOutcome, control_at: int) -> CommitStep:
-        """Take in what became of an attempt.
+    def _hear(self, send: Send, outcome: WriteOutcome, control_at: int, asked_s: float) -> CommitStep:
+        """Take in what became of an attempt that was sent after `asked_s`.
 
         Meanwhile a reader may have seen what was written, or newer records still, so what is known never goes back:
 
@@ -391,9 +393,9 @@ class Committer:
                 if result.status is Status.OK:
                     assert result.version is not None, "a successful put has a version"
                     if send.purpose is Purpose.COMMIT:
-                        self._applied(commit, send.decision, version=result.version)
+                        self._applied(commit, send.decision, version=result.version, asked_s=asked_s)
                     else:
-                        commit.log.note_put_again(send.expected_version, result.version)
+                        commit.log.note_put_again(send.expected_version, result.version, asked_s)
                     if send.purpose is Purpose.PROOF:
                         self._answer(commit, send.decision.verdicts)
                     return CommitStep.FINISHED
@@ -412,7 +414,7 @@ class Committer:
                 commit.cause = reason
         return CommitStep.READ
 
-    def _applied(self, commit: Commit, decision: Decision, *, version: int | None = None) -> None:
+    def _applied(self, commit: Commit, decision: Decision, *, version: int | None = None, asked_s: float = NEVER_S) -> None:
         """The CAS is known to have applied: only now are batches shown (I8) and acknowledged (I1)."""
         log = commit.log
         seen = log.seen
@@ -426,12 +428,10 @@ class Committer:
             ],
         )
         if version is not None and version > seen.version:
-            # Else a read has found it, and explained what had been hinted by then: a hint that is owed as well would hide another broker's.
-            seen.explain_hint()
             assert decision.control is not None
             if seen.control is not None and seen.control.pages != decision.control.pages:
                 self._replace_pages(log, seen.control, decision, version)
-            log.advance(decision.control, version)
+            log.advance(decision.control, version, asked_s)
         self._answer(commit, decision.verdicts)
 
     def _replace_pages(self, log: PartitionLog, before: Control, decision: Decision, version: int) -> None:

@@ -202,26 +202,28 @@ class ControlReads:
             if begin:
                 await asyncio.sleep(0)
             part = logs[begin : begin + READ_KEYS_MAX]
+            asked_s = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(READ_TIMEOUT_S):
                     records = await self._metadata.get_many([log.keys.control for log in part])
             except TimeoutError:
                 raise Unavailable(f"metadata did not answer: op=get_many keys={len(part)} after_s={READ_TIMEOUT_S}") from None
-            news: list[tuple[PartitionLog, Record, int]] = []
+            news: list[tuple[PartitionLog, Record]] = []
             # All of it before others have their turn: what they hear from now on is newer than these records.
             for log, record in zip(part, records, strict=True):
                 if record is None:
                     log.observe_absent()
-                elif log.seen.find(record.version):
-                    news.append((log, record, log.seen.unexplained_hints))
-                elif record.version < log.seen.version:
-                    self._doubt_shard_of(log)
-            for number, (log, record, hints) in enumerate(news, 1):
-                # Not before the record is taken over: until then a reader has to ask, or would be served what was deleted.
-                log.seen.explain_hints(hints)
+                elif log.seen.is_news(record.version):
+                    news.append((log, record))
+                else:
+                    if record.version < log.seen.version:
+                        self._doubt_shard_of(log)
+                    log.seen.confirm(record.version, asked_s)
+            for number, (log, record) in enumerate(news, 1):
+                # Hints are explained when the record is taken over: until then a reader has to ask, or would be served what was deleted.
                 if log.seen.is_news(record.version):
                     try:
-                        log.observe(decode_control(record.value, path=record.path), record.version)
+                        log.observe(decode_control(record.value, path=record.path), record.version, asked_s)
                     except (Corrupt, IncompatibleFormat) as error:
                         log.seen.observe_broken(error)  # the other partitions of this read are not concerned
                 if number % DECODED_AT_ONCE == 0:

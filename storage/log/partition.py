@@ -10,7 +10,7 @@ from storage.limits import MIB
 from storage.log.lane import Lane
 from storage.log.lost import LostBatches
 from storage.log.producer_memory import ProducerMemory
-from storage.log.seen import SeenControl
+from storage.log.seen import NEVER_S, SeenControl
 from storage.log.strangers import AllStrangers
 from storage.log.tail import Readers
 from storage.metadata.keys import PartitionKeys
@@ -96,18 +96,18 @@ class PartitionLog:
         """It may be forgotten: none of its batches is gathered, queued or undecided, and no reader waits."""
         return self.lane.is_empty and not self.readers.wakers
 
-    def advance(self, control: Control, version: int) -> None:
-        """Take over the record that this broker has just committed."""
-        self.seen.advance(control, version)
+    def advance(self, control: Control, version: int, asked_s: float = NEVER_S) -> None:
+        """Take over the record that this broker has just committed, by a write that began at `asked_s` (as in `SeenControl`)."""
+        self.seen.advance(control, version, asked_s)
         pending = control.pending
         # Counting takes longer than the rest of this method, and a small record grows little from one commit to the next.
         if len(pending) % COUNTED_EVERY == 1 or len(control.producers) > FEW or (pending and len(pending[-1].batches) > FEW):
             self._count()
         self.readers.wake()
 
-    def observe(self, control: Control, version: int) -> None:
-        """Take over a record that was read, if it is news."""
-        if not self.seen.observe(control, version):
+    def observe(self, control: Control, version: int, asked_s: float = NEVER_S) -> None:
+        """Take over a record that a read found which began at `asked_s`, if it is news."""
+        if not self.seen.observe(control, version, asked_s):
             return
         self._count()
         if self.is_forgotten:
@@ -120,12 +120,11 @@ class PartitionLog:
             self._count()
             self.readers.wake()
 
-    def note_put_again(self, before: int, after: int | None) -> None:
-        """This broker put the record of version `before` once more, as it was."""
+    def note_put_again(self, before: int, after: int | None, asked_s: float) -> None:
+        """This broker put the record of version `before` once more, as it was, by a write that began at `asked_s`."""
         seen = self.seen
         if after is not None and seen.version == before and seen.control is not None:
-            seen.explain_hint()
-            self.advance(seen.control, after)
+            self.advance(seen.control, after, asked_s)
 
     def forget(self) -> None:
         """Stop counting its memory, even if a caller still holds it."""
@@ -232,7 +231,7 @@ class Partitions:
         if known is None:
             self._keep_version(log)
         elif log.seen.control is not None:
-            known.observe(log.seen.control, log.seen.version)
+            known.observe(log.seen.control, log.seen.version, log.seen.asked_s)
 
     def _keep_version(self, log: PartitionLog) -> None:
         if log.seen.version < 0 or (log.seen.control is not None and log.seen.control.log_state is LogState.DELETED):

@@ -88,9 +88,10 @@ class Proofs:
             control, version = log.seen.control, log.seen.version
             if control is None or control.log_state is LogState.DELETED or log.seen.broken is not None:
                 return
+            asked_s = asyncio.get_running_loop().time()
             outcome = await self._metadata.write([Put(log.keys.control, encode(control), version)])
             if isinstance(outcome, Applied) and outcome.results[0].status is Status.OK:
-                log.note_put_again(version, outcome.results[0].version)
+                log.note_put_again(version, outcome.results[0].version, asked_s)
                 return
             await asyncio.sleep(PAUSE_S * 2**attempt)
         raise Unavailable(f"the newest control record was not found: partition={log.partition} attempts={ATTEMPTS_MAX}")

@@ -5,7 +5,9 @@ from typing import Final
 from storage.errors import StorageError
 from storage.formats.control import Control, LogState
 
-OWED_HINTS_MAX: Final = 4
+NEVER_S: Final = float("-inf")
+AGE_S_MAX: Final = 1.0
+"""How old the last question about a control record may be where an answer below the known end rests on it (promise 5)."""
 
 
 class SeenControl:
@@ -14,17 +16,21 @@ class SeenControl:
     `control` is None until read, or after the partition was seen gone. `version` outlives it: it is the newest that was ever seen.
     `broken` says why the record, though there, could not be read (`Corrupt`, `IncompatibleFormat`).
     `foreign_version` is the version of the last record that was read rather than committed here.
-    `unexplained_hints` counts hints that the control record changed, less the changes that are known: above 0, somebody else wrote it.
+    `asked_s` is when the last read or commit began that found `control` to be the newest record, by the clock of the loop.
+    `hinted_version` is the newest version that a hint named. `_hinted_s` is when the last hint came that named none, and that no later
+    read has explained.
     """
 
-    __slots__ = ("_was_absent", "broken", "control", "foreign_version", "unexplained_hints", "version")
+    __slots__ = ("_hinted_s", "_was_absent", "asked_s", "broken", "control", "foreign_version", "hinted_version", "version")
 
     def __init__(self, version: int = -1) -> None:
         self.control: Control | None = None
         self.version = version
         self.broken: StorageError | None = None
         self.foreign_version = -1
-        self.unexplained_hints = 0
+        self.asked_s = NEVER_S
+        self.hinted_version = -1
+        self._hinted_s: float | None = None
         self._was_absent = False
 
     @property
@@ -43,10 +49,20 @@ class SeenControl:
         """As last seen; -1 if never."""
         return -1 if self.control is None else self.control.sequence_counter
 
-    def advance(self, control: Control, version: int) -> None:
-        """Take over a record that this broker has just committed."""
+    @property
+    def is_hinted(self) -> bool:
+        """A hint tells of a change that is not known: another broker's, or one of this broker whose answer is on its way."""
+        return self.hinted_version > self.version or self._hinted_s is not None
+
+    def may_be_old(self, now_s: float) -> bool:
+        """Whether others may have changed the record, and been answered, more than AGE_S_MAX ago, or are said to have changed it."""
+        return now_s - self.asked_s > AGE_S_MAX or self.is_hinted
+
+    def advance(self, control: Control, version: int, asked_s: float = NEVER_S) -> None:
+        """Take over a record that this broker has just committed, by a write that began at `asked_s`."""
         assert version > self.version, f"control went back: {self.version} -> {version}"
         self.control, self.version = control, version
+        self.confirm(version, asked_s)
 
     def is_news(self, version: int) -> bool:
         """Whether `observe` would take over a record of this version: most reads find what is known, and need not decode it.
@@ -56,22 +72,23 @@ class SeenControl:
         """
         return version > self.version or (version == self.version and self.control is None)
 
-    def find(self, version: int) -> bool:
-        """A read that began after all hints so far found a record of this version. True if it is news, which is for `observe`; otherwise
-        what was hinted is known.
+    def confirm(self, version: int, asked_s: float) -> None:
+        """A read or commit that began at `asked_s` found, or made, a record of this version. An older one than is known says nothing: a
+        deposed leader gave it.
         """
-        if self.is_news(version):
-            return True
-        self.unexplained_hints = 0
-        return False
+        if version == self.version and self.control is not None:
+            self.asked_s = max(self.asked_s, asked_s)
+            if self._hinted_s is not None and asked_s > self._hinted_s:
+                self._hinted_s = None
 
-    def observe(self, control: Control, version: int) -> bool:
-        """Take over a record that was read, if it is news, and say whether it was."""
-        if not self.is_news(version):
-            return False
-        self.control, self.version, self.broken = control, version, None
-        self.foreign_version = version
-        return True
+    def observe(self, control: Control, version: int, asked_s: float = NEVER_S) -> bool:
+        """Take over a record that a read found which began at `asked_s`, if it is news, and say whether it was."""
+        is_news = self.is_news(version)
+        if is_news:
+            self.control, self.version, self.broken = control, version, None
+            self.foreign_version = version
+        self.confirm(version, asked_s)
+        return is_news
 
     def observe_broken(self, error: StorageError) -> None:
         """The record is there and cannot be read."""
@@ -80,18 +97,12 @@ class SeenControl:
     def observe_absent(self) -> bool:
         """The record does not exist, or did not when a deposed leader of its shard last heard. True if one was known."""
         self._was_absent = True
-        self.unexplained_hints = 0
         was_known, self.control = self.control is not None, None
         return was_known
 
-    def note_hint(self) -> None:
-        """Somebody wrote the control record, perhaps this broker."""
-        self.unexplained_hints += 1
-
-    def explain_hint(self) -> None:
-        """This broker wrote it. The hint may come before or after, or never: so few are owed at a time."""
-        self.unexplained_hints = max(self.unexplained_hints - 1, -OWED_HINTS_MAX)
-
-    def explain_hints(self, count: int) -> None:
-        """So many were heard before the read began whose record is taken over now. Others may have come since."""
-        self.unexplained_hints -= count
+    def note_hint(self, version: int | None, now_s: float) -> None:
+        """The control record is said to have changed to that version; None: to one that the hint does not name, or to none at all."""
+        if version is None:
+            self._hinted_s = now_s
+        else:
+            self.hinted_version = max(self.hinted_version, version)

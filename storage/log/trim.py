@@ -106,11 +106,12 @@ class Trimmer:
             if decision.control is None:
                 return decision.log_start
             before = decision.log_start  # of HIGH_WATERMARK: what is appended while this is tried again was not meant
+            asked_s = asyncio.get_running_loop().time()
             outcome = await self._write(Put(log.keys.control, encode(decision.control), log.seen.version))
             match outcome:
                 case Applied((result,)) if result.status is Status.OK:
                     assert result.version is not None, "a successful put has a version"
-                    log.observe(decision.control, result.version)
+                    log.observe(decision.control, result.version, asked_s)
                     return decision.log_start
                 case Applied():
                     reason = "others committed each time"

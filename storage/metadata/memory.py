@@ -6,7 +6,7 @@ Nothing here awaits while it works: a request is applied at once, in the caller'
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from runtime.clock import Clock
@@ -15,7 +15,19 @@ from storage.limits import WRITE_REQUEST_OPS_MAX
 from storage.metadata import key_order
 from storage.metadata.hints import Hints
 from storage.metadata.memory_shard import Shard
-from storage.metadata.port import Applied, DeleteRange, Key, NotApplied, Record, Session, Subscription, WriteOp, WriteOutcome
+from storage.metadata.port import (
+    Applied,
+    DeleteRange,
+    Key,
+    KeyChange,
+    NotApplied,
+    OnChange,
+    Record,
+    Session,
+    Subscription,
+    WriteOp,
+    WriteOutcome,
+)
 
 SESSION_TIMEOUT_MS_MIN: Final = 2_000
 TICK_S_MIN: Final = 0.001
@@ -96,7 +108,7 @@ class SharedRecords:
         for shard in self.shards:
             paths = [path for path, session_id in shard.ephemeral.items() if session_id == session.session_id]
             shard.remove(paths)
-            self.publish(paths)
+            self.publish([(path, None) for path in paths])
         session.end()
 
     def end_expired_sessions(self) -> None:
@@ -117,9 +129,9 @@ class SharedRecords:
             shard.put_back(older)
             shard.remove([path for path, session_id in shard.ephemeral.items() if session_id not in self.sessions])
 
-    def publish(self, paths: Sequence[str]) -> None:
+    def publish(self, changes: Sequence[KeyChange]) -> None:
         for hints in self.hints:
-            hints.publish(paths)
+            hints.publish(changes)
 
 
 class MemoryMetadataStore:
@@ -186,7 +198,7 @@ class MemoryMetadataStore:
         self._sessions.append(session)
         return session
 
-    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+    def subscribe(self, callback: OnChange, *, prefix: str = "") -> Subscription:
         if self._hints not in self._shared.hints:
             self._shared.hints.append(self._hints)
         return self._hints.subscribe(callback, prefix)

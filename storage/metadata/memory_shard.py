@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from storage.limits import METADATA_VALUE_BYTES_MAX
 from storage.metadata import key_order
 from storage.metadata.key_order import SortedKeys
-from storage.metadata.port import ABSENT, Delete, DeleteRange, OpResult, Put, Record, Status, WriteOp
+from storage.metadata.port import ABSENT, Delete, DeleteRange, KeyChange, OpResult, Put, Record, Status, WriteOp
 
 UNEXPECTED_VERSION = OpResult(Status.UNEXPECTED_VERSION, None)
 KEY_NOT_FOUND = OpResult(Status.KEY_NOT_FOUND, None)
@@ -41,9 +41,9 @@ class Shard:
             self._order.add(key_order.encode(path))
 
     def apply(
-        self, ops: Sequence[WriteOp], has_session: Callable[[int], bool], changed: Callable[[Sequence[str]], None] | None
+        self, ops: Sequence[WriteOp], has_session: Callable[[int], bool], changed: Callable[[Sequence[KeyChange]], None] | None
     ) -> tuple[OpResult, ...]:
-        """Puts, then deletes, then range deletes; the results in the order of `ops`. `changed` hears of every changed path."""
+        """Puts, then deletes, then range deletes; the results in the order of `ops`. `changed` hears of every change."""
         if len(ops) == 1 and type(ops[0]) is Put:
             return (self._put(ops[0], has_session, changed),)
         results: dict[int, OpResult] = {}
@@ -60,7 +60,7 @@ class Shard:
                         results[place] = self._delete_range(op, changed)
         return tuple(results[place] for place in range(len(ops)))
 
-    def _put(self, op: Put, has_session: Callable[[int], bool], changed: Callable[[Sequence[str]], None] | None) -> OpResult:
+    def _put(self, op: Put, has_session: Callable[[int], bool], changed: Callable[[Sequence[KeyChange]], None] | None) -> OpResult:
         assert len(op.value) <= METADATA_VALUE_BYTES_MAX, f"value too large: key={op.key.path!r} bytes={len(op.value)}"
         path = op.key.path
         record = self.records.get(path)
@@ -79,10 +79,10 @@ class Shard:
             # As in Oxia, the last put decides whose record it is: one without a session makes it a plain one.
             self.ephemeral.pop(path, None)
         if changed is not None:
-            changed((path,))
+            changed(((path, self.version),))
         return OpResult(Status.OK, self.version)
 
-    def _delete(self, op: Delete, changed: Callable[[Sequence[str]], None] | None) -> OpResult:
+    def _delete(self, op: Delete, changed: Callable[[Sequence[KeyChange]], None] | None) -> OpResult:
         record = self.records.get(op.key.path)
         if op.expected_version is not None and op.expected_version != (ABSENT if record is None else record.version):
             return UNEXPECTED_VERSION
@@ -90,14 +90,14 @@ class Shard:
             return KEY_NOT_FOUND
         self.remove((op.key.path,))
         if changed is not None:
-            changed((op.key.path,))
+            changed(((op.key.path, None),))
         return DELETED
 
-    def _delete_range(self, op: DeleteRange, changed: Callable[[Sequence[str]], None] | None) -> OpResult:
+    def _delete_range(self, op: DeleteRange, changed: Callable[[Sequence[KeyChange]], None] | None) -> OpResult:
         paths = self.paths_between(*key_order.range_bounds(op.start.path, op.end), keys_max=len(self.records))
         self.remove(paths)
         if changed is not None:
-            changed(paths)
+            changed([(path, None) for path in paths])
         return DELETED
 
     def remove(self, paths: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """Counts and times the requests to any metadata store."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Final, TypeVar
 
 from prometheus_client import Counter, Histogram
@@ -14,6 +14,7 @@ from storage.metadata.port import (
     Key,
     MetadataStore,
     NotApplied,
+    OnChange,
     Put,
     Record,
     Session,
@@ -132,7 +133,7 @@ class MeteredMetadataStore:
     async def open_session(self, *, timeout_ms: int) -> Session:
         return await self._count(self._open_session, self._inner.open_session(timeout_ms=timeout_ms))
 
-    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+    def subscribe(self, callback: OnChange, *, prefix: str = "") -> Subscription:
         return self._inner.subscribe(callback, prefix=prefix)
 
     async def probe(self) -> None:

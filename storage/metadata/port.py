@@ -96,6 +96,12 @@ class Unknown:
 WriteOutcome = Applied | NotApplied | Unknown
 
 
+KeyChange = tuple[str, int | None]
+"""The path of a key that changed, and the version that a put gave it; None where it was deleted, or where nobody tells the version."""
+
+OnChange = Callable[[str, int | None], None]
+
+
 class Session(Protocol):
     """Keeps its ephemeral records alive by itself until closed or lost."""
 
@@ -155,8 +161,10 @@ class MetadataStore(Protocol):
         """A session that ends `timeout_ms` after its last keep-alive (at least 2,000), or at once when its process is known dead."""
         ...
 
-    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
-        """Call `callback(path)` on the loop some time after a key under `prefix` changed. Hints: some may be missing or repeated (I10)."""
+    def subscribe(self, callback: OnChange, *, prefix: str = "") -> Subscription:
+        """Call `callback(path, version)` on the loop some time after a key under `prefix` changed (`KeyChange`). Hints: some may be missing
+        or repeated (I10).
+        """
         ...
 
     async def probe(self) -> None:

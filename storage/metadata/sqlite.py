@@ -32,7 +32,19 @@ from runtime.supervision import Nursery
 from storage.errors import Unavailable
 from storage.metadata import key_order, sqlite_schema
 from storage.metadata.hints import Hints
-from storage.metadata.port import Applied, Key, NotApplied, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
+from storage.metadata.port import (
+    Applied,
+    Key,
+    KeyChange,
+    NotApplied,
+    OnChange,
+    Record,
+    Session,
+    Subscription,
+    Unknown,
+    WriteOp,
+    WriteOutcome,
+)
 from storage.metadata.sqlite_files import DatabaseFiles
 from storage.metadata.sqlite_group_commit import GroupCommit
 from storage.metadata.sqlite_owners import Liveness, Owners, owners_folder, read_boot_id
@@ -240,7 +252,7 @@ class SqliteMetadataStore:
         self._nursery.spawn(self._keep_alive(session), name=f"metadata session {session_id}")
         return session
 
-    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+    def subscribe(self, callback: OnChange, *, prefix: str = "") -> Subscription:
         subscription = self._hints.subscribe(callback, prefix)
         if not self._is_polling and not self._is_closed:
             self._is_polling = True
@@ -321,7 +333,7 @@ class SqliteMetadataStore:
         finally:
             self._is_polling = False
 
-    def _on_commit(self, changed: Sequence[str], ended_sessions: Sequence[int]) -> None:
+    def _on_commit(self, changed: Sequence[KeyChange], ended_sessions: Sequence[int]) -> None:
         if self._hints:
             self._hints.publish(changed)
         for session_id in ended_sessions:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from runtime.blocking import Blocking
 from storage.limits import MIB, WRITE_REQUEST_BYTES_MAX
-from storage.metadata.port import NotApplied, Unknown
+from storage.metadata.port import KeyChange, NotApplied, Unknown
 from storage.metadata.sqlite_files import DatabaseFiles
 from storage.metadata.sqlite_owners import Liveness
 from storage.metadata.sqlite_schema import reason_of
@@ -45,7 +45,7 @@ class _Request:
 @dataclass(frozen=True, slots=True)
 class _Committed:
     values: list[Any]
-    changed: list[str]
+    changed: list[KeyChange]
     ended_sessions: list[int]
 
 
@@ -53,7 +53,7 @@ class GroupCommit:
     """The only user of the writing connection.
 
     `busy_timeout_s`: about how long a transaction waits for one of another process before it is given up.
-    `committed(changed paths, ended sessions)` is called on the loop after each commit, before those who wait for it hear of it.
+    `committed(changes, ended sessions)` is called on the loop after each commit, before those who wait for it hear of it.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class GroupCommit:
         liveness: Liveness,
         blocking: Blocking,
         busy_timeout_s: float,
-        committed: Callable[[list[str], list[int]], None],
+        committed: Callable[[list[KeyChange], list[int]], None],
     ) -> None:
         self._connection = connection
         self._files = files

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from storage.metadata import key_order
-from storage.metadata.port import Key, Record
+from storage.metadata.port import Key, KeyChange, Record
 from storage.metadata.sqlite_owners import Liveness
 
 _ONE: Final = "SELECT k, value, version, session FROM records WHERE k = ?"
@@ -67,8 +67,8 @@ class SqliteReader:
         """`foreign_changes` tells what is committed from here on."""
         self._last_change = self._connection.execute("SELECT change FROM counters").fetchall()[0][0]
 
-    def foreign_changes(self) -> list[str]:
-        """Paths that other stores changed since the last call; incomplete when they were very many."""
+    def foreign_changes(self) -> list[KeyChange]:
+        """What other stores changed since the last call, without versions; incomplete when that was very much."""
         data_version = self._connection.execute("PRAGMA data_version").fetchall()[0][0]
         if data_version == self._data_version:
             return []
@@ -79,7 +79,7 @@ class SqliteReader:
         self._data_version = data_version
         if rows:
             self._last_change = rows[-1][0]
-        return [path for _, paths in rows for path in paths.split("\n")]
+        return [(path, None) for _, paths in rows for path in paths.split("\n")]
 
     def close(self) -> None:
         self._connection.close()

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from storage.limits import METADATA_VALUE_BYTES_MAX, WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
 from storage.metadata import key_order
-from storage.metadata.port import ABSENT, Delete, DeleteRange, OpResult, Put, Status, WriteOp
+from storage.metadata.port import ABSENT, Delete, DeleteRange, KeyChange, OpResult, Put, Status, WriteOp
 from storage.metadata.sqlite_owners import Liveness
 from storage.metadata.sqlite_schema import CHANGES_KEPT
 
@@ -73,7 +73,7 @@ class Transaction:
         self._version, self._session, self._change = connection.execute("SELECT version, session, change FROM counters").fetchall()[0]
         self._counters_read = (self._version, self._session)
         self._alive: dict[int, bool] = {}
-        self.changed: list[str] = []
+        self.changed: list[KeyChange] = []
         self.ended_sessions: list[int] = []
 
     def apply(self, steps: Sequence[EncodedOp]) -> tuple[OpResult, ...]:
@@ -114,7 +114,7 @@ class Transaction:
         self._connection.execute("DELETE FROM records WHERE session = ?", (session_id,))
         self._connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
         self._alive[session_id] = False
-        self.changed += [key_order.decode(row[0]) for row in rows]
+        self.changed += [(key_order.decode(row[0]), None) for row in rows]
         self.ended_sessions.append(session_id)
 
     def end_sessions(self, session_ids: Iterable[int]) -> None:
@@ -128,7 +128,7 @@ class Transaction:
         """Write what the whole batch shares, before COMMIT."""
         if self.changed:
             self._change += 1
-            paths = "\n".join(self.changed[:CHANGE_PATHS_MAX])
+            paths = "\n".join([path for path, _ in self.changed[:CHANGE_PATHS_MAX]])
             self._connection.execute(
                 "INSERT OR REPLACE INTO changes (slot, change, owner, paths) VALUES (?, ?, ?, ?)",
                 (self._change % CHANGES_KEPT, self._change, self._liveness.owners.own_id, paths),
@@ -148,7 +148,7 @@ class Transaction:
                 return OpResult(Status.SESSION_DOES_NOT_EXIST, None)
             self._connection.execute(_PUT, (key, version, op.session, op.value))
         self._version = version
-        self.changed.append(op.key.path)
+        self.changed.append((op.key.path, version))
         return OpResult(Status.OK, version)
 
     def _put_plainly(self, op: Put, key: bytes, version: int) -> bool:
@@ -164,13 +164,13 @@ class Transaction:
         if current == ABSENT:
             return OpResult(Status.KEY_NOT_FOUND, None)
         self._connection.execute("DELETE FROM records WHERE k = ?", (key,))
-        self.changed.append(op.key.path)
+        self.changed.append((op.key.path, None))
         return OpResult(Status.OK, None)
 
     def _delete_range(self, start: bytes, end: bytes) -> OpResult:
         rows = self._connection.execute("SELECT k FROM records WHERE k >= ? AND k < ?", (start, end)).fetchall()
         self._connection.execute("DELETE FROM records WHERE k >= ? AND k < ?", (start, end))
-        self.changed += [key_order.decode(row[0]) for row in rows]
+        self.changed += [(key_order.decode(row[0]), None) for row in rows]
         return OpResult(Status.OK, None)
 
     def _current(self, key: bytes) -> int:

@@ -91,7 +91,6 @@ ELSEWHERE: Final = {
     "storage/log/control_reads.py READ_KEYS_MAX": "partitions in one read",
     "storage/log/read.py SOURCES_MAX": "against compaction of the log that is read",
     "storage/log/partition.py LOOKED_AT_MAX": "logs that one use of another looks at for one to forget: the next use goes on",
-    "storage/log/seen.py OWED_HINTS_MAX": "hints that may come late",
     "storage/log/proofs.py ATTEMPTS_MAX": "against others that write the record at the same time",
     "storage/log/tail.py DROPPED_KEPT_MAX": "slots of a list that are empty",
     "storage/log/time_search.py TRIMS_MET_MAX": "against trims of the log that is searched",

@@ -24,7 +24,7 @@ WRITERS: Final = {
     "log": dict.fromkeys(PartitionLog.__slots__, "storage/log/partition.py"),
 }
 """By the attribute or variable that holds it, the module that writes each field. A class may give its own fields their first value."""
-OF_NOTHING_ELSE: Final = {"foreign_version", "unexplained_hints", "committed_epoch", "gathered", "page_garbage", "is_forgotten"}
+OF_NOTHING_ELSE: Final = {"foreign_version", "hinted_version", "committed_epoch", "gathered", "page_garbage", "is_forgotten"}
 """Fields whose name says what they belong to, whatever the variable is called."""
 MUTATORS: Final = {
     *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem", "remove", "reverse"),
@@ -130,7 +130,7 @@ def test_every_field_has_a_writer_that_exists() -> None:
     [
         ("def f(log):\n    log.seen.version = 1", "seen.version"),
         ("def f(log):\n    log.seen.control, log.seen.version = None, 1", "seen.version"),
-        ("def f(commit):\n    commit.log.seen.unexplained_hints -= 1", "seen.unexplained_hints"),
+        ("def f(commit):\n    commit.log.seen.hinted_version -= 1", "seen.hinted_version"),
         ("def f(log):\n    seen = log.seen\n    seen.broken = None", "seen.broken"),
         ("def f(known: SeenControl):\n    known.control = None", "seen.control"),
         ("def f(x):\n    x.foreign_version = 3", "seen.foreign_version"),

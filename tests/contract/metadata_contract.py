@@ -19,6 +19,7 @@ from storage.metadata.port import (
     Delete,
     DeleteRange,
     Key,
+    KeyChange,
     MetadataStore,
     NotApplied,
     OpResult,
@@ -29,6 +30,7 @@ from storage.metadata.port import (
     WriteOp,
     children_of,
 )
+from tests.kit.faulty_metadata import paths_into
 
 SESSION_TIMEOUT_MS = 6_000
 """A session that a test has not renewed for two seconds, because the machine is busy, is there all the same."""
@@ -569,7 +571,7 @@ class MetadataStoreContract:
 
     async def test_a_subscriber_hears_of_changed_keys_under_its_prefix(self, client: Client) -> None:
         heard: list[str] = []
-        subscription = client.store.subscribe(heard.append, prefix=client.key("topics/").path)
+        subscription = client.store.subscribe(paths_into(heard), prefix=client.key("topics/").path)
 
         async def is_heard() -> bool:
             await client.put_ok("other", b"")
@@ -580,10 +582,31 @@ class MetadataStoreContract:
         assert set(heard) == {client.key("topics/a").path}
         subscription.cancel()
 
+    async def test_a_hint_names_the_version_that_the_put_gave_or_none(self, client: Client) -> None:
+        """Own puts and deletions: those of another process may come without a version."""
+        heard: list[KeyChange] = []
+        subscription = client.store.subscribe(lambda path, version: heard.append((path, version)), prefix=client.key("a").path)
+        put: list[int] = []
+
+        async def is_heard() -> bool:
+            put.append(await client.put_ok("a", b""))
+            return bool(heard)
+
+        await eventually(is_heard)
+        assert await client.delete("a") is Status.OK
+
+        async def is_gone() -> bool:
+            return (client.key("a").path, None) in heard
+
+        await eventually(is_gone)
+        subscription.cancel()
+        versions = [version for _, version in heard if version is not None]
+        assert versions == put[-len(versions) :]
+
     async def test_a_subscriber_hears_of_deleted_keys(self, client: Client) -> None:
         heard: list[str] = []
         await client.put_all([f"topics/{number}" for number in range(1_000)])
-        subscription = client.store.subscribe(heard.append, prefix=client.root)
+        subscription = client.store.subscribe(paths_into(heard), prefix=client.root)
         numbers = iter(range(1_000))
 
         async def is_heard() -> bool:
@@ -596,8 +619,8 @@ class MetadataStoreContract:
     async def test_a_cancelled_subscription_is_silent(self, client: Client) -> None:
         silent: list[str] = []
         heard: list[str] = []
-        cancelled = client.store.subscribe(silent.append, prefix=client.root)
-        kept = client.store.subscribe(heard.append, prefix=client.root)
+        cancelled = client.store.subscribe(paths_into(silent), prefix=client.root)
+        kept = client.store.subscribe(paths_into(heard), prefix=client.root)
         cancelled.cancel()
         cancelled.cancel()
 

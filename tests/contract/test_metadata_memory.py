@@ -7,6 +7,7 @@ from runtime.clock import SystemClock
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Applied, Key, MetadataStore, Put, Session, Status
 from tests.contract.metadata_contract import SESSION_TIMEOUT_MS, Client, MetadataStoreContract
+from tests.kit.faulty_metadata import paths_into
 from tests.kit.stepping_clock import SteppingClock
 
 
@@ -26,7 +27,7 @@ async def test_clients_share_records_and_hints_but_not_their_end() -> None:
     first = MemoryMetadataStore(clock=SystemClock())
     second = first.client()
     heard: list[str] = []
-    second.subscribe(heard.append)
+    second.subscribe(paths_into(heard))
     session = await first.open_session(timeout_ms=SESSION_TIMEOUT_MS)
     mine, yours = Client(first, "root"), Client(second, "root")
     await mine.put_ok("brokers/1", b"", session=session)

@@ -25,6 +25,7 @@ from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApp
 from storage.metadata.sqlite import SqliteMetadataStore
 from tests.contract import sqlite_process
 from tests.contract.metadata_contract import PATIENCE_S, SESSION_TIMEOUT_MS, Client, MetadataStoreContract, eventually
+from tests.kit.faulty_metadata import paths_into
 from tests.kit.stepping_clock import SteppingClock
 
 
@@ -217,7 +218,7 @@ async def test_a_session_of_one_store_serves_puts_through_another(tmp_path: Path
 async def test_a_subscriber_hears_of_changes_made_through_another_store(tmp_path: Path) -> None:
     async with opened(tmp_path / "meta.db") as first, opened(tmp_path / "meta.db") as second:
         heard: list[str] = []
-        first.subscribe(heard.append, prefix="root/topics/")
+        first.subscribe(paths_into(heard), prefix="root/topics/")
         await Client(second, "root").put_all(["topics/a", "other", "topics/b"])
         await Client(second, "root").delete("topics/a")
 
@@ -231,7 +232,7 @@ async def test_a_subscriber_hears_of_changes_made_through_another_store(tmp_path
 async def test_own_changes_are_told_once(tmp_path: Path) -> None:
     async with opened(tmp_path / "meta.db") as first, opened(tmp_path / "meta.db") as second:
         heard: list[str] = []
-        first.subscribe(heard.append)
+        first.subscribe(paths_into(heard))
         await Client(first, "root").put_ok("mine", b"")
         await Client(second, "root").put_ok("yours", b"")
 
@@ -668,7 +669,7 @@ async def test_a_commit_whose_file_was_lost_meanwhile_is_unknown_and_is_not_read
     async with opened(tmp_path / "meta.db") as store:
         client = Client(store, "root")
         heard: list[str] = []
-        store.subscribe(heard.append)
+        store.subscribe(paths_into(heard))
         store._commits._connection = BeforeCommit(store._writer, lambda: lose(tmp_path / name))  # type: ignore[assignment]
 
         assert await store.write([Put(client.key("a"), b"", None)]) == Unknown(cause)

@@ -8,7 +8,12 @@ from enum import Enum
 from runtime.clock import SystemClock
 from storage.errors import Unavailable
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import DeleteRange, Key, NotApplied, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
+from storage.metadata.port import DeleteRange, Key, NotApplied, OnChange, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
+
+
+def paths_into(heard: list[str]) -> OnChange:
+    """A subscriber that notes the paths of changes."""
+    return lambda path, _version: heard.append(path)
 
 
 class Fault(Enum):
@@ -112,7 +117,7 @@ class FaultyMetadata:
     async def open_session(self, *, timeout_ms: int) -> Session:
         return await self.store.open_session(timeout_ms=timeout_ms)
 
-    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+    def subscribe(self, callback: OnChange, *, prefix: str = "") -> Subscription:
         return self.store.subscribe(callback, prefix=prefix)
 
     async def probe(self) -> None:

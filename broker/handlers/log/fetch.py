@@ -180,7 +180,7 @@ class Fetch:
         deadline_s = began_s + (min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX) if may_wait else 0.0)
         gathering = Gathering(
             wanted,
-            bytes_max=bytes_max if room is None else _room_at_once(room, wanted, bytes_max),
+            bytes_max=bytes_max if room is None else _room_at_once(room, wanted, bytes_max, self._clock.monotonic_s()),
             # A client that wants more than it takes would wait in vain.
             bytes_min=min(request.min_bytes, request.max_bytes),
             is_refused=is_refused,
@@ -254,7 +254,8 @@ class Fetch:
     async def _send_nearer(self, targets: Sequence[Target], near: Near, isolation_level: int) -> None:
         """Answer with a broker of the reader's rack and without records, as Kafka does. Partitions that no broker can serve fail here."""
         by_log = {target.wanted.log: target for target in targets if target.wanted is not None}
-        stale = [log for log, target in by_log.items() if needs_refresh(log, target.asked.fetch_offset)]
+        now_s = self._clock.monotonic_s()
+        stale = [log for log, target in by_log.items() if needs_refresh(log, target.asked.fetch_offset, now_s)]
         failed = await self._control_reads.refresh_each(stale, patience_s=REFRESH_PATIENCE_S, silent_patience_s=0.0)
         for target in targets:
             if target.wanted is None or target.wanted.log in failed or (broker_id := near(target.wanted.log.partition)) is None:
@@ -385,10 +386,10 @@ def _left(targets: Iterable[Target]) -> list[Wanted]:
     return [target.wanted for target in targets if target.wanted is not None and target.answer is None]
 
 
-def _room_at_once(room: Room, wanted: Iterable[Wanted], bytes_max: int) -> int | None:
+def _room_at_once(room: Room, wanted: Iterable[Wanted], bytes_max: int, now_s: float) -> int | None:
     """Bytes that the first look may take; None if it is not known yet whether there are records, or if readers wait for room."""
     for one in wanted:
-        if not needs_refresh(one.log, one.offset):
+        if not needs_refresh(one.log, one.offset, now_s):
             granted_bytes = room.to_read_now(bytes_max)
             return min(bytes_max, granted_bytes) if granted_bytes else None
     return None

@@ -66,5 +66,6 @@ class NotificationFollower:
         return offset
 
     def _publish(self, batch: wire.NotificationBatch) -> None:
-        # A deleted range names only the start of its keys.
-        self._hints.publish([path for path in batch.notifications if not path.startswith(INTERNAL_PREFIX)])
+        # A deleted range names only the start of its keys. What was deleted has no version, which reads as 0.
+        changes = batch.notifications.items()
+        self._hints.publish([(path, change.version_id or None) for path, change in changes if not path.startswith(INTERNAL_PREFIX)])

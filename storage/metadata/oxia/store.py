@@ -24,7 +24,7 @@ from storage.metadata.oxia.notifications import NotificationFollower
 from storage.metadata.oxia.reading import OxiaReader
 from storage.metadata.oxia.sessions import Sessions
 from storage.metadata.oxia.writing import Writing
-from storage.metadata.port import Key, Record, Session, Subscription, WriteOp, WriteOutcome
+from storage.metadata.port import Key, OnChange, Record, Session, Subscription, WriteOp, WriteOutcome
 
 SESSION_TIMEOUT_MS_MIN: Final = 2_000
 SESSION_TIMEOUT_MS_MAX: Final = 300_000
@@ -90,7 +90,7 @@ class OxiaMetadataStore:
         self._calls.ensure_open()
         return await self._sessions.open(timeout_ms=timeout_ms, home=self.shard_of(HOME.partition_key))
 
-    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+    def subscribe(self, callback: OnChange, *, prefix: str = "") -> Subscription:
         subscription = self._hints.subscribe(callback, prefix)
         if not self._calls.is_closed:
             self._notifications.start()

@@ -253,8 +253,10 @@ class NotificationBatch(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., offset: _Optional[int] = ..., notifications: _Optional[_Mapping[str, Notification]] = ...) -> None: ...
 
 class Notification(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("version_id",)
+    VERSION_ID_FIELD_NUMBER: _ClassVar[int]
+    version_id: int
+    def __init__(self, version_id: _Optional[int] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
     __slots__ = ("shard", "session_timeout_ms", "client_identity")

@@ -77,7 +77,7 @@ async def test_every_request_goes_over_tls_and_carries_the_token(authority: Auth
         assert None not in await store.get_many([KEY, KEY])
         assert await store.list(Key("llog/a/", "a"), "llog/a/~")
         assert [record async for record in store.range_scan(Key("llog/a/", "a"), "llog/a/~")]
-        store.subscribe(lambda _: None)
+        store.subscribe(lambda _path, _version: None)
         session = await store.open_session(timeout_ms=2_000)
         await node.until_asked("KeepAlive")
         await node.until_asked("GetNotifications")

@@ -126,7 +126,7 @@ async def test_hints_come_from_the_new_leader(refusal: Refusal) -> None:
         lagging.refusal = refusal
         await disagreeing(store, lagging, new)
         heard = asyncio.Event()
-        store.subscribe(lambda path: heard.set() if path == KEY.path else None, prefix="llog/")
+        store.subscribe(lambda path, _version: heard.set() if path == KEY.path else None, prefix="llog/")
 
         async with asyncio.timeout(SOON_S):
             while not new.listeners:  # noqa: ASYNC110 - the other side of a connection

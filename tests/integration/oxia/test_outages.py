@@ -10,6 +10,7 @@ from storage.errors import Unavailable
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import ABSENT, Applied, Key, NotApplied, OpResult, Put, Record, Status, Unknown, WriteOutcome
 from tests.integration.oxia.opening import on_every_shard, opened, pause, seconds_until
+from tests.kit.faulty_metadata import paths_into
 
 SHARDS = 4
 ENDS_WITHIN_S = 60.0
@@ -193,7 +194,7 @@ async def test_a_scan_goes_on_where_it_broke_off(server: OxiaServer) -> None:
 async def test_hints_come_again_after_the_server_was_killed(server: OxiaServer) -> None:
     heard: list[str] = []
     async with opened(server.url) as store, opened(server.url) as other:
-        subscription = store.subscribe(heard.append, prefix="llog/")
+        subscription = store.subscribe(paths_into(heard), prefix="llog/")
         keys = on_every_shard(store, shards=SHARDS)
 
         async def hears_of_all() -> bool:

@@ -1,6 +1,6 @@
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from runtime.supervision import Nursery
 from storage.errors import Unavailable
 from storage.formats.control import Control
 from storage.log.partition import PartitionLog, Partitions
+from storage.metadata.port import OnChange
 from storage.vocabulary import PartitionId, TopicId
 
 TOPIC = TopicId("00000000-0000-4000-8000-000000000001")
@@ -30,9 +31,9 @@ class FakeStore:
     gone: set[PartitionLog] = field(default_factory=set)
     asking: dict[int, asyncio.Future[None]] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
-    callback: Callable[[str], None] | None = None
+    callback: OnChange | None = None
 
-    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> "FakeStore":
+    def subscribe(self, callback: OnChange, *, prefix: str = "") -> "FakeStore":
         self.callback = callback
         return self
 
@@ -68,8 +69,9 @@ class FakeStore:
                 read.set_result(None)
 
     def hint(self, log: PartitionLog) -> None:
+        """As of a commit that is not known."""
         assert self.callback is not None
-        self.callback(log.keys.control.path)
+        self.callback(log.keys.control.path, log.seen.version + 1)
 
 
 @dataclass
@@ -174,7 +176,7 @@ async def test_hints_about_other_partitions_are_not_followed(no_poll: None) -> N
         with broker.waiters.wait([broker.log(0)]):
             broker.store.hint(broker.log(1))
             assert broker.store.callback is not None
-            broker.store.callback("llog/topics/t")
+            broker.store.callback("llog/topics/t", 1)
             broker.store.hint(broker.log(0))
             await rounds(broker.store, 1)
 
@@ -202,7 +204,7 @@ async def test_the_hint_of_a_commit_of_this_broker_is_not_followed(no_poll: None
             own.lane.is_busy = True
             broker.store.hint(own)
             await asyncio.sleep(0)
-            own.seen.explain_hint()
+            own.advance(Control(), own.seen.version + 1)
             own.lane.is_busy = False
             await asyncio.sleep(2 * waiters_module.OWN_HINT_S)
             broker.store.hint(other)
@@ -221,12 +223,12 @@ async def test_the_hint_of_another_brokers_commit_waits_for_one_of_this_broker_a
             broker.store.hint(log)
             await rounds(broker.store, 1)
             waited_s = broker.clock.monotonic_s() - began_s
+            log.advance(Control(), log.seen.version + 1)
             broker.store.hint(log)
-            log.seen.explain_hint()
             await rounds(broker.store, 2)
 
     assert waited_s >= waiters_module.OWN_HINT_S
-    assert broker.store.refreshed == [{log}, {log}], "of two hints one was explained"
+    assert broker.store.refreshed == [{log}, {log}], "an own commit explains no hint of a later one"
 
 
 async def test_without_hints_the_partitions_waited_for_are_asked_about_again_and_again() -> None:

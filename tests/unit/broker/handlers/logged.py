@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from runtime.telemetry import Telemetry
 from storage.catalog.topics import Topic, Topics
 from storage.log.batcher import FlushSettings
 from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import OnChange
 from storage.objects.memory import MemoryObjectStore
 from storage.recordbatch import parse_header
 from tests.kit.faulty_metadata import no_jitter
@@ -144,8 +145,8 @@ class Deaf:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Any:
-        return self._inner.subscribe(lambda _path: None, prefix=prefix)
+    def subscribe(self, callback: OnChange, *, prefix: str = "") -> Any:
+        return self._inner.subscribe(lambda _path, _version: None, prefix=prefix)
 
 
 @contextlib.asynccontextmanager

@@ -11,7 +11,7 @@ from storage.errors import AlreadyExists, IncompatibleFormat, Unavailable
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Delete, Put
-from tests.kit.faulty_metadata import Fault, FaultyMetadata, ManualClock
+from tests.kit.faulty_metadata import Fault, FaultyMetadata, ManualClock, paths_into
 
 
 def listeners(port: int) -> tuple[Endpoint, ...]:
@@ -92,7 +92,7 @@ async def test_registering_again_takes_the_record_over_without_a_gap(metadata: F
     directory = BrokerDirectory(metadata, clock=ManualClock())
     await register(directory, broker_id=7)
     await asyncio.sleep(0)
-    metadata.subscribe(changes.append)
+    metadata.subscribe(paths_into(changes))
 
     again = await register(directory, broker_id=7)
     await asyncio.sleep(0.01)

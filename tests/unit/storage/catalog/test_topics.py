@@ -1,7 +1,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, NotFound,
 from storage.formats import control as control_format
 from storage.formats.control import Control, LogState, decode_control
 from storage.metadata import keys
-from storage.metadata.port import Key, MetadataStore, Put, Subscription, WriteOp, WriteOutcome, children_of
+from storage.metadata.port import Key, MetadataStore, OnChange, Put, Subscription, WriteOp, WriteOutcome, children_of
 from storage.vocabulary import TopicId
 from tests.kit.faulty_metadata import Fault, FaultyMetadata, ManualClock, no_jitter
 
@@ -558,14 +558,14 @@ async def test_a_topic_that_another_broker_changed_before_its_creator_was_answer
 
 async def test_what_was_cached_of_a_name_is_not_found_once_it_was_created_anew_though_only_hints_of_others_came() -> None:
     metadata = FaultyMetadata()
-    hints: list[Callable[[str], None]] = []
+    hints: list[OnChange] = []
 
-    def deaf(callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+    def deaf(callback: OnChange, *, prefix: str = "") -> Subscription:
         hints.append(callback)
-        return metadata.store.subscribe(lambda _path: None, prefix=prefix)
+        return metadata.store.subscribe(lambda _path, _version: None, prefix=prefix)
 
     async def hint_of_another(_ops: Sequence[WriteOp]) -> None:
-        hints[0](keys.topic("another").path)
+        hints[0](keys.topic("another").path, 1)
 
     metadata.subscribe = deaf  # type: ignore[method-assign]
     here, there = open_topics(metadata), open_topics(metadata.store)

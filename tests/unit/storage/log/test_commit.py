@@ -167,26 +167,26 @@ async def test_a_record_that_others_are_said_to_have_changed_is_read_before_it_i
     async with rig(shared=shared, objects=objects, epoch=7) as one, rig(shared=shared, objects=objects, epoch=8) as other:
         assert await one.send(batch_bytes(1)) == [Appended(0, 0)]
         log = one.parts.partitions.get(PARTITION)
-        log.seen.note_hint()  # of the commit just made
-        assert log.seen.unexplained_hints == 0
+        log.seen.note_hint(log.seen.version, 0.0)  # of the commit just made
+        assert not log.seen.is_hinted
         assert await other.send(batch_bytes(1)) == [Appended(1, 0)]
-        log.seen.note_hint()
+        log.seen.note_hint(other.parts.partitions.get(PARTITION).seen.version, 0.0)
 
         sent_before = len(one.metadata.writes)
         assert await one.send(batch_bytes(1)) == [Appended(2, 0)]
         assert len(one.metadata.writes) == sent_before + 1, "no CAS that could only fail"
 
 
-async def test_hints_that_never_come_are_not_owed_for_ever() -> None:
+async def test_hints_of_own_commits_that_never_come_hide_no_other() -> None:
     async with rig() as broker:
         for offset in range(20):
             assert await broker.send(batch_bytes(1)) == [Appended(offset, 0)]
-        log = broker.parts.partitions.get(PARTITION)
+        seen = broker.parts.partitions.get(PARTITION).seen
+        was_hinted = seen.is_hinted
+        seen.note_hint(seen.version + 1, 0.0)
 
-        for _ in range(5):
-            log.seen.note_hint()
-
-        assert log.seen.unexplained_hints > 0
+    assert not was_hinted
+    assert seen.is_hinted
 
 
 async def test_an_idempotent_producer_that_hops_between_brokers_is_appended_once_and_in_order() -> None:
@@ -276,24 +276,23 @@ async def test_states_of_too_many_producers_are_kept_in_producers_and_still_coun
 
 
 @pytest.mark.parametrize("fault", ["seen first", "seen first, reply lost"])
-async def test_a_commit_that_a_read_has_found_first_owes_no_hint(fault: str) -> None:
-    """Its hint was heard before the read, which explained it. Explained twice, it would hide the next hint, another broker's."""
+async def test_a_commit_that_a_read_has_found_first_explains_no_later_hint(fault: str) -> None:
     async with rig() as broker:
         log = broker.parts.partitions.get(PARTITION)
         await broker.parts.control_reads.refresh([log])
 
         async def see_first() -> None:
-            log.seen.note_hint()
+            log.seen.note_hint(log.seen.version + 1, 0.0)
             await broker.parts.control_reads.refresh([log])
 
         broker.metadata.faults.append(fault)
         broker.metadata.on_seen_first = see_first
         await broker.send(record_batch(b"x"))
-        owed = log.seen.unexplained_hints
-        log.seen.note_hint()
+        was_hinted = log.seen.is_hinted
+        log.seen.note_hint(log.seen.version + 1, 0.0)
 
-    assert owed == 0
-    assert log.seen.unexplained_hints == 1
+    assert not was_hinted
+    assert log.seen.is_hinted
 
 
 async def test_a_control_record_that_would_be_too_large_gives_its_entries_to_the_index(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,16 +223,17 @@ async def test_a_hint_counts_until_the_record_it_is_about_is_taken_over() -> Non
     async with Nursery() as nursery:
         reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
         for log in logs:
-            log.seen.note_hint()
+            log.seen.note_hint(store.version, 0.0)
 
         async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
             refreshing = group.create_task(reads.refresh(logs))
             while logs[0].seen.control is None:  # noqa: ASYNC110 - a log tells nobody that it was read
                 await asyncio.sleep(0)
             untaken = [log for log in logs if log.keys.control.path in store.reads[0] and log.seen.control is None]
-            between = [log.seen.unexplained_hints for log in untaken]
-            untaken[-1].seen.note_hint()
+            between = [log.seen.is_hinted for log in untaken]
+            untaken[-1].seen.note_hint(store.version + 1, 0.0)
+            untaken[-2].seen.note_hint(None, asyncio.get_running_loop().time())
             await refreshing
 
-    assert set(between) == {1}
-    assert [log.seen.unexplained_hints for log in logs] == [int(log is untaken[-1]) for log in logs]
+    assert set(between) == {True}
+    assert [log.seen.is_hinted for log in logs] == [log in untaken[-2:] for log in logs]

@@ -6,6 +6,12 @@ import pytest
 
 from storage.metadata import hints as hints_module
 from storage.metadata.hints import Hints
+from storage.metadata.port import KeyChange
+from tests.kit.faulty_metadata import paths_into
+
+
+def changes_of(*paths: str) -> list[KeyChange]:
+    return [(path, version) for version, path in enumerate(paths, 1)]
 
 
 async def turns(count: int = 3) -> None:
@@ -15,9 +21,9 @@ async def turns(count: int = 3) -> None:
 
 async def test_a_subscription_hears_of_the_paths_below_its_prefix_in_their_order_and_never_at_once() -> None:
     hints, everything, topics = Hints(), list[str](), list[str]()
-    hints.subscribe(everything.append, "")
-    hints.subscribe(topics.append, "/topics/")
-    hints.publish(["/topics/a", "/brokers/1", "/topics/b"])
+    hints.subscribe(paths_into(everything), "")
+    hints.subscribe(paths_into(topics), "/topics/")
+    hints.publish(changes_of("/topics/a", "/brokers/1", "/topics/b"))
     at_once = list(everything)
     await turns()
 
@@ -29,9 +35,9 @@ async def test_a_subscription_hears_of_the_paths_below_its_prefix_in_their_order
 async def test_many_paths_are_delivered_in_turns_and_what_comes_later_comes_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hints_module, "DELIVERED_PER_TURN", 2)
     hints, heard, by_turn = Hints(), list[str](), list[int]()
-    hints.subscribe(heard.append, "")
-    hints.publish(["a", "b", "c"])
-    hints.publish(["d", "e"])
+    hints.subscribe(paths_into(heard), "")
+    hints.publish(changes_of("a", "b", "c"))
+    hints.publish(changes_of("d", "e"))
     for _ in range(4):
         await asyncio.sleep(0)
         by_turn.append(len(heard))
@@ -43,13 +49,13 @@ async def test_many_paths_are_delivered_in_turns_and_what_comes_later_comes_behi
 async def test_what_is_published_by_a_call_back_comes_in_a_later_turn() -> None:
     hints, heard = Hints(), list[str]()
 
-    def hear(path: str) -> None:
+    def hear(path: str, _version: int | None) -> None:
         heard.append(path)
         if path == "a":
-            hints.publish(["c"])
+            hints.publish(changes_of("c"))
 
     hints.subscribe(hear, "")
-    hints.publish(["a", "b"])
+    hints.publish(changes_of("a", "b"))
     await turns()
 
     assert heard == ["a", "b", "c"]
@@ -58,13 +64,13 @@ async def test_what_is_published_by_a_call_back_comes_in_a_later_turn() -> None:
 async def test_nothing_comes_after_a_subscription_was_cancelled_also_by_itself() -> None:
     hints, heard = Hints(), list[str]()
 
-    def hear(path: str) -> None:
+    def hear(path: str, _version: int | None) -> None:
         heard.append(path)
         subscription.cancel()
 
     subscription = hints.subscribe(hear, "")
-    cancelled = hints.subscribe(heard.append, "")
-    hints.publish(["a", "b"])
+    cancelled = hints.subscribe(paths_into(heard), "")
+    hints.publish(changes_of("a", "b"))
     cancelled.cancel()
     await turns()
 
@@ -76,13 +82,13 @@ async def test_the_error_of_one_path_takes_no_other_with_it() -> None:
     hints, heard, errors = Hints(), list[str](), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context.get("exception")))
 
-    def hear(path: str) -> None:
+    def hear(path: str, _version: int | None) -> None:
         if path == "bad":
             raise ValueError(path)
         heard.append(path)
 
     hints.subscribe(hear, "")
-    hints.publish(["a", "bad", "b", "bad", "c"])
+    hints.publish(changes_of("a", "bad", "b", "bad", "c"))
     await turns(5)
 
     assert heard == ["a", "b", "c"]
