@@ -1,8 +1,8 @@
 """The topics: found, created, changed, deleted. What is written in which order: topic_changes.py.
 
 Everything about the log of a topic is keyed by its id, so a topic that was deleted and created again shares nothing with the old one.
-The cache may be behind (hints get lost, entries live for half a minute): a topic found in it may be gone, and one that is not found
-in it may exist. Writers are safe all the same: the control records of a deleted topic say so.
+The cache may be behind (hints get lost, entries live for half a minute, from when their read began): a topic found in it may be gone, and
+one that is not found in it may exist. Writers are safe all the same: the control records of a deleted topic say so.
 
 While the store does not answer for the catalog, topics stay in the cache for STALE_S longer, unless something contradicts them. That rests
 on the same: a topic that was deleted takes no appends and has no records, whoever still believes in it; a broker that finds that out
@@ -236,10 +236,10 @@ class Topics:
                 created_at_ms=self._clock.now_ms(),
             )
 
-        changes = self._changes
+        changes, asked_s = self._changes, self._clock.monotonic_s()
         topic = await self._written.create(name, propose)
         self.forget(name)  # whose end was not heard of yet
-        await self._remember_all([topic], changes)
+        await self._remember_all([topic], changes, asked_s)
         return topic
 
     async def delete(self, topic: Topic) -> None:
@@ -340,7 +340,7 @@ class Topics:
         return False
 
     async def _read_names(self, names: list[str]) -> dict[str, Topic | None]:
-        changes = self._changes
+        changes, asked_s = self._changes, self._clock.monotonic_s()
         turns = Turns()
         topics: dict[str, Topic | None] = {}
         for begin in range(0, len(names), _READ_KEYS_MAX):
@@ -352,7 +352,7 @@ class Topics:
                 if topic is None or topic.state is not TopicState.ACTIVE:
                     self.forget(name)  # what is known to be gone is not served stale either
                 await turns.spent()
-        await self._remember_all(topics.values(), changes)
+        await self._remember_all(topics.values(), changes, asked_s)
         return topics
 
     async def _read_ids(self, topic_ids: list[TopicId]) -> dict[TopicId, Topic | None]:
@@ -375,7 +375,7 @@ class Topics:
         return found
 
     async def _scan(self, _: list[None]) -> dict[None, list[Topic]]:
-        changes = self._changes
+        changes, asked_s = self._changes, self._clock.monotonic_s()
         start, end = keys.topics()
         topics = []
         turns = Turns()
@@ -384,27 +384,27 @@ class Topics:
             if topic.state is TopicState.ACTIVE:
                 topics.append(topic)
             await turns.spent()
-        await self._remember_all(topics, changes)
+        await self._remember_all(topics, changes, asked_s)
         return {None: topics}
 
-    async def _remember_all(self, topics: Iterable[Topic | None], changes: int) -> None:
-        """Cache what was read or made, unless a hint comes meanwhile: then it may be what the hint is about. Of hints nobody can tell whose
-        they are, so a topic that was made here may have to be read once.
+    async def _remember_all(self, topics: Iterable[Topic | None], changes: int, asked_s: float) -> None:
+        """Cache what was read or made since `asked_s`, unless a hint comes meanwhile: then it may be what the hint is about. A hint does
+        not say whose it is, so a topic that was made here may have to be read once.
         """
         for number, topic in enumerate(topics, 1):
             if changes != self._changes:
                 return
             if topic is not None and topic.state is TopicState.ACTIVE:
-                self._remember(topic)
+                self._remember(topic, asked_s)
             if number % ITEMS_DEFAULT == 0:
                 await asyncio.sleep(0)
 
-    def _remember(self, topic: Topic) -> None:
+    def _remember(self, topic: Topic, asked_s: float) -> None:
         self.forget(topic.name)
         while len(self._by_name) >= self._cache_topics_max:
             _, (oldest, _) = self._by_name.popitem(last=False)
             self._by_id.pop(oldest.topic_id, None)
-        self._by_name[topic.name] = (topic, self._clock.monotonic_s() + CACHE_AGE_S)
+        self._by_name[topic.name] = (topic, asked_s + CACHE_AGE_S)
         self._by_id[topic.topic_id] = topic.name
 
     def _changed(self, path: str, _version: int | None) -> None:

@@ -145,6 +145,23 @@ async def test_a_paused_coordinator_begins_no_generation_and_answers_no_question
             await old.coordinator.join(group, join_of(joined.member_id))
 
 
+@pytest.mark.parametrize("what", ["group", "offsets"])
+async def test_what_another_coordinator_has_deleted_is_not_answered_by_the_one_before_it(what: str) -> None:
+    """Its question reads the record of the group: no hint is needed, and no time passes."""
+    async with world() as made:
+        old = await made.node(1)
+        group = group_of(1, [1])
+        await old.coordinator.commit(group, simple({FIRST: committed(9)}))
+        assert (await old.coordinator.checked(group)).stored.offset(FIRST) == committed(9)
+        new = await made.node(2)
+        await taken_over(made, group, old, new)
+        deletion = new.coordinator.delete(group) if what == "group" else new.coordinator.delete_offsets(group, DeleteOffsets((FIRST,)))
+        assert await deletion is GroupError.NONE
+
+        with pytest.raises(Closed, match="NOT_COORDINATOR"):
+            await old.coordinator.checked(group)
+
+
 async def test_a_commit_that_was_on_its_way_when_the_group_was_taken_over_changes_nothing_later() -> None:
     async with world() as made:
         old = await made.node(1)

@@ -579,6 +579,38 @@ async def test_what_was_cached_of_a_name_is_not_found_once_it_was_created_anew_t
     assert await here.lookup(["orders"]) == {"orders": new}
 
 
+@pytest.mark.parametrize("what", ["configs", "partitions", "deletion", "recreation"])
+async def test_what_another_broker_changed_is_known_after_half_a_minute_though_all_hints_are_lost(what: str) -> None:
+    """Counted from when the read began that the cache has its answer from, however long that took."""
+    metadata, clock = FaultyMetadata(), ManualClock()
+    metadata.subscribe = lambda _callback, *, prefix="": metadata.store.subscribe(lambda _path, _version: None, prefix=prefix)  # type: ignore[method-assign]
+    here, there = open_topics(metadata, clock=clock), open_topics(metadata.store, clock=clock)
+    topic = await create(there, "orders", partition_count=1)
+
+    async def take_time() -> None:
+        clock.seconds += 4.0
+
+    metadata.after_read = take_time
+    await here.lookup(["orders"])
+    if what == "configs":
+        await there.alter_configs(topic, lambda configs: {**configs, "max.message.bytes": "1000"})
+    elif what == "partitions":
+        await there.add_partitions(topic, 9)
+    else:
+        await there.delete(topic)
+        if what == "recreation":
+            await create(there, "orders", partition_count=1)
+    clock.seconds += CACHE_AGE_S - 5.0
+    within = here.find("orders")
+    clock.seconds += 1.0
+    after = here.find("orders")
+    newest = (await there.lookup_now(["orders"])).get("orders")
+
+    assert within == topic
+    assert after is None
+    assert (await here.lookup(["orders"])).get("orders") == newest != topic
+
+
 async def test_what_waits_for_its_turn_to_be_cached_is_not_once_this_broker_deleted_it_though_no_hint_came() -> None:
     metadata = FaultyMetadata()
     here = open_topics(metadata)
@@ -614,7 +646,7 @@ async def test_the_oldest_leaves_a_cache_that_is_full_at_the_same_price_however_
     def fill_s(first: int) -> float:
         began_s = time.thread_time()
         for number in range(first, first + 5_000):
-            topics._remember(msgspec.structs.replace(sample, name=f"t{number}", topic_id=TopicId(f"id-{number}")))
+            topics._remember(msgspec.structs.replace(sample, name=f"t{number}", topic_id=TopicId(f"id-{number}")), 1_000.0)
         return time.thread_time() - began_s
 
     filling_s, replacing_s = fill_s(0), fill_s(5_000)

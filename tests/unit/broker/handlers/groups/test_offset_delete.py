@@ -80,7 +80,7 @@ async def test_offsets_of_the_incarnation_that_has_the_name_are_forgotten_though
         await other.delete(old)
         await other.create("t", partition_count=2, replication_factor=1, configs={})
         await commit(broker, 9, {0: 1, 1: 1})
-        broker.topics._remember(old)
+        broker.topics._remember(old, float("inf"))
 
         assert await delete(broker, "t", 0, 1) == [ErrorCode.none, ErrorCode.none]
         assert await fetched(broker, 9, {"t": (0, 1)}) == {("t", 0): (-1, "", 0), ("t", 1): (-1, "", 0)}

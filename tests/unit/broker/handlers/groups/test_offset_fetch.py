@@ -80,12 +80,12 @@ async def test_what_is_committed_to_the_incarnation_that_has_the_name_is_found_t
 
         assert broker.topics.find("t") == old
         assert await fetched(broker, version, {"t": (0,)}) == nothing
-        broker.topics._remember(old)
+        broker.topics._remember(old, float("inf"))
         assert version == 1 or await fetched(broker, version, None) == {}
         await commit(broker, 9, {0: 7})
-        broker.topics._remember(old)
+        broker.topics._remember(old, float("inf"))
         assert await fetched(broker, version, {"t": (0,)}) == {("t", 0): (7, "", 0)}
-        broker.topics._remember(new)
+        broker.topics._remember(new, float("inf"))
         assert version == 1 or await fetched(broker, version, None) == {("t", 0): (7, "", 0)}
 
 
