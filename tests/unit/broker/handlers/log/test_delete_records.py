@@ -7,7 +7,9 @@ from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.log import delete_records
+from sim.loop import VirtualLoop
 from storage.errors import NotFound, OffsetOutOfRange, OutcomeUnknown, StorageError, Unavailable
+from storage.log.seen import AGE_S_MAX
 from storage.vocabulary import PartitionId
 from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.asking import Cluster, cluster
@@ -121,6 +123,24 @@ async def test_what_is_not_done_in_time_is_said_by_partition(monkeypatch: pytest
         answers = await ask(broker, ("t", 0, 1), ("t", 1, 1), timeout_ms=20)
 
     assert answers == [("t", 0, 1, ErrorCode.none), ("t", 1, -1, ErrorCode.request_timed_out)]
+
+
+@pytest.mark.parametrize(("offset", "is_deleted"), [(1, True), (-2, False)])
+def test_it_is_answered_when_no_broker_serves_any_more_what_was_deleted(offset: int, is_deleted: bool) -> None:
+    """Others serve what they know to be there for AGE_S_MAX; a refusal waits for nothing."""
+
+    async def main() -> tuple[float, ErrorCode]:
+        async with cluster() as broker:
+            await broker.create("t")
+            began_s = asyncio.get_running_loop().time()
+            ((*_, error),) = await ask(broker, ("t", 0, offset))
+            return asyncio.get_running_loop().time() - began_s, error
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        waited_s, error = runner.run(main())
+
+    assert (error is ErrorCode.none) is is_deleted
+    assert (waited_s > AGE_S_MAX) is is_deleted
 
 
 async def test_a_catalog_that_does_not_answer_is_retriable() -> None:
