@@ -7,7 +7,7 @@ from typing import Final
 
 from sim.broker import ConnectionLost, Serving, SimBroker
 from sim.faults import LATE_S
-from sim.history import History
+from sim.history import History, LogStart
 from sim.places import CurrentBrokers, Place
 from storage.catalog.topics import Topic
 from storage.errors import AlreadyExists, NotFound, OffsetOutOfRange, StorageError
@@ -18,7 +18,7 @@ ASK_TIMEOUT_S: Final = 15.0
 PAUSE_S: Final = 1.5
 RETRY_S: Final = 0.3
 
-AdminAnswer = Topic | StorageError | None
+AdminAnswer = Topic | StorageError | int | None
 
 
 class Admin:
@@ -67,14 +67,16 @@ class Admin:
         self._history.trimmed[str(place)] = max(known, float("inf") if before == HIGH_WATERMARK else before)
 
         async def trim(serving: Serving) -> AdminAnswer:
-            await serving.parts.trimmer.trim(PartitionId(topic_id, place.partition), before)  # type: ignore[arg-type]
-            return None
+            return await serving.parts.trimmer.trim(PartitionId(topic_id, place.partition), before)  # type: ignore[arg-type]
 
         broker = self._broker()
         invoked_s = self._history.now_s
         answer = await self._ask(broker, f"trim {place} before {before}", trim)
         if isinstance(answer, OffsetOutOfRange | NotFound) and not broker.may_have_read_old(invoked_s):
             self._history.violation(f"a trim that nobody deserves: {place} before={before} {answer!r}")
+        if isinstance(answer, int):
+            may_be_old = broker.may_have_read_old(invoked_s)
+            self._history.heard_start(LogStart("admin", broker.name, str(place), invoked_s, self._history.now_s, answer, may_be_old))
 
     async def _create(self, topic: str) -> None:
         """Return when it is there."""

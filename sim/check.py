@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sim.history import PLAIN, Attempt, BatchIdentity, End, History, OperationOutcome, SeenBatch, Sent
+from sim.history import PLAIN, Attempt, BatchIdentity, End, History, LogStart, OperationOutcome, SeenBatch, Sent
+from storage.log.seen import AGE_S_MAX
 
 
 class Stored(NamedTuple):
@@ -53,6 +54,7 @@ def check(history: History, logs: Sequence[Log]) -> list[str]:
         ends = [one for one in history.ends if one.place == place]
         seen = [one for one in history.seen if one.place == place]
         found += _ends(place, sent, ends, seen)
+        found += _starts(place, [one for one in history.starts if one.place == place], seen)
     return found
 
 
@@ -247,6 +249,21 @@ def _ends(place: str, everything: Sequence[Sent], ends: Sequence[End], seen: Seq
         before = highest.before(end.invoked_s)
         if before > end.offset and not end.may_be_old:
             yield f"stale end: {place} {end} though {before} was known before"
+
+
+def _starts(place: str, starts: Sequence[LogStart], seen: Sequence[SeenBatch]) -> Iterator[str]:
+    """A start is no lower than any that was acknowledged or answered before it was asked for, and nothing below one is served that was
+    known AGE_S_MAX before the question (promise 5). A broker that may have asked a deposed leader need only answer what was true once.
+    """
+    highest = _Highest([(one.ended_s, one.offset) for one in starts])
+    for start in starts:
+        before = highest.before(start.invoked_s)
+        if before > start.offset and not start.may_be_old:
+            yield f"stale start: {place} {start} though {before} was known before"
+    for one in seen:
+        before = highest.before(one.invoked_s - AGE_S_MAX)
+        if one.offset + one.record_count <= before and not one.may_be_old:
+            yield f"deleted record: {one} though the log began at {before} more than {AGE_S_MAX} s before it was asked for"
 
 
 class _Highest:

@@ -69,7 +69,10 @@ class Sent:
 
 
 class SeenBatch(NamedTuple):
-    """A batch as some reader saw it. `topic_id` says in which incarnation of the topic."""
+    """A batch as some reader saw it. `topic_id` says in which incarnation of the topic; `invoked_s`, when the reader asked.
+
+    `may_be_old`: the broker may have asked a leader of the store that was deposed.
+    """
 
     reader: str
     broker: str
@@ -79,10 +82,24 @@ class SeenBatch(NamedTuple):
     record_count: int
     value: bytes
     at_s: float
+    invoked_s: float = float("-inf")
+    may_be_old: bool = False
 
 
 class End(NamedTuple):
     """An answer to "where does the partition end?". `may_be_old`: the broker may have asked a leader of the store that was deposed."""
+
+    asker: str
+    broker: str
+    place: str
+    invoked_s: float
+    ended_s: float
+    offset: int
+    may_be_old: bool = False
+
+
+class LogStart(NamedTuple):
+    """Where a partition began for a client at `ended_s`: by the acknowledgement of a deletion, or by the answer to a question."""
 
     asker: str
     broker: str
@@ -105,6 +122,7 @@ class History:
         self.sent: list[Sent] = []
         self.seen: list[SeenBatch] = []
         self.ends: list[End] = []
+        self.starts: list[LogStart] = []
         self.violations: list[str] = []
         self.deleted_s: dict[str, float] = {}
         """When the deletion of an incarnation of a topic was confirmed."""
@@ -147,6 +165,10 @@ class History:
     def heard_end(self, end: End) -> None:
         self.ends.append(end)
         self.trace(end.asker, f"end of {end.place}", f"offset={end.offset} {end.broker}")
+
+    def heard_start(self, start: LogStart) -> None:
+        self.starts.append(start)
+        self.trace(start.asker, f"start of {start.place}", f"offset={start.offset} {start.broker}")
 
     def digest(self) -> str:
         return self._digest.hexdigest()

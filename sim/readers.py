@@ -18,9 +18,10 @@ from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest
 from broker.protocol.request import Request
 from sim.batches import TIMESTAMP_MS, value_of
 from sim.broker import ConnectionLost, Serving, SimBroker
-from sim.history import End, History, SeenBatch
+from sim.history import End, History, LogStart, SeenBatch
 from sim.places import ABSENT, CurrentBrokers, Place
 from storage.catalog.topics import Topic
+from storage.log.seen import AGE_S_MAX
 from storage.recordbatch import parse_header
 from storage.vocabulary import Buffer
 
@@ -28,6 +29,7 @@ ASK_TIMEOUT_S: Final = 5.0
 FETCH_WAIT_MS: Final = 500
 FETCH_BYTES_MAX: Final = 600
 PAUSE_S: Final = 0.3
+REREAD_RATE: Final = 0.2
 BY_NAME: Final = 12
 BY_ID: Final = 17
 LIST_OFFSETS: Final = 2
@@ -36,7 +38,9 @@ QUESTIONS: Final = (LATEST, LATEST, LATEST, EARLIEST, MAX_TIMESTAMP, TIMESTAMP_M
 
 
 class SimReader:
-    """Reads every offset once, in order, as a consumer that begins anew when the topic is another one. `stop_at` ends it."""
+    """Reads in order, as a consumer that begins anew when the topic is another one, and now and then asks for what it has read before:
+    others may have deleted that. `stop_at` ends it.
+    """
 
     def __init__(self, name: str, places: Sequence[Place], brokers: CurrentBrokers, history: History, chance: random.Random) -> None:
         """`places` are of one topic."""
@@ -77,6 +81,8 @@ class SimReader:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 if self._topic_id is None:
                     return await self._find(broker)
+                if self._chance.random() < REREAD_RATE:
+                    await self._reread(broker, self._topic_id)
                 return await self._fetch(broker, self._topic_id)
         except (TimeoutError, ConnectionLost):
             return False
@@ -99,25 +105,14 @@ class SimReader:
         """True if something was read or waited for."""
         invoked_s = self._history.now_s
         wait_ms = self._chance.choice((0, FETCH_WAIT_MS))
-        named = topic_id if self._version == BY_ID else self._topic
-        partitions = [FetchPartition(named, one, -1, offset, FETCH_BYTES_MAX, -1, -1) for one, offset in self._offsets.items()]
-        request = FetchRequest(wait_ms, 1, FETCH_BYTES_MAX * 2, 0, 0, -1, "", partitions, [])
-
-        async def fetch(serving: Serving) -> Sequence[FetchedPartition]:
-            room = serving.responses.room()
-            try:
-                return (await serving.fetch.handle(request, version=self._version, room=room)).partitions
-            finally:
-                room.give_back()
-
         is_well, has_read = True, False
-        for answer in await broker.ask(fetch):
+        for answer in await self._ask(broker, topic_id, self._offsets, wait_ms):
             if answer.error_code:
                 is_well = False
                 self._refused(broker, self._places[answer.partition], answer, invoked_s)
             elif answer.records:
                 has_read = True
-                self._read(broker, topic_id, answer)
+                self._read(broker, topic_id, answer, invoked_s)
             elif answer.high_watermark <= self._offsets[answer.partition]:
                 # Further back it says that the records come late, beside an end that is as old as the last look (as beside records).
                 may_be_old = broker.may_have_read_old(invoked_s)
@@ -127,7 +122,41 @@ class SimReader:
                 )
         return is_well and (has_read or wait_ms > 0)
 
-    def _read(self, broker: SimBroker, topic_id: str, answer: FetchedPartition) -> None:
+    async def _reread(self, broker: SimBroker, topic_id: str) -> None:
+        """Records that were there may be deleted by now, and no error says that they never were."""
+        partition, end = self._chance.choice(list(self._offsets.items()))
+        if not end:
+            return
+        offset = self._chance.randrange(end)
+        invoked_s = self._history.now_s
+        for answer in await self._ask(broker, topic_id, {partition: offset}, 0):
+            deleted_max = self._history.trimmed.get(str(self._places[partition]), 0)
+            if answer.error_code == ErrorCode.offset_out_of_range and not offset < answer.log_start_offset <= deleted_max:
+                self._history.violation(f"a read that no reader deserves: {self._name} broker={broker.name} {offset=} {answer}")
+            for batch in _batches(answer.records):
+                self._saw(broker, topic_id, answer.partition, batch, invoked_s)
+
+    async def _ask(self, broker: SimBroker, topic_id: str, offsets: Mapping[int, int], wait_ms: int) -> Sequence[FetchedPartition]:
+        named = topic_id if self._version == BY_ID else self._topic
+        partitions = [FetchPartition(named, one, -1, offset, FETCH_BYTES_MAX, -1, -1) for one, offset in offsets.items()]
+        request = FetchRequest(wait_ms, 1, FETCH_BYTES_MAX * 2, 0, 0, -1, "", partitions, [])
+
+        async def fetch(serving: Serving) -> Sequence[FetchedPartition]:
+            room = serving.responses.room()
+            try:
+                return (await serving.fetch.handle(request, version=self._version, room=room)).partitions
+            finally:
+                room.give_back()
+
+        return await broker.ask(fetch)
+
+    def _saw(self, broker: SimBroker, topic_id: str, partition: int, batch: memoryview, invoked_s: float) -> None:
+        header, place, now_s = parse_header(batch), str(self._places[partition]), self._history.now_s
+        may_be_old = broker.may_have_read_old(invoked_s - AGE_S_MAX)
+        value, base, count = value_of(batch), header.base_offset, header.record_count
+        self._history.saw(SeenBatch(self._name, broker.name, place, topic_id, base, count, value, now_s, invoked_s, may_be_old))
+
+    def _read(self, broker: SimBroker, topic_id: str, answer: FetchedPartition, invoked_s: float) -> None:
         place = self._places[answer.partition]
         for batch in _batches(answer.records):
             header = parse_header(batch)
@@ -137,17 +166,7 @@ class SimReader:
             if not begun or header.base_offset + header.record_count <= wanted:
                 where = f"{place} wanted={wanted} got={header.base_offset}"
                 self._history.violation(f"a reader was sent elsewhere: {self._name} broker={broker.name} {where}")
-            seen = SeenBatch(
-                self._name,
-                broker.name,
-                str(place),
-                topic_id,
-                header.base_offset,
-                header.record_count,
-                value_of(batch),
-                self._history.now_s,
-            )
-            self._history.saw(seen)
+            self._saw(broker, topic_id, answer.partition, batch, invoked_s)
             self._offsets[answer.partition] = header.base_offset + header.record_count
 
     def _refused(self, broker: SimBroker, place: Place, answer: FetchedPartition, invoked_s: float) -> None:
@@ -195,9 +214,12 @@ class EndAsker:
                 if code is not ErrorCode.none:
                     if not place.is_deserved(code):
                         self._history.violation(f"no offset given: {self._name} broker={broker.name} {place} {code.name}")
-                elif question == LATEST:
-                    may_be_old = broker.may_have_read_old(invoked_s)
-                    self._history.heard_end(End(self._name, broker.name, str(place), invoked_s, self._history.now_s, offset, may_be_old))
+                    continue
+                bound = self._name, broker.name, str(place), invoked_s, self._history.now_s, offset, broker.may_have_read_old(invoked_s)
+                if question == LATEST:
+                    self._history.heard_end(End(*bound))
+                elif question == EARLIEST:
+                    self._history.heard_start(LogStart(*bound))
 
 
 async def _list_offsets(serving: Serving, places: Sequence[Place], timestamp: int) -> list[tuple[ErrorCode, int]]:

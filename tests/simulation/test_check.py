@@ -5,12 +5,12 @@ import random
 import pytest
 
 from sim.check import Log, RememberedProducers, Stored, check, forgotten
-from sim.history import PLAIN, Attempt, BatchIdentity, End, History, OperationOutcome, SeenBatch, Sent
+from sim.history import PLAIN, Attempt, BatchIdentity, End, History, LogStart, OperationOutcome, SeenBatch, Sent
 from sim.loop import VirtualLoop
 from sim.themes import theme_of
 
 
-def history(*events: Sent | SeenBatch | End) -> History:
+def history(*events: Sent | SeenBatch | End | LogStart) -> History:
     loop = VirtualLoop()
     loop.close()
     made = History(loop)
@@ -22,6 +22,8 @@ def history(*events: Sent | SeenBatch | End) -> History:
                 made.seen.append(event)
             case End():
                 made.ends.append(event)
+            case LogStart():
+                made.starts.append(event)
     return made
 
 
@@ -54,12 +56,16 @@ def sent(
     return Sent("p", idempotent, "t/0", number, 1, value, attempts)
 
 
-def seen(value: bytes, offset: int, at_s: float = 5.0) -> SeenBatch:
-    return SeenBatch("r", "b", "t/0", "id", offset, 1, value, at_s)
+def seen(value: bytes, offset: int, at_s: float = 5.0, *, asked_s: float = 0.0, may_be_old: bool = False) -> SeenBatch:
+    return SeenBatch("r", "b", "t/0", "id", offset, 1, value, at_s, asked_s, may_be_old)
 
 
 def end(asker: str, broker: str, invoked_s: float, ended_s: float, offset: int, *, may_be_old: bool = False) -> End:
     return End(asker, broker, "t/0", invoked_s, ended_s, offset, may_be_old)
+
+
+def start(ended_s: float, offset: int, *, may_be_old: bool = False) -> LogStart:
+    return LogStart("e", "b", "t/0", ended_s - 0.1, ended_s, offset, may_be_old)
 
 
 def stored(offset: int, value: bytes, *, seq: int, epoch: int = 0) -> Stored:
@@ -99,6 +105,8 @@ PLAIN_A, PLAIN_B = Stored(0, 1, b"a"), Stored(1, 1, b"b")
         ("stale end", [sent(b"a", OK), end("e", "b", 2.0, 2.1, 0)], [A]),
         ("stale end", [sent(b"a", UNKNOWN), seen(b"a", 0, 1.5), end("e", "b", 2.0, 2.1, 0)], [A]),
         ("stale end", [sent(b"a", UNKNOWN), end("e", "b", 1.0, 1.1, 1), end("e", "c", 2.0, 2.1, 0)], [A]),
+        ("stale start", [sent(b"a", OK), start(2.0, 1), start(3.0, 0)], [A]),
+        ("deleted record", [sent(b"a", OK), start(2.0, 1), seen(b"a", 0, 3.2, asked_s=3.1)], [A]),
         (
             "overtaken",
             [sent(b"a", FAIL, settled_s=1.4, idempotent=False), sent(b"b", OK, number=1, at_s=1.2, idempotent=False)],
@@ -106,7 +114,7 @@ PLAIN_A, PLAIN_B = Stored(0, 1, b"a"), Stored(1, 1, b"b")
         ),
     ],
 )
-def test_what_is_wrong_is_called_by_its_name(expected: str, events: list[Sent | SeenBatch | End], log: list[Stored]) -> None:
+def test_what_is_wrong_is_called_by_its_name(expected: str, events: list[Sent | SeenBatch | End | LogStart], log: list[Stored]) -> None:
     found = check(history(*events), [Log("t/0", "id", log)])
 
     assert expected in {text.partition(":")[0] for text in found}, found
@@ -124,13 +132,16 @@ def test_what_is_wrong_is_called_by_its_name(expected: str, events: list[Sent | 
         ([sent(b"a", FAIL, OK)], [A]),
         ([sent(b"a", OK), end("e", "b", 1.2, 2.1, 0)], [A]),
         ([sent(b"a", OK), end("e", "b", 2.0, 2.1, 0, may_be_old=True)], [A]),
+        ([sent(b"a", OK), start(2.0, 1), start(2.05, 0), start(3.0, 0, may_be_old=True)], [A]),
+        ([sent(b"a", OK), start(2.0, 1), seen(b"a", 0, 3.2, asked_s=2.9), seen(b"a", 0, 3.2, asked_s=3.1, may_be_old=True)], [A]),
+        ([sent(b"a", OK), sent(b"b", OK, offset=1, number=1, at_s=2), start(3.0, 1), seen(b"b", 1, 9.0, asked_s=8.0)], [A, B]),
         (
             [sent(b"a", FAIL, settled_s=1.4, idempotent=False), sent(b"b", OK, number=1, at_s=1.5, idempotent=False)],
             [Stored(0, 1, b"b")],
         ),
     ],
 )
-def test_what_may_happen_is_no_violation(events: list[Sent | SeenBatch | End], log: list[Stored]) -> None:
+def test_what_may_happen_is_no_violation(events: list[Sent | SeenBatch | End | LogStart], log: list[Stored]) -> None:
     assert check(history(*events), [Log("t/0", "id", log)]) == []
 
 

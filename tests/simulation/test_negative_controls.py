@@ -73,6 +73,8 @@ def _from(request: pytest.FixtureRequest) -> None:
         (wrong_brokers.acks_before_the_cas, "lost ack"),
         (wrong_brokers.commits_before_the_upload, "fsck"),
         (wrong_brokers.tells_ends_from_memory, "stale end"),
+        (wrong_brokers.tells_ends_from_memory, "stale start"),
+        (wrong_brokers.serves_what_it_once_knew, "deleted record"),
         (wrong_brokers.refuses_for_certain_after_sending, "dirty read"),
     ],
 )

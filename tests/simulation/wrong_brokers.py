@@ -14,6 +14,7 @@ from storage.log.commit import Committer, Send
 from storage.log.control_reads import ControlReads, bounds_of
 from storage.log.decide import Outcome
 from storage.log.lane import Commit
+from storage.log.seen import SeenControl
 from storage.log.upload import Uploader
 from storage.log.writers import DeadWriters
 from storage.metadata.port import Put, WriteOp
@@ -105,6 +106,13 @@ def tells_ends_from_memory() -> Iterator[None]:
         return [bounds_of(log) for log in logs]
 
     with _around(ControlReads, "read", read):
+        yield
+
+
+@contextlib.contextmanager
+def serves_what_it_once_knew() -> Iterator[None]:
+    """Nobody asks again whether what lies below the known end was deleted meanwhile (promise 5)."""
+    with mock.patch.object(SeenControl, "may_be_old", return_value=False):
         yield
 
 
