@@ -82,7 +82,7 @@ class SimReader:
                 if self._topic_id is None:
                     return await self._find(broker)
                 if self._chance.random() < REREAD_RATE:
-                    await self._reread(broker, self._topic_id)
+                    await self._reread(self._chance.choice(self._brokers()), self._topic_id)
                 return await self._fetch(broker, self._topic_id)
         except (TimeoutError, ConnectionLost):
             return False
