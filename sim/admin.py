@@ -60,8 +60,8 @@ class Admin:
 
         return isinstance(await self._ask(self._broker(), f"grow {topic} to {count}", add), Topic)
 
-    async def trim(self, place: Place, topic_id: str, end: int) -> None:
-        """Delete records up to some offset, of the `end` that there are."""
+    async def trim(self, place: Place, topic_id: str, end: int) -> int:
+        """Delete records up to some offset, of the `end` that there are. Returns the start that was acknowledged, or 0."""
         before = self._chance.choice((HIGH_WATERMARK, self._chance.randint(0, end)))
         known = self._history.trimmed.get(str(place), 0)
         self._history.trimmed[str(place)] = max(known, float("inf") if before == HIGH_WATERMARK else before)
@@ -74,9 +74,11 @@ class Admin:
         answer = await self._ask(broker, f"trim {place} before {before}", trim)
         if isinstance(answer, OffsetOutOfRange | NotFound) and not broker.may_have_read_old(invoked_s):
             self._history.violation(f"a trim that nobody deserves: {place} before={before} {answer!r}")
-        if isinstance(answer, int):
-            may_be_old = broker.may_have_read_old(invoked_s)
-            self._history.heard_start(LogStart("admin", broker.name, str(place), invoked_s, self._history.now_s, answer, may_be_old))
+        if not isinstance(answer, int):
+            return 0
+        may_be_old = broker.may_have_read_old(invoked_s)
+        self._history.heard_start(LogStart("admin", broker.name, str(place), invoked_s, self._history.now_s, answer, may_be_old))
+        return answer
 
     async def _create(self, topic: str) -> None:
         """Return when it is there."""

@@ -29,7 +29,6 @@ ASK_TIMEOUT_S: Final = 5.0
 FETCH_WAIT_MS: Final = 500
 FETCH_BYTES_MAX: Final = 600
 PAUSE_S: Final = 0.3
-REREAD_RATE: Final = 0.2
 BY_NAME: Final = 12
 BY_ID: Final = 17
 LIST_OFFSETS: Final = 2
@@ -38,9 +37,7 @@ QUESTIONS: Final = (LATEST, LATEST, LATEST, EARLIEST, MAX_TIMESTAMP, TIMESTAMP_M
 
 
 class SimReader:
-    """Reads in order, as a consumer that begins anew when the topic is another one, and now and then asks for what it has read before:
-    others may have deleted that. `stop_at` ends it.
-    """
+    """Reads every offset once, in order, as a consumer that begins anew when the topic is another one. `stop_at` ends it."""
 
     def __init__(self, name: str, places: Sequence[Place], brokers: CurrentBrokers, history: History, chance: random.Random) -> None:
         """`places` are of one topic."""
@@ -81,8 +78,6 @@ class SimReader:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 if self._topic_id is None:
                     return await self._find(broker)
-                if self._chance.random() < REREAD_RATE:
-                    await self._reread(self._chance.choice(self._brokers()), self._topic_id)
                 return await self._fetch(broker, self._topic_id)
         except (TimeoutError, ConnectionLost):
             return False
@@ -122,19 +117,20 @@ class SimReader:
                 )
         return is_well and (has_read or wait_ms > 0)
 
-    async def _reread(self, broker: SimBroker, topic_id: str) -> None:
-        """Records that were there may be deleted by now, and no error says that they never were."""
-        partition, end = self._chance.choice(list(self._offsets.items()))
-        if not end:
-            return
-        offset = self._chance.randrange(end)
+    async def reread(self, broker: SimBroker, topic_id: str, partition: int, offset: int) -> None:
+        """Ask once for an offset at which there were records. They may be deleted by now; no error says that they never were."""
         invoked_s = self._history.now_s
-        for answer in await self._ask(broker, topic_id, {partition: offset}, 0):
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                answers = await self._ask(broker, topic_id, {partition: offset}, 0)
+        except (TimeoutError, ConnectionLost):
+            return
+        for answer in answers:
             deleted_max = self._history.trimmed.get(str(self._places[partition]), 0)
             if answer.error_code == ErrorCode.offset_out_of_range and not offset < answer.log_start_offset <= deleted_max:
                 self._history.violation(f"a read that no reader deserves: {self._name} broker={broker.name} {offset=} {answer}")
             for batch in _batches(answer.records):
-                self._saw(broker, topic_id, answer.partition, batch, invoked_s)
+                self._saw(broker, topic_id, partition, batch, invoked_s)
 
     async def _ask(self, broker: SimBroker, topic_id: str, offsets: Mapping[int, int], wait_ms: int) -> Sequence[FetchedPartition]:
         named = topic_id if self._version == BY_ID else self._topic

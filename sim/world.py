@@ -34,6 +34,7 @@ from storage.catalog.topics import Topic, Topics
 from storage.formats.control import Control, decode_control
 from storage.log.active_producers import ActiveProducer
 from storage.log.inline import NO_INLINE, InlineSettings
+from storage.log.seen import AGE_S_MAX
 from storage.metadata.memory import MemoryMetadataStore, SharedRecords
 from storage.vocabulary import PartitionId
 
@@ -248,8 +249,14 @@ class _World:
     async def _trim(self, admin: Admin) -> None:
         place = self._chance.choice(self._places)
         control = self._control_of(PartitionId(self._topic.topic_id, place.partition))
-        if control is not None:
-            await admin.trim(place, self._topic.topic_id, control.sequence_counter)
+        if control is None:
+            return
+        start = await admin.trim(place, self._topic.topic_id, control.sequence_counter)
+        if start:
+            await asyncio.sleep(AGE_S_MAX * 1.01)
+            reader = SimReader("rereader", self._places, self._live, self._history, self._child())
+            for broker in self._live():
+                await reader.reread(broker, self._topic.topic_id, place.partition, self._chance.randrange(start))
 
     async def _end(self, tasks: list[asyncio.Task[None]], complaint: str, within_s: float = LIVENESS_S) -> None:
         unfinished = [task for task in tasks if not task.done()]
