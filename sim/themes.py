@@ -71,8 +71,8 @@ class Theme:
         return sent_s + (self.expiration_ms - lead_ms) / 1_000 <= now_s
 
 
-NAMES: Final = ("usual", "passing", "spilling", "churning", "stubborn")
-_SHARES: Final = (0.56, 0.62, 0.80, 0.92)
+NAMES: Final = ("usual", "passing", "spilling", "churning", "stubborn", "trimming")
+_SHARES: Final = (0.56, 0.62, 0.80, 0.92, 0.96)
 """Below which of these the number drawn is, says which theme it is; the last one otherwise."""
 
 
@@ -90,6 +90,8 @@ def theme_of(chance: random.Random, faults: str, *, name: str | None = None) -> 
             return _churning(chance, usual)
         case "stubborn":
             return _stubborn(usual)
+        case "trimming":
+            return replace(usual, name="trimming", kinds=("trim",))
     return usual
 
 

@@ -74,7 +74,6 @@ def _from(request: pytest.FixtureRequest) -> None:
         (wrong_brokers.commits_before_the_upload, "fsck"),
         (wrong_brokers.tells_ends_from_memory, "stale end"),
         (wrong_brokers.tells_ends_from_memory, "stale start"),
-        (wrong_brokers.serves_what_it_once_knew, "deleted record"),
         (wrong_brokers.refuses_for_certain_after_sending, "dirty read"),
     ],
 )
@@ -216,6 +215,7 @@ def test_the_checker_soon_finds_tidying_that_believes_any_list_of_brokers() -> N
 @pytest.mark.parametrize(
     ("wrong", "theme", "seeds_max"),
     [
+        (wrong_brokers.serves_what_it_once_knew, "trimming", 20),
         (wrong_log.forgets_what_was_lost, "stubborn", SEEDS_MAX),
         (wrong_log.takes_what_follows_a_lost_batch, "passing", 2 * SEEDS_MAX + 100),
         (wrong_log.sweeps_pages_that_a_newer_record_names, "spilling", SEEDS_MAX),
