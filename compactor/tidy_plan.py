@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from storage.formats.control import Control, IndexChunk, LogState
+from storage.log.decide import FORGOTTEN_AFTER
 from storage.log.producer_pages import forget_expired
 from storage.log.ring import drained
 from storage.log.trim import decide_trim
@@ -57,7 +58,7 @@ def tidied(control: Control, log_start: int, policy: TidyPolicy, *, now_ms: int,
     made, chunk = trimmed or control, None
     if policy.producer_expiration_ms is not None:
         producers = dict(made.producers)
-        pages = forget_expired(made.pages, producers, before_ms=now_ms - policy.producer_expiration_ms)
+        pages = forget_expired(made.pages, producers, before_ms=now_ms - FORGOTTEN_AFTER * policy.producer_expiration_ms)
         if len(producers) < len(made.producers) or len(pages) < len(made.pages):
             made = msgspec.structs.replace(made, producers=producers, pages=pages)
     if idle and made.pending:

@@ -18,9 +18,9 @@ SLUGGISH_RATE: Final = 0.3
 SPILL_SLOW_RATE: Final = 0.4
 CHURN_HASTE: Final = 5
 FAULTS_S: Final = (4.0, 16.0)
-EXPIRATION_MS: Final = 30_000
+EXPIRATION_MS: Final = 15_000
 DELIVERY_TIMEOUT_S: Final = 14.0
-"""With what a commit may take after that far less than EXPIRATION_MS: what is sent again finds its producer remembered."""
+"""With what a commit may take after that far less than FORGOTTEN_AFTER times EXPIRATION_MS: what is sent again finds what was appended."""
 
 
 @dataclass(frozen=True, slots=True)

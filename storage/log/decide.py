@@ -30,6 +30,8 @@ from storage.vocabulary import ObjectId
 
 PRODUCER_EXPIRATION_MS = 86_400_000
 """producer.id.expiration.ms: how long a producer that appends no more is remembered."""
+FORGOTTEN_AFTER = 2
+"""Times the expiration: until then an expired producer's state stays, and shows whether its next batch goes on from its last one."""
 NONE_LOST: Mapping[int, int] = MappingProxyType({})
 NOBODY: Mapping[int, PermittedStart] = MappingProxyType({})
 
@@ -121,8 +123,8 @@ def decide(
     `version`: the one that the CAS expects; new pages are named after it and `writer`, as no other attempt names its own.
     `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may not begin behind it: it
     would take the place of what is sent again.
-    `begin_at`: the epoch and highest sequence by producer with which it may begin though nobody knows it, because what could have been on
-    its way before that is not any more (docs/adr/0009). In Kafka every producer may begin with any.
+    `begin_at`: the epoch and highest sequence by producer with which it may begin though nobody knows it, because nothing of it can be on
+    its way before that (docs/adr/0029-unknown-producers-begin-when-proved.md). In Kafka every producer may begin with any.
     `dead_writers`: broker epochs whose registration was seen gone after `control` was read; only they may be dropped from `writers`.
     `must_drain`: send the pending entries as a chunk though the ring is not full.
     """
@@ -145,7 +147,7 @@ def decide(
             if producers is None:
                 producers = dict(control.producers)
             known = producers.get(producer_id) or find(control, pages, producer_id)
-            if known is not None and is_expired(known, before_ms=expired_before_ms):
+            if known is not None and is_expired(known, before_ms=expired_before_ms) and not _goes_on(known, claim):
                 known = None
             if known is None and control.pages and has_no_room(control.pages, now_ms=now_ms):
                 verdicts.append(Verdict(Outcome.NO_ROOM, -1))
@@ -178,7 +180,8 @@ def decide(
         return Decision(tuple(verdicts), None, None)
 
     hot, refs, written = control.producers, control.pages, tuple[NewPage, ...]()
-    if producers is not None and not refs and has_room(producers, expired_before_ms=expired_before_ms):
+    forgotten_before_ms = now_ms - FORGOTTEN_AFTER * expiration_ms
+    if producers is not None and not refs and has_room(producers, expired_before_ms=forgotten_before_ms):
         hot = producers
     elif producers is not None:
         hot, refs, written = make_room(
@@ -187,7 +190,7 @@ def decide(
             pages,
             claimed={claim.producer_id for claim in claims},
             now_ms=now_ms,
-            expired_before_ms=expired_before_ms,
+            expired_before_ms=forgotten_before_ms,
             name=page_name(version=version, epoch=writer.epoch, commit_seq=writer.commit_seq, attempt=writer.attempt),
         )
     writers = (
@@ -222,6 +225,25 @@ def decide(
 def advance_sequence(sequence: int, count: int) -> int:
     """Sequences wrap from 2^31-1 to 0."""
     return (sequence + count) & SEQUENCE_MAX
+
+
+def follows(known: ProducerState, claim: CandidateBatch) -> bool:
+    """Whether `claim` is the batch after the last one of `known`: then every batch before it was appended."""
+    batches = known.batches
+    return known.epoch == claim.producer_epoch and bool(batches) and claim.first_seq == advance_sequence(batches[-1].last_seq, 1)
+
+
+def _goes_on(expired: ProducerState, claim: CandidateBatch) -> bool:
+    """Whether the state of an expired producer still says what becomes of `claim`: that it is the next batch, or one appended before.
+
+    Anything else is judged as if nobody knew the producer.
+    """
+    if follows(expired, claim):
+        return True
+    last_seq = advance_sequence(claim.first_seq, claim.record_count - 1)
+    return expired.epoch == claim.producer_epoch and any(
+        batch.first_seq == claim.first_seq and batch.last_seq == last_seq for batch in expired.batches
+    )
 
 
 def _judge(known: ProducerState | None, claim: CandidateBatch, lost_seq: int | None, begin_at: PermittedStart | None) -> Verdict | None:

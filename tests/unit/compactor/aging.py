@@ -10,6 +10,7 @@ from compactor.retention import Retention, RetentionResult
 from compactor.retention_plan import NO_LIMIT, RetentionLimits
 from compactor.tidy_plan import TidyPolicy
 from storage.formats.control import encode
+from storage.log.decide import FORGOTTEN_AFTER
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Put, WriteOp, WriteOutcome
 from storage.recordbatch import parse_header
@@ -22,7 +23,7 @@ KEYS = PartitionKeys(PARTITION)
 HOUR_MS = 3_600_000
 HOUR = RetentionLimits(HOUR_MS, NO_LIMIT)
 ENDLESS = RetentionLimits(NO_LIMIT, NO_LIMIT)
-POLICY = TidyPolicy(producer_expiration_ms=24 * HOUR_MS)
+POLICY = TidyPolicy(producer_expiration_ms=24 * HOUR_MS // FORGOTTEN_AFTER)
 IDLE_S = 660.0
 """After so long without appends a partition is tidied."""
 

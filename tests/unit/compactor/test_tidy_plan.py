@@ -17,11 +17,12 @@ from storage.formats.control import (
     WriterEntry,
     with_rewritten,
 )
+from storage.log.decide import FORGOTTEN_AFTER
 from storage.log.ring import drained
 from storage.vocabulary import ObjectId
 from tests.unit.compactor.test_retention_plan import DAY_MS, NOW_MS, entry
 
-POLICY = TidyPolicy(idle_ms=1_000, producer_expiration_ms=DAY_MS)
+POLICY = TidyPolicy(idle_ms=1_000, producer_expiration_ms=DAY_MS // FORGOTTEN_AFTER)
 IDLE_MS, BUSY_MS = NOW_MS - 1_001, NOW_MS - 1_000
 
 

@@ -181,7 +181,7 @@ async def test_the_setting_of_the_brokers_says_when_a_compactor_forgets_producer
         assignments=[
             f"storage.url=file://{tmp_path}/objects",
             f"metadata.url=sqlite:///{tmp_path}/meta.db",
-            "kafka.producer_id_expiration=2h",
+            "kafka.producer_id_expiration=1h",
         ],
     ).settings
     async with open_compactor(settings) as compactor:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -108,6 +109,34 @@ def test_an_unknown_producer_that_was_waited_for_may_begin_up_to_the_sequence_th
     assert outcomes(run(Control(), Batch(9, 3, 77, 1), begin_at=begin_at, lost={9: 70})) == [Outcome.OUT_OF_ORDER_SEQUENCE]
     for other_epoch in (2, 4):
         assert outcomes(run(Control(), Batch(9, other_epoch, 77, 1), begin_at=begin_at)) == [Outcome.NO_PREDECESSOR]
+
+
+@pytest.mark.parametrize(
+    ("batch", "outcome"),
+    [
+        pytest.param(Batch(9, 3, 6, 1), Outcome.APPENDED, id="the next one"),
+        pytest.param(Batch(9, 3, 5, 1), Outcome.DUPLICATE, id="the last one again: forgetting it would append it twice"),
+        pytest.param(Batch(9, 3, 7, 1), Outcome.NO_PREDECESSOR, id="one is missing"),
+        pytest.param(Batch(9, 3, 1, 1), Outcome.NO_PREDECESSOR, id="one of before"),
+        pytest.param(Batch(9, 3, 0, 1), Outcome.APPENDED, id="the first one"),
+        pytest.param(Batch(9, 2, 0, 1), Outcome.APPENDED, id="an epoch that is forgotten"),
+        pytest.param(Batch(9, 2, 6, 1), Outcome.NO_PREDECESSOR, id="the next one, under another epoch"),
+    ],
+)
+def test_a_producer_that_has_expired_goes_on_and_is_unknown_otherwise(batch: Batch, outcome: Outcome) -> None:
+    control = with_producer(ProducerBatch(5, 5, 40, 1_000), epoch=3)
+
+    assert outcomes(run(control, batch, expiration_ms=1_000)) == [outcome]
+
+
+def test_an_expired_producer_is_forgotten_after_twice_the_time() -> None:
+    control = with_producer(ProducerBatch(5, 5, 40, 1_000), epoch=3)
+    kept, gone = (run(control, Batch(8, 0, 0, 1), expiration_ms=expiration_ms).control for expiration_ms in (2_000, 1_999))
+
+    assert kept is not None
+    assert gone is not None
+    assert set(kept.producers) == {8, 9}
+    assert set(gone.producers) == {8}
 
 
 def test_an_older_epoch_is_refused() -> None:

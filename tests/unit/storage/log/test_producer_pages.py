@@ -20,7 +20,7 @@ from storage.limits import (
     WRITE_REQUEST_BYTES_MAX,
 )
 from storage.log import producer_pages
-from storage.log.decide import Decision, Outcome, Writer, decide
+from storage.log.decide import FORGOTTEN_AFTER, Decision, Outcome, Writer, decide
 from storage.log.producer_pages import fitting, pages_needed
 from storage.vocabulary import ObjectId
 from tests.unit.storage.log.test_decide import Batch, Reference
@@ -203,12 +203,15 @@ def test_a_producer_beyond_the_greatest_id_of_its_page_is_unknown_without_a_read
     assert hot >= 0
 
 
-def test_producers_that_appended_nothing_for_a_day_are_forgotten_hot_or_not(small: None) -> None:
+def test_producers_that_appended_nothing_for_two_days_are_forgotten_hot_or_not(small: None) -> None:
     partition = Partition()
     for producer_id in range(10):
         partition.commit(claim(producer_id, 0))
-    partition.now_ms += DAY_MS + 1
+    partition.now_ms += FORGOTTEN_AFTER * DAY_MS
     partition.commit(claim(500, 0))
+    assert partition.remembered == {*range(10), 500}
+    partition.now_ms += 1
+    partition.commit(claim(500, 1))
 
     assert partition.remembered == {500}
     assert partition.control.pages == ()
@@ -218,13 +221,23 @@ def test_an_expired_state_does_not_come_back_from_a_page_when_the_hot_one_has_go
     partition = Partition()
     for producer_id in range(6):
         partition.commit(claim(producer_id, 0))
-    partition.now_ms += DAY_MS // 2
+    partition.now_ms += FORGOTTEN_AFTER * DAY_MS // 2
     for producer_id in range(1, 6):
         partition.commit(claim(producer_id, 1))
-    partition.now_ms += DAY_MS // 2 + 1
+    partition.now_ms += FORGOTTEN_AFTER * DAY_MS // 2 + 1
 
-    assert partition.commit(claim(0, 1)).verdicts[0].outcome is Outcome.NO_PREDECESSOR, "as for a producer that nobody knows"
     assert partition.commit(claim(1, 2)).verdicts[0].outcome is Outcome.APPENDED
+    assert partition.commit(claim(0, 2)).verdicts[0].outcome is Outcome.NO_PREDECESSOR, "as for a producer that nobody knows"
+
+
+def test_an_expired_state_in_a_page_shows_that_a_batch_is_the_next_one(small: None) -> None:
+    partition = Partition()
+    for producer_id in range(6):
+        partition.commit(claim(producer_id, 0))
+    partition.now_ms += DAY_MS + 1
+
+    assert partition.commit(claim(0, 2)).verdicts[0].outcome is Outcome.NO_PREDECESSOR
+    assert partition.commit(claim(0, 1)).verdicts[0].outcome is Outcome.APPENDED
 
 
 def test_an_expired_state_that_a_page_has_an_older_copy_of_leaves_only_by_way_of_that_page() -> None:
@@ -233,7 +246,7 @@ def test_an_expired_state_that_a_page_has_an_older_copy_of_leaves_only_by_way_of
     newer = ProducerState(0, (ProducerBatch(0, 0, 10, NOW_MS), ProducerBatch(1, 1, 20, NOW_MS + 500)))
     other = ProducerState(0, (ProducerBatch(0, 0, 30, NOW_MS + 1_000),))
     control = Control(sequence_counter=40, producers={5: newer, 60: newer}, pages=(PageRef("1-7-1-1-0", 5, 6, NOW_MS + 1_000),))
-    partition = Partition(control, {"1-7-1-1-0": {5: older, 6: other}}, now_ms=NOW_MS + DAY_MS + 501)
+    partition = Partition(control, {"1-7-1-1-0": {5: older, 6: other}}, now_ms=NOW_MS + FORGOTTEN_AFTER * DAY_MS + 501)
     partition.commit(claim(900, 0))
 
     assert set(partition.control.producers) == {5, 900}, "60 is in no page"
