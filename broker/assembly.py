@@ -197,6 +197,9 @@ async def open_broker(
         cache_bytes = settings.storage.cache_bytes
         responses = Responses(bytes_max=int(cache_bytes * (1 - TAIL_SHARE - BLOCKS_SHARE)), telemetry=telemetry, soon=soon)
         blocks = BlockCache(opened.objects, bytes_max=int(cache_bytes * BLOCKS_SHARE), clock=clock, telemetry=telemetry)
+        topics = Topics(opened.metadata, clock=clock, ids=ids, telemetry=telemetry)
+        closing.callback(topics.close)
+        nursery.spawn(topics.watch(), name="topics-watch")
         parts = open_log(
             metadata=opened.metadata,
             objects=opened.objects,
@@ -218,12 +221,10 @@ async def open_broker(
             telemetry=telemetry,
             walking=walking,
             doubt=None if versions is None else versions.doubt,
+            former=topics.former,
         )
         closing.callback(parts.appender.stop)
         lost.add_done_callback(lambda told: parts.refuse(told.result()))
-        topics = Topics(opened.metadata, clock=clock, ids=ids, telemetry=telemetry)
-        closing.callback(topics.close)
-        nursery.spawn(topics.watch(), name="topics-watch")
         waiters = Waiters(
             metadata=opened.metadata,
             partitions=parts.partitions,

@@ -242,7 +242,9 @@ class SimBroker:
                 self._ground.history.trace(self.name, "not registered", repr(error))
                 directory.close()
             await asyncio.sleep(START_PAUSE_S)
+        nursery.spawn(directory.watch(), name="brokers-watch")
         ids = IdSource(clock=clock, entropy=chance.randbytes)
+        topics = Topics(self._watched, clock=clock, ids=ids, entropy=chance.randbytes)
         log = open_log(
             metadata=self._watched,
             objects=self._objects,
@@ -266,10 +268,10 @@ class SimBroker:
             telemetry=telemetry,
             producer_expiration_ms=self._ground.producer_expiration_ms,
             doubt=self._watched.doubt,
+            former=topics.former,
         )
         marks = CommitMarks(self._objects, commits=self._watched.commits, broker_id=lambda: life.broker_id, ids=ids, clock=clock)
         nursery.spawn(self._mark(marks), name="commit-marks")
-        topics = Topics(self._watched, clock=clock, ids=ids, entropy=chance.randbytes)
         waiters = Waiters(
             metadata=self._watched,
             partitions=log.partitions,

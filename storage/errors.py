@@ -18,6 +18,10 @@ class EndsEarly(Unavailable):
     """An object was found, and it is said to end before the bytes that were asked for."""
 
 
+class PredecessorMissing(Unavailable):
+    """Nothing happened: the producer is unknown, and a batch before this one may be on its way. Retry later."""
+
+
 class OutcomeUnknown(StorageError):
     """It may have happened: read back before writing again, and never answer with a definite error."""
 

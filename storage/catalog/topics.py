@@ -45,6 +45,12 @@ SILENT_PATIENCE_S: Final = 1.0
 CACHE_TOPICS_MAX: Final = 50_000
 PARTITIONS_MAX: Final = 10_000
 PROOFS_MAX: Final = 6
+FORMER_MAX: Final = 8
+"""Deleted incarnations of a name that `former` tells of."""
+FORMER_KEPT_MAX: Final = 1_024
+"""Topics of which their former incarnations are remembered: 1 MiB."""
+FORMER_PAUSE: Final = 10
+"""Times as long as `former` has read all ids of topics, it reads none."""
 _READ_KEYS_MAX: Final = 1_000
 
 STALE: Final = Metric(
@@ -85,6 +91,9 @@ class Topics:
         self._reads = SharedReads(self._read_names)
         self._id_reads = SharedReads(self._read_ids)
         self._scans = SharedReads(self._scan)
+        self._former: OrderedDict[TopicId, tuple[TopicId, ...]] = OrderedDict()
+        self._former_reads = SharedReads(self._read_former)
+        self._former_again_s = float("-inf")
         self._subscription = metadata.subscribe(self._changed, prefix=keys.TOPICS_PREFIX)
 
     def close(self) -> None:
@@ -192,6 +201,16 @@ class Topics:
     async def all(self) -> list[Topic]:
         """Every topic, by name, from a scan begun after the call. Raises `StorageError`."""
         return (await self._scans.ask([None]))[None]
+
+    async def former(self, topic_id: TopicId) -> tuple[TopicId, ...]:
+        """The deleted topics that had the name of this one, the one deleted last ahead, FORMER_MAX at most. Raises `StorageError`.
+
+        A search reads the ids of all topics that there ever were, so it is followed by a pause. Without a search the answer is empty.
+        """
+        known = self._former.get(topic_id)
+        if known is not None or self._clock.monotonic_s() < self._former_again_s:
+            return known or ()
+        return (await self._former_reads.ask([topic_id]))[topic_id]
 
     async def colliding(self, names: Collection[str]) -> dict[str, str]:
         """For each of `names` that may not stand beside an existing topic (topic_names.collision_key), that topic. Raises `StorageError`.
@@ -386,6 +405,34 @@ class Topics:
             await turns.spent()
         await self._remember_all(topics, changes, asked_s)
         return {None: topics}
+
+    async def _read_former(self, topic_ids: list[TopicId]) -> dict[TopicId, tuple[TopicId, ...]]:
+        began_s = self._clock.monotonic_s()
+        names: dict[TopicId, str] = {}
+        deleted: dict[str, list[tuple[int, TopicId]]] = {}
+        try:
+            for topic_id, record in zip(topic_ids, await read_topic_ids(self._metadata, topic_ids), strict=True):
+                if record is not None:
+                    names[topic_id] = name = decode_topic_id(record).name
+                    deleted[name] = []
+            turns = Turns()
+            start, end = keys.topic_ids()
+            # After the ids asked for were read: they were put when the former ones had been deleted.
+            async for record in self._metadata.range_scan(start, end):
+                named = decode_topic_id(record)
+                if named.is_deleted and named.name in deleted:
+                    deleted[named.name].append((record.version, keys.topic_of_id(record.path)))
+                await turns.spent()
+        finally:
+            now_s = self._clock.monotonic_s()
+            self._former_again_s = now_s + FORMER_PAUSE * (now_s - began_s)
+        found: dict[TopicId, tuple[TopicId, ...]] = dict.fromkeys(topic_ids, ())
+        for topic_id, name in names.items():
+            newest = sorted(deleted[name], reverse=True)[:FORMER_MAX]
+            found[topic_id] = self._former[topic_id] = tuple([former for _, former in newest if former != topic_id])
+        while len(self._former) > FORMER_KEPT_MAX:
+            self._former.popitem(last=False)
+        return found
 
     async def _remember_all(self, topics: Iterable[Topic | None], changes: int, asked_s: float) -> None:
         """Cache what was read or made since `asked_s`, unless a hint comes meanwhile: then it may be what the hint is about. A hint does

@@ -20,7 +20,7 @@ from runtime.telemetry import Metric, Telemetry
 from storage.errors import NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.formats.control import Control, encode
 from storage.limits import CONTROL_BYTES_MAX, WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
-from storage.log.batch import Appended
+from storage.log.batch import Appended, Batch
 from storage.log.control_reads import ControlReads
 from storage.log.decide import NOBODY, PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
 from storage.log.index_chunks import put_chunk
@@ -32,6 +32,7 @@ from storage.log.refusals import refusal
 from storage.log.seen import NEVER_S
 from storage.log.tail import TailCache
 from storage.log.unknown import Fate, Found, UnknownAttempts, fate_of, one_more
+from storage.log.unknown_producers import UnknownProducers
 from storage.log.writers import BrokerEpoch, DeadWriters
 from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
 
@@ -93,6 +94,7 @@ class Committer:
         chance: random.Random,
         nursery: Nursery,
         telemetry: Telemetry,
+        unknown_producers: UnknownProducers,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> None:
         self._metadata = metadata
@@ -103,6 +105,7 @@ class Committer:
         self._clock = clock
         self._chance = chance
         self._nursery = nursery
+        self._unknown_producers = unknown_producers
         self._producer_expiration_ms = producer_expiration_ms
         self._pages = PageStore(metadata=metadata, clock=clock, telemetry=telemetry)
         self._dead_writers = DeadWriters(epoch=epoch, clock=clock, nursery=nursery, telemetry=telemetry)
@@ -175,6 +178,7 @@ class Committer:
             try:
                 await self._control_reads.refresh([commit.log for commit in commits])
                 await self._pages.load([commit for commit in commits if not commit.is_given_up])
+                await self._unknown_producers.look(commits, wait_s=STRANGERS_WAIT_S)
             except StorageError as error:
                 for commit in commits:
                     commit.cause = str(error)
@@ -298,6 +302,7 @@ class Committer:
         commit.begin(self._epoch)
         dead = self._dead_writers.of(control)
         strangers = producers.strangers
+        begin_at = strangers.begin_at(self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S) if strangers.refused else NOBODY
         decision = decide(
             control,
             commit.batches,
@@ -307,12 +312,16 @@ class Committer:
             now_ms=self._clock.now_ms(),
             pages=commit.pages,
             lost=producers.lost and producers.lost_since(self._clock.monotonic_s() - STRANGERS_WAIT_S),
-            begin_at=strangers.begin_at(self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S) if strangers.refused else NOBODY,
+            begin_at=begin_at if commit.begin_at is None else {**begin_at, **commit.begin_at},
             dead_writers=dead and [epoch for epoch in dead if epoch != commit.epoch],
             version=version,
             expiration_ms=self._producer_expiration_ms,
             must_drain=commit.must_drain,
         )
+        if commit.begin_at is None and commit.unknown is None and decision.has_refusal:
+            commit.unknown_producers = _unknown_producers(commit, decision)
+            if commit.unknown_producers:
+                return CommitStep.READ
         if decision.control is None:
             if decision.has_refusal and not is_fresh:
                 return CommitStep.READ  # a negative answer is never given from a record that may be old
@@ -472,6 +481,11 @@ class Committer:
 
 
 _NOTHING: Final = Decision((), None, None)
+
+
+def _unknown_producers(commit: Commit, decision: Decision) -> tuple[Batch, ...]:
+    judged = zip(commit.batches, decision.verdicts, strict=True)
+    return tuple([batch for batch, verdict in judged if verdict.outcome is Outcome.NO_PREDECESSOR])
 
 
 def _after_lost() -> StorageError:

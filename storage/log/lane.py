@@ -1,13 +1,14 @@
 """A partition's commits in this broker, in order; one is open at a time (I6)."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from storage.errors import StorageError
 from storage.log.batch import Batch
 from storage.log.producer_pages import NO_PAGES, Pages
+from storage.log.strangers import PermittedStart
 from storage.log.unknown import UnknownAttempts
 from storage.log.writers import BrokerEpoch
 from storage.vocabulary import ObjectId
@@ -127,6 +128,10 @@ class Commit:
     pages: Pages = field(default_factory=dict)
     unreadable: StorageError | None = None
     """Why a page that it needs could not be read, though it was there."""
+    unknown_producers: tuple[Batch, ...] = ()
+    """Batches that may not be appended unless it is proved that nothing of their producers is on its way."""
+    begin_at: Mapping[int, PermittedStart] | None = None
+    """By producer, with which sequence it may begin by such a proof; None while none was looked for."""
 
     @property
     def has_begun(self) -> bool:

@@ -26,6 +26,7 @@ from storage.log.read import Reader
 from storage.log.tail import TailCache
 from storage.log.time_search import TimeSearch
 from storage.log.trim import Trimmer
+from storage.log.unknown_producers import Former, UnknownProducers, no_former
 from storage.log.upload import Uploader
 from storage.log.writers import BrokerEpoch
 from storage.metadata.port import MetadataStore
@@ -67,6 +68,7 @@ def open_log(
     walking: Blocking | None = None,
     readers: Account | None = None,
     doubt: Doubt | None = None,
+    former: Former = no_former,
 ) -> LogParts:
     """`walking` runs what goes through records one by one; None: where it is asked for.
 
@@ -76,7 +78,7 @@ def open_log(
     `level` is the format level in force, `inline` what it allows from LEVEL_OF_INLINE on.
 
     `readers` counts the frames that the tail cache drops while others hold them. `doubt` hears of control records that were read older than
-    they are known to be.
+    they are known to be. `former` tells the deleted topics that had the name of a topic, the one deleted last ahead.
     """
     partitions = Partitions(telemetry=telemetry)
     control_reads = ControlReads(metadata=metadata, partitions=partitions, nursery=nursery, doubt=doubt)
@@ -93,6 +95,7 @@ def open_log(
         nursery=nursery,
         telemetry=telemetry,
         producer_expiration_ms=producer_expiration_ms,
+        unknown_producers=UnknownProducers(metadata=metadata, epoch=epoch, former=former, clock=clock, nursery=nursery),
     )
     appender = Appender(
         settings=flush,

@@ -1,6 +1,6 @@
 """Why a batch was not appended, in words (decide.py says it in outcomes)."""
 
-from storage.errors import Fenced, InvalidProducerEpoch, NotFound, OutOfOrderSequence, StorageError, Unavailable
+from storage.errors import Fenced, InvalidProducerEpoch, NotFound, OutOfOrderSequence, PredecessorMissing, StorageError, Unavailable
 from storage.log.batch import Batch
 from storage.log.decide import Outcome, Verdict
 from storage.log.partition import PartitionLog
@@ -12,7 +12,7 @@ def refusal(batch: Batch, verdict: Verdict, log: PartitionLog) -> StorageError:
         case Outcome.OUT_OF_ORDER_SEQUENCE:
             return OutOfOrderSequence(f"the sequence does not follow the last one appended: {facts}")
         case Outcome.NO_PREDECESSOR:
-            return Unavailable(f"what comes before it may be on its way through another broker: {facts}")
+            return PredecessorMissing(f"what comes before it may be on its way through another broker: {facts}")
         case Outcome.NO_ROOM:
             return Unavailable(f"too many producers have appended lately; ids of producers should be kept and reused: {facts}")
         case Outcome.INVALID_PRODUCER_EPOCH:

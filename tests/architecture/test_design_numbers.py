@@ -9,9 +9,9 @@ from broker.coordination.rendezvous import COORDINATOR_SLOTS
 from broker.fetching.gathering import GRACE_S, PATIENCE_S, READS_AT_ONCE
 from broker.fetching.waiters import POLL_S, TRUSTED_POLL_S
 from compactor.tidy_plan import DEAD_WRITERS_MAX, TidyPolicy
-from storage.catalog.brokers import SESSION_TIMEOUT_MS
+from storage.catalog.brokers import LOOKS_PER_SESSION, SESSION_TIMEOUT_MS
 from storage.catalog.producer_ids import BLOCK_IDS
-from storage.catalog.topics import CACHE_AGE_S
+from storage.catalog.topics import CACHE_AGE_S, FORMER_MAX
 from storage.limits import (
     CONTROL_BYTES_MAX,
     FLUSH_PARTITIONS_MAX,
@@ -32,6 +32,7 @@ from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.log.page_store import SWEEP_EVERY_S
 from storage.log.record_times import RECORDS_WALKED_MAX
 from storage.log.time_search import SCAN_S
+from storage.log.unknown_producers import PATIENCE_S as UNKNOWN_PATIENCE_S
 from storage.metadata.oxia.following import STREAMS_MAX
 
 PAGES: Final = Path(__file__).parents[2] / "docs/design"
@@ -50,6 +51,11 @@ TOLD: Final = [
     ("commit", f"({PRODUCER_PAGES_MAX} pages,"),
     ("commit", f"over {PRODUCER_KEPT_MS_MIN // 60_000} minutes ago"),
     ("commit", f"refusing for {STRANGERS_WAIT_S:g} s"),
+    ("commit", f"registered for {STRANGERS_WAIT_S:g} s"),
+    ("commit", f"in the last {2 * STRANGERS_WAIT_S:g} s: that one comes again"),
+    ("commit", f"up to {FORMER_MAX} former topics"),
+    ("commit", f"for {UNKNOWN_PATIENCE_S:g} s at most; where they take longer"),
+    ("commit", f"read every {SESSION_TIMEOUT_MS // 1_000 // LOOKS_PER_SESSION} s"),
     ("reading", f"longer than {GRACE_S:g} s is *late*"),
     ("reading", f"waits up to {PATIENCE_S:g} s longer"),
     ("reading", f"Up to {WORDS[READS_AT_ONCE]} are read at once"),

@@ -393,3 +393,64 @@ async def test_a_broker_of_a_newer_format_is_not_misread(metadata: FaultyMetadat
 
 def test_an_endpoint_is_written_as_kafka_writes_it() -> None:
     assert str(Endpoint("PLAINTEXT", "::1", 9092)) == "PLAINTEXT://[::1]:9092"
+
+
+class LookingClock(ManualClock):
+    """Moves with the looks of a directory: by `step_s` for each one."""
+
+    async def pass_by(self, directory: BrokerDirectory, seconds: float, *, step_s: float = 5.0) -> None:
+        for _ in range(int(seconds / step_s)):
+            self.seconds += step_s
+            await directory.live()
+
+
+async def test_how_long_a_broker_has_been_alone_is_known_while_it_looks_all_the_time(metadata: FaultyMetadata) -> None:
+    clock = LookingClock()
+    directory = BrokerDirectory(metadata, clock=clock)
+    assert directory.alone_s == 0.0
+    await register(directory)
+    assert directory.alone_s == 0.0
+
+    await clock.pass_by(directory, 40.0)
+    assert directory.alone_s == 40.0
+    clock.seconds += 11.0
+    assert directory.alone_s == 0.0, "another may have come and been killed since the last look"
+    await directory.live()
+    assert directory.alone_s == 0.0
+    await clock.pass_by(directory, 10.0)
+    assert directory.alone_s == 10.0
+
+
+async def test_a_broker_is_not_alone_while_another_is_listed_nor_for_what_was_before_it_went(metadata: FaultyMetadata) -> None:
+    clock = LookingClock()
+    directory, other = BrokerDirectory(metadata, clock=clock), BrokerDirectory(metadata, clock=ManualClock())
+    await register(directory)
+    await clock.pass_by(directory, 40.0)
+    await register(other)
+    await clock.pass_by(directory, 5.0)
+    assert directory.alone_s == 0.0
+
+    await other.deregister()
+    await clock.pass_by(directory, 20.0)
+    assert directory.alone_s == 20.0
+
+
+async def test_a_broker_that_registers_again_has_not_been_alone_before(metadata: FaultyMetadata) -> None:
+    clock = LookingClock()
+    directory = BrokerDirectory(metadata, clock=clock)
+    await register(directory)
+    await clock.pass_by(directory, 40.0)
+    await directory.deregister()
+    assert directory.alone_s == 0.0
+    await register(directory)
+    assert directory.alone_s == 0.0
+
+
+async def test_looks_that_fail_are_none(metadata: FaultyMetadata) -> None:
+    clock = LookingClock()
+    directory = BrokerDirectory(metadata, clock=clock)
+    await register(directory)
+    await clock.pass_by(directory, 40.0)
+    metadata.reads_fail = True
+    await clock.pass_by(directory, 15.0)
+    assert directory.alone_s == 0.0

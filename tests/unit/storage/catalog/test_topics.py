@@ -9,7 +9,7 @@ import pytest
 from runtime.ids import IdSource
 from storage.catalog.records import ATTEMPTS_MAX, encode
 from storage.catalog.topic_records import decode_topic_id, read_topic
-from storage.catalog.topics import CACHE_AGE_S, Topic, Topics, TopicState
+from storage.catalog.topics import CACHE_AGE_S, FORMER_KEPT_MAX, FORMER_MAX, Topic, Topics, TopicState
 from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.formats import control as control_format
 from storage.formats.control import Control, LogState, decode_control
@@ -793,3 +793,68 @@ async def test_whoever_asks_past_the_cache_is_refused_in_time_when_the_store_is_
     assert topics.is_silent
     metadata.speak()
     assert set(await topics.lookup_now(["orders"])) == {"orders"}
+
+
+async def test_the_deleted_topics_of_a_name_are_told_the_one_deleted_last_ahead() -> None:
+    metadata = FaultyMetadata()
+    topics, other = open_topics(metadata), open_topics(metadata)
+    former: list[TopicId] = []
+    for _ in range(FORMER_MAX + 2):
+        await create(topics, "payments")
+        old = await create(topics)
+        former.insert(0, old.topic_id)
+        await topics.delete(old)
+        await topics.delete((await topics.lookup(["payments"]))["payments"])
+    new = await create(topics)
+
+    assert await other.former(new.topic_id) == tuple(former[:FORMER_MAX]), "any broker finds them"
+    assert await other.former(TopicId("unheard")) == ()
+    assert await other.former((await create(topics, "fresh")).topic_id) == ()
+    await metadata.close()
+
+
+async def test_former_topics_are_searched_once_for_each_topic_and_not_without_pauses() -> None:
+    metadata, clock = FaultyMetadata(), ManualClock()
+    topics = open_topics(metadata, clock=clock)
+    old = await create(topics)
+    await topics.delete(old)
+    new, fresh, third = await create(topics), await create(topics, "fresh"), await create(topics, "third")
+
+    async def takes_long() -> None:
+        clock.seconds += 2.0
+
+    metadata.after_read = takes_long
+    assert await topics.former(new.topic_id) == (old.topic_id,)
+    metadata.after_read = None
+    assert await topics.former(new.topic_id) == (old.topic_id,)
+    assert metadata.scans == 1
+    assert await topics.former(fresh.topic_id) == ()
+    assert metadata.scans == 1, "a search of two seconds is followed by twenty without"
+    clock.seconds += 20.0
+    assert await topics.former(fresh.topic_id) == ()
+    assert await topics.former(third.topic_id) == ()
+    assert metadata.scans == 3
+    metadata.reads_fail = True
+    with pytest.raises(Unavailable):
+        await topics.former((await create_unread(metadata, topics)).topic_id)
+    await metadata.close()
+
+
+async def test_former_topics_are_remembered_for_some_topics() -> None:
+    metadata = FaultyMetadata()
+    topics = open_topics(metadata)
+    created = [await create(topics, f"t{number}", partition_count=1) for number in range(FORMER_KEPT_MAX + 1)]
+    for topic in (*created, created[-1]):
+        assert await topics.former(topic.topic_id) == ()
+    assert metadata.scans == len(created)
+
+    await topics.former(created[0].topic_id)
+    assert metadata.scans == len(created) + 1
+    await metadata.close()
+
+
+async def create_unread(metadata: FaultyMetadata, topics: Topics) -> Topic:
+    metadata.reads_fail = False
+    topic = await create(topics, "fourth")
+    metadata.reads_fail = True
+    return topic

@@ -20,6 +20,7 @@ from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
 from storage.log.inline import NO_INLINE, InlineSettings
 from storage.log.parts import LogParts, open_log
+from storage.log.unknown_producers import Former, no_former
 from storage.log.writers import BrokerEpoch
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
@@ -196,6 +197,8 @@ async def rig(
     inline: InlineSettings = NO_INLINE,
     level: int = LEVEL_MAX,
     clock: Clock | None = None,
+    alone_s: Callable[[], float] = lambda: 0.0,
+    former: Former = no_former,
 ) -> AsyncIterator[Rig]:
     """`registered` is the epoch of a real registration, instead of `epoch` and `live`."""
     clock, telemetry = clock or SystemClock(), Telemetry()
@@ -206,7 +209,7 @@ async def rig(
     async def live_epochs() -> frozenset[int]:
         return live
 
-    broker_epoch = registered or BrokerEpoch(epoch, registered_epoch=lambda: epoch, live=live_epochs)
+    broker_epoch = registered or BrokerEpoch(epoch, registered_epoch=lambda: epoch, live=live_epochs, alone_s=alone_s)
     async with Nursery() as nursery:
         parts = open_log(
             metadata=metadata,  # type: ignore[arg-type]
@@ -230,6 +233,7 @@ async def rig(
             nursery=nursery,
             telemetry=telemetry,
             walking=walking,
+            former=former,
         )
         yield Rig(parts, broker_epoch, metadata, faulty, shared, telemetry)
 

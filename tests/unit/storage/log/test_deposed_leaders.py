@@ -100,7 +100,7 @@ async def test_a_producer_that_a_stale_record_does_not_know_waits() -> None:
     async with rig(shared=shared, objects=objects, epoch=7) as one, rig(shared=shared, objects=objects, epoch=8) as other:
         old = await record_of(shared)
         assert await one.send(idempotent(0)) == [Appended(0, 0)]
-        Deposed(other, old, times=1)
+        Deposed(other, old, times=2)
         (refused,) = await other.send(idempotent(1))
 
         assert isinstance(refused, Unavailable), "retriable: what comes before it may be there"

@@ -1,0 +1,135 @@
+"""Proofs that nothing of an unknown producer is on its way, so that it begins at once (ADR 29).
+
+Either of two is enough:
+
+- A former topic of the name was deleted, and the batch is the next one behind the last that was appended there, as all before it were.
+- This broker has been alone for as long as a batch may be on its way, and what it has of the producer itself comes later. With one broker
+  for all batches, the first one that arrives is the first one that was sent, as in Kafka.
+
+The third proof, an expired state that the batch goes on from, is in the control record: `decide` finds it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from runtime.clock import Clock
+from runtime.supervision import Nursery
+from storage.errors import StorageError
+from storage.formats.control import Control, LogState, decode_control
+from storage.log.batch import Batch
+from storage.log.decide import follows
+from storage.log.lane import Commit
+from storage.log.partition import PartitionLog
+from storage.log.strangers import PermittedStart
+from storage.log.writers import BrokerEpoch
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import MetadataStore
+from storage.vocabulary import TopicId
+
+PATIENCE_S: Final = 1.0
+"""For which a commit, and those behind it in its lane, wait for proofs. What was read by then is remembered for the next attempt."""
+TIMEOUT_S: Final = 10.0
+AT_ONCE_MAX: Final = 16
+"""Commits of which proofs are looked for. Beyond that producers wait as if there were none."""
+
+Former = Callable[[TopicId], Awaitable[Sequence[TopicId]]]
+
+
+async def no_former(_topic_id: TopicId) -> Sequence[TopicId]:
+    return ()
+
+
+class UnknownProducers:
+    def __init__(self, *, metadata: MetadataStore, epoch: BrokerEpoch, former: Former, clock: Clock, nursery: Nursery) -> None:
+        """`former`: the deleted topics that had the name of a topic, the one deleted last ahead."""
+        self._metadata = metadata
+        self._epoch = epoch
+        self._former = former
+        self._clock = clock
+        self._nursery = nursery
+        self._looking: set[asyncio.Task[None]] = set()
+
+    async def look(self, commits: Iterable[Commit], *, wait_s: float) -> None:
+        """Set `begin_at` of those that have `unknown_producers`. `wait_s`: for how long a batch may be on its way."""
+        asked: list[asyncio.Task[None]] = []
+        for commit in commits:
+            if not commit.unknown_producers:
+                continue
+            batches, commit.unknown_producers, commit.begin_at = commit.unknown_producers, (), {}
+            if len(self._looking) < AT_ONCE_MAX:
+                task = self._nursery.spawn(self._prove(commit, batches, wait_s), name="unknown-producers")
+                self._looking.add(task)
+                task.add_done_callback(self._looking.discard)
+                asked.append(task)
+        if asked:
+            await asyncio.wait(asked, timeout=PATIENCE_S)
+
+    async def _prove(self, commit: Commit, batches: Sequence[Batch], wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                proved = batches if await self._is_alone(wait_s) else await self._those_that_follow(commit.log, batches)
+        except (StorageError, TimeoutError):
+            return  # nothing is proved: they wait
+        now_s = self._clock.monotonic_s()
+        commit.begin_at = {
+            batch.producer_id: PermittedStart(batch.producer_epoch, batch.first_seq)
+            for batch in proved
+            if not _has_earlier(commit.log, batch, since_s=now_s - 2 * wait_s)
+        }
+
+    async def _is_alone(self, wait_s: float) -> bool:
+        """Whether no other broker is registered, proved now, nor has been for `wait_s`, as far as this one has looked all the time."""
+        own = self._epoch.registered_epoch()
+        if own is None or self._epoch.alone_s() < wait_s:
+            return False
+        try:
+            return await self._epoch.live() == {own}
+        except StorageError:
+            return False
+
+    async def _those_that_follow(self, log: PartitionLog, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """The batches that go on from what was appended to the last deleted topic of the name that knew their producer."""
+        former = await self._former(log.partition.topic_id)
+        if not former:
+            return []
+        wanted = [PartitionKeys(log.partition._replace(topic_id=topic_id)).control for topic_id in former]
+        records = await self._metadata.get_many(wanted)
+        tombstones = [decode_control(record.value, path=record.path) for record in records if record is not None]
+        if any(control.log_state is not LogState.DELETED for control in tombstones):
+            return []  # read from a deposed leader: more may have been appended since
+        return [batch for batch in batches if _follows_last(tombstones, batch)]
+
+
+def _follows_last(tombstones: Sequence[Control], batch: Batch) -> bool:
+    """Whether `batch` is the next one behind the last that any of `tombstones`, the newest ahead, has of its producer."""
+    for control in tombstones:
+        known = control.producers.get(batch.producer_id)
+        if known is not None:
+            return follows(known, batch)
+        if control.pages:
+            return False  # its pages, which may have known the producer, go with the topic
+    return False
+
+
+def _has_earlier(log: PartitionLog, batch: Batch, *, since_s: float) -> bool:
+    """Whether an earlier batch of the same producer is in this broker, or was refused here since then and will come again."""
+    refused = log.producers.strangers.refused.get(batch.producer_id)
+    if (
+        refused is not None
+        and refused.last_s >= since_s
+        and refused.start.producer_epoch == batch.producer_epoch
+        and refused.start.first_seq < batch.first_seq
+    ):
+        return True
+    return any(
+        other.producer_id == batch.producer_id and other.producer_epoch == batch.producer_epoch and other.first_seq < batch.first_seq
+        for other in _all_batches(log)
+        if not other.is_settled
+    )
+
+
+def _all_batches(log: PartitionLog) -> Iterator[Batch]:
+    for commit in log.lane.commits:
+        yield from commit.batches
+    yield from log.lane.gathered

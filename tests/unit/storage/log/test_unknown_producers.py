@@ -1,0 +1,182 @@
+"""A producer that a partition does not know begins at once where nothing of it can be on its way, and waits elsewhere (ADR 29)."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+from storage.errors import PredecessorMissing
+from storage.formats.control import Control, LogState, PageRef, ProducerBatch, ProducerState, encode
+from storage.log.batch import Appended
+from storage.log.commit import STRANGERS_WAIT_S
+from storage.log.unknown_producers import AT_ONCE_MAX, Former
+from storage.metadata import keys
+from storage.metadata.port import ABSENT, Put
+from storage.vocabulary import PartitionId, TopicId
+from tests.kit.batches import batch_bytes
+from tests.unit.storage.log.rig import TOPIC, Rig, rig
+
+PID: Final = 9
+OWN: Final = 7
+OLDER, OLD = TopicId("00000000-0000-4000-8000-00000000000a"), TopicId("00000000-0000-4000-8000-00000000000b")
+
+
+def batch(first_seq: int, *, epoch: int = 0, count: int = 1) -> bytearray:
+    return batch_bytes(count, producer_id=PID, producer_epoch=epoch, first_seq=first_seq)
+
+
+def is_refused(results: Sequence[object]) -> bool:
+    return [type(result) for result in results] == [PredecessorMissing]
+
+
+def until(last_seq: int, *, epoch: int = 0) -> dict[int, ProducerState]:
+    return {PID: ProducerState(epoch, (ProducerBatch(last_seq, last_seq, 40, 1),))}
+
+
+async def bury(broker: Rig, topic_id: TopicId, control: Control) -> None:
+    key = keys.PartitionKeys(PartitionId(topic_id, 0)).control
+    await broker.shared.write([Put(key, encode(control), ABSENT)])
+
+
+def told(*topic_ids: TopicId) -> Former:
+    async def former(topic_id: TopicId) -> Sequence[TopicId]:
+        assert topic_id == TOPIC
+        return topic_ids
+
+    return former
+
+
+def dead(producers: dict[int, ProducerState], *, pages: tuple[PageRef, ...] = ()) -> Control:
+    return Control(log_state=LogState.DELETED, producers=producers, pages=pages)
+
+
+async def test_a_broker_that_has_been_alone_takes_any_first_sequence_as_kafka_does() -> None:
+    async with rig(epoch=OWN, live=frozenset({OWN}), alone_s=lambda: STRANGERS_WAIT_S) as broker:
+        assert await broker.send(batch(6)) == [Appended(0, 0)]
+        assert await broker.send(batch(7)) == [Appended(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("alone_s", "live"),
+    [
+        pytest.param(STRANGERS_WAIT_S - 0.1, {OWN}, id="another was there: its batches may be on their way"),
+        pytest.param(STRANGERS_WAIT_S, {OWN, 8}, id="another is there, unseen so far"),
+        pytest.param(STRANGERS_WAIT_S, set(), id="its own registration is gone"),
+    ],
+)
+async def test_a_broker_that_is_not_known_to_have_been_alone_lets_it_wait(alone_s: float, live: set[int]) -> None:
+    async with rig(epoch=OWN, live=frozenset(live), alone_s=lambda: alone_s) as broker:
+        assert is_refused(await broker.send(batch(6)))
+        assert (await broker.control()).sequence_counter == 0
+
+
+async def test_alone_or_not_it_begins_with_the_first_of_what_is_in_the_broker() -> None:
+    """Two connections brought them: the later batch came first."""
+    async with rig(epoch=OWN, live=frozenset({OWN}), alone_s=lambda: STRANGERS_WAIT_S) as broker:
+        later, earlier = broker.send(batch(6), source=object()), broker.send(batch(5), source=object())
+
+        assert is_refused(await later)
+        assert await earlier == [Appended(0, 0)]
+        assert await broker.send(batch(6)) == [Appended(1, 0)]
+
+
+async def test_it_begins_with_what_was_refused_before_and_is_sent_again() -> None:
+    alone_s = 0.0
+    async with rig(epoch=OWN, live=frozenset({OWN}), alone_s=lambda: alone_s) as broker:
+        assert is_refused(await broker.send(batch(5)))
+        alone_s = STRANGERS_WAIT_S
+
+        assert is_refused(await broker.send(batch(6))), "5 comes again"
+        assert await broker.send(batch(5)) == [Appended(0, 0)]
+        assert await broker.send(batch(6)) == [Appended(1, 0)]
+
+
+async def test_others_of_its_commit_are_appended_whatever_becomes_of_it() -> None:
+    async with rig() as broker:
+        known, unknown = await broker.send(batch_bytes(1), batch(6))
+
+        assert known == Appended(0, 0)
+        assert isinstance(unknown, PredecessorMissing)
+
+
+async def test_a_batch_that_goes_on_from_the_deleted_topic_of_the_name_begins_at_once() -> None:
+    async with rig(former=told(OLD)) as broker:
+        await bury(broker, OLD, dead(until(5)))
+
+        assert await broker.send(batch(6), batch(7)) == [Appended(0, 0), Appended(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "old", "older"),
+    [
+        pytest.param(batch(7), dead(until(5)), None, id="6 is missing"),
+        pytest.param(batch(5), dead(until(5)), None, id="5 is there, and what was in flight before it may come again"),
+        pytest.param(batch(6, epoch=1), dead(until(5)), None, id="another epoch"),
+        pytest.param(batch(6), dead({}), None, id="a producer that the deleted topic did not know"),
+        pytest.param(batch(6), dead(until(9)), dead(until(5)), id="a copy of what was appended to the newer one"),
+        pytest.param(batch(6), dead({}, pages=(PageRef("1-7-1-1-0", 0, 50, 1),)), dead(until(5)), id="the newer one may have known it"),
+        pytest.param(batch(6), Control(producers=until(5)), None, id="a deposed leader's answer: it is not deleted yet"),
+    ],
+)
+async def test_a_batch_that_does_not_waits(sent: bytearray, old: Control, older: Control | None) -> None:
+    async with rig(former=told(OLD, OLDER)) as broker:
+        await bury(broker, OLD, old)
+        if older is not None:
+            await bury(broker, OLDER, older)
+
+        assert is_refused(await broker.send(bytearray(sent)))
+
+
+async def test_a_batch_that_goes_on_from_the_deleted_topic_waits_behind_one_that_was_refused() -> None:
+    """Its answer was lost with the old topic, so its producer sends it again: beginning behind it would make it out of order."""
+    async with rig(former=told(OLD)) as broker:
+        await bury(broker, OLD, dead(until(5)))
+
+        assert is_refused(await broker.send(batch(5)))
+        assert is_refused(await broker.send(batch(6)))
+
+
+async def test_proofs_that_do_not_come_hold_nobody_up_for_long() -> None:
+    never = asyncio.Event()
+
+    async def silent(_topic_id: TopicId) -> Sequence[TopicId]:
+        await never.wait()
+        return ()
+
+    async with rig(former=silent) as broker, asyncio.timeout(30):
+        assert is_refused(await broker.send(batch(6)))
+        assert await broker.send(batch(0)) == [Appended(0, 0)]
+
+
+async def test_of_many_commits_with_unknown_producers_few_are_looked_for() -> None:
+    asked, end = 0, asyncio.Event()
+
+    async def slow(_topic_id: TopicId) -> Sequence[TopicId]:
+        nonlocal asked
+        asked += 1
+        await end.wait()
+        return ()
+
+    partitions = [PartitionId(TOPIC, number) for number in range(2 * AT_ONCE_MAX)]
+    async with rig(former=slow) as broker, asyncio.timeout(60):
+        for partition in partitions[1:]:
+            await broker.shared.write([Put(keys.PartitionKeys(partition).control, encode(Control()), ABSENT)])
+        sent = [broker.send(batch(6), partition=partition) for partition in partitions]
+
+        assert all([is_refused(await one) for one in sent])
+        assert asked == AT_ONCE_MAX
+        end.set()
+
+
+async def test_brokers_that_are_wrong_about_being_alone_append_nothing_twice_and_nothing_out_of_order() -> None:
+    """The worst interleaving of a shortcut: both believe to be alone, and each has another of the batches in flight."""
+    async with (
+        rig(epoch=OWN, live=frozenset({OWN}), alone_s=lambda: STRANGERS_WAIT_S) as one,
+        rig(shared=one.shared, epoch=8, live=frozenset({8}), alone_s=lambda: STRANGERS_WAIT_S) as other,
+    ):
+        (later,), (earlier,) = await asyncio.gather(one.send(batch(6)), other.send(batch(5)))
+        appended = [result.base_offset for result in (earlier, later) if isinstance(result, Appended)]
+
+        assert appended in ([0], [0, 1]), "wrong as their belief is, the record takes none that does not follow"
+        assert (await one.control()).sequence_counter == len(appended)
