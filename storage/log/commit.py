@@ -318,10 +318,9 @@ class Committer:
             expiration_ms=self._producer_expiration_ms,
             must_drain=commit.must_drain,
         )
-        if commit.begin_at is None and commit.unknown is None and decision.has_refusal:
+        if decision.has_unknown and commit.begin_at is None and commit.unknown is None:
             commit.unknown_producers = _unknown_producers(commit, decision)
-            if commit.unknown_producers:
-                return CommitStep.READ
+            return CommitStep.READ
         if decision.control is None:
             if decision.has_refusal and not is_fresh:
                 return CommitStep.READ  # a negative answer is never given from a record that may be old

@@ -94,6 +94,8 @@ class Decision(NamedTuple):
     """Entries that were pending before, to travel with the CAS (never the entry that this CAS creates)."""
     pages: tuple[NewPage, ...] = ()
     """Pages of producer states that `control` names, to travel with the CAS."""
+    has_unknown: bool = False
+    """A batch is refused with NO_PREDECESSOR."""
 
     @property
     def has_refusal(self) -> bool:
@@ -139,6 +141,7 @@ def decide(
     carried: list[bytes] = []
     span_end = -1
     appended_bytes = 0
+    has_unknown = False
     max_timestamp = -1
     log_max_timestamp, log_max_offset = control.max_timestamp, control.max_timestamp_offset
     for claim in claims:
@@ -155,6 +158,7 @@ def decide(
             refused = _judge(known, claim, lost.get(producer_id), begin_at.get(producer_id))
             if refused is not None:
                 verdicts.append(refused)
+                has_unknown = has_unknown or refused.outcome is Outcome.NO_PREDECESSOR
                 continue
             # Taken out first so that the dict stays ordered by last use: the oldest is spilled first.
             producers.pop(producer_id, None)
@@ -177,7 +181,7 @@ def decide(
                 log_max_timestamp, log_max_offset = max_timestamp, next_offset
         next_offset += claim.record_count
     if next_offset == base:
-        return Decision(tuple(verdicts), None, None)
+        return Decision(tuple(verdicts), None, None, has_unknown=has_unknown)
 
     hot, refs, written = control.producers, control.pages, tuple[NewPage, ...]()
     forgotten_before_ms = now_ms - FORGOTTEN_AFTER * expiration_ms
@@ -219,6 +223,7 @@ def decide(
         ),
         chunk,
         written,
+        has_unknown,
     )
 
 

@@ -221,10 +221,10 @@ def places_producers_by_the_pages_that_have_not_expired() -> Iterator[None]:
 
 @contextlib.contextmanager
 def remembers_nobody_for_long() -> Iterator[None]:
-    """Producers expire a thousand times too early."""
+    """Producers are forgotten a thousand times too early."""
 
     def is_expired(original: Callable[..., bool], state: Any, *, before_ms: int) -> bool:
-        return original(state, before_ms=before_ms + EXPIRATION_MS * 999 // 1_000)
+        return original(state, before_ms=before_ms + decide.FORGOTTEN_AFTER * EXPIRATION_MS * 999 // 1_000)
 
     with _around(producer_pages, "is_expired", is_expired), _around(decide, "is_expired", is_expired):
         yield
