@@ -161,7 +161,7 @@ class VersionWatch:
         self._check()
         return await self._inner.open_session(timeout_ms=timeout_ms)
 
-    def subscribe(self, callback: Callable[[str], None], *, prefix: str = "") -> Subscription:
+    def subscribe(self, callback: Callable[[str, int | None], None], *, prefix: str = "") -> Subscription:
         return self._inner.subscribe(callback, prefix=prefix)
 
     async def probe(self) -> None:
