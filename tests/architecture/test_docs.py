@@ -16,6 +16,8 @@ COUNTS_OF_THINGS = {
     "forebay_produce_batches",
     "forebay_connections",
     "forebay_connections_max",
+    "forebay_gc_missing_objects",
+    "forebay_metadata_went_back",
     "forebay_coordinator_slots",
     "forebay_group_members",
     "forebay_compactor_failed_partitions",

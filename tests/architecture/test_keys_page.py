@@ -9,6 +9,8 @@ from typing import Final
 import pytest
 
 from storage.catalog import store_marker
+from storage.catalog.collections import PREFIX as COUNTS_PREFIX
+from storage.catalog.commit_marks import MARKS_PREFIX
 from storage.catalog.groups import topics_key
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
@@ -34,6 +36,7 @@ FUNCTIONS: Final[Mapping[str, Key]] = {
     "compactor": keys.compactor(ULID),
     "probe": keys.probe(7),
     "doctor_probe": keys.doctor_probe(ULID),
+    "age_witness": keys.age_witness(ULID, "llog"),
     "coordinator": keys.coordinator(5),
 }
 OF_CLASSES: Final[Mapping[str, Key]] = {
@@ -50,6 +53,7 @@ OF_CLASSES: Final[Mapping[str, Key]] = {
 }
 MADE: Final[Mapping[str, Key]] = {
     "CLUSTER": keys.CLUSTER,
+    "COLLECTIONS": keys.COLLECTIONS,
     "PRODUCER_IDS": keys.PRODUCER_IDS,
     "topics_key": topics_key(OF_GROUP, 0),
     **FUNCTIONS,
@@ -110,5 +114,8 @@ def test_the_names_of_objects_are_on_the_page() -> None:
 
     for name in made:
         assert any(pattern_of(row).fullmatch(name) for row in OBJECT_NAMES), name
-    assert all(row.startswith((store_marker.KEY, "wal/", "segments/", PROBES, f"{TEMPORARY_FOLDER}/")) for row in OBJECT_NAMES)
+    assert all(
+        row.startswith((store_marker.KEY, COUNTS_PREFIX, MARKS_PREFIX, "wal/", "segments/", PROBES, f"{TEMPORARY_FOLDER}/"))
+        for row in OBJECT_NAMES
+    )
     assert any(pattern_of(row).fullmatch(f"{PROBES}clock-0000000007") and row.startswith(f"{PROBES}clock") for row in OBJECT_NAMES)

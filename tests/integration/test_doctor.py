@@ -39,6 +39,7 @@ OF_STORES = {
     "objects: latency",
     "objects: delete",
     "both stores",
+    "age of the metadata",
     "clock of the object store",
 }
 

@@ -4,17 +4,21 @@ from functools import partial
 from typing import Final
 
 from forebay.commands.doctor.finding import Checks, Finding, failed, ok, skipped, warning
-from process.identity import refusal
+from process.identity import older, refusal
 from process.settings.model import Settings
 from process.store_clocks import AGREES_MS, DIFFERS_MS, MetadataClock, ObjectClock, Timed
 from runtime.clock import Clock
+from runtime.ids import IdSource
 from storage.catalog.brokers import BROKER_ID_MAX
+from storage.catalog.collections import CollectionsRecord, NewerStore, WentBack, read_collections
 from storage.catalog.store_identity import Identity, StoreContents, judge, look
 from storage.opening import Stores
 
 BELONG: Final = "both stores"
 CLOCKS: Final = {"object_store": "clock of the object store", "metadata": "clock of the metadata store"}
+AGE: Final = "age of the metadata"
 LOOK_S: Final = 20.0
+SHOWN_MAX: Final = 3
 
 
 def of_identity(found: StoreContents, settings: Settings) -> Finding:
@@ -40,6 +44,17 @@ def of_clock(check: str, ahead_ms: int | None) -> Finding:
     return warning(check, said) if abs(ahead_ms) >= DIFFERS_MS else ok(check, said)
 
 
+def of_age(found: WentBack | None, known: CollectionsRecord, settings: Settings) -> Finding:
+    """PURE. `found`: what the object store has seen that the metadata do not know."""
+    if found is not None:
+        return failed(AGE, older(found, settings))
+    if known.missing:
+        names = ", ".join(one.key for one in known.missing[:SHOWN_MAX])
+        said = f"live entries name {len(known.missing)} objects that are not there, such as {names}. Nothing is deleted meanwhile"
+        return failed(AGE, f"{said}. Bring them back, or accept each that is lost for good: forebay storage accept-lost KEY")
+    return ok(AGE, "the metadata know all that the object store has seen")
+
+
 async def look_at_both(opened: Stores, settings: Settings, checks: Checks, *, clock: Clock) -> None:
     """`opened` has both stores of the settings, or where there is none yet an empty one in its place."""
 
@@ -49,7 +64,12 @@ async def look_at_both(opened: Stores, settings: Settings, checks: Checks, *, cl
     async def time(check: str, timed: Timed) -> Finding:
         return of_clock(check, await timed.ahead_ms())
 
+    async def age() -> Finding:
+        found = await NewerStore(opened.metadata, opened.objects, IdSource(clock=clock)).look()
+        return of_age(found, await read_collections(opened.metadata), settings)
+
     await checks.run(BELONG, identity, within_s=LOOK_S)
+    await checks.run(AGE, age, within_s=LOOK_S)
     # No broker has this id: nobody else's probe has the same name.
     timed: dict[str, Timed] = {"object_store": ObjectClock(opened.objects, lambda: BROKER_ID_MAX, clock)}
     if opened.times is not None:

@@ -68,20 +68,24 @@ def objects(
     prefix: Annotated[str, typer.Option(help="List objects whose key begins so, such as wal/ or segments/.")] = "",
     older_than: Annotated[str, typer.Option(help="List objects that were stored this long ago, e.g. 90m or 7d.", metavar="DURATION")] = "0",
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="List at most this many.")] = 1_000,
+    kept: Annotated[
+        bool, typer.Option("--kept", help="List objects that nothing names and that stay, since older metadata were accepted once.")
+    ] = False,
     config_file: ConfigFile = None,
     assignments: SettingOverrides = None,
     output: OutputFormat = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
     """List objects with their sizes and times."""
-    from forebay.commands.storage.showing import show_objects
+    from forebay.commands.storage.showing import ObjectChoice, show_objects
 
     try:
         older_than_ms = parse_duration_ms(older_than)
     except ValueError as error:
         raise typer.BadParameter(f'--older-than "{older_than}" {error}') from error
     terminal = Terminal(output, quiet)
-    raise typer.Exit(show_objects(config_file, assignments or (), terminal, prefix=prefix, older_than_ms=older_than_ms, limit=limit))
+    chosen = ObjectChoice(prefix=prefix, older_than_ms=older_than_ms, limit=limit, is_kept=kept)
+    raise typer.Exit(show_objects(config_file, assignments or (), terminal, chosen))
 
 
 @storage.command()
@@ -100,6 +104,41 @@ def gc(
     from forebay.commands.storage.collecting import collect_garbage
 
     raise typer.Exit(collect_garbage(config_file, assignments or (), Terminal(output, quiet), delete=delete))
+
+
+@storage.command("accept-lost")
+def accept_lost(
+    key: Annotated[str, typer.Argument(help="The object's key, as the log, doctor and verify show it.", metavar="KEY")],
+    config_file: ConfigFile = None,
+    assignments: SettingOverrides = None,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Let objects be deleted again though this one is missing.
+
+    While an object that a live entry names is missing nothing is deleted. Its records stay unreadable. It exits with code 4 if the object
+    is there.
+    """
+    from forebay.commands.storage.kept import accept_as_lost
+
+    raise typer.Exit(accept_as_lost(config_file, assignments or (), Terminal(output, quiet), key=key))
+
+
+@storage.command("delete-kept")
+def delete_kept(
+    keys: Annotated[list[str], typer.Argument(help="Keys of objects, as objects --kept shows them.", metavar="KEY")],
+    config_file: ConfigFile = None,
+    assignments: SettingOverrides = None,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Delete objects that stay since older metadata were accepted.
+
+    Their records cannot be brought back afterwards. It exits with code 4, and deletes nothing, if one of them is not kept or is named.
+    """
+    from forebay.commands.storage.kept import delete_kept_objects
+
+    raise typer.Exit(delete_kept_objects(config_file, assignments or (), Terminal(output, quiet), keys=keys))
 
 
 @storage.command("object")

@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import typer
 from rich.console import Console
 
+from forebay.commands.storage.kept import kept_objects
 from forebay.commands.storage.object_facts import ObjectAnswer, object_answer
 from forebay.commands.storage.running import EXIT_UNSOUND, NotThere, over_stores
 from forebay.commands.storage.verifying import check_topics
@@ -71,14 +73,28 @@ def show_partitions(file: Path | None, assignments: Sequence[str], terminal: Ter
     return 0
 
 
-def show_objects(file: Path | None, assignments: Sequence[str], terminal: Terminal, *, prefix: str, older_than_ms: int, limit: int) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectChoice:
+    """Objects to list. `is_kept`: those alone that nothing names and that stay."""
+
+    prefix: str
+    older_than_ms: int
+    limit: int
+    is_kept: bool = False
+
+
+def show_objects(file: Path | None, assignments: Sequence[str], terminal: Terminal, chosen: ObjectChoice) -> int:
     """The exit code."""
+    limit = chosen.limit
 
     async def work(stores: Stores) -> tuple[list[ListedObject], bool]:
         reading = StoreReading(stores.metadata, stores.objects, concurrency=1)
-        stored_before_ms = SystemClock().now_ms() - older_than_ms
+        stored_before_ms = SystemClock().now_ms() - chosen.older_than_ms
         found: list[ListedObject] = []
-        async for stat in _old(objects_under(reading, prefix, page=min(limit + 1, OBJECTS_PER_LIST)), stored_before_ms):
+        kept = await kept_objects(stores) if chosen.is_kept else None
+        async for stat in _old(objects_under(reading, chosen.prefix, page=min(limit + 1, OBJECTS_PER_LIST)), stored_before_ms):
+            if kept is not None and stat.key not in kept:
+                continue
             if len(found) == limit:
                 return found, True
             found.append(ListedObject(key=stat.key, size_bytes=stat.size_bytes, modified_ms=stat.modified_ms))
