@@ -49,6 +49,8 @@ HEADER_READ_BYTES: Final = 32 * 1024
 TOGETHER: Final = 16
 """Headers, and partitions, that are read side by side."""
 DELETED_TOGETHER: Final = 500
+REMEMBERED_SLICES_MAX: Final = 100_000
+"""Slices of live WAL objects whose headers are not read again, about 20 MiB."""
 T = TypeVar("T")
 CYCLE_OBJECTS_MAX: Final = 10_000
 BATCH_OBJECTS_MAX: Final = 2_000
@@ -148,18 +150,22 @@ class Collector:
         metadata: MetadataStore,
         objects: ObjectStore,
         references: References,
-        deletions: Deletions,
         clock: Clock,
+        deletions: Deletions | None = None,
         policy: CollectorPolicy | None = None,
     ) -> None:
+        """`deletions` counts for all that delete in this process; None: this collector is the only one."""
         self._records = Records(metadata)
-        self._deletions = deletions
+        self._deletions = deletions or Deletions(metadata, objects, ids=references.ids, clock=clock)
         self._objects = objects
         self._references = references
         self._clock = clock
         self._policy = policy or CollectorPolicy()
         self._after: dict[str, str] = {}
         """Where the next cycle goes on, by prefix."""
+        self._live: dict[str, UnusedCandidate] = {}
+        self._live_slices = 0
+        """Live WAL objects by name, the one seen last at the end: their headers never change."""
 
     async def cycle(self, report: CollectionReport, *, kinds: Collection[str] = KINDS, dry_run: bool = False) -> set[str]:
         """Look at the next objects of each of `kinds`, and add to `report`. Return the kinds whose end was reached: they begin anew.
@@ -234,9 +240,23 @@ class Collector:
             candidates = await self._candidates(listed.stats, self._of_wal if is_wal else _of_segment, report)
             named: dict[PartitionId, set[ObjectId]] = {}
             batches.append(await self._unseen(candidates, look, named, report))
+            if is_wal:
+                self._remember(candidates, besides=batches[-1])
             if not dry_run:
                 await self._note_missing(prefix, named, listed)
         return batches, is_end
+
+    def _remember(self, candidates: Sequence[UnusedCandidate], *, besides: Sequence[UnusedCandidate]) -> None:
+        """Keep the headers of live objects, of which each cycle finds most again; the oldest go first."""
+        gone = {one.key for one in besides}
+        for one in candidates:
+            known = self._live.pop(one.key, None)
+            self._live_slices -= 0 if known is None else len(known.partitions)
+            if one.key not in gone:
+                self._live[one.key] = one
+                self._live_slices += len(one.partitions)
+        while self._live_slices > REMEMBERED_SLICES_MAX:
+            self._live_slices -= len(self._live.pop(next(iter(self._live))).partitions)
 
     async def _free(self, prefix: str, unseen: Sequence[UnusedCandidate], report: CollectionReport, *, dry_run: bool) -> None:
         """Delete what of `unseen` certainly nothing refers to."""
@@ -374,6 +394,8 @@ class Collector:
         return _sorted_out(candidates, seen, unsure, report)
 
     async def _of_wal(self, stat: ObjectStat) -> UnusedCandidate:
+        if (known := self._live.get(stat.key)) is not None and known.size_bytes == stat.size_bytes:
+            return known
         header = await self._header(stat)
         if stat.key != object_key(header.object_id):
             raise Corrupt(f"an object under the name of another: key={stat.key!r} header={header.object_id}")

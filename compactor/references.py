@@ -70,7 +70,7 @@ class References:
     def __init__(self, metadata: MetadataStore, *, session: Session, ids: IdSource, entropy: Entropy = os.urandom) -> None:
         self._records = Records(metadata, entropy=entropy)
         self._session = session
-        self._ids = ids
+        self.ids = ids
 
     async def wal_seen(self, partition: PartitionId, control: Control) -> set[ObjectId]:
         """A look without a proof: what it shows was referred to, what it does not show may be."""
@@ -114,7 +114,7 @@ class References:
 
     async def certain_control(self, partition: PartitionId) -> Control | None:
         """The control record as of a moment after the call, by no deposed leader; None if there is none."""
-        found = await read_certainly(self._records.metadata, [PartitionKeys(partition).control], name=self._ids.next_ulid())
+        found = await read_certainly(self._records.metadata, [PartitionKeys(partition).control], name=self.ids.next_ulid())
         (record,) = found.records
         return None if record is None else decode_control(record.value, path=record.path)
 
@@ -136,7 +136,7 @@ class References:
         witnesses: list[Key] = []
 
         def witness() -> Put:
-            witnesses.append(witness_key(self._ids.next_ulid(above="")))
+            witnesses.append(witness_key(self.ids.next_ulid(above="")))
             return Put(witnesses[-1], _VALUE, ABSENT, session=self._session.session_id)
 
         async def decide(control: Control) -> tuple[Control, Sequence[WriteOp]] | _AsItIs | None:

@@ -17,13 +17,16 @@ from storage.catalog.collections import (
     read_collections,
     with_lost,
 )
+from storage.errors import Unavailable
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.metadata.keys import COLLECTIONS
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Put
 from storage.objects.port import ObjectStat
-from storage.vocabulary import ObjectId
+from storage.vocabulary import ObjectId, PartitionId
 from tests.unit.compactor.test_collector import ONE, OTHER, Stored, meanwhile, stored
+from tests.unit.compactor.test_upkeep import Cluster, cluster
+from tests.unit.storage.log.rig import TOPIC
 
 
 async def counts(it: Stored) -> list[str]:
@@ -209,3 +212,97 @@ async def test_an_object_that_a_list_leaves_out_is_asked_for_before_it_is_called
         orphan = await it.orphan(ONE, OTHER)
         report = await it.collect(objects=Forgetful())
         assert (report.deleted, orphan in await it.keys()) == (1, False)
+
+
+async def test_what_retention_frees_goes_in_the_same_cycle_before_anything_is_added() -> None:
+    """A compactor that was away for a day stores nothing twice before it deletes."""
+    async with cluster(**{"retention.ms": "1"}) as it:
+        done: list[str] = []
+        note_requests(it, done)
+        upkeep = it.upkeep(grace_ms=-60_000)
+        report = await upkeep.cycle()
+        await upkeep.close()
+        assert report.removed_offsets > 0
+        assert report.collection.deleted > 0
+
+    async with cluster() as it:
+        await it.broker.objects.put_if_absent(object_key(ObjectId("0" * 26)), [encode_header(ObjectId("0" * 26), 1, ORPHAN), bytes(10)])
+        done = []
+        note_requests(it, done)
+        upkeep = it.upkeep(grace_ms=-60_000)
+        assert (await upkeep.cycle()).segments > 0
+        await upkeep.close()
+        assert done.index("delete") < done.index("put segments")
+
+
+async def test_objects_that_cannot_be_deleted_hold_up_no_compaction() -> None:
+    async with cluster() as it:
+        await it.broker.objects.put_if_absent(object_key(ObjectId("0" * 26)), [encode_header(ObjectId("0" * 26), 1, ORPHAN), bytes(10)])
+        inner = it.broker.objects._inner
+
+        async def refused(_keys: object) -> None:
+            raise Unavailable("no permission")
+
+        it.broker.objects.delete_many = refused  # type: ignore[attr-defined]
+        upkeep = it.upkeep(grace_ms=-60_000)
+        with pytest.raises(Unavailable, match="no permission"):
+            await upkeep.cycle()
+        await upkeep.close()
+        assert [stat.key async for stat in inner.list("segments/")] != []
+
+
+async def test_older_metadata_are_neither_compacted_nor_collected_until_they_are_accepted() -> None:
+    async with cluster() as it:
+        shared = it.broker.shared
+        backup = shared.shared.copy()
+        upkeep = it.upkeep(grace_ms=-60_000)
+        await upkeep.cycle()
+        await upkeep.cycle()
+        shared.shared.put_back(backup)
+        names = [stat.key async for stat in it.broker.objects.list("")]
+        report = await upkeep.cycle()
+        assert report.went_back is not None
+        assert report.blocked.startswith("the metadata are older than the object store: objects were deleted")
+        assert it.counted("forebay_metadata_went_back") == 1
+        assert [stat.key async for stat in it.broker.objects.list("")] == names
+
+        await accept_older(shared, it.broker.objects, IdSource(clock=it.clock), it.clock)  # type: ignore[arg-type]
+        report = await upkeep.cycle()
+        await upkeep.close()
+        assert (report.went_back, report.blocked) == (None, "")
+        assert it.counted("forebay_metadata_went_back") == 0
+        assert set(names) <= {stat.key async for stat in it.broker.objects.list("")}
+
+
+async def test_headers_of_live_objects_are_read_once() -> None:
+    async with stored() as it, it.collector() as one:
+        gets: list[str] = []
+        inner = it.blobs.get_range
+
+        async def get_range(key: str, start: int, end: int) -> object:
+            gets.append(key)
+            return await inner(key, start, end)
+
+        it.blobs.get_range = get_range  # type: ignore[method-assign, assignment]
+        for _ in range(3):
+            await one.cycle(CollectionReport())
+        assert sorted(gets) == await it.keys("wal/")
+
+
+ORPHAN = [Slice(PartitionId(TOPIC, 0), header_bytes(1), 10)]
+
+
+def note_requests(it: Cluster, done: list[str]) -> None:
+    """Append what is put and deleted, in order."""
+    objects: Any = it.broker.objects
+    put, delete = objects.put_if_absent, objects.delete_many
+
+    async def put_if_absent(key: str, parts: object) -> None:
+        done.append(f"put {key.split('/')[0]}")
+        await put(key, parts)
+
+    async def delete_many(keys: object) -> None:
+        done.append("delete")
+        await delete(keys)
+
+    objects.put_if_absent, objects.delete_many = put_if_absent, delete_many
