@@ -72,7 +72,7 @@ class CommitMarks:
         self._clock = clock
         self._marked: tuple[PutControl, ...] = ()
         self._key: str | None = None
-        self._next_s = clock.monotonic_s()
+        self._next_s = clock.monotonic_s() + MARK_EVERY_S
 
     async def run(self) -> None:
         """Mark what was committed, when it is time."""
