@@ -32,7 +32,7 @@ from storage.log.refusals import refusal
 from storage.log.seen import NEVER_S
 from storage.log.tail import TailCache
 from storage.log.unknown import Fate, Found, UnknownAttempts, fate_of, one_more
-from storage.log.unknown_producers import UnknownProducers
+from storage.log.unknown_producers import UnknownProducers, proved_for
 from storage.log.writers import BrokerEpoch, DeadWriters
 from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
 
@@ -312,7 +312,7 @@ class Committer:
             now_ms=self._clock.now_ms(),
             pages=commit.pages,
             lost=producers.lost and producers.lost_since(self._clock.monotonic_s() - STRANGERS_WAIT_S),
-            begin_at=begin_at if commit.begin_at is None else {**begin_at, **commit.begin_at},
+            begin_at={**begin_at, **proved_for(commit, control)} if commit.begin_at else begin_at,
             dead_writers=dead and [epoch for epoch in dead if epoch != commit.epoch],
             version=version,
             expiration_ms=self._producer_expiration_ms,

@@ -95,7 +95,9 @@ def open_log(
         nursery=nursery,
         telemetry=telemetry,
         producer_expiration_ms=producer_expiration_ms,
-        unknown_producers=UnknownProducers(metadata=metadata, epoch=epoch, former=former, clock=clock, nursery=nursery),
+        unknown_producers=UnknownProducers(
+            metadata=metadata, epoch=epoch, former=former, clock=clock, nursery=nursery, expiration_ms=producer_expiration_ms
+        ),
     )
     appender = Appender(
         settings=flush,

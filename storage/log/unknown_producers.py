@@ -10,17 +10,19 @@ The third proof, an expired state that the batch goes on from, is in the control
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from storage.errors import StorageError
 from storage.formats.control import Control, LogState, decode_control
+from storage.limits import PRODUCER_PAGES_MAX
 from storage.log.batch import Batch
-from storage.log.decide import follows
+from storage.log.decide import FORGOTTEN_AFTER, follows
 from storage.log.lane import Commit
 from storage.log.partition import PartitionLog
+from storage.log.producer_pages import find, is_expired
 from storage.log.strangers import PermittedStart
 from storage.log.writers import BrokerEpoch
 from storage.metadata.keys import PartitionKeys
@@ -41,13 +43,16 @@ async def no_former(_topic_id: TopicId) -> Sequence[TopicId]:
 
 
 class UnknownProducers:
-    def __init__(self, *, metadata: MetadataStore, epoch: BrokerEpoch, former: Former, clock: Clock, nursery: Nursery) -> None:
-        """`former`: the deleted topics that had the name of a topic, the one deleted last ahead."""
+    def __init__(
+        self, *, metadata: MetadataStore, epoch: BrokerEpoch, former: Former, clock: Clock, nursery: Nursery, expiration_ms: int
+    ) -> None:
+        """`former`: the deleted topics that had the name of a topic, the one deleted last ahead. `expiration_ms`: as in `decide`."""
         self._metadata = metadata
         self._epoch = epoch
         self._former = former
         self._clock = clock
         self._nursery = nursery
+        self._kept_ms = FORGOTTEN_AFTER * expiration_ms
         self._looking: set[asyncio.Task[None]] = set()
 
     async def look(self, commits: Iterable[Commit], *, wait_s: float) -> None:
@@ -98,15 +103,34 @@ class UnknownProducers:
         tombstones = [decode_control(record.value, path=record.path) for record in records if record is not None]
         if any(control.log_state is not LogState.DELETED for control in tombstones):
             return []  # read from a deposed leader: more may have been appended since
-        return [batch for batch in batches if _follows_last(tombstones, batch)]
+        forgotten_before_ms = self._clock.now_ms() - self._kept_ms
+        return [batch for batch in batches if _follows_last(tombstones, batch, forgotten_before_ms=forgotten_before_ms)]
 
 
-def _follows_last(tombstones: Sequence[Control], batch: Batch) -> bool:
-    """Whether `batch` is the next one behind the last that any of `tombstones`, the newest ahead, has of its producer."""
+def proved_for(commit: Commit, control: Control) -> Mapping[int, PermittedStart]:
+    """The proofs of `commit` that hold at `control`: of producers that the partition never knew, so that nothing is appended twice.
+
+    It knows one whose state has expired. It may have known any if it ever had all its pages: then it forgets early.
+    """
+    if commit.begin_at is None or len(control.pages) >= PRODUCER_PAGES_MAX:
+        return {}
+    claimed = {batch.producer_id for batch in commit.batches}
+    return {
+        producer_id: start
+        for producer_id, start in commit.begin_at.items()
+        if producer_id in claimed and find(control, commit.pages, producer_id) is None
+    }
+
+
+def _follows_last(tombstones: Sequence[Control], batch: Batch, *, forgotten_before_ms: int) -> bool:
+    """Whether `batch` is the next one behind the last that any of `tombstones`, the newest ahead, has of its producer.
+
+    Not behind an older one than the topic of today would remember: it may have had `batch`, and forgotten it.
+    """
     for control in tombstones:
         known = control.producers.get(batch.producer_id)
         if known is not None:
-            return follows(known, batch)
+            return follows(known, batch) and not is_expired(known, before_ms=forgotten_before_ms)
         if control.pages:
             return False  # its pages, which may have known the producer, go with the topic
     return False

@@ -6,16 +6,19 @@ from typing import Final
 
 import pytest
 
+from runtime.clock import SystemClock
 from storage.errors import PredecessorMissing
 from storage.formats.control import Control, LogState, PageRef, ProducerBatch, ProducerState, encode
+from storage.limits import PRODUCER_PAGES_MAX
 from storage.log.batch import Appended
 from storage.log.commit import STRANGERS_WAIT_S
+from storage.log.decide import FORGOTTEN_AFTER, PRODUCER_EXPIRATION_MS
 from storage.log.unknown_producers import AT_ONCE_MAX, Former
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
 from storage.vocabulary import PartitionId, TopicId
 from tests.kit.batches import batch_bytes
-from tests.unit.storage.log.rig import TOPIC, Rig, rig
+from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig
 
 PID: Final = 9
 OWN: Final = 7
@@ -30,8 +33,12 @@ def is_refused(results: Sequence[object]) -> bool:
     return [type(result) for result in results] == [PredecessorMissing]
 
 
-def until(last_seq: int, *, epoch: int = 0) -> dict[int, ProducerState]:
-    return {PID: ProducerState(epoch, (ProducerBatch(last_seq, last_seq, 40, 1),))}
+NOW_MS: Final = SystemClock().now_ms()
+FORGOTTEN_MS: Final = NOW_MS - FORGOTTEN_AFTER * PRODUCER_EXPIRATION_MS
+
+
+def until(last_seq: int, *, at_ms: int = NOW_MS) -> dict[int, ProducerState]:
+    return {PID: ProducerState(0, (ProducerBatch(last_seq, last_seq, 40, at_ms),))}
 
 
 async def bury(broker: Rig, topic_id: TopicId, control: Control) -> None:
@@ -116,6 +123,7 @@ async def test_a_batch_that_goes_on_from_the_deleted_topic_of_the_name_begins_at
         pytest.param(batch(6), dead({}), None, id="a producer that the deleted topic did not know"),
         pytest.param(batch(6), dead(until(9)), dead(until(5)), id="a copy of what was appended to the newer one"),
         pytest.param(batch(6), dead({}, pages=(PageRef("1-7-1-1-0", 0, 50, 1),)), dead(until(5)), id="the newer one may have known it"),
+        pytest.param(batch(6), dead(until(5, at_ms=FORGOTTEN_MS)), None, id="the topic of today may have had 6, and forgotten it"),
         pytest.param(batch(6), Control(producers=until(5)), None, id="a deposed leader's answer: it is not deleted yet"),
     ],
 )
@@ -126,6 +134,27 @@ async def test_a_batch_that_does_not_waits(sent: bytearray, old: Control, older:
             await bury(broker, OLDER, older)
 
         assert is_refused(await broker.send(bytearray(sent)))
+
+
+FULL: Final = tuple([PageRef(f"1-7-1-1-{number}", 100 + number, 100 + number, 1) for number in range(PRODUCER_PAGES_MAX)])
+
+
+@pytest.mark.parametrize(
+    "today",
+    [
+        pytest.param(Control(producers=until(24, at_ms=1)), id="expired, and forgotten only by the clock"),
+        pytest.param(Control(pages=FULL), id="a partition that may have forgotten anybody to make room"),
+    ],
+)
+async def test_a_copy_of_what_the_topic_of_today_had_is_not_appended_again_behind_the_deleted_one(today: Control) -> None:
+    async with rig(former=told(OLD)) as broker:
+        await bury(broker, OLD, dead(until(5)))
+        key = keys.PartitionKeys(PARTITION).control
+        (record,) = await broker.shared.get_many([key])
+        assert record is not None
+        await broker.shared.write([Put(key, encode(today), record.version)])
+
+        assert is_refused(await broker.send(batch(6)))
 
 
 async def test_a_batch_that_goes_on_from_the_deleted_topic_waits_behind_one_that_was_refused() -> None:
