@@ -61,12 +61,7 @@ class RegisteredLife:
         """Register. What is returned names the epoch of the day. Raises `AlreadyExists` if the id is taken, else a `StorageError`."""
         registration = await self._register(self._fixed_id)
         directory = self._directory
-        self._epoch = BrokerEpoch(
-            registration.epoch,
-            registered_epoch=lambda: directory.registered_epoch,
-            live=directory.epochs_now,
-            alone_s=lambda: directory.alone_s,
-        )
+        self._epoch = BrokerEpoch(registration.epoch, registered_epoch=lambda: directory.registered_epoch, live=directory.epochs_now)
         self._on_change(None)
         return self._epoch
 

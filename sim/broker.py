@@ -242,7 +242,6 @@ class SimBroker:
                 self._ground.history.trace(self.name, "not registered", repr(error))
                 directory.close()
             await asyncio.sleep(START_PAUSE_S)
-        nursery.spawn(directory.watch(), name="brokers-watch")
         ids = IdSource(clock=clock, entropy=chance.randbytes)
         topics = Topics(self._watched, clock=clock, ids=ids, entropy=chance.randbytes)
         log = open_log(

@@ -30,8 +30,6 @@ LIVE_STALE_S: Final = 60.0
 SESSION_TIMEOUT_MS: Final = 10_000
 BROKER_ID_MAX: Final = 2**31 - 1
 LEVEL_AGE_S: Final = 10.0
-LOOKS_PER_SESSION: Final = 2
-"""How often `watch` looks in the time for which the record of a broker that was killed stays: no look misses it."""
 _POLL_S: Final = 0.25
 _TAKEN_MARGIN_MS: Final = 2_000
 
@@ -109,7 +107,6 @@ class BrokerDirectory:
         self._stands = False
         self._live: list[BrokerRecord] = []
         self._scanned_at_s = float("-inf")
-        self._looked_s = self._company_s = float("-inf")
         self._live_until_s = 0.0
         self._changes = 0
         self._hinted = asyncio.Event()
@@ -235,22 +232,10 @@ class BrokerDirectory:
                 if record is not None:
                     self._level = max(self._level, decode_cluster(record, level_max=self._level_max).level)
 
-    @property
-    def alone_s(self) -> float:
-        """For how long, as far as looks tell, no other broker was registered, and this one was under one epoch. 0.0 if `watch` does not
-        run, or cannot look: a broker that came and was killed would be missed. Rests on no hint.
-        """
-        now_s = self._clock.monotonic_s()
-        return now_s - self._company_s if self.is_registered and now_s - self._looked_s <= self._session_timeout_ms / 1_000 else 0.0
-
     async def watch(self) -> None:
-        """Read who is registered whenever that may have changed, so that the log tells of it, and at intervals, until cancelled."""
-        every_s = self._session_timeout_ms / 1_000 / LOOKS_PER_SESSION
-        assert every_s >= CACHE_AGE_S, "what is cached is no look"
+        """Read who is registered whenever that may have changed, so that the log tells of it, until cancelled."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(every_s - CACHE_AGE_S):
-                    await self._hinted.wait()
+            await self._hinted.wait()
             self._hinted.clear()
             with contextlib.suppress(StorageError):
                 await self.live()
@@ -306,8 +291,7 @@ class BrokerDirectory:
     def _registered(self, record: BrokerRecord, epoch: int) -> Registration:
         self._own, self._own_id, self._own_epoch, self._stands = record, record.broker_id, epoch, True
         self._live_until_s = 0.0
-        self._looked_s = self._company_s = self._clock.monotonic_s()
-        self._companions.returned(now_s=self._company_s)
+        self._companions.returned(now_s=self._clock.monotonic_s())
         return Registration(record.broker_id, epoch)
 
     async def _learn_level(self, registration: Registration) -> None:
@@ -333,26 +317,14 @@ class BrokerDirectory:
 
     async def _scan(self, _: list[None]) -> dict[None, list[BrokerRecord]]:
         changes = self._changes
-        began_s = self._clock.monotonic_s()
         start, end = keys.brokers()
         live = [decode_broker(stored) async for stored in self._metadata.range_scan(start, end)]
         self._live, self._scanned_at_s = live, self._clock.monotonic_s()
-        self._note_company(live, began_s)
         self._membership.note(live, own_id=self._own_id)
         self._companions.note(live, is_registered=self.is_registered, now_s=self._scanned_at_s)
         if changes == self._changes:
             self._live_until_s = self._scanned_at_s + CACHE_AGE_S
         return {None: live}
-
-    def _note_company(self, live: Sequence[BrokerRecord], began_s: float) -> None:
-        """Note whether another broker may have something unfinished: one that was killed stays in the list for a session's timeout, so
-        looks at shorter intervals see it. One that leaves properly has finished.
-        """
-        is_missed = began_s - self._looked_s > self._session_timeout_ms / 1_000
-        own_session_id = -1 if self._own is None else self._own.session_id
-        if is_missed or not self.is_registered or any(record.session_id != own_session_id for record in live):
-            self._company_s = self._scanned_at_s
-        self._looked_s = began_s
 
     async def _read_epochs(self, _: list[None]) -> dict[None, frozenset[int]]:
         session = self.session

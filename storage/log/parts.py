@@ -96,7 +96,7 @@ def open_log(
         telemetry=telemetry,
         producer_expiration_ms=producer_expiration_ms,
         unknown_producers=UnknownProducers(
-            metadata=metadata, epoch=epoch, former=former, clock=clock, nursery=nursery, expiration_ms=producer_expiration_ms
+            metadata=metadata, former=former, clock=clock, nursery=nursery, expiration_ms=producer_expiration_ms
         ),
     )
     appender = Appender(

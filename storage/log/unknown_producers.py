@@ -1,12 +1,7 @@
-"""Proofs that nothing of an unknown producer is on its way, so that it begins at once (ADR 29).
+"""The proof that an unknown producer goes on from a deleted topic of the name, so that it begins at once (ADR 29).
 
-Either of two is enough:
-
-- A former topic of the name was deleted, and the batch is the next one behind the last that was appended there, as all before it were.
-- This broker has been alone for as long as a batch may be on its way, and what it has of the producer itself comes later. With one broker
-  for all batches, the first one that arrives is the first one that was sent, as in Kafka.
-
-The third proof, an expired state that the batch goes on from, is in the control record: `decide` finds it.
+The batch is the next one behind the last that was appended there, as all before it were. The other proof, an expired state that the batch
+goes on from, is in the control record: `decide` finds it.
 """
 
 import asyncio
@@ -24,7 +19,6 @@ from storage.log.lane import Commit
 from storage.log.partition import PartitionLog
 from storage.log.producer_pages import find, is_expired
 from storage.log.strangers import PermittedStart
-from storage.log.writers import BrokerEpoch
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore
 from storage.vocabulary import TopicId
@@ -43,12 +37,9 @@ async def no_former(_topic_id: TopicId) -> Sequence[TopicId]:
 
 
 class UnknownProducers:
-    def __init__(
-        self, *, metadata: MetadataStore, epoch: BrokerEpoch, former: Former, clock: Clock, nursery: Nursery, expiration_ms: int
-    ) -> None:
+    def __init__(self, *, metadata: MetadataStore, former: Former, clock: Clock, nursery: Nursery, expiration_ms: int) -> None:
         """`former`: the deleted topics that had the name of a topic, the one deleted last ahead. `expiration_ms`: as in `decide`."""
         self._metadata = metadata
-        self._epoch = epoch
         self._former = former
         self._clock = clock
         self._nursery = nursery
@@ -73,7 +64,7 @@ class UnknownProducers:
     async def _prove(self, commit: Commit, batches: Sequence[Batch], wait_s: float) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                proved = batches if await self._is_alone(wait_s) else await self._those_that_follow(commit.log, batches)
+                proved = await self._those_that_follow(commit.log, batches)
         except (StorageError, TimeoutError):
             return  # nothing is proved: they wait
         now_s = self._clock.monotonic_s()
@@ -82,16 +73,6 @@ class UnknownProducers:
             for batch in proved
             if not _has_earlier(commit.log, batch, since_s=now_s - 2 * wait_s)
         }
-
-    async def _is_alone(self, wait_s: float) -> bool:
-        """Whether no other broker is registered, proved now, nor has been for `wait_s`, as far as this one has looked all the time."""
-        own = self._epoch.registered_epoch()
-        if own is None or self._epoch.alone_s() < wait_s:
-            return False
-        try:
-            return await self._epoch.live() == {own}
-        except StorageError:
-            return False
 
     async def _those_that_follow(self, log: PartitionLog, batches: Sequence[Batch]) -> Sequence[Batch]:
         """The batches that go on from what was appended to the last deleted topic of the name that knew their producer."""

@@ -31,21 +31,11 @@ class BrokerEpoch:
     among them, is gone for ever. It raises `Unavailable` when that cannot be shown.
     """
 
-    def __init__(
-        self,
-        epoch: int,
-        *,
-        registered_epoch: Callable[[], int | None],
-        live: Callable[[], Awaitable[frozenset[int]]],
-        alone_s: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        """`registered_epoch`: the epoch whose registration certainly exists; None if none does. `alone_s`: for how long this broker
-        has seen no other one registered, looking all the time.
-        """
+    def __init__(self, epoch: int, *, registered_epoch: Callable[[], int | None], live: Callable[[], Awaitable[frozenset[int]]]) -> None:
+        """`registered_epoch`: the epoch whose registration certainly exists; None if none does."""
         self.current = epoch
         self.registered_epoch = registered_epoch
         self.live = live
-        self.alone_s = alone_s
         self._commit_seq = 0
 
     def is_registered(self, epoch: int) -> bool:

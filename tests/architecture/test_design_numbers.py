@@ -9,7 +9,7 @@ from broker.coordination.rendezvous import COORDINATOR_SLOTS
 from broker.fetching.gathering import GRACE_S, PATIENCE_S, READS_AT_ONCE
 from broker.fetching.waiters import POLL_S, TRUSTED_POLL_S
 from compactor.tidy_plan import DEAD_WRITERS_MAX, TidyPolicy
-from storage.catalog.brokers import LOOKS_PER_SESSION, SESSION_TIMEOUT_MS
+from storage.catalog.brokers import SESSION_TIMEOUT_MS
 from storage.catalog.producer_ids import BLOCK_IDS
 from storage.catalog.topics import CACHE_AGE_S, FORMER_MAX
 from storage.limits import (
@@ -51,11 +51,9 @@ TOLD: Final = [
     ("commit", f"({PRODUCER_PAGES_MAX} pages,"),
     ("commit", f"over {PRODUCER_KEPT_MS_MIN // 60_000} minutes ago"),
     ("commit", f"refusing for {STRANGERS_WAIT_S:g} s"),
-    ("commit", f"registered for {STRANGERS_WAIT_S:g} s"),
     ("commit", f"in the last {2 * STRANGERS_WAIT_S:g} s: that one comes again"),
     ("commit", f"up to {FORMER_MAX} former topics"),
     ("commit", f"for {UNKNOWN_PATIENCE_S:g} s at most; where they take longer"),
-    ("commit", f"read every {SESSION_TIMEOUT_MS // 1_000 // LOOKS_PER_SESSION} s"),
     ("reading", f"longer than {GRACE_S:g} s is *late*"),
     ("reading", f"waits up to {PATIENCE_S:g} s longer"),
     ("reading", f"Up to {WORDS[READS_AT_ONCE]} are read at once"),

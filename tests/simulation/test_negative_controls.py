@@ -91,7 +91,6 @@ def test_the_checker_finds_a_broker_that(wrong: Wrong, expected: str) -> None:
         wrong_log.takes_the_page_it_knows_for_the_one_that_is_named,
         wrong_log.commits_objects_that_were_revoked,
         wrong_log.lets_strangers_begin_with_any_sequence,
-        wrong_log.believes_to_be_alone,
         wrong_log.puts_its_own_entry_beside_its_cas,
         wrong_log.numbers_every_commit_alike,
         wrong_log.keeps_the_bytes_of_what_it_has_answered,

@@ -13,7 +13,7 @@ from sim.themes import EXPIRATION_MS
 from storage.errors import StorageError
 from storage.formats.control import Control, IndexChunk, PageRef, encode
 from storage.limits import SEQUENCE_MAX
-from storage.log import batch, commit, decide, lane, page_store, producer_pages, unknown_producers, writers
+from storage.log import batch, commit, decide, lane, page_store, producer_pages, writers
 from storage.log.strangers import PermittedStart
 from storage.metadata.port import ABSENT, Applied, Put
 
@@ -126,17 +126,6 @@ def lets_strangers_begin_with_any_sequence() -> Iterator[None]:
         return original(known, claim, lost, PermittedStart(claim.producer_epoch, SEQUENCE_MAX))
 
     with _around(decide, "_judge", judge):
-        yield
-
-
-@contextlib.contextmanager
-def believes_to_be_alone() -> Iterator[None]:
-    """ADR 29: another broker has, or had a moment ago, what comes before."""
-
-    async def is_alone(*_: object) -> bool:
-        return True
-
-    with _around(unknown_producers.UnknownProducers, "_is_alone", is_alone):
         yield
 
 

@@ -197,7 +197,6 @@ async def rig(
     inline: InlineSettings = NO_INLINE,
     level: int = LEVEL_MAX,
     clock: Clock | None = None,
-    alone_s: Callable[[], float] = lambda: 0.0,
     former: Former = no_former,
 ) -> AsyncIterator[Rig]:
     """`registered` is the epoch of a real registration, instead of `epoch` and `live`."""
@@ -209,7 +208,7 @@ async def rig(
     async def live_epochs() -> frozenset[int]:
         return live
 
-    broker_epoch = registered or BrokerEpoch(epoch, registered_epoch=lambda: epoch, live=live_epochs, alone_s=alone_s)
+    broker_epoch = registered or BrokerEpoch(epoch, registered_epoch=lambda: epoch, live=live_epochs)
     async with Nursery() as nursery:
         parts = open_log(
             metadata=metadata,  # type: ignore[arg-type]

@@ -7,11 +7,10 @@ from typing import Final
 import pytest
 
 from runtime.clock import SystemClock
-from storage.errors import PredecessorMissing
+from storage.errors import NotFound, PredecessorMissing
 from storage.formats.control import Control, LogState, PageRef, ProducerBatch, ProducerState, encode
 from storage.limits import PRODUCER_PAGES_MAX
 from storage.log.batch import Appended
-from storage.log.commit import STRANGERS_WAIT_S
 from storage.log.decide import FORGOTTEN_AFTER, PRODUCER_EXPIRATION_MS
 from storage.log.unknown_producers import AT_ONCE_MAX, Former
 from storage.metadata import keys
@@ -21,7 +20,6 @@ from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig
 
 PID: Final = 9
-OWN: Final = 7
 OLDER, OLD = TopicId("00000000-0000-4000-8000-00000000000a"), TopicId("00000000-0000-4000-8000-00000000000b")
 
 
@@ -56,47 +54,6 @@ def told(*topic_ids: TopicId) -> Former:
 
 def dead(producers: dict[int, ProducerState], *, pages: tuple[PageRef, ...] = ()) -> Control:
     return Control(log_state=LogState.DELETED, producers=producers, pages=pages)
-
-
-async def test_a_broker_that_has_been_alone_takes_any_first_sequence_as_kafka_does() -> None:
-    async with rig(epoch=OWN, live=frozenset({OWN}), alone_s=lambda: STRANGERS_WAIT_S) as broker:
-        assert await broker.send(batch(6)) == [Appended(0, 0)]
-        assert await broker.send(batch(7)) == [Appended(1, 0)]
-
-
-@pytest.mark.parametrize(
-    ("alone_s", "live"),
-    [
-        pytest.param(STRANGERS_WAIT_S - 0.1, {OWN}, id="another was there: its batches may be on their way"),
-        pytest.param(STRANGERS_WAIT_S, {OWN, 8}, id="another is there, unseen so far"),
-        pytest.param(STRANGERS_WAIT_S, set(), id="its own registration is gone"),
-    ],
-)
-async def test_a_broker_that_is_not_known_to_have_been_alone_lets_it_wait(alone_s: float, live: set[int]) -> None:
-    async with rig(epoch=OWN, live=frozenset(live), alone_s=lambda: alone_s) as broker:
-        assert is_refused(await broker.send(batch(6)))
-        assert (await broker.control()).sequence_counter == 0
-
-
-async def test_alone_or_not_it_begins_with_the_first_of_what_is_in_the_broker() -> None:
-    """Two connections brought them: the later batch came first."""
-    async with rig(epoch=OWN, live=frozenset({OWN}), alone_s=lambda: STRANGERS_WAIT_S) as broker:
-        later, earlier = broker.send(batch(6), source=object()), broker.send(batch(5), source=object())
-
-        assert is_refused(await later)
-        assert await earlier == [Appended(0, 0)]
-        assert await broker.send(batch(6)) == [Appended(1, 0)]
-
-
-async def test_it_begins_with_what_was_refused_before_and_is_sent_again() -> None:
-    alone_s = 0.0
-    async with rig(epoch=OWN, live=frozenset({OWN}), alone_s=lambda: alone_s) as broker:
-        assert is_refused(await broker.send(batch(5)))
-        alone_s = STRANGERS_WAIT_S
-
-        assert is_refused(await broker.send(batch(6))), "5 comes again"
-        assert await broker.send(batch(5)) == [Appended(0, 0)]
-        assert await broker.send(batch(6)) == [Appended(1, 0)]
 
 
 async def test_others_of_its_commit_are_appended_whatever_becomes_of_it() -> None:
@@ -166,6 +123,18 @@ async def test_a_batch_that_goes_on_from_the_deleted_topic_waits_behind_one_that
         assert is_refused(await broker.send(batch(6)))
 
 
+async def test_a_batch_whose_predecessor_found_the_deleted_topic_waits_for_it() -> None:
+    """One broker and one connection, both in flight: the topic was created again between them."""
+    async with rig(former=told(OLD)) as broker:
+        await bury(broker, OLD, dead(until(4)))
+
+        (error,) = await broker.send(batch(5), partition=PartitionId(OLD, 0))
+        assert isinstance(error, NotFound)
+        assert is_refused(await broker.send(batch(6)))
+        assert await broker.send(batch(5)) == [Appended(0, 0)]
+        assert await broker.send(batch(6)) == [Appended(1, 0)]
+
+
 async def test_proofs_that_do_not_come_hold_nobody_up_for_long() -> None:
     never = asyncio.Event()
 
@@ -196,16 +165,3 @@ async def test_of_many_commits_with_unknown_producers_few_are_looked_for() -> No
         assert all([is_refused(await one) for one in sent])
         assert asked == AT_ONCE_MAX
         end.set()
-
-
-async def test_brokers_that_are_wrong_about_being_alone_append_nothing_twice_and_nothing_out_of_order() -> None:
-    """The worst interleaving of a shortcut: both believe to be alone, and each has another of the batches in flight."""
-    async with (
-        rig(epoch=OWN, live=frozenset({OWN}), alone_s=lambda: STRANGERS_WAIT_S) as one,
-        rig(shared=one.shared, epoch=8, live=frozenset({8}), alone_s=lambda: STRANGERS_WAIT_S) as other,
-    ):
-        (later,), (earlier,) = await asyncio.gather(one.send(batch(6)), other.send(batch(5)))
-        appended = [result.base_offset for result in (earlier, later) if isinstance(result, Appended)]
-
-        assert appended in ([0], [0, 1]), "wrong as their belief is, the record takes none that does not follow"
-        assert (await one.control()).sequence_counter == len(appended)
