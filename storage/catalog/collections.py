@@ -11,6 +11,7 @@ look is for metadata that are put back under a process that goes on: its CAS may
 tell the same of commits (storage/catalog/commit_marks.py). Objects that nothing names tell nothing: every kill leaves some.
 """
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ import structlog
 
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
-from runtime.ulid import RANDOM_BITS, encode_ulid
+from runtime.ulid import encode_ulid, ulid_ms
 from storage.catalog.commit_marks import MARKS_PREFIX, CommitMark, read_mark
 from storage.catalog.records import ATTEMPTS_MAX, decode, decode_checked, encode, encode_checked, given_up, pause, write_one
 from storage.catalog.topic_records import decode_topic_id
@@ -47,8 +48,6 @@ KEPT_RANGES_MAX: Final = 100
 MISSING_MAX: Final = 100
 LOST_MAX: Final = 1_000
 SIZE_BYTES_MAX: Final = 4_096
-GRACE_MS: Final = 900_000
-"""An object may be named this long after its id was made: older ones, of which the metadata know nothing, were garbage already."""
 
 
 class KeptRange(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -333,7 +332,10 @@ async def change_collections(
 
 
 async def accept_older(metadata: MetadataStore, objects: ObjectStore, ids: IdSource, clock: Clock) -> KeptRange:
-    """Go on with metadata that went back: objects that they may have named, and do not name, stay from now on.
+    """Go on with metadata that went back: objects that are there, and that they do not name, stay from now on.
+
+    All of them, whatever their age: clocks of brokers and collectors differ, so no id tells what is newer than the metadata. This costs a
+    list of the whole object store.
 
     The count becomes that of the object store, and marks of commits that nobody knows any more are removed. Killed on the way, the next
     start is refused as before, and accepting again does the rest. No process of before may go on: what it has begun to delete is not kept.
@@ -343,22 +345,23 @@ async def accept_older(metadata: MetadataStore, objects: ObjectStore, ids: IdSou
         decode_checked(_count_decoder, await _get(objects, count_key(greatest)), known=FMT, path=count_key(greatest)) if greatest else None
     )
     marks = [stat.key async for stat in objects.list(MARKS_PREFIX)]
-    last = ObjectId(ids.next_ulid())
-    kept: KeptRange | None = None
+    last = ids.next_ulid()
+    async for stat in objects.list(""):
+        name = stat.key.rpartition("/")[2]
+        with contextlib.suppress(ValueError):
+            ulid_ms(name)
+            last = max(last, name)
+    kept = KeptRange(ObjectId(encode_ulid(0)), ObjectId(last), clock.now_ms())
 
     def change(known: CollectionsRecord) -> CollectionsRecord:
-        nonlocal kept
-        first = encode_ulid(max(0, known.at_ms - GRACE_MS) << RANDOM_BITS)
-        kept = KeptRange(ObjectId(first), last, clock.now_ms())
         ranges = (*known.kept, kept)
         if len(ranges) > KEPT_RANGES_MAX:
-            ranges = (KeptRange(ranges[0].first, ranges[1].last, ranges[1].accepted_ms), *ranges[2:])
+            ranges = (KeptRange(ranges[0].first, max(ranges[0].last, ranges[1].last), ranges[1].accepted_ms), *ranges[2:])
         if count is not None and count.number >= known.number:
             known = msgspec.structs.replace(known, number=count.number, by=count.by)
         return msgspec.structs.replace(known, at_ms=clock.now_ms(), kept=ranges)
 
     await change_collections(metadata, change, action="accept older metadata")
-    assert kept is not None
     await objects.delete_many(marks)
     return kept
 

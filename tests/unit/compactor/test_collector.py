@@ -10,7 +10,7 @@ import pytest
 from compactor import collector as collecting
 from compactor.collector import CollectionReport, Collector, CollectorPolicy
 from compactor.references import References
-from runtime.clock import SystemClock
+from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
 from storage.catalog.collections import Deletions
@@ -73,9 +73,9 @@ class Stored(NamedTuple):
         finally:
             await session.close()
 
-    async def orphan(self, *partitions: PartitionId) -> str:
+    async def orphan(self, *partitions: PartitionId, clock: Clock | None = None) -> str:
         """An object that was put and never committed."""
-        object_id = ObjectId(IdSource(clock=SystemClock()).next_ulid(above=""))
+        object_id = ObjectId(IdSource(clock=clock or SystemClock()).next_ulid(above=""))
         first = header_bytes(len(partitions))
         slices = [Slice(partition, first + number * 10, 10) for number, partition in enumerate(partitions)]
         await self.blobs.put_if_absent(object_key(object_id), [encode_header(object_id, 1, slices), bytes(10 * len(slices))])

@@ -138,6 +138,23 @@ async def test_what_older_metadata_do_not_name_stays_once_they_were_accepted_and
         assert lost <= set(await it.keys())
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_acceptance_keeps_what_a_broker_made_whose_clock_is_an_hour_off(hours: int) -> None:
+    class Off(SystemClock):
+        def now_ms(self) -> int:
+            return super().now_ms() + hours * 3_500_000
+
+    async with stored() as it:
+        await it.orphan(ONE)
+        assert (await it.collect()).deleted == 1, "the metadata know when that was"
+        there = await it.orphan(ONE, clock=Off())
+        await accept_older(it.shared, it.blobs, IdSource(clock=SystemClock()), SystemClock())
+        report = await it.collect()
+
+        assert (report.deleted, report.kept) == (0, 1)
+        assert there in await it.keys()
+
+
 @pytest.mark.parametrize("kind", ["wal/", "segments/"])
 async def test_while_an_object_that_is_named_is_missing_nothing_is_deleted(kind: str) -> None:
     async with stored() as it:
