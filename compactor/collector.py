@@ -185,6 +185,24 @@ class Collector:
             await self._free(kind, batch, report, dry_run=dry_run)
         return ended
 
+    async def note_missing_of(self, partition: PartitionId) -> None:
+        """Look for what live entries of `partition` name and the store does not have: somebody has missed an object of it.
+
+        The lists of a cycle show no partition of which every object is missing. Raises a `StorageError` if nobody can say.
+        """
+        known = await self._deletions.read()
+        named = {object_key(one) for one in await self._references.live_wal(partition) or ()}
+        named |= {segment_key(partition, one) for one in await self._references.live_segments(partition) or ()}
+        missing: list[MissingObject] = []
+        for key in sorted(named.difference(known.lost)):
+            if len(known.missing) + len(missing) >= MISSING_MAX:
+                break
+            one = MissingObject(key, partition.topic_id, partition.partition)
+            if one not in known.missing and await self._is_missing(one):
+                missing.append(one)
+        if missing:
+            await self._deletions.change(partial(with_missing, found=missing), action="note missing objects")
+
     async def _check_missing(self) -> None:
         """Raise `ObjectsMissing` while an object is missing that was found to be."""
         found = (await self._deletions.read()).missing

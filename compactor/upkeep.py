@@ -179,6 +179,7 @@ class Upkeep:
                     failed = error  # a permission that is missing, perhaps: compaction needs none of it
             if not report.blocked:
                 await self._compact(life, due, report)
+                await self._note_missing(life.collector, report)
             if failed is not None:
                 raise failed
         report.went_back = self._went_back
@@ -203,6 +204,14 @@ class Upkeep:
         while not await self._uploads.run(uploads, dry_run=dry_run) and uploads.failed is None:
             pass
         return report
+
+    async def _note_missing(self, collector: Collector, report: CycleReport) -> None:
+        """Let nothing be deleted, by any compactor, while objects are missing that a compaction or a merge was to read."""
+        for partition in [one for one, error in report.failed.items() if isinstance(error, NotFound)]:
+            try:
+                await collector.note_missing_of(partition)
+            except StorageError as error:
+                report.failed[partition] = error
 
     async def _collect(self, life: _Life, report: CycleReport) -> None:
         if self._clock.monotonic_s() < self._collect_at_s:

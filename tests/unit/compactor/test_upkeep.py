@@ -740,3 +740,27 @@ async def test_a_claim_whose_release_was_lost_keeps_the_compactor_from_nothing(m
         assert left == [None] * PARTITIONS
         assert sum(one.segments for one in after) == PARTITIONS
         assert await it.cursors() == [(await it.control(partition)).sequence_counter for partition in it.partitions]
+
+
+async def test_where_every_object_of_a_partition_is_missing_nothing_is_deleted_until_they_are_back() -> None:
+    """No list shows such a partition: whoever was to compact it does."""
+    async with cluster() as it:
+        stored: Any = it.broker.objects._inner._objects
+        lost = {key: stored.pop(key) for key in [one for one in stored if one.startswith("wal/")]}
+        await it.append(it.partitions[:1], count=2)
+        garbage = object_key(ObjectId(IdSource(clock=it.clock).next_ulid(above="")))
+        stored[garbage] = next(iter(lost.values()))
+        upkeep = it.upkeep(grace_ms=-60_000)
+        missed = await upkeep.cycle()
+        found = it.counted("forebay_gc_missing_objects")
+        still = await upkeep.cycle()
+        stored.update(lost)
+        it.clock.later_ms = DAMAGED_AGAIN_MS + 1
+        await upkeep.cycle()
+        await upkeep.close()
+
+        assert {one.key for one in missed.collection.missing or ()} == lost.keys()
+        assert still.collection.missing
+        assert found > 0
+        assert it.counted("forebay_gc_missing_objects") == 0
+        assert missed.collection.deleted == still.collection.deleted == 0
