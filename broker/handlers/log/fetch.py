@@ -89,12 +89,13 @@ class Fetch:
     ) -> FetchResponse:
         """Answer `request`. `client`, if given, may be sent to a nearer broker. The caller gives back `room`, which the answer holds.
 
-        Raises `Unavailable` when too much is being fetched already, or the stores are of no use any more.
+        Raises `Unavailable` when too much is being fetched already.
         """
         if request.session_epoch not in FULL_FETCH_EPOCHS:
             return FetchResponse((), error_code=ErrorCode.fetch_session_id_not_found)
         if self._partitions.refused is not None:
-            raise Unavailable(self._partitions.refused)
+            asked = await _once_each(request.partitions)
+            return FetchResponse([FetchedPartition(one.topic, one.partition, ErrorCode.kafka_storage_error) for one in asked])
         if self._partitions_under_way + len(request.partitions) > 2 * PARTITIONS_WAITING_MAX:
             raise Unavailable(
                 f"too many partitions are being fetched: under_way={self._partitions_under_way} wanted={len(request.partitions)}"
