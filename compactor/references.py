@@ -11,7 +11,6 @@ then; an entry that moves from the record to a key afterwards was seen in the re
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -33,9 +32,8 @@ CHUNKS_PER_TURN: Final = 64
 _VALUE: Final = b"{}"
 
 
-@dataclass(frozen=True, slots=True)
 class _AsItIs:
-    control: Control
+    """A partition whose floor is high enough already."""
 
 
 def live_from(control: Control) -> int:
@@ -143,7 +141,7 @@ class References:
             if control.log_state is LogState.DELETED:
                 return None
             if control.revoked_floor >= floor:
-                return _AsItIs(control)
+                return _AsItIs()
             return msgspec.structs.replace(control, revoked_floor=floor), [witness()]
 
         (there,) = await self._records.get(keys.control)
@@ -156,11 +154,16 @@ class References:
             if control is None:
                 return None
             if isinstance(control, _AsItIs):
-                # The floor may be another's: what follows has to be newer than the record that was read.
-                control = control.control
+                # The floor may be another's, and the record a deposed leader's: what follows has to be newer than the question.
                 outcome = await self._records.write([witness()])
                 if not isinstance(outcome, Applied):
                     raise Unavailable(f"no certain look: key={witnesses[-1].path!r} cause={outcome.reason!r}")
+                seen, record = await self._records.get(witnesses[-1], keys.control)
+                if seen is None or record is None:
+                    raise Unavailable(f"a record is older than the question: witness={witnesses[-1].path!r}")
+                control = decode_control(record.value, path=record.path)
+                if control.log_state is LogState.DELETED:
+                    return None
             return of_control(control) | await self._certain(keys, witnesses[-1], prefix, control, of_record)
         finally:
             if witnesses:

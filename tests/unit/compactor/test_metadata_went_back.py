@@ -1,6 +1,6 @@
 """Metadata that were put back to an older copy: nothing that they may have named is deleted, whoever collects."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -19,9 +19,9 @@ from storage.catalog.collections import (
 )
 from storage.errors import Unavailable
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
-from storage.metadata.keys import COLLECTIONS
+from storage.metadata.keys import COLLECTIONS, PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Put
+from storage.metadata.port import Key, Put, Record
 from storage.objects.port import ObjectStat
 from storage.vocabulary import ObjectId, PartitionId
 from tests.unit.compactor.test_collector import ONE, OTHER, Stored, meanwhile, stored
@@ -323,3 +323,27 @@ def note_requests(it: Cluster, done: list[str]) -> None:
         await delete(keys)
 
     objects.put_if_absent, objects.delete_many = put_if_absent, delete_many
+
+
+async def test_what_a_deposed_leader_says_is_named_is_not_called_missing() -> None:
+    async with stored() as it:
+        old = await it.shared.get_many([PartitionKeys(ONE).control, PartitionKeys(OTHER).control])
+        await it.compact()
+        assert (await it.collect()).deleted == 5
+        await it.append()
+
+        class Deposed:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(it.shared, name)
+
+            async def get_many(self, wanted: Sequence[Key]) -> list[Record | None]:
+                """Answer from the past, unless the question names what was put since."""
+                found = await it.shared.get_many(wanted)
+                if any("!" in key.path for key in wanted):
+                    return found
+                past = {one.path: one for one in old if one is not None}
+                return [past.get(key.path, record) for key, record in zip(wanted, found, strict=True)]
+
+        report = await it.collect(Deposed())
+        assert report.deleted == 0
+        assert (await read_collections(it.shared)).missing == ()
