@@ -78,7 +78,7 @@ async def test_a_server_that_stands_still_delays_calls_and_changes_nothing(
             await asyncio.to_thread(server.pause)
 
             tried_again = asyncio.Event()
-            pause = store._pause
+            pause = store._goes_on
 
             async def pause_seen(op: str, backoff: Backoff, cause: RequestFault | TimeoutError) -> bool:
                 tried_again.set()
@@ -88,7 +88,7 @@ async def test_a_server_that_stands_still_delays_calls_and_changes_nothing(
                 await tried_again.wait()
                 await asyncio.to_thread(server.resume)
 
-            monkeypatch.setattr(store, "_pause", pause_seen)
+            monkeypatch.setattr(store, "_goes_on", pause_seen)
             async with asyncio.TaskGroup() as group:
                 group.create_task(resume())
                 get = group.create_task(store.get_range("wal/0", 0, len(body)))
@@ -122,7 +122,7 @@ async def test_of_a_put_that_is_cancelled_under_way_nothing_or_all_is_stored(
         return tries_left > 0
 
     async with opened(location(s3_server, f"cancel-{client}"), client) as store:
-        monkeypatch.setattr(store, "_pause", soon)
+        monkeypatch.setattr(store, "_goes_on", soon)
         for number in range(30):
             key = f"wal/{number}"
             tries_left = 5
