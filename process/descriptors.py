@@ -50,8 +50,7 @@ class DescriptorLimits:
 
     @property
     def effect(self) -> str:
-        kept = f"no more than {self.connections} connections are open at a time, though kafka.max_connections allows {self.wanted}"
-        return f"{kept}: another client takes the place of a silent one, or is closed at once if there is none"
+        return f"connections above {self.connections} are closed at once, though kafka.max_connections allows {self.wanted}"
 
     @property
     def fix(self) -> str:
