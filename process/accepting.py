@@ -5,12 +5,8 @@ listener, while asyncio logs a thousand tracebacks a second.
 """
 
 import asyncio
-import contextlib
 import errno
-import fcntl
 import socket
-import sys
-import termios
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
@@ -33,8 +29,6 @@ ACCEPT_FAILURES: Final = Metric(
 BACKLOG: Final = 1_024
 ACCEPTED_AT_ONCE: Final = 64
 """Then others have their turn on the loop."""
-CLOSED_AT_ONCE: Final = 8
-"""Connections that give their places to new ones, in a turn of the loop."""
 RETRY_S: Final = 0.2
 """The pause without descriptors; new connections wait in the backlog meanwhile."""
 HTTP_CONNECTIONS_MAX: Final = 32
@@ -57,15 +51,6 @@ def bind(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
-def unacknowledged_bytes(socket_fd: int) -> int:
-    """What a socket was given and its peer's system has not taken; 0 of a negative number, and where the system does not tell."""
-    queued = bytearray(4)
-    if socket_fd >= 0:
-        with contextlib.suppress(OSError):
-            fcntl.ioctl(socket_fd, termios.TIOCOUTQ, queued)
-    return int.from_bytes(queued, sys.byteorder)
-
-
 class Acceptor(Generic[P]):
     """Between `start` and `stop`. A protocol is in `arriving` from `accept` on, until its owner takes it out in `connection_made`."""
 
@@ -74,16 +59,15 @@ class Acceptor(Generic[P]):
         name: str,
         bound: socket.socket,
         *,
-        make: Callable[[str], P],
+        make: Callable[[], P],
         has_room: Callable[[], bool],
-        make_room: Callable[[str], bool],
+        make_room: Callable[[], bool] = lambda: False,
         fix: str,
         nursery: Nursery,
         telemetry: Telemetry,
     ) -> None:
-        """`make` gets the client's address. `has_room`: whether another connection may be added to those open and arriving; without room
-        a new one is closed at once, unless `make_room` closes another for its address and says so. When one is refused the log names
-        the listener and the `fix`.
+        """`has_room`: whether another connection may be added to those open and arriving; without room a new one is closed at
+        once, unless `make_room` closes another and says so. The log then names the listener and the `fix`.
         """
         later = asyncio.get_running_loop().call_later
         self._bound = bound
@@ -117,12 +101,9 @@ class Acceptor(Generic[P]):
         self._say_failed.stop()
 
     def _accept(self) -> None:
-        made = 0
         for _ in range(ACCEPTED_AT_ONCE):
-            if made == CLOSED_AT_ONCE:
-                return  # what was closed for others is an open file until the loop's next turn
             try:
-                accepted, address = self._bound.accept()
+                accepted, _ = self._bound.accept()
             except BlockingIOError:
                 return
             except (ConnectionAbortedError, InterruptedError):
@@ -130,22 +111,16 @@ class Acceptor(Generic[P]):
             except OSError as error:
                 self._pause(error)
                 return
-            client_host = str(address[0]) if address else ""
             if not self._has_room():
-                if not self._make_room(client_host):
-                    self.note_refused()
+                self._refused.inc()
+                self._say_refused.happened()
+                if not self._make_room():
                     accepted.close()
                     continue
-                made += 1
             accepted.setblocking(False)
-            protocol = self._make(client_host)
+            protocol = self._make()
             self.arriving.add(protocol)
             self._nursery.spawn(self._adopt(protocol, accepted), name="accept")
-
-    def note_refused(self) -> None:
-        """Count a connection that was closed because there were too many, and say so."""
-        self._refused.inc()
-        self._say_refused.happened()
 
     async def _adopt(self, protocol: P, accepted: socket.socket) -> None:
         try:

@@ -53,10 +53,6 @@ class ReplyOrder:
         return number
 
     @property
-    def begun_count(self) -> int:
-        return self._next
-
-    @property
     def pending_count(self) -> int:
         return self._next - self._oldest
 
