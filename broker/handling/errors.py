@@ -26,7 +26,7 @@ WIRE_CODES: Final[dict[type[StorageError], ErrorCode]] = {
     Unavailable: ErrorCode.kafka_storage_error,
     EndsEarly: ErrorCode.kafka_storage_error,
     # Every client sends the batch again with its sequence. UNKNOWN_PRODUCER_ID and OUT_OF_ORDER_SEQUENCE_NUMBER make each of them begin
-    # again, fail the batch, or stop for good (docs/adr/0029-unknown-producers-begin-when-proved.md).
+    # again, fail the batch, or stop for good (docs/adr/0028-unknown-producers-begin-when-proved.md).
     PredecessorMissing: ErrorCode.not_leader_or_follower,
     # The one error that says neither yes nor no: idempotent producers resend with the same sequence, others decide for themselves.
     OutcomeUnknown: ErrorCode.request_timed_out,

@@ -126,7 +126,7 @@ def decide(
     `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may not begin behind it: it
     would take the place of what is sent again.
     `begin_at`: the epoch and highest sequence by producer with which it may begin though nobody knows it, because nothing of it can be on
-    its way before that (docs/adr/0029-unknown-producers-begin-when-proved.md). In Kafka every producer may begin with any.
+    its way before that (docs/adr/0028-unknown-producers-begin-when-proved.md). In Kafka every producer may begin with any.
     `dead_writers`: broker epochs whose registration was seen gone after `control` was read; only they may be dropped from `writers`.
     `must_drain`: send the pending entries as a chunk though the ring is not full.
     """

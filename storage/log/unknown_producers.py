@@ -1,4 +1,4 @@
-"""The proof that an unknown producer goes on from a deleted topic of the name, so that it begins at once (ADR 29).
+"""The proof that an unknown producer goes on from a deleted topic of the name, so that it begins at once (ADR 28).
 
 The batch is the next one behind the last that was appended there, as all before it were. The other proof, an expired state that the batch
 goes on from, is in the control record: `decide` finds it.

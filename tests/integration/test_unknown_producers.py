@@ -1,4 +1,4 @@
-"""Producers go on where a topic was deleted and created again under them: at once, by whichever broker (ADR 29)."""
+"""Producers go on where a topic was deleted and created again under them: at once, by whichever broker (ADR 28)."""
 
 import asyncio
 from typing import Final

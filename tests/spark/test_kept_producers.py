@@ -71,7 +71,7 @@ async def forget_producers(topic_id: TopicId, *, metadata_url: str, storage_url:
 
 
 def test_t23_rows_are_written_once_by_a_producer_that_was_forgotten(spark: "SparkSession", against: Against, tmp_path: Path) -> None:
-    """Its next batch waits, for 35 s at most: another broker might have had one before it (ADR 29)."""
+    """Its next batch waits, for 35 s at most: another broker might have had one before it (ADR 28)."""
     if against == "kafka":
         pytest.skip("Apache Kafka forgets no producer before ten minutes are over, either")
     with running_oxia(tmp_path / "oxia") as oxia, running_s3(tmp_path / "s3") as s3, ExitStack() as lives:

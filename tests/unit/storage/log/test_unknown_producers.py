@@ -1,4 +1,4 @@
-"""A producer that a partition does not know begins at once where nothing of it can be on its way, and waits elsewhere (ADR 29)."""
+"""A producer that a partition does not know begins at once where nothing of it can be on its way, and waits elsewhere (ADR 28)."""
 
 import asyncio
 from collections.abc import Sequence
