@@ -102,8 +102,6 @@ def _run(job: SparkJob[Any], spark: SparkSession, settings: JobSettings, stoppin
     with stopping.by_signals(), nullcontext() if job.is_stream else cancelled_when_asked(spark, stopping):
         try:
             if stopping.is_asked:
-                # What is still starting complains of the end, with stacks.
-                spark.sparkContext.setLogLevel("OFF")
                 raise KeyboardInterrupt
             return job.run(spark, settings, stopping)
         except KeyboardInterrupt:
