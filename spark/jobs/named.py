@@ -2,10 +2,8 @@
 
 import importlib
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Final
 
 from spark.errors import SparkUnavailable
@@ -24,7 +22,6 @@ JOBS: Final = {
 }
 
 _USAGE: Final = 2
-_INTERRUPTED: Final = 130
 
 
 def run_named(arguments: Sequence[str]) -> int:
@@ -33,27 +30,7 @@ def run_named(arguments: Sequence[str]) -> int:
         width = max(map(len, JOBS))
         sys.stdout.write("\n".join(f"{name:<{width}}  {summary}" for name, summary in JOBS.items()) + "\n")
         return 0
-    with _ended_by_sigterm():
-        return _run(*arguments)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """While modules are imported, which takes seconds; the job then listens by itself."""
-
-    def end(*_: object) -> None:
-        sys.stderr.write("stopped\n")
-        sys.stderr.flush()
-        os._exit(_INTERRUPTED)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _run(name: str, *others: str) -> int:
+    name, *others = arguments
     if name not in JOBS:
         sys.stderr.write(f"There is no job {name}. There are: {', '.join(JOBS)}.\n")
         return _USAGE
