@@ -47,11 +47,6 @@ class Stopping:
     def is_asked(self) -> bool:
         return self._asked.is_set()
 
-    @property
-    def is_urgent(self) -> bool:
-        """Whether it was asked for twice."""
-        return self._is_urgent
-
     def wait(self, seconds: float) -> bool:
         """Until it is asked, or this long. Return whether it is."""
         return self._asked.wait(seconds)
@@ -111,8 +106,6 @@ def cancelled_when_asked(spark: SparkSession, stopping: Stopping) -> Iterator[No
             # What is cancelled is not worth a stack.
             spark.sparkContext.setLogLevel("OFF")
             while not over.wait(_LOOK_EVERY_S):
-                if stopping.is_urgent:
-                    os._exit(INTERRUPTED)
                 spark.sparkContext.cancelAllJobs()
         except Py4JError as error:
             # Its JVM is gone, as the block is about to find out.
