@@ -1,24 +1,20 @@
 """Running a streaming query to its end: by itself, by a signal, or by an error, of which the user reads the cause and not the stack."""
 
-import os
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from py4j.protocol import Py4JError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark.errors import JobFailed
 from spark.progress import QueryLine, batches_after
 from spark.settings import Duration
 
-INTERRUPTED: Final = 130
 _LOOK_EVERY_S: Final = 0.25
 _ASK_EVERY_S: Final = 0.005
 _COMMITTED_WITHIN_S: Final = 10.0
@@ -64,22 +60,6 @@ class Stopping:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        """In the main thread, while a session starts: one signal is noted for later, a second one ends the process."""
-
-        def note(*_: object) -> None:
-            if self.is_asked:
-                os._exit(INTERRUPTED)
-            self.ask()
-
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def _on_signal(self, *_: object) -> None:
         # It is raised by `hurry`, where no answer of the JVM is on its way: the next question would get that one.
         self._is_urgent = self.is_asked
@@ -92,32 +72,13 @@ class Stopping:
 
 
 @contextmanager
-def cancelled_when_asked(spark: SparkSession, stopping: Stopping) -> Iterator[None]:
-    """Cancel what Spark runs inside the block as soon as it is asked to stop; the block then ends with an error of Spark's.
-
-    A thread asks the JVM: a signal's handler that did so, or raised, would leave an answer on its way that the next question gets.
-    """
-    over = threading.Event()
-
-    def cancel() -> None:
-        while not over.is_set() and not stopping.wait(_LOOK_EVERY_S):
-            pass
-        try:
-            # What is cancelled is not worth a stack.
-            spark.sparkContext.setLogLevel("OFF")
-            while not over.wait(_LOOK_EVERY_S):
-                spark.sparkContext.cancelAllJobs()
-        except Py4JError as error:
-            # Its JVM is gone, as the block is about to find out.
-            sys.stderr.write(f"Spark's jobs could not be cancelled: {type(error).__name__}\n")
-
-    canceller = threading.Thread(target=cancel, name="cancel", daemon=True)
-    canceller.start()
+def interrupted_by_sigterm() -> Iterator[None]:
+    """As by Ctrl-C: pyspark cancels what runs, and raises `KeyboardInterrupt`."""
+    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         yield
     finally:
-        over.set()
-        canceller.join(_COMMITTED_WITHIN_S)
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_query(

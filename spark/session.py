@@ -5,10 +5,8 @@ What keeps it from starting is said in one sentence (`SparkUnavailable`) before 
 
 import contextlib
 import os
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,17 +31,6 @@ _JARS_BY_SPARK: Final = {"spark.jars", "spark.jars.packages"}
 """Who sets these brings the jars."""
 _LOG_SETTINGS: Final = "log4j2.configurationFile"
 _LOG: Final = Path(__file__).resolve().parent / "log4j2.properties"
-_starting = threading.Event()
-"""Set while this process forks the JVM of its session."""
-
-
-def _outlive_sigterm() -> None:
-    """In a process that was just forked: the JVM ends with the pipe from Python, and not in mid-answer by a signal to all of the job."""
-    if _starting.is_set():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-os.register_at_fork(after_in_child=_outlive_sigterm)
 _FEW_FILES: Final = {
     # Delta reads its log in 50 tasks and lists a table's folder for VACUUM in 10,000 of them, however few files there are.
     "spark.databricks.delta.snapshotPartitions": "2",
@@ -92,11 +79,7 @@ def open_session(settings: SessionSettings) -> Iterator["SparkSession"]:
         builder = SparkSession.builder
         for name, value in prepared(settings, pyspark, Path(scratch)).items():
             builder = builder.config(name, value)
-        _starting.set()
-        try:
-            session = builder.getOrCreate()
-        finally:
-            _starting.clear()
+        session = builder.getOrCreate()
         try:
             session.sparkContext.setLogLevel(settings.log_level)
             yield session

@@ -8,16 +8,15 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from spark.errors import SparkUnavailable
+from spark.errors import JobFailed, SparkUnavailable
 from spark.kafka_admin import KafkaCluster
-from spark.queries import INTERRUPTED, Stopping, cancelled_when_asked, explain
+from spark.queries import Stopping, explain, interrupted_by_sigterm
 from spark.session import LOCAL, SessionSettings, open_session
 from spark.settings import AnySettings, WrongSettings, load, setting
 
@@ -25,6 +24,7 @@ DONE: Final = 0
 FAILED: Final = 1
 """The job could not go on, or an audit found differences."""
 USAGE: Final = 2
+INTERRUPTED: Final = 130
 UNAVAILABLE: Final = os.EX_UNAVAILABLE
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by `spark-submit`, which then has decided where to run."""
@@ -78,37 +78,35 @@ class SparkJob(Generic[S]):
     settings: type[S]
     run: Callable[[SparkSession, S, Stopping], int]
     is_stream: bool = False
-    """It looks at `Stopping` by itself; what any other job has Spark do is cancelled."""
+    """It looks at `Stopping` by itself; any other job is interrupted where it is."""
 
 
 def main(job: SparkJob[Any], arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 done, also when stopped by a signal between two batches; 1 failed; 2 settings are wrong; 69 Spark cannot start; 130
-    stopped by SIGTERM or Ctrl-C before it was done."""
+    interrupted."""
     try:
         settings = load(job.settings, job.name, sys.argv[1:] if arguments is None else arguments, os.environ, about=job.summary)
     except WrongSettings as error:
         return _say(f"{error}\n`{job.name} --help` lists the settings.", USAGE)
-    stopping = Stopping()
     try:
-        with stopping.noted(), open_session(settings.session(f"forebay-{job.name}")) as spark:
-            return _run(job, spark, settings, stopping)
+        with open_session(settings.session(f"forebay-{job.name}")) as spark:
+            return _run(job, spark, settings)
     except SparkUnavailable as error:
         return _say(str(error), UNAVAILABLE)
 
 
-def _run(job: SparkJob[Any], spark: SparkSession, settings: JobSettings, stopping: Stopping) -> int:
+def _run(job: SparkJob[Any], spark: SparkSession, settings: JobSettings) -> int:
     # What it says is in the error that it is about.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    with stopping.by_signals(), nullcontext() if job.is_stream else cancelled_when_asked(spark, stopping):
+    stopping = Stopping()
+    with stopping.by_signals() if job.is_stream else interrupted_by_sigterm():
         try:
-            if stopping.is_asked:
-                raise KeyboardInterrupt
             return job.run(spark, settings, stopping)
         except KeyboardInterrupt:
             return _say("stopped", INTERRUPTED)
+        except JobFailed as error:
+            return _say(str(error), FAILED)
         except Exception as error:  # noqa: BLE001  # whatever Spark raises is said in its own words, without the stack of its JVM
-            if stopping.is_asked and not job.is_stream:
-                return _say("stopped", INTERRUPTED)
             return _say(explain(error), FAILED)
 
 

@@ -133,12 +133,12 @@ def run(spark: SparkSession, settings: UpkeepSettings, stopping: Stopping) -> in
         if not table.is_there(spark):
             return _refused(spark, table)
     while True:
-        failed = [table for table in tables if not stopping.is_asked and not _tidied(spark, table, settings)]
-        if failed and stopping.is_asked:
-            raise KeyboardInterrupt
+        failed = [table for table in tables if not _tidied(spark, table, settings)]
         if settings.interval is None:
             return FAILED if failed else DONE
-        if stopping.wait(settings.interval):
+        try:
+            stopping.wait(settings.interval)
+        except KeyboardInterrupt:
             return DONE
 
 
