@@ -19,7 +19,7 @@ FROM python:3.11-slim-bookworm
 COPY --from=build /opt/forebay /opt/forebay
 # The allocator needs no MALLOC_* here: process.malloc sets the same itself.
 ENV PATH=/opt/forebay/bin:$PATH PYTHONUNBUFFERED=1
-# What listens on the container's loopback cannot be reached from outside. All four stand until a variable, a file or --set says otherwise.
+# What listens on the container's loopback cannot be reached from outside. All four stand until a variable or --set says otherwise: a file is weaker.
 ENV FOREBAY_KAFKA__LISTENERS=PLAINTEXT://0.0.0.0:9092 FOREBAY_KAFKA__ADVERTISED_LISTENERS=PLAINTEXT://localhost:9092
 ENV FOREBAY_HTTP__LISTEN=0.0.0.0:8070 FOREBAY_HTTP__INSECURE=true
 # Embedded mode keeps its data in ./forebay-data: mount a volume on /data to keep it longer than the container.

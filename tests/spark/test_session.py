@@ -31,7 +31,7 @@ def java_that_says(folder: Path, said: str) -> None:
 def test_without_pyspark_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
 
-    with pytest.raises(SparkUnavailable, match=r"^Spark is not installed: install `forebay\[spark\]` [^\n]*$"), open_session(SETTINGS):
+    with pytest.raises(SparkUnavailable, match=r"^Spark is not installed \(760 MB\)\. In a clone: [^\n]*$"), open_session(SETTINGS):
         pass
 
 

@@ -224,7 +224,8 @@ def _not_deleted(where: str, error: KafkaError) -> ClientFailed:
     if error.code() == KafkaError.POLICY_VIOLATION:
         why = "the topic's cleanup.policy does not name delete."
         return ClientFailed(f"Records of {where} were not deleted: {why}", exit_code=exit_code_of(error))
-    return topic_failure(f"Records of {where} were not deleted", error)
+    outcome = "may or may not be deleted" if error.code() == KafkaError.REQUEST_TIMED_OUT else "were not deleted"
+    return topic_failure(f"Records of {where} {outcome}", error)
 
 
 def topic_failure(what: str, error: KafkaError) -> ClientFailed:
