@@ -166,8 +166,10 @@ class Upkeep:
         if cluster is not None and not report.blocked:
             report.blocked = _why_not_compacted(cluster)
             due = await self._look_after(life.session, partitions, limits, report)
-            failed: StorageError | None = None
-            # What goes makes room for what comes: a compactor that was away for a day would store all of it twice otherwise.
+            if not report.blocked:
+                # Before anything is deleted: a compaction finds objects to be missing that no list shows to be.
+                await self._compact(life, due, report)
+                await self._note_missing(life.collector, report)
             if is_share and compactor_of(COLLECTING, names) == self.name:
                 try:
                     await self._purge_topics(report)
@@ -175,13 +177,6 @@ class Upkeep:
                 except MetadataWentBack as error:
                     self._went_back = error.found
                     report.blocked = str(error)
-                except StorageError as error:
-                    failed = error  # a permission that is missing, perhaps: compaction needs none of it
-            if not report.blocked:
-                await self._compact(life, due, report)
-                await self._note_missing(life.collector, report)
-            if failed is not None:
-                raise failed
         report.went_back = self._went_back
         report.took_s = self._clock.monotonic_s() - began_s
         self._measures.note_cycle(report, self._looks)
