@@ -28,8 +28,8 @@ from storage.metadata.oxia.location import parse_oxia_url
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.vocabulary import PartitionId, TopicId
 from tests.kit.async_client import AsyncClient, parse_produced
-from tests.kit.batches import batch_bytes
 from tests.kit.native import Native, native_services
+from tests.kit.record_batches import record_batch
 from tests.kit.serving import Served
 
 SHARDS: Final = 4
@@ -192,7 +192,7 @@ async def measure(native: Native, served: Served) -> Measured:
     in_turn = itertools.cycle(others)
 
     async with await AsyncClient.connect(served.kafka_port) as client:
-        for partition, appended in (await client.produce(TOPIC, {p: bytes(batch_bytes(1)) for p in range(PARTITIONS)})).items():
+        for partition, appended in (await client.produce(TOPIC, {p: bytes(record_batch()) for p in range(PARTITIONS)})).items():
             assert appended.error == 0, (partition, appended)
             ends[partition] = appended.base_offset + 1
 
@@ -221,8 +221,8 @@ async def measure(native: Native, served: Served) -> Measured:
 
         async def produce(client: AsyncClient) -> str:
             # One behind the other: they gather in one flush. Each time another partition: one whose commit hangs is in no further flush.
-            beside.send({next(in_turn): bytes(batch_bytes(1))})
-            (answer,) = (await client.produce(TOPIC, {produced: bytes(batch_bytes(1))})).values()
+            beside.send({next(in_turn): bytes(record_batch())})
+            (answer,) = (await client.produce(TOPIC, {produced: bytes(record_batch())})).values()
             return "" if not answer.error else str(answer)
 
         actions = {
@@ -253,7 +253,7 @@ async def measure(native: Native, served: Served) -> Measured:
         async with await AsyncClient.connect(served.kafka_port) as client:
             give_up_s = _clock.monotonic_s() + AFTER_S
             while True:
-                answers = await client.produce(TOPIC, {partition: bytes(batch_bytes(1)) for partition in places.silent})
+                answers = await client.produce(TOPIC, {partition: bytes(record_batch()) for partition in places.silent})
                 after = {partition: answer.error for partition, answer in answers.items()}
                 if not any(after.values()) or _clock.monotonic_s() > give_up_s:
                     break

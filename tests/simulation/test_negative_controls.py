@@ -1,12 +1,13 @@
 """Brokers that are wrong on purpose are found out: what makes the silence of the other seeds worth something."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import pytest
 
 from sim.world import Plan, run_seed
+from tests.kit import found_seeds
 from tests.simulation import (
     wrong_brokers,
     wrong_collector,
@@ -19,49 +20,57 @@ from tests.simulation import (
 )
 
 SEEDS_MAX: Final = 300
-FOUND_AT: Final = {
-    "commits_objects_that_were_revoked": 22,
-    "deletes_its_object_when_it_lost": 6,
-    "empties_a_ring_that_is_in_no_index": 6,
-    "forgets_what_was_lost": 197,
-    "goes_by_a_list_of_topics": 7,
-    "goes_by_the_mark_of_a_deletion": 27,
-    "is_cleared_when_it_was_sent": 19,
-    "believes_any_list_of_brokers": 61,
-    "lowers_the_floor": 5,
-    "moves_log_start_to_where_it_has_planned": 78,
-    "places_producers_by_the_pages_that_have_not_expired": 6,
-    "puts_itself_over_whatever_is_there": 546,
-    "puts_its_own_segment_beside_its_cas": 4,
-    "puts_the_chunk_after_its_cas": 6,
-    "puts_the_chunk_of_the_record_that_it_read_first": 43,
-    "remembers_nobody_for_long": 6,
-    "removes_the_tombstone_too": 11,
-    "retries_what_is_unknown_as_new": 19,
-    "takes_a_ring_of_which_a_part_is_in_segments_for_one_that_is_not_needed": 17,
-    "takes_the_place_of_a_merge_that_is_under_way": 337,
-    "takes_what_follows_a_lost_batch": 761,
-    "takes_whoever_is_not_on_its_list_for_gone": 49,
-}
-"""A seed that found it, of those that are not among the very first. Which find it changes with every turn of the loop that the code takes;
-the search goes on from here.
-"""
 
 Wrong = Callable[[], contextlib.AbstractContextManager[None]]
 
 pytestmark = pytest.mark.timeout(1_800)
 
-_begins: dict[str, int] = {}
+
+class Search:
+    """Seeds from the one that found the fault last, or from the first; the report of the test says which has found it."""
+
+    def __init__(self, begins: Mapping[str, int], note: Callable[[str, object], None]) -> None:
+        self._begins = begins
+        self._note = note
+
+    def find(
+        self,
+        wrong: Wrong,
+        *,
+        expected: str = "",
+        theme: str | None = None,
+        compactors: int = 0,
+        duties: str | None = None,
+        seeds_max: int = SEEDS_MAX,
+    ) -> None:
+        """Run seeds with `wrong` until one complains, of `expected` if that is given; fail if none of `seeds_max` does."""
+        name = f"{wrong.__name__}: {expected}" if expected else wrong.__name__
+        first = self._begins.get(name, 1)
+        plans = (Plan(seed, "harsh", theme=theme, compactors=compactors, duties=duties) for seed in range(first, first + seeds_max))
+        with wrong():
+            found = next((plan.seed for plan in plans if _is_found(plan, expected)), None)
+
+        assert found is not None, f"not found by {seeds_max} seeds: {name}"
+        self._note(found_seeds.FOUND_AT, (name, found))
+
+
+def _is_found(plan: Plan, expected: str) -> bool:
+    """By the checker, or by the code's own assertions before it: they end the seed."""
+    try:
+        return any(expected in text.partition(":")[0] for text in run_seed(plan).violations)
+    except ExceptionGroup as failures:
+        _, others = failures.split(AssertionError)
+        if others is not None or expected:
+            raise
+        return True
 
 
 @pytest.fixture(
-    autouse=True,
-    params=[pytest.param(True, id="near"), pytest.param(False, id="from-the-first", marks=[pytest.mark.slow, pytest.mark.long])],
+    params=[pytest.param(True, id="near"), pytest.param(False, id="from-the-first", marks=[pytest.mark.slow, pytest.mark.long])]
 )
-def _from(request: pytest.FixtureRequest) -> None:
-    """Begin where it was found last, which takes seconds; the slow tier shows that no seed was picked."""
-    _begins.clear()
-    _begins.update(FOUND_AT if request.param else {})
+def search(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Search:
+    """Begin where each was found last, which takes seconds; the slow tier shows that no seed was picked."""
+    return Search(found_seeds.read() if request.param else {}, record_property)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +86,8 @@ def _from(request: pytest.FixtureRequest) -> None:
         (wrong_brokers.refuses_for_certain_after_sending, "dirty read"),
     ],
 )
-def test_the_checker_finds_a_broker_that(wrong: Wrong, expected: str) -> None:
-    with wrong():
-        found = next((seed for seed in _seeds(wrong, SEEDS_MAX) if expected in _classes(seed)), None)
-
-    assert found is not None, f"not found by {SEEDS_MAX} seeds: {expected}"
+def test_the_checker_finds_a_broker_that(search: Search, wrong: Wrong, expected: str) -> None:
+    search.find(wrong, expected=expected)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +106,8 @@ def test_the_checker_finds_a_broker_that(wrong: Wrong, expected: str) -> None:
         wrong_inline.joins_a_commit_that_has_begun,
     ],
 )
-def test_the_checker_soon_finds_a_log_that(wrong: Wrong) -> None:
-    _find(wrong)
+def test_the_checker_soon_finds_a_log_that(search: Search, wrong: Wrong) -> None:
+    search.find(wrong)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +119,12 @@ def test_the_checker_soon_finds_a_log_that(wrong: Wrong) -> None:
         wrong_compactor.reads_by_the_index_below_the_cursor,
     ],
 )
-def test_the_checker_soon_finds_a_compactor_that(wrong: Wrong) -> None:
-    _find(wrong, compactors=2, duties="compact")
+def test_the_checker_soon_finds_a_compactor_that(search: Search, wrong: Wrong) -> None:
+    search.find(wrong, compactors=2, duties="compact")
 
 
-def test_the_checker_finds_a_compactor_that_puts_its_own_segment_beside_its_cas() -> None:
-    _find(wrong_compactor.puts_its_own_segment_beside_its_cas, compactors=3, duties="all")
+def test_the_checker_finds_a_compactor_that_puts_its_own_segment_beside_its_cas(search: Search) -> None:
+    search.find(wrong_compactor.puts_its_own_segment_beside_its_cas, compactors=3, duties="all")
 
 
 @pytest.mark.parametrize(
@@ -130,15 +136,15 @@ def test_the_checker_finds_a_compactor_that_puts_its_own_segment_beside_its_cas(
         wrong_merge.deletes_the_keys_of_its_sources_in_the_end,
     ],
 )
-def test_the_checker_soon_finds_a_merger_that(wrong: Wrong) -> None:
-    _find(wrong, compactors=3, duties="merge")
+def test_the_checker_soon_finds_a_merger_that(search: Search, wrong: Wrong) -> None:
+    search.find(wrong, compactors=3, duties="merge")
 
 
 @pytest.mark.parametrize(
     "wrong", [wrong_merge.takes_the_place_of_a_merge_that_is_under_way, wrong_merge.puts_itself_over_whatever_is_there]
 )
-def test_the_checker_finds_among_a_hundred_seeds_a_merger_that(wrong: Wrong) -> None:
-    _find(wrong, compactors=3, duties="merge")
+def test_the_checker_finds_among_a_hundred_seeds_a_merger_that(search: Search, wrong: Wrong) -> None:
+    search.find(wrong, compactors=3, duties="merge")
 
 
 @pytest.mark.slow
@@ -150,8 +156,8 @@ def test_the_checker_finds_among_a_hundred_seeds_a_merger_that(wrong: Wrong) -> 
         wrong_merge.takes_no_answer_for_a_refusal_and_deletes_its_object,
     ],
 )
-def test_the_checker_finds_a_merger_that(wrong: Wrong) -> None:
-    _find(wrong, compactors=3, duties="merge", seeds_max=3_000)
+def test_the_checker_finds_a_merger_that(search: Search, wrong: Wrong) -> None:
+    search.find(wrong, compactors=3, duties="merge", seeds_max=3_000)
 
 
 @pytest.mark.parametrize(
@@ -163,20 +169,20 @@ def test_the_checker_finds_a_merger_that(wrong: Wrong) -> None:
         (wrong_collector.lowers_the_floor, 3),
     ],
 )
-def test_the_checker_soon_finds_a_collector_that(wrong: Wrong, compactors: int) -> None:
-    _find(wrong, compactors=compactors, duties="collect")
+def test_the_checker_soon_finds_a_collector_that(search: Search, wrong: Wrong, compactors: int) -> None:
+    search.find(wrong, compactors=compactors, duties="collect")
 
 
 @pytest.mark.slow
-def test_the_checker_finds_a_collector_that_revokes_in_one_partition() -> None:
-    _find(wrong_collector.revokes_in_one_partition, compactors=2, duties="collect", seeds_max=3_000)
+def test_the_checker_finds_a_collector_that_revokes_in_one_partition(search: Search) -> None:
+    search.find(wrong_collector.revokes_in_one_partition, compactors=2, duties="collect", seeds_max=3_000)
 
 
 @pytest.mark.parametrize(
     "wrong", [wrong_purge.goes_by_the_mark_of_a_deletion, wrong_purge.goes_by_a_list_of_topics, wrong_purge.removes_the_tombstone_too]
 )
-def test_the_checker_soon_finds_a_purge_that(wrong: Wrong) -> None:
-    _find(wrong, compactors=2, duties="purge")
+def test_the_checker_soon_finds_a_purge_that(search: Search, wrong: Wrong) -> None:
+    search.find(wrong, compactors=2, duties="purge")
 
 
 @pytest.mark.parametrize(
@@ -190,8 +196,8 @@ def test_the_checker_soon_finds_a_purge_that(wrong: Wrong) -> None:
         wrong_retention.moves_log_start_to_where_it_has_planned,
     ],
 )
-def test_the_checker_soon_finds_retention_that(wrong: Wrong) -> None:
-    _find(wrong, compactors=2, duties="trim")
+def test_the_checker_soon_finds_retention_that(search: Search, wrong: Wrong) -> None:
+    search.find(wrong, compactors=2, duties="trim")
 
 
 @pytest.mark.parametrize(
@@ -204,12 +210,12 @@ def test_the_checker_soon_finds_retention_that(wrong: Wrong) -> None:
         (wrong_retention.takes_whoever_is_not_on_its_list_for_gone, 60),
     ],
 )
-def test_the_checker_soon_finds_tidying_that(wrong: Wrong, seeds_max: int) -> None:
-    _find(wrong, compactors=2, duties="trim", seeds_max=seeds_max)
+def test_the_checker_soon_finds_tidying_that(search: Search, wrong: Wrong, seeds_max: int) -> None:
+    search.find(wrong, compactors=2, duties="trim", seeds_max=seeds_max)
 
 
-def test_the_checker_soon_finds_tidying_that_believes_any_list_of_brokers() -> None:
-    _find(wrong_retention.believes_any_list_of_brokers, compactors=2, duties="trim")
+def test_the_checker_soon_finds_tidying_that_believes_any_list_of_brokers(search: Search) -> None:
+    search.find(wrong_retention.believes_any_list_of_brokers, compactors=2, duties="trim")
 
 
 @pytest.mark.parametrize(
@@ -222,13 +228,13 @@ def test_the_checker_soon_finds_tidying_that_believes_any_list_of_brokers() -> N
         (wrong_log.places_producers_by_the_pages_that_have_not_expired, "passing", SEEDS_MAX),
     ],
 )
-def test_the_checker_soon_finds_by_its_theme_a_log_that(wrong: Wrong, theme: str, seeds_max: int) -> None:
-    _find(wrong, theme=theme, seeds_max=seeds_max)
+def test_the_checker_soon_finds_by_its_theme_a_log_that(search: Search, wrong: Wrong, theme: str, seeds_max: int) -> None:
+    search.find(wrong, theme=theme, seeds_max=seeds_max)
 
 
 @pytest.mark.slow
-def test_the_checker_finds_by_its_theme_a_log_that_takes_an_absent_entry_for_an_attempt_that_was_not_applied() -> None:
-    _find(wrong_log.takes_an_absent_entry_for_an_attempt_that_was_not_applied, theme="churning")
+def test_the_checker_finds_by_its_theme_a_log_that_takes_an_absent_entry_for_an_attempt_that_was_not_applied(search: Search) -> None:
+    search.find(wrong_log.takes_an_absent_entry_for_an_attempt_that_was_not_applied, theme="churning")
 
 
 @pytest.mark.slow
@@ -240,34 +246,6 @@ def test_the_checker_finds_by_its_theme_a_log_that_takes_an_absent_entry_for_an_
         wrong_brokers.drops_the_writers_of_the_living,
     ],
 )
-def test_the_checker_finds_a_log_that(wrong: Wrong) -> None:
+def test_the_checker_finds_a_log_that(search: Search, wrong: Wrong) -> None:
     """Up to 90 s of CPU each: what these do wrong takes several rare things at once to show."""
-    _find(wrong)
-
-
-def _find(wrong: Wrong, *, theme: str | None = None, compactors: int = 0, duties: str | None = None, seeds_max: int = SEEDS_MAX) -> None:
-    plans = (Plan(seed, "harsh", theme=theme, compactors=compactors, duties=duties) for seed in _seeds(wrong, seeds_max))
-    with wrong():
-        found = next((plan.seed for plan in plans if _is_found(plan)), None)
-
-    assert found is not None, f"not found by {seeds_max} seeds"
-
-
-def _is_found(plan: Plan) -> bool:
-    """By the checker, or by the code's own assertions before it: they end the seed."""
-    try:
-        return bool(run_seed(plan).violations)
-    except ExceptionGroup as failures:
-        _, others = failures.split(AssertionError)
-        if others is not None:
-            raise others from None
-        return True
-
-
-def _seeds(wrong: Wrong, seeds_max: int) -> range:
-    first = _begins.get(wrong.__name__, 1)
-    return range(first, first + seeds_max)
-
-
-def _classes(seed: int) -> set[str]:
-    return {text.partition(":")[0] for text in run_seed(Plan(seed, "harsh")).violations}
+    search.find(wrong)

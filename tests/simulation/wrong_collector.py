@@ -28,8 +28,9 @@ def trusts_its_grace() -> Iterator[None]:
 
 @contextlib.contextmanager
 def looks_before_it_revokes() -> Iterator[None]:
-    """Model: F-collect-look."""
-    original = References._revoke
+    """Model: F-collect-look, and it looks once: a second look comes after the first one's revoking, so it would be right."""
+    original, certainly_free = References._revoke, Collector._certainly_free
+    freed: set[str] = set()
 
     async def revoke(self: Any, partition: PartitionId, keys: PartitionKeys, floor: ObjectId, *how: Any) -> set[ObjectId] | None:
         _, prefix, of_control, of_record = how
@@ -45,7 +46,14 @@ def looks_before_it_revokes() -> Iterator[None]:
         await original(self, partition, keys, floor, *how)
         return seen  # type: ignore[no-any-return]
 
-    with mock.patch.object(References, "_revoke", revoke):
+    async def free(self: Any, candidates: Sequence[Any], *how: Any) -> Sequence[Any]:
+        if freed.issuperset(one.key for one in candidates):
+            return candidates
+        found = await certainly_free(self, candidates, *how)
+        freed.update(one.key for one in found)
+        return found
+
+    with mock.patch.object(References, "_revoke", revoke), mock.patch.object(Collector, "_certainly_free", free):
         yield
 
 
