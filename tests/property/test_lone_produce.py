@@ -3,6 +3,7 @@
 import struct
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,6 +96,15 @@ def test_a_request_is_taken_for_one_like_the_last_only_if_it_reads_so(last: Aske
     prefix = prefix_of(last.frame(7))
     if prefix is not None:
         check(prefix, asked.frame(8))
+
+
+@pytest.mark.parametrize("behind", [b"\1\0\0", b"\0\1\0", b"\0\0\1"], ids=["the partition", "the topic", "the request"])
+def test_a_request_whose_records_are_followed_by_a_tag_without_bytes_is_none_like_the_last(behind: bytes) -> None:
+    usual = Asked(11, "app", None, -1, 1, "t", 0, b"batch", b"\0\0\0")
+    prefix = prefix_of(usual.frame(1))
+    assert prefix is not None
+
+    assert prefix.match(Asked(**{**vars(usual), "behind": behind}).frame(2)) is None
 
 
 @given(ASKED, st.integers(0, 300), st.none() | st.binary(max_size=300))

@@ -26,7 +26,8 @@ from storage.metadata.port import ABSENT, Applied, Key, NotApplied, Put, Record,
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import ObjectId, PartitionId, TopicId
 from tests.kit.record_batches import record_batch
-from tests.unit.compactor.compacting import compacting, index_ends, listed_segments
+from tests.unit.compactor.compacting import compacting, index_ends, listed_segments, merging
+from tests.unit.compactor.crashing import Crash, Crashing
 from tests.unit.storage.log.rig import TOPIC, Rig, rig
 
 AT_ONCE = CollectorPolicy(grace_ms=-3_600_000)
@@ -181,6 +182,30 @@ async def test_segments_that_lost_go_and_those_under_their_keys_stay() -> None:
         assert len(await listed_segments(it.shared, ONE)) == 2
         assert lost not in await it.keys()
         assert len(await it.keys("segments/")) == 6
+        await it.check(before)
+
+
+async def test_the_segment_of_a_merge_that_has_put_none_of_its_keys_stays() -> None:
+    """Readers ask for it first, and whoever finishes the merge puts it under its keys."""
+    async with stored() as it:
+        for _ in range(3):
+            await it.append(2)
+            await it.compact()
+        before = await it.contents()
+        with pytest.raises(Crash):
+            async with merging(Crashing(it.shared, at=2, is_done=True, shared=[0]), it.blobs) as merger:
+                await merger.run(ONE)
+        merged = (await it.control(ONE)).rewritten
+        assert merged is not None
+        assert merged.object_id not in {one.object_id for one in await listed_segments(it.shared, ONE)}
+
+        await it.collect()
+
+        assert segment_key(ONE, merged.object_id) in await it.keys()
+        await it.check(before)
+        async with merging(it.shared, it.blobs) as merger:
+            await merger.run(ONE)
+        await it.collect()
         await it.check(before)
 
 

@@ -108,8 +108,8 @@ def test_what_lies_before_a_damaged_batch_is_served(size: int, cut: int, damaged
 
 
 @pytest.mark.parametrize("size", [300, LARGE])
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_damaged_batch_that_is_passed_over_is_told_with_its_position(size: int, number: int) -> None:
+@pytest.mark.parametrize(("number", "passed"), [(0, 1), (0, 2), (1, 2)])
+def test_a_damaged_batch_that_is_passed_over_is_told_with_its_position(size: int, number: int, passed: int) -> None:
     whole = HEADER_BYTES + size
     cuts = [whole // 2, whole + 3]
     views = window_of([size] * 3, cuts)
@@ -118,7 +118,7 @@ def test_a_damaged_batch_that_is_passed_over_is_told_with_its_position(size: int
     view[last_byte - begin] ^= 1
 
     with pytest.raises(Corrupt, match=f"checksum mismatch.* position={number * whole}$"):
-        stamped(views, 3, wanted=BASE + 2)
+        stamped(views, 3, wanted=BASE + passed)
 
 
 @pytest.mark.parametrize("size", [300, LARGE])

@@ -347,6 +347,18 @@ async def test_of_an_answer_that_nobody_waits_for_any_more_the_peer_hears_and_wh
     assert wire.frames() == [(FrameType.RST_STREAM, 0, number, (8).to_bytes(4, "big"))]
 
 
+async def test_bytes_of_an_answer_that_nobody_waits_for_are_reported_as_read() -> None:
+    connection, wire = connected()
+    number, _ = connection.send(HEADERS, b"?")
+    connection.give_up(number)
+    wire.frames()
+    text = bytes(2 * 1024 * 1024)
+
+    connection.data_received(answer(number, text))
+
+    assert wire.frames() == [(FrameType.WINDOW_UPDATE, 0, 0, (len(text) + 5).to_bytes(4, "big"))]
+
+
 VIOLATIONS = {
     "a frame that is too long": (16_385).to_bytes(3, "big") + bytes(6),
     "settings of odd length": framed(FrameType.SETTINGS, 0, 0, b"12345"),
