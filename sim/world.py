@@ -32,6 +32,7 @@ from sim.weather import Weather
 from storage.catalog.collections import Deletions
 from storage.catalog.topics import Topic, Topics
 from storage.formats.control import Control, decode_control
+from storage.limits import INLINE_UNCOMPACTED_BYTES_MAX
 from storage.log.active_producers import ActiveProducer
 from storage.log.inline import NO_INLINE, InlineSettings
 from storage.log.seen import AGE_S_MAX
@@ -47,6 +48,8 @@ SERVED_S: Final = 40.0
 ASKED_MAX: Final = 20
 PURGES_MAX: Final = 100
 SHARDS: Final = (1, 2, 2, 4)
+UNCOMPACTED_BYTES_FEW: Final = 2_000
+"""What commits of a broker may carry before it has to be compacted: a few batches."""
 COMPACTORS: Final = (0, 0, 1, 2, 3)
 
 
@@ -108,7 +111,9 @@ def inline_of(seed: int) -> tuple[InlineSettings, ...]:
         return (NO_INLINE,)
     chance = random.Random(f"inline {seed}")
     sizes = chance.choice(((1_024,), (120, 1_024), (0, 120, 300)))
-    return tuple([InlineSettings(bytes_max=size, commits_per_s=chance.choice((None, None, 4.0))) for size in sizes])
+    budgets = [chance.choice((None, None, 4.0)) for _ in sizes]
+    bytes_max = chance.choice((INLINE_UNCOMPACTED_BYTES_MAX, INLINE_UNCOMPACTED_BYTES_MAX, UNCOMPACTED_BYTES_FEW))
+    return tuple([InlineSettings(size, per_s, bytes_max) for size, per_s in zip(sizes, budgets, strict=True)])
 
 
 class _World:

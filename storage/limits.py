@@ -30,6 +30,8 @@ INLINE_BYTES_MAX: Final = 8 * KIB
 """What a commit may carry, at most: a setting says how much it does. The largest control record has room for as much, in base64."""
 INLINE_PENDING_BYTES_MAX: Final = 8 * KIB
 """Batches in the ring of a control record: one that would have more leaves with the next commit, as a full one does."""
+INLINE_UNCOMPACTED_BYTES_MAX: Final = 1024 * MIB
+"""A broker's commits carry no more while as much is not compacted: some 20 minutes of 1,700 small batches a second."""
 CONTROL_BYTES_TARGET: Final = 2 * KIB
 CONTROL_BYTES_MAX: Final = 28 * KIB
 PRODUCERS_HOT_MAX: Final = 128

@@ -24,6 +24,7 @@ from storage.errors import StorageError, Unavailable
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.batch import Batch
 from storage.log.batcher import FlushSettings, LastFlush, OpenFlush, Trigger
+from storage.log.carried import Carried
 from storage.log.commit import Committer
 from storage.log.inline import (
     CARRIED_AT_ONCE_MAX,
@@ -92,6 +93,7 @@ class Appender:
         committer: Committer,
         sealer: "Sealer",
         uploader: Uploader,
+        carried: Carried,
         clock: Clock,
         nursery: Nursery,
         telemetry: Telemetry,
@@ -102,6 +104,7 @@ class Appender:
         self._may_write_inline = may_write_inline
         self._budget = CommitBudget(inline.commits_per_s)
         self._larger_budget = CommitBudget(LARGER_PER_S, kept_max=LARGER_KEPT_MAX)
+        self._carried = carried
         self._carrying: list[Commit] = []
         self._begun_in_turn = 0
         self._committer = committer
@@ -164,6 +167,8 @@ class Appender:
             return reason
         if self._is_stopped or not self._may_write_inline():
             return Gathers.OFF
+        if self._carried.is_full:
+            return Gathers.UNCOMPACTED
         if last is None and self._begun_in_turn >= CARRIED_AT_ONCE_MAX:
             return Gathers.MANY
         is_larger = becomes_larger(batch, last, self._inline)
@@ -174,6 +179,7 @@ class Appender:
         if last is not None:
             join(last, batch)
             self._inline_bytes.inc(batch.size_bytes)
+            self._carried.add(log, batch.size_bytes)
             return None
         self._begin_carrying([self._sealer.carry(log, [batch], deadline_s=now_s + COMMIT_TIMEOUT_S)])
         return None
@@ -182,6 +188,8 @@ class Appender:
         """Together with what else arrives in this turn of the loop, and in the next ones while they bring more; a lone one at once."""
         self._inline_commits.inc(len(commits))
         self._inline_bytes.inc(sum([commit.size_bytes for commit in commits]))
+        for commit in commits:
+            self._carried.add(commit.log, commit.size_bytes)
         if not self._carrying:
             is_lone = len(self._in_flight) == len(commits) == 1
             asyncio.get_running_loop().call_soon(self._run_carrying, int(is_lone), TURNS_MAX)
@@ -309,6 +317,7 @@ class Appender:
             (len(gathered.batches) <= CARRIED_AT_ONCE_MAX or self._places.are_taken)
             and gathered.size_bytes <= slice_bytes_max * len(gathered.batches)
             and self._may_write_inline()
+            and not self._carried.is_full
             and all(
                 sum([batch.size_bytes for batch in batches]) <= slice_bytes_max and not had_no_room(log.lane, now_s)
                 for log, batches in gathered.batches.items()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from storage.limits import INLINE_BYTES_MAX
+from storage.limits import INLINE_BYTES_MAX, INLINE_UNCOMPACTED_BYTES_MAX
 from storage.log.batch import Batch
 from storage.log.lane import Commit, Lane
 
@@ -43,11 +43,12 @@ FULL_S: Final = 10.0
 @dataclass(frozen=True, slots=True)
 class InlineSettings:
     """A slice of at most `bytes_max` travels in its commit; 0: none does. At most `commits_per_s` commits of a broker begin without having
-    gathered; None: any number.
+    gathered; None: any number. None begins while `uncompacted_bytes_max` are not compacted.
     """
 
     bytes_max: int
     commits_per_s: float | None = None
+    uncompacted_bytes_max: int = INLINE_UNCOMPACTED_BYTES_MAX
 
     def __post_init__(self) -> None:
         assert 0 <= self.bytes_max <= INLINE_BYTES_MAX, f"inline slices are too large: {self.bytes_max}"
@@ -69,6 +70,8 @@ class Gathers(StrEnum):
     CONFLICTS = "conflicts"
     """Another broker commits to the partition at the same time."""
     BUDGET = "budget"
+    UNCOMPACTED = "uncompacted"
+    """Too much of what commits carried lies in the metadata store."""
     MANY = "many"
     """As many commits that carry batches begin already as may at once."""
 

@@ -15,6 +15,7 @@ from storage.formats.levels import LEVEL_FIRST, LEVEL_OF_INLINE
 from storage.log.active_producers import ProducerReads
 from storage.log.append import Appender, Sealer
 from storage.log.batcher import FlushSettings
+from storage.log.carried import Carried
 from storage.log.commit import Committer
 from storage.log.control_reads import ControlReads, Doubt
 from storage.log.damage import Damage
@@ -106,6 +107,9 @@ def open_log(
         committer=committer,
         sealer=sealer,
         uploader=uploader,
+        carried=Carried(
+            bytes_max=inline.uncompacted_bytes_max, partitions=partitions, control_reads=control_reads, nursery=nursery, telemetry=telemetry
+        ),
         clock=clock,
         nursery=nursery,
         telemetry=telemetry,

@@ -88,6 +88,7 @@ ELSEWHERE: Final = {
     "storage/log/inline.py CONFLICTS_MAX": "from which share of conflicts on batches are gathered",
     "storage/log/control_reads.py READ_KEYS_MAX": "partitions in one read",
     "storage/log/read.py SOURCES_MAX": "against compaction of the log that is read",
+    "storage/log/carried.py LOOKED_AT_MAX": "control records that one look reads: the next goes on",
     "storage/log/partition.py LOOKED_AT_MAX": "logs that one use of another looks at for one to forget: the next use goes on",
     "storage/log/proofs.py ATTEMPTS_MAX": "against others that write the record at the same time",
     "storage/log/tail.py DROPPED_KEPT_MAX": "slots of a list that are empty",
