@@ -14,6 +14,10 @@ from process.settings.urls import has_path, path_of
 
 _CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
+PROCESS_BYTES: Final = 192 * 2**20
+"""Resident beside the budgets: the process with its libraries takes up to 145 MiB, the rest is what an allocator holds between pieces."""
+CONNECTION_BYTES: Final = 64 * 2**10
+
 
 def check(settings: Settings) -> None:
     """Make the data folders. Raise `StartError`."""
@@ -56,16 +60,32 @@ def nearest_there(path: Path) -> Path:
     raise AssertionError("the root folder is there")
 
 
+def memory_budgets(settings: Settings) -> dict[str, int]:
+    """Bytes that a broker may hold of what clients send and read, by setting."""
+    return {
+        "storage.max_buffer_bytes": settings.storage.max_buffer_bytes,
+        "storage.cache_bytes": settings.storage.cache_bytes,
+        "groups.memory_bytes": settings.groups.memory_bytes,
+    }
+
+
+def memory_bytes_max(settings: Settings, *, connections: int | None = None) -> int:
+    """The most that a broker takes with that many open connections (docs/operations.md, "Memory"); None: with all that there may be."""
+    open_max = settings.kafka.max_connections if connections is None else connections
+    return sum(memory_budgets(settings).values()) + PROCESS_BYTES + open_max * CONNECTION_BYTES
+
+
 def check_memory(settings: Settings, *, limit_bytes: int) -> None:
     """Bounds that together exceed what the process may have would end in a kill under load, with no word of why."""
-    storage = settings.storage
-    if storage.max_buffer_bytes + storage.cache_bytes >= limit_bytes:
-        raise StartError(
-            f"storage.max_buffer_bytes ({show_size(storage.max_buffer_bytes)}) and storage.cache_bytes "
-            f"({show_size(storage.cache_bytes)}) do not fit into the {limit_bytes >> 20}MiB this process may use. "
-            "Lower them, e.g. --set storage.cache_bytes=64MiB, or give it more memory.",
-            exit_code=EXIT_USAGE,
-        )
+    budgets = memory_budgets(settings)
+    if sum(budgets.values()) < limit_bytes:
+        return
+    *named, last = [f"{key} ({show_size(size)})" for key, size in budgets.items()]
+    raise StartError(
+        f"{', '.join(named)} and {last} do not fit into the {limit_bytes >> 20}MiB this process may use. "
+        "Lower them, e.g. --set storage.cache_bytes=64MiB, or give it more memory.",
+        exit_code=EXIT_USAGE,
+    )
 
 
 def memory_limit_bytes(*, limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:

@@ -46,8 +46,8 @@ GC_THRESHOLDS: Final = (25_000, 1, 1_000)
 """The young are 25,000 objects, the next generation up to 75,000, and to look for cycles among these holds the event loop for up to 50 ms
 of CPU; with 50,000 and up to 200,000 it held it for up to 120 ms. All there is is looked through as seldom as with 50,000, 20 and 50.
 Producing to 500 partitions pays 2 % of its CPU for it (bench case produce-500-in-one)."""
-TRIMMED_ABOVE_BYTES: Final = 160 * 2**20
-"""Resident beside the budgets of requests and caches: a process with its libraries takes up to 145 MiB."""
+TRIMMED_BELOW_BYTES: Final = 32 * 2**20
+"""As much before the bound of a broker's memory is reached, freed memory is given back to the system."""
 
 _log = structlog.get_logger(__name__)
 
@@ -215,7 +215,7 @@ def _imported_http() -> Any:
 @contextlib.asynccontextmanager
 async def _trimming(settings: Settings) -> AsyncIterator[None]:
     blocking = ThreadBlocking(threads=1, name="malloc")
-    bytes_max = settings.storage.max_buffer_bytes + settings.storage.cache_bytes + TRIMMED_ABOVE_BYTES
+    bytes_max = preflight.memory_bytes_max(settings, connections=0) - TRIMMED_BELOW_BYTES
     try:
         async with Nursery() as nursery:
             nursery.spawn(malloc.Trimming(bytes_max=bytes_max, blocking=blocking).run(), name="malloc-trim")

@@ -1,6 +1,7 @@
 """Memory in an outage: a store stops answering (SIGSTOP) while clients push as hard as they can, and send again what was refused.
 
-`storage.max_buffer_bytes` + `storage.cache_bytes` + a stated constant (docs/operations.md) bound the broker's resident memory all the time.
+`storage.max_buffer_bytes`, `storage.cache_bytes`, `groups.memory_bytes` and a stated constant (docs/operations.md) bound the broker's
+resident memory all the time.
 """
 
 import math
@@ -26,7 +27,8 @@ from tests.kit.serving import Served, serving
 BUFFER_BYTES: Final = 32 * MIB
 CACHE_BYTES: Final = 16 * MIB
 CONSTANT_BYTES: Final = 192 * MIB
-BOUND_BYTES: Final = BUFFER_BYTES + CACHE_BYTES + CONSTANT_BYTES
+GROUPS_BYTES: Final = 16 * MIB
+BOUND_BYTES: Final = BUFFER_BYTES + CACHE_BYTES + GROUPS_BYTES + CONSTANT_BYTES
 BACK_WITHIN_S: Final = 60.0
 PUSHERS: Final = 40
 SHORT_S: Final = 15.0
@@ -91,6 +93,7 @@ def broker_of(folder: Path, oxia: OxiaServer, s3: S3Server, **settings: str) -> 
         "metadata.url": f"oxia://{oxia.address}/default",
         "storage.url": f"s3://{s3.bucket}/llog?endpoint={s3.endpoint}&region={s3.region}&path_style=true",
         "storage.max_buffer_bytes": "32MiB",
+        "groups.memory_bytes": "16MiB",
         "storage.cache_bytes": "16MiB",
         "kafka.max_request_bytes": "8MiB",
     }

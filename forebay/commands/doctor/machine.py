@@ -7,7 +7,6 @@ from typing import Final
 
 from broker.audit import refusal
 from forebay.commands.doctor.finding import Finding, failed, ok, warning
-from forebay.processes.serve import TRIMMED_ABOVE_BYTES
 from process import preflight
 from process.descriptors import DescriptorLimits
 from process.disk_space import FileSystem
@@ -35,12 +34,13 @@ def of_open_files(room: DescriptorLimits) -> Finding:
 def of_memory(settings: Settings, *, limit_bytes: int) -> Finding:
     """Raise `StartError` where `serve` does."""
     preflight.check_memory(settings, limit_bytes=limit_bytes)
-    budgets_bytes = settings.storage.max_buffer_bytes + settings.storage.cache_bytes
+    bytes_max = preflight.memory_bytes_max(settings)
+    *named, last = preflight.memory_budgets(settings)
     known = (
-        f"storage.max_buffer_bytes and storage.cache_bytes are {budgets_bytes >> 20} MiB, a broker takes up to "
-        f"{budgets_bytes + TRIMMED_ABOVE_BYTES >> 20} MiB, and this process may use {limit_bytes >> 20} MiB"
+        f"a broker takes up to {bytes_max >> 20} MiB, {sum(preflight.memory_budgets(settings).values()) >> 20} of them by "
+        f"{', '.join(named)} and {last}, and this process may use {limit_bytes >> 20} MiB"
     )
-    if budgets_bytes + TRIMMED_ABOVE_BYTES > limit_bytes:
+    if bytes_max > limit_bytes:
         return warning(MEMORY, f"{known}: it may be killed under load. Lower them, e.g. --set storage.cache_bytes=64MiB.")
     return ok(MEMORY, known)
 

@@ -46,10 +46,12 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_setting(tmp_path: Pat
 
 
 def test_bounds_that_exceed_the_memory_of_the_process_are_refused() -> None:
-    check_memory(Settings(), limit_bytes=513 * MIB)
+    check_memory(Settings(), limit_bytes=769 * MIB)
 
-    with pytest.raises(StartError, match=r"\(256MiB\) and storage\.cache_bytes \(256MiB\) do not fit into the 512MiB") as refused:
-        check_memory(Settings(), limit_bytes=512 * MIB)
+    with pytest.raises(
+        StartError, match=r"storage\.cache_bytes \(256MiB\) and groups\.memory_bytes \(256MiB\) do not fit into the 768MiB"
+    ) as refused:
+        check_memory(Settings(), limit_bytes=768 * MIB)
     assert refused.value.exit_code == 2
 
 

@@ -27,14 +27,14 @@ def test_open_files_are_compared_with_connections(limit: int, verdict: FindingSt
         assert "raise the limit of open files to 2096" in found.detail
 
 
-@pytest.mark.parametrize(("limit_mib", "verdict"), [(673, FindingStatus.OK), (600, FindingStatus.WARNING)])
+@pytest.mark.parametrize(("limit_mib", "verdict"), [(1_085, FindingStatus.OK), (1_084, FindingStatus.WARNING)])
 def test_budgets_are_compared_with_memory(limit_mib: int, verdict: FindingStatus) -> None:
     assert of_memory(Settings(), limit_bytes=limit_mib * 2**20).verdict is verdict
 
 
 def test_budgets_that_do_not_fit_are_refused_as_serve_refuses_them() -> None:
-    with pytest.raises(StartError, match="do not fit into the 512MiB"):
-        of_memory(Settings(), limit_bytes=512 * 2**20)
+    with pytest.raises(StartError, match="do not fit into the 768MiB"):
+        of_memory(Settings(), limit_bytes=768 * 2**20)
 
 
 @pytest.mark.parametrize(("free_gib", "verdict"), [(6, FindingStatus.OK), (4, FindingStatus.WARNING)])
