@@ -60,13 +60,13 @@ def test_a_header_that_is_cut_short_or_not_text_is_a_violation(frame: bytes) -> 
         codec.decode_header(memoryview(frame))
 
 
-@pytest.mark.parametrize(("api_key", "version"), pairs())
-def test_tags_follow_the_client_id_exactly_where_kio_says_so(api_key: int, version: int) -> None:
-    frame = memoryview(struct.pack(">hhih", api_key, version, 77, -1) + b"\x00")
+def test_tags_follow_the_client_id_exactly_where_kio_says_so() -> None:
+    for api_key, version in pairs():
+        frame = memoryview(struct.pack(">hhih", api_key, version, 77, -1) + b"\x00")
 
-    flexible = codec.decode_header(frame).body_position == len(frame)
+        flexible = codec.decode_header(frame).body_position == len(frame)
 
-    assert flexible == load_request_schema(api_key, version).__header_schema__.__flexible__
+        assert flexible == load_request_schema(api_key, version).__header_schema__.__flexible__, (api_key, version)
 
 
 @pytest.mark.parametrize("version", [9, 11])

@@ -1,5 +1,6 @@
 """The segment at rest: its name, header, footer and blocks, and what is refused."""
 
+import contextlib
 import struct
 from array import array
 from dataclasses import replace
@@ -109,22 +110,28 @@ def test_header_and_footer_survive_the_round_trip() -> None:
     assert decode_footer(FOOTER, size_bytes=len(BODY), key=KEY) == MADE.footer
 
 
-@pytest.mark.parametrize("position", range(HEADER_BYTES))
-def test_a_flipped_bit_of_the_header_is_noticed(position: int) -> None:
-    data = bytearray(BODY)
-    data[position] ^= 1
+def test_a_flipped_bit_of_the_header_is_noticed() -> None:
+    missed = []
+    for position in range(HEADER_BYTES):
+        data = bytearray(BODY)
+        data[position] ^= 1
+        with contextlib.suppress(Corrupt, IncompatibleFormat):
+            decode_header(data, key=KEY)
+            missed.append(position)
 
-    with pytest.raises((Corrupt, IncompatibleFormat)):
-        decode_header(data, key=KEY)
+    assert missed == []
 
 
-@pytest.mark.parametrize("position", range(len(FOOTER)))
-def test_a_flipped_bit_of_the_footer_is_noticed(position: int) -> None:
-    data = bytearray(FOOTER)
-    data[position] ^= 1
+def test_a_flipped_bit_of_the_footer_is_noticed() -> None:
+    missed = []
+    for position in range(len(FOOTER)):
+        data = bytearray(FOOTER)
+        data[position] ^= 1
+        with contextlib.suppress(Corrupt, IncompatibleFormat):
+            decode_footer(data, size_bytes=len(BODY), key=KEY)
+            missed.append(position)
 
-    with pytest.raises((Corrupt, IncompatibleFormat)):
-        decode_footer(data, size_bytes=len(BODY), key=KEY)
+    assert missed == []
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, HEADER_BYTES - 1])
@@ -358,13 +365,18 @@ def test_a_block_is_what_was_written() -> None:
         check_block(block_of(number), OF, number, key=KEY)
 
 
-@pytest.mark.parametrize("position", range(BATCH_BYTES))
-def test_a_flipped_bit_of_a_block_is_noticed_also_in_a_base_offset(position: int) -> None:
-    data = bytearray(block_of(1))
-    data[position] ^= 1
+def test_a_flipped_bit_of_a_block_is_noticed_also_in_a_base_offset() -> None:
+    found = []
+    for position in range(BATCH_BYTES):
+        data = bytearray(block_of(1))
+        data[position] ^= 1
+        try:
+            check_block(data, OF, 1, key=KEY)
+        except Corrupt as error:
+            found.append(str(error))
 
-    with pytest.raises(Corrupt, match=rf"checksum mismatch: key='{KEY}' part=block-1 expected=0x"):
-        check_block(data, OF, 1, key=KEY)
+    assert len(found) == BATCH_BYTES
+    assert all(text.startswith(f"checksum mismatch: key='{KEY}' part=block-1 expected=0x") for text in found)
 
 
 def test_a_block_that_is_cut_is_corrupt() -> None:

@@ -1,5 +1,6 @@
 """The WAL object's header at rest."""
 
+import contextlib
 import uuid
 
 import pytest
@@ -51,13 +52,16 @@ def test_the_bytes_are_those_of_the_picture() -> None:
     assert data[50:66] == uuid.UUID(int=5).bytes
 
 
-@pytest.mark.parametrize("position", range(len(header(2))))
-def test_a_flipped_bit_anywhere_is_noticed(position: int) -> None:
-    data = bytearray(header(2))
-    data[position] ^= 1
+def test_a_flipped_bit_anywhere_is_noticed() -> None:
+    missed = []
+    for position in range(len(header(2))):
+        data = bytearray(header(2))
+        data[position] ^= 1
+        with contextlib.suppress(Corrupt, IncompatibleFormat):
+            decode_header(bytes(data), key="test")
+            missed.append(position)
 
-    with pytest.raises((Corrupt, IncompatibleFormat)):
-        decode_header(bytes(data), key="test")
+    assert missed == []
 
 
 @pytest.mark.parametrize("length", [0, 7, 49, 60, len(header()) - 1])

@@ -179,10 +179,9 @@ def test_what_lies_behind_the_bytes_that_were_asked_for_is_not_looked_at() -> No
     assert found.starts == [5]
 
 
-@pytest.mark.parametrize("cut", range(len(WITH_GAPS) + 1))
-def test_a_window_in_two_views_is_walked_as_one_wherever_it_is_cut(cut: int) -> None:
+def test_a_window_in_two_views_is_walked_as_one_wherever_it_is_cut() -> None:
     view = memoryview(WITH_GAPS)
+    whole = scan_stamped([view], wanted=12, bytes_max=10_000, where="test")
 
-    assert scan_stamped([view[:cut], view[cut:]], wanted=12, bytes_max=10_000, where="test") == scan_stamped(
-        [view], wanted=12, bytes_max=10_000, where="test"
-    )
+    for cut in range(len(WITH_GAPS) + 1):
+        assert scan_stamped([view[:cut], view[cut:]], wanted=12, bytes_max=10_000, where="test") == whole, cut

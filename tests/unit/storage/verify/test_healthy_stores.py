@@ -302,7 +302,6 @@ async def test_a_topic_that_is_deleted_meanwhile_is_nothing_to_report(broker: Ri
 
 
 @pytest.mark.parametrize("store", ["metadata", "objects"])
-@pytest.mark.parametrize("when", range(1, 25))
 @pytest.mark.parametrize(
     "acts",
     [
@@ -316,12 +315,16 @@ async def test_a_topic_that_is_deleted_meanwhile_is_nothing_to_report(broker: Ri
         ("drain", "compact"),
     ],
 )
-async def test_nothing_is_found_wherever_entries_move(
-    store: str, when: int, acts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_found_wherever_entries_move(store: str, acts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_walk, "CHUNKS_PER_PAGE", 1)
     monkeypatch.setattr(partition_walk, "SEGMENTS_PER_PAGE", 1)
     monkeypatch.setattr(partition_walk, "SECOND_LOOK_S", 0.0)
+    found = {when: kinds for when in range(1, 25) if (kinds := await found_while_entries_move(store, when, acts))}
+    assert found == {}
+
+
+async def found_while_entries_move(store: str, when: int, acts: tuple[str, ...]) -> list[FindingKind]:
+    """Walk the log, do `acts` right before call number `when`, and return what was found."""
     async with kept(three_segments_and_more_entries) as broker:
         upkeep = Upkeep(broker)
 
@@ -337,8 +340,7 @@ async def test_nothing_is_found_wherever_entries_move(
 
         inner = broker.shared if store == "metadata" else objects_of(broker)
         result = await verify(broker, depth=DEEP, **{store: Interleaved(inner, act)})
-
-        assert [one for one in result.findings.kept if one.kind is not FindingKind.COMPACTION_LEFT] == []
+        return [one.kind for one in result.findings.kept if one.kind is not FindingKind.COMPACTION_LEFT]
 
 
 class BehindOnce:
