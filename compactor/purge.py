@@ -276,7 +276,12 @@ class Purge:
 
     async def _delete(self, topic_id: TopicId, batch: Sequence[ObjectStat], tally: _Tally) -> None:
         if batch:
-            await self._deletions.count()
+            known = await self._deletions.count()
+            # Older metadata may have been accepted since the batch was listed: what is there by then stays.
+            if known.missing or any(known.keeps(ObjectId(one.key.rsplit("/", 1)[1])) for one in batch):
+                raise Unavailable(
+                    "older metadata were accepted meanwhile, or objects that live entries name are missing: nothing is deleted"
+                )
             if not await self._is_deleted(topic_id):
                 raise Unavailable(f"a topic was deleted, and the metadata do not say so any more: topic_id={topic_id}")
             await self._objects.delete_many([one.key for one in batch])

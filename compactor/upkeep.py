@@ -160,6 +160,7 @@ class Upkeep:
             self._retention.keep_only(share)
             self._unmerged = dict.fromkeys([one for one in self._unmerged if one in share])
             self._taken_over &= share
+        collects = is_share and compactor_of(COLLECTING, names) == self.name
         report.partitions = len(partitions)
         cluster = await read_cluster(self._metadata)
         report.blocked = await self._why_nothing(cluster)
@@ -168,9 +169,9 @@ class Upkeep:
             due = await self._look_after(life.session, partitions, limits, report)
             if not report.blocked:
                 # Before anything is deleted: a compaction finds objects to be missing that no list shows to be.
-                await self._compact(life, due, report)
+                await self._compact(life, due, report, collects=collects)
                 await self._note_missing(life.collector, report)
-            if is_share and compactor_of(COLLECTING, names) == self.name:
+            if collects:
                 try:
                     await self._purge_topics(report)
                     await self._collect(life, report)
@@ -216,10 +217,10 @@ class Upkeep:
             await life.collector.cycle(report.collection)
         except ObjectsMissing as error:
             report.collection.missing = error.missing
+        self._collect_at_s = self._clock.monotonic_s() + self._collect_every_s
         report.collection.uploads = UploadsReport()
         await self._uploads.run(report.collection.uploads)
         await self._deletions.newer.remove_old_marks()
-        self._collect_at_s = self._clock.monotonic_s() + self._collect_every_s
 
     async def _purge_topics(self, report: CycleReport) -> None:
         if self._clock.monotonic_s() < self._purge_at_s:
@@ -361,11 +362,16 @@ class Upkeep:
             for _ in range(RETAINED_TOGETHER):
                 tasks.create_task(work())
 
-    async def _compact(self, life: _Life, found: Mapping[PartitionId, _Due], report: CycleReport) -> None:
+    async def _compact(self, life: _Life, found: Mapping[PartitionId, _Due], report: CycleReport, *, collects: bool) -> None:
+        """In rounds. When this compactor is to collect, the next rounds wait for that: what a backlog of a day becomes would be stored
+        beside all of it, and a disk that is nearly full has no room for both.
+        """
         due = [partition for partition, one in found.items() if one.is_compacted]
         grown = {partition for partition, one in found.items() if one.is_merging}
         while due:
             due = await self._round(life, due, found, report, grown)
+            if collects and report.written_bytes and self._clock.monotonic_s() >= self._collect_at_s:
+                break
         waiting = [*self._unmerged, *(one for one in grown if one not in self._unmerged)]
         # First: whatever fails now, in each cycle perhaps, goes behind those that were not tried yet.
         self._unmerged.clear()

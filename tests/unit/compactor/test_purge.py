@@ -12,7 +12,7 @@ from compactor.plan import CompactionPolicy
 from compactor.purge import Purge, PurgePolicy, PurgeResult
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
-from storage.catalog.collections import Deletions
+from storage.catalog.collections import Deletions, accept_older
 from storage.catalog.topics import Topic, Topics
 from storage.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
 from storage.formats.compaction import CompactionAttempt, CompactionState, encode_attempt
@@ -21,6 +21,7 @@ from storage.formats.segment import segment_key, segments_of_topic
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, DeleteRange, Key, NotApplied, Put, Record, Unknown, WriteOp, WriteOutcome
+from storage.objects.port import ObjectStat
 from storage.vocabulary import ObjectId, PartitionId, TopicId
 from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import compacting
@@ -337,6 +338,27 @@ async def test_two_purges_at_once_do_no_more_than_one() -> None:
         assert [one.failed for one in done] == [{}, {}]
         assert await it.left_of(gone) == []
         assert await it.read_all(kept) == before
+
+
+async def test_segments_stay_when_older_metadata_are_accepted_after_they_were_listed() -> None:
+    async with setting() as it:
+        gone = await it.deleted("gone")
+        segments = [one.key async for one in it.broker.objects._inner.list(segments_of_topic(gone.topic_id))]
+
+        class Accepting(Failing):
+            async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+                async for one in self._inner.list(prefix, start_after=start_after):
+                    yield one
+                if prefix == segments_of_topic(gone.topic_id):
+                    await accept_older(it.broker.shared, self._inner, IdSource(clock=it.clock), it.clock)
+
+        done = await it.purge(objects=Accepting(it.broker.objects)).run()
+
+        assert segments
+        assert [one.key async for one in it.broker.objects._inner.list(segments_of_topic(gone.topic_id))] == segments
+        assert [str(error) for error in done.failed.values()] == [
+            "older metadata were accepted meanwhile, or objects that live entries name are missing: nothing is deleted"
+        ]
 
 
 class Changed(Failing):
