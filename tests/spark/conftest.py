@@ -19,6 +19,7 @@ from tests.spark.acks import Record, Row, produce
 from tests.spark.brokers import Against, Brokers, running_brokers
 
 if TYPE_CHECKING:
+    from py4j.clientserver import ClientServerConnection
     from pyspark.sql import SparkSession
 
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -66,12 +67,35 @@ def spark_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("spark") / "spark.log"
 
 
+@contextlib.contextmanager
+def answers_kept_apart() -> Iterator[None]:
+    """Close a connection to the JVM that a test left in the middle of an answer, as at its timeout.
+
+    py4j does so at Ctrl-C alone. Otherwise the next question gets that answer, and all later tests of this session fail.
+    """
+    from py4j.clientserver import ClientServerConnection
+
+    send_command = ClientServerConnection.send_command
+
+    def send_or_close(connection: "ClientServerConnection", command: str) -> str:
+        try:
+            return str(send_command(connection, command))
+        except BaseException:
+            connection.close()
+            raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClientServerConnection, "send_command", send_or_close)
+        yield
+
+
 @pytest.fixture(scope="session")
 def spark(spark_log: Path) -> Iterator["SparkSession"]:
     log_settings = spark_log.with_name("log4j2.properties")
     log_settings.write_text(_LOG.format(file=spark_log))
     options = (f"-Dlog4j2.configurationFile={log_settings}",)
-    with open_session(SessionSettings(name="tests", is_brief=True, java_options=options, conf=_CONF)) as session:
+    settings = SessionSettings(name="tests", is_brief=True, java_options=options, conf=_CONF)
+    with answers_kept_apart(), open_session(settings) as session:
         yield session
 
 

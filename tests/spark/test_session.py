@@ -1,6 +1,9 @@
 """What a session of Spark is started with, and the one sentence that says what is missing."""
 
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,9 +19,10 @@ from spark.session import SessionSettings, open_session, prepared
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 SETTINGS: Final = SessionSettings(name="tests")
+LOOKS_MAX: Final = 20_000
 
 
 def java_that_says(folder: Path, said: str) -> None:
@@ -117,3 +121,29 @@ def test_an_archive_of_classes_that_is_not_there_is_no_option_of_the_jvm(tmp_pat
 def test_workers_run_this_python_and_times_are_utc(spark: "SparkSession") -> None:
     assert spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect() == [sys.executable]
     assert spark.sql("select cast(timestamp_millis(0) as string) as t").head() == ("1970-01-01 00:00:00",)
+
+
+def test_a_test_that_ends_in_the_middle_of_an_answer_leaves_it_to_no_other(spark: "SparkSession", tmp_path: Path) -> None:
+    heard, driver = tmp_path / "heard", os.getpid()
+
+    def time_is_over(*_: object) -> None:
+        heard.touch()
+        pytest.fail("as pytest-timeout has it")
+
+    def until_heard(_number: int) -> None:
+        os.kill(driver, signal.SIGUSR1)
+        for _ in range(LOOKS_MAX):
+            if heard.exists():
+                break
+            time.sleep(0.01)
+
+    waiting = spark.sparkContext.parallelize([0], 1)
+    before = signal.signal(signal.SIGUSR1, time_is_over)
+    try:
+        with pytest.raises(pytest.fail.Exception) as kept:
+            waiting.foreach(until_heard)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert kept.value.__traceback__ is not None, "it holds the connection"
+    assert [spark.range(number).count() for number in (3, 5)] == [3, 5]
