@@ -14,7 +14,7 @@ from tests.spark.reading import available, frame_of, read, rows_of, wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 EARLIEST, LATEST = -2, -1
 STEP_MS: Final = 1_000

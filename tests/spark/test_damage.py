@@ -16,7 +16,7 @@ from tests.spark.reading import read
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow, pytest.mark.long]
 
 TOPIC: Final = "damaged"
 MARK: Final = b"the bytes of this record are changed "

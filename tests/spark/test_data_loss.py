@@ -14,7 +14,7 @@ from tests.spark.test_streams import numbered
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 SOON: Final = {"fetchOffset.retryIntervalMs": "100"}
 """Spark asks three times whether an end has really gone back."""

@@ -12,7 +12,7 @@ from spark.schemas import avro_columns, json_columns
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 AT = datetime(2013, 1, 1, 10, tzinfo=UTC)
 COLUMNS = "carrier STRING NOT NULL, dep_delay INT, legs ARRAY<STRUCT<dest: STRING>>"

@@ -14,7 +14,7 @@ from tests.spark.test_streams import numbered
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 PARTITIONS: Final = 4
 METRICS_AGE_MAX_S: Final = 1.1

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from spark.jobs.audit import Audited
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 AT: Final = datetime(2013, 1, 1, tzinfo=UTC)
 END: Final = 6

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from spark.jobs.materialize import MaterializeSettings
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 SCHEMA = "-- of a flight\ncarrier STRING NOT NULL,\ndep_delay INT"
 

@@ -16,7 +16,7 @@ from tests.spark.flight_streams import DAY_MS, HOUR_MS, Flight, as_numbers, at, 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 HOUR = Duration(3_600)
 A_DAY = Duration(86_400)

@@ -31,7 +31,7 @@ from tests.spark.reading import read
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow, pytest.mark.long]
 
 ROWS: Final = 200
 SMALL_BATCHES: Final = {"kafka.batch.size": "200", "kafka.linger.ms": "0", "kafka.max.in.flight.requests.per.connection": "5"}

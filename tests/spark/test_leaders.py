@@ -12,7 +12,7 @@ from tests.spark.reading import streaming, wait_for, wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 PARTITIONS: Final = 4
 HOPPING: Final = {"kafka.metadata.max.age.ms": "50", "kafka.fetch.max.wait.ms": "50"}

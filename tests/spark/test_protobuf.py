@@ -22,7 +22,7 @@ from tests.spark.test_decoding import records
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 PROTO: Final = """
 syntax = "proto3";

@@ -12,7 +12,7 @@ from tests.spark.reading import FINISHED_WITHIN_S, read, stream_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 ROWS: Final = 240
 PARTITIONS: Final = 2

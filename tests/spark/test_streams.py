@@ -13,7 +13,7 @@ from tests.spark.reading import available, streaming, wait_for, wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 A_WHILE: Final = "1h"
 """Longer than any test."""

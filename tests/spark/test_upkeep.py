@@ -12,7 +12,7 @@ from tests.spark.reading import read, streaming, wait_for, wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 PARTITIONS: Final = 2
 SLOWLY: Final = {"maxOffsetsPerTrigger": "150"}
