@@ -1,11 +1,9 @@
 """Running a streaming query to its end: by itself, by a signal, or by an error, of which the user reads the cause and not the stack."""
 
 import re
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -14,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark.errors import JobFailed
 from spark.progress import QueryLine, batches_after
 from spark.settings import Duration
+from spark.stopping import Stopping
 
 _LOOK_EVERY_S: Final = 0.25
 _ASK_EVERY_S: Final = 0.005
@@ -30,55 +29,6 @@ _HINTS: Final = {
     "DELTA_CONCURRENT": "Somebody else wrote to the table meanwhile. Nothing of this batch was written: start again.",
     "DELTA_FAILED_TO_MERGE_FIELDS": "A column has another type in the table. Name a new table, or change the schema back.",
 }
-
-
-class Stopping:
-    """By SIGINT or SIGTERM: a query ends after the batch it is at. By a second one: at once, and the next run does the batch again."""
-
-    def __init__(self) -> None:
-        self._asked = threading.Event()
-        self._is_urgent = False
-
-    @property
-    def is_asked(self) -> bool:
-        return self._asked.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        """Until it is asked, or this long. Return whether it is."""
-        return self._asked.wait(seconds)
-
-    def ask(self) -> None:
-        self._asked.set()
-
-    @contextmanager
-    def by_signals(self) -> Iterator[None]:
-        """In the main thread. pyspark sets a handler of its own when a session starts: this comes after."""
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, *_: object) -> None:
-        # It is raised by `hurry`, where no answer of the JVM is on its way: the next question would get that one.
-        self._is_urgent = self.is_asked
-        self.ask()
-
-    def hurry(self) -> None:
-        """Raise `KeyboardInterrupt` if it was asked for twice."""
-        if self._is_urgent:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """As by Ctrl-C: pyspark cancels what runs, and raises `KeyboardInterrupt`."""
-    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def run_query(
@@ -116,7 +66,9 @@ def run_query(
         while not query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type]  # its JVM waits for milliseconds
             show()
             if stopping.is_asked:
-                _stop(query, writing, stopping)
+                if interval is None:
+                    stopping.cut_short()
+                _stop(query, writing)
         show()
         return line.rows
     except Exception as error:
@@ -158,22 +110,20 @@ class BatchWriting:
                 self.error = error
                 raise
 
-    def end(self, stopping: Stopping) -> None:
-        """When the batch that is being written is done. Raise `KeyboardInterrupt` if that takes too long for the user."""
+    def end(self) -> None:
+        """When the batch that is being written is done."""
         self._is_over = True
-        while not self._at_a_batch.acquire(timeout=_LOOK_EVERY_S):
-            stopping.hurry()
-        self._at_a_batch.release()
+        with self._at_a_batch:
+            pass
 
 
-def _stop(query: StreamingQuery, writing: BatchWriting, stopping: Stopping) -> None:
+def _stop(query: StreamingQuery, writing: BatchWriting) -> None:
     """Between two batches: Spark interrupts one that is under way, and gets lost in the stack that Python then hands it."""
-    writing.end(stopping)
+    writing.end()
     give_up_s = time.monotonic() + _COMMITTED_WITHIN_S
     # What is written still has to be noted in the checkpoint, or it is done once more. Then the next batch is planned, which may be
     # interrupted; should it get as far as `write`, it is refused there.
     while query.isActive and not _is_noted(query, writing.last) and time.monotonic() < give_up_s:
-        stopping.hurry()
         time.sleep(_ASK_EVERY_S)
     query.stop()
 

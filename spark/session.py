@@ -5,8 +5,10 @@ What keeps it from starting is said in one sentence (`SparkUnavailable`) before 
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +46,8 @@ class SessionSettings:
 
     `master`: where it runs; empty where `spark-submit` says so, which then decides about memory, jars, Java and Python, too.
     `shuffle_partitions`: Spark's own 200 are for clusters. `java_options`: of the driver's JVM. `is_brief`: it starts soon and is slow
-    afterwards, for tests. `has_delta`: tables of Delta Lake. `conf`, by Spark's names, is stronger than all of this.
+    afterwards, for tests. `has_delta`: tables of Delta Lake. `outlives_sigterm`: the JVM ends with this process and by no
+    SIGTERM. `conf`, by Spark's names, is stronger than all of this.
     """
 
     name: str
@@ -55,6 +58,7 @@ class SessionSettings:
     java_options: tuple[str, ...] = ()
     is_brief: bool = False
     has_delta: bool = False
+    outlives_sigterm: bool = False
     log_level: str = "WARN"
     conf: Mapping[str, str] = field(default_factory=dict)
 
@@ -79,12 +83,33 @@ def open_session(settings: SessionSettings) -> Iterator["SparkSession"]:
         builder = SparkSession.builder
         for name, value in prepared(settings, pyspark, Path(scratch)).items():
             builder = builder.config(name, value)
-        session = builder.getOrCreate()
+        with _outliving_sigterm() if settings.outlives_sigterm else contextlib.nullcontext():
+            session = builder.getOrCreate()
         try:
             session.sparkContext.setLogLevel(settings.log_level)
             yield session
         finally:
             session.stop()
+
+
+@contextlib.contextmanager
+def _outliving_sigterm() -> Iterator[None]:
+    """Let a process that this thread starts inside the block ignore SIGTERM.
+
+    systemd and a shell send a signal to all processes of a job. A JVM that ended by it in mid-answer would leave its Python nothing to say
+    but stacks. It ends with the pipe from Python.
+    """
+    thread, is_inside = threading.get_ident(), True
+
+    def ignore_sigterm() -> None:
+        if is_inside and threading.get_ident() == thread:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    os.register_at_fork(after_in_child=ignore_sigterm)  # nothing unregisters it: it has no effect after the block
+    try:
+        yield
+    finally:
+        is_inside = False
 
 
 def prepared(settings: SessionSettings, pyspark: PySpark, scratch: Path) -> dict[str, str]:

@@ -186,7 +186,7 @@ def _materialize(plan: Plan, store: str) -> CaseResult:
 def _run_job(spark: "SparkSession", target: Target, topic: str, folder: Path) -> None:
     from spark.jobs import materialize
     from spark.jobs.materialize import MaterializeSettings
-    from spark.queries import Stopping
+    from spark.stopping import Stopping
 
     settings = MaterializeSettings(
         bootstrap_servers=target.bootstrap, topics=(topic,), table=str(folder / "table"), checkpoint=str(folder / "checkpoint")
@@ -200,8 +200,8 @@ def _behind_s(spark: "SparkSession", target: Target, records: int, folder: Path)
     from spark.checkpoints import committed_offsets
     from spark.jobs import materialize
     from spark.jobs.materialize import MaterializeSettings
-    from spark.queries import Stopping
     from spark.settings import Duration
+    from spark.stopping import Stopping
 
     topic = "paced"
     _create((target,), topic)

@@ -23,8 +23,8 @@ from spark.errors import JobFailed
 from spark.files import qualified
 from spark.jobs.job import DONE, FAILED, JobSettings, SparkJob, main
 from spark.kafka_admin import KafkaAdmin, KafkaPartition, KafkaTopic, kafka_admin
-from spark.queries import Stopping
 from spark.settings import setting
+from spark.stopping import Stopping
 from spark.tables import Table
 from spark.topics import TopicSource, partitions_of
 from spark.vocabulary import Gaps, TableFormat, TableStart

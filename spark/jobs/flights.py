@@ -16,8 +16,9 @@ from spark.jobs.reading import QuerySettings, checked_table, either, opened
 from spark.jobs.stream import exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
 from spark.progress import batches_after
-from spark.queries import Stopping, run_query
+from spark.queries import run_query
 from spark.settings import Duration, setting
+from spark.stopping import Stopping
 from spark.tables import Table, TableBatch
 from spark.topics import TopicSource
 from spark.vocabulary import Emission

@@ -14,17 +14,17 @@ from typing import Any, Final, Generic, TypeVar
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from spark.errors import JobFailed, SparkUnavailable
+from spark.errors import SparkUnavailable
 from spark.kafka_admin import KafkaCluster
-from spark.queries import Stopping, explain, interrupted_by_sigterm
+from spark.queries import explain
 from spark.session import LOCAL, SessionSettings, open_session
 from spark.settings import AnySettings, WrongSettings, load, setting
+from spark.stopping import INTERRUPTED, Stopping
 
 DONE: Final = 0
 FAILED: Final = 1
 """The job could not go on, or an audit found differences."""
 USAGE: Final = 2
-INTERRUPTED: Final = 130
 UNAVAILABLE: Final = os.EX_UNAVAILABLE
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by `spark-submit`, which then has decided where to run."""
@@ -61,6 +61,7 @@ class JobSettings(AnySettings):
             driver_memory=self.driver_memory,
             shuffle_partitions=self.shuffle_partitions,
             has_delta=True,
+            outlives_sigterm=True,
             log_level=self.log_level,
             conf=self.conf,
         )
@@ -78,36 +79,41 @@ class SparkJob(Generic[S]):
     settings: type[S]
     run: Callable[[SparkSession, S, Stopping], int]
     is_stream: bool = False
-    """It looks at `Stopping` by itself; any other job is interrupted where it is."""
+    """It looks at `Stopping` by itself. Spark's work for any other job is cancelled."""
 
 
-def main(job: SparkJob[Any], arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 done, also when stopped by a signal between two batches; 1 failed; 2 settings are wrong; 69 Spark cannot start; 130
-    interrupted."""
+def main(job: SparkJob[Any], arguments: Sequence[str] | None = None, stopping: Stopping | None = None) -> int:
+    """The exit code: 0 done, also when a job with an interval was stopped by a signal; 1 failed; 2 settings are wrong; 69 Spark cannot
+    start; 130 stopped by SIGTERM or Ctrl-C before it was done.
+    """
     try:
         settings = load(job.settings, job.name, sys.argv[1:] if arguments is None else arguments, os.environ, about=job.summary)
     except WrongSettings as error:
         return _say(f"{error}\n`{job.name} --help` lists the settings.", USAGE)
+    stopping = stopping or Stopping()
+    if stopping.is_asked:
+        return _say(stopping.line, INTERRUPTED)
     try:
-        with open_session(settings.session(f"forebay-{job.name}")) as spark:
-            return _run(job, spark, settings)
+        with stopping.by_signals(), open_session(settings.session(f"forebay-{job.name}")) as spark, stopping.by_signals():
+            return _run(job, spark, settings, stopping)
     except SparkUnavailable as error:
         return _say(str(error), UNAVAILABLE)
 
 
-def _run(job: SparkJob[Any], spark: SparkSession, settings: JobSettings) -> int:
+def _run(job: SparkJob[Any], spark: SparkSession, settings: JobSettings, stopping: Stopping) -> int:
     # What it says is in the error that it is about.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    stopping = Stopping()
-    with stopping.by_signals() if job.is_stream else interrupted_by_sigterm():
+    if stopping.is_asked:
+        # Parts of Spark that still start complain of the end, with stacks.
+        spark.sparkContext.setLogLevel("OFF")
+        return _say(stopping.line, INTERRUPTED)
+    with stopping.watched(spark, cancels=not job.is_stream):
         try:
-            return job.run(spark, settings, stopping)
-        except KeyboardInterrupt:
-            return _say("stopped", INTERRUPTED)
-        except JobFailed as error:
-            return _say(str(error), FAILED)
+            code = job.run(spark, settings, stopping)
         except Exception as error:  # noqa: BLE001  # whatever Spark raises is said in its own words, without the stack of its JVM
-            return _say(explain(error), FAILED)
+            is_cancelled = not job.is_stream and stopping.wait(0)
+            return _say(stopping.line, INTERRUPTED) if is_cancelled else _say(explain(error), FAILED)
+    return _say(stopping.line, INTERRUPTED) if stopping.is_cut_short else code
 
 
 def _say(message: str, code: int) -> int:

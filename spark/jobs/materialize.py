@@ -18,8 +18,9 @@ from spark.jobs.job import DONE, SparkJob, main
 from spark.jobs.reading import ValueSettings, checked_table, decoding_of, either, opened
 from spark.jobs.stream import exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
-from spark.queries import Stopping, run_query
+from spark.queries import run_query
 from spark.settings import setting
+from spark.stopping import Stopping
 from spark.tables import Table, TableBatch
 from spark.topics import TopicSource
 from spark.vocabulary import TableFormat

@@ -8,6 +8,7 @@ from typing import Final
 
 from spark.errors import SparkUnavailable
 from spark.requirements import found_pyspark
+from spark.stopping import Stopping
 
 JOBS: Final = {
     "materialize": "Write topics to a table, each record once.",
@@ -39,6 +40,8 @@ def run_named(arguments: Sequence[str]) -> int:
     except SparkUnavailable as error:
         sys.stderr.write(f"{error}\n")
         return os.EX_UNAVAILABLE
-    from spark.jobs.job import main
+    stopping = Stopping()
+    with stopping.by_signals():
+        from spark.jobs.job import main
 
-    return main(importlib.import_module(f"spark.jobs.{name}").JOB, others)
+        return main(importlib.import_module(f"spark.jobs.{name}").JOB, others, stopping)

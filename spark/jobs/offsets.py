@@ -16,8 +16,8 @@ from spark.files import names_in
 from spark.group_commits import Offsets, goes_back
 from spark.jobs.job import DONE, FAILED, JobSettings, SparkJob, main
 from spark.kafka_admin import KafkaAdmin, kafka_admin
-from spark.queries import Stopping
 from spark.settings import Duration, setting
+from spark.stopping import Stopping
 
 _SHOWN: Final = 5
 

@@ -19,8 +19,8 @@ from spark.jobs.audit import AuditSettings
 from spark.jobs.job import JobSettings, SparkJob, main
 from spark.jobs.materialize import MaterializeSettings
 from spark.jobs.windows import WindowsSettings
-from spark.queries import Stopping
 from spark.settings import Duration, setting
+from spark.stopping import Stopping
 from spark.tables import Table
 
 READING: Final = "reading"

@@ -21,11 +21,11 @@ from pyspark.sql import functions as sql
 from spark.errors import JobFailed
 from spark.jobs.job import DONE, JobSettings, SparkJob, main
 from spark.kafka_admin import KafkaAdmin, kafka_admin
-from spark.queries import Stopping
 from spark.replaying import LAST, Planned, counted, lacking, left_over, planned, repeated, shared_out
 from spark.sending import FIXED, Sending
 from spark.session import SessionSettings
 from spark.settings import Duration, setting
+from spark.stopping import Stopping
 from spark.tables import Table
 from spark.targets import ReplayTarget
 from spark.vocabulary import TableFormat

@@ -18,8 +18,8 @@ from spark.flights import SCHEDULED, has_tailnum
 from spark.jobs.flights import FlightQuery, FlightSettings, Tally, run_flights
 from spark.jobs.job import DONE, SparkJob, main
 from spark.legs import AircraftDay, Leg, chains, day_of, is_closed
-from spark.queries import Stopping
 from spark.settings import Duration, setting
+from spark.stopping import Stopping
 
 LEG: Final = StructType(
     [

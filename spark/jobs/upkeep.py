@@ -17,8 +17,9 @@ from pyspark.sql import SparkSession
 from spark.errors import JobFailed
 from spark.files import Occupied, names_in, occupied
 from spark.jobs.job import DONE, FAILED, USAGE, JobSettings, SparkJob, main
-from spark.queries import Stopping, explain
+from spark.queries import explain
 from spark.settings import Duration, setting
+from spark.stopping import Stopping
 from spark.tables import WRITER_COLUMN, Table
 
 _HOUR_S: Final = 3_600.0
@@ -133,12 +134,15 @@ def run(spark: SparkSession, settings: UpkeepSettings, stopping: Stopping) -> in
         if not table.is_there(spark):
             return _refused(spark, table)
     while True:
-        failed = [table for table in tables if not _tidied(spark, table, settings)]
+        failed = 0
+        for table in tables:
+            failed += not _tidied(spark, table, settings, stopping)
+            if stopping.is_asked and (failed or table is not tables[-1]):
+                stopping.cut_short()
+                return DONE
         if settings.interval is None:
             return FAILED if failed else DONE
-        try:
-            stopping.wait(settings.interval)
-        except KeyboardInterrupt:
+        if stopping.wait(settings.interval):
             return DONE
 
 
@@ -153,12 +157,13 @@ def _refused(spark: SparkSession, table: Table) -> int:
     return USAGE
 
 
-def _tidied(spark: SparkSession, table: Table, settings: UpkeepSettings) -> bool:
-    """Say what came of it. What fails for one table is no reason to leave the others."""
+def _tidied(spark: SparkSession, table: Table, settings: UpkeepSettings, stopping: Stopping) -> bool:
+    """Say what came of it. What fails for one table is no reason to leave the others. Of cancelled work nothing is said."""
     try:
         sys.stdout.write(f"upkeep: {table.path}: {tidy(spark, table, settings)}\n")
     except (JobFailed, PySparkException, Py4JJavaError) as error:
-        sys.stderr.write(f"{table.path}: {explain(error)}\n")
+        if not stopping.is_asked:
+            sys.stderr.write(f"{table.path}: {explain(error)}\n")
         return False
     return True
 

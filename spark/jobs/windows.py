@@ -21,8 +21,8 @@ from spark.flights import SCHEDULED
 from spark.jobs.flights import FlightQuery, FlightSettings, Tally, run_flights
 from spark.jobs.job import DONE, SparkJob, main
 from spark.kafka_admin import KafkaCluster, kafka_admin
-from spark.queries import Stopping
 from spark.settings import Duration, setting
+from spark.stopping import Stopping
 from spark.tables import Table, TableBatch
 from spark.vocabulary import Emission
 

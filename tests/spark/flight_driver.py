@@ -20,9 +20,9 @@ from unittest.mock import patch
 from pyspark.sql import DataFrame, SparkSession
 
 from spark.jobs.flights import FlightBatches, FlightQuery, FlightSettings, Tally, run_flights
-from spark.queries import Stopping
 from spark.session import open_session
 from spark.settings import load
+from spark.stopping import Stopping
 from spark.tables import TableBatch
 from tests.spark.flight_streams import as_numbers
 

@@ -36,7 +36,7 @@ def settings(brokers: Brokers, folder: Path, **given: Any) -> "MaterializeSettin
 
 def materialize(spark: "SparkSession", made: "MaterializeSettings") -> int:
     from spark.jobs import materialize
-    from spark.queries import Stopping
+    from spark.stopping import Stopping
 
     assert list(made.complaints()) == []
     return materialize.run(spark, made, Stopping())
@@ -44,7 +44,7 @@ def materialize(spark: "SparkSession", made: "MaterializeSettings") -> int:
 
 def audit(spark: "SparkSession", made: "MaterializeSettings") -> int:
     from spark.jobs.audit import AuditSettings, run
-    from spark.queries import Stopping
+    from spark.stopping import Stopping
 
     given = AuditSettings(bootstrap_servers=made.bootstrap_servers, table=made.table, format=made.format, checkpoint=made.checkpoint)
     return run(spark, given, Stopping())

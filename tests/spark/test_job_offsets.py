@@ -24,9 +24,9 @@ from spark.jobs.offsets import OffsetsSettings, follow, run
 from spark.jobs.stream import StreamSettings
 from spark.kafka_admin import KafkaCluster, KafkaPartition, kafka_admin
 from spark.offset_export import OffsetExport
-from spark.queries import Stopping
 from spark.query_metrics import QueryTotals, as_json, as_prometheus, measured
 from spark.settings import Duration, WrongSettings, load
+from spark.stopping import Stopping
 from tests.kit.serving import ROOT
 from tests.spark.acks import produce
 from tests.spark.brokers import Brokers

@@ -15,10 +15,11 @@ import pytest
 
 from spark.errors import JobFailed
 from spark.jobs.replay import ReplaySettings, check_target, milliseconds, plan_of, run, write
-from spark.queries import Stopping, explain
+from spark.queries import explain
 from spark.replaying import LAST, ORIGIN, Planned, counted, left_over, of_this_plan, origins, planned, presences, shared_out
 from spark.sending import Acknowledged, RecordPace
 from spark.settings import WrongSettings, load
+from spark.stopping import Stopping
 from spark.targets import is_quiet
 from tests.spark.acks import Headers, Record, Row, produce
 from tests.spark.brokers import Brokers

@@ -13,8 +13,8 @@ import pytest
 
 from spark.files import Occupied, occupied
 from spark.jobs.upkeep import TableSize, UpkeepDone, UpkeepSettings, run
-from spark.queries import Stopping
 from spark.settings import Duration, WrongSettings, load
+from spark.stopping import Stopping
 from spark.tables import Table
 from tests.kit.serving import ROOT
 from tests.spark.acks import producing

@@ -34,7 +34,7 @@ def committed(folder: Path) -> set[int]:
 
 
 def test_a_query_that_is_told_to_stop_ends_after_the_batch_it_is_at(spark: "SparkSession", tmp_path: Path) -> None:
-    from spark.queries import Stopping
+    from spark.stopping import Stopping
 
     stopping = Stopping()
     written: list[int] = []
@@ -52,7 +52,7 @@ def test_a_query_that_is_told_to_stop_ends_after_the_batch_it_is_at(spark: "Spar
 
 
 def test_a_query_that_has_nothing_to_read_ends_when_it_is_told_to(spark: "SparkSession", tmp_path: Path) -> None:
-    from spark.queries import Stopping
+    from spark.stopping import Stopping
 
     stopping = Stopping()
     with ThreadPoolExecutor(1) as pool:
@@ -65,7 +65,7 @@ def test_a_query_that_has_nothing_to_read_ends_when_it_is_told_to(spark: "SparkS
     "error", [JobFailed("the table is full"), ZeroDivisionError("the table is full")], ids=lambda one: type(one).__name__
 )
 def test_what_a_batch_raises_is_what_the_query_ends_with(spark: "SparkSession", tmp_path: Path, error: Exception) -> None:
-    from spark.queries import Stopping
+    from spark.stopping import Stopping
 
     def write(rows: "DataFrame", number: int) -> None:
         raise error

@@ -20,9 +20,9 @@ from pyspark.sql import SparkSession
 from spark.jobs import materialize, upkeep
 from spark.jobs.materialize import MaterializeSettings
 from spark.jobs.upkeep import UpkeepSettings
-from spark.queries import Stopping
 from spark.session import SessionSettings, open_session
 from spark.settings import Duration
+from spark.stopping import Stopping
 
 NOTHING: Final = Duration(0)
 PAUSE_S: Final = 0.5
