@@ -76,6 +76,25 @@ def test_a_table_of_parquet_is_refused_because_nothing_is_safe(
     assert f"The table {tmp_path} is Parquet, and nothing can be done to it safely" in capsys.readouterr().err
 
 
+def test_an_upkeep_that_is_stopped_before_its_last_table_is_not_done(
+    spark: "SparkSession", tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = [tmp_path / name for name in ("first", "second")]
+    for table in tables:
+        (table / "_delta_log").mkdir(parents=True)
+        (table / "_delta_log" / f"{0:020}.json").touch()
+    stopping = Stopping()
+    stopping.ask()
+
+    run(spark, UpkeepSettings(tables=tuple(map(str, tables))), stopping)
+
+    assert stopping.is_cut_short
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"{tmp_path}/first: " not in printed.err, "nothing is said of cancelled work"
+    assert f"{tmp_path}/second" not in printed.err
+
+
 def test_a_folder_without_a_table_is_refused(spark: "SparkSession", tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(spark, UpkeepSettings(tables=(str(tmp_path),)), Stopping()) == 2
     assert capsys.readouterr().err == f"There is no Delta table in {tmp_path}.\n"
