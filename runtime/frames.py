@@ -26,14 +26,28 @@ _resize: Final[Callable[[bytearray, int], int]] = ctypes.PYFUNCTYPE(ctypes.c_int
 
 
 class Account:
-    """What is held. `held_bytes` may change in any thread: no call is between reading and writing it, where threads might be switched."""
+    """What is held, here and in the `whole` that it is a part of. `held_bytes` may change in any thread: no call is between reading and
+    writing it, where threads might be switched.
+    """
 
-    __slots__ = ("held_bytes", "is_watched")
+    __slots__ = ("held_bytes", "is_watched", "whole")
 
-    def __init__(self) -> None:
+    def __init__(self, whole: "Account | None" = None) -> None:
+        self.whole = whole
         self.held_bytes = 0
         self.is_watched = False
-        """`on_less` is called whenever a frame has left."""
+        """`on_less` is called whenever a frame has left; of a part, that of its whole."""
+
+    def change(self, by_bytes: int) -> None:
+        """More is held, or less."""
+        self.held_bytes += by_bytes
+        whole = self.whole
+        if whole is not None:
+            whole.held_bytes += by_bytes
+        else:
+            whole = self
+        if by_bytes < 0 and whole.is_watched:
+            whole.on_less()
 
     def on_less(self) -> None:
         """Called from any thread and from within anything: may do no more than ask the event loop for a call."""
@@ -62,11 +76,9 @@ class Frame:
     def move_to(self, account: Account) -> None:
         """From now on it counts there."""
         before, cost_bytes = self.account, self.cost_bytes
-        account.held_bytes += cost_bytes
+        account.change(cost_bytes)
         self.account = account
-        before.held_bytes -= cost_bytes
-        if before.is_watched:
-            before.on_less()
+        before.change(-cost_bytes)
 
     def __del__(self) -> None:
         account = getattr(self, "account", None)
@@ -74,6 +86,10 @@ class Frame:
             return  # there was no memory for it
         cost_bytes = len(self) + FRAME_OVERHEAD_BYTES
         account.held_bytes -= cost_bytes
+        whole = account.whole
+        if whole is not None:
+            whole.held_bytes -= cost_bytes
+            account = whole
         if account.is_watched:
             account.on_less()
 
@@ -97,6 +113,9 @@ def make_frame(content: memoryview | bytearray | int, account: Account) -> Frame
     frame.account = account
     cost_bytes = len(frame) + FRAME_OVERHEAD_BYTES
     account.held_bytes += cost_bytes
+    whole = account.whole
+    if whole is not None:
+        whole.held_bytes += cost_bytes
     return frame
 
 
