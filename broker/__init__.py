@@ -10,6 +10,7 @@ groups/       consumer groups: state machine, offsets, coordinator
 fetching/     what long polls wait for
 protocol/     the wire, without I/O
 leadership    which broker is named leader
+addresses     what clients of one address hold, and who goes first
 admission     the budget of request bytes
 http/         health, metrics
 settings/     file, environment and flags → values

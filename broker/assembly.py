@@ -205,7 +205,7 @@ async def open_broker(
             objects=opened.objects,
             blocks=blocks,
             tail_bytes_max=int(cache_bytes * TAIL_SHARE),
-            readers=responses,
+            readers=responses.dropped,
             inline=InlineSettings(
                 bytes_max=settings.storage.inline_bytes,
                 commits_per_s=settings.storage.inline_commits_per_second if is_shared(settings.metadata.url) else None,

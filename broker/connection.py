@@ -2,10 +2,11 @@
 
 A `BufferedProtocol`: small frames are cut from an arena, a large one is received straight into a buffer of its own. Produce requests
 overlap; any other request starts when all earlier ones have been answered; replies leave in order. Reading pauses while the client does
-not take its replies, while too much of what it sent is unanswered, and while the whole broker is over its budget.
+not take its replies, while too much of what it sent is unanswered, and while what it sent next has to wait for memory.
 
 Requests are frames of the broker's budget (broker.admission), which counts them for as long as anybody holds them: what the log still holds
-for a client that left is memory all the same. Replies count in another (broker.responses) until the client has taken them.
+for a client that left is memory all the same. Replies count in another (broker.responses) until the client has taken them. Both know how
+much of it is its address's (broker.addresses).
 """
 
 import asyncio
@@ -13,14 +14,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
+from broker.addresses import ClientAddress
 from broker.admission import Admission
 from broker.dispatch import Client, Done, Unanswerable
-from broker.half_sent import SMALL_BYTES
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.framing import PREFIX_BYTES, ReplyOrder, frame_length
 from broker.protocol.lone_produce import LonePrefix
 from broker.requests import Requests
 from broker.responses import Responses
+from process.accepting import unacknowledged_bytes
 from runtime.frames import Frame
 from storage.limits import KIB, MIB
 from storage.vocabulary import Buffer
@@ -30,7 +32,7 @@ OWN_BUFFER_FROM_BYTES: Final = 16 * KIB
 """A frame that is not complete gets a buffer of its own when this much of it has arrived."""
 FRAME_GROWTH: Final = 4
 """That buffer is at most this many times what has arrived: the claim of a length costs the broker nothing."""
-PROVEN_BYTES_MAX: Final = SMALL_BYTES
+PROVEN_BYTES_MAX: Final = 2 * MIB
 """Whoever has sent a frame of a size gets room for the next one of that size at once, up to this."""
 UNANSWERED_BYTES_MAX: Final = 8 * MIB
 UNANSWERED_REQUESTS_MAX: Final = 512
@@ -39,6 +41,8 @@ TOGETHER_BYTES_MAX: Final = 8 * KIB
 """Repeated requests that are answered together. Their replies are hardly larger."""
 BEGUN_PER_TURN_BYTES: Final = 2 * ARENA_BYTES
 """Per turn, of requests that waited. More than one read brings, so that requests arriving together begin together."""
+STOPPED_S: Final = 10.0
+"""A client that stopped in the middle of a request, or of taking a reply, does not go on if it was silent for so long."""
 
 assert OWN_BUFFER_FROM_BYTES + PREFIX_BYTES < ARENA_BYTES, "what stays in the arena leaves room for more"
 
@@ -54,6 +58,7 @@ class Connection(asyncio.BufferedProtocol):
         responses: Responses,
         frame_bytes_max: int,
         listener: str,
+        address: ClientAddress,
         on_made: Callable[["Connection"], None],
         on_lost: Callable[["Connection"], None],
         on_refused: Callable[["Connection", ProtocolViolation], bytes],
@@ -75,6 +80,7 @@ class Connection(asyncio.BufferedProtocol):
         self._soon = soon
         self._frame_bytes_max = frame_bytes_max
         self.listener = listener
+        self.address = address
         self.client_host = ""
         self.client_id: str | None = None
         self.lone_prefix: LonePrefix | None = None
@@ -83,11 +89,12 @@ class Connection(asyncio.BufferedProtocol):
         self._outgoing: list[Buffer] = []
         self._outgoing_bytes = 0
         self._unwritten_bytes = 0
-        self._unwritten_seen_bytes = 0
+        self._untaken_seen_bytes = 0
         self._covered_bytes = 0
         self._when_written: list[Callable[[], None]] = []
         self._when_followed: Callable[[], None] | None = None
         self._transport: asyncio.Transport | None = None
+        self._socket_fd = -1
         self._arena = bytearray(ARENA_BYTES)
         self._arena_view = memoryview(self._arena)
         self._arena_filled = 0
@@ -96,6 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_length = 0
         self._proven_bytes = 0
         self._is_starved = False
+        self._is_resting = False
         self._goes_on = False
         self._queue: deque[Frame] = deque()
         self._unanswered_bytes = 0
@@ -115,12 +123,14 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         # Nothing may wait there unnoticed: `pause_writing` says that something does, `resume_writing` that all of it was taken.
         self._transport.set_write_buffer_limits(high=0)
-        peer = transport.get_extra_info("peername")
+        peer, sock = transport.get_extra_info("peername"), transport.get_extra_info("socket")
         self.client_host = str(peer[0]) if peer else ""
+        self._socket_fd = -1 if sock is None else sock.fileno()
         self._on_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - as asyncio calls it
         self._is_lost = True
+        self._responses.note_taken(self)
         self._let_go()
         self._outgoing = []
         self._note_written()
@@ -132,7 +142,8 @@ class Connection(asyncio.BufferedProtocol):
         while not self._handed_over.empty():
             self._handed_over.get_nowait()
         self._end_frame()
-        self._admission.forget(self._update_reading, self)
+        self._is_starved = False
+        self._admission.forget(self)
 
     def _end_frame(self) -> None:
         if self._frame is not None:
@@ -165,30 +176,57 @@ class Connection(asyncio.BufferedProtocol):
         return self._frame_length
 
     @property
-    def is_starved(self) -> bool:
-        return self._is_starved
+    def is_resting(self) -> bool:
+        return self._is_resting
+
+    @property
+    def unanswered_bytes(self) -> int:
+        return self._unanswered_bytes
+
+    @property
+    def request_count(self) -> int:
+        return self._reply_order.begun_count
 
     @property
     def is_idle(self) -> bool:
         """Nothing is under way. Requests that were received may still wait for the client to take its replies."""
         return self._reply_order.pending_count == 0
 
+    @property
+    def is_silent(self) -> bool:
+        """Nothing is under way, or its client stopped in the middle of it."""
+        if self.is_between_requests and not self._is_writing_paused:
+            return True
+        self.note_progress()
+        return self.waits_for_client and not self._is_starved and self._now_s() - self.last_active_s > STOPPED_S
+
+    @property
+    def is_waiting(self) -> bool:
+        """What is under way appends nothing."""
+        return not self._overlapping
+
+    def untaken_bytes(self) -> int:
+        """What the client has not taken of its replies, wherever it waits on this machine."""
+        if self._transport is None or self._is_lost:
+            return 0
+        return self._transport.get_write_buffer_size() + unacknowledged_bytes(self._socket_fd)
+
     def note_progress(self) -> None:
         """A client that takes its replies slowly is not silent."""
-        left_bytes = 0 if self._transport is None or self._is_lost else self._transport.get_write_buffer_size()
-        if left_bytes < self._unwritten_seen_bytes:
+        if self._is_writing_paused and (left_bytes := self.untaken_bytes()) != self._untaken_seen_bytes:
+            self._untaken_seen_bytes = left_bytes
             self.last_active_s = self._now_s()
-        self._unwritten_seen_bytes = left_bytes
 
     @property
     def is_half_sent(self) -> bool:
-        """A large request of it has not arrived whole, through no fault of ours."""
-        return self._frame is not None and not self._is_starved
+        """A large request of it has not arrived whole."""
+        return self._frame is not None
 
     @property
     def is_hoarding(self) -> bool:
-        """It is up to the client how long memory is held: until it sends the rest of a frame, takes its replies, or its long poll ends."""
-        return self.is_half_sent or self._is_writing_paused or (self._is_busy and bool(self._queue))
+        """It is up to the client how long requests are held: until it sends the rest of one, takes its replies, or its long poll ends."""
+        is_held_up = self._is_writing_paused or self._is_busy
+        return self.is_half_sent or (is_held_up and bool(self._queue))
 
     @property
     def is_between_requests(self) -> bool:
@@ -237,7 +275,8 @@ class Connection(asyncio.BufferedProtocol):
         self._send()
         self.has_parted = True
         self._end_frame()
-        self._admission.forget(self._update_reading, self)
+        self._is_starved = False
+        self._admission.forget(self)
         self._arena_filled = 0
         self._transport.write_eof()
         self._update_reading()
@@ -248,7 +287,7 @@ class Connection(asyncio.BufferedProtocol):
         frame = self._frame
         if frame is None:
             return self._arena_view[self._arena_filled :]
-        return memoryview(frame)[self._frame_filled :]
+        return memoryview(frame)[self._frame_filled : self._frame_filled + self._admission.readable_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.has_parted:
@@ -258,13 +297,14 @@ class Connection(asyncio.BufferedProtocol):
             frame = self._frame
             if frame is not None:
                 self._frame_filled += nbytes
+                self._is_resting = self._admission.note_read(nbytes, self._read_on)
                 if self._frame_filled == self._frame_length:
                     self._unanswered_bytes += len(frame)
                     self._proven_bytes = min(PROVEN_BYTES_MAX, max(self._proven_bytes, len(frame)))
                     self._queue.append(frame)
                     self._end_frame()
                 elif self._frame_filled == len(frame):
-                    self._give_room(frame, frame.cost_bytes)
+                    self._frame = self._admission.grow(frame, min(self._frame_length, len(frame) * FRAME_GROWTH), self)
             else:
                 self._arena_filled += nbytes
                 self._cut_frames()
@@ -283,14 +323,19 @@ class Connection(asyncio.BufferedProtocol):
                 raise ProtocolViolation(f"frame larger than kafka.max_request_bytes: bytes={length} max={self._frame_bytes_max}")
             if begin + length > filled:
                 if filled - begin >= OWN_BUFFER_FROM_BYTES:
-                    self._frame_length = length
-                    if self._give_room(view[begin:filled], 0):
-                        self._frame_filled = filled - begin
+                    self._frame_length, self._frame_filled = length, filled - begin
+                    is_proven = length <= self._proven_bytes
+                    room_bytes = length if is_proven else min(length, self._frame_filled * FRAME_GROWTH)
+                    self._frame = self._admission.begin(view[begin:filled], room_bytes, self)
+                    if self._frame is None:
+                        self._frame_filled = 0
+                        self._starve(length)
+                    else:
                         position = filled
                 break
-            frame = self._admission.admit(view[begin : begin + length])
+            frame = self._admission.admit(view[begin : begin + length], self)
             if frame is None:
-                self._starve(length, 0)
+                self._starve(length)
                 break
             self._unanswered_bytes += length
             self._queue.append(frame)
@@ -301,32 +346,19 @@ class Connection(asyncio.BufferedProtocol):
             self._arena[: filled - position] = self._arena[position:filled]
             self._arena_filled = filled - position
 
-    def _give_room(self, received: Frame | memoryview, counted_bytes: int) -> bool:
-        """Move the begun frame to a buffer with room for more of it. False: it waits until there is memory for one."""
-        room_bytes = min(self._frame_length, len(received) * FRAME_GROWTH)
-        frame: Frame | None = None
-        if room_bytes < self._frame_length <= self._proven_bytes and not self._admission.is_over:
-            frame = self._admission.begin(received, self._frame_length, self)
-        if frame is None:
-            frame = self._admission.begin(received, room_bytes, self)
-        if frame is None:
-            self._starve(room_bytes - counted_bytes, room_bytes)
-            return False
-        self._frame = frame
-        return True
+    def _read_on(self) -> None:
+        self._is_resting = False
+        self._update_reading()
 
-    def _starve(self, wanted_bytes: int, room_bytes: int) -> None:
+    def _starve(self, wanted_bytes: int) -> None:
         self._is_starved = True
-        self._admission.when_room(wanted_bytes, self, self._on_room, room_bytes=room_bytes)
+        self._admission.when_room(wanted_bytes, self, self._on_room)
 
     def _on_room(self) -> None:
         self._is_starved = False
         self.last_active_s = self._now_s()
         try:
-            if self._frame is not None:
-                self._give_room(self._frame, self._frame.cost_bytes)
-            else:
-                self._cut_frames()
+            self._cut_frames()
             self._advance()
             self._tell_followed()
         except (ProtocolViolation, Unanswerable) as reason:
@@ -475,7 +507,7 @@ class Connection(asyncio.BufferedProtocol):
         transport.writelines(outgoing)
         if transport.get_write_buffer_size():
             # All of it: the transport holds what it was given until the last byte was taken.
-            self._responses.held_bytes += uncounted_bytes
+            self.address.replies.change(uncounted_bytes)
             self._unwritten_bytes += uncounted_bytes
         elif self._when_written:
             self._note_written()
@@ -507,9 +539,7 @@ class Connection(asyncio.BufferedProtocol):
     def _note_written(self) -> None:
         """All replies so far were taken, or will never be."""
         unwritten_bytes, self._unwritten_bytes = self._unwritten_bytes, 0
-        self._responses.held_bytes -= unwritten_bytes
-        if unwritten_bytes and self._responses.is_watched:
-            self._responses.on_less()
+        self.address.replies.change(-unwritten_bytes)
         if self._when_written and not self._outgoing:
             when_written, self._when_written = self._when_written, []
             for release in when_written:
@@ -530,10 +560,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
+        self._untaken_seen_bytes = self.untaken_bytes()
+        self._responses.note_untaken(self)
         self._update_reading()
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
+        self._responses.note_taken(self)
         self.last_active_s = self._now_s()
         self._note_written()
         try:
@@ -547,20 +580,18 @@ class Connection(asyncio.BufferedProtocol):
         if transport is None or self._is_lost or transport.is_closing():
             return
         limit_factor = 1 if not self._is_reading_paused else 2  # go on only when half of the limit is free again
-        wanted = (
-            self.has_parted
-            or (
-                not self._is_starved
-                and not self._is_writing_paused
-                and not self._is_draining
-                and self._unanswered_bytes * limit_factor <= UNANSWERED_BYTES_MAX
-                and (len(self._queue) + self._reply_order.pending_count) * limit_factor <= UNANSWERED_REQUESTS_MAX
-                and not self._admission.is_over
+        if self._is_resting or self._is_writing_paused or self._is_draining:
+            wanted = self.has_parted
+        else:
+            wanted = (
+                self._frame is not None
+                or self.has_parted
+                or (
+                    not self._is_starved
+                    and self._unanswered_bytes * limit_factor <= UNANSWERED_BYTES_MAX
+                    and (len(self._queue) + self._reply_order.pending_count) * limit_factor <= UNANSWERED_REQUESTS_MAX
+                )
             )
-            or (self._frame is not None and not self._is_starved and not self._is_writing_paused and not self._is_draining)
-        )
-        if self._admission.is_over:
-            self._admission.when_free(self._update_reading)
         if wanted and self._is_reading_paused:
             self._is_reading_paused = False
             transport.resume_reading()

@@ -27,7 +27,7 @@ from broker.protocol.lone_produce import LonePrefix, LoneProduce
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest, ProduceResponse
 from broker.protocol.repeated_list_offsets import RepeatedRequest
 from broker.protocol.request import Request
-from broker.responses import LARGE_REPLY_BYTES, Responses, Room
+from broker.responses import LARGE_REPLY_BYTES, HasReplies, Responses
 from broker.slow_requests import SLOW_S, Slow, SlowRequests
 from runtime.clock import Clock
 from runtime.deadlines import within
@@ -86,6 +86,9 @@ class Client(Protocol):
 
     @property
     def client_host(self) -> str: ...
+
+    @property
+    def address(self) -> HasReplies: ...
 
     def close(self) -> None:
         """Returns after the bytes buffered for the client have been sent."""
@@ -429,7 +432,7 @@ class Dispatch:
         request = fetch.read_narrow(header.api_version, frame, header.body_position)
         if request is None:
             request = await in_turns(fetch.read_in_steps(header.api_version, frame, header.body_position))
-        room = Room(self._responses)
+        room = self._responses.room(connection.address.replies)
         try:
             handled = self._fetch.handle(request, version=header.api_version, client=connection, room=room)
             fetched = await within(HANDLER_TIMEOUT_S + FETCH_WAIT_S_MAX, handled)
@@ -457,7 +460,7 @@ class Dispatch:
         return header, reply, first_error
 
     async def _take_room(self, reply_bytes: int, connection: Client) -> None:
-        room = Room(self._responses)
+        room = self._responses.room(connection.address.replies)
         await room.to_send(reply_bytes)
         connection.until_written(room.give_back, reply_bytes)
 

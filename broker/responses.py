@@ -1,16 +1,24 @@
 """The budget of readers: replies that clients have not taken yet, and what is read for them (I11).
 
-Fetch takes room before it reads: less of it when there is little, and it waits when there is none. So that clients that take nothing cannot
-keep all others from reading, one reader at a time goes on beyond the budget, with one batch. Other large replies wait for room when they
-have been made, a few at a time. What small ones leave in sockets is counted, too.
+Fetch takes room before it reads: less of it when there is little. With none left, or others waiting, it tastes: it reads a little in a room
+that is kept for this alone, and answers with it if that is little compared with what is left. If it is not, it waits for room with the
+others. The first in line is of the address that holds least (broker/addresses.py), and an address leaves others a part of what it could
+have. So clients that take nothing keep nobody from reading a little, nor other addresses from reading. Other large replies take room when
+they have been made. What small ones leave in sockets is counted, too.
 
-Frames that the tail cache drops while somebody holds them count here until they have gone.
+When somebody waits, those lose their connections that take nothing, or so little that no client would wait for the rest.
+
+Frames that the tail cache drops while somebody holds them count in `dropped`, until they have gone: what of them replies hold is held once.
 """
 
 import asyncio
 import contextlib
-from typing import Final
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
 
+from broker.addresses import Line
 from runtime.frames import Account, Soon
 from runtime.telemetry import Metric, Telemetry
 from storage.limits import BATCH_BYTES_DEFAULT_MAX, KIB, MIB
@@ -24,76 +32,207 @@ READ_FACTOR: Final = 2
 """While a byte is read, it is in the piece it came in and in a copy, or it keeps other bytes of that piece alive."""
 GRANT_BYTES_MIN: Final = READ_FACTOR * BATCH_BYTES_DEFAULT_MAX
 """What a read may take whatever it asked for, as it returns at least one batch."""
-GRANT_SHARE_MAX: Final = 4
-"""A reader takes at most a quarter of the room that is left, so that the next finds some, too."""
+GRANT_SHARE_MAX: Final = 3
+"""A reader takes at most a third of the room that is left, so that the next finds some, too."""
 BYTES_MIN: Final = 4 * GRANT_BYTES_MIN
+TASTES_SHARE: Final = 8
+"""An eighth of the budget is for reads that found no room; each is of at most TASTE_BYTES, or one batch."""
+TASTE_BYTES: Final = 64 * KIB
+FAIR_SHARE: Final = 8
+"""What was read so is sent if it is no more than this part of what is left, or than LITTLE_BYTES: sockets take that."""
+LITTLE_BYTES: Final = 16 * KIB
+ADDRESS_SHARE: Final = 7
+"""An address holds at most this times what is left: alone seven eighths, of two each seven fifteenths."""
 LARGE_REPLY_BYTES: Final = 64 * KIB
 """A reply to anything but Fetch and Produce that is larger takes room."""
 
+UNREAD_S: Final = 15.0
+"""A client that takes nothing for this long, or needs UNREAD_FINISH_S more at the speed it had, is cut off when others wait."""
+HOARDING_S: Final = 5.0
+"""The same for who holds more than twice an equal part of the budget."""
+UNREAD_FINISH_S: Final = 60.0
+"""As long as clients wait for an answer that has begun to come, or longer."""
+UNREAD: Final = "it takes its replies too slowly, or none, while others wait for the memory"
+
 assert LARGE_REPLY_BYTES < 1 * MIB
+assert TASTE_BYTES < GRANT_BYTES_MIN
+
+
+class Taker(Protocol):
+    """A connection with replies that its client has not taken."""
+
+    @property
+    def address(self) -> "HasReplies": ...
+
+    def untaken_bytes(self) -> int: ...
+
+    def evict(self, reason: str) -> None: ...
+
+
+class HasReplies(Protocol):
+    @property
+    def replies(self) -> Account: ...
+
+
+@dataclass(slots=True)
+class Taking:
+    """`began_bytes` were untaken at `began_s`, `left_bytes` are now."""
+
+    began_s: float
+    began_bytes: int
+    left_bytes: int
+
+    def left_s(self, now_s: float) -> float:
+        """How long the rest takes at the speed so far."""
+        taken_bytes = self.began_bytes - self.left_bytes
+        return self.left_bytes * (now_s - self.began_s) / taken_bytes if taken_bytes > 0 else math.inf
+
+
+@dataclass(slots=True, eq=False)
+class WaitingReply:
+    """`granted`: what it may hold, from then on counted."""
+
+    wanted_bytes: int
+    least_bytes: int
+    granted: asyncio.Future[int]
 
 
 class Responses(Account):
     """`bytes_max` is taken to be at least BYTES_MIN."""
 
-    __slots__ = ("_bytes_max", "_freed", "_has_beyond", "_is_called", "_shortages", "_soon", "_turn", "_waiting")
+    __slots__ = (
+        "_bytes_max",
+        "_has_beyond",
+        "_hurries",
+        "_is_called",
+        "_line",
+        "_shortages",
+        "_soon",
+        "_taking",
+        "_tastes_left",
+        "_tasting",
+        "dropped",
+    )
 
     def __init__(self, *, bytes_max: int, telemetry: Telemetry, soon: Soon) -> None:
         super().__init__()
-        self._bytes_max = max(bytes_max, BYTES_MIN)
-        self._turn = asyncio.Lock()
-        self._waiting = 0
-        self._freed = asyncio.Event()
+        bytes_max = max(bytes_max, BYTES_MIN)
+        self._tastes_left = max(1, bytes_max // TASTES_SHARE // GRANT_BYTES_MIN)
+        self._bytes_max = bytes_max - self._tastes_left * GRANT_BYTES_MIN
+        self._tasting: Line[WaitingReply, WaitingReply] = Line()
+        self._line: Line[WaitingReply, WaitingReply] = Line()
+        self._taking: dict[Taker, Taking | None] = {}
+        self._hurries: dict[Room, Callable[[], None]] = {}
         self._has_beyond = False
         self._is_called = False
         self._soon = soon
         self._shortages = telemetry.counter(SHORTAGES)
-        telemetry.gauge(RESPONSE_BYTES).set_function(lambda: self.held_bytes)
+        self.dropped: Account = _Dropped(self)
+        telemetry.gauge(RESPONSE_BYTES).set_function(lambda: max(self.held_bytes, self.dropped.held_bytes))
 
     @property
     def is_short(self) -> bool:
-        """Somebody waits, or one at a time goes on."""
-        return self._waiting > 0 or self._has_beyond
+        """Somebody waits."""
+        return bool(self._line)
 
-    def room(self) -> "Room":
-        return Room(self)
+    def room(self, account: Account | None = None) -> "Room":
+        """For one reply to a client of an address that has this account."""
+        return Room(self, account)
 
-    def grant_now(self, wanted_bytes: int, least_bytes: int) -> int | None:
-        """At least `least_bytes`, or 0 for one who may go on beyond the budget; None if others wait, or it has to."""
-        return None if self._waiting else self._grant(wanted_bytes, least_bytes)
+    def left_bytes(self, account: Account) -> int:
+        """What may be granted now to who has this account."""
+        left_bytes = self._bytes_max - max(self.held_bytes, self.dropped.held_bytes)
+        if account is not self:
+            left_bytes = min(left_bytes, (ADDRESS_SHARE * left_bytes - account.held_bytes) // (ADDRESS_SHARE + 1))
+        return left_bytes
 
-    def _grant(self, wanted_bytes: int, least_bytes: int) -> int | None:
-        free_bytes = self._bytes_max - self.held_bytes
-        if free_bytes >= least_bytes:
-            granted_bytes = max(least_bytes, min(wanted_bytes, free_bytes // GRANT_SHARE_MAX))
-            self.held_bytes += granted_bytes
+    def grant_now(self, wanted_bytes: int, least_bytes: int, account: Account) -> int | None:
+        """At least `least_bytes`, or 0 for one who may go on beyond the budget. None: it has to wait, or others that hold no more do."""
+        if self._line:
+            self._line.look_again()
+            first = self._line.first()
+            if first is not None and first.address.held_bytes <= account.held_bytes + least_bytes:
+                return None
+        return self._grant(wanted_bytes, least_bytes, account)
+
+    def _grant(self, wanted_bytes: int, least_bytes: int, account: Account) -> int | None:
+        left_bytes = self.left_bytes(account)
+        if left_bytes >= least_bytes:
+            granted_bytes = max(least_bytes, min(wanted_bytes, left_bytes // GRANT_SHARE_MAX))
+            account.change(granted_bytes)
             return granted_bytes
-        if self._has_beyond:
+        if self._has_beyond or least_bytes * (ADDRESS_SHARE + 1) <= self._bytes_max * ADDRESS_SHARE:
             return None
         self._has_beyond = True
         return 0
 
-    async def grant(self, wanted_bytes: int, least_bytes: int) -> int:
-        """As `grant_now`, after a wait for it, in the order of asking."""
+    async def grant(self, wanted_bytes: int, least_bytes: int, account: Account) -> int:
+        """As `grant_now`, after a wait for it in line."""
         self._shortages.inc()
-        self._waiting += 1
+        self.is_watched = self.dropped.is_watched = True
+        hurries, self._hurries = self._hurries, {}
+        for hurry in hurries.values():
+            hurry()
+        waiting = WaitingReply(wanted_bytes, least_bytes, asyncio.get_running_loop().create_future())
         try:
-            async with self._turn:
-                while True:
-                    # Watched before it is looked: frames leave in any thread.
-                    self.is_watched = True
-                    self._freed.clear()
-                    if (granted_bytes := self._grant(wanted_bytes, least_bytes)) is not None:
-                        self.is_watched = False
-                        return granted_bytes
-                    await self._freed.wait()
+            return await self._wait(self._line, account, waiting)
+        except asyncio.CancelledError:
+            if waiting.granted.done() and not waiting.granted.cancelled():
+                account.change(-waiting.granted.result())
+                if not waiting.granted.result():
+                    self.end_beyond()
+            raise
+
+    async def _wait(self, line: Line[WaitingReply, WaitingReply], account: Account, waiting: WaitingReply) -> int:
+        line.add(account, waiting, waiting)
+        self.on_less()
+        try:
+            return await waiting.granted
         finally:
-            self._waiting -= 1
+            if line.remove(waiting):
+                self.on_less()
 
     def end_beyond(self) -> None:
         self._has_beyond = False
-        if self.is_watched:
+        self.on_less()
+
+    async def begin_taste(self, account: Account) -> None:
+        """Wait for one of the rooms that are kept for reading a little."""
+        if self._tastes_left and not self._tasting:
+            self._tastes_left -= 1
+            return
+        waiting = WaitingReply(0, 0, asyncio.get_running_loop().create_future())
+        try:
+            await self._wait(self._tasting, account, waiting)
+        except asyncio.CancelledError:
+            if waiting.granted.done() and not waiting.granted.cancelled():
+                self.end_taste()
+            raise
+
+    def end_taste(self) -> None:
+        self._tastes_left += 1
+        if self._tasting:
             self.on_less()
+
+    def may_keep(self, tasted_bytes: int, account: Account) -> bool:
+        """Whether what was read so is little enough to be sent."""
+        left_bytes = self._bytes_max - max(self.held_bytes, self.dropped.held_bytes)
+        return (
+            tasted_bytes <= LITTLE_BYTES
+            or tasted_bytes * FAIR_SHARE <= self.left_bytes(account)
+            or tasted_bytes * FAIR_SHARE * FAIR_SHARE <= left_bytes
+        )
+
+    def when_short(self, room: "Room", hurry: Callable[[], None] | None) -> None:
+        """Call `hurry` once when others wait while this room is held for records that are not there yet, at once if they do. None: it no
+        longer is.
+        """
+        if hurry is None:
+            self._hurries.pop(room, None)
+        elif self._line:
+            hurry()
+        else:
+            self._hurries[room] = hurry
 
     def on_less(self) -> None:
         if not self._is_called:
@@ -103,36 +242,109 @@ class Responses(Account):
 
     def _wake(self) -> None:
         self._is_called = False
-        self._freed.set()
+        while self._tastes_left and (taster := self._tasting.first()) is not None:
+            self._tasting.remove(taster.key)
+            if not taster.key.granted.done():
+                self._tastes_left -= 1
+                taster.key.granted.set_result(0)
+        self._line.look_again()
+        while (first := self._line.first()) is not None:
+            if not first.key.granted.done():
+                granted_bytes = self._grant(first.key.wanted_bytes, first.key.least_bytes, first.address)
+                if granted_bytes is None:
+                    break
+                first.key.granted.set_result(granted_bytes)
+            self._line.remove(first.key)
+        self.is_watched = self.dropped.is_watched = bool(self._line)
+
+    # Takers
+
+    def note_untaken(self, taker: Taker) -> None:
+        """It has replies that its client has not taken."""
+        self._taking[taker] = None
+
+    def note_taken(self, taker: Taker) -> None:
+        """It has none any more, or never will."""
+        self._taking.pop(taker, None)
+
+    def look(self, now_s: float) -> None:
+        """See what was taken since the last look, and evict who is in the way of those who wait. For a call about once a second."""
+        slow: list[tuple[float, int, Taker]] = []
+        share_bytes = 2 * self._bytes_max // (len(self._taking) + len(self._line) or 1)
+        for taker, taking in self._taking.items():
+            left_bytes = taker.untaken_bytes()
+            if taking is None or left_bytes > taking.left_bytes:
+                self._taking[taker] = Taking(now_s, left_bytes, left_bytes)
+                continue
+            taking.left_bytes = left_bytes
+            if now_s - taking.began_s >= (UNREAD_S if left_bytes <= share_bytes else HOARDING_S):
+                if (left_s := taking.left_s(now_s)) > UNREAD_FINISH_S:
+                    slow.append((left_s, left_bytes, taker))
+                else:
+                    self._taking[taker] = Taking(now_s, left_bytes, left_bytes)
+        self._line.look_again()
+        if slow and (first := self._line.first()) is not None:
+            short_bytes = first.waiting.least_bytes - self.left_bytes(first.address)
+            for _, left_bytes, taker in sorted(slow, key=lambda one: one[:2], reverse=True):
+                if short_bytes <= 0:
+                    break
+                if taker.address.replies.held_bytes >= first.address.held_bytes:
+                    taker.evict(UNREAD)
+                    short_bytes -= left_bytes
+
+
+class _Dropped(Account):
+    __slots__ = ("_responses",)
+
+    def __init__(self, responses: Responses) -> None:
+        super().__init__()
+        self._responses = responses
+
+    def on_less(self) -> None:
+        self._responses.on_less()
 
 
 class Room:
     """What one reply holds of the budget, until `give_back`."""
 
-    __slots__ = ("_held_bytes", "_is_beyond", "_responses")
+    __slots__ = ("_account", "_held_bytes", "_is_beyond", "_is_tasting", "_responses", "_tasted_bytes")
 
-    def __init__(self, responses: Responses) -> None:
+    def __init__(self, responses: Responses, account: Account | None = None) -> None:
         self._responses = responses
+        self._account = responses if account is None else account
         self._held_bytes = 0
         self._is_beyond = False
+        self._is_tasting = False
+        self._tasted_bytes = 0
+
+    @property
+    def is_tasting(self) -> bool:
+        """It may hold a little, for as long as that takes to read: no more is waited for."""
+        return self._is_tasting
 
     async def to_read(self, wanted_bytes: int, timeout_s: float) -> int:
-        """How many bytes of records may be read now of those that are wanted; 1 for one batch; 0 if no room came in time.
+        """How many bytes of records may be read now of those that are wanted, or one batch if that is more; 0 if no room came in time.
 
-        The bytes taken count twice while they are read: `settle` when it has been.
+        The bytes taken count twice while they are read: `keep` what it has been.
         """
         if readable_bytes := self.to_read_now(wanted_bytes):
             return readable_bytes
+        least_bytes = max(GRANT_BYTES_MIN, READ_FACTOR * self._tasted_bytes)
         try:
             async with asyncio.timeout(timeout_s):
-                granted_bytes = await self._responses.grant(max(READ_FACTOR * wanted_bytes, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
+                if not self._tasted_bytes:
+                    await self._responses.begin_taste(self._account)
+                    self._is_tasting = True
+                    return min(max(wanted_bytes, 1), TASTE_BYTES)
+                granted_bytes = await self._responses.grant(max(READ_FACTOR * wanted_bytes, least_bytes), least_bytes, self._account)
         except TimeoutError:
             return 0
         return self._note_read(wanted_bytes, granted_bytes)
 
     def to_read_now(self, wanted_bytes: int) -> int:
         """As `to_read`; 0 if there is a wait for it."""
-        granted_bytes = self._responses.grant_now(max(READ_FACTOR * wanted_bytes, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
+        least_bytes = max(GRANT_BYTES_MIN, READ_FACTOR * self._tasted_bytes)
+        granted_bytes = self._responses.grant_now(max(READ_FACTOR * wanted_bytes, least_bytes), least_bytes, self._account)
         return 0 if granted_bytes is None else self._note_read(wanted_bytes, granted_bytes)
 
     def _note_read(self, wanted_bytes: int, granted_bytes: int) -> int:
@@ -144,24 +356,42 @@ class Room:
 
     async def to_send(self, size_bytes: int) -> None:
         """Wait until a reply that has been made may wait for its client. Sets no deadline."""
-        granted_bytes = self._responses.grant_now(size_bytes, size_bytes)
+        granted_bytes = self._responses.grant_now(size_bytes, size_bytes, self._account)
+        if granted_bytes is None and self._responses.may_keep(size_bytes, self._account):
+            granted_bytes = size_bytes
+            self._account.change(size_bytes)
         if granted_bytes is None:
-            granted_bytes = await self._responses.grant(size_bytes, size_bytes)
+            granted_bytes = await self._responses.grant(size_bytes, size_bytes, self._account)
         self._held_bytes += granted_bytes
         self._is_beyond |= not granted_bytes
         self.settle(size_bytes)
 
+    def keep(self, read_bytes: int) -> bool:
+        """It holds what was read. False: that is too much for now. The caller lets it go, and asks again."""
+        if self._is_tasting:
+            self._is_tasting = False
+            self._responses.end_taste()
+            if not self._responses.may_keep(read_bytes, self._account):
+                self._tasted_bytes = read_bytes
+                return False
+        self.settle(read_bytes)
+        return True
+
+    def when_short(self, hurry: Callable[[], None] | None) -> None:
+        """As of `Responses`."""
+        self._responses.when_short(self, hurry)
+
     def settle(self, held_bytes: int) -> None:
         """It holds so much, and no more."""
         changed_bytes, self._held_bytes = held_bytes - self._held_bytes, held_bytes
-        responses = self._responses
-        responses.held_bytes += changed_bytes
-        if changed_bytes < 0 and responses.is_watched:
-            responses.on_less()
+        self._account.change(changed_bytes)
 
     def give_back(self) -> None:
         """The client has taken the reply, or never will. May be called again."""
         self.settle(0)
+        if self._is_tasting:
+            self._is_tasting = False
+            self._responses.end_taste()
         if self._is_beyond:
             self._is_beyond = False
             self._responses.end_beyond()

@@ -9,13 +9,14 @@ from typing import Final
 
 import structlog
 
-from broker.admission import CROWDED, STALLED, Admission
+from broker.addresses import IN_PLACE, Addresses, ConnectionPlaces
+from broker.admission import STALLED, Admission
 from broker.connection import Connection
 from broker.leaving import Leaving
 from broker.protocol.errors import OtherProtocol, ProtocolViolation
 from broker.protocol.framing import HTTP, TLS
 from broker.requests import Requests
-from broker.responses import Responses
+from broker.responses import UNREAD, Responses
 from process.accepting import Acceptor
 from runtime.clock import Clock
 from runtime.logs import Rarely
@@ -28,7 +29,7 @@ CONNECTIONS_MAX: Final = Metric(
     "forebay_connections_max", "Client connections there may be: kafka.max_connections, or fewer if the limit of open files is too low"
 )
 EVICTED: Final = Metric(
-    "forebay_connections_evicted_total", "Connections closed because others waited for the memory they held", ("reason",)
+    "forebay_connections_evicted_total", "Connections closed because others waited for the memory, or the place, they held", ("reason",)
 )
 VIOLATIONS: Final = Metric("forebay_protocol_violations_total", "Connections closed because of what the client sent")
 
@@ -39,9 +40,10 @@ STUCK_S: Final = 1.0
 """Then a client is not waited for that has sent half a request, or does not take its answers, and was silent for this long."""
 PART_S: Final = 1.0
 """A client that was sent the end of our stream has this long to read it, and what came before it, and to close."""
+TAKEN_CHECK_S: Final = 1.0
 IDLE_CHECK_S: Final = 15.0
 STALLED_S: Final = 15.0
-"""While the budget of requests, or that of replies, is used up, who holds some of it and was silent for this long loses its connection."""
+"""While requests wait for memory, who keeps requests that it has sent from being begun, and was silent for this long, is cut off."""
 
 STUCK_CHECK_S: Final = 5.0
 """While the budget of requests is used up and not a byte of it was given back for this long, memory is looked for in garbage."""
@@ -51,13 +53,14 @@ MORE_CONNECTIONS: Final = (
     "or find the client that opens that many"
 )
 
-UNREAD: Final = "it takes no replies, or its long poll is in the way of what it sent after it, while others wait for the memory"
+HELD_UP: Final = "it takes no replies, or its long poll is in the way of what it sent after it, while others wait for the memory"
 FIX_TLS: Final = (
     "listeners are plaintext: use security.protocol=PLAINTEXT in the client, or let it connect to a proxy before the broker that ends TLS"
 )
 CLIENT_ID_CHARS_MAX: Final = 256
 """Characters of a client id in the log."""
-_REASONS: Final = {STALLED: "half_sent", CROWDED: "crowded", UNREAD: "unread"}
+_REASONS: Final = {STALLED: "half_sent", UNREAD: "unread", HELD_UP: "held_up", IN_PLACE: "idle"}
+_FIXES: Final = {IN_PLACE: MORE_CONNECTIONS}
 
 log = structlog.get_logger("server")
 
@@ -92,6 +95,8 @@ class Server:
         self._clock = clock
         self._nursery = nursery
         self._connections: dict[Connection, asyncio.Task[None]] = {}
+        self._addresses = Addresses(requests=admission, replies=responses)
+        self._places = ConnectionPlaces(connections_max=limits.connections_max)
         self._acceptors: list[Acceptor[Connection]] = []
         self._all_closed = asyncio.Event()
         self._all_closed.set()
@@ -111,8 +116,9 @@ class Server:
         acceptor = Acceptor(
             listener_name,
             bound,
-            make=lambda: self._make(listener_name),
+            make=lambda client_host: self._make(listener_name, client_host),
             has_room=self._has_room,
+            make_room=lambda client_host: self._places.make_room(self._addresses.of(client_host)),
             fix=MORE_CONNECTIONS,
             nursery=self._nursery,
             telemetry=self._telemetry,
@@ -168,16 +174,16 @@ class Server:
                 await self._all_closed.wait()
 
     def _has_room(self) -> bool:
-        arriving = sum(len(acceptor.arriving) for acceptor in self._acceptors)
-        return len(self._connections) + arriving < self._limits.connections_max
+        return self._places.has_room(sum(len(acceptor.arriving) for acceptor in self._acceptors))
 
-    def _make(self, listener_name: str) -> Connection:
+    def _make(self, listener_name: str, client_host: str) -> Connection:
         return Connection(
             requests=self._requests,
             admission=self._admission,
             responses=self._responses,
             frame_bytes_max=self._limits.frame_bytes_max,
             listener=listener_name,
+            address=self._addresses.of(client_host),
             on_made=self._on_made,
             on_lost=self._on_lost,
             on_refused=self._on_refused,
@@ -193,6 +199,7 @@ class Server:
             connection.abort()  # it was accepted a moment before
             return
         self._gauge.labels(connection.listener).inc()
+        self._places.take(connection)
         self._connections[connection] = self._nursery.spawn(connection.run(), name="connection")
         self._all_closed.clear()
 
@@ -207,11 +214,12 @@ class Server:
 
     def _on_evicted(self, connection: Connection, reason: str) -> None:
         self._evicted.labels(_REASONS[reason]).inc()
-        self._say("connection_evicted", connection, reason=_REASONS[reason], cause=reason, arrived_bytes=connection.arrived_bytes)
+        facts = {"cause": reason, "arrived_bytes": connection.arrived_bytes} | ({"fix": _FIXES[reason]} if reason in _FIXES else {})
+        self._say("connection_evicted", connection, reason=_REASONS[reason], **facts)
 
     def _say(self, event: str, connection: Connection, **facts: object) -> None:
         """Each kind the first time at once, then rarely, with the facts of the last one and how many there were."""
-        kind = f"{event} {facts.get('protocol', '')}"
+        kind = f"{event} {facts.get('protocol') or facts.get('reason')}"
         client_id = connection.client_id
         about = {"client_host": connection.client_host, "client_id": client_id and client_id[:CLIENT_ID_CHARS_MAX]}
         self._last_said[kind] = about | {"listener": connection.listener} | facts
@@ -225,18 +233,24 @@ class Server:
         if task is not None:
             task.cancel()
             self._gauge.labels(connection.listener).dec()
+        self._places.give_back(connection)
         self._leaving.forget(connection)
         if not self._connections:
             self._all_closed.set()
 
     async def close_idle(self) -> None:
         """Close connections that were silent for too long; until cancelled."""
+        checked_s = self._clock.monotonic_s()
         while True:
-            await asyncio.sleep(IDLE_CHECK_S)
-            self.close_silent()
+            await asyncio.sleep(TAKEN_CHECK_S)
+            now_s = self._clock.monotonic_s()
+            self._responses.look(now_s)
+            if self._admission.is_short or now_s - checked_s >= IDLE_CHECK_S:
+                checked_s = now_s
+                self.close_silent()
 
     async def collect_garbage(self) -> None:
-        """Look for requests in garbage when nobody is read from for want of memory; until cancelled."""
+        """Look for requests in garbage when some wait for memory; until cancelled."""
         while True:
             await asyncio.sleep(STUCK_CHECK_S)
             self.collect_when_stuck()
@@ -244,23 +258,21 @@ class Server:
     def collect_when_stuck(self) -> None:
         """What nobody refers to but itself goes when the collector runs, and that waits for new objects: not while all wait."""
         held_bytes = self._admission.held_bytes
-        if self._admission.is_over and held_bytes == self._held_before_bytes:
+        if self._admission.is_short and held_bytes == self._held_before_bytes:
             gc.collect()
         self._held_before_bytes = held_bytes
 
     def close_silent(self) -> None:
-        """Close connections that were silent for the idle timeout, and those that keep others waiting for memory by their silence."""
+        """Close connections that were silent for the idle timeout, and those that keep requests waiting for memory by their silence."""
         now_s = self._clock.monotonic_s()
-        is_short = self._admission.is_over or self._responses.is_short
+        is_short = self._admission.is_short
         for connection in tuple(self._connections):
             connection.note_progress()
             silent_s = now_s - connection.last_active_s
-            is_idle = connection.is_idle and silent_s > self._limits.idle_timeout_s
-            is_stalled = is_short and connection.is_hoarding and silent_s > STALLED_S
             # Not `close`: that waits until the client has taken what is buffered for it, and this one may never do so.
-            if is_stalled:
-                connection.evict(STALLED if connection.is_half_sent else UNREAD)
-            elif is_idle:
+            if is_short and connection.is_hoarding and silent_s > STALLED_S:
+                connection.evict(STALLED if connection.is_half_sent else HELD_UP)
+            elif connection.is_idle and silent_s > self._limits.idle_timeout_s:
                 connection.abort()
 
 

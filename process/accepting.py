@@ -5,8 +5,12 @@ listener, while asyncio logs a thousand tracebacks a second.
 """
 
 import asyncio
+import contextlib
 import errno
+import fcntl
 import socket
+import sys
+import termios
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
@@ -29,6 +33,8 @@ ACCEPT_FAILURES: Final = Metric(
 BACKLOG: Final = 1_024
 ACCEPTED_AT_ONCE: Final = 64
 """Then others have their turn on the loop."""
+CLOSED_AT_ONCE: Final = 8
+"""Connections that give their places to new ones, in a turn of the loop."""
 RETRY_S: Final = 0.2
 """The pause without descriptors; new connections wait in the backlog meanwhile."""
 HTTP_CONNECTIONS_MAX: Final = 32
@@ -51,6 +57,15 @@ def bind(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
+def unacknowledged_bytes(socket_fd: int) -> int:
+    """What a socket was given and its peer's system has not taken; 0 of a negative number, and where the system does not tell."""
+    queued = bytearray(4)
+    if socket_fd >= 0:
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(socket_fd, termios.TIOCOUTQ, queued)
+    return int.from_bytes(queued, sys.byteorder)
+
+
 class Acceptor(Generic[P]):
     """Between `start` and `stop`. A protocol is in `arriving` from `accept` on, until its owner takes it out in `connection_made`."""
 
@@ -59,15 +74,16 @@ class Acceptor(Generic[P]):
         name: str,
         bound: socket.socket,
         *,
-        make: Callable[[], P],
+        make: Callable[[str], P],
         has_room: Callable[[], bool],
-        make_room: Callable[[], bool] = lambda: False,
+        make_room: Callable[[str], bool],
         fix: str,
         nursery: Nursery,
         telemetry: Telemetry,
     ) -> None:
-        """`has_room`: whether another connection may be added to those open and arriving; without room a new one is closed at
-        once, unless `make_room` closes another and says so. The log then names the listener and the `fix`.
+        """`make` gets the client's address. `has_room`: whether another connection may be added to those open and arriving; without room
+        a new one is closed at once, unless `make_room` closes another for its address and says so. When one is refused the log names
+        the listener and the `fix`.
         """
         later = asyncio.get_running_loop().call_later
         self._bound = bound
@@ -101,9 +117,12 @@ class Acceptor(Generic[P]):
         self._say_failed.stop()
 
     def _accept(self) -> None:
+        made = 0
         for _ in range(ACCEPTED_AT_ONCE):
+            if made == CLOSED_AT_ONCE:
+                return  # what was closed for others is an open file until the loop's next turn
             try:
-                accepted, _ = self._bound.accept()
+                accepted, address = self._bound.accept()
             except BlockingIOError:
                 return
             except (ConnectionAbortedError, InterruptedError):
@@ -111,16 +130,22 @@ class Acceptor(Generic[P]):
             except OSError as error:
                 self._pause(error)
                 return
+            client_host = str(address[0]) if address else ""
             if not self._has_room():
-                self._refused.inc()
-                self._say_refused.happened()
-                if not self._make_room():
+                if not self._make_room(client_host):
+                    self.note_refused()
                     accepted.close()
                     continue
+                made += 1
             accepted.setblocking(False)
-            protocol = self._make()
+            protocol = self._make(client_host)
             self.arriving.add(protocol)
             self._nursery.spawn(self._adopt(protocol, accepted), name="accept")
+
+    def note_refused(self) -> None:
+        """Count a connection that was closed because there were too many, and say so."""
+        self._refused.inc()
+        self._say_refused.happened()
 
     async def _adopt(self, protocol: P, accepted: socket.socket) -> None:
         try:

@@ -53,6 +53,10 @@ class ReplyOrder:
         return number
 
     @property
+    def begun_count(self) -> int:
+        return self._next
+
+    @property
     def pending_count(self) -> int:
         return self._next - self._oldest
 

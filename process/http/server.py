@@ -96,9 +96,9 @@ class HttpServer:
         acceptor = self._acceptor = Acceptor(
             "HTTP",
             bound,
-            make=server,
+            make=lambda _: server(),
             has_room=lambda: len(_open(server)) + len(acceptor.arriving) < HTTP_CONNECTIONS_MAX,
-            make_room=lambda: _close_oldest(server),
+            make_room=lambda _: _close_oldest(server, acceptor.note_refused),
             fix=f"find the client that opens more than {HTTP_CONNECTIONS_MAX} connections to {self._about.setting}",
             nursery=self._nursery,
             telemetry=self._telemetry,
@@ -167,12 +167,23 @@ def _open(server: web.Server) -> list[web.RequestHandler]:
     return [one for one in server.connections if one.transport is not None]
 
 
-def _close_oldest(server: web.Server) -> bool:
-    """aiohttp waits for ever for the first request of a connection: silent ones would fill the bound and keep probes out for good."""
-    if not (found := _open(server)):
+def _close_oldest(server: web.Server, note: Callable[[], None]) -> bool:
+    """Close one of the address with the most connections. aiohttp waits without end for the first request of a connection: silent ones
+    would fill the bound and keep probes out for good.
+    """
+    found = _open(server)
+    if not found:
         return False
-    found[0].force_close()
+    hosts = [_host_of(one) for one in found]
+    busiest = max(hosts, key=hosts.count)
+    found[hosts.index(busiest)].force_close()
+    note()
     return True
+
+
+def _host_of(handler: web.RequestHandler) -> str:
+    peer = handler.transport.get_extra_info("peername") if handler.transport is not None else None
+    return str(peer[0]) if peer else ""
 
 
 def _json(status: int, body: object, *, allow: str = "") -> web.Response:

@@ -21,7 +21,15 @@ BOUND: Final = re.compile(r"^([A-Z][A-Z_0-9]*_MAX)\b.*=", re.MULTILINE)
 CONSTANT: Final = re.compile(r"(\S+\.py) ([A-Z][A-Z_0-9]*)")
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
-SHARES: Final[dict[object, str]] = {3 / 8: "⅜", 2: "half", 1 / 2: "half", 4: "a quarter", 1 / 4: "a quarter", 3 / 4: "three quarters"}
+SHARES: Final[dict[object, str]] = {
+    3 / 8: "⅜",
+    2: "half",
+    1 / 2: "half",
+    4: "a quarter",
+    1 / 4: "a quarter",
+    3 / 4: "three quarters",
+    3: "a third",
+}
 
 ELSEWHERE: Final = {
     # What a format, a protocol or a library says: nothing is kept or refused by them.
@@ -61,7 +69,6 @@ ELSEWHERE: Final = {
     "storage/verify/verification.py FINDINGS_KEPT_MAX": "findings that are listed; the others are counted by kind",
     "storage/verify/wal_objects.py SLICES_KEPT_MAX": "headers that are not read again",
     # How a thing is done: whoever asks gets the same answer, in the same memory.
-    "broker/admission.py WAITED_LOOKS_MAX": "FINISH_S of broker/half_sent.py, in looks",
     "broker/groups/coordinator.py GROUP_CHARS_SAID_MAX": "of a group's name in a line; docs/limits.md has the bound of all fields",
     "broker/groups/loaded.py EXPIRED_TOGETHER_MAX": "what is left of a group goes with the next turn of the sweep",
     "broker/coordination/neighbours.py ADDRESSES_MAX": "of a broker's own advertised name",

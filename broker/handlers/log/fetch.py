@@ -26,7 +26,7 @@ from broker.fetching.preferred_replicas import Fetcher, Near, PreferredReplicas
 from broker.fetching.waiters import Waiters
 from broker.handling.errors import error_code_of
 from broker.protocol.fetch import PARTITIONS_PER_STEP, TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
-from broker.responses import Room
+from broker.responses import TASTE_BYTES, Room
 from runtime.clock import Clock
 from runtime.turns import Turns, in_turns
 from storage.catalog.topics import PATIENCE_S, Topic, Topics
@@ -120,19 +120,19 @@ class Fetch:
             near = await self._replicas.near(request.rack_id, client)
             if near is not None:
                 await self._send_nearer(targets, near, request.isolation_level)
-        wanted = _left(targets)
-        await self._gather(wanted, request, began_s, room, client, is_refused=len(wanted) < len(targets))
+        wanted = await self._gather(targets, request, began_s, room, client)
         if version < TOPIC_IDS_MINIMUM and any(isinstance(one.error, NotFound) for one in wanted):
             await self._resolve_anew(targets, version)
             if room is not None:
                 room.give_back()  # all is taken anew; and who went on beyond the budget would wait for itself
-            wanted = _left(targets)
-            await self._gather(wanted, request, began_s, room, client, is_refused=len(wanted) < len(targets))
-        pinned_bytes = _pinned_bytes(wanted)
-        if pinned_bytes > PINNED_BYTES_MAX:
-            pinned_bytes = _copy_parts(wanted, pinned_bytes_max=PINNED_BYTES_MAX)
-        if room is not None:
-            room.settle(pinned_bytes)
+            wanted = await self._gather(targets, request, began_s, room, client)
+        is_tasting = room is not None and room.is_tasting
+        pinned_bytes = _pinned_bytes(wanted, copied_above_bytes=TASTE_BYTES if is_tasting else PINNED_BYTES_MAX)
+        if room is not None and not room.keep(pinned_bytes):
+            del wanted  # too much to be held now: it is read again when there is room
+            _begin_again(targets)
+            wanted = await self._gather(targets, request, began_s, room, client)
+            room.keep(_pinned_bytes(wanted, copied_above_bytes=PINNED_BYTES_MAX))
         by_id = version >= TOPIC_IDS_MINIMUM
         if len(targets) <= PARTITIONS_PER_STEP:
             return FetchResponse([self._answer(target, request.isolation_level, by_id=by_id) for target in targets])
@@ -153,11 +153,17 @@ class Fetch:
         found = await self._resolve([targets[place].asked for place in places], version)
         for place, target in zip(places, found, strict=True):
             targets[place] = target
-        for target in targets:
-            if target.wanted is not None and target.answer is None:
-                target.wanted = Wanted(target.wanted.log, target.asked.fetch_offset, target.asked.partition_max_bytes)
+        _begin_again(targets)
 
     async def _gather(
+        self, targets: Sequence[Target], request: FetchRequest, began_s: float, room: Room | None, client: Fetcher | None
+    ) -> Sequence[Wanted]:
+        """Read for those without an answer, and return them. Without room there are no records."""
+        wanted = _left(targets)
+        await self._read(wanted, request, began_s, room, client, is_refused=len(wanted) < len(targets))
+        return wanted
+
+    async def _read(
         self,
         wanted: Sequence[Wanted],
         request: FetchRequest,
@@ -167,7 +173,7 @@ class Fetch:
         *,
         is_refused: bool,
     ) -> None:
-        """`is_refused`: some partitions have been refused, so the others wait for no records. Without room there are none."""
+        """`is_refused`: some partitions have been refused, so the others wait for no records."""
         may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX and not self._partitions.is_crowded
         is_wide = len(wanted) > PARTITIONS_PER_STEP
         wait = self._waiters.wait([one.log for one in wanted])
@@ -201,6 +207,9 @@ class Fetch:
                 if client is not None:
                     waiting.callback(client.when_followed, None)
                     client.when_followed(gathering.hurry)
+                if room is not None:
+                    waiting.callback(room.when_short, None)
+                    room.when_short(gathering.hurry)
                 is_waiting = False
                 while not (gathering.may_leave() or self._waiters.is_stopped):
                     if not is_waiting and not gathering.is_reading:
@@ -238,6 +247,8 @@ class Fetch:
         granted_bytes = await room.to_read(bytes_max, patience_s)
         if granted_bytes:
             gathering.open(min(bytes_max, granted_bytes))
+            if room.is_tasting:
+                gathering.hurry()
             await self._look(gathering, is_wide=is_wide)
         return granted_bytes > 0
 
@@ -385,8 +396,17 @@ def _room_at_once(room: Room, wanted: Iterable[Wanted], bytes_max: int, now_s: f
     return None
 
 
-def _pinned_bytes(wanted: Iterable[Wanted]) -> int:
-    return sum({id(view.obj): _whole_bytes(view) for one in wanted for view in one.buffers}.values())
+def _begin_again(targets: Iterable[Target]) -> None:
+    """Forget what was read of those without an answer."""
+    for target in targets:
+        if target.wanted is not None and target.answer is None:
+            target.wanted = Wanted(target.wanted.log, target.asked.fetch_offset, target.asked.partition_max_bytes)
+
+
+def _pinned_bytes(wanted: Sequence[Wanted], *, copied_above_bytes: int) -> int:
+    """What the records keep alive; less is, after a copy of small parts, if it would be more than `copied_above_bytes`."""
+    pinned_bytes = sum({id(view.obj): _whole_bytes(view) for one in wanted for view in one.buffers}.values())
+    return pinned_bytes if pinned_bytes <= copied_above_bytes else _copy_parts(wanted, pinned_bytes_max=copied_above_bytes)
 
 
 def _copy_parts(wanted: Sequence[Wanted], *, pinned_bytes_max: int) -> int:

@@ -5,13 +5,14 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
+from broker.addresses import Addresses, ClientAddress
 from broker.admission import Admission
 from broker.connection import Connection
 from broker.dispatch import Client, Done, Start
 from broker.protocol.errors import ProtocolViolation
 from broker.requests import Requests
 from broker.responses import Responses
-from runtime.frames import FRAME_OVERHEAD_BYTES
+from runtime.frames import FRAME_OVERHEAD_BYTES, Account, Frame, make_frame
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.limits import FRAME_BYTES_MAX, MIB
@@ -24,6 +25,11 @@ BUDGET_BYTES = 64 * MIB
 def cost(*sizes: int) -> int:
     """What frames of these sizes count."""
     return sum(sizes) + len(sizes) * FRAME_OVERHEAD_BYTES
+
+
+def occupied(budget: Account, size_bytes: int) -> Frame:
+    """Memory that others hold."""
+    return make_frame(memoryview(bytes(size_bytes)), Account(budget))
 
 
 def framed(*bodies: bytes) -> bytes:
@@ -205,8 +211,9 @@ class Play:
         soon: Callable[[Callable[[], None]], object] = lambda call: call(),
         requests: Requests | None = None,
         admission: Admission | None = None,
+        address: ClientAddress | None = None,
     ) -> None:
-        """`requests` in place of those that a test answers by hand; `admission` of other connections in place of its own."""
+        """`requests` in place of those that a test answers by hand; `admission` and `address` of other connections in place of its own."""
         self.clock = ManualClock()
         self.requests = FakeRequests()
         self.timers = Timers()
@@ -227,6 +234,7 @@ class Play:
             responses=self.responses,
             frame_bytes_max=frame_bytes_max,
             listener="PLAINTEXT",
+            address=address or Addresses(requests=self.admission, replies=self.responses).of("10.0.0.7"),
             on_made=self._on_made,
             on_lost=self._on_lost,
             on_refused=self._on_refused,

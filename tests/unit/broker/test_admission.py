@@ -2,12 +2,13 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.admission import ADMITTED_BYTES, CROWDED, PAUSES, ROUNDS_PER_TURN, STALLED, Admission
-from broker.half_sent import BEHIND_LOOKS_MIN, FINISH_S, LOOK_S, SMALL_BYTES, WATCHED_SHARE
+from broker.addresses import Addresses
+from broker.admission import ADMITTED_BYTES, FAIR_SHARE, FREE_SHARE, PAUSES, ROUNDS_PER_TURN, STALLED, Admission
+from broker.half_sent import BEHIND_LOOKS_MIN, FINISH_S, LOOK_S, WATCHED_SHARE
 from runtime.frames import FRAME_OVERHEAD_BYTES, Account, Frame
 from runtime.telemetry import Telemetry
 from storage.limits import KIB, MIB
-from tests.unit.broker.connecting import Timers, cost
+from tests.unit.broker.connecting import Timers, cost, occupied
 
 LIMIT = 1 * MIB
 
@@ -38,29 +39,41 @@ def telemetry() -> Telemetry:
 
 
 class Half:
-    """A connection that has sent a part of a request."""
+    """A connection that sends a request of this size."""
 
-    def __init__(self, budget: Admission, *, whole_bytes: int = LIMIT) -> None:
+    def __init__(self, budget: Admission, *, whole_bytes: int = LIMIT, address: Account | None = None, unanswered_bytes: int = 0) -> None:
         self.budget = budget
+        self.address = address or Account(budget)
         self.whole_bytes = whole_bytes
+        self.unanswered_bytes = unanswered_bytes
         self.arrived_bytes = 1
-        self.is_starved = False
+        self.is_resting = False
         self.evicted_for: str | None = None
         self.frame: Frame | None = None
 
-    def begin(self, room_bytes: int) -> bool:
-        before = self.frame
-        frame = self.budget.begin(before if before is not None else memoryview(b"x"), room_bytes, self)
-        self.frame = frame if frame is not None else before
-        return frame is not None
+    def begin(self, room_bytes: int | None = None) -> bool:
+        self.frame = self.budget.begin(memoryview(b"x"), self.whole_bytes if room_bytes is None else room_bytes, self)
+        return self.frame is not None
 
-    def wait(self, wanted_bytes: int, on_room: Callable[[], None] = lambda: None, *, room_bytes: int = 0) -> None:
-        self.is_starved = True
-        self.budget.when_room(wanted_bytes, self, on_room, room_bytes=room_bytes)
+    def wait(self, on_room: Callable[[], None] = lambda: None) -> None:
+        self.budget.when_room(self.whole_bytes, self, on_room)
+
+    def wait_and_begin(self) -> None:
+        self.wait(self.begin_or_fail)
+
+    def begin_or_fail(self) -> None:
+        assert self.begin()
+
+    def finish(self) -> Frame:
+        """All of it has arrived; the request that somebody holds from now on."""
+        assert self.frame is not None
+        frame, self.frame = self.frame, None
+        self.budget.end(self)
+        return frame
 
     def evict(self, reason: str) -> None:
         self.evicted_for = reason
-        self.budget.forget(lambda: None, self)
+        self.budget.forget(self)
         if self.frame is not None:
             self.frame = None
             self.budget.end(self)
@@ -77,14 +90,14 @@ def budget(loop: Loop, timers: Timers, telemetry: Telemetry) -> Admission:
 
 
 def admitted(budget: Admission, size_bytes: int) -> Frame:
-    frame = budget.admit(memoryview(bytes(size_bytes)))
+    frame = budget.admit(memoryview(bytes(size_bytes)), Half(budget))
     assert frame is not None
     return frame
 
 
-def begun(budget: Admission, size_bytes: int, *, whole_bytes: int = LIMIT) -> Half:
-    half = Half(budget, whole_bytes=whole_bytes)
-    assert half.begin(size_bytes)
+def begun(budget: Admission, size_bytes: int, *, address: Account | None = None) -> Half:
+    half = Half(budget, whole_bytes=size_bytes, address=address)
+    assert half.begin()
     return half
 
 
@@ -114,138 +127,172 @@ def test_a_frame_that_somebody_takes_over_counts_there(budget: Admission) -> Non
     assert (budget.held_bytes, other.held_bytes) == (0, 0)
 
 
-def test_up_to_three_quarters_everybody_reads_and_above_it_nobody_until_half_of_that_is_free(budget: Admission, loop: Loop) -> None:
-    frames = [admitted(budget, LIMIT // 4 - FRAME_OVERHEAD_BYTES) for _ in range(3)]
-    at_the_mark = budget.is_over
-    frames.append(admitted(budget, LIMIT // 8 - FRAME_OVERHEAD_BYTES))
-    above = budget.is_over
-    frames.pop(0)
+def addresses(budget: Admission) -> Addresses:
+    return Addresses(requests=budget, replies=Account())
+
+
+def test_what_an_address_holds_is_known_while_somebody_holds_it_also_when_its_connections_are_gone(budget: Admission) -> None:
+    known = addresses(budget)
+
+    def send() -> Frame | None:
+        return budget.admit(memoryview(bytes(1000)), Half(budget, address=known.of("10.0.0.1")))
+
+    frames = [send(), send()]
+    held = [known.of("10.0.0.1").held_bytes, known.of("10.0.0.2").held_bytes, budget.held_bytes]
+    frames.clear()
+
+    assert held == [2 * cost(1000), 0, 2 * cost(1000)]
+    assert known.of("10.0.0.1").held_bytes == 0
+
+
+def test_alone_a_client_may_use_all_but_a_reserve_and_then_waits_for_itself(budget: Admission, loop: Loop) -> None:
+    address = addresses(budget).of("10.0.0.1")
+    requests = []
+    while (half := Half(budget, whole_bytes=LIMIT // 16, address=address)).begin():
+        requests.append(half.finish())
+    half.wait_and_begin()
     loop.turn()
-    not_yet = budget.is_over
-    frames.pop(0)
+    at_first = half.frame
+    requests.pop()
     loop.turn()
 
-    assert not at_the_mark
-    assert above
-    assert not_yet
-    assert not budget.is_over
-
-
-def test_above_the_limit_nothing_is_allocated(budget: Admission) -> None:
-    frame = admitted(budget, LIMIT - 10 * KIB)
-
-    assert budget.admit(memoryview(bytes(10 * KIB))) is None
-    assert not Half(budget).begin(10 * KIB)
-    assert budget.held_bytes == frame.cost_bytes
-
-
-def test_a_begun_frame_that_grows_needs_room_for_the_difference_and_keeps_what_it_has(budget: Admission) -> None:
-    half = begun(budget, LIMIT // 4)
-    others = admitted(budget, LIMIT // 2 - FRAME_OVERHEAD_BYTES)
-    is_larger = half.begin(LIMIT // 2 - 2 * FRAME_OVERHEAD_BYTES)
+    assert LIMIT * FREE_SHARE - LIMIT // 16 <= address.held_bytes <= LIMIT
+    assert at_first is None
     assert half.frame is not None
-    budget.end(half)
-
-    assert is_larger
-    assert half.frame[:1] == b"x"
-    assert budget.held_bytes == half.frame.cost_bytes + others.cost_bytes
 
 
-def test_who_waits_for_reading_to_go_on_is_called_once(budget: Admission, loop: Loop) -> None:
+def test_the_smaller_a_request_and_the_less_its_connection_has_under_way_the_later_it_waits(budget: Admission) -> None:
+    others = occupied(budget, int(LIMIT * FREE_SHARE))
+    left_bytes = LIMIT - budget.held_bytes
+    fair_bytes = left_bytes // (FAIR_SHARE + 1)
+
+    assert Half(budget, whole_bytes=fair_bytes).begin()
+    assert not Half(budget, whole_bytes=2 * fair_bytes).begin()
+    assert not Half(budget, whole_bytes=fair_bytes, unanswered_bytes=fair_bytes).begin()
+    assert budget.admit(memoryview(bytes(100)), Half(budget)) is not None
+    assert budget.held_bytes <= LIMIT
+    del others
+
+
+def test_above_the_limit_nothing_is_allocated_however_many_ask(budget: Admission) -> None:
+    others = [occupied(budget, LIMIT - 100 * KIB)]
+    while (frame := budget.admit(memoryview(bytes(100)), Half(budget))) is not None:
+        others.append(frame)
+
+    assert len(others) > 10
+    assert budget.held_bytes <= LIMIT + FRAME_OVERHEAD_BYTES
+
+
+def test_what_has_begun_may_grow_to_its_length_and_that_is_set_aside_for_it(budget: Admission) -> None:
+    half = Half(budget, whole_bytes=LIMIT * 5 // 8)
+    assert half.begin(1 * KIB)
+    held_bytes = budget.held_bytes
+    beside_it = Half(budget, whole_bytes=LIMIT // 4).begin()
+    assert half.frame is not None
+    half.frame = budget.grow(half.frame, half.whole_bytes, half)
+    grown_bytes, first = budget.held_bytes, bytes(half.frame[:1])
+    half.evict("its client left")
+
+    assert held_bytes == cost(1 * KIB), "it takes memory as it arrives"
+    assert not beside_it
+    assert grown_bytes == cost(LIMIT * 5 // 8)
+    assert first == b"x"
+    assert budget.held_bytes == 0
+    assert Half(budget, whole_bytes=LIMIT // 4).begin()
+
+
+def test_those_who_wait_get_room_in_the_order_in_which_they_asked(budget: Admission, loop: Loop) -> None:
     calls: list[str] = []
-    first, second = (lambda: calls.append("first")), (lambda: calls.append("second"))
-    frames = [admitted(budget, LIMIT * 7 // 8)]
-    budget.when_free(first)
-    budget.when_free(first)
-    budget.when_free(second)
-    budget.forget(second, Half(budget))
-    frames.clear()
-    in_the_middle_of_it = list(calls)
-    loop.turn()
-    frames.append(admitted(budget, LIMIT * 7 // 8))
-    frames.clear()
-    loop.turn()
-
-    assert in_the_middle_of_it == []
-    assert calls == ["first"]
-
-
-def test_who_is_called_may_use_up_the_room_and_wait_again(budget: Admission, loop: Loop) -> None:
-    frames = [admitted(budget, LIMIT * 7 // 8)]
-    calls: list[str] = []
-
-    def take_all() -> None:
-        calls.append("called")
-        frames.append(admitted(budget, LIMIT * 7 // 8))
-        budget.when_free(take_all)
-
-    budget.when_free(take_all)
-    frames.clear()
-    loop.turn()
-
-    assert calls == ["called"]
-    assert budget.is_over
-
-
-def test_begun_frames_get_room_in_the_order_in_which_they_asked(budget: Admission, loop: Loop) -> None:
-    calls: list[str] = []
-    frames = [admitted(budget, LIMIT // 4) for _ in range(3)]
-    Half(budget).wait(LIMIT * 3 // 8, lambda: calls.append("large"))
-    Half(budget).wait(LIMIT // 8, lambda: calls.append("small"))
+    frames = [occupied(budget, LIMIT // 4) for _ in range(3)]
+    Half(budget, whole_bytes=LIMIT * 3 // 8).wait(lambda: calls.append("large"))
+    Half(budget, whole_bytes=LIMIT // 8).wait(lambda: calls.append("small"))
     loop.turn()
     at_first = list(calls)
     frames.pop()
     loop.turn()
+    with_less = list(calls)
+    frames.pop()
+    loop.turn()
 
     assert at_first == []
+    assert with_less == [], "who came later does not overtake"
     assert calls == ["large", "small"]
 
 
-def test_begun_frames_that_wait_only_for_each_other_lose_the_one_that_holds_most(budget: Admission, loop: Loop) -> None:
-    called: list[str] = []
-    large, small = begun(budget, LIMIT * 5 // 8), begun(budget, LIMIT // 4)
-    large.wait(LIMIT // 4, lambda: called.append("large"))
-    small.wait(LIMIT // 4, lambda: called.append("small"))
+def test_who_comes_later_does_not_take_the_room_that_the_first_waits_for(budget: Admission, loop: Loop) -> None:
+    frames = [occupied(budget, LIMIT // 4) for _ in range(3)]
+    first = Half(budget, whole_bytes=LIMIT // 2 - 16 * KIB)
+    first.wait_and_begin()
+    frames.pop()
+    later = Half(budget, whole_bytes=LIMIT // 8).begin()
+    frames.pop()
     loop.turn()
 
-    assert (large.evicted_for, small.evicted_for) == (CROWDED, None)
-    assert called == ["small"]
-    assert small.frame is not None
-    assert budget.held_bytes == small.frame.cost_bytes
+    assert not later
+    assert first.frame is not None
 
 
-def test_a_frame_larger_than_the_budget_is_refused(budget: Admission, loop: Loop) -> None:
-    half = Half(budget)
-    half.wait(2 * LIMIT)
+def test_the_longer_the_first_waits_the_less_others_get_before_it(budget: Admission, loop: Loop, timers: Timers) -> None:
+    frames = [occupied(budget, LIMIT * 3 // 4)]
+    Half(budget, whole_bytes=LIMIT // 2).wait()
+    small_bytes = (LIMIT - budget.held_bytes) // (FAIR_SHARE + 2)
+
+    def begins() -> bool:
+        half = Half(budget, whole_bytes=small_bytes)
+        is_begun = half.begin()
+        if is_begun:
+            half.finish()
+        return is_begun
+
+    at_first = begins()
+    timers.go_off(10)
+
+    assert at_first
+    assert not begins()
+    assert budget.admit(memoryview(bytes(100)), Half(budget)) is not None
+    assert frames
+
+
+def test_of_two_addresses_the_one_that_holds_less_goes_first_whoever_came_first(budget: Admission, loop: Loop) -> None:
+    known, order = addresses(budget), []
+    many, one = known.of("10.0.0.1"), known.of("10.0.0.2")
+    requests = [begun(budget, LIMIT // 8, address=many).finish() for _ in range(5)]
+    for number in range(20):
+        Half(budget, whole_bytes=LIMIT // 4, address=many).wait(lambda number=number: order.append(f"many {number}"))  # type: ignore[misc]
+    loop.turn()
+    lone = Half(budget, whole_bytes=LIMIT // 4, address=one)
+    lone.wait(lambda: order.append("one"))
+    while len(order) < 3 and requests:
+        requests.pop()
+        loop.turn()
+
+    assert "one" in order[:2], "at most the one that was first in line when it came goes before it"
+
+
+def test_a_request_larger_than_the_free_part_begins_when_there_is_little_else(budget: Admission, loop: Loop) -> None:
+    frames = [occupied(budget, LIMIT // 4)]
+    half = Half(budget, whole_bytes=LIMIT * 7 // 8)
+    is_begun = half.begin()
+    half.wait_and_begin()
+    loop.turn()
+    frames.clear()
     loop.turn()
 
-    assert half.evicted_for == CROWDED
-
-
-def test_senders_who_stop_half_way_do_not_keep_others_from_reading_when_there_is_room_beside_them(budget: Admission, loop: Loop) -> None:
-    stopped = begun(budget, LIMIT // 2)
-    answered = [admitted(budget, LIMIT * 3 // 8)]
-    over = budget.is_over
-    answered.clear()
-    loop.turn()
-
-    assert over
-    assert not budget.is_over
-    assert stopped.frame is not None
-    assert budget.held_bytes == stopped.frame.cost_bytes
+    assert not is_begun
+    assert half.frame is not None
 
 
 def test_who_left_is_not_called(budget: Admission, loop: Loop) -> None:
     heard: list[object] = ["nothing"]
-    half = Half(budget)
-    frames = [admitted(budget, LIMIT * 7 // 8)]
-    budget.when_free(heard.clear)
-    half.wait(LIMIT // 4, heard.clear)
-    budget.forget(heard.clear, half)
+    half = Half(budget, whole_bytes=LIMIT // 4)
+    frames = [occupied(budget, LIMIT * 7 // 8)]
+    half.wait(heard.clear)
+    budget.forget(half)
     frames.clear()
     loop.turn()
 
     assert heard == ["nothing"]
+    assert not budget.is_short
 
 
 def test_who_stopped_half_way_stays_while_nobody_waits(budget: Admission, timers: Timers) -> None:
@@ -259,14 +306,26 @@ def test_who_stopped_half_way_goes_at_once_when_somebody_waits_who_came_later(bu
     called: list[str] = []
     stopped = [begun(budget, LIMIT // 4) for _ in range(2)]
     timers.go_off(BEHIND_LOOKS_MIN + 1)
-    small = Half(budget, whole_bytes=LIMIT // 2)
-    others = admitted(budget, LIMIT // 16)
-    small.wait(LIMIT // 2, lambda: called.append("served"))
+    Half(budget, whole_bytes=LIMIT // 3).wait(lambda: called.append("served"))
     loop.turn()
 
     assert called == ["served"]
     assert {one.evicted_for for one in stopped} == {STALLED, None}, "no more of them than are in the way"
-    del others
+
+
+def test_who_stopped_half_way_stays_when_those_who_wait_are_of_an_address_that_holds_more(
+    budget: Admission, loop: Loop, timers: Timers
+) -> None:
+    known = addresses(budget)
+    many, one = known.of("10.0.0.1"), known.of("10.0.0.2")
+    stopped = begun(budget, LIMIT // 8, address=one)
+    requests = [begun(budget, LIMIT // 2, address=many).finish()]
+    Half(budget, whole_bytes=LIMIT // 2, address=many).wait()
+    timers.go_off(BEHIND_LOOKS_MIN + 1)
+    loop.turn()
+
+    assert stopped.evicted_for is None
+    assert requests
 
 
 @pytest.mark.parametrize(
@@ -275,8 +334,8 @@ def test_who_stopped_half_way_goes_at_once_when_somebody_waits_who_came_later(bu
 def test_it_is_how_long_the_rest_would_take_that_counts(
     budget: Admission, loop: Loop, timers: Timers, progress_bytes: int, is_evicted: bool
 ) -> None:
-    sender = begun(budget, LIMIT * 7 // 8)
-    Half(budget).wait(LIMIT // 2)
+    sender = begun(budget, LIMIT * 3 // 4)
+    Half(budget, whole_bytes=LIMIT // 2).wait()
     for _ in range(BEHIND_LOOKS_MIN + 1):
         sender.arrived_bytes += progress_bytes
         timers.go_off()
@@ -285,136 +344,29 @@ def test_it_is_how_long_the_rest_would_take_that_counts(
     assert (sender.evicted_for == STALLED) is is_evicted
 
 
-def test_of_those_who_came_too_slowly_the_largest_goes_first(budget: Admission, loop: Loop, timers: Timers) -> None:
+def test_who_is_not_read_from_because_others_have_their_turn_is_not_taken_for_slow(budget: Admission, loop: Loop, timers: Timers) -> None:
+    sender = begun(budget, LIMIT * 3 // 4)
+    sender.is_resting = True
+    Half(budget, whole_bytes=LIMIT // 2).wait()
+    timers.go_off(BEHIND_LOOKS_MIN + 1)
+    loop.turn()
+
+    assert sender.evicted_for is None
+
+
+def test_of_those_who_came_too_slowly_the_largest_goes_first(budget: Admission, timers: Timers) -> None:
     small, large = begun(budget, LIMIT // 8), begun(budget, LIMIT // 2)
-    Half(budget).wait(LIMIT // 2)
+    Half(budget, whole_bytes=LIMIT // 2).wait()
     timers.go_off(BEHIND_LOOKS_MIN + 1)
 
     assert (small.evicted_for, large.evicted_for) == (None, STALLED)
 
 
-def test_who_waits_for_room_is_not_taken_for_slow(budget: Admission, loop: Loop, timers: Timers) -> None:
-    waiting = begun(budget, LIMIT // 2)
-    others = [admitted(budget, LIMIT // 4)]
-    waiting.wait(LIMIT // 2)
-    timers.go_off(10 * BEHIND_LOOKS_MIN)
-    loop.turn()
-    evicted_for = waiting.evicted_for
-    others.clear()
-
-    assert evicted_for is None
-
-
-def test_half_sent_requests_that_keep_all_from_reading_go_and_those_beside_whole_ones_that_do_stay(
-    budget: Admission, loop: Loop, timers: Timers
-) -> None:
-    stopped, whole = begun(budget, LIMIT // 4), [admitted(budget, LIMIT * 5 // 8)]
-    over_for_whole_ones = budget.is_over
-    timers.go_off(BEHIND_LOOKS_MIN + 1)
-    evicted_beside_whole_ones = stopped.evicted_for
-    whole.clear()
-    whole.append(admitted(budget, LIMIT // 4))
-    more = begun(budget, LIMIT // 4)
-    timers.go_off(BEHIND_LOOKS_MIN + 1)
-    loop.turn()
-
-    assert over_for_whole_ones
-    assert evicted_beside_whole_ones is None
-    assert (stopped.evicted_for, more.evicted_for) == (STALLED, STALLED), "reading goes on below three eighths"
-    assert not budget.is_over
-
-
-def test_a_large_request_claims_its_length_and_waits_while_others_claim_half_without_keeping_anybody_from_reading(
-    loop: Loop, timers: Timers, telemetry: Telemetry
-) -> None:
-    budget = Admission(bytes_max=16 * SMALL_BYTES, telemetry=telemetry, soon=loop.soon, later=timers.later)
-    called: list[str] = []
-    first, second = begun(budget, 2 * KIB, whole_bytes=6 * SMALL_BYTES), begun(budget, 2 * KIB, whole_bytes=6 * SMALL_BYTES)
-    has_claimed = first.begin(2 * SMALL_BYTES)
-    may_claim_beside_it = second.begin(2 * SMALL_BYTES)
-    second.wait(2 * SMALL_BYTES, lambda: called.append("second"), room_bytes=2 * SMALL_BYTES)
-    small = Half(budget)
-    is_begun = small.begin(SMALL_BYTES)
-    loop.turn()
-    called_early = list(called)
-    first.evict("its client left")
-    loop.turn()
-
-    assert has_claimed
-    assert not may_claim_beside_it
-    assert is_begun
-    assert not budget.is_over
-    assert called_early == []
-    assert called == ["second"]
-
-
-def test_who_claims_and_stops_goes_when_somebody_waits_for_the_claim(loop: Loop, timers: Timers, telemetry: Telemetry) -> None:
-    budget = Admission(bytes_max=16 * SMALL_BYTES, telemetry=telemetry, soon=loop.soon, later=timers.later)
-    called: list[str] = []
-    stopped = begun(budget, 2 * SMALL_BYTES, whole_bytes=6 * SMALL_BYTES)
-    second = begun(budget, 2 * KIB, whole_bytes=6 * SMALL_BYTES)
-    second.wait(2 * SMALL_BYTES, lambda: called.append("second"), room_bytes=2 * SMALL_BYTES)
-    timers.go_off(BEHIND_LOOKS_MIN + 1)
-    loop.turn()
-
-    assert stopped.evicted_for == STALLED
-    assert called == ["second"]
-
-
-def test_those_who_wait_long_for_room_while_somebody_else_goes_on_do_not_keep_all_from_reading(
-    budget: Admission, loop: Loop, timers: Timers
-) -> None:
-    heard: list[str] = []
-    waiting = [begun(budget, LIMIT // 16 - FRAME_OVERHEAD_BYTES, whole_bytes=LIMIT // 4) for _ in range(14)]
-    trickling = begun(budget, LIMIT // 16, whole_bytes=LIMIT // 16)
-    for half in waiting:
-        half.wait(LIMIT // 4, room_bytes=LIMIT // 4)
-    budget.when_free(lambda: heard.append("reading goes on"))
-
-    def wait_for_looks(count: int) -> None:
-        for _ in range(count):
-            trickling.arrived_bytes += (LIMIT // 16 - trickling.arrived_bytes) // 10
-            timers.go_off()
-            loop.turn()
-
-    wait_for_looks(int(FINISH_S / LOOK_S) - 1)
-    evicted_early = [half.evicted_for for half in waiting if half.evicted_for]
-    wait_for_looks(BEHIND_LOOKS_MIN)
-
-    assert evicted_early == []
-    assert heard == ["reading goes on"]
-    assert trickling.evicted_for is None
-
-
-def test_who_waits_for_no_more_than_whole_requests_will_free_is_not_evicted(budget: Admission, loop: Loop, timers: Timers) -> None:
-    called: list[str] = []
-    half = begun(budget, LIMIT // 2, whole_bytes=LIMIT)
-    whole = [admitted(budget, LIMIT // 16)]
-    half.wait(LIMIT // 2 - FRAME_OVERHEAD_BYTES, lambda: called.append("room"))
-    loop.turn()
-    timers.go_off(BEHIND_LOOKS_MIN - 1)
-    whole.clear()
-    loop.turn()
-
-    assert half.evicted_for is None
-    assert called == ["room"]
-
-
-def test_what_is_not_answered_soon_is_not_waited_for(budget: Admission, loop: Loop, timers: Timers) -> None:
-    half = begun(budget, LIMIT // 2, whole_bytes=LIMIT)
-    whole = [admitted(budget, LIMIT // 16)]
-    half.wait(LIMIT // 2 - FRAME_OVERHEAD_BYTES)
-    timers.go_off(BEHIND_LOOKS_MIN)
-
-    assert whole
-    assert half.evicted_for == CROWDED
-
-
-def test_of_those_who_came_too_slowly_those_that_are_nearly_done_go_last(budget: Admission, loop: Loop, timers: Timers) -> None:
-    nearly, hardly = begun(budget, LIMIT // 2, whole_bytes=LIMIT // 2), begun(budget, LIMIT // 8, whole_bytes=LIMIT // 2)
-    nearly.arrived_bytes = LIMIT // 4
+def test_of_those_who_came_too_slowly_those_that_are_nearly_done_go_last(budget: Admission, timers: Timers) -> None:
+    nearly, hardly = begun(budget, LIMIT // 4), begun(budget, LIMIT // 4)
+    nearly.arrived_bytes = LIMIT // 8
     timers.go_off()
-    Half(budget).wait(LIMIT // 2 - 3 * FRAME_OVERHEAD_BYTES)
+    Half(budget, whole_bytes=LIMIT // 2 - 16 * KIB).wait()
     for _ in range(BEHIND_LOOKS_MIN):
         for half in (nearly, hardly):
             half.arrived_bytes += 10
@@ -423,25 +375,12 @@ def test_of_those_who_came_too_slowly_those_that_are_nearly_done_go_last(budget:
     assert (nearly.evicted_for, hardly.evicted_for) == (None, STALLED)
 
 
-def test_who_claimed_its_length_stays_when_those_who_did_not_make_enough_room(loop: Loop, timers: Timers, telemetry: Telemetry) -> None:
-    budget = Admission(bytes_max=16 * SMALL_BYTES, telemetry=telemetry, soon=loop.soon, later=timers.later)
-    called: list[str] = []
-    claiming = begun(budget, 6 * SMALL_BYTES, whole_bytes=8 * SMALL_BYTES)
-    small = [begun(budget, SMALL_BYTES, whole_bytes=2 * SMALL_BYTES) for _ in range(9)]
-    claiming.wait(2 * SMALL_BYTES, lambda: called.append("claiming"))
-    for half in small:
-        half.wait(SMALL_BYTES)
-    loop.turn()
-
-    assert claiming.evicted_for is None
-    assert called[:1] == ["claiming"]
-
-
 def test_many_who_wait_get_room_in_turns_that_others_can_come_between(budget: Admission, loop: Loop) -> None:
     called: list[int] = []
-    whole = [admitted(budget, LIMIT // 2)]
+    address = addresses(budget).of("10.0.0.1")
+    whole = [occupied(budget, LIMIT // 2)]
     for number in range(200):
-        Half(budget).wait(LIMIT * 3 // 4, lambda number=number: called.append(number))  # type: ignore[misc]
+        Half(budget, whole_bytes=LIMIT // 2, address=address).wait(lambda number=number: called.append(number))  # type: ignore[misc]
     loop.turn()
     whole.clear()
     per_turn = []
@@ -455,9 +394,9 @@ def test_many_who_wait_get_room_in_turns_that_others_can_come_between(budget: Ad
 
 
 def test_no_timer_runs_for_what_holds_little_while_nobody_waits(budget: Admission, timers: Timers) -> None:
-    half = begun(budget, LIMIT // WATCHED_SHARE - FRAME_OVERHEAD_BYTES)
+    begun(budget, LIMIT // WATCHED_SHARE)
     of_little = len(timers.calls)
-    half.begin(LIMIT // 2)
+    begun(budget, LIMIT // 8)
 
     assert of_little == 0
     assert len(timers.calls) == 1
@@ -468,17 +407,23 @@ def test_a_frame_that_dies_after_the_loop_was_closed_is_counted_all_the_same(tel
         raise RuntimeError("Event loop is closed")
 
     budget = Admission(bytes_max=LIMIT, telemetry=telemetry, soon=closed, later=Timers().later)
-    admitted(budget, LIMIT * 7 // 8)
+    frames = [occupied(budget, LIMIT * 7 // 8)]
+    Half(budget).wait()
+    frames.clear()
 
     assert budget.held_bytes == 0
 
 
-def test_what_is_held_and_how_often_all_stopped_is_measured(budget: Admission, loop: Loop, telemetry: Telemetry) -> None:
-    frames = [admitted(budget, LIMIT * 7 // 8), admitted(budget, 5)]
+def test_what_is_held_and_how_often_requests_began_to_wait_is_measured(budget: Admission, loop: Loop, telemetry: Telemetry) -> None:
+    frames = [occupied(budget, LIMIT * 7 // 8), admitted(budget, 5)]
     held = telemetry.registry.get_sample_value(ADMITTED_BYTES.name)
+    for _ in range(2):
+        Half(budget, whole_bytes=LIMIT // 2).wait()
     frames.clear()
     loop.turn()
-    admitted(budget, LIMIT * 7 // 8)
+    frames = [occupied(budget, LIMIT * 7 // 8)]
+    Half(budget, whole_bytes=LIMIT // 2).wait()
 
     assert held == cost(LIMIT * 7 // 8, 5)
     assert telemetry.registry.get_sample_value(PAUSES.name) == 2
+    assert frames

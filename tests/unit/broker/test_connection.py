@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.admission import Admission
+from broker.admission import LAST_READ_BYTES, READ_PER_TURN_BYTES, READERS_PER_TURN, Admission
 from broker.connection import (
     ARENA_BYTES,
     FRAME_GROWTH,
@@ -23,10 +23,10 @@ from broker.dispatch import Unanswerable
 from broker.half_sent import BEHIND_LOOKS_MIN
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.framing import PREFIX_BYTES
-from runtime.frames import FRAME_OVERHEAD_BYTES, make_frame
+from runtime.frames import FRAME_OVERHEAD_BYTES
 from runtime.telemetry import Telemetry
 from storage.limits import FRAME_BYTES_MAX, KIB, MIB
-from tests.unit.broker.connecting import Play, Timers, cost, framed, playing, settle
+from tests.unit.broker.connecting import Play, Timers, cost, framed, occupied, playing, settle
 
 EDGES = [1, 2, 100, *(edge + off for edge in (16 * KIB, 64 * KIB, 256 * KIB) for off in (-5, -4, -1, 0, 1)), 300_000]
 
@@ -119,29 +119,43 @@ def test_whoever_has_sent_a_frame_of_a_size_gets_room_for_the_next_one_at_once_u
     assert play.requests.begun[-1] == b"P" + bytes(next_sent - 1)
 
 
-def test_a_broker_that_is_short_of_memory_gives_room_for_what_has_arrived_whatever_was_sent_before() -> None:
-    play = Play(budget_bytes=16 * MIB)
-    first = b"P" + bytes(MIB - 1)
-    play.receive(first)
-    play.requests.answer(first, b"ok")
-    whole = play.admission.admit(memoryview(bytes(13 * MIB)))
+def test_a_request_that_waits_for_memory_holds_none_of_it_and_nothing_that_waits_is_evicted() -> None:
+    play = Play(budget_bytes=64 * MIB)
+    large = b"P" + bytes(8 * MIB - 1)
+    others = [occupied(play.admission, 8 * MIB) for _ in range(6)]
+    before_bytes = play.admission.held_bytes
+    play.receive_bytes(framed(large))
+    while_waiting_bytes = play.admission.held_bytes
+    play.timers.go_off(1000)
+    others.clear()
+    play.read_on()
 
-    assert play.admission.is_over
-    assert begun(play, MIB) == OWN_BUFFER_FROM_BYTES * FRAME_GROWTH
-    del whole
+    assert while_waiting_bytes == before_bytes
+    assert play.evicted_for == []
+    assert play.requests.begun == [large]
 
 
-def test_where_there_is_no_room_for_all_of_it_a_frame_gets_room_for_what_has_arrived_and_keeps_nobody_waiting() -> None:
-    play = Play(budget_bytes=4 * MIB)
-    first = b"P" + bytes(2 * MIB - 1)
-    play.receive(first)
-    play.requests.answer(first, b"ok")
-    whole = play.admission.admit(memoryview(bytes(2 * MIB + MIB // 2)))
+def test_small_requests_are_read_while_large_ones_fill_the_budget_and_wait() -> None:
+    bystander = Play(budget_bytes=64 * MIB)
+    bystander.requests.instant = b"ok"
+    producers = [Play(admission=bystander.admission, address=bystander.connection.address) for _ in range(16)]
+    large = b"P" + bytes(8 * MIB - 1)
+    for one in producers:
+        one.receive(large)
+    begun = sum(len(one.requests.begun) for one in producers)
+    for number in range(100):
+        bystander.receive(b"P%d" % number)
 
-    assert begun(play, 2 * MIB) == OWN_BUFFER_FROM_BYTES * FRAME_GROWTH
-    assert not play.connection.is_starved
-    assert not play.admission.is_over
-    del whole
+    assert 0 < begun < len(producers)
+    assert bystander.admission.is_short
+    assert len(bystander.replies) == 100
+    while waiting := [one for one in producers if one.replies == []]:
+        for one in [one for one in waiting if one.requests.begun]:
+            one.requests.answer(large, b"ok")
+        for one in producers:
+            one.read_on()
+    assert [one.evicted_for for one in producers] == [[]] * len(producers)
+    assert not bystander.admission.is_short
 
 
 def test_a_frame_of_the_largest_size_is_taken_and_no_byte_is_lost() -> None:
@@ -169,7 +183,7 @@ def test_a_frame_as_large_as_the_whole_budget_is_taken_when_it_is_alone() -> Non
 def test_who_waits_for_room_when_it_is_drained_waits_no_longer() -> None:
     timers = Timers()
     admission = Admission(bytes_max=4 * MIB, telemetry=Telemetry(), soon=lambda call: call(), later=timers.later)
-    whole = admission.admit(memoryview(bytes(7 * MIB // 2)))
+    whole = occupied(admission, 7 * MIB // 2)
     play = Play(admission=admission)
     play.receive_bytes(framed(b"P" + bytes(4 * MIB - 1))[: MIB + 100])
     play.connection.drain()
@@ -798,68 +812,59 @@ async def test_requests_that_wait_behind_another_count_too() -> None:
         play.lose()
 
 
-def test_reading_pauses_while_the_broker_is_over_its_budget() -> None:
+def test_who_holds_much_of_what_is_left_is_read_on_when_there_is_more() -> None:
     play = Play(budget_bytes=MIB)
-    held = [make_frame(MIB // 4, play.admission) for _ in range(2)] + [play.admission.admit(memoryview(bytes(MIB // 4)))]
-    play.receive(b"P1")
-    over = play.transport.is_paused
+    held = [occupied(play.admission, MIB // 4) for _ in range(3)]
+    first, second = b"P1" + bytes(20_000), b"P2" + bytes(20_000)
+    play.receive(first, second)
+    at_first = list(play.requests.begun)
+    is_paused = play.transport.is_paused
     held.pop()
-    still_over = play.transport.is_paused
-    held.pop()
+    play.read_on()
 
-    assert over
-    assert still_over
+    assert at_first == [first]
+    assert is_paused
     assert not play.transport.is_paused
+    assert play.requests.begun == [first, second]
 
 
 def test_a_frame_that_was_begun_may_be_finished_over_the_budget() -> None:
     play = Play(budget_bytes=MIB)
     large = b"P" + bytes(200_000)
     play.receive_bytes(framed(large)[:100_000])
-    others = play.admission.admit(memoryview(bytes(MIB - 205_000)))
+    others = occupied(play.admission, MIB - 205_000)
     play.receive_bytes(framed(large)[100_000:])
     del others
 
     assert play.requests.begun == [large]
 
 
-def test_a_frame_for_which_there_is_no_memory_closes_its_connection_and_costs_nothing() -> None:
-    play = Play(budget_bytes=MIB)
-    play.receive_bytes((3 * MIB).to_bytes(4, "big") + b"P")
-    play.receive_bytes(bytes(3 * MIB))
-
-    assert play.transport.is_aborted
-    play.lose()
-    assert play.admission.held_bytes == 0
-
-
 def test_a_connection_that_is_gone_no_longer_waits_for_room() -> None:
     play = Play(budget_bytes=MIB)
-    held = play.admission.admit(memoryview(bytes(MIB - 10_000)))
-    play.receive(b"P1")
-    waiting = len(play.admission._resume)
+    held = occupied(play.admission, MIB - 10_000)
+    play.receive(b"P1" + bytes(10_000))
+    was_short = play.admission.is_short
     play.lose()
 
     assert held is not None
-    assert waiting == 1
-    assert not play.admission._resume
+    assert was_short
+    assert not play.admission.is_short
 
 
-def test_whose_memory_is_held_for_as_long_as_the_client_likes_is_told_apart() -> None:
-    play = Play()
-    at_first = play.connection.is_hoarding
-    play.connection.pause_writing()
-    not_taking = play.connection.is_hoarding
-    play.clock.advance(5.0)
-    play.connection.resume_writing()
-    taken = play.connection.is_hoarding
-    play.receive(b"P1")
-    answered_by_us = play.connection.is_hoarding
-    play.receive_bytes(framed(b"P" + bytes(100_000))[:50_000])
-    in_a_frame = play.connection.is_hoarding
+async def test_whose_requests_are_held_for_as_long_as_the_client_likes_is_told_apart() -> None:
+    async with playing() as play:
+        at_first = play.connection.is_hoarding
+        play.connection.pause_writing()
+        holds_nothing = play.connection.is_hoarding
+        play.clock.advance(5.0)
+        play.connection.resume_writing()
+        play.receive(b"P1")
+        answered_by_us = play.connection.is_hoarding
+        play.receive_bytes(framed(b"P" + bytes(100_000))[:50_000])
 
-    assert (at_first, not_taking, taken, answered_by_us, in_a_frame) == (False, True, False, False, True)
-    assert play.connection.last_active_s == play.clock.monotonic_s()
+        assert (at_first, holds_nothing, answered_by_us, play.connection.is_hoarding) == (False, False, False, True)
+        assert play.connection.last_active_s == play.clock.monotonic_s()
+        play.lose()
 
 
 async def test_requests_queued_behind_one_that_runs_alone_are_held_for_as_long_as_that_likes() -> None:
@@ -963,18 +968,19 @@ async def test_who_answers_for_a_reply_is_called_when_the_connection_is_lost(is_
 def test_a_client_that_takes_its_replies_slowly_is_not_silent_and_one_that_takes_nothing_is() -> None:
     play = Play()
     seen = []
+    play.connection.pause_writing()
     for left_bytes in (5000, 4000, 4000):
         play.clock.advance(10.0)
         play.transport.unwritten_bytes = left_bytes
         play.connection.note_progress()
         seen.append(play.clock.monotonic_s() - play.connection.last_active_s)
 
-    assert seen == [10.0, 0.0, 10.0]
+    assert seen == [0.0, 0.0, 10.0]
 
 
 def test_requests_for_which_there_is_no_memory_are_taken_when_there_is() -> None:
     play = Play(budget_bytes=MIB)
-    others = [play.admission.admit(memoryview(bytes(size))) for size in (MIB // 2, MIB // 2 - 20_000)]
+    others = [occupied(play.admission, size) for size in (MIB // 2, MIB // 2 - 20_000)]
     small, large = b"P" + bytes(20_000), b"P" + bytes(200_000)
     play.receive(small, large)
     before = list(play.requests.begun)
@@ -988,18 +994,39 @@ def test_requests_for_which_there_is_no_memory_are_taken_when_there_is() -> None
     assert play.requests.begun == [small, large]
 
 
-def test_a_begun_frame_that_finds_no_memory_to_grow_goes_on_where_it_was() -> None:
+def test_what_has_begun_has_its_room_whatever_comes_after_it() -> None:
     play = Play(budget_bytes=MIB)
     large = body("P", 1, 500_000)
     play.receive_bytes(framed(large)[:100_000])
-    others = [play.admission.admit(memoryview(bytes(600_000)))]
+    later = Play(admission=play.admission)
+    later.receive(body("P", 2, 500_000))
     play.receive_bytes(framed(large)[100_000:])
-    before = list(play.requests.begun)
-    others.clear()
-    play.read_on()
 
-    assert before == []
+    assert later.requests.begun == []
     assert play.requests.begun == [large]
+
+
+def test_in_a_turn_of_the_loop_no_more_of_large_requests_is_read_than_may_be_and_the_rest_in_the_next_ones() -> None:
+    turns: list[Callable[[], None]] = []
+    admission = Admission(bytes_max=256 * MIB, telemetry=Telemetry(), soon=turns.append, later=Timers().later)
+    plays = [Play(admission=admission) for _ in range(20)]
+    large = b"P" + bytes(8 * MIB - 1)
+    for play in plays:
+        play.receive_bytes(framed(large))
+    read_bytes, most_bytes, left_bytes = [], 0, sum(len(play.unread) for play in plays)
+    while turns:
+        calls, turns[:] = list(turns), []
+        for call in calls:
+            call()
+        for play in plays:
+            play.read_on()
+        before_bytes, left_bytes = left_bytes, sum(len(play.unread) for play in plays)
+        read_bytes.append(before_bytes - left_bytes)
+        most_bytes = max(most_bytes, read_bytes[-1])
+
+    assert [len(play.requests.begun) for play in plays] == [1] * len(plays)
+    assert most_bytes <= READ_PER_TURN_BYTES + READERS_PER_TURN * LAST_READ_BYTES
+    assert [play.evicted_for for play in plays] == [[]] * len(plays)
 
 
 @pytest.mark.parametrize("parting", [b"", b"HTTP/1.1 400 Bad Request\r\n"], ids=["nothing to say", "an answer"])
@@ -1027,10 +1054,11 @@ def half_sent(play: Play, *, arrived_bytes: int, whole_bytes: int) -> None:
 @pytest.mark.parametrize("attackers", [5, 50])
 def test_sockets_that_stop_near_the_end_of_large_requests_delay_a_bystander_no_longer_than_it_takes_to_see_that(attackers: int) -> None:
     first = Play(budget_bytes=64 * MIB)
-    stopped = [first, *(Play(admission=first.admission) for _ in range(attackers - 1))]
+    address = first.connection.address
+    stopped = [first, *(Play(admission=first.admission, address=address) for _ in range(attackers - 1))]
     for play in stopped:
         half_sent(play, arrived_bytes=24 * MIB, whole_bytes=25 * MIB)
-    bystander = Play(admission=first.admission)
+    bystander = Play(admission=first.admission, address=address)
     bystander.requests.instant = b"ok"
     looks_waited = []
     for _ in range(20):
@@ -1045,7 +1073,7 @@ def test_sockets_that_stop_near_the_end_of_large_requests_delay_a_bystander_no_l
 
     assert bystander.replies == [b"ok"] * 20
     assert max(looks_waited) <= BEHIND_LOOKS_MIN
-    assert held_bytes <= 64 * MIB * 3 // 4
+    assert held_bytes <= 64 * MIB
     assert not bystander.evicted_for
 
 

@@ -4,7 +4,7 @@ import datetime
 import importlib
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from kio.serial import entity_reader
 from structlog.testing import capture_logs
 
 from broker import dispatch as dispatch_module
+from broker.addresses import Addresses
 from broker.dispatch import (
     LARGE_ANSWERS_MAX,
     LARGE_REQUEST_BYTES,
@@ -36,8 +37,9 @@ from broker.protocol.encoder import STEP_ELEMENTS
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.lone_produce import LonePrefix
 from broker.protocol.request import Request
-from broker.responses import Responses
+from broker.responses import HasReplies, Responses
 from runtime.clock import Clock, SystemClock
+from runtime.frames import Account
 from runtime.telemetry import Telemetry
 from storage.catalog.topics import Topics
 from storage.errors import Unavailable
@@ -58,6 +60,7 @@ class FakeClient:
     lone_prefix: LonePrefix | None = None
     listener: str = "PLAINTEXT"
     client_host: str = "127.0.0.1"
+    address: HasReplies = field(default_factory=lambda: Addresses(requests=Account(), replies=Account()).of("127.0.0.1"))
     is_closed: bool = False
 
     def close(self) -> None:

@@ -10,15 +10,16 @@ import structlog.testing
 
 from broker import server as server_module
 from broker.admission import Admission
+from broker.connection import STOPPED_S
 from broker.leaving import QUIET_S, Leaving
-from broker.responses import Responses
+from broker.responses import UNREAD_S, Responses
 from broker.server import CONNECTIONS, EVICTED, STALLED_S, VIOLATIONS, ConnectionLimits, Server
 from broker.server import CONNECTIONS_MAX as CONNECTIONS_MAX_METRIC
 from process.accepting import BACKLOG, REFUSED, bind
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
-from storage.limits import MIB
-from tests.unit.broker.connecting import FakeRequests, cost, framed, settle
+from storage.limits import KIB, MIB
+from tests.unit.broker.connecting import FakeRequests, cost, framed, occupied, settle
 from tests.unit.process.http.manual_clock import ManualClock
 
 IDLE_S = 600.0
@@ -65,19 +66,23 @@ class Listening:
     requests: FakeRequests
     admission: Admission
     leaving: Leaving
+    responses: Responses
     clock: ManualClock
     telemetry: Telemetry
     port: int
     closing: contextlib.AsyncExitStack
 
-    async def connect(self) -> Caller:
-        caller = Caller(*await asyncio.open_connection("127.0.0.1", self.port))
+    async def connect(self, *, from_host: str = "127.0.0.1") -> Caller:
+        caller = Caller(*await asyncio.open_connection("127.0.0.1", self.port, local_addr=(from_host, 0)))
         self.closing.push_async_callback(caller.close)
         return caller
 
     @property
     def open_count(self) -> float:
         return self.telemetry.registry.get_sample_value(CONNECTIONS.name, {"listener": LISTENER}) or 0
+
+    def evicted(self, reason: str) -> float | None:
+        return self.telemetry.registry.get_sample_value(EVICTED.name, {"reason": reason})
 
     def count(self, name: str) -> float | None:
         return self.telemetry.registry.get_sample_value(name)
@@ -104,19 +109,20 @@ async def listening() -> AsyncIterator[Listening]:
         Admission(bytes_max=BUDGET_BYTES, telemetry=telemetry, soon=soon, later=asyncio.get_running_loop().call_later),
         Leaving(clock=clock),
     )
+    responses = Responses(bytes_max=BUDGET_BYTES, telemetry=telemetry, soon=soon)
     async with Nursery() as nursery, contextlib.AsyncExitStack() as closing:
         server = Server(
             requests=requests,
             admission=admission,
             leaving=leaving,
-            responses=Responses(bytes_max=BUDGET_BYTES, telemetry=telemetry, soon=soon),
+            responses=responses,
             limits=ConnectionLimits(CONNECTIONS_MAX, IDLE_S),
             clock=clock,
             nursery=nursery,
             telemetry=telemetry,
         )
         bound = closing.enter_context(bind("127.0.0.1", 0))
-        served = Listening(server, requests, admission, leaving, clock, telemetry, bound.getsockname()[1], closing)
+        served = Listening(server, requests, admission, leaving, responses, clock, telemetry, bound.getsockname()[1], closing)
         server.serve(LISTENER, bound)
         yield served
         await server.drain(drain_s=0.0)
@@ -138,32 +144,134 @@ async def test_requests_are_answered_on_every_connection() -> None:
         assert await served.has_open(0)
 
 
-async def test_a_connection_above_the_number_allowed_is_closed_and_the_others_go_on() -> None:
+async def in_use(served: Listening, *, from_host: str = "127.0.0.1") -> Caller:
+    """A client whose request is under way, and appends something."""
+    began = len(served.requests.begun)
+    caller = await served.connect(from_host=from_host)
+    caller.send(b"P%d" % began)
+    await served.has_begun(began + 1)
+    return caller
+
+
+async def is_served(served: Listening, caller: Caller) -> bool:
+    served.requests.instant = b"ok"
+    caller.send(b"P-served")
+    return await caller.receive(len(OK)) == OK
+
+
+async def test_a_connection_above_the_number_allowed_is_closed_while_all_are_in_use_and_the_others_go_on() -> None:
     async with listening() as served:
-        served.requests.instant = b"ok"
-        callers = [await served.connect() for _ in range(CONNECTIONS_MAX)]
-        await served.has_open(CONNECTIONS_MAX)
+        callers = [await in_use(served) for _ in range(CONNECTIONS_MAX)]
         one_too_many = await served.connect()
         is_closed = await one_too_many.is_closed()
-        callers[0].send(b"P1")
+        served.requests.answer(b"P0", b"ok")
 
         assert is_closed
         assert await callers[0].receive(len(OK)) == OK
         assert served.count(REFUSED.name) == 1
+        assert served.evicted("idle") is None
         assert served.count(CONNECTIONS_MAX_METRIC.name) == CONNECTIONS_MAX
 
 
-async def test_of_many_that_come_at_once_as_many_are_served_as_there_may_be() -> None:
+async def test_connections_that_say_nothing_keep_nobody_out_whose_address_it_may_be() -> None:
+    with structlog.testing.capture_logs() as logged:
+        async with listening() as served:
+            served.requests.instant = b"ok"
+            speaking = await served.connect()
+            assert await is_served(served, speaking)
+            for _ in range(10 * CONNECTIONS_MAX):
+                await served.connect()
+            await until(lambda: served.evicted("idle") == 9 * CONNECTIONS_MAX + 1)
+            newcomer = await served.connect()
+
+            assert await is_served(served, newcomer)
+            assert await is_served(served, speaking), "those that never asked for anything go first"
+            assert served.count(REFUSED.name) == 0
+            assert served.open_count <= CONNECTIONS_MAX + 1
+    lines = [line for line in logged if line["event"] == "connection_evicted"]
+    assert [(line["reason"], line["count"]) for line in lines[:1]] == [("idle", 1)]
+    assert "kafka.max_connections" in lines[0]["fix"]
+
+
+async def test_of_those_that_have_spoken_the_one_that_was_idle_for_longest_goes() -> None:
+    async with listening() as served:
+        callers = [await served.connect() for _ in range(CONNECTIONS_MAX)]
+        for caller in [*callers, callers[0]]:
+            served.clock.advance(1.0)
+            assert await is_served(served, caller)
+        served.clock.advance(1.0)
+        newcomers = [await served.connect() for _ in range(2)]
+        for newcomer in newcomers:
+            assert await is_served(served, newcomer)
+
+        assert await callers[1].is_closed()
+        assert await callers[2].is_closed()
+        assert await is_served(served, callers[0])
+
+
+async def test_the_address_with_the_most_connections_gives_one_up_for_another_and_keeps_those_that_append() -> None:
+    async with listening() as served:
+        crowd = [await in_use(served, from_host="127.0.0.2") for _ in range(CONNECTIONS_MAX - 1)]
+        polling = await served.connect(from_host="127.0.0.2")
+        polling.send(b"M-long poll")
+        await served.has_begun(CONNECTIONS_MAX)
+        of_the_crowd = await served.connect(from_host="127.0.0.2")
+        is_refused = await of_the_crowd.is_closed()
+        newcomer = await served.connect(from_host="127.0.0.3")
+
+        assert is_refused, "all of its address are in use, and another address has none"
+        assert await is_served(served, newcomer)
+        assert await polling.is_closed()
+        assert served.evicted("idle") == 1
+        served.requests.answer(b"P0", b"ok")
+        assert await crowd[0].receive(len(OK)) == OK
+
+
+async def test_a_lone_client_of_an_address_is_not_closed_for_one_that_has_many() -> None:
     async with listening() as served:
         served.requests.instant = b"ok"
-        callers = await asyncio.gather(*(served.connect() for _ in range(4 * CONNECTIONS_MAX)))
-        await until(lambda: served.count(REFUSED.name) == 3 * CONNECTIONS_MAX)
-        await served.has_open(CONNECTIONS_MAX)
-        kept = [caller for caller in callers if not caller.reader.at_eof()]
-        for caller in kept:
-            caller.send(b"P1")
+        lone = await served.connect(from_host="127.0.0.3")
+        assert await is_served(served, lone)
+        for _ in range(5 * CONNECTIONS_MAX):
+            assert await is_served(served, await served.connect(from_host="127.0.0.2"))
 
-        assert [await caller.receive(len(OK)) for caller in kept] == [OK] * CONNECTIONS_MAX
+        assert await is_served(served, lone)
+
+
+async def with_half_a_request(served: Listening) -> tuple[Caller, bytes]:
+    """A client that sent as much of a request as gets a buffer, beside others that use all the places left; and the rest of it."""
+    for _ in range(CONNECTIONS_MAX - 1):
+        await in_use(served)
+    held_bytes = served.admission.held_bytes
+    slow = await served.connect()
+    whole = framed(b"P" + bytes(100_000))
+    slow.writer.write(whole[:50_000])
+    await until(lambda: served.admission.held_bytes > held_bytes)
+    return slow, whole[50_000:]
+
+
+async def test_half_a_request_keeps_a_place_for_as_long_as_its_client_goes_on_with_it() -> None:
+    async with listening() as served:
+        slow, rest = await with_half_a_request(served)
+        newcomer = await served.connect()
+        is_closed = await newcomer.is_closed()
+        slow.writer.write(rest)
+
+        assert is_closed
+        assert await served.has_begun(CONNECTIONS_MAX)
+
+
+async def test_half_a_request_that_goes_no_further_gives_its_place_up() -> None:
+    async with listening() as served:
+        slow, _ = await with_half_a_request(served)
+        newcomer = await served.connect()
+        while not served.evicted("idle"):
+            served.clock.advance(STOPPED_S + 1)
+            newcomer = await served.connect()
+            await until(lambda newcomer=newcomer: newcomer.reader.at_eof() or served.evicted("idle"))  # type: ignore[misc]
+
+        assert await slow.is_closed()
+        assert await is_served(served, newcomer)
 
 
 async def test_the_place_of_a_connection_that_ended_is_free_again() -> None:
@@ -217,54 +325,79 @@ async def test_a_connection_that_never_takes_its_replies_does_not_stay_for_ever(
         caller.reader._transport.pause_reading()  # type: ignore[attr-defined]
         caller.send(b"P1")
         await served.has_begun(1)
-        served.clock.advance(IDLE_S + 1)
-        served.server.close_silent()
 
-        assert await served.has_open(0)
+        def is_closed() -> bool:
+            served.clock.advance(IDLE_S + 1)
+            served.server.close_silent()
+            return served.open_count == 0
+
+        assert await until(is_closed), "what its system took in the beginning was some progress"
 
 
-async def test_who_holds_memory_and_is_silent_is_cut_off_when_others_wait_for_it() -> None:
+async def test_who_keeps_what_it_sent_from_being_begun_is_cut_off_when_others_wait_for_the_memory() -> None:
     async with listening() as served:
         holding, waiting = await served.connect(), await served.connect()
-        large = BUDGET_BYTES * 5 // 8
-        holding.writer.write(large.to_bytes(4, "big") + bytes(large - 1))
-        waiting.send(b"M1")
-        await until(lambda: served.admission.held_bytes == cost(large, 2))
+        holding.send(b"M1")
+        await served.has_begun(1)
+        holding.send(b"P" + bytes(1000))
+        others = occupied(served.admission, BUDGET_BYTES - 100 * KIB)
+        await until(lambda: served.admission.held_bytes > cost(len(others), 1000))
         served.clock.advance(STALLED_S + 1)
         served.server.close_silent()
         await settle()
-        while_there_is_room = served.open_count
-        others = served.admission.admit(memoryview(bytes(BUDGET_BYTES // 4)))
+        while_nobody_waits = served.open_count
+        waiting.send(b"P" + bytes(50 * KIB))
+        await until(lambda: served.admission.is_short)
         served.server.close_silent()
 
-        assert while_there_is_room == 2
+        assert while_nobody_waits == 2
         assert await holding.is_closed()
         assert await served.has_open(1)
-        assert served.admission.held_bytes == cost(len(others), len(b"M1"))
+        assert served.evicted("held_up") == 1
 
 
-async def test_requests_that_only_refer_to_each_other_do_not_keep_everybody_from_reading() -> None:
+async def test_a_slow_reader_goes_on_for_as_long_as_it_takes_something_and_one_that_takes_nothing_goes_when_others_wait() -> None:
+    async with listening() as served:
+        served.requests.instant = bytes(40 * MIB)
+        slow, stopped = await served.connect(), await served.connect()
+        for caller in (slow, stopped):
+            caller.send(b"P1")
+        await served.has_begun(2)
+        waiting = asyncio.get_running_loop().create_task(served.responses.room().to_send(4 * MIB))
+        for _ in range(2 * int(UNREAD_S)):
+            await slow.receive(1 * MIB)
+            served.clock.advance(1.0)
+            served.responses.look(served.clock.monotonic_s())
+        is_waiting = not waiting.done()
+        waiting.cancel()
+
+        assert is_waiting, "the other one is still in the way, and stays"
+        assert await stopped.is_closed()
+        assert served.evicted("unread") == 1
+        assert served.open_count == 1
+
+
+async def test_requests_that_only_refer_to_each_other_do_not_keep_others_waiting() -> None:
     """Garbage in cycles waits for the collector, which waits for new objects, which wait for memory."""
     async with listening() as served:
         served.requests.instant = b"ok"
         gc.disable()
         try:
-            knot: list[object] = [served.admission.admit(memoryview(bytes(BUDGET_BYTES * 7 // 8)))]
+            knot: list[object] = [occupied(served.admission, BUDGET_BYTES * 7 // 8)]
             knot.append(knot)
             del knot
             caller = await served.connect()
-            caller.send(b"P1")
-            await served.has_begun(1)
-            caller.send(b"P2")
+            caller.send(b"P" + bytes(50 * KIB))
+            await until(lambda: served.admission.is_short)
             served.server.collect_when_stuck()
-            at_first = served.admission.is_over
+            at_first = served.admission.is_short
             served.server.collect_when_stuck()
-            await until(lambda: not served.admission.is_over)
+            await until(lambda: not served.admission.is_short)
         finally:
             gc.enable()
 
         assert at_first, "it may be under way still"
-        assert await caller.receive(2 * len(OK)) == 2 * OK
+        assert await caller.receive(len(OK)) == OK
 
 
 async def test_a_violation_is_counted_and_closes_its_connection_only() -> None:
