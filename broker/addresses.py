@@ -6,6 +6,7 @@ that holds least goes first, and within an address whoever came first. Limits of
 
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
 from ipaddress import IPv6Address, ip_address
 from itertools import islice
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
@@ -89,6 +90,10 @@ class Line(Generic[K, W]):
     def __len__(self) -> int:
         return len(self._address_of)
 
+    def __iter__(self) -> Iterator[tuple[K, W]]:
+        for line in self._by_address.values():
+            yield from line.items()
+
     def add(self, address: Account, key: K, waiting: W) -> None:
         self._by_address.setdefault(address, OrderedDict())[key] = waiting
         self._address_of[key] = address
@@ -110,7 +115,7 @@ class Line(Generic[K, W]):
         """Return who came first of the address that holds least. Until that is removed, or `look_again`, no other overtakes it."""
         if self._first is None and self._by_address:
             compared = list(islice(self._by_address, COMPARED_MAX))
-            address = min(compared, key=lambda one: one.held_bytes)
+            address = min(compared, key=lambda one: one.claimed_bytes)
             for one in compared:
                 self._by_address.move_to_end(one)
             key, waiting = next(iter(self._by_address[address].items()))
@@ -118,7 +123,11 @@ class Line(Generic[K, W]):
         return self._first
 
     def look_again(self) -> None:
-        self._first = None
+        """Let the oldest of an address that holds less go before the first. Others do not: it would have to wait without end for much."""
+        before, self._first = self._first, None
+        first = self.first()
+        if before is not None and first is not None and before.address.claimed_bytes <= first.address.claimed_bytes:
+            self._first = before
 
 
 class HasPlace(Protocol):

@@ -12,6 +12,7 @@ What has begun has its room. If its client does not go on with it, it loses its 
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from heapq import nsmallest
 from typing import Final, NamedTuple
 
 from broker.addresses import Line
@@ -137,17 +138,17 @@ class Admission(Account):
         aside_bytes, waited_looks = (first.waiting.wanted_bytes, self._looks - first.waiting.since_look) if first is not None else (0, 0)
         if self._short_bytes(wanted_bytes, aside_bytes) <= 0:
             return True
-        left_bytes = self._bytes_max - self.held_bytes - self._half_sent.coming_bytes - wanted_bytes
+        left_bytes = self._bytes_max - self.claimed_bytes - wanted_bytes
         return (sender.unanswered_bytes + wanted_bytes) * FAIR_SHARE * (1 + waited_looks) <= left_bytes
 
     def _short_bytes(self, wanted_bytes: int, aside_bytes: int = 0) -> int:
         """How much too much is held for what is `wanted_bytes`, beside what is kept for another."""
         # What is larger than the free part can only begin while there is little else.
         limit_bytes = self._free_bytes if max(wanted_bytes, aside_bytes) <= self._free_bytes else self._bytes_max
-        return self.held_bytes + self._half_sent.coming_bytes + wanted_bytes + aside_bytes - limit_bytes
+        return self.claimed_bytes + wanted_bytes + aside_bytes - limit_bytes
 
     def _note_needs(self) -> None:
-        self._unasked_bytes = 0 if self._line else self._free_bytes - self._half_sent.coming_bytes
+        self._unasked_bytes = 0 if self._line else self._free_bytes - self.coming_bytes
 
     # Turns
 
@@ -219,6 +220,7 @@ class Admission(Account):
         if self._line or half_sent.whole_bytes * WATCHED_SHARE > self._bytes_max:
             self._look_later()
             self._go_on()
+            self._let_small_ones_overtake()
 
     def _go_on(self) -> None:
         self._is_called = False
@@ -229,18 +231,28 @@ class Admission(Account):
             self._call_soon()
         self.is_watched = bool(self._line)
 
+    def _let_small_ones_overtake(self) -> None:
+        """Give room to those who would not have to wait if they came now. Without this a small request would wait for a large one."""
+        for sender, waiting in nsmallest(ROUNDS_PER_TURN, self._line, key=lambda one: one[1].wanted_bytes):
+            if self._fits(waiting.wanted_bytes, sender):
+                self._serve(sender, waiting)
+        self.is_watched = bool(self._line)
+
+    def _serve(self, sender: Sender, waiting: Waiting) -> None:
+        self._line.remove(sender)
+        self._note_needs()
+        waiting.on_room()
+
     def _give_room(self) -> bool:
         """To the first who waits, if need be by evicting who is in its way. False: there is none to be had now."""
         first = self._line.first()
         if first is None:
             return False
-        sender, (on_room, wanted_bytes, _) = first.key, first.waiting
+        sender, wanted_bytes = first.key, first.waiting.wanted_bytes
         self._served = sender
         try:
             if self._fits(wanted_bytes, sender):
-                self._line.remove(sender)
-                self._note_needs()
-                on_room()
+                self._serve(sender, first.waiting)
                 return True
         finally:
             self._served = None

@@ -102,8 +102,6 @@ class HalfSent:
         self._parts: dict[Sender, Part] = {}
         self.whole_bytes = 0
         """What all of it will hold when it has arrived."""
-        self.coming_bytes = 0
-        """What is set aside of that, and not in a buffer yet."""
 
     def note(self, sender: Sender, room_bytes: int) -> None:
         """It holds a buffer of `room_bytes`, in place of the one it had."""
@@ -111,15 +109,15 @@ class HalfSent:
         if part is None:
             part = self._parts[sender] = Part(0)
             self.whole_bytes += sender.whole_bytes
-            self.coming_bytes += sender.whole_bytes
-        self.coming_bytes -= room_bytes - part.room_bytes
+            sender.address.set_aside(sender.whole_bytes)
+        sender.address.set_aside(part.room_bytes - room_bytes)
         part.room_bytes = room_bytes
 
     def end(self, sender: Sender) -> None:
         """Its request is whole, or given up."""
         part = self._parts.pop(sender)
         self.whole_bytes -= sender.whole_bytes
-        self.coming_bytes -= sender.whole_bytes - part.room_bytes
+        sender.address.set_aside(part.room_bytes - sender.whole_bytes)
 
     def look(self) -> None:
         for sender, part in self._parts.items():
@@ -134,6 +132,6 @@ class HalfSent:
                 part.behind_looks = part.behind_bytes = 0
 
     def in_the_way(self, short_bytes: int, address: Account) -> Sequence[Sender]:
-        """As the function, of addresses that hold no less than `address`."""
-        others = [(sender, part) for sender, part in self._parts.items() if sender.address.held_bytes >= address.held_bytes]
+        """As the function, of addresses that claim no less than `address`."""
+        others = [(sender, part) for sender, part in self._parts.items() if sender.address.claimed_bytes >= address.claimed_bytes]
         return in_the_way(others, short_bytes)

@@ -30,11 +30,13 @@ class Account:
     writing it, where threads might be switched.
     """
 
-    __slots__ = ("held_bytes", "is_watched", "whole")
+    __slots__ = ("coming_bytes", "held_bytes", "is_watched", "whole")
 
     def __init__(self, whole: "Account | None" = None) -> None:
         self.whole = whole
         self.held_bytes = 0
+        self.coming_bytes = 0
+        """Bytes set aside for frames that are to grow. Changed by the event loop alone."""
         self.is_watched = False
         """`on_less` is called whenever a frame has left; of a part, that of its whole."""
 
@@ -48,6 +50,17 @@ class Account:
             whole = self
         if by_bytes < 0 and whole.is_watched:
             whole.on_less()
+
+    def set_aside(self, by_bytes: int) -> None:
+        """Set more aside, or less."""
+        self.coming_bytes += by_bytes
+        if self.whole is not None:
+            self.whole.coming_bytes += by_bytes
+
+    @property
+    def claimed_bytes(self) -> int:
+        """Bytes that are held, or set aside."""
+        return self.held_bytes + self.coming_bytes
 
     def on_less(self) -> None:
         """Called from any thread and from within anything: may do no more than ask the event loop for a call."""

@@ -328,6 +328,58 @@ def test_who_stopped_half_way_stays_when_those_who_wait_are_of_an_address_that_h
     assert requests
 
 
+def test_bytes_set_aside_count_for_the_address_that_claimed_them(budget: Admission, loop: Loop, timers: Timers) -> None:
+    known, called = addresses(budget), []
+    stopped = Half(budget, whole_bytes=LIMIT * 5 // 8, address=known.of("10.0.0.1"))
+    assert stopped.begin(room_bytes=KIB)
+    busy = known.of("10.0.0.2")
+    requests = [begun(budget, 16 * KIB, address=busy).finish()]
+    timers.go_off(BEHIND_LOOKS_MIN + 1)
+    Half(budget, whole_bytes=LIMIT // 4, address=busy).wait(lambda: called.append("served"))
+    loop.turn()
+
+    assert stopped.evicted_for == STALLED, "a claim of most of the budget is more than a small request"
+    assert called == ["served"]
+    assert requests
+
+
+def test_an_address_that_claimed_much_goes_behind_one_that_holds_little(budget: Admission, loop: Loop) -> None:
+    known, order = addresses(budget), []
+    many, one = known.of("10.0.0.1"), known.of("10.0.0.2")
+    claimed = Half(budget, whole_bytes=LIMIT // 2, address=many)
+    assert claimed.begin(room_bytes=KIB)
+    frames = [occupied(budget, LIMIT * 3 // 8)]
+    requests = [begun(budget, 2 * KIB, address=one).finish()]
+    Half(budget, whole_bytes=LIMIT // 16, address=many).wait(lambda: order.append("many"))
+    Half(budget, whole_bytes=LIMIT // 16, address=one).wait(lambda: order.append("one"))
+    frames.clear()
+    loop.turn()
+
+    assert order == ["one", "many"]
+    assert requests
+
+
+def test_a_small_request_that_waits_is_read_before_a_large_one_as_soon_as_it_would_not_have_to_wait(
+    budget: Admission, loop: Loop, timers: Timers
+) -> None:
+    called: list[str] = []
+    frames = [occupied(budget, LIMIT * 3 // 4), occupied(budget, LIMIT // 4 - 8 * KIB)]
+    Half(budget, whole_bytes=LIMIT // 2).wait(lambda: called.append("large"))
+    loop.turn()
+    small = Half(budget, whole_bytes=KIB)
+    is_begun = small.begin()
+    small.wait(lambda: called.append("small"))
+    loop.turn()
+    at_first = list(called)
+    frames.pop()
+    timers.go_off()
+
+    assert not is_begun
+    assert at_first == []
+    assert called == ["small"]
+    assert frames
+
+
 @pytest.mark.parametrize(
     ("progress_bytes", "is_evicted"), [(1, True), (int(LIMIT * LOOK_S / FINISH_S) + 1, False)], ids=["trickle", "slow"]
 )

@@ -1,9 +1,10 @@
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import pytest
 
-from broker.addresses import Addresses, ClientAddress
+from broker.addresses import COMPARED_MAX, Addresses, ClientAddress
 from broker.responses import (
     ADDRESS_SHARE,
     BYTES_MIN,
@@ -191,6 +192,32 @@ async def test_the_address_that_holds_less_goes_first_whoever_waited_first(budge
     assert not crowd.done() or rooms == []
     assert lone.result() > 0
     crowd.cancel()
+
+
+async def test_who_waits_for_a_large_batch_gets_room_however_many_addresses_wait_for_less(budget: Responses) -> None:
+    known = Addresses(requests=Account(), replies=budget)
+    new_task = asyncio.get_running_loop().create_task
+    names = map(str, itertools.count())
+    reading = [budget.room(known.of(next(names)).replies) for _ in range(USED_MAX // GRANT_BYTES_MIN)]
+    assert all(room.to_read_now(1) for room in reading)
+    large = new_task((await after_a_taste(budget, known.of("large"), tasted_bytes=8 * MIB)).to_read(WANTED, LONG_S))
+    waiting: dict[asyncio.Task[int], Room] = {}
+    for number in range(20 * COMPARED_MAX):
+        room = budget.room(known.of(next(names)).replies)
+        assert await room.to_read(WANTED, SHORT_S) == TASTE_BYTES
+        if room.keep(2 * MIB):
+            reading.append(room)
+        else:
+            waiting[new_task(room.to_read(1, LONG_S))] = room
+        if number > 3 * COMPARED_MAX and reading:
+            reading.pop(0).give_back()
+        await settle()
+        reading += [waiting.pop(task) for task in list(waiting) if task.done()]
+
+    assert large.done()
+    assert large.result() >= 8 * MIB
+    for task in waiting:
+        task.cancel()
 
 
 async def test_readers_of_an_address_get_room_that_was_given_back_in_the_order_of_asking(budget: Responses) -> None:
