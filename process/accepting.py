@@ -22,7 +22,7 @@ from runtime.telemetry import Metric, Telemetry
 
 REFUSED: Final = Metric(
     "forebay_connections_refused_total",
-    "Connections closed at once because there were already forebay_connections_max; for HTTP, the oldest of 32",
+    "Connections closed at once because there were already forebay_connections_max, none of them silent; for HTTP, the oldest of 32",
 )
 ACCEPT_FAILURES: Final = Metric(
     "forebay_accept_failures_total",

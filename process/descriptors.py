@@ -50,7 +50,8 @@ class DescriptorLimits:
 
     @property
     def effect(self) -> str:
-        return f"connections above {self.connections} are closed at once, though kafka.max_connections allows {self.wanted}"
+        kept = f"no more than {self.connections} connections are open at a time, though kafka.max_connections allows {self.wanted}"
+        return f"{kept}: another client takes the place of a silent one, or is closed at once if there is none"
 
     @property
     def fix(self) -> str:

@@ -66,7 +66,8 @@ class KafkaSettings:
     max_connections: Annotated[
         int,
         count(minimum=1, maximum=1_000_000),
-        "a connection above this number is closed at once; fewer where the limit of open files is too low",
+        "open client connections; a silent one gives its place to the next, and without one that is closed at once; fewer where the limit "
+        "of open files is too low",
     ] = 2000
     idle_timeout: Annotated[timedelta, duration(minimum="1s", maximum="1d"), "a connection without requests is closed after this"] = (
         timedelta(minutes=10)

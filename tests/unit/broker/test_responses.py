@@ -139,26 +139,32 @@ async def test_so_many_taste_at_a_time_and_others_come_after_them(budget: Respon
     assert waiting.result() == TASTE_BYTES
 
 
-@pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_who_gives_up_when_its_turn_has_come_leaves_no_room_behind(budget: Responses, *, is_cancelled: bool) -> None:
+@pytest.mark.parametrize("turns", [0, 1], ids=["before", "after"])
+async def test_who_gives_up_when_its_turn_has_come_leaves_no_room_behind(budget: Responses, turns: int) -> None:
+    new_task = asyncio.get_running_loop().create_task
     rooms = used_up(budget)
+    tasted = await after_a_taste(budget)
     tasting = [budget.room() for _ in range(TASTES)]
     for room in tasting:
         await room.to_read(WANTED, SHORT_S)
-    waiting = [asyncio.get_running_loop().create_task(budget.room().to_read(WANTED, LONG_S)) for _ in range(2)]
+    waiting = [new_task(room.to_read(WANTED, LONG_S)) for room in (tasted, budget.room(), budget.room())]
     await settle()
     for room in (*rooms, *tasting):
         room.give_back()
-    if is_cancelled:
-        for task in waiting:
-            task.cancel()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    granted_bytes = budget.held_bytes
+    for task in waiting:
+        task.cancel()
     await settle()
-    if not is_cancelled:
-        return
-    again = [budget.room() for _ in range(TASTES)]
-    used = used_up(budget)
-    assert [await room.to_read(WANTED, SHORT_S) for room in again] == [TASTE_BYTES] * TASTES
-    assert used
+    held_bytes = budget.held_bytes
+    used_up(budget)
+    again = [await budget.room().to_read(WANTED, SHORT_S) for _ in range(TASTES + 1)]
+
+    assert all(task.cancelled() for task in waiting)
+    assert (granted_bytes > 0) is (turns > 0)
+    assert held_bytes == 0
+    assert again == [TASTE_BYTES] * TASTES + [0]
 
 
 async def test_one_address_leaves_others_a_part_and_they_get_it_at_once(budget: Responses) -> None:

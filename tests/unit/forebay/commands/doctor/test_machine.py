@@ -23,7 +23,7 @@ def test_open_files_are_compared_with_connections(limit: int, verdict: FindingSt
 
     assert found.verdict is verdict
     if verdict is FindingStatus.WARNING:
-        assert f"connections above {limit - 96} are closed at once" in found.detail
+        assert f"no more than {limit - 96} connections are open at a time" in found.detail
         assert "raise the limit of open files to 2096" in found.detail
 
 
