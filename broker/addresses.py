@@ -6,7 +6,6 @@ that holds least goes first, and within an address whoever came first. Limits of
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
 from ipaddress import IPv6Address, ip_address
 from itertools import islice
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
@@ -90,26 +89,22 @@ class Line(Generic[K, W]):
     def __len__(self) -> int:
         return len(self._address_of)
 
-    def __iter__(self) -> Iterator[tuple[K, W]]:
-        for line in self._by_address.values():
-            yield from line.items()
+    def __contains__(self, key: K) -> bool:
+        return key in self._address_of
 
     def add(self, address: Account, key: K, waiting: W) -> None:
         self._by_address.setdefault(address, OrderedDict())[key] = waiting
         self._address_of[key] = address
 
-    def remove(self, key: K) -> bool:
-        """False: it did not wait."""
-        address = self._address_of.pop(key, None)
-        if address is None:
-            return False
+    def remove(self, key: K) -> W:
+        address = self._address_of.pop(key)
         line = self._by_address[address]
-        del line[key]
+        waiting = line.pop(key)
         if not line:
             del self._by_address[address]
         if self._first is not None and self._first.key is key:
             self._first = None
-        return True
+        return waiting
 
     def first(self) -> First[K, W] | None:
         """Return who came first of the address that holds least. Until that is removed, or `look_again`, no other overtakes it."""

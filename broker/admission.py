@@ -10,12 +10,13 @@ What has begun has its room. If its client does not go on with it, it loses its 
 """
 
 import contextlib
-from collections import deque
-from collections.abc import Callable
-from heapq import nsmallest
-from typing import Final, NamedTuple
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice, zip_longest
+from typing import Final
 
-from broker.addresses import Line
+from broker.addresses import First, Line
 from broker.half_sent import LOOK_S, WATCHED_SHARE, HalfSent, Sender
 from runtime.frames import Account, Frame, Soon, make_frame
 from runtime.telemetry import Metric, Telemetry
@@ -45,16 +46,18 @@ Later = Callable[[float, Callable[[], None]], object]
 """Calls back after a number of seconds, as `call_later` of the loop does."""
 
 
-class Waiting(NamedTuple):
-    """`since_look`: how many looks there had been when it began to wait."""
+@dataclass(slots=True)
+class Waiting:
+    """`first_look`: how many looks there had been when it became the first in line; None: it never was."""
 
     on_room: Callable[[], None]
     wanted_bytes: int
-    since_look: int
+    first_look: int | None = None
 
 
 class Admission(Account):
     __slots__ = (
+        "_by_size",
         "_bytes_max",
         "_free_bytes",
         "_half_sent",
@@ -63,6 +66,7 @@ class Admission(Account):
         "_is_turn_asked",
         "_later",
         "_line",
+        "_looking",
         "_looks",
         "_pauses",
         "_readable_bytes",
@@ -80,11 +84,14 @@ class Admission(Account):
         """As long as no more is held, there is no need to ask who waits and what has begun."""
         self._half_sent = HalfSent()
         self._line: Line[Sender, Waiting] = Line()
+        self._by_size: dict[int, OrderedDict[Sender, Waiting]] = {}
+        """Those in the line, by the number of bits of what they want."""
         self._readable_bytes = READ_PER_TURN_BYTES
         self._resting: deque[Callable[[], None]] = deque()
         self._served: Sender | None = None
         """It is given room now, and waits behind nobody."""
         self._looks = 0
+        self._looking: Iterator[None] = iter(())
         self._soon = soon
         self._later = later
         self._is_called = False
@@ -134,12 +141,21 @@ class Admission(Account):
             self._call_soon()
 
     def _fits(self, wanted_bytes: int, sender: Sender) -> bool:
-        first = None if sender is self._served else self._line.first()
-        aside_bytes, waited_looks = (first.waiting.wanted_bytes, self._looks - first.waiting.since_look) if first is not None else (0, 0)
+        first = None if sender is self._served else self._first()
+        aside_bytes = waited_looks = 0
+        if first is not None and first.waiting.first_look is not None:
+            aside_bytes, waited_looks = first.waiting.wanted_bytes, self._looks - first.waiting.first_look
         if self._short_bytes(wanted_bytes, aside_bytes) <= 0:
             return True
         left_bytes = self._bytes_max - self.claimed_bytes - wanted_bytes
         return (sender.unanswered_bytes + wanted_bytes) * FAIR_SHARE * (1 + waited_looks) <= left_bytes
+
+    def _first(self) -> First[Sender, Waiting] | None:
+        """Return the first in line. Only since it is the first, others get the less the longer it waits: a long line stops nobody."""
+        first = self._line.first()
+        if first is not None and first.waiting.first_look is None:
+            first.waiting.first_look = self._looks
+        return first
 
     def _short_bytes(self, wanted_bytes: int, aside_bytes: int = 0) -> int:
         """How much too much is held for what is `wanted_bytes`, beside what is kept for another."""
@@ -184,7 +200,9 @@ class Admission(Account):
 
     def when_room(self, wanted_bytes: int, sender: Sender, on_room: Callable[[], None]) -> None:
         """Call back when this much more may begin."""
-        self._line.add(sender.address, sender, Waiting(on_room, wanted_bytes, self._looks))
+        waiting = Waiting(on_room, wanted_bytes)
+        self._line.add(sender.address, sender, waiting)
+        self._by_size.setdefault(wanted_bytes.bit_length(), OrderedDict())[sender] = waiting
         if not self.is_watched:
             self.is_watched = True
             self._pauses.inc()
@@ -194,9 +212,18 @@ class Admission(Account):
 
     def forget(self, sender: Sender) -> None:
         """It no longer waits."""
-        if self._line.remove(sender):
-            self._note_needs()
+        if sender in self._line:
+            self._leave(sender)
             self._call_soon()
+
+    def _leave(self, sender: Sender) -> Waiting:
+        waiting = self._line.remove(sender)
+        size_class = waiting.wanted_bytes.bit_length()
+        del self._by_size[size_class][sender]
+        if not self._by_size[size_class]:
+            del self._by_size[size_class]
+        self._note_needs()
+        return waiting
 
     def on_less(self) -> None:
         self._call_soon()
@@ -213,14 +240,19 @@ class Admission(Account):
             self._later(LOOK_S, self._look)
 
     def _look(self) -> None:
+        self._looking = self._half_sent.look_in_steps()
+        self._look_on()
+
+    def _look_on(self) -> None:
+        for _ in self._looking:
+            self._soon(self._look_on)
+            return
         self._is_looking = False
         self._looks += 1
-        half_sent = self._half_sent
-        half_sent.look()
-        if self._line or half_sent.whole_bytes * WATCHED_SHARE > self._bytes_max:
+        if self._line or self._half_sent.whole_bytes * WATCHED_SHARE > self._bytes_max:
             self._look_later()
             self._go_on()
-            self._let_small_ones_overtake()
+            self._let_others_overtake()
 
     def _go_on(self) -> None:
         self._is_called = False
@@ -231,28 +263,33 @@ class Admission(Account):
             self._call_soon()
         self.is_watched = bool(self._line)
 
-    def _let_small_ones_overtake(self) -> None:
-        """Give room to those who would not have to wait if they came now. Without this a small request would wait for a large one."""
-        for sender, waiting in nsmallest(ROUNDS_PER_TURN, self._line, key=lambda one: one[1].wanted_bytes):
+    def _let_others_overtake(self) -> None:
+        """Give room to those who would not have to wait if they came now: without this a small request would wait for a large one.
+
+        One of each size has its turn, the oldest first: no number of one size stops another.
+        """
+        oldest = (list(islice(self._by_size[size_class].items(), ROUNDS_PER_TURN)) for size_class in sorted(self._by_size))
+        in_turn = [one for one in chain.from_iterable(zip_longest(*oldest)) if one is not None]
+        for sender, waiting in in_turn[:ROUNDS_PER_TURN]:
             if self._fits(waiting.wanted_bytes, sender):
-                self._serve(sender, waiting)
+                self._serve(sender)
+            elif sender.unanswered_bytes:
+                self._by_size[waiting.wanted_bytes.bit_length()].move_to_end(sender)  # others may fit that have less under way
         self.is_watched = bool(self._line)
 
-    def _serve(self, sender: Sender, waiting: Waiting) -> None:
-        self._line.remove(sender)
-        self._note_needs()
-        waiting.on_room()
+    def _serve(self, sender: Sender) -> None:
+        self._leave(sender).on_room()
 
     def _give_room(self) -> bool:
         """To the first who waits, if need be by evicting who is in its way. False: there is none to be had now."""
-        first = self._line.first()
+        first = self._first()
         if first is None:
             return False
         sender, wanted_bytes = first.key, first.waiting.wanted_bytes
         self._served = sender
         try:
             if self._fits(wanted_bytes, sender):
-                self._serve(sender, first.waiting)
+                self._serve(sender)
                 return True
         finally:
             self._served = None

@@ -9,14 +9,19 @@ Speeds are seen by looks at what has arrived: a loop that was held up sees one l
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Final, Protocol
 
 from runtime.frames import Account
 
 LOOK_S: Final = 0.25
 BEHIND_LOOKS_MIN: Final = 4
+LOOKED_AT_PER_STEP: Final = 256
+"""Requests that are looked at in one turn of the loop."""
+RANKED_MAX: Final = 256
+"""How many of those behind may be evicted until the next look: the slowest."""
 FINISH_S: Final = 10.0
 WATCHED_SHARE: Final = 8
 """From an eighth of the budget on, looks are taken also while nobody waits: later waiters need not wait for them."""
@@ -70,25 +75,6 @@ def is_behind(*, arrived_bytes: int, progress_bytes: int, whole_bytes: int) -> b
     return progress_bytes * FINISH_S < (whole_bytes - arrived_bytes) * LOOK_S
 
 
-def in_the_way(parts: Iterable[tuple[Sender, Part]], short_bytes: int) -> Sequence[Sender]:
-    """The senders to evict so that `short_bytes` become free: of those behind those that would take longest, the largest first. All if they
-    do not do.
-
-    Where honest clients share a line that is too slow for all, those that are nearly done are finished: else none would ever be.
-    """
-    chosen: list[Sender] = []
-    if short_bytes <= 0:
-        return chosen
-    found = [(left_looks(sender, part), sender.whole_bytes, sender) for sender, part in parts if part.behind_looks >= BEHIND_LOOKS_MIN]
-    found.reverse()
-    for _, whole_bytes, sender in sorted(found, key=lambda one: one[:2], reverse=True):
-        if short_bytes <= 0:
-            break
-        chosen.append(sender)
-        short_bytes -= whole_bytes
-    return chosen
-
-
 def left_looks(sender: Sender, part: Part) -> float:
     """How long what is missing would take at the speed that it has had since it is behind."""
     missing_bytes = sender.whole_bytes - sender.arrived_bytes
@@ -100,6 +86,8 @@ class HalfSent:
 
     def __init__(self) -> None:
         self._parts: dict[Sender, Part] = {}
+        self._slowest: list[tuple[Sender, Part]] = []
+        """Those behind at the last look, in the order in which they are evicted."""
         self.whole_bytes = 0
         """What all of it will hold when it has arrived."""
 
@@ -119,19 +107,45 @@ class HalfSent:
         self.whole_bytes -= sender.whole_bytes
         sender.address.set_aside(part.room_bytes - sender.whole_bytes)
 
-    def look(self) -> None:
-        for sender, part in self._parts.items():
-            arrived_bytes = sender.arrived_bytes
-            progress_bytes, part.seen_bytes = arrived_bytes - part.seen_bytes, arrived_bytes
-            if not sender.is_resting and is_behind(
-                arrived_bytes=arrived_bytes, progress_bytes=progress_bytes, whole_bytes=sender.whole_bytes
-            ):
-                part.behind_looks += 1
-                part.behind_bytes += progress_bytes
-            else:
-                part.behind_looks = part.behind_bytes = 0
+    def look_in_steps(self) -> Iterator[None]:
+        """See what has arrived since the last look. Yields where others may have a turn of the loop."""
+        slowest: list[tuple[float, int, Sender, Part]] = []
+        parts = list(reversed(self._parts.items()))
+        for begin in range(0, len(parts), LOOKED_AT_PER_STEP):
+            if begin:
+                yield
+            for sender, part in parts[begin : begin + LOOKED_AT_PER_STEP]:
+                if self._parts.get(sender) is not part:
+                    continue  # it was whole meanwhile
+                arrived_bytes = sender.arrived_bytes
+                progress_bytes, part.seen_bytes = arrived_bytes - part.seen_bytes, arrived_bytes
+                if not sender.is_resting and is_behind(
+                    arrived_bytes=arrived_bytes, progress_bytes=progress_bytes, whole_bytes=sender.whole_bytes
+                ):
+                    part.behind_looks += 1
+                    part.behind_bytes += progress_bytes
+                else:
+                    part.behind_looks = part.behind_bytes = 0
+                if part.behind_looks >= BEHIND_LOOKS_MIN:
+                    slowest.append((left_looks(sender, part), sender.whole_bytes, sender, part))
+            slowest = nlargest(RANKED_MAX, slowest, key=lambda one: one[:2])
+        self._slowest = [(sender, part) for _, _, sender, part in slowest]
 
     def in_the_way(self, short_bytes: int, address: Account) -> Sequence[Sender]:
-        """As the function, of addresses that claim no less than `address`."""
-        others = [(sender, part) for sender, part in self._parts.items() if sender.address.claimed_bytes >= address.claimed_bytes]
-        return in_the_way(others, short_bytes)
+        """Choose the senders to evict so that `short_bytes` become free for `address`; all that may be evicted, if they do not do.
+
+        Those behind that would take longest come first, the largest of them before others, and none of an address that claims less. Where
+        honest clients share a line that is too slow for all, those that are nearly done are finished: else none would ever be.
+        """
+        chosen: list[Sender] = []
+        kept: list[tuple[Sender, Part]] = []
+        for sender, part in self._slowest:
+            if self._parts.get(sender) is not part:
+                continue
+            if short_bytes > 0 and sender.address.claimed_bytes >= address.claimed_bytes:
+                chosen.append(sender)
+                short_bytes -= sender.whole_bytes
+            else:
+                kept.append((sender, part))
+        self._slowest = kept
+        return chosen

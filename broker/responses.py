@@ -189,7 +189,8 @@ class Responses(Account):
         try:
             return await waiting.granted
         finally:
-            if line.remove(waiting):
+            if waiting in line:
+                line.remove(waiting)
                 self.on_less()
 
     def end_beyond(self) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from broker.addresses import Addresses
 from broker.admission import ADMITTED_BYTES, FAIR_SHARE, FREE_SHARE, PAUSES, ROUNDS_PER_TURN, STALLED, Admission
-from broker.half_sent import BEHIND_LOOKS_MIN, FINISH_S, LOOK_S, WATCHED_SHARE
+from broker.half_sent import BEHIND_LOOKS_MIN, FINISH_S, LOOK_S, LOOKED_AT_PER_STEP, WATCHED_SHARE
 from runtime.frames import FRAME_OVERHEAD_BYTES, Account, Frame
 from runtime.telemetry import Telemetry
 from storage.limits import KIB, MIB
@@ -380,6 +380,45 @@ def test_a_small_request_that_waits_is_read_before_a_large_one_as_soon_as_it_wou
     assert frames
 
 
+SERVED_LOOKS_MAX = 4 * (BEHIND_LOOKS_MIN + 2)
+
+
+@pytest.mark.parametrize("sent", ["the beginning", "nearly all"])
+@pytest.mark.parametrize(
+    "shares", [[2 / 5], [1 / 16], [2 / 5, 1 / 16, 1 / 64, 1 / 512], [1 / 512, 1 / 64, 2 / 5]], ids=["large", "many", "mixed", "mixed too"]
+)
+@pytest.mark.parametrize("count", [50, 500])
+def test_who_goes_on_is_served_soon_however_many_of_its_address_stop_half_way(
+    budget: Admission, loop: Loop, timers: Timers, count: int, shares: list[float], sent: str
+) -> None:
+    address = addresses(budget).of("10.0.0.1")
+    halves = [Half(budget, whole_bytes=int(LIMIT * shares[number % len(shares)]), address=address) for number in range(count)]
+    for half in halves:
+        half.arrived_bytes = half.whole_bytes - 1 if sent == "nearly all" else 1
+        if not half.begin():
+            half.wait_and_begin()
+    waited_looks = []
+    for _ in range(20):
+        served: list[Frame] = []
+        honest = Half(budget, whole_bytes=LIMIT // 256, address=address)
+
+        def begin(honest: Half = honest, served: list[Frame] = served) -> None:
+            if honest.begin():
+                served.append(honest.finish())
+
+        begin()
+        looks = 0
+        if not served:
+            honest.wait(begin)
+        while not served:
+            timers.go_off()
+            loop.turn()
+            looks += 1
+            assert looks <= SERVED_LOOKS_MAX, f"it waited behind who stopped: {waited_looks}"
+        waited_looks.append(looks)
+        timers.go_off()  # it sends the next one a while later
+
+
 @pytest.mark.parametrize(
     ("progress_bytes", "is_evicted"), [(1, True), (int(LIMIT * LOOK_S / FINISH_S) + 1, False)], ids=["trickle", "slow"]
 )
@@ -425,6 +464,42 @@ def test_of_those_who_came_too_slowly_those_that_are_nearly_done_go_last(budget:
         timers.go_off()
 
     assert (nearly.evicted_for, hardly.evicted_for) == (None, STALLED)
+
+
+class Looked(Half):
+    """Counts how often somebody looks at what has arrived of it."""
+
+    def __init__(self, budget: Admission, looks: list[int]) -> None:
+        self.looks = looks
+        super().__init__(budget, whole_bytes=17 * KIB)
+
+    @property
+    def arrived_bytes(self) -> int:
+        self.looks[-1] += 1
+        return 1
+
+    @arrived_bytes.setter
+    def arrived_bytes(self, size_bytes: int) -> None:
+        pass
+
+
+def test_a_look_at_many_is_taken_in_turns_that_others_can_come_between(loop: Loop, timers: Timers, telemetry: Telemetry) -> None:
+    budget = Admission(bytes_max=64 * MIB, telemetry=telemetry, soon=loop.soon, later=timers.later)
+    looks = [0]
+    halves = [Looked(budget, looks) for _ in range(4 * LOOKED_AT_PER_STEP)]
+    for half in halves:
+        assert half.begin(room_bytes=KIB)
+    large = Half(budget, whole_bytes=60 * MIB)
+    large.wait()
+    for _ in range(BEHIND_LOOKS_MIN + 1):
+        looks.append(0)
+        timers.go_off()
+        while loop.calls:
+            looks.append(0)
+            loop.turn()
+
+    assert max(looks) <= 3 * LOOKED_AT_PER_STEP
+    assert sum(one.evicted_for == STALLED for one in halves) > 0
 
 
 def test_many_who_wait_get_room_in_turns_that_others_can_come_between(budget: Admission, loop: Loop) -> None:
