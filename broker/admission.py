@@ -1,10 +1,10 @@
 """The budget of request bytes in memory, across all connections (I11). It counts frames for as long as they exist, whoever holds
 them: a connection that receives, a handler, a flush that was refused and still waits. Only a cache takes one over, into its own budget.
 
-Nothing is ever allocated above the limit. Up to three quarters of it any request begins. The last quarter is for those whose connection
-holds little compared with what is left there: the smaller a request, the later it has to wait. A client that waits is read no further, and
-holds none of the budget. The first in line gets what becomes free, and is of the address that holds least (broker/addresses.py). So a
-client that fills the budget waits for itself, and others that send less do not notice.
+Nothing is ever allocated above the limit. Up to three quarters of it any request begins, and none may be larger than that. The last quarter
+is for those whose connection holds little compared with what is left there: the smaller a request, the later it has to wait. A client that
+waits is read no further, and holds none of the budget. The first in line gets what becomes free, and is of the address that holds least
+(broker/addresses.py). So a client that fills the budget waits for itself, and others that send less do not notice.
 
 What has begun has its room. If its client does not go on with it, it loses its connection when others wait (broker/half_sent.py).
 """
@@ -20,7 +20,7 @@ from broker.addresses import First, Line
 from broker.half_sent import LOOK_S, WATCHED_SHARE, HalfSent, Sender
 from runtime.frames import Account, Frame, Soon, make_frame
 from runtime.telemetry import Metric, Telemetry
-from storage.limits import KIB, MIB
+from storage.limits import KIB, MIB, REQUEST_SHARE_MAX
 
 ADMITTED_BYTES: Final = Metric(
     "forebay_request_buffer_bytes", "Bytes of requests in memory, from their first byte until nothing refers to them (3 KiB each on top)"
@@ -31,9 +31,11 @@ PAUSES: Final = Metric(
 
 STALLED: Final = "it sent half a request and stopped, or goes on too slowly, while others wait for the memory"
 
-FREE_SHARE: Final = 3 / 4
 FAIR_SHARE: Final = 8
-"""Beyond FREE_SHARE a connection may hold as much as this part of what is left, and the less the longer the first in line waits."""
+"""Beyond REQUEST_SHARE_MAX a connection may hold as much as this part of what is left, and the less the longer the first in line waits."""
+PATIENT_LOOKS: Final = 8
+"""Once it was the first for so many looks, a request may take half of the reserve, too: small ones alone could keep it waiting, which
+claim a little all the time."""
 READ_PER_TURN_BYTES: Final = 1 * MIB
 """How much is read of large requests in a turn of the loop. Then each reads LAST_READ_BYTES at most, and waits for its next turn."""
 LAST_READ_BYTES: Final = 16 * KIB
@@ -68,6 +70,7 @@ class Admission(Account):
         "_line",
         "_looking",
         "_looks",
+        "_more_bytes",
         "_pauses",
         "_readable_bytes",
         "_resting",
@@ -79,7 +82,7 @@ class Admission(Account):
     def __init__(self, *, bytes_max: int, telemetry: Telemetry, soon: Soon, later: Later) -> None:
         super().__init__()
         self._bytes_max = bytes_max
-        self._free_bytes = int(bytes_max * FREE_SHARE)
+        self._free_bytes = int(bytes_max * REQUEST_SHARE_MAX)
         self._unasked_bytes = self._free_bytes
         """As long as no more is held, there is no need to ask who waits and what has begun."""
         self._half_sent = HalfSent()
@@ -90,6 +93,8 @@ class Admission(Account):
         self._resting: deque[Callable[[], None]] = deque()
         self._served: Sender | None = None
         """It is given room now, and waits behind nobody."""
+        self._more_bytes = 0
+        """What that one may take of the reserve."""
         self._looks = 0
         self._looking: Iterator[None] = iter(())
         self._soon = soon
@@ -141,10 +146,12 @@ class Admission(Account):
             self._call_soon()
 
     def _fits(self, wanted_bytes: int, sender: Sender) -> bool:
-        first = None if sender is self._served else self._first()
-        aside_bytes = waited_looks = 0
-        if first is not None and first.waiting.first_look is not None:
-            aside_bytes, waited_looks = first.waiting.wanted_bytes, self._looks - first.waiting.first_look
+        if sender is self._served:
+            aside_bytes, waited_looks = -self._more_bytes, 0
+        elif (first := self._first()) is not None:
+            aside_bytes, waited_looks = first.waiting.wanted_bytes, self._waited_looks(first.waiting)
+        else:
+            aside_bytes = waited_looks = 0
         if self._short_bytes(wanted_bytes, aside_bytes) <= 0:
             return True
         left_bytes = self._bytes_max - self.claimed_bytes - wanted_bytes
@@ -157,11 +164,12 @@ class Admission(Account):
             first.waiting.first_look = self._looks
         return first
 
+    def _waited_looks(self, waiting: Waiting) -> int:
+        return 0 if waiting.first_look is None else self._looks - waiting.first_look
+
     def _short_bytes(self, wanted_bytes: int, aside_bytes: int = 0) -> int:
         """How much too much is held for what is `wanted_bytes`, beside what is kept for another."""
-        # What is larger than the free part can only begin while there is little else.
-        limit_bytes = self._free_bytes if max(wanted_bytes, aside_bytes) <= self._free_bytes else self._bytes_max
-        return self.claimed_bytes + wanted_bytes + aside_bytes - limit_bytes
+        return self.claimed_bytes + wanted_bytes + aside_bytes - self._free_bytes
 
     def _note_needs(self) -> None:
         self._unasked_bytes = 0 if self._line else self._free_bytes - self.coming_bytes
@@ -287,6 +295,8 @@ class Admission(Account):
             return False
         sender, wanted_bytes = first.key, first.waiting.wanted_bytes
         self._served = sender
+        is_patient = self._waited_looks(first.waiting) >= PATIENT_LOOKS
+        self._more_bytes = (self._bytes_max - self._free_bytes) // 2 if is_patient else 0
         try:
             if self._fits(wanted_bytes, sender):
                 self._serve(sender)

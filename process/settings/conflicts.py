@@ -1,10 +1,12 @@
 """Settings that are each allowed but not together."""
 
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
 from process.settings.listeners import is_loopback
+from process.settings.notation import show_size
 from process.settings.sections import (
     CompactorSettings,
     GroupsSettings,
@@ -15,6 +17,7 @@ from process.settings.sections import (
     StorageSettings,
 )
 from process.settings.urls import is_memory
+from storage.limits import MIB, REQUEST_SHARE_MAX
 
 
 class SettingsConflict(NamedTuple):
@@ -79,8 +82,12 @@ def of_groups(groups: GroupsSettings) -> list[SettingsConflict]:
 
 def of_bounds(kafka: KafkaSettings, storage: StorageSettings, shutdown: ShutdownSettings) -> list[SettingsConflict]:
     found = []
-    if kafka.max_request_bytes > storage.max_buffer_bytes:
-        phrase = "is less than kafka.max_request_bytes: such a request could never be served"
+    if kafka.max_request_bytes > storage.max_buffer_bytes * REQUEST_SHARE_MAX:
+        needed_mib = math.ceil(kafka.max_request_bytes / REQUEST_SHARE_MAX / MIB)
+        phrase = (
+            f"is too little for kafka.max_request_bytes ({show_size(kafka.max_request_bytes)}): a request may take three quarters of it at "
+            f"most, or it might never find room. Set storage.max_buffer_bytes to {needed_mib}MiB or more, or lower kafka.max_request_bytes"
+        )
         found.append(SettingsConflict("storage.max_buffer_bytes", phrase, ("kafka.max_request_bytes",)))
     if storage.flush_bytes > storage.max_buffer_bytes:
         phrase = "is less than storage.flush_bytes: no object could ever be full"

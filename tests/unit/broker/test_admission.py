@@ -3,11 +3,11 @@ from collections.abc import Callable
 import pytest
 
 from broker.addresses import Addresses
-from broker.admission import ADMITTED_BYTES, FAIR_SHARE, FREE_SHARE, PAUSES, ROUNDS_PER_TURN, STALLED, Admission
+from broker.admission import ADMITTED_BYTES, FAIR_SHARE, PATIENT_LOOKS, PAUSES, ROUNDS_PER_TURN, STALLED, Admission
 from broker.half_sent import BEHIND_LOOKS_MIN, FINISH_S, LOOK_S, LOOKED_AT_PER_STEP, WATCHED_SHARE
 from runtime.frames import FRAME_OVERHEAD_BYTES, Account, Frame
 from runtime.telemetry import Telemetry
-from storage.limits import KIB, MIB
+from storage.limits import KIB, MIB, REQUEST_SHARE_MAX
 from tests.unit.broker.connecting import Timers, cost, occupied
 
 LIMIT = 1 * MIB
@@ -156,13 +156,13 @@ def test_alone_a_client_may_use_all_but_a_reserve_and_then_waits_for_itself(budg
     requests.pop()
     loop.turn()
 
-    assert LIMIT * FREE_SHARE - LIMIT // 16 <= address.held_bytes <= LIMIT
+    assert LIMIT * REQUEST_SHARE_MAX - LIMIT // 16 <= address.held_bytes <= LIMIT
     assert at_first is None
     assert half.frame is not None
 
 
 def test_the_smaller_a_request_and_the_less_its_connection_has_under_way_the_later_it_waits(budget: Admission) -> None:
-    others = occupied(budget, int(LIMIT * FREE_SHARE))
+    others = occupied(budget, int(LIMIT * REQUEST_SHARE_MAX))
     left_bytes = LIMIT - budget.held_bytes
     fair_bytes = left_bytes // (FAIR_SHARE + 1)
 
@@ -269,17 +269,20 @@ def test_of_two_addresses_the_one_that_holds_less_goes_first_whoever_came_first(
     assert "one" in order[:2], "at most the one that was first in line when it came goes before it"
 
 
-def test_a_request_larger_than_the_free_part_begins_when_there_is_little_else(budget: Admission, loop: Loop) -> None:
-    frames = [occupied(budget, LIMIT // 4)]
-    half = Half(budget, whole_bytes=LIMIT * 7 // 8)
-    is_begun = half.begin()
-    half.wait_and_begin()
-    loop.turn()
-    frames.clear()
-    loop.turn()
+def test_the_largest_request_begins_though_small_ones_are_under_way_all_the_time(budget: Admission, loop: Loop, timers: Timers) -> None:
+    large = Half(budget, whole_bytes=int(LIMIT * REQUEST_SHARE_MAX))
+    small = [admitted(budget, KIB)]
+    is_begun = large.begin()
+    large.wait_and_begin()
+    for _ in range(PATIENT_LOOKS):
+        small.append(admitted(budget, KIB))
+        del small[0]
+        timers.go_off()
+        loop.turn()
 
     assert not is_begun
-    assert half.frame is not None
+    assert large.frame is not None
+    assert admitted(budget, KIB), "and small ones go on"
 
 
 def test_who_left_is_not_called(budget: Admission, loop: Loop) -> None:

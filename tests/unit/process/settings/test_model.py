@@ -76,7 +76,10 @@ def test_settings_do_not_change() -> None:
         ({"http": {"listen": "0.0.0.0:8070"}}, "without a login. Listen on 127.0.0.1, or set http.insecure: true"),
         ({"storage": {"url": "memory://"}}, "Use memory:// for both or for neither"),
         ({"metadata": {"url": "memory://"}}, "Use memory:// for both or for neither"),
-        ({"storage": {"max_buffer_bytes": "8MiB"}}, "is less than kafka.max_request_bytes"),
+        (
+            {"storage": {"max_buffer_bytes": "133MiB"}},
+            "Set storage.max_buffer_bytes to 134MiB or more, or lower kafka.max_request_bytes",
+        ),
         (
             {"storage": {"max_buffer_bytes": "8MiB", "flush_bytes": "9MiB"}, "kafka": {"max_request_bytes": "1MiB"}},
             "is less than storage.flush_bytes",
