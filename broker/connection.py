@@ -41,6 +41,7 @@ TOGETHER_BYTES_MAX: Final = 8 * KIB
 """Repeated requests that are answered together. Their replies are hardly larger."""
 BEGUN_PER_TURN_BYTES: Final = 2 * ARENA_BYTES
 """Per turn, of requests that waited. More than one read brings, so that requests arriving together begin together."""
+NO_MEMORY: Final = "the system has no memory for its request"
 STOPPED_S: Final = 10.0
 """A client that stopped in the middle of a request, or of taking a reply, does not go on if it was silent for so long."""
 
@@ -92,6 +93,8 @@ class Connection(asyncio.BufferedProtocol):
         self._untaken_seen_bytes = 0
         self._covered_bytes = 0
         self._when_written: list[Callable[[], None]] = []
+        self._when_next_written: list[Callable[[], None]] = []
+        self._next_covered_bytes = 0
         self._when_followed: Callable[[], None] | None = None
         self._transport: asyncio.Transport | None = None
         self._socket_fd = -1
@@ -109,6 +112,8 @@ class Connection(asyncio.BufferedProtocol):
         self._unanswered_bytes = 0
         self._overlapping = 0
         self._is_busy = False
+        self._is_fetching = False
+        """What it is busy with, if it is, is a Fetch."""
         self._is_advancing = False
         self._handed_over: asyncio.Queue[tuple[int, memoryview]] = asyncio.Queue(maxsize=1)
         self._is_reading_paused = False
@@ -133,6 +138,8 @@ class Connection(asyncio.BufferedProtocol):
         self._responses.note_taken(self)
         self._let_go()
         self._outgoing = []
+        self._when_written += self._when_next_written
+        self._when_next_written = []
         self._note_written()
         self._on_lost(self)
 
@@ -202,8 +209,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """What is under way appends nothing."""
-        return not self._overlapping
+        """What is under way changes nothing."""
+        return not self._overlapping and (not self._is_busy or self._is_fetching)
 
     def untaken_bytes(self) -> int:
         """What the client has not taken of its replies, wherever it waits on this machine."""
@@ -363,6 +370,8 @@ class Connection(asyncio.BufferedProtocol):
             self._tell_followed()
         except (ProtocolViolation, Unanswerable) as reason:
             self._refuse(reason)
+        except MemoryError:
+            self.evict(NO_MEMORY)  # the caller has others to call
         self._update_reading()
 
     # Requests
@@ -395,6 +404,7 @@ class Connection(asyncio.BufferedProtocol):
             number = self._reply_order.begin()
             if not is_overlapping or not self._start(number, frame, self._requests.start):
                 self._is_busy = True
+                self._is_fetching = self._requests.is_fetch(frame)
                 self._handed_over.put_nowait((number, frame))
 
     def _go_on(self) -> None:
@@ -454,6 +464,9 @@ class Connection(asyncio.BufferedProtocol):
         size_bytes = len(frame)
         payload = await self._requests.handle(frame, self)
         self._is_busy = False
+        self._when_written += self._when_next_written
+        self._covered_bytes += self._next_covered_bytes
+        self._when_next_written, self._next_covered_bytes = [], 0
         self._finish(number, payload, size_bytes)
 
     async def _run_repeated(self, number: int, frame: memoryview) -> None:
@@ -520,8 +533,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_lost:
             release()
             return
-        self._when_written.append(release)
-        self._covered_bytes += covered_bytes
+        self._when_next_written.append(release)
+        self._next_covered_bytes += covered_bytes
 
     def when_followed(self, call: Callable[[], None] | None) -> None:
         """Call `call` once when a request other than a Fetch waits for the end of the one that runs alone, at once if one does. None: no

@@ -11,7 +11,7 @@ import structlog
 
 from broker.addresses import IN_PLACE, Addresses, ConnectionPlaces
 from broker.admission import STALLED, Admission
-from broker.connection import Connection
+from broker.connection import NO_MEMORY, Connection
 from broker.leaving import Leaving
 from broker.protocol.errors import OtherProtocol, ProtocolViolation
 from broker.protocol.framing import HTTP, TLS
@@ -59,7 +59,7 @@ FIX_TLS: Final = (
 )
 CLIENT_ID_CHARS_MAX: Final = 256
 """Characters of a client id in the log."""
-_REASONS: Final = {STALLED: "half_sent", UNREAD: "unread", HELD_UP: "held_up", IN_PLACE: "idle"}
+_REASONS: Final = {STALLED: "half_sent", UNREAD: "unread", HELD_UP: "held_up", IN_PLACE: "idle", NO_MEMORY: "no_memory"}
 _FIXES: Final = {IN_PLACE: MORE_CONNECTIONS}
 
 log = structlog.get_logger("server")

@@ -13,6 +13,7 @@ from broker.connection import (
     ARENA_BYTES,
     FRAME_GROWTH,
     GATHERED_BYTES_MAX,
+    NO_MEMORY,
     OWN_BUFFER_FROM_BYTES,
     PROVEN_BYTES_MAX,
     TOGETHER_BYTES_MAX,
@@ -20,10 +21,10 @@ from broker.connection import (
     UNANSWERED_REQUESTS_MAX,
 )
 from broker.dispatch import Unanswerable
-from broker.half_sent import BEHIND_LOOKS_MIN
+from broker.half_sent import BEHIND_LOOKS_MIN, Sender
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.framing import PREFIX_BYTES
-from runtime.frames import FRAME_OVERHEAD_BYTES
+from runtime.frames import FRAME_OVERHEAD_BYTES, Frame
 from runtime.telemetry import Telemetry
 from storage.limits import FRAME_BYTES_MAX, KIB, MIB
 from tests.unit.broker.connecting import Play, Timers, cost, framed, occupied, playing, settle
@@ -950,6 +951,77 @@ async def test_who_answers_for_a_reply_that_is_gathered_is_not_called_by_those_b
         assert gathered == []
         assert released == ["M1"]
         play.lose()
+
+
+async def test_who_answers_for_a_reply_that_is_still_made_is_not_called_when_those_before_it_were_taken() -> None:
+    async with playing() as play:
+        released: list[str] = []
+        play.receive(b"M1")
+        await settle()
+        play.connection.until_written(lambda: released.append("M1"), 900)
+        play.connection.resume_writing()  # of a reply before it
+        while_made = list(released)
+        play.transport.unwritten_bytes = 1
+        play.requests.answer(b"M1", bytes(1000))
+        await settle()
+        while_untaken = list(released), play.responses.held_bytes
+        play.connection.resume_writing()
+
+        assert while_made == []
+        assert while_untaken == ([], 100 + PREFIX_BYTES)
+        assert released == ["M1"]
+        play.lose()
+
+
+async def test_a_connection_waits_while_it_fetches_and_not_while_it_changes_something() -> None:
+    async with playing() as play:
+        seen = []
+        for request in (b"M1", b"W2", b"P3", b"F4"):
+            play.receive(request)
+            await settle()
+            seen.append(play.connection.is_waiting)
+            play.requests.answer(b"prepare W2" if request == b"W2" else request)
+            await settle()
+            if request == b"W2":
+                seen.append(play.connection.is_waiting)
+                play.requests.answer(b"W2")
+                await settle()
+        play.connection.pause_writing()
+
+        assert seen == [False, False, False, False, True]
+        assert play.connection.is_waiting, "for its client, which takes nothing"
+        play.lose()
+
+
+class WithoutMemory(Admission):
+    """Finds no memory for a request of this size."""
+
+    __slots__ = ()
+    missing_bytes = 300_000
+
+    def begin(self, received: memoryview, room_bytes: int, sender: Sender) -> Frame | None:
+        frame = super().begin(received, room_bytes, sender)
+        if frame is not None and sender.whole_bytes == self.missing_bytes:
+            self.end(sender)
+            raise MemoryError
+        return frame
+
+
+def test_a_request_that_finds_no_memory_when_its_turn_comes_costs_its_own_connection_and_no_other() -> None:
+    admission = WithoutMemory(bytes_max=MIB, telemetry=Telemetry(), soon=lambda call: call(), later=Timers().later)
+    others = [occupied(admission, MIB // 2), occupied(admission, MIB // 2 - 20_000)]
+    unlucky, next_one = (Play(admission=admission) for _ in range(2))
+    unlucky.receive_bytes(framed(bytes(WithoutMemory.missing_bytes))[:100_000])
+    next_one.receive(b"P" + bytes(200_000))
+    before = list(next_one.requests.begun)
+    others.clear()
+    next_one.read_on()
+
+    assert before == []
+    assert unlucky.evicted_for == [NO_MEMORY]
+    assert len(next_one.requests.begun) == 1
+    assert next_one.evicted_for == []
+    assert not admission.is_short
 
 
 @pytest.mark.parametrize("is_lost_before", [False, True])
