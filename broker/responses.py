@@ -14,8 +14,9 @@ Frames that the tail cache drops while somebody holds them count in `dropped`, u
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Final, Protocol
 
 from broker.addresses import Line
@@ -36,7 +37,7 @@ GRANT_SHARE_MAX: Final = 3
 """A reader takes at most a third of the room that is left, so that the next finds some, too."""
 BYTES_MIN: Final = 4 * GRANT_BYTES_MIN
 TASTES_SHARE: Final = 8
-"""An eighth of the budget is for reads that found no room; each is of at most TASTE_BYTES, or one batch."""
+"""An eighth of the budget is for reads that found no room; each is of at most TASTE_BYTES."""
 TASTE_BYTES: Final = 64 * KIB
 FAIR_SHARE: Final = 8
 """What was read so is sent if it is no more than this part of what is left, or than LITTLE_BYTES: sockets take that."""
@@ -46,6 +47,8 @@ ADDRESS_SHARE: Final = 7
 LARGE_REPLY_BYTES: Final = 64 * KIB
 """A reply to anything but Fetch and Produce that is larger takes room."""
 
+LOOKED_AT_PER_STEP: Final = 256
+"""Clients that are looked at in one turn of the loop, and those of them that one look may evict."""
 UNREAD_S: Final = 15.0
 """A client that takes nothing for this long, or needs UNREAD_FINISH_S more at the speed it had, is cut off when others wait."""
 HOARDING_S: Final = 5.0
@@ -90,11 +93,12 @@ class Taking:
 
 @dataclass(slots=True, eq=False)
 class WaitingReply:
-    """`granted`: what it may hold, from then on counted."""
+    """`granted`: what it may hold, from then on counted. `first_look`: how many looks there had been when it became the first in line."""
 
     wanted_bytes: int
     least_bytes: int
     granted: asyncio.Future[int]
+    first_look: int | None = None
 
 
 class Responses(Account):
@@ -106,6 +110,7 @@ class Responses(Account):
         "_hurries",
         "_is_called",
         "_line",
+        "_looks",
         "_shortages",
         "_soon",
         "_taking",
@@ -124,6 +129,7 @@ class Responses(Account):
         self._taking: dict[Taker, Taking | None] = {}
         self._hurries: dict[Room, Callable[[], None]] = {}
         self._has_beyond = False
+        self._looks = 0
         self._is_called = False
         self._soon = soon
         self._shortages = telemetry.counter(SHORTAGES)
@@ -216,13 +222,20 @@ class Responses(Account):
             self.on_less()
 
     def may_keep(self, tasted_bytes: int, account: Account) -> bool:
-        """Whether what was read so is little enough to be sent."""
+        """Whether what was read so is little enough to be sent: the longer the first in line waits, the less others keep of the rest."""
+        waited_looks = self._waited_looks()
         left_bytes = self._bytes_max - max(self.held_bytes, self.dropped.held_bytes)
-        return (
-            tasted_bytes <= LITTLE_BYTES
-            or tasted_bytes * FAIR_SHARE <= self.left_bytes(account)
-            or tasted_bytes * FAIR_SHARE * FAIR_SHARE <= left_bytes
-        )
+        counted_bytes = tasted_bytes * FAIR_SHARE * (1 + waited_looks)
+        return tasted_bytes <= LITTLE_BYTES or counted_bytes <= self.left_bytes(account) or counted_bytes * FAIR_SHARE <= left_bytes
+
+    def _waited_looks(self) -> int:
+        """Count the looks since the first in line became the first."""
+        first = self._line.first()
+        if first is None:
+            return 0
+        if first.waiting.first_look is None:
+            first.waiting.first_look = self._looks
+        return self._looks - first.waiting.first_look
 
     def when_short(self, room: "Room", hurry: Callable[[], None] | None) -> None:
         """Call `hurry` once when others wait while this room is held for records that are not there yet, at once if they do. None: it no
@@ -268,30 +281,47 @@ class Responses(Account):
         """It has none any more, or never will."""
         self._taking.pop(taker, None)
 
-    def look(self, now_s: float) -> None:
-        """See what was taken since the last look, and evict who is in the way of those who wait. For a call about once a second."""
+    def look_in_steps(self, now_s: float) -> Generator[None, None, None]:
+        """See what was taken since the last look, and evict who is in the way of those who wait. For about once a second.
+
+        It yields where others may have a turn of the loop.
+        """
+        self._looks += 1
+        self._waited_looks()
         slow: list[tuple[float, int, Taker]] = []
         share_bytes = 2 * self._bytes_max // (len(self._taking) + len(self._line) or 1)
-        for taker, taking in self._taking.items():
-            left_bytes = taker.untaken_bytes()
-            if taking is None or left_bytes > taking.left_bytes:
-                self._taking[taker] = Taking(now_s, left_bytes, left_bytes)
-                continue
-            taking.left_bytes = left_bytes
-            if now_s - taking.began_s >= (UNREAD_S if left_bytes <= share_bytes else HOARDING_S):
-                if (left_s := taking.left_s(now_s)) > UNREAD_FINISH_S:
-                    slow.append((left_s, left_bytes, taker))
-                else:
-                    self._taking[taker] = Taking(now_s, left_bytes, left_bytes)
+        takers = list(self._taking)
+        for begin in range(0, len(takers), LOOKED_AT_PER_STEP):
+            if begin:
+                yield
+            found = (self._look_at(taker, now_s, share_bytes) for taker in takers[begin : begin + LOOKED_AT_PER_STEP])
+            slow = nlargest(LOOKED_AT_PER_STEP, [*slow, *(one for one in found if one is not None)], key=lambda one: one[:2])
         self._line.look_again()
         if slow and (first := self._line.first()) is not None:
             short_bytes = first.waiting.least_bytes - self.left_bytes(first.address)
-            for _, left_bytes, taker in sorted(slow, key=lambda one: one[:2], reverse=True):
+            for _, left_bytes, taker in slow:
                 if short_bytes <= 0:
                     break
-                if taker.address.replies.held_bytes >= first.address.held_bytes:
+                if taker in self._taking and taker.address.replies.held_bytes >= first.address.held_bytes:
                     taker.evict(UNREAD)
                     short_bytes -= left_bytes
+
+    def _look_at(self, taker: Taker, now_s: float, share_bytes: int) -> tuple[float, int, Taker] | None:
+        """How long it takes for the rest at the speed it had, and how much that is, if that is too long."""
+        if taker not in self._taking:
+            return None
+        taking, left_bytes = self._taking[taker], taker.untaken_bytes()
+        if taking is None or left_bytes > taking.left_bytes:
+            self._taking[taker] = Taking(now_s, left_bytes, left_bytes)
+            return None
+        taking.left_bytes = left_bytes
+        if now_s - taking.began_s < (UNREAD_S if left_bytes <= share_bytes else HOARDING_S):
+            return None
+        left_s = taking.left_s(now_s)
+        if left_s > UNREAD_FINISH_S:
+            return left_s, left_bytes, taker
+        self._taking[taker] = Taking(now_s, left_bytes, left_bytes)
+        return None
 
 
 class _Dropped(Account):
@@ -324,7 +354,8 @@ class Room:
         return self._is_tasting
 
     async def to_read(self, wanted_bytes: int, timeout_s: float) -> int:
-        """How many bytes of records may be read now of those that are wanted, or one batch if that is more; 0 if no room came in time.
+        """How many bytes of records may be read now of those that are wanted, or one batch if that is more and it is not `is_tasting`; 0 if
+        no room came in time.
 
         The bytes taken count twice while they are read: `keep` what it has been.
         """
@@ -367,13 +398,16 @@ class Room:
         self._is_beyond |= not granted_bytes
         self.settle(size_bytes)
 
-    def keep(self, read_bytes: int) -> bool:
-        """It holds what was read. False: that is too much for now. The caller lets it go, and asks again."""
+    def keep(self, read_bytes: int, *, is_enough: bool = True) -> bool:
+        """It holds what was read. False: that is too much for now. The caller lets it go, and asks again.
+
+        Not `is_enough`: there is a batch for which a taste is too little.
+        """
         if self._is_tasting:
             self._is_tasting = False
             self._responses.end_taste()
-            if not self._responses.may_keep(read_bytes, self._account):
-                self._tasted_bytes = read_bytes
+            if not is_enough or not self._responses.may_keep(read_bytes, self._account):
+                self._tasted_bytes = max(read_bytes, TASTE_BYTES)
                 return False
         self.settle(read_bytes)
         return True

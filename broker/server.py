@@ -22,6 +22,7 @@ from runtime.clock import Clock
 from runtime.logs import Rarely
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
+from runtime.turns import Turns, in_turns
 from storage.limits import FRAME_BYTES_MAX
 
 CONNECTIONS: Final = Metric("forebay_connections", "Open client connections", ("listener",))
@@ -244,10 +245,10 @@ class Server:
         while True:
             await asyncio.sleep(TAKEN_CHECK_S)
             now_s = self._clock.monotonic_s()
-            self._responses.look(now_s)
+            await in_turns(self._responses.look_in_steps(now_s))
             if self._admission.is_short or now_s - checked_s >= IDLE_CHECK_S:
                 checked_s = now_s
-                self.close_silent()
+                await self.close_silent()
 
     async def collect_garbage(self) -> None:
         """Look for requests in garbage when some wait for memory; until cancelled."""
@@ -262,11 +263,13 @@ class Server:
             gc.collect()
         self._held_before_bytes = held_bytes
 
-    def close_silent(self) -> None:
+    async def close_silent(self) -> None:
         """Close connections that were silent for the idle timeout, and those that keep requests waiting for memory by their silence."""
         now_s = self._clock.monotonic_s()
         is_short = self._admission.is_short
+        turns = Turns()
         for connection in tuple(self._connections):
+            await turns.spent()
             connection.note_progress()
             silent_s = now_s - connection.last_active_s
             # Not `close`: that waits until the client has taken what is buffered for it, and this one may never do so.

@@ -139,6 +139,8 @@ class Gathering:
         self._wanted = wanted
         self.is_open = bytes_max is not None
         """Records may be taken."""
+        self._may_exceed = self.is_open
+        """One batch may be larger than what may be taken."""
         self._bytes_max = self._left_bytes = bytes_max or 0
         self._bytes_min = bytes_min
         self._is_refused = is_refused
@@ -162,9 +164,10 @@ class Gathering:
         """There is something to take, and it is not open."""
         return not self.is_open and any(wanted.is_cut for wanted in self._wanted)
 
-    def open(self, bytes_max: int) -> None:
-        """Take up to so much from the next `look` on, or one batch that is larger."""
+    def open(self, bytes_max: int, *, is_strict: bool = False) -> None:
+        """Take up to so much from the next `look` on, or one batch that is larger, unless it `is_strict`."""
         self.is_open = True
+        self._may_exceed = not is_strict
         self._bytes_max = self._left_bytes = bytes_max
         for wanted in self._wanted:
             wanted.control = None  # to be looked at again, though it has not moved
@@ -197,7 +200,7 @@ class Gathering:
     def _look_again(self) -> None:
         now_s = self._now_s
         too_large = [wanted for wanted in self._wanted if wanted.is_too_large and wanted.error is None]
-        if self._first is None:
+        if self._first is None and self._may_exceed:
             # Those before it, for which it had to make do with what was left, have nothing after all.
             for wanted in too_large:
                 self._look(wanted, now_s)
@@ -309,7 +312,7 @@ class Gathering:
                 if wanted.flight is flight and not wanted.is_late and now_s >= wanted.late_s:
                     self._give_up_room(wanted)
                 return
-        elif not wanted.is_queued and wanted.control is control and not (wanted.is_too_large and self._first is None and self.is_open):
+        elif not wanted.is_queued and wanted.control is control and not (wanted.is_too_large and self._first is None and self._may_exceed):
             return
         self._gather(wanted, now_s)
 
@@ -343,7 +346,7 @@ class Gathering:
         self._left_bytes += wanted.size_bytes + wanted.held_bytes
         wanted.held_bytes = 0
         wanted.is_late = wanted.is_queued = wanted.is_too_large = is_coming = False
-        at_least_one = self.is_open and (self._first is None or self._first is wanted)
+        at_least_one = self._may_exceed and (self._first is None or self._first is wanted)
         room = wanted.tried_bytes = max(0, min(self._left_bytes, wanted.bytes_max))
         buffers: list[memoryview] = []
         taken_bytes = 0

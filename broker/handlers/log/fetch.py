@@ -128,7 +128,8 @@ class Fetch:
             wanted = await self._gather(targets, request, began_s, room, client)
         is_tasting = room is not None and room.is_tasting
         pinned_bytes = _pinned_bytes(wanted, copied_above_bytes=TASTE_BYTES if is_tasting else PINNED_BYTES_MAX)
-        if room is not None and not room.keep(pinned_bytes):
+        is_enough = pinned_bytes > 0 or not any(one.is_too_large for one in wanted)
+        if room is not None and not room.keep(pinned_bytes, is_enough=is_enough):
             del wanted  # too much to be held now: it is read again when there is room
             _begin_again(targets)
             wanted = await self._gather(targets, request, began_s, room, client)
@@ -246,7 +247,7 @@ class Fetch:
         patience_s = max(deadline_s - self._clock.monotonic_s(), REFRESH_PATIENCE_S)
         granted_bytes = await room.to_read(bytes_max, patience_s)
         if granted_bytes:
-            gathering.open(min(bytes_max, granted_bytes))
+            gathering.open(min(bytes_max, granted_bytes), is_strict=room.is_tasting)
             if room.is_tasting:
                 gathering.hurry()
             await self._look(gathering, is_wide=is_wide)

@@ -11,6 +11,7 @@ from broker.responses import (
     GRANT_BYTES_MIN,
     GRANT_SHARE_MAX,
     HOARDING_S,
+    LOOKED_AT_PER_STEP,
     RESPONSE_BYTES,
     SHORTAGES,
     TASTE_BYTES,
@@ -119,6 +120,30 @@ async def test_what_turns_out_to_be_much_waits_for_room_for_twice_as_much(budget
     assert tasted_bytes == 0, "it is let go"
     assert not at_first
     assert waiting.result() >= 3 * MIB
+
+
+async def test_the_longer_the_first_waits_the_less_others_keep_of_what_they_tasted(budget: Responses) -> None:
+    held = budget.room()
+    await held.to_send(USED_MAX)
+    large = await after_a_taste(budget, tasted_bytes=8 * MIB)
+    waiting = asyncio.get_running_loop().create_task(large.to_read(WANTED, LONG_S))
+    await settle()
+    held.settle(USED_MAX - 12 * MIB)
+
+    async def keeps(size_bytes: int) -> bool:
+        room = budget.room()
+        assert await room.to_read(WANTED, SHORT_S) == TASTE_BYTES
+        is_kept = room.keep(size_bytes)
+        room.give_back()
+        return is_kept
+
+    at_first = await keeps(MIB)
+    looked_on(budget, [], 10)
+
+    assert at_first
+    assert not await keeps(MIB)
+    assert await keeps(16 * KIB), "what is so little keeps nobody waiting"
+    waiting.cancel()
 
 
 async def test_so_many_taste_at_a_time_and_others_come_after_them(budget: Responses) -> None:
@@ -344,9 +369,34 @@ class Reader:
 
 def looked_on(budget: Responses, readers: list[Reader], seconds: float) -> None:
     for second in range(int(seconds)):
-        budget.look(float(second))
+        all(budget.look_in_steps(float(second)))
         for one in readers:
             one.left_bytes = max(0, one.left_bytes - one.speed_bytes)
+
+
+class LookedAt(Reader):
+    """Counts how often somebody asks what it has not taken."""
+
+    def untaken_bytes(self) -> int:
+        self.looks[-1] += 1
+        return 1
+
+    looks: list[int]
+
+
+async def test_a_look_at_many_is_taken_in_turns_that_others_can_come_between(budget: Responses) -> None:
+    address = Addresses(requests=Account(), replies=budget).of("10.0.0.1")
+    looks = LookedAt.looks = [0]
+    readers = [LookedAt(budget, address, 1, 0) for _ in range(1_000)]
+    for second in range(3 * int(UNREAD_S)):
+        looking = budget.look_in_steps(float(second))
+        while next(looking, "end") != "end":
+            looks.append(0)
+        looks.append(0)
+
+    assert readers
+    assert sum(looks) >= 1_000 * 3 * int(UNREAD_S)
+    assert max(looks) <= 2 * LOOKED_AT_PER_STEP
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from broker.server import CONNECTIONS_MAX as CONNECTIONS_MAX_METRIC
 from process.accepting import BACKLOG, REFUSED, bind
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
+from runtime.turns import in_turns
 from storage.limits import KIB, MIB
 from tests.unit.broker.connecting import FakeRequests, cost, framed, occupied, settle
 from tests.unit.process.http.manual_clock import ManualClock
@@ -213,7 +214,7 @@ async def test_the_address_with_the_most_connections_gives_one_up_for_another_an
     async with listening() as served:
         crowd = [await in_use(served, from_host="127.0.0.2") for _ in range(CONNECTIONS_MAX - 1)]
         polling = await served.connect(from_host="127.0.0.2")
-        polling.send(b"M-long poll")
+        polling.send(b"F-long poll")
         await served.has_begun(CONNECTIONS_MAX)
         of_the_crowd = await served.connect(from_host="127.0.0.2")
         is_refused = await of_the_crowd.is_closed()
@@ -295,11 +296,11 @@ async def test_a_connection_that_was_silent_for_too_long_is_closed() -> None:
         served.clock.advance(IDLE_S)
         talking.send(b"P1")
         await talking.receive(len(OK))
-        served.server.close_silent()
+        await served.server.close_silent()
         await settle()
         too_early = served.open_count
         served.clock.advance(0.1)
-        served.server.close_silent()
+        await served.server.close_silent()
 
         assert await silent.is_closed()
         assert too_early == 2
@@ -312,7 +313,7 @@ async def test_a_connection_whose_request_takes_long_is_not_idle() -> None:
         caller.send(b"M1")
         await served.has_begun(1)
         served.clock.advance(10 * IDLE_S)
-        served.server.close_silent()
+        await served.server.close_silent()
         await settle()
 
         assert served.open_count == 1
@@ -326,12 +327,11 @@ async def test_a_connection_that_never_takes_its_replies_does_not_stay_for_ever(
         caller.send(b"P1")
         await served.has_begun(1)
 
-        def is_closed() -> bool:
-            served.clock.advance(IDLE_S + 1)
-            served.server.close_silent()
-            return served.open_count == 0
-
-        assert await until(is_closed), "what its system took in the beginning was some progress"
+        async with asyncio.timeout(DEADLINE_S):
+            while served.open_count:  # what its system took in the beginning was some progress
+                served.clock.advance(IDLE_S + 1)
+                await served.server.close_silent()
+                await asyncio.sleep(0.001)
 
 
 async def test_who_keeps_what_it_sent_from_being_begun_is_cut_off_when_others_wait_for_the_memory() -> None:
@@ -343,12 +343,12 @@ async def test_who_keeps_what_it_sent_from_being_begun_is_cut_off_when_others_wa
         others = occupied(served.admission, BUDGET_BYTES - 100 * KIB)
         await until(lambda: served.admission.held_bytes > cost(len(others), 1000))
         served.clock.advance(STALLED_S + 1)
-        served.server.close_silent()
+        await served.server.close_silent()
         await settle()
         while_nobody_waits = served.open_count
         waiting.send(b"P" + bytes(50 * KIB))
         await until(lambda: served.admission.is_short)
-        served.server.close_silent()
+        await served.server.close_silent()
 
         assert while_nobody_waits == 2
         assert await holding.is_closed()
@@ -367,7 +367,7 @@ async def test_a_slow_reader_goes_on_for_as_long_as_it_takes_something_and_one_t
         for _ in range(2 * int(UNREAD_S)):
             await slow.receive(1 * MIB)
             served.clock.advance(1.0)
-            served.responses.look(served.clock.monotonic_s())
+            await in_turns(served.responses.look_in_steps(served.clock.monotonic_s()))
         is_waiting = not waiting.done()
         waiting.cancel()
 

@@ -22,16 +22,19 @@ BATCHES = [batch(offset, size=100) for offset in range(12)]
 async def broker() -> AsyncIterator[Rig]:
     """Two segments of six batches, two in a block, all of them in memory."""
     async with rig() as made:
-        entries = [
-            await put_segment(made, IDS[place], BATCHES[base : base + 6], base=base, last=base + 5, block_bytes=2 * SIZE)
-            for place, base in enumerate((0, 6))
-        ]
-        await set_segments(made, *entries)
-        log = made.parts.partitions.get(PARTITION)
-        await made.parts.control_reads.refresh([log])
+        await fill(made)
         for offset in (0, 6):
-            await made.parts.reader.stored(log, offset, bytes_max=1 << 20)
+            await made.parts.reader.stored(made.parts.partitions.get(PARTITION), offset, bytes_max=1 << 20)
         yield made
+
+
+async def fill(made: Rig) -> None:
+    entries = [
+        await put_segment(made, IDS[place], BATCHES[base : base + 6], base=base, last=base + 5, block_bytes=2 * SIZE)
+        for place, base in enumerate((0, 6))
+    ]
+    await set_segments(made, *entries)
+    await made.parts.control_reads.refresh([made.parts.partitions.get(PARTITION)])
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def begin(broker: Rig, *wanted: Wanted, bytes_max: int = 1 << 20) -> Gathering:
+def begin(broker: Rig, *wanted: Wanted, bytes_max: int | None = 1 << 20) -> Gathering:
     return Gathering(
         wanted,
         bytes_max=bytes_max,
@@ -244,3 +247,26 @@ async def test_a_fetch_that_is_hurried_late_in_its_wait_still_waits_for_its_read
     assert fetch.left_s() == pytest.approx(gathering.GRACE_S - 0.05)
     wanted.flight = None
     assert fetch.may_leave()
+
+
+@pytest.mark.parametrize("is_read_before", [False, True])
+async def test_a_strict_fetch_takes_no_batch_that_is_larger_than_what_it_may_take(*, is_read_before: bool) -> None:
+    seen: list[tuple[bool, bool, bytes]] = []
+    async with rig() as broker:
+        await fill(broker)
+        if is_read_before:
+            await broker.parts.reader.stored(broker.parts.partitions.get(PARTITION), 0, bytes_max=1 << 20)
+        for is_strict in (True, False):
+            wanted = want(broker)
+            made = begin(broker, wanted, bytes_max=None)
+            made.look(0.0)
+            made.open(SIZE - 1, is_strict=is_strict)
+            made.hurry()
+            for now_s in (0.1, 0.2, 0.3):
+                made.look(now_s)
+                await until_read(broker)
+            made.look(0.4)
+            seen.append((made.may_leave(), wanted.is_too_large, found(wanted)))
+            made.close()
+
+    assert seen == [(True, True, b""), (True, False, BATCHES[0])]
