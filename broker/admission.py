@@ -208,6 +208,8 @@ class Admission(Account):
 
     def when_room(self, wanted_bytes: int, sender: Sender, on_room: Callable[[], None]) -> None:
         """Call back when this much more may begin."""
+        if sender in self._line:
+            return
         waiting = Waiting(on_room, wanted_bytes)
         self._line.add(sender.address, sender, waiting)
         self._by_size.setdefault(wanted_bytes.bit_length(), OrderedDict())[sender] = waiting
@@ -279,6 +281,8 @@ class Admission(Account):
         oldest = (list(islice(self._by_size[size_class].items(), ROUNDS_PER_TURN)) for size_class in sorted(self._by_size))
         in_turn = [one for one in chain.from_iterable(zip_longest(*oldest)) if one is not None]
         for sender, waiting in in_turn[:ROUNDS_PER_TURN]:
+            if sender not in self._line:
+                continue
             if self._fits(waiting.wanted_bytes, sender):
                 self._serve(sender)
             elif sender.unanswered_bytes:
@@ -303,7 +307,7 @@ class Admission(Account):
                 return True
         finally:
             self._served = None
-        in_the_way = self._half_sent.in_the_way(self._short_bytes(wanted_bytes), first.address)
+        in_the_way = self._half_sent.in_the_way(self._short_bytes(wanted_bytes, -self._more_bytes), first.address)
         for one in in_the_way:
             one.evict(STALLED)
         return bool(in_the_way)

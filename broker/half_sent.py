@@ -86,7 +86,7 @@ class HalfSent:
 
     def __init__(self) -> None:
         self._parts: dict[Sender, Part] = {}
-        self._slowest: list[tuple[Sender, Part]] = []
+        self._slowest: dict[Sender, None] = {}
         """Those behind at the last look, in the order in which they are evicted."""
         self.whole_bytes = 0
         """What all of it will hold when it has arrived."""
@@ -104,6 +104,7 @@ class HalfSent:
     def end(self, sender: Sender) -> None:
         """Its request is whole, or given up."""
         part = self._parts.pop(sender)
+        self._slowest.pop(sender, None)
         self.whole_bytes -= sender.whole_bytes
         sender.address.set_aside(part.room_bytes - sender.whole_bytes)
 
@@ -129,7 +130,7 @@ class HalfSent:
                 if part.behind_looks >= BEHIND_LOOKS_MIN:
                     slowest.append((left_looks(sender, part), sender.whole_bytes, sender, part))
             slowest = nlargest(RANKED_MAX, slowest, key=lambda one: one[:2])
-        self._slowest = [(sender, part) for _, _, sender, part in slowest]
+        self._slowest = {sender: None for _, _, sender, part in slowest if self._parts.get(sender) is part}
 
     def in_the_way(self, short_bytes: int, address: Account) -> Sequence[Sender]:
         """Choose the senders to evict so that `short_bytes` become free for `address`; all that may be evicted, if they do not do.
@@ -138,14 +139,10 @@ class HalfSent:
         honest clients share a line that is too slow for all, those that are nearly done are finished: else none would ever be.
         """
         chosen: list[Sender] = []
-        kept: list[tuple[Sender, Part]] = []
-        for sender, part in self._slowest:
-            if self._parts.get(sender) is not part:
-                continue
-            if short_bytes > 0 and sender.address.claimed_bytes >= address.claimed_bytes:
+        for sender in self._slowest:
+            if short_bytes <= 0:
+                break
+            if sender.address.claimed_bytes >= address.claimed_bytes:
                 chosen.append(sender)
                 short_bytes -= sender.whole_bytes
-            else:
-                kept.append((sender, part))
-        self._slowest = kept
         return chosen

@@ -61,7 +61,9 @@ class KafkaSettings:
         "for each (docs/performance.md)",
     ] = "crc"
     max_request_bytes: Annotated[
-        int, size(minimum="1MiB", maximum="100MiB"), "a larger request closes its connection before it is read"
+        int,
+        size(minimum="1MiB", maximum="100MiB"),
+        "a larger request closes its connection before it is read; at most three quarters of storage.max_buffer_bytes",
     ] = 100 * MIB
     max_connections: Annotated[
         int,

@@ -1,3 +1,4 @@
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -467,6 +468,16 @@ def test_of_those_who_came_too_slowly_those_that_are_nearly_done_go_last(budget:
         timers.go_off()
 
     assert (nearly.evicted_for, hardly.evicted_for) == (None, STALLED)
+
+
+def test_who_was_behind_and_has_left_is_not_kept(budget: Admission, timers: Timers) -> None:
+    stopped = begun(budget, LIMIT // 2)
+    timers.go_off(BEHIND_LOOKS_MIN + 1)
+    stopped.finish()
+    kept = weakref.ref(stopped)
+    del stopped
+
+    assert kept() is None
 
 
 class Looked(Half):
