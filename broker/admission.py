@@ -34,8 +34,7 @@ STALLED: Final = "it sent half a request and stopped, or goes on too slowly, whi
 FAIR_SHARE: Final = 8
 """Beyond REQUEST_SHARE_MAX a connection may hold as much as this part of what is left, and the less the longer the first in line waits."""
 PATIENT_LOOKS: Final = 8
-"""Once it was the first for so many looks, a request may take half of the reserve, too: small ones alone could keep it waiting, which
-claim a little all the time."""
+"""After these looks as the first, a request may take half of the reserve, too: small ones claim a little all the time."""
 READ_PER_TURN_BYTES: Final = 1 * MIB
 """How much is read of large requests in a turn of the loop. Then each reads LAST_READ_BYTES at most, and waits for its next turn."""
 LAST_READ_BYTES: Final = 16 * KIB
@@ -88,7 +87,7 @@ class Admission(Account):
         self._half_sent = HalfSent()
         self._line: Line[Sender, Waiting] = Line()
         self._by_size: dict[int, OrderedDict[Sender, Waiting]] = {}
-        """Those in the line, by the number of bits of what they want."""
+        """The line by the number of bits of what is wanted."""
         self._readable_bytes = READ_PER_TURN_BYTES
         self._resting: deque[Callable[[], None]] = deque()
         self._served: Sender | None = None

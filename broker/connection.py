@@ -106,10 +106,10 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_length = 0
         self._proven_bytes = 0
         self._is_starved = False
-        self._is_resting = False
+        self.is_resting = False
         self._goes_on = False
         self._queue: deque[Frame] = deque()
-        self._unanswered_bytes = 0
+        self.unanswered_bytes = 0
         self._overlapping = 0
         self._is_busy = False
         self._is_fetching = False
@@ -181,14 +181,6 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def whole_bytes(self) -> int:
         return self._frame_length
-
-    @property
-    def is_resting(self) -> bool:
-        return self._is_resting
-
-    @property
-    def unanswered_bytes(self) -> int:
-        return self._unanswered_bytes
 
     @property
     def request_count(self) -> int:
@@ -304,9 +296,9 @@ class Connection(asyncio.BufferedProtocol):
             frame = self._frame
             if frame is not None:
                 self._frame_filled += nbytes
-                self._is_resting = self._admission.note_read(nbytes, self._read_on)
+                self.is_resting = self._admission.note_read(nbytes, self._read_on)
                 if self._frame_filled == self._frame_length:
-                    self._unanswered_bytes += len(frame)
+                    self.unanswered_bytes += len(frame)
                     self._proven_bytes = min(PROVEN_BYTES_MAX, max(self._proven_bytes, len(frame)))
                     self._queue.append(frame)
                     self._end_frame()
@@ -344,7 +336,7 @@ class Connection(asyncio.BufferedProtocol):
             if frame is None:
                 self._starve(length)
                 break
-            self._unanswered_bytes += length
+            self.unanswered_bytes += length
             self._queue.append(frame)
             position = begin + length
         if position == filled:
@@ -354,7 +346,7 @@ class Connection(asyncio.BufferedProtocol):
             self._arena_filled = filled - position
 
     def _read_on(self) -> None:
-        self._is_resting = False
+        self.is_resting = False
         self._update_reading()
 
     def _starve(self, wanted_bytes: int) -> None:
@@ -386,6 +378,13 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._is_advancing = False
 
+    def _advance_or_refuse(self) -> None:
+        try:
+            self._advance()
+        except (ProtocolViolation, Unanswerable) as reason:
+            self._refuse(reason)
+        self._update_reading()
+
     def _start_queued(self, queue: deque[Frame]) -> None:
         begun_bytes = 0
         while queue and not self._is_busy and not self._is_writing_paused:
@@ -411,11 +410,7 @@ class Connection(asyncio.BufferedProtocol):
         self._goes_on = False
         if self.has_parted or self._is_lost:
             return
-        try:
-            self._advance()
-        except (ProtocolViolation, Unanswerable) as reason:
-            self._refuse(reason)
-        self._update_reading()
+        self._advance_or_refuse()
 
     def _start(self, number: int, frame: memoryview, start: Callable[[memoryview, Client, Done], bool]) -> bool:
         """Begin an overlapping request."""
@@ -487,7 +482,7 @@ class Connection(asyncio.BufferedProtocol):
             self._finish(one, payload, size_bytes)
 
     def _finish(self, number: int, payload: Sequence[Buffer] | None, size_bytes: int) -> None:
-        self._unanswered_bytes -= size_bytes
+        self.unanswered_bytes -= size_bytes
         ready = self._reply_order.reply(number, payload)
         transport = self._transport
         assert transport is not None
@@ -503,11 +498,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._send()
             elif was_empty:
                 self._soon(self._send)
-        try:
-            self._advance()
-        except (ProtocolViolation, Unanswerable) as reason:
-            self._refuse(reason)
-        self._update_reading()
+        self._advance_or_refuse()
         if self._is_finishing and self.is_idle:
             self._part_soon()
 
@@ -582,18 +573,14 @@ class Connection(asyncio.BufferedProtocol):
         self._responses.note_taken(self)
         self.last_active_s = self._now_s()
         self._note_written()
-        try:
-            self._advance()
-        except (ProtocolViolation, Unanswerable) as reason:
-            self._refuse(reason)
-        self._update_reading()
+        self._advance_or_refuse()
 
     def _update_reading(self) -> None:
         transport = self._transport
         if transport is None or self._is_lost or transport.is_closing():
             return
         limit_factor = 1 if not self._is_reading_paused else 2  # go on only when half of the limit is free again
-        if self._is_resting or self._is_writing_paused or self._is_draining:
+        if self.is_resting or self._is_writing_paused or self._is_draining:
             wanted = self.has_parted
         else:
             wanted = (
@@ -601,7 +588,7 @@ class Connection(asyncio.BufferedProtocol):
                 or self.has_parted
                 or (
                     not self._is_starved
-                    and self._unanswered_bytes * limit_factor <= UNANSWERED_BYTES_MAX
+                    and self.unanswered_bytes * limit_factor <= UNANSWERED_BYTES_MAX
                     and (len(self._queue) + self._reply_order.pending_count) * limit_factor <= UNANSWERED_REQUESTS_MAX
                 )
             )

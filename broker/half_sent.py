@@ -87,7 +87,7 @@ class HalfSent:
     def __init__(self) -> None:
         self._parts: dict[Sender, Part] = {}
         self._slowest: dict[Sender, None] = {}
-        """Those behind at the last look, in the order in which they are evicted."""
+        """Senders that were behind at the last look, in the order of eviction."""
         self.whole_bytes = 0
         """What all of it will hold when it has arrived."""
 

@@ -11,7 +11,7 @@ BATCH_BYTES_DEFAULT_MAX: Final = 1_048_588
 FRAME_BYTES_MAX: Final = 100 * MIB
 """socket.request.max.bytes."""
 REQUEST_SHARE_MAX: Final = 3 / 4
-"""Of the memory for requests, how much one may take, and all together before the larger ones wait."""
+"""The part of the memory for requests that one may take, and all together before the larger ones wait."""
 
 WAL_OBJECT_BYTES_MAX: Final = 256 * MIB
 WAL_OBJECT_SLICES_MAX: Final = 65_535

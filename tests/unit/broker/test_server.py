@@ -214,7 +214,7 @@ async def test_the_address_with_the_most_connections_gives_one_up_for_another_an
     async with listening() as served:
         crowd = [await in_use(served, from_host="127.0.0.2") for _ in range(CONNECTIONS_MAX - 1)]
         polling = await served.connect(from_host="127.0.0.2")
-        polling.send(b"F-long poll")
+        polling.send(b"Fetch")
         await served.has_begun(CONNECTIONS_MAX)
         of_the_crowd = await served.connect(from_host="127.0.0.2")
         is_refused = await of_the_crowd.is_closed()
