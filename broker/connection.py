@@ -459,9 +459,9 @@ class Connection(asyncio.BufferedProtocol):
         size_bytes = len(frame)
         payload = await self._requests.handle(frame, self)
         self._is_busy = False
-        self._when_written += self._when_next_written
-        self._covered_bytes += self._next_covered_bytes
-        self._when_next_written, self._next_covered_bytes = [], 0
+        if self._when_next_written:
+            self._when_written, self._when_next_written = [*self._when_written, *self._when_next_written], []
+            self._covered_bytes, self._next_covered_bytes = self._covered_bytes + self._next_covered_bytes, 0
         self._finish(number, payload, size_bytes)
 
     async def _run_repeated(self, number: int, frame: memoryview) -> None:
