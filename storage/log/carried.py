@@ -26,10 +26,10 @@ CARRIED_BYTES: Final = Metric(
     "forebay_inline_uncompacted_bytes", "Bytes that commits of this broker carried and nothing has compacted, about"
 )
 AGAIN_SHARE: Final = 3 / 4
-"""The part of the bound below which commits carry batches again."""
+"""The part of the bound from which on it is looked for what was compacted, and below which commits carry batches again."""
 LOOK_EVERY_S: Final = 10.0
 LOOKED_AT_MAX: Final = 500
-"""Partitions whose control records are read in one look while the bound is reached: nothing else may ask for those that are idle."""
+"""Partitions whose control records are read in one look: nothing else may ask for those that are idle."""
 PARTITIONS_MAX: Final = 100_000
 """Partitions with such bytes; as many count as the bound."""
 
@@ -51,6 +51,7 @@ class Carried:
         self, *, bytes_max: int, partitions: Partitions, control_reads: ControlReads, nursery: Nursery, telemetry: Telemetry
     ) -> None:
         self.is_full = False
+        self._is_looking = False
         self._bytes_max = bytes_max
         self._size_bytes = 0
         self._of: OrderedDict[PartitionId, _Of] = OrderedDict()
@@ -70,6 +71,9 @@ class Carried:
             self._take_off(of, control)
         of.size_bytes += size_bytes
         self._size_bytes += size_bytes
+        if self._is_above(AGAIN_SHARE) and not self._is_looking and not self._nursery.is_left:
+            self._is_looking = True
+            self._nursery.spawn(self._look(), name="look-for-compacted")
         if self._is_above(1.0) and not self.is_full:
             self._begin_full()
 
@@ -84,8 +88,6 @@ class Carried:
             effect="small batches wait for an object each flush interval; while the object store is away they are refused",
             fix="see `forebay compactor status` for what stands still, and start a compactor if none runs",
         )
-        if not self._nursery.is_left:
-            self._nursery.spawn(self._look(), name="look-for-compacted")
 
     async def _look(self) -> None:
         while self._is_above(AGAIN_SHARE):
@@ -97,8 +99,10 @@ class Carried:
             for one in looked_at:
                 if one in self._of:
                     self._of.move_to_end(one)
-        self.is_full = False
-        _log.info("commits_carry_again", left_bytes=self._size_bytes)
+        self._is_looking = False
+        if self.is_full:
+            self.is_full = False
+            _log.info("commits_carry_again", left_bytes=self._size_bytes)
 
     def _note(self, logs: Iterable[PartitionLog]) -> None:
         for log in logs:

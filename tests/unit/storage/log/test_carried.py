@@ -92,6 +92,22 @@ def test_what_was_compacted_meanwhile_does_not_count() -> None:
     in_virtual_time(play())
 
 
+def test_idle_partitions_that_were_compacted_never_count_as_much_as_the_bound() -> None:
+    async def play() -> None:
+        others = [PartitionId(TOPIC, number) for number in range(1, 6)]
+        async with rig(inline=INLINE, flush=AT_ONCE, clock=VirtualClock(asyncio.get_running_loop())) as broker:
+            for one in others:
+                await broker.shared.write([Put(PartitionKeys(one).control, encode(Control()), ABSENT)])
+                for _ in range(2):
+                    await broker.send(of_size(1_000), partition=one)
+                await compact(broker, one)
+                await asyncio.sleep(2 * LOOK_EVERY_S)
+
+            assert reasons(broker) == {}
+
+    in_virtual_time(play())
+
+
 def test_a_partition_of_a_deleted_topic_counts_no_more_and_another_still_does() -> None:
     async def play() -> None:
         async with rig(inline=INLINE, flush=AT_ONCE, clock=VirtualClock(asyncio.get_running_loop())) as broker:
