@@ -98,6 +98,19 @@ async def fsck(
     return Log(place, partition.topic_id, batches, begin), wrong
 
 
+async def named_objects(metadata: MemoryMetadataStore, partition: PartitionId, control: Control) -> set[str]:
+    """The keys of objects that live entries of the partition name."""
+    names = PartitionKeys(partition)
+    entries = list(control.pending)
+    async for record in metadata.range_scan(names.index(0), f"{names.index_prefix}~"):
+        entries += decode_chunk(record.value, path=record.path).entries
+    live_from = max(control.compaction_cursor, control.log_start)
+    segments, _ = await _segments(metadata, names, control)
+    return {object_key(one.object_id) for one in entries if one.last >= live_from and not one.is_inline} | {
+        segment_key(partition, one.object_id) for one in segments if one.last >= control.log_start
+    }
+
+
 async def left_behind(metadata: MemoryMetadataStore, objects: MemoryObjectStore, partition: PartitionId, control: Control) -> list[str]:
     """What is wrong with a partition whose topic was deleted and purged."""
     wrong = [] if control.log_state is LogState.DELETED else [f"fsck: an open log that belongs to nobody: {partition}"]

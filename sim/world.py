@@ -26,6 +26,7 @@ from sim.objects import KeptObjects
 from sim.places import Place
 from sim.producers import Producer
 from sim.readers import EndAsker, SimReader
+from sim.restoring import Restoring
 from sim.shards import Shards
 from sim.themes import Crowd, Theme, theme_of
 from sim.weather import Weather
@@ -127,6 +128,7 @@ class _World:
         self._clock = VirtualClock(loop)
         records = SharedRecords(clock=self._clock, shards=chance.choice(SHARDS))
         self._metadata = MemoryMetadataStore(clock=self._clock, shared=records)
+        self._records = records
         self._shards = Shards(records, self._metadata, loop, history.violation)
         self._shards.retention.trimmed = history.trimmed
         self._objects = KeptObjects(clock=self._clock)
@@ -154,6 +156,10 @@ class _World:
         metadata_plan = FaultPlan(self._child(), self._theme.metadata, self._loop)
         objects_plan = ObjectFaults(self._child(), self._theme.objects, self._loop)
         self._loop.watch(self._check_accounts)
+        restoring = None
+        if self._compactor_chances and (self._duties.collected_rate or self._duties.purged_rate):
+            chance = random.Random(f"restored {self._seed} {self._count}")
+            restoring = Restoring(self._records, self._shards, self._metadata, self._objects, chance, self._history.violation)
         async with OrderedNursery() as nursery:
             self._nursery = nursery
             has_fixed_ids = self._chance.random() < 0.5
@@ -216,6 +222,8 @@ class _World:
         for compactor in compactors:
             await compactor.recover()  # what came late: an attempt that was noted long ago is found by the next cycle
         await self._judge(weather, remembered)
+        if restoring is not None:
+            await restoring.run()
 
     def _check_accounts(self) -> None:
         for broker in self._brokers:

@@ -167,6 +167,9 @@ def test_the_checker_finds_a_merger_that(search: Search, wrong: Wrong) -> None:
         (wrong_collector.looks_before_it_revokes, 2),
         (wrong_collector.forgets_what_is_pending, 2),
         (wrong_collector.lowers_the_floor, 3),
+        (wrong_collector.counts_no_deletion, 2),
+        (wrong_collector.counts_in_the_metadata_alone, 2),
+        (wrong_collector.keeps_nothing_that_was_accepted, 2),
     ],
 )
 def test_the_checker_soon_finds_a_collector_that(search: Search, wrong: Wrong, compactors: int) -> None:

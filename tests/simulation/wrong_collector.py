@@ -9,6 +9,7 @@ import msgspec
 
 from compactor.collector import CollectionReport, Collector
 from compactor.references import References
+from storage.catalog.collections import CollectionsRecord, Deletions
 from storage.formats.control import Control
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Key, children_of
@@ -129,4 +130,33 @@ def takes_an_absent_partition_for_one_that_is_gone() -> Iterator[None]:
         return True
 
     with mock.patch.object(References, "is_gone", is_gone):
+        yield
+
+
+@contextlib.contextmanager
+def counts_no_deletion() -> Iterator[None]:
+    """Metadata that are put back name objects that were deleted, and nothing shows it."""
+
+    async def count(self: Deletions, *, newest_epoch: int = -1) -> CollectionsRecord:
+        return await self.read()
+
+    with mock.patch.object(Deletions, "count", count):
+        yield
+
+
+@contextlib.contextmanager
+def counts_in_the_metadata_alone() -> Iterator[None]:
+    """Model: F-restore-delete-first, without a kill. What was counted goes back with the metadata."""
+
+    async def count(self: Deletions, *, newest_epoch: int = -1) -> CollectionsRecord:
+        return (await self._raise())[0]
+
+    with mock.patch.object(Deletions, "count", count):
+        yield
+
+
+@contextlib.contextmanager
+def keeps_nothing_that_was_accepted() -> Iterator[None]:
+    """Model: F-restore-accept-deletes."""
+    with mock.patch.object(CollectionsRecord, "keeps", lambda _self, _object_id: False):
         yield
