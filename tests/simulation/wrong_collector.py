@@ -158,5 +158,5 @@ def counts_in_the_metadata_alone() -> Iterator[None]:
 @contextlib.contextmanager
 def keeps_nothing_that_was_accepted() -> Iterator[None]:
     """Model: F-restore-accept-deletes."""
-    with mock.patch.object(CollectionsRecord, "keeps", lambda _self, _object_id: False):
+    with mock.patch.object(CollectionsRecord, "keeps", return_value=False):
         yield

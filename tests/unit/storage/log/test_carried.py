@@ -92,6 +92,18 @@ def test_what_was_compacted_meanwhile_does_not_count() -> None:
     in_virtual_time(play())
 
 
+def test_what_was_trimmed_counts_no_more() -> None:
+    async def play() -> None:
+        async with rig(inline=INLINE, flush=AT_ONCE, clock=VirtualClock(asyncio.get_running_loop())) as broker:
+            await fill(broker)
+            await broker.parts.trimmer.trim(PARTITION, (await broker.control()).sequence_counter)
+            await asyncio.sleep(2 * LOOK_EVERY_S)
+
+            assert uncompacted_bytes(broker) == 0
+
+    in_virtual_time(play())
+
+
 def test_idle_partitions_that_were_compacted_never_count_as_much_as_the_bound() -> None:
     async def play() -> None:
         others = [PartitionId(TOPIC, number) for number in range(1, 6)]

@@ -108,6 +108,16 @@ def test_what_lies_before_a_damaged_batch_is_served(size: int, cut: int, damaged
 
 
 @pytest.mark.parametrize("size", [300, LARGE])
+def test_what_ends_before_a_damaged_batch_ends_there_in_the_window_behind_what_was_passed_over(size: int) -> None:
+    views = window_of([size] * 3)
+    views[-1][-1] ^= 1
+
+    _, end_position = stamped(views, 3, wanted=BASE + 1)
+
+    assert end_position == 2 * (HEADER_BYTES + size)
+
+
+@pytest.mark.parametrize("size", [300, LARGE])
 @pytest.mark.parametrize(("number", "passed"), [(0, 1), (0, 2), (1, 2)])
 def test_a_damaged_batch_that_is_passed_over_is_told_with_its_position(size: int, number: int, passed: int) -> None:
     whole = HEADER_BYTES + size

@@ -281,6 +281,18 @@ async def test_a_request_has_room_only_within_the_windows_of_the_peer() -> None:
     assert not connection.has_room_for(996)
 
 
+async def test_what_a_request_takes_of_the_window_is_all_of_its_data() -> None:
+    connection, _ = connected()
+    connection.send(HEADERS, bytes(60_000))
+    assert connection.has_room_for(5_525)
+    assert not connection.has_room_for(5_526)
+
+
+@pytest.mark.parametrize("size", [126, 127, 128, 254, 255, 256])
+async def test_a_header_of_any_length_is_read_as_it_was_written(size: int) -> None:
+    assert hpack.Decoder().decode(literals({"name": "v" * size})) == [("name", "v" * size)]
+
+
 async def test_a_request_has_room_only_among_as_many_as_the_peer_takes() -> None:
     connection, _ = connected(greeting=setting(SettingName.MAX_CONCURRENT_STREAMS, 2))
     connection.send(HEADERS, b"?")
