@@ -12,6 +12,7 @@ from storage.catalog.collections import (
     COUNTS_KEPT,
     KEPT_RANGES_MAX,
     LOST_MAX,
+    MARKS_READ_MAX,
     CollectionsRecord,
     Deletions,
     KeptRange,
@@ -154,6 +155,20 @@ async def test_a_count_that_went_into_older_metadata_does_not_hide_that_they_are
     assert found.evidence == "objects were deleted 1 times, the last of them another, and the metadata know of 1"
 
 
+async def test_metadata_that_counted_another_deletion_can_be_accepted() -> None:
+    it = Both()
+    backup = it.metadata.shared.copy()
+    await it.count()
+    it.metadata.shared.put_back(backup)
+    with pytest.raises(MetadataWentBack):
+        await it.count()
+
+    await accept_older(it.metadata, it.objects, it.ids, it.clock)
+
+    assert await it.look() is None
+    await it.count()
+
+
 async def test_a_collector_that_counts_while_another_looks_is_no_alarm() -> None:
     """Model F-restore-read-once."""
 
@@ -178,6 +193,15 @@ async def test_an_object_of_a_broker_that_the_metadata_do_not_know_yet_stops_the
     with pytest.raises(MetadataWentBack, match="broker of epoch 9"):
         await it.deletions().count(newest_epoch=9)
     await it.deletions().count(newest_epoch=1)
+
+
+async def test_an_epoch_that_the_metadata_give_only_now_stops_the_deletion() -> None:
+    it = Both()
+    await it.count()
+    (record,) = await it.metadata.get_many([keys.COLLECTIONS])
+    assert record is not None
+    with pytest.raises(MetadataWentBack):
+        await it.deletions().count(newest_epoch=record.version + 1)
 
 
 async def test_two_that_delete_at_once_count_apart() -> None:
@@ -209,6 +233,19 @@ async def test_a_commit_that_a_mark_names_and_the_metadata_lack_shows_that_they_
     assert found is not None
     assert "broker 1 committed to partition 0" in found.evidence
     assert "that was version 2, and the metadata have version 1" in found.evidence
+
+
+async def test_of_many_marks_the_newest_are_compared() -> None:
+    it = Both()
+    await it.commit()
+    for broker_id in range(MARKS_READ_MAX + 1):
+        await CommitMarks(it.objects, commits=it.commits, broker_id=lambda known=broker_id: known, ids=it.ids, clock=it.clock).put()  # type: ignore[misc]
+    backup = it.metadata.shared.copy()
+    await it.commit()
+    await it.marks.put()
+    it.metadata.shared.put_back(backup)
+
+    assert await it.look() is not None
 
 
 async def test_a_partition_that_was_created_after_the_copy_shows_it_too() -> None:
