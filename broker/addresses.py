@@ -146,7 +146,7 @@ class HasPlace(Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """What is under way changes nothing: a long poll, or a reply that is being taken."""
+        """Nothing under way changes anything: it is a long poll, or a reply that is being taken."""
         ...
 
     def evict(self, reason: str) -> None:

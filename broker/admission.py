@@ -93,7 +93,7 @@ class Admission(Account):
         self._served: Sender | None = None
         """It is given room now, and waits behind nobody."""
         self._more_bytes = 0
-        """What that one may take of the reserve."""
+        """Bytes that this one may take of the reserve."""
         self._looks = 0
         self._looking: Iterator[None] = iter(())
         self._soon = soon

@@ -113,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
         self._overlapping = 0
         self._is_busy = False
         self._is_fetching = False
-        """What it is busy with, if it is, is a Fetch."""
+        """It is busy with nothing but a Fetch."""
         self._is_advancing = False
         self._handed_over: asyncio.Queue[tuple[int, memoryview]] = asyncio.Queue(maxsize=1)
         self._is_reading_paused = False
@@ -201,7 +201,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """What is under way changes nothing."""
+        """Nothing under way changes anything."""
         return not self._overlapping and (not self._is_busy or self._is_fetching)
 
     def untaken_bytes(self) -> int:

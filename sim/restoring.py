@@ -105,7 +105,7 @@ class Restoring:
             await session.close()
 
     async def _named(self) -> set[str]:
-        """What live entries of topics that are there name, read without the code under test."""
+        """Keys that live entries of topics that are there name, read without the code under test."""
         found: set[str] = set()
         for partition, record in self._shards.control_records().items():
             control = decode_control(record.value, path=record.path)

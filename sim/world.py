@@ -50,7 +50,7 @@ ASKED_MAX: Final = 20
 PURGES_MAX: Final = 100
 SHARDS: Final = (1, 2, 2, 4)
 UNCOMPACTED_BYTES_FEW: Final = 2_000
-"""What commits of a broker may carry before it has to be compacted: a few batches."""
+"""Bytes that commits of a broker may carry before they have to be compacted: a few batches."""
 COMPACTORS: Final = (0, 0, 1, 2, 3)
 
 
