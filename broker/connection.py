@@ -205,7 +205,7 @@ class Connection(asyncio.BufferedProtocol):
         return not self._overlapping and (not self._is_busy or self._is_fetching)
 
     def untaken_bytes(self) -> int:
-        """What the client has not taken of its replies, wherever it waits on this machine."""
+        """Bytes of replies that the client has not taken, wherever they wait on this machine."""
         if self._transport is None or self._is_lost:
             return 0
         return self._transport.get_write_buffer_size() + unacknowledged_bytes(self._socket_fd)

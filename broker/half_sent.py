@@ -40,7 +40,7 @@ class Sender(Protocol):
 
     @property
     def whole_bytes(self) -> int:
-        """What the length before that request says."""
+        """The length before that request."""
         ...
 
     @property
@@ -89,7 +89,7 @@ class HalfSent:
         self._slowest: dict[Sender, None] = {}
         """Senders that were behind at the last look, in the order of eviction."""
         self.whole_bytes = 0
-        """What all of it will hold when it has arrived."""
+        """Bytes that all of it will hold when it has arrived."""
 
     def note(self, sender: Sender, room_bytes: int) -> None:
         """It holds a buffer of `room_bytes`, in place of the one it had."""

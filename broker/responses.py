@@ -146,7 +146,7 @@ class Responses(Account):
         return Room(self, account)
 
     def left_bytes(self, account: Account) -> int:
-        """What may be granted now to who has this account."""
+        """Bytes that may be granted now to whoever has this account."""
         left_bytes = self._bytes_max - max(self.held_bytes, self.dropped.held_bytes)
         if account is not self:
             left_bytes = min(left_bytes, (ADDRESS_SHARE * left_bytes - account.held_bytes) // (ADDRESS_SHARE + 1))
