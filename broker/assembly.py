@@ -27,6 +27,7 @@ from broker.handlers.log.produce import Produce
 from broker.handling.administration import Administration
 from broker.handling.context import BrokerParts, TopicDefaults
 from broker.handling.recompression import THREADS, Recompression
+from broker.http.parts import HttpParts
 from broker.leadership import Leadership, leadership_of
 from broker.leaving import Leaving
 from broker.registration import RegisteredLife
@@ -97,8 +98,10 @@ class Broker:
         groups: Coordinator,
         waiters: Waiters,
         marks: CommitMarks | None,
+        http: HttpParts,
     ) -> None:
         self._marks = marks
+        self.http = http
         self.cluster_id = cluster_id
         self.listeners = listeners
         self.readiness = readiness
@@ -273,6 +276,18 @@ async def open_broker(
         compressing = ThreadBlocking(threads=THREADS, name="recompress")
         closing.callback(compressing.close)
         recompression = Recompression(blocking=compressing, nursery=nursery, clock=clock, telemetry=telemetry)
+        fetching = Fetch(
+            topics=topics,
+            partitions=parts.partitions,
+            control_reads=parts.control_reads,
+            reader=parts.reader,
+            waiters=waiters,
+            clock=clock,
+            replicas=PreferredReplicas(brokers=directory, leadership=strategy, rack=settings.broker.rack, clock=clock),
+        )
+        admission = Admission(
+            bytes_max=settings.storage.max_buffer_bytes, telemetry=telemetry, soon=soon, later=asyncio.get_running_loop().call_later
+        )
         dispatch = Dispatch(
             parts=handled,
             produce_handler=Produce(
@@ -283,15 +298,7 @@ async def open_broker(
                 clock=clock,
                 reads_records=settings.kafka.validate_records == "full",
             ),
-            fetch_handler=Fetch(
-                topics=topics,
-                partitions=parts.partitions,
-                control_reads=parts.control_reads,
-                reader=parts.reader,
-                waiters=waiters,
-                clock=clock,
-                replicas=PreferredReplicas(brokers=directory, leadership=strategy, rack=settings.broker.rack, clock=clock),
-            ),
+            fetch_handler=fetching,
             leaving=leaving,
             responses=responses,
             clock=clock,
@@ -300,9 +307,7 @@ async def open_broker(
         server = Server(
             requests=dispatch,
             leaving=leaving,
-            admission=Admission(
-                bytes_max=settings.storage.max_buffer_bytes, telemetry=telemetry, soon=soon, later=asyncio.get_running_loop().call_later
-            ),
+            admission=admission,
             responses=responses,
             limits=ConnectionLimits(
                 settings.kafka.max_connections, settings.kafka.idle_timeout.total_seconds(), settings.kafka.max_request_bytes
@@ -349,6 +354,17 @@ async def open_broker(
             groups=groups,
             waiters=waiters,
             marks=marks,
+            http=HttpParts(
+                parts=handled,
+                produce=dispatch.wide_produce,
+                fetch=fetching,
+                leaving=leaving,
+                admission=admission,
+                responses=responses,
+                address_of=server.address_of,
+                clock=clock,
+                telemetry=telemetry,
+            ),
         )
         closing.push_async_callback(broker.aclose)
         yield broker

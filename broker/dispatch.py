@@ -155,7 +155,8 @@ class Dispatch:
             for api in support.APIS
         }
         self._room = BatchRoom(telemetry=telemetry)
-        self._wide = WideProduce(produce_handler, self._room)
+        self.wide_produce = WideProduce(produce_handler, self._room)
+        """For requests of any width, which take their batches' room of what all of them share."""
         self._repeated = RepeatedListOffsets(parts)
         self._reading_wide = asyncio.Lock()
         self._large = asyncio.Semaphore()
@@ -416,7 +417,7 @@ class Dispatch:
         if self._leaving.is_refusing and request.acks != 0:
             results = await refuse_all(request, ErrorCode.not_leader_or_follower, LEAVING)
         else:
-            results = await self._wide.handle(request, version=header.api_version, source=connection)
+            results = await self.wide_produce.handle(request, version=header.api_version, source=connection)
         first_error = next((result.error_code for result in results if result.error_code), 0)
         if request.acks == 0:
             if first_error:

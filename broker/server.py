@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from broker.addresses import IN_PLACE, Addresses, ConnectionPlaces
+from broker.addresses import IN_PLACE, Addresses, ClientAddress, ConnectionPlaces
 from broker.admission import STALLED, Admission
 from broker.connection import NO_MEMORY, Connection
 from broker.leaving import Leaving
@@ -111,6 +111,10 @@ class Server:
         self._sayings: dict[str, Rarely] = {}
         self._is_draining = False
         self._held_before_bytes = -1
+
+    def address_of(self, client_host: str) -> ClientAddress:
+        """The account that all of an address share."""
+        return self._addresses.of(client_host)
 
     def serve(self, listener_name: str, bound: socket.socket) -> None:
         """Accept connections on a socket that `bind` made, until `stop_listening` or `drain`."""

@@ -22,7 +22,7 @@ from runtime.telemetry import Metric, Telemetry
 
 REFUSED: Final = Metric(
     "forebay_connections_refused_total",
-    "Connections closed at once because there were already forebay_connections_max, none of them silent; for HTTP, the oldest of 32",
+    "Connections closed at once because there were already forebay_connections_max, none of them silent; for HTTP, the oldest idle one",
 )
 ACCEPT_FAILURES: Final = Metric(
     "forebay_accept_failures_total",
@@ -38,7 +38,7 @@ CLOSED_AT_ONCE: Final = 8
 RETRY_S: Final = 0.2
 """The pause without descriptors; new connections wait in the backlog meanwhile."""
 HTTP_CONNECTIONS_MAX: Final = 32
-"""Probes, scrapers and people: far more than there are, and few enough to be part of the descriptors held in reserve."""
+"""Probes, scrapers and people: far more than there are. A broker has room for more: `http.max_connections`."""
 
 _FIXES: Final = {
     errno.EMFILE: "raise the limit of open files (ulimit -n, LimitNOFILE); new connections wait until there is a descriptor",

@@ -17,12 +17,14 @@ from process.settings.urls import scheme_of
 from storage.opening import DISK_THREADS
 
 RESERVED: Final = 96
-"""25 are open in an idle broker: logs, the loop, listeners, SQLite. The rest is for HTTP and for files being read and written."""
+"""25 are open in an idle broker: logs, the loop, listeners, SQLite. The rest is for files being read and written, and for HTTP: for
+HTTP_CONNECTIONS_MAX of its connections, the others come on top."""
 RESERVED_FOR_REMOTE_STORES: Final = 160
 """On top of that with S3 or Oxia: each of two clients of S3 keeps up to 64 connections, and Oxia has one for each of its nodes."""
 
 _OPEN_WHEN_IDLE: Final = 25
 _REMOTE: Final = frozenset({"s3", "oxia"})
+_HTTP_SHARE: Final = 4
 
 assert _OPEN_WHEN_IDLE + HTTP_CONNECTIONS_MAX + 2 * DISK_THREADS < RESERVED, "a file and its folder are open in each thread of the disk"
 
@@ -33,11 +35,14 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DescriptorLimits:
-    """What this process may open (`limit`), what a broker keeps from clients, and how many connections the settings allow."""
+    """What this process may open (`limit`), what a broker keeps from Kafka's clients, `http` connections among it, and how many connections
+    of theirs the settings allow.
+    """
 
     limit: int
     reserved: int
     wanted: int
+    http: int = HTTP_CONNECTIONS_MAX
 
     @property
     def connections(self) -> int:
@@ -75,13 +80,23 @@ def fit_connections(settings: Settings) -> Settings:
         effect=room.effect,
         fix=room.fix,
     )
-    return dataclasses.replace(settings, kafka=dataclasses.replace(settings.kafka, max_connections=room.connections))
+    return dataclasses.replace(
+        settings,
+        kafka=dataclasses.replace(settings.kafka, max_connections=room.connections),
+        http=dataclasses.replace(settings.http, max_connections=room.http),
+    )
 
 
 def room_for(settings: Settings) -> DescriptorLimits:
     """As it is once the limit of this process was raised. Raise `StartError` if there is none for a connection."""
-    wanted, reserved = settings.kafka.max_connections, reserve_of(settings)
-    room = DescriptorLimits(raise_limit(wanted + reserved), reserved, wanted)
+    wanted, reserved, http = settings.kafka.max_connections, reserve_of(settings), settings.http.max_connections
+    limit = raise_limit(wanted + reserved)
+    if limit < wanted + reserved:
+        # Both give way: of what may be open beside the reserve of a broker that serves no streams, a quarter is for streams.
+        least = reserved - (http - HTTP_CONNECTIONS_MAX)
+        http = min(http, HTTP_CONNECTIONS_MAX + max(0, limit - least) // _HTTP_SHARE)
+        reserved = least + http - HTTP_CONNECTIONS_MAX
+    room = DescriptorLimits(limit, reserved, wanted, http)
     if room.connections < 1:
         raise StartError(
             f"This process may open {room.limit} files, and a broker holds {reserved} in reserve beside its connections. "
@@ -93,7 +108,7 @@ def room_for(settings: Settings) -> DescriptorLimits:
 
 def reserve_of(settings: Settings) -> int:
     schemes = {scheme_of(settings.storage.url), scheme_of(settings.metadata.url)}
-    return RESERVED + (RESERVED_FOR_REMOTE_STORES if schemes & _REMOTE else 0)
+    return RESERVED + (RESERVED_FOR_REMOTE_STORES if schemes & _REMOTE else 0) + settings.http.max_connections - HTTP_CONNECTIONS_MAX
 
 
 def raise_limit(needed: int) -> int:

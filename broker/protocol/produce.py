@@ -50,7 +50,10 @@ class ProduceRequest:
 
 
 class PartitionResult(NamedTuple):
-    """`record_errors` are pairs of a record's index in its batch and a message."""
+    """`record_errors` are pairs of a record's index in its batch and a message.
+
+    `is_duplicate`, which has no place on the wire: the batch was there before, at `base_offset`.
+    """
 
     topic: str
     partition: int
@@ -60,6 +63,7 @@ class PartitionResult(NamedTuple):
     log_start_offset: int = -1
     record_errors: Sequence[tuple[int, str | None]] = ()
     error_message: str | None = None
+    is_duplicate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,7 @@ def write_in_steps(version: int, correlation_id: int, response: ProduceResponse,
     for topic, results in topics:
         out += wire.string(topic, flexible=flexible)
         out += wire.count(len(results), flexible=flexible)
-        for _, partition, error_code, base_offset, append_ms, log_start, record_errors, message in results:
+        for _, partition, error_code, base_offset, append_ms, log_start, record_errors, message, _ in results:
             left -= 1
             if left < 0:
                 left = PARTITIONS_PER_STEP - 1

@@ -40,6 +40,7 @@ from runtime.version import forebay_version
 
 if TYPE_CHECKING:
     from broker.assembly import Announce
+    from broker.http.parts import HttpParts
 
 
 GC_THRESHOLDS: Final = (25_000, 1, 1_000)
@@ -65,6 +66,8 @@ class ServedBroker(Protocol):
     def readiness(self) -> Readiness: ...
     @property
     def telemetry(self) -> Telemetry: ...
+    @property
+    def http(self) -> "HttpParts": ...
 
     async def drain(self, *, drain_s: float) -> None: ...
 
@@ -186,13 +189,17 @@ async def _http(settings: Settings, broker: ServedBroker, stages: Stages) -> Asy
         blocking = ThreadBlocking(threads=1, name="metrics")
         closing.callback(blocking.close)
         # Beside the loop, which serves Kafka's clients already: the HTTP server is a third of all that a start imports.
-        http = await blocking.run(_imported_http)
+        http, log_api = await blocking.run(_imported_http)
+        packing = ThreadBlocking(threads=1, name="http")
+        closing.callback(packing.close)
         server = http.HttpServer(
             http.ProcessFacts("/api/v1/broker", forebay_version(), partial(facts_of, broker)),
             readiness=broker.readiness,
             telemetry=broker.telemetry,
             blocking=blocking,
             clock=SystemClock(),
+            routes=log_api.routes_of(broker.http, settings, blocking=packing, is_ready=lambda: broker.readiness.sum_up().is_ready),
+            connections_max=settings.http.max_connections,
         )
         closing.push_async_callback(server.stop)
         address = await server.start(settings.http.listen)
@@ -206,10 +213,11 @@ def facts_of(broker: ServedBroker) -> dict[str, Any]:
     return {"broker_id": broker.broker_id, "cluster_id": broker.cluster_id, "listeners": listeners}
 
 
-def _imported_http() -> Any:
+def _imported_http() -> tuple[Any, Any]:
+    import broker.http.routes
     import process.http.server
 
-    return process.http.server
+    return process.http.server, broker.http.routes
 
 
 @contextlib.asynccontextmanager

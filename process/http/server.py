@@ -5,11 +5,13 @@ GET /readyz             send clients here, or not (503) and why
 GET /metrics            Prometheus' text format
 GET /metrics.json       the same series as JSON
 GET /api/v1/broker      id, cluster, listeners, version, uptime; /api/v1/compactor of a compactor
+
+A broker serves its log beside these (broker/http).
 """
 
 import asyncio
 import platform
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Protocol
@@ -34,6 +36,9 @@ BUILD_INFO: Final = Metric("forebay_build_info", "Always 1; the labels say what 
 READY: Final = Metric("forebay_ready", "1 while /readyz answers 200")
 
 BEAT_AGE_MAX_S: Final = 5.0
+FIRST_REQUEST_WITHIN_S: Final = 10.0
+KEPT_ALIVE_S: Final = 75.0
+LOOK_EVERY_S: Final = 1.0
 _STOP_WITHIN_S: Final = 1.0
 
 HttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -56,8 +61,23 @@ class ProcessFacts:
 class HttpServer:
     """Between `start` and `stop`; stop it also if it did not start. `blocking` renders metrics and stays the caller's."""
 
-    def __init__(self, about: ProcessFacts, *, readiness: HasHealth, telemetry: Telemetry, blocking: Blocking, clock: Clock) -> None:
+    def __init__(
+        self,
+        about: ProcessFacts,
+        *,
+        readiness: HasHealth,
+        telemetry: Telemetry,
+        blocking: Blocking,
+        clock: Clock,
+        routes: Sequence[web.RouteDef] = (),
+        connections_max: int = HTTP_CONNECTIONS_MAX,
+    ) -> None:
+        """`routes` are served beside those that every process has."""
         self._about = about
+        self._routes = routes
+        self._connections_max = connections_max
+        self._silent: dict[web.RequestHandler, float] = {}
+        self._busy: set[web.RequestHandler] = set()
         self._readiness = readiness
         self._clock = clock
         self._began_s, self._began_ms = clock.monotonic_s(), clock.now_ms()
@@ -74,6 +94,7 @@ class HttpServer:
             access_log=None,
             logger=self._unreadable.logger(),
             shutdown_timeout=_STOP_WITHIN_S,
+            keepalive_timeout=KEPT_ALIVE_S,
         )
         telemetry.gauge(BUILD_INFO).labels(about.version, platform.python_version()).set(1)
         telemetry.gauge(READY).set_function(lambda: float(readiness.sum_up().is_ready))
@@ -96,16 +117,40 @@ class HttpServer:
         acceptor = self._acceptor = Acceptor(
             "HTTP",
             bound,
-            make=lambda _: server(),
-            has_room=lambda: len(_open(server)) + len(acceptor.arriving) < HTTP_CONNECTIONS_MAX,
-            make_room=lambda _: _close_oldest(server, acceptor.note_refused),
-            fix=f"find the client that opens more than {HTTP_CONNECTIONS_MAX} connections to {self._about.setting}",
+            make=lambda _: self._make(server),
+            has_room=lambda: len(_open(server)) + len(acceptor.arriving) < self._connections_max,
+            make_room=lambda _: _close_oldest(_open(server), self._busy, acceptor.note_refused),
+            fix=f"find the client that opens more than {self._connections_max} connections to {self._about.setting}",
             nursery=self._nursery,
             telemetry=self._telemetry,
         )
         acceptor.start()
         self._lag.start()
+        self._nursery.spawn(self._close_silent(), name="close-silent-http")
         return address._replace(port=port)
+
+    def _make(self, server: web.Server) -> web.RequestHandler:
+        handler = server()
+        self._silent[handler] = self._clock.monotonic_s()
+        return handler
+
+    async def _close_silent(self) -> None:
+        """Close connections whose first request does not come: aiohttp waits for it without end."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            now_s = self._clock.monotonic_s()
+            for handler in [one for one, since_s in self._silent.items() if now_s - since_s > FIRST_REQUEST_WITHIN_S]:
+                del self._silent[handler]
+                handler.force_close()
+
+    @web.middleware
+    async def _note_spoken(self, request: web.Request, handler: HttpHandler) -> web.StreamResponse:
+        self._silent.pop(request.protocol, None)
+        self._busy.add(request.protocol)
+        try:
+            return await handler(request)
+        finally:
+            self._busy.discard(request.protocol)
 
     async def stop(self) -> None:
         """Close the listener, answer what is under way for at most a second."""
@@ -117,7 +162,8 @@ class HttpServer:
         self._unreadable.stop()
 
     def _application(self) -> web.Application:
-        application = web.Application(middlewares=[_errors_as_json])
+        application = web.Application(middlewares=[self._note_spoken, _errors_as_json])
+        application.add_routes(self._routes)
         application.add_routes(
             [
                 web.get("/healthz", self._healthz),
@@ -167,11 +213,11 @@ def _open(server: web.Server) -> list[web.RequestHandler]:
     return [one for one in server.connections if one.transport is not None]
 
 
-def _close_oldest(server: web.Server, note: Callable[[], None]) -> bool:
-    """Close one of the address with the most connections. aiohttp waits without end for the first request of a connection: silent ones
-    would fill the bound and keep probes out for good.
+def _close_oldest(open_ones: list[web.RequestHandler], busy: set[web.RequestHandler], note: Callable[[], None]) -> bool:
+    """Close an idle one of the address with the most connections. aiohttp waits without end for the first request of a connection: silent
+    ones would fill the bound and keep probes out for good.
     """
-    found = _open(server)
+    found = [one for one in open_ones if one not in busy]
     if not found:
         return False
     hosts = [_host_of(one) for one in found]

@@ -15,6 +15,7 @@ Q = TypeVar("Q", int, timedelta)
 _MICROSECONDS: Final = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000}
 _BYTES: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _NUMBER_AND_UNIT: Final = re.compile(r"([+-]?\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)")
+_HOST_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 
@@ -93,6 +94,15 @@ def _text_or_none(value: object) -> str | None:
     return None if value is None else str(value).strip() or None
 
 
+def _names(value: object) -> tuple[str, ...]:
+    items = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value] if value else []
+    names = tuple(name for item in items if (name := str(item).strip().lower()))
+    for name in names:
+        if not _HOST_NAME.fullmatch(name):
+            raise ValueError(f"has {name!r}, which is not the name of a host: write for example broker-1.example.com")
+    return names
+
+
 def _flag(value: object) -> bool:
     word = str(value).strip().lower()
     if word in _TRUE or word in _FALSE:
@@ -112,6 +122,7 @@ def one_of(*words: str) -> Notation:
 
 ASSIGNED_OR_COUNT: Final = Notation("number", _assigned_or_count, lambda value: "" if value is None else str(value))
 TEXT_OR_NONE: Final = Notation("text", _text_or_none, lambda value: value or "")
+NAMES: Final = Notation("names", _names, ",".join)
 FLAG: Final = Notation("true | false", _flag, lambda value: "true" if value else "false")
 
 

@@ -11,6 +11,7 @@ from process.settings.listeners import ADDRESS, ADDRESS_OR_NONE, ADVERTISED_LIST
 from process.settings.notation import (
     ASSIGNED_OR_COUNT,
     FLAG,
+    NAMES,
     TEXT_OR_NONE,
     count,
     duration,
@@ -176,6 +177,21 @@ class GroupsSettings:
 class HttpSettings:
     listen: Annotated[HttpAddress, ADDRESS, "where health, metrics and the HTTP API are served"] = _HTTP_ADDRESS
     insecure: Annotated[bool, FLAG, "allow http.listen beyond this machine, where anybody can read it without a login"] = False
+    log_api: Annotated[
+        Literal["auto", "read_write", "read", "off"],
+        one_of("auto", "read_write", "read", "off"),
+        "whether records may be written and read by HTTP; auto: both if http.listen is an address of this machine alone, else neither",
+    ] = "auto"
+    allow_writes: Annotated[bool, FLAG, "whether topics and groups may be changed by HTTP, too"] = False
+    hosts: Annotated[
+        tuple[str, ...],
+        NAMES,
+        "names of this server beside localhost and addresses, separated by commas: what was sent to another name is refused",
+    ] = ()
+    max_body_bytes: Annotated[int, size(minimum="1KiB", maximum="100MiB"), "a larger body is refused before it is read"] = 16 * MIB
+    max_connections: Annotated[
+        int, count(minimum=33, maximum=100_000), "open connections of HTTP; above it the oldest idle one gives its place to the next"
+    ] = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,14 @@ from storage.recordbatch import NO_PRODUCER, BatchHeader
 
 
 class Appended(NamedTuple):
-    """The batch is durable and committed at `base_offset`; `log_start` is where its log began then."""
+    """The batch is durable and committed at `base_offset`; `log_start` is where its log began then.
+
+    `is_duplicate`: it was before, and this was a repeat.
+    """
 
     base_offset: int
     log_start: int
+    is_duplicate: bool = False
 
 
 @dataclass(slots=True)

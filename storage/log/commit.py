@@ -459,7 +459,7 @@ class Committer:
             if outcome is Outcome.APPENDED or outcome is Outcome.DUPLICATE:
                 if strangers.refused:
                     strangers.forget(batch.producer_id)
-                batch.settle(Appended(verdict.base_offset, log_start))
+                batch.settle(Appended(verdict.base_offset, log_start, outcome is Outcome.DUPLICATE))
                 continue
             if outcome is Outcome.NO_PREDECESSOR:
                 now_s = self._clock.monotonic_s()

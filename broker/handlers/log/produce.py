@@ -323,7 +323,11 @@ class ProduceUnderWay:
             outcome = append.results[result]
             if isinstance(outcome, Appended):
                 at_ms = self.append_ms[result]
-                merged.append(PartitionResult(named.topic, named.partition, 0, outcome.base_offset, at_ms, outcome.log_start))
+                merged.append(
+                    PartitionResult(
+                        named.topic, named.partition, 0, outcome.base_offset, at_ms, outcome.log_start, is_duplicate=outcome.is_duplicate
+                    )
+                )
                 continue
             assert isinstance(outcome, StorageError), "an append is done when every batch has its result"
             merged.append(_failed_append(named, outcome, self._topics))

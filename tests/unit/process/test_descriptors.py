@@ -5,10 +5,14 @@ import pytest
 import structlog
 
 from process import descriptors
+from process.accepting import HTTP_CONNECTIONS_MAX
 from process.descriptors import RESERVED, RESERVED_FOR_REMOTE_STORES, fit_connections
 from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.model import Settings
 
+HTTP = 256 - HTTP_CONNECTIONS_MAX
+"""What `http.max_connections` takes beside the reserve of a broker that serves no streams."""
+HELD = RESERVED + HTTP
 UNLIMITED = resource.RLIM_INFINITY
 
 
@@ -50,11 +54,11 @@ def test_where_the_hard_limit_cannot_be_had_what_is_needed_is_asked_for(monkeypa
     wanted = settings()
 
     assert fit_connections(wanted) is wanted
-    assert limits.soft == 2_000 + RESERVED
+    assert limits.soft == 2_000 + HELD
 
 
 def test_a_limit_that_suffices_exactly_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    Limits(monkeypatch, soft=2_000 + RESERVED, hard=2_000 + RESERVED)
+    Limits(monkeypatch, soft=2_000 + HELD, hard=2_000 + HELD)
     with structlog.testing.capture_logs() as logged:
         assert fit_connections(settings()).kafka.max_connections == 2_000
 
@@ -69,13 +73,15 @@ def test_a_limit_that_is_too_low_lowers_the_number_of_connections_and_is_told_wi
     with structlog.testing.capture_logs() as logged:
         lowered = fit_connections(wanted)
 
-    assert lowered.kafka.max_connections == 256 - RESERVED
+    left = 256 - RESERVED
+    assert lowered.kafka.max_connections == left - left // 4
+    assert lowered.http.max_connections == HTTP_CONNECTIONS_MAX + left // 4, "both give way"
     assert lowered.storage == wanted.storage
     assert lowered.kafka.listeners == wanted.kafka.listeners
     (line,) = logged
     assert (line["event"], line["log_level"]) == ("open_files_limited", "warning")
-    assert (line["limit"], line["max_connections"], line["connections"]) == (256, 2_000, 256 - RESERVED)
-    for fix in (f"to {2_000 + RESERVED} ", "ulimit -n", "LimitNOFILE"):
+    assert (line["limit"], line["max_connections"], line["connections"]) == (256, 2_000, left - left // 4)
+    for fix in (f"to {2_000 + RESERVED + left // 4} ", "ulimit -n", "LimitNOFILE"):
         assert fix in line["fix"]
 
 
@@ -89,7 +95,7 @@ def test_a_limit_that_is_too_low_lowers_the_number_of_connections_and_is_told_wi
 def test_stores_on_other_machines_need_a_larger_reserve(stores: dict[str, str], reserve: int, monkeypatch: pytest.MonkeyPatch) -> None:
     Limits(monkeypatch, soft=1_024, hard=1_024)
 
-    assert fit_connections(settings(**stores)).kafka.max_connections == 1_024 - reserve
+    assert fit_connections(settings(**stores)).kafka.max_connections == 1_024 - reserve - min(HTTP, (1_024 - reserve) // 4)
 
 
 def test_a_limit_that_leaves_no_connection_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from aiohttp import web
 from structlog.testing import capture_logs
 
 from process.accepting import HTTP_CONNECTIONS_MAX
 from process.http.health import Readiness
-from process.http.server import HttpServer, ProcessFacts
+from process.http.server import FIRST_REQUEST_WITHIN_S, HttpServer, ProcessFacts
 from process.http.unreadable import UNREADABLE
 from process.settings.errors import StartError
 from process.settings.listeners import HttpAddress
@@ -183,6 +184,52 @@ async def test_a_client_that_left_before_its_answer_is_no_error(running: Running
 
     assert not logger.filter(gone)
     assert logger.filter(bug)
+
+
+async def test_a_connection_whose_first_request_does_not_come_is_closed(running: Running) -> None:
+    silent, writer = await asyncio.open_connection(running.address.host, running.address.port)
+    assert (await running.get("/healthz"))[0] == 200
+
+    running.clock.advance(FIRST_REQUEST_WITHIN_S + 1)
+
+    async with asyncio.timeout(25):
+        assert await silent.read() == b""
+    writer.close()
+    assert (await running.get("/readyz"))[0] == 503
+
+
+async def test_a_connection_with_a_request_under_way_keeps_its_place() -> None:
+    clock, blocking, telemetry = ManualClock(), ThreadBlocking(threads=1, name="metrics"), Telemetry()
+    readiness = Readiness(outcomes=StoreOutcomes(clock=clock, telemetry=telemetry), clock=clock)
+    let_go, entered = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def slow(_: web.Request) -> web.Response:
+        entered.release()
+        await let_go.wait()
+        return web.Response(text="done")
+
+    routes = [web.get("/slow", slow)]
+    server = HttpServer(FACTS, readiness=readiness, telemetry=telemetry, blocking=blocking, clock=clock, routes=routes, connections_max=2)
+    address = await server.start(LOCAL)
+    try:
+        writers = []
+        for number in range(3):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            writers.append((reader, writer))
+            if number < 2:
+                await entered.acquire()
+        async with asyncio.timeout(25):
+            ended = [asyncio.ensure_future(reader.read(1)) for reader, _ in writers]  # noqa: TID251 - whichever ends first
+            await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+            assert [one.done() for one in ended] == [False, False, True], "the third is one too many, and no other is idle"
+            let_go.set()
+            assert [await one for one in ended] == [b"H", b"H", b""]
+        for _, writer in writers:
+            writer.close()
+    finally:
+        await server.stop()
+        blocking.close()
 
 
 async def test_connections_that_say_nothing_do_not_keep_probes_out(running: Running) -> None:

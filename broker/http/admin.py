@@ -1,0 +1,223 @@
+"""What `GET /api/v1/…` tells of the cluster, its topics and groups, and what changes them: by the handlers that Kafka's clients use."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+from aiohttp import web
+from kio.schema.errors import ErrorCode
+
+from broker.handlers.table import HANDLERS
+from broker.handling.context import Context
+from broker.handling.large_answers import LargeAnswer
+from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
+from broker.http.errors import HttpError, invalid, text_of, type_of
+from broker.http.guard import Asked, json_response
+from broker.http.parts import HttpParts
+from broker.http.produce import LISTENER
+from broker.protocol.request import Request
+from runtime.turns import Turns
+from storage.catalog.topic_names import INTERNAL
+from storage.catalog.topics import Topic
+
+PAGE_ITEMS_DEFAULT: Final = 100
+PAGE_ITEMS_MAX: Final = 1_000
+DESCRIBE_GROUPS: Final = 15
+LIST_GROUPS: Final = 16
+
+T = TypeVar("T")
+
+
+class BrokerTold(msgspec.Struct, frozen=True):
+    """A live broker. `listeners` are the addresses that it gives to clients."""
+
+    broker_id: int
+    rack: str | None
+    version: str
+    listeners: list[dict[str, str | int]]
+
+
+class ClusterTold(msgspec.Struct, frozen=True):
+    cluster_id: str
+    broker_id: int
+    format_level: int
+    brokers: list[int]
+
+
+class BrokersTold(msgspec.Struct, frozen=True):
+    brokers: list[BrokerTold]
+
+
+class TopicTold(msgspec.Struct, frozen=True):
+    topic: str
+    topic_id: str
+    partition_count: int
+    internal: bool
+
+
+class TopicsTold(msgspec.Struct, frozen=True):
+    """By name. `next`: ask for what is `after` it, null at the end."""
+
+    topics: list[TopicTold]
+    next: str | None
+
+
+class PartitionTold(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Offsets and bytes, or the `error` for which they are not known."""
+
+    partition: int
+    log_start_offset: int | None = None
+    high_watermark: int | None = None
+    bytes: int | None = None
+    error: str | None = None
+
+
+class TopicInFull(msgspec.Struct, frozen=True):
+    topic: str
+    topic_id: str
+    partition_count: int
+    internal: bool
+    configs: Mapping[str, str]
+    partitions: list[PartitionTold]
+
+
+class GroupTold(msgspec.Struct, frozen=True):
+    group: str
+    state: str
+    protocol_type: str
+
+
+class GroupsTold(msgspec.Struct, frozen=True):
+    """The groups that this broker coordinates. `complete`: false while a part of them cannot be read."""
+
+    groups: list[GroupTold]
+    complete: bool
+    next: str | None
+
+
+class MemberTold(msgspec.Struct, frozen=True):
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+
+
+class GroupInFull(msgspec.Struct, frozen=True):
+    group: str
+    state: str
+    protocol_type: str
+    protocol: str
+    members: list[MemberTold]
+
+
+class SettingsTold(msgspec.Struct, frozen=True):
+    """As they would be written in a file; what is secret in a URL is not shown."""
+
+    settings: Mapping[str, str]
+
+
+class HttpAdministration:
+    """Asks Kafka's handlers in the name of an HTTP client."""
+
+    def __init__(self, parts: HttpParts, *, settings: Mapping[str, str]) -> None:
+        self._parts = parts
+        self._settings = settings
+        self._large_answers = asyncio.Semaphore()
+
+    async def call(self, asked: Asked, api_key: int, version: int, body: object) -> Any:
+        """What the handler of an API answers."""
+        place = LargeAnswer(self._large_answers)
+        try:
+            context = Context(self._parts.parts, LISTENER, asked.client_host, place)
+            return await HANDLERS[api_key](context, Request(api_key, version, 0, None, cast("Any", body)))
+        finally:
+            place.give_back()
+
+    async def cluster(self, _: Asked) -> web.Response:
+        parts = self._parts.parts
+        live = [broker.broker_id for broker in await parts.brokers.live()]
+        return json_response(200, ClusterTold(parts.cluster_id, parts.broker_id, parts.brokers.level, live))
+
+    async def brokers(self, _: Asked) -> web.Response:
+        told = [
+            BrokerTold(
+                broker.broker_id,
+                broker.rack,
+                broker.version,
+                [{"name": one.name, "host": one.host, "port": one.port} for one in broker.listeners],
+            )
+            for broker in await self._parts.parts.brokers.live()
+        ]
+        return json_response(200, BrokersTold(told))
+
+    async def topics(self, asked: Asked) -> web.Response:
+        topics = sorted(await self._parts.parts.topics.all(), key=lambda topic: topic.name)
+        page, following = page_of(asked, topics, lambda topic: topic.name)
+        return json_response(200, TopicsTold([TopicTold(*_facts(topic)) for topic in page], following))
+
+    async def topic(self, asked: Asked) -> web.Response:
+        name = asked.http.match_info["topic"]
+        found, unread = await self._parts.parts.topics.look_up([name])
+        if unread is not None and name not in found:
+            raise unread
+        topic = found.get(name)
+        if topic is None:
+            raise HttpError(404, "UnknownTopicOrPartition", f"there is no topic {name[:250]!r}")
+        named = [TopicPartition(name, partition) for partition in range(topic.partition_count)]
+        bounds = await read_bounds(self._parts.parts, named)
+        partitions = await Turns().each(lambda one: _partition(one.partition, bounds[one]), named)
+        return json_response(200, TopicInFull(*_facts(topic), dict(topic.configs), partitions))
+
+    async def groups(self, asked: Asked) -> web.Response:
+        from kio.schema.list_groups.v5 import ListGroupsRequest
+
+        answer = await self.call(asked, LIST_GROUPS, 5, ListGroupsRequest(states_filter=(), types_filter=()))
+        groups = sorted((GroupTold(one.group_id, one.group_state, one.protocol_type) for one in answer.groups), key=lambda one: one.group)
+        page, following = page_of(asked, groups, lambda group: group.group)
+        return json_response(200, GroupsTold(page, answer.error_code is ErrorCode.none, following))
+
+    async def group(self, asked: Asked) -> web.Response:
+        from kio.schema.describe_groups.v6 import DescribeGroupsRequest
+
+        name = asked.http.match_info["group"]
+        answer = await self.call(asked, DESCRIBE_GROUPS, 6, DescribeGroupsRequest(groups=(name,), include_authorized_operations=False))  # type: ignore[arg-type]
+        (group,) = answer.groups
+        if group.error_code is not ErrorCode.none:
+            raise refused(group.error_code, group.error_message)
+        members = [MemberTold(one.member_id, one.group_instance_id, one.client_id, one.client_host) for one in group.members]
+        return json_response(200, GroupInFull(group.group_id, group.group_state, group.protocol_type, group.protocol_data, members))
+
+    async def settings(self, _: Asked) -> web.Response:
+        return json_response(200, SettingsTold(self._settings))
+
+
+def _partition(partition: int, found: Located | ErrorCode) -> PartitionTold:
+    if isinstance(found, ErrorCode):
+        return PartitionTold(partition, error=text_of(found))
+    return PartitionTold(partition, found.bounds.log_start, found.bounds.high_watermark, found.bounds.bytes_total)
+
+
+def refused(code: ErrorCode, message: str | None) -> HttpError:
+    """A handler's refusal as an answer as a whole."""
+    text = message or text_of(code)
+    if code in (ErrorCode.unknown_topic_or_partition, ErrorCode.group_id_not_found):
+        return HttpError(404, type_of(code), text)
+    if code.retriable:
+        return HttpError(503, type_of(code), text, headers={"Retry-After": "1"})
+    return HttpError(409, type_of(code), text)
+
+
+def page_of(asked: Asked, sorted_items: Sequence[T], name_of: Any) -> tuple[list[T], str | None]:
+    """The items that `limit` and `after` of the query ask for, and the name of the last if there are more."""
+    given = asked.http.query.get("limit", str(PAGE_ITEMS_DEFAULT))
+    if not given.isdecimal() or not 1 <= int(given[:9]) <= PAGE_ITEMS_MAX:
+        raise invalid(f"limit: {given[:50]!r} is not a number from 1 to {PAGE_ITEMS_MAX}")
+    after, limit = asked.http.query.get("after"), int(given)
+    wanted = [one for one in sorted_items if after is None or name_of(one) > after]
+    page = wanted[:limit]
+    return page, name_of(page[-1]) if len(wanted) > len(page) else None
+
+
+def _facts(topic: Topic) -> tuple[str, str, int, bool]:
+    return topic.name, str(topic.topic_id), topic.partition_count, topic.name in INTERNAL

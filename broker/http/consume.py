@@ -1,0 +1,335 @@
+"""`POST /consume`: what a Fetch reads, as JSON. Groups and streams read by the same `Reading`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+from aiohttp import web
+from kio.schema.errors import ErrorCode
+
+from broker.handlers.log.list_offsets import SEARCH_PATIENCE_S
+from broker.handling.errors import error_code_of
+from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
+from broker.http.errors import invalid, is_retriable, text_of, type_of
+from broker.http.guard import ANSWER_TAKEN_WITHIN_S, JSON, Asked, HttpLimits, HttpTaker, one_of_each
+from broker.http.parts import HttpParts
+from broker.http.produce import RECORDS, Count
+from broker.http.records import ReadRecord, TooManyHeaders, WantedRecords, cut, read_in_steps
+from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest
+from broker.responses import Room
+from runtime.blocking import Blocking
+from runtime.deadlines import within
+from storage.errors import StorageError, Unavailable
+from storage.limits import FETCH_RESPONSE_BYTES_MAX, KIB, MIB
+from storage.records import decompress_records
+from storage.vocabulary import Buffer
+
+FETCH_VERSION: Final = 12
+MAX_WAIT_DEFAULT_MS: Final = 500
+MAX_WAIT_MAX_MS: Final = 30_000
+BYTES_DEFAULT: Final = 4 * MIB
+RECORDS_DEFAULT: Final = 10_000
+DECOMPRESSED_AT_ONCE_BYTES: Final = 16 * KIB
+"""Compressed records that are longer are decompressed in a thread, one batch at a time: what comes out is 64 MiB at most."""
+FETCH_WITHIN_S: Final = 60.0
+"""Beside the time that the client lets it wait."""
+
+Millis = Annotated[int, msgspec.Meta(ge=0, le=MAX_WAIT_MAX_MS)]
+Bytes = Annotated[int, msgspec.Meta(ge=1, le=FETCH_RESPONSE_BYTES_MAX)]
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+LogPlace = Offset | Annotated[str, msgspec.Meta(pattern=r"^(start|end|@[0-9]{1,18})$")]
+"""An offset, the start or the end of a log, or @ and milliseconds: the first record of that time or later, else the end."""
+
+
+class PartitionToConsume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    topic: str
+    partition: Count
+    fetch_offset: LogPlace
+    partition_max_bytes: Bytes = MIB
+
+
+class ConsumeDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes are counted decompressed. One record comes always, however large it is."""
+
+    topic_partitions: Annotated[list[PartitionToConsume], msgspec.Meta(min_length=1)]
+    max_wait_ms: Millis = MAX_WAIT_DEFAULT_MS
+    min_bytes: Bytes = 1
+    max_bytes: Bytes = BYTES_DEFAULT
+    max_records: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = RECORDS_DEFAULT
+    isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
+
+
+class ConsumedPartition(msgspec.Struct, frozen=True):
+    """`high_watermark` is the offset that the next record will have. Without records `start_offset` and `end_offset` are null."""
+
+    topic: str
+    partition: int
+    high_watermark: int
+    log_start_offset: int
+    start_offset: int | None
+    end_offset: int | None
+    count: int
+    next_fetch_offset: int
+    records: list[ReadRecord]
+    ok: Literal[True] = True
+
+
+class UnreadPartition(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`log_start_offset` and `high_watermark` come with OffsetOutOfRange: between them lies what there is."""
+
+    topic: str
+    partition: int
+    ok: Literal[False]
+    error_type: str
+    error_code: int
+    retriable: bool
+    error: str
+    log_start_offset: int | None = None
+    high_watermark: int | None = None
+
+
+class ConsumeAnswer(msgspec.Struct, frozen=True):
+    results: Annotated[list[Any], one_of_each("ConsumedPartition", "UnreadPartition")]
+    success_count: int
+    error_count: int
+
+
+class ReadPartition(NamedTuple):
+    """What was read of a partition: `records` in JSON without the brackets, and what is said of them."""
+
+    partition: FetchedPartition
+    first: int | None
+    last: int | None
+    record_count: int
+    next_offset: int
+    records: list[bytes]
+    error: StorageError | None = None
+
+
+_NO_RECORDS: Final = b'"records":[]'
+_decoder: Final = msgspec.json.Decoder(ConsumeDocument)
+
+
+class HttpReading:
+    """Reads partitions for HTTP, by the broker's Fetch."""
+
+    def __init__(self, parts: HttpParts, *, blocking: Blocking) -> None:
+        """`blocking` decompresses, and stays the caller's."""
+        self.parts = parts
+        self._blocking = blocking
+        self._decompressing = asyncio.Semaphore()
+        self._given = parts.telemetry.counter(RECORDS).labels("out")
+
+    async def places(self, asked: Mapping[TopicPartition, int | str]) -> dict[TopicPartition, int | ErrorCode]:
+        """Offsets for places in logs."""
+        found: dict[TopicPartition, int | ErrorCode] = {named: at for named, at in asked.items() if isinstance(at, int)}
+        named = [one for one, at in asked.items() if not isinstance(at, int)]
+        if not named:
+            return found
+        located = await read_bounds(self.parts.parts, named)
+        try:
+            async with asyncio.timeout(SEARCH_PATIENCE_S):
+                for one in named:
+                    found[one] = await self._place(str(asked[one]), located[one])
+        except TimeoutError:
+            late = error_code_of(Unavailable("no answer in time"))
+            found = dict.fromkeys(named, late) | found
+        return found
+
+    async def _place(self, place: str, located: Located | ErrorCode) -> int | ErrorCode:
+        if isinstance(located, ErrorCode):
+            return located
+        if place == "start":
+            return located.bounds.log_start
+        if place == "end":
+            return located.bounds.high_watermark
+        try:
+            at = await self.parts.parts.timestamps.first_at_or_after(located.partition, int(place[1:]))
+        except StorageError as error:
+            return error_code_of(error)
+        return located.bounds.high_watermark if at is None else at.offset
+
+    async def fetch(
+        self, wanted: Sequence[FetchPartition], *, max_wait_ms: int, min_bytes: int, max_bytes: int, isolation: int, room: Room
+    ) -> Sequence[FetchedPartition]:
+        """As the broker's Fetch. The caller gives `room` back. Raise `StorageError`."""
+        request = FetchRequest(max_wait_ms, min_bytes, max_bytes, isolation, 0, -1, "", list(wanted), [])
+        try:
+            handled = self.parts.fetch.handle(request, version=FETCH_VERSION, room=room)
+            answer = await within(FETCH_WITHIN_S + max_wait_ms / 1_000, handled)
+        except TimeoutError:
+            raise Unavailable(f"nothing could be read within {FETCH_WITHIN_S:.0f} s") from None
+        return answer.partitions
+
+    async def read(self, fetched: FetchedPartition, wanted: WantedRecords) -> ReadPartition:
+        """The records of a partition that was fetched, as far as they are `wanted`."""
+        first: int | None = None
+        pieces: list[bytes] = []
+        error: StorageError | None = None
+        try:
+            async for records in self.records(fetched.records, wanted):
+                if records:
+                    first = records[0].offset if first is None else first
+                    pieces.append(msgspec.json.encode(records)[1:-1])
+                await asyncio.sleep(0)
+        except StorageError as unreadable:
+            error = unreadable
+        self._given.inc(wanted.taken)
+        last = wanted.last_offset if wanted.taken else None
+        return ReadPartition(fetched, first, last, wanted.taken, wanted.offset, pieces, error)
+
+    async def records(self, buffers: Sequence[Buffer], wanted: WantedRecords) -> AsyncIterator[list[ReadRecord]]:
+        """A few at a time. Raise `StorageError`."""
+        data = memoryview(buffers[0]) if len(buffers) == 1 else memoryview(b"".join(buffers))
+        for batch in cut(data):
+            if wanted.is_done:
+                return
+            if not batch.is_control and batch.next_offset > wanted.offset:
+                body = await self._decompressed(batch.body, batch.codec)
+                try:
+                    for records in read_in_steps(batch.header, body, wanted):
+                        yield records
+                except TooManyHeaders as error:
+                    raise Unavailable(str(error)) from None
+            if not wanted.is_done:
+                wanted.offset = max(wanted.offset, batch.next_offset)
+
+    async def _decompressed(self, body: memoryview, codec: int) -> bytes:
+        if not codec or len(body) <= DECOMPRESSED_AT_ONCE_BYTES:
+            return bytes(decompress_records(body, codec))
+        async with self._decompressing:
+            return await self._blocking.run(lambda: bytes(decompress_records(body, codec)))
+
+
+class ConsumeByHttp:
+    def __init__(self, reading: HttpReading, limits: HttpLimits) -> None:
+        self._reading = reading
+        self._parts = reading.parts
+        self._limits = limits
+
+    async def consume(self, asked: Asked) -> web.StreamResponse:
+        async with asked.document(_decoder) as (document, _):
+            check_document(document, self._limits)
+        places = {TopicPartition(one.topic, one.partition): one.fetch_offset for one in document.topic_partitions}
+        found = await self._reading.places(places)
+        wanted = [
+            FetchPartition(one.topic, one.partition, -1, offset, one.partition_max_bytes, -1, -1)
+            for one in document.topic_partitions
+            if not isinstance(offset := found[TopicPartition(one.topic, one.partition)], ErrorCode)
+        ]
+        room = self._parts.responses.room(asked.address.replies)
+        try:
+            fetched = await self._fetch(wanted, document, room, is_refused=len(wanted) < len(places))
+            good, pieces = 0, [b'{"results":[']
+            bytes_left, records_left = document.max_bytes, document.max_records
+            for place, one in enumerate(document.topic_partitions):
+                named = TopicPartition(one.topic, one.partition)
+                offset = found[named]
+                if place:
+                    pieces.append(b",")
+                if isinstance(offset, ErrorCode):
+                    pieces.append(msgspec.json.encode(_unread(one.topic, one.partition, offset)))
+                    continue
+                partition = fetched[named]
+                if partition.error_code:
+                    pieces.append(msgspec.json.encode(_unread_of(partition)))
+                    continue
+                room_bytes = min(bytes_left, one.partition_max_bytes)
+                least = 1 if records_left == document.max_records else 0  # the answer as a whole has one
+                limit = WantedRecords(offset, bytes_left=room_bytes, records_left=records_left, least=least)
+                read = await self._reading.read(partition, limit)
+                bytes_left -= room_bytes - limit.bytes_left
+                records_left -= read.record_count
+                good += read.error is None
+                pieces += written(read)
+            errors = len(document.topic_partitions) - good
+            pieces.append(b'],"success_count":%d,"error_count":%d}\n' % (good, errors))
+            del fetched
+            return await self._send(asked, 200 if not errors else 409, pieces, room)
+        finally:
+            room.give_back()
+
+    async def _fetch(
+        self, wanted: Sequence[FetchPartition], document: ConsumeDocument, room: Room, *, is_refused: bool
+    ) -> dict[TopicPartition, FetchedPartition]:
+        if not wanted:
+            return {}
+        isolation = 1 if document.isolation == "read_committed" else 0
+        max_wait_ms = 0 if is_refused else document.max_wait_ms  # who has an error to hear of waits for no records
+        fetched = await self._reading.fetch(
+            wanted, max_wait_ms=max_wait_ms, min_bytes=document.min_bytes, max_bytes=document.max_bytes, isolation=isolation, room=room
+        )
+        return {TopicPartition(one.topic, one.partition): one for one in fetched}
+
+    async def _send(self, asked: Asked, status: int, pieces: list[bytes], room: Room) -> web.StreamResponse:
+        """Write an answer that may be large. Its room is held until the client has taken it, or has had its time."""
+        size_bytes = sum(map(len, pieces))
+        room.settle(size_bytes)
+        response = web.StreamResponse(status=status, headers={"Content-Type": JSON})
+        response.content_length = size_bytes
+        taker = HttpTaker(asked)
+        self._parts.responses.note_untaken(taker)
+        try:
+            async with asyncio.timeout(ANSWER_TAKEN_WITHIN_S):
+                await response.prepare(asked.http)
+                await response.write(b"".join(pieces))
+                await response.write_eof()
+        except TimeoutError:
+            taker.evict(f"it did not take its answer within {ANSWER_TAKEN_WITHIN_S:.0f} s")
+        finally:
+            self._parts.responses.note_taken(taker)
+        return response
+
+
+def written(read: ReadPartition) -> list[bytes]:
+    """A partition's result in JSON."""
+    partition = read.partition
+    if read.error is not None:
+        return [msgspec.json.encode(_unread(partition.topic, partition.partition, error_code_of(read.error), str(read.error)))]
+    before = ConsumedPartition(
+        topic=partition.topic,
+        partition=partition.partition,
+        high_watermark=partition.high_watermark,
+        log_start_offset=partition.log_start_offset,
+        start_offset=read.first,
+        end_offset=read.last,
+        count=read.record_count,
+        next_fetch_offset=read.next_offset,
+        records=[],
+    )
+    head, _, tail = msgspec.json.encode(before).partition(_NO_RECORDS)
+    return [head, _NO_RECORDS[:-1], b",".join(read.records), _NO_RECORDS[-1:], tail]
+
+
+def _unread_of(partition: FetchedPartition) -> UnreadPartition:
+    unread = _unread(partition.topic, partition.partition, ErrorCode(partition.error_code))
+    if partition.error_code == ErrorCode.offset_out_of_range:
+        start, end = partition.log_start_offset, partition.high_watermark
+        text = f"the log begins at {start} and ends before {end}"
+        return msgspec.structs.replace(unread, error=text, log_start_offset=start, high_watermark=end)
+    return unread
+
+
+def _unread(topic: str, partition: int, code: ErrorCode, message: str | None = None) -> UnreadPartition:
+    return UnreadPartition(
+        topic=topic,
+        partition=partition,
+        ok=False,
+        error_type=type_of(code),
+        error_code=int(code),
+        retriable=is_retriable(code, is_sequenced=True),
+        error=message or text_of(code),
+    )
+
+
+def check_document(document: ConsumeDocument, limits: HttpLimits) -> None:
+    """Raise `HttpError` for what the types do not rule out."""
+    partitions = document.topic_partitions
+    if len(partitions) > limits.partitions_max:
+        raise invalid(f"topic_partitions: {len(partitions)} of them, at most {limits.partitions_max} are read at a time")
+    seen: set[tuple[str, int]] = set()
+    for place, one in enumerate(partitions):
+        if (one.topic, one.partition) in seen:
+            raise invalid(f"topic_partitions[{place}]: {one.topic}-{one.partition} is named twice")
+        seen.add((one.topic, one.partition))

@@ -1,0 +1,29 @@
+"""What the HTTP API is given of its broker. Imports nothing of HTTP: a broker that serves none loads none of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.addresses import ClientAddress
+from broker.admission import Admission
+from broker.handlers.log.fetch import Fetch
+from broker.handlers.log.wide_produce import WideProduce
+from broker.handling.context import BrokerParts
+from broker.leaving import Leaving
+from broker.responses import Responses
+from runtime.clock import Clock
+from runtime.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class HttpParts:
+    """`address_of` finds the account of a client's address, which its Kafka connections share."""
+
+    parts: BrokerParts
+    produce: WideProduce
+    fetch: Fetch
+    leaving: Leaving
+    admission: Admission
+    responses: Responses
+    address_of: Callable[[str], ClientAddress]
+    clock: Clock
+    telemetry: Telemetry

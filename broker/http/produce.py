@@ -1,0 +1,276 @@
+"""`POST /produce` and `POST /producers`: records in JSON become one batch a partition, on the path that Kafka's Produce takes.
+
+Exactly once: a producer has an id (`/producers`) and counts its records for each partition. A client that got no answer sends the same
+records again, to any broker; what is there already is not written again, and the answer says `duplicate`.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from aiohttp import web
+from kio.schema.errors import ErrorCode
+
+from broker.handling.administration import By
+from broker.handling.auto_creation import create_missing
+from broker.handling.errors import error_code_of
+from broker.http.errors import invalid, is_retriable, text_of, type_of
+from broker.http.guard import Asked, HttpLimits, ReceivedBody, json_response, one_of_each
+from broker.http.parts import HttpParts
+from broker.http.records import (
+    NO_SENDER,
+    AnyRecord,
+    SequencedBy,
+    Written,
+    batch_bytes,
+    codec_number,
+    write_batch,
+    write_in_steps,
+)
+from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
+from runtime.blocking import Blocking
+from runtime.frames import make_frame
+from runtime.telemetry import Metric
+from runtime.turns import in_turns
+from storage.catalog.topic_names import validate_name
+from storage.catalog.topics import Topic
+from storage.errors import StorageError
+from storage.limits import KIB, SEQUENCE_MAX
+from storage.records import compress_records
+from storage.vocabulary import Buffer
+
+RECORDS: Final = Metric("forebay_http_records_total", "Records that came in by the HTTP API, and went out", ("direction",))
+DUPLICATES: Final = Metric("forebay_http_duplicates_total", "Batches that a producer sent again by HTTP, and that were there already")
+
+LISTENER: Final = "HTTP"
+PRODUCE_VERSION: Final = 11
+TIMEOUT_DEFAULT_MS: Final = 30_000
+TIMEOUT_MAX_MS: Final = 60_000
+COMPRESSED_AT_ONCE_BYTES: Final = 64 * KIB
+"""What is more is compressed in a thread."""
+ACKS_ALL: Final = -1
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=SEQUENCE_MAX)]
+
+
+class HttpProducer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=2**15 - 1)]
+
+
+class PartitionToProduce(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`sequence`: that of the first record, of a producer."""
+
+    topic: str
+    partition: Count
+    records: Annotated[list[AnyRecord], msgspec.Meta(min_length=1)]
+    sequence: Count | None = None
+
+
+class ProduceDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    topic_partitions: Annotated[list[PartitionToProduce], msgspec.Meta(min_length=1)]
+    producer: HttpProducer | None = None
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=TIMEOUT_MAX_MS)] = TIMEOUT_DEFAULT_MS
+
+
+class RecordError(msgspec.Struct, frozen=True):
+    index: int
+    message: str
+
+
+class ProducedPartition(msgspec.Struct, frozen=True):
+    """`timestamp`: that of LogAppendTime, else null. `next_sequence`: of a producer."""
+
+    topic: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    count: int
+    log_start_offset: int
+    timestamp: int | None
+    duplicate: bool
+    next_sequence: int | None
+    ok: Literal[True] = True
+
+
+class FailedPartition(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`error_code` is Kafka's. `retriable`: the same request may succeed later, and writes nothing twice."""
+
+    topic: str
+    partition: int
+    ok: Literal[False]
+    error_type: str
+    error_code: int
+    retriable: bool
+    error: str
+    record_errors: Sequence[RecordError] = ()
+
+
+ProduceResult = ProducedPartition | FailedPartition
+
+
+class ProduceAnswer(msgspec.Struct, frozen=True):
+    results: Annotated[list[Any], one_of_each("ProducedPartition", "FailedPartition")]
+    success_count: int
+    error_count: int
+
+
+class NewProducer(msgspec.Struct, frozen=True):
+    """It is forgotten when it has appended nothing to a partition for `expires_after_ms`."""
+
+    id: int
+    epoch: int
+    expires_after_ms: int
+
+
+class PostedBatches:
+    """A request, as a source of batches whose order counts. The next one of its connection begins when this one is answered."""
+
+
+_decoder: Final = msgspec.json.Decoder(ProduceDocument)
+
+
+class ProduceByHttp:
+    def __init__(self, parts: HttpParts, limits: HttpLimits, *, blocking: Blocking, expires_after_ms: int) -> None:
+        """`blocking` compresses, and stays the caller's."""
+        self._parts = parts
+        self._limits = limits
+        self._blocking = blocking
+        self._expires_after_ms = expires_after_ms
+        self._taken = parts.telemetry.counter(RECORDS).labels("in")
+        self._duplicates = parts.telemetry.counter(DUPLICATES)
+
+    async def new_producer(self, _: Asked) -> web.Response:
+        return json_response(200, NewProducer(await self._parts.parts.producer_ids.next(), 0, self._expires_after_ms))
+
+    async def produce(self, asked: Asked) -> web.Response:
+        async with asked.document(_decoder) as (document, body):
+            check_document(document, self._limits)
+            by = By(asked.client_host, None, LISTENER)
+            results = await self.append(document, body, by)
+        return answered(results)
+
+    async def append(self, document: ProduceDocument, body: ReceivedBody, by: By) -> list[ProduceResult]:
+        """Append what `check_document` has passed. One result a partition, in their order."""
+        failed = await self._create(sorted({one.topic for one in document.topic_partitions}), by)
+        asked = [
+            PartitionRecords(one.topic, one.partition, await self._batch(one, document, body))
+            for one in document.topic_partitions
+            if one.topic not in failed
+        ]
+        request = ProduceRequest(None, ACKS_ALL, document.timeout_ms, asked)
+        try:
+            async with asyncio.timeout(document.timeout_ms / 1_000):
+                produced = await self._parts.produce.handle(request, version=PRODUCE_VERSION, source=PostedBatches())
+        except TimeoutError:
+            text = f"no answer within timeout_ms={document.timeout_ms}"
+            code = ErrorCode.request_timed_out
+            produced = [PartitionResult(named.topic, named.partition, code, error_message=text) for named in asked]
+        remaining = iter(produced)
+        return [self._result(one, document, failed.get(one.topic) or next(remaining)) for one in document.topic_partitions]
+
+    async def _create(self, names: Sequence[str], by: By) -> Mapping[str, ErrorCode]:
+        """Create topics that are not there, as Metadata would. Why some are not, by name."""
+        parts = self._parts.parts
+        unknown = [name for name in names if parts.topics.find(name) is None]
+        if not unknown:
+            return {}
+        failed = {name: ErrorCode.invalid_topic_exception for name in unknown if validate_name(name) is not None}
+        try:
+            found, unread = await parts.topics.look_up([name for name in unknown if name not in failed])
+        except StorageError as error:
+            return failed | dict.fromkeys(unknown, error_code_of(error))
+        missing = [name for name in unknown if name not in failed and name not in found]
+        if unread is not None:
+            return failed | dict.fromkeys(missing, error_code_of(unread))
+        if not parts.topic_defaults.auto_create:
+            return failed | dict.fromkeys(missing, ErrorCode.unknown_topic_or_partition)
+        created = await create_missing(parts, missing, by) if missing else {}
+        return failed | {name: answer for name, answer in created.items() if not isinstance(answer, Topic)}
+
+    async def _batch(self, one: PartitionToProduce, document: ProduceDocument, body: ReceivedBody) -> memoryview:
+        """The partition's records as one batch, in memory that counts as a request's."""
+        written: Written = await in_turns(write_in_steps(one.records, now_ms=self._parts.clock.now_ms()))
+        codec = document.compression
+        packed: Buffer = written.body
+        if codec != "none":
+            number = codec_number(codec)
+            if len(written.body) > COMPRESSED_AT_ONCE_BYTES:
+                packed = await self._blocking.run(lambda: compress_records(written.body, number))
+            else:
+                packed = compress_records(written.body, number)
+        sender = NO_SENDER
+        if document.producer is not None:
+            assert one.sequence is not None, "checked"
+            sender = SequencedBy(document.producer.id, document.producer.epoch, one.sequence)
+        frame = make_frame(batch_bytes(packed), body.address)
+        body.shrink(frame.cost_bytes)
+        batch = memoryview(frame)
+        write_batch(batch, written, packed, codec, sender)
+        return batch
+
+    def _result(self, one: PartitionToProduce, document: ProduceDocument, result: PartitionResult | ErrorCode) -> ProduceResult:
+        count, is_sequenced = len(one.records), document.producer is not None
+        if isinstance(result, ErrorCode):
+            result = PartitionResult(one.topic, one.partition, result)
+        if result.error_code:
+            return failed_partition(result, is_sequenced=is_sequenced)
+        self._taken.inc(count)
+        if result.is_duplicate:
+            self._duplicates.inc()
+        return ProducedPartition(
+            topic=one.topic,
+            partition=one.partition,
+            start_offset=result.base_offset,
+            end_offset=result.base_offset + count - 1,
+            count=count,
+            log_start_offset=result.log_start_offset,
+            timestamp=None if result.log_append_time_ms < 0 else result.log_append_time_ms,
+            duplicate=result.is_duplicate,
+            next_sequence=None if one.sequence is None else next_sequence(one.sequence, count),
+        )
+
+
+def check_document(document: ProduceDocument, limits: HttpLimits) -> None:
+    """Raise `HttpError` for what the types do not rule out."""
+    partitions = document.topic_partitions
+    if len(partitions) > limits.partitions_max:
+        raise invalid(f"topic_partitions: {len(partitions)} of them, at most {limits.partitions_max} are taken at a time")
+    count = sum(len(one.records) for one in partitions)
+    if count > limits.records_max:
+        raise invalid(f"topic_partitions: {count} records in all, at most {limits.records_max} are taken at a time")
+    seen: set[tuple[str, int]] = set()
+    for place, one in enumerate(partitions):
+        if (one.topic, one.partition) in seen:
+            raise invalid(f"topic_partitions[{place}]: {one.topic}-{one.partition} is named twice: put its records together")
+        seen.add((one.topic, one.partition))
+        if (one.sequence is None) != (document.producer is None):
+            what = "a producer counts its records" if one.sequence is None else "only a producer counts its records: give its id and epoch"
+            raise invalid(f"topic_partitions[{place}].sequence: {what}")
+
+
+def next_sequence(sequence: int, count: int) -> int:
+    return (sequence + count) & SEQUENCE_MAX
+
+
+def failed_partition(result: PartitionResult, *, is_sequenced: bool) -> FailedPartition:
+    code = result.error_code
+    return FailedPartition(
+        topic=result.topic,
+        partition=result.partition,
+        ok=False,
+        error_type=type_of(code),
+        error_code=int(code),
+        retriable=is_retriable(code, is_sequenced=is_sequenced),
+        error=result.error_message or text_of(code),
+        record_errors=tuple(RecordError(index, message or "") for index, message in result.record_errors),
+    )
+
+
+def answered(results: list[ProduceResult]) -> web.Response:
+    """The status says whether all went well."""
+    good = sum(1 for result in results if result.ok)
+    body = ProduceAnswer(results, good, len(results) - good)
+    return json_response(200 if good == len(results) else 409, body)

@@ -1,0 +1,219 @@
+"""The table of the HTTP API: what is served, by whom, and the OpenAPI document that is made from it."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from broker.http.admin import BrokersTold, ClusterTold, GroupInFull, GroupsTold, HttpAdministration, SettingsTold, TopicInFull, TopicsTold
+from broker.http.consume import ConsumeAnswer, ConsumeByHttp, ConsumeDocument, ConsumedPartition, HttpReading, UnreadPartition
+from broker.http.guard import JSON, SCHEMAS, Access, Asked, Guard, HttpLimits, RouteHandler, json_response
+from broker.http.parts import HttpParts
+from broker.http.produce import FailedPartition, NewProducer, ProduceAnswer, ProduceByHttp, ProduceDocument, ProducedPartition
+from process.settings.keys import SETTINGS
+from process.settings.listeners import is_loopback
+from process.settings.model import Settings
+from process.settings.urls import without_secrets
+from runtime.blocking import Blocking
+from runtime.version import forebay_version
+
+OPENAPI_PATH: Final = "/openapi.json"
+_MS_PER_S: Final = 1_000
+_PARAMETER: Final = re.compile(r"\{(\w+)\}")
+_PAGED: Final = (("limit", "integer", "how many are told, 1 to 1000; 100"), ("after", "string", "go on behind this name"))
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """What is answered to a request that fails as a whole. `error_type` is for programs."""
+
+    error_type: str
+    error: str
+
+
+class HealthTold(msgspec.Struct, frozen=True):
+    status: str
+    ready: bool
+    broker_id: int
+    started_at_ms: int
+
+
+class ApiTold(msgspec.Struct, frozen=True):
+    """Where to go from here."""
+
+    name: str
+    version: str
+    broker_id: int
+    cluster_id: str
+    log_api: str
+    paths: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRoute:
+    """`errors`: the statuses of its own beside those that every route has."""
+
+    method: str
+    path: str
+    access: Access
+    name: str
+    summary: str
+    answer: Any
+    body: Any = None
+    content_types: tuple[str, ...] = ()
+    query: Sequence[tuple[str, str, str]] = ()
+    errors: tuple[int, ...] = ()
+
+
+ROUTES: Final = (
+    HttpRoute("GET", "/", Access.OPEN, "index", "what this is, and its paths", ApiTold),
+    HttpRoute("GET", "/health", Access.OPEN, "health", "the broker in one line; probes ask /healthz, /readyz", HealthTold, errors=(503,)),
+    HttpRoute("GET", OPENAPI_PATH, Access.OPEN, "openapi", "this document", dict[str, Any]),
+    HttpRoute(
+        "POST",
+        "/produce",
+        Access.WRITE,
+        "produce",
+        "append records: one batch a partition, all of it or nothing",
+        ProduceAnswer,
+        ProduceDocument,
+        (JSON,),
+        errors=(408, 409, 413),
+    ),
+    HttpRoute("POST", "/producers", Access.WRITE, "new_producer", "an id for a producer that counts its records", NewProducer),
+    HttpRoute(
+        "POST",
+        "/consume",
+        Access.READ,
+        "consume",
+        "read records from an offset, the start, the end or a time",
+        ConsumeAnswer,
+        ConsumeDocument,
+        (JSON,),
+        errors=(408, 409, 413),
+    ),
+    HttpRoute("GET", "/api/v1/cluster", Access.READ, "cluster", "the cluster, and the brokers that live", ClusterTold),
+    HttpRoute("GET", "/api/v1/brokers", Access.READ, "brokers", "brokers and their addresses", BrokersTold),
+    HttpRoute("GET", "/api/v1/topics", Access.READ, "topics", "topics by name", TopicsTold, query=_PAGED),
+    HttpRoute("GET", "/api/v1/topics/{topic}", Access.READ, "topic", "a topic with its configs and partitions", TopicInFull, errors=(404,)),
+    HttpRoute("GET", "/api/v1/groups", Access.READ, "groups", "the groups that this broker coordinates", GroupsTold, query=_PAGED),
+    HttpRoute("GET", "/api/v1/groups/{group}", Access.READ, "group", "a group and its members", GroupInFull, errors=(404, 409)),
+    HttpRoute("GET", "/api/v1/settings", Access.READ, "settings", "what the broker was started with", SettingsTold),
+)
+
+
+def routes_of(
+    parts: HttpParts, settings: Settings, *, blocking: Blocking, is_ready: Callable[[], bool], limits: HttpLimits | None = None
+) -> list[web.RouteDef]:
+    """For the server of a broker. `blocking` compresses and decompresses, and stays the caller's; `limits` are those of the settings."""
+    limits = limits or limits_of(settings)
+    guard = Guard(parts, limits)
+    reading = HttpReading(parts, blocking=blocking)
+    expires_after_ms = int(settings.kafka.producer_id_expiration.total_seconds() * _MS_PER_S)
+    produce = ProduceByHttp(parts, limits, blocking=blocking, expires_after_ms=expires_after_ms)
+    administration = HttpAdministration(parts, settings={key: without_secrets(one.show(settings)) for key, one in SETTINGS.items()})
+    about = _About(parts, limits, is_ready)
+    handlers: dict[str, RouteHandler] = {
+        "index": about.index,
+        "health": about.health,
+        "openapi": about.openapi,
+        "produce": produce.produce,
+        "new_producer": produce.new_producer,
+        "consume": ConsumeByHttp(reading, limits).consume,
+        "cluster": administration.cluster,
+        "brokers": administration.brokers,
+        "topics": administration.topics,
+        "topic": administration.topic,
+        "groups": administration.groups,
+        "group": administration.group,
+        "settings": administration.settings,
+    }
+    return [
+        web.route(route.method, route.path, guard.wrap(route.path, route.access, route.content_types, handlers[route.name]))
+        for route in ROUTES
+    ]
+
+
+def limits_of(settings: Settings) -> HttpLimits:
+    http = settings.http
+    log_api = http.log_api
+    if log_api == "auto":
+        log_api = "read_write" if is_loopback(http.listen.host) else "off"
+    return HttpLimits(
+        listen=http.listen,
+        log_api=log_api,
+        allow_writes=http.allow_writes,
+        body_bytes_max=http.max_body_bytes,
+        hosts=http.hosts,
+    )
+
+
+class _About:
+    """What the API tells of itself."""
+
+    def __init__(self, parts: HttpParts, limits: HttpLimits, is_ready: Callable[[], bool]) -> None:
+        self._parts = parts
+        self._limits = limits
+        self._is_ready = is_ready
+        self._started_at_ms = parts.clock.now_ms()
+
+    async def index(self, _: Asked) -> web.Response:
+        broker = self._parts.parts
+        paths = [f"{route.method} {route.path}" for route in ROUTES] + [f"GET {path}" for path in PROCESS_PATHS]
+        told = ApiTold("forebay", forebay_version(), broker.broker_id, broker.cluster_id, self._limits.log_api, paths)
+        return json_response(200, told)
+
+    async def health(self, _: Asked) -> web.Response:
+        is_ready = self._is_ready()
+        told = HealthTold("ready" if is_ready else "not ready", is_ready, self._parts.parts.broker_id, self._started_at_ms)
+        return json_response(200 if is_ready else 503, told)
+
+    async def openapi(self, _: Asked) -> web.Response:
+        return json_response(200, openapi(ROUTES))
+
+
+PROCESS_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/metrics.json", "/api/v1/broker")
+"""Served beside these by every process (process/http/server.py)."""
+
+
+def openapi(routes: Iterable[HttpRoute]) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of a table of routes."""
+    routes = tuple(routes)
+    types: list[Any] = [ErrorAnswer, ProducedPartition, FailedPartition, ConsumedPartition, UnreadPartition]
+    for route in routes:
+        types += [one for one in (route.body, route.answer) if one is not None]
+    schemas, components = msgspec.json.schema_components(types, ref_template=SCHEMAS)
+    schema_of = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        operation: dict[str, Any] = {
+            "operationId": route.name,
+            "summary": route.summary,
+            "responses": _responses(route, schema_of[id(route.answer)], schema_of[id(ErrorAnswer)]),
+        }
+        parameters = [_parameter(name, "path", "string", "its name") for name in _PARAMETER.findall(route.path)]
+        parameters += [_parameter(name, "query", kind, text) for name, kind, text in route.query]
+        if parameters:
+            operation["parameters"] = parameters
+        if route.body is not None:
+            content = {kind: {"schema": schema_of[id(route.body)]} for kind in route.content_types}
+            operation["requestBody"] = {"required": True, "content": content}
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
+    info = {"title": "Forebay", "version": forebay_version(), "description": "The log by HTTP: docs/http.md says the rest."}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
+
+
+def _parameter(name: str, place: str, kind: str, text: str) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": place == "path", "description": text, "schema": {"type": kind}}
+
+
+def _responses(route: HttpRoute, answer: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
+    good = {"description": "it was done", "content": {JSON: {"schema": answer}}}
+    bad = {"description": "it was not done, and why", "content": {JSON: {"schema": error}}}
+    statuses = {400, 403, 421, 503} | set(route.errors) | ({415} if route.content_types else set())
+    responses: dict[str, Any] = {"200": good} | {str(status): bad for status in sorted(statuses)}
+    if route.answer in (ProduceAnswer, ConsumeAnswer):
+        responses["409"] = {"description": "at least one partition failed: its result says why", "content": {JSON: {"schema": answer}}}
+    return responses
