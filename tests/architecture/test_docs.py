@@ -99,6 +99,7 @@ def test_the_parts_outside_the_marks_are_left_alone() -> None:
 
 TRANSCRIPTS = {
     "docs/cli.md": "tests/integration/test_cli_page.py",
+    "docs/http.md": "tests/unit/broker/http/test_page.py",
     "docs/formats/README.md": "tests/unit/forebay/commands/debug/test_format_examples.py",
     "docs/operations.md": "tests/integration/test_doctor.py",
     "docs/troubleshooting.md": "tests/integration/test_troubleshooting.py",

@@ -3,24 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.http.records import (
-    AnyRecord,
-    JsonRecord,
-    SequencedBy,
-    WantedRecords,
-    Written,
-    batch_bytes,
-    codec_number,
-    cut,
-    read_in_steps,
-    write_batch,
-    write_in_steps,
-)
+from broker.http.records import AnyRecord, JsonRecord, WantedRecords, cut, read_in_steps
 from storage.record_reading import read_records
 from storage.recordbatch import parse_header, verify
-from storage.records import compress_records, decompress_records
+from storage.records import decompress_records
+from tests.kit.http_batches import NOW_MS, batch_of
 
-NOW_MS = 1_760_000_000_000
 TEXT = st.text(st.characters(codec="utf-8"), max_size=300)
 RECORDS = st.one_of(
     TEXT,
@@ -32,24 +20,6 @@ RECORDS = st.one_of(
         timestamp=st.none() | st.integers(0, 2**42),
     ),
 )
-
-
-def _written(records: list[AnyRecord]) -> Written:
-    steps = write_in_steps(records, now_ms=NOW_MS)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            written: Written = end.value
-            return written
-
-
-def batch_of(records: list[AnyRecord], codec: str) -> bytearray:
-    written = _written(records)
-    packed = compress_records(written.body, codec_number(codec))
-    batch = bytearray(batch_bytes(packed))
-    write_batch(memoryview(batch), written, packed, codec, SequencedBy(7, 1, 5))
-    return batch
 
 
 @given(st.lists(RECORDS, min_size=1, max_size=40), st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]), st.integers(0, 50))

@@ -2,13 +2,13 @@ import pytest
 
 from broker.http.records import READ_HEADERS_MAX, JsonRecord, TooManyHeaders, WantedRecords, cut, read_in_steps
 from storage.errors import Corrupt
+from tests.kit.http_batches import batch_of
 from tests.kit.record_batches import batch_of_records, record_batch
-from tests.property.test_http_records import batch_of
 
 
 def test_a_record_of_very_many_headers_is_left_to_kafka_clients() -> None:
     for count in (READ_HEADERS_MAX, READ_HEADERS_MAX + 1):
-        (batch,) = cut(memoryview(batch_of([JsonRecord(value="v", headers=[("h", None)] * count)], "none")))
+        (batch,) = cut(memoryview(batch_of([JsonRecord(value="v", headers=[("h", None)] * count)])))
         reading = read_in_steps(batch.header, bytes(batch.body), WantedRecords(0, bytes_left=2**30, records_left=9))
         if count == READ_HEADERS_MAX:
             assert len(next(reading)[0].headers) == count
