@@ -37,7 +37,7 @@ async def fsck(
     floors: Sequence[Floor] = (),
     is_over: bool = True,
 ) -> tuple[Log, list[str]]:
-    """The log as the stores have it, and what is wrong with it. Unless it `is_over`, a compaction may be under way."""
+    """The log as the stores have it, and what is wrong with it. Unless it `is_over`, a compaction or a merge may be under way."""
     wrong: list[str] = []
     entries: dict[int, Entry] = {}
     found: list[Entry] = []
@@ -95,6 +95,7 @@ async def fsck(
     undone = [one for one in await metadata.get_many([partition_keys.compaction, partition_keys.compactor_claim]) if one is not None]
     if is_over:
         wrong += [f"fsck: a compaction was left undone: {partition} {record.value!r}" for record in undone]
+        wrong += [f"fsck: a merge was left undone: {partition} {merged}" for merged in (control.rewritten,) if merged is not None]
     return Log(place, partition.topic_id, batches, begin), wrong
 
 
@@ -127,8 +128,6 @@ async def _segments(metadata: MemoryMetadataStore, keys: PartitionKeys, control:
     found: list[SegmentEntry] = []
     wrong = []
     merged = control.rewritten
-    if merged is not None:
-        wrong.append(f"a merge was left undone: {merged}")
     async for record in metadata.range_scan(keys.segment(0), f"{keys.segments_prefix}~"):
         segment = decode_segment(record.value, path=record.path)
         end = int(record.path.removeprefix(keys.segments_prefix))
