@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
@@ -12,7 +12,7 @@ from broker.handlers.log.list_offsets import SEARCH_PATIENCE_S
 from broker.handling.errors import error_code_of
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
 from broker.http.errors import invalid, is_retriable, text_of, type_of
-from broker.http.guard import ANSWER_TAKEN_WITHIN_S, JSON, Asked, HttpLimits, HttpTaker, one_of_each
+from broker.http.guard import ANSWER_TAKEN_WITHIN_S, JSON, NDJSON, Asked, HttpLimits, HttpTaker, one_of_each
 from broker.http.parts import HttpParts
 from broker.http.produce import RECORDS, Count
 from broker.http.records import ReadRecord, TooManyHeaders, WantedRecords, cut, read_in_steps
@@ -50,13 +50,18 @@ class PartitionToConsume(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class ConsumeDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bytes are counted decompressed. One record comes always, however large it is."""
+    """Bytes are counted decompressed. One record comes always, however large it is.
+
+    Without `max_records` an answer has RECORDS_DEFAULT at most, and a stream any number. `until`: a stream ends where the log ended when
+    it began.
+    """
 
     topic_partitions: Annotated[list[PartitionToConsume], msgspec.Meta(min_length=1)]
     max_wait_ms: Millis = MAX_WAIT_DEFAULT_MS
     min_bytes: Bytes = 1
     max_bytes: Bytes = BYTES_DEFAULT
-    max_records: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = RECORDS_DEFAULT
+    max_records: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] | None = None
+    until: Literal["end"] | None = None
     isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
 
 
@@ -202,15 +207,25 @@ class HttpReading:
             return await self._blocking.run(lambda: bytes(decompress_records(body, codec)))
 
 
+class StreamsRecords(Protocol):
+    async def consume(self, asked: Asked, document: ConsumeDocument) -> web.StreamResponse:
+        """Answer with a line a record."""
+        ...
+
+
 class ConsumeByHttp:
-    def __init__(self, reading: HttpReading, limits: HttpLimits) -> None:
+    def __init__(self, reading: HttpReading, limits: HttpLimits, streams: "StreamsRecords") -> None:
+        self._streams = streams
         self._reading = reading
         self._parts = reading.parts
         self._limits = limits
 
     async def consume(self, asked: Asked) -> web.StreamResponse:
+        is_stream = NDJSON in asked.http.headers.get("Accept", "")
         async with asked.document(_decoder) as (document, _):
-            check_document(document, self._limits)
+            check_document(document, self._limits, is_stream=is_stream)
+        if is_stream:
+            return await self._streams.consume(asked, document)
         places = {TopicPartition(one.topic, one.partition): one.fetch_offset for one in document.topic_partitions}
         found = await self._reading.places(places)
         wanted = [
@@ -222,21 +237,22 @@ class ConsumeByHttp:
         try:
             fetched = await self._fetch(wanted, document, room, is_refused=len(wanted) < len(places))
             good, pieces = 0, [b'{"results":[']
-            bytes_left, records_left = document.max_bytes, document.max_records
+            bytes_left, records_max = document.max_bytes, document.max_records or RECORDS_DEFAULT
+            records_left = records_max
             for place, one in enumerate(document.topic_partitions):
                 named = TopicPartition(one.topic, one.partition)
                 offset = found[named]
                 if place:
                     pieces.append(b",")
                 if isinstance(offset, ErrorCode):
-                    pieces.append(msgspec.json.encode(_unread(one.topic, one.partition, offset)))
+                    pieces.append(msgspec.json.encode(unread(one.topic, one.partition, offset)))
                     continue
                 partition = fetched[named]
                 if partition.error_code:
-                    pieces.append(msgspec.json.encode(_unread_of(partition)))
+                    pieces.append(msgspec.json.encode(unread_of(partition)))
                     continue
                 room_bytes = min(bytes_left, one.partition_max_bytes)
-                least = 1 if records_left == document.max_records else 0  # the answer as a whole has one
+                least = 1 if records_left == records_max else 0  # the answer as a whole has one
                 limit = WantedRecords(offset, bytes_left=room_bytes, records_left=records_left, least=least)
                 read = await self._reading.read(partition, limit)
                 bytes_left -= room_bytes - limit.bytes_left
@@ -286,7 +302,7 @@ def written(read: ReadPartition) -> list[bytes]:
     """A partition's result in JSON."""
     partition = read.partition
     if read.error is not None:
-        return [msgspec.json.encode(_unread(partition.topic, partition.partition, error_code_of(read.error), str(read.error)))]
+        return [msgspec.json.encode(unread(partition.topic, partition.partition, error_code_of(read.error), str(read.error)))]
     before = ConsumedPartition(
         topic=partition.topic,
         partition=partition.partition,
@@ -302,16 +318,16 @@ def written(read: ReadPartition) -> list[bytes]:
     return [head, _NO_RECORDS[:-1], b",".join(read.records), _NO_RECORDS[-1:], tail]
 
 
-def _unread_of(partition: FetchedPartition) -> UnreadPartition:
-    unread = _unread(partition.topic, partition.partition, ErrorCode(partition.error_code))
+def unread_of(partition: FetchedPartition) -> UnreadPartition:
+    found = unread(partition.topic, partition.partition, ErrorCode(partition.error_code))
     if partition.error_code == ErrorCode.offset_out_of_range:
         start, end = partition.log_start_offset, partition.high_watermark
         text = f"the log begins at {start} and ends before {end}"
-        return msgspec.structs.replace(unread, error=text, log_start_offset=start, high_watermark=end)
-    return unread
+        return msgspec.structs.replace(found, error=text, log_start_offset=start, high_watermark=end)
+    return found
 
 
-def _unread(topic: str, partition: int, code: ErrorCode, message: str | None = None) -> UnreadPartition:
+def unread(topic: str, partition: int, code: ErrorCode, message: str | None = None) -> UnreadPartition:
     return UnreadPartition(
         topic=topic,
         partition=partition,
@@ -323,11 +339,15 @@ def _unread(topic: str, partition: int, code: ErrorCode, message: str | None = N
     )
 
 
-def check_document(document: ConsumeDocument, limits: HttpLimits) -> None:
+def check_document(document: ConsumeDocument, limits: HttpLimits, *, is_stream: bool) -> None:
     """Raise `HttpError` for what the types do not rule out."""
     partitions = document.topic_partitions
     if len(partitions) > limits.partitions_max:
         raise invalid(f"topic_partitions: {len(partitions)} of them, at most {limits.partitions_max} are read at a time")
+    if document.max_records is not None and document.max_records > limits.records_max and not is_stream:
+        raise invalid(f"max_records: at most {limits.records_max} come in one answer: ask for a stream with Accept: {NDJSON}")
+    if document.until is not None and not is_stream:
+        raise invalid(f"until: is for streams: ask for one with Accept: {NDJSON}")
     seen: set[tuple[str, int]] = set()
     for place, one in enumerate(partitions):
         if (one.topic, one.partition) in seen:

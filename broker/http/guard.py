@@ -42,6 +42,7 @@ SCHEMAS: Final = "#/components/schemas/{name}"
 BODY_WITHIN_S: Final = 30.0
 ROOM_WITHIN_S: Final = 2.0
 ANSWER_TAKEN_WITHIN_S: Final = 60.0
+LEFT_LOOK_S: Final = 1.0
 FIRST_ROOM_BYTES: Final = 64 * KIB
 """For a body that does not say how long it is."""
 TOKENS_MAX: Final = 1_000_000
@@ -74,6 +75,8 @@ class HttpLimits:
     allow_writes: bool = False
     body_bytes_max: int = 16 * MIB
     hosts: tuple[str, ...] = ()
+    idle_timeout_s: float = 600.0
+    streams_max: int = 224
     partitions_max: int = 1_000
     records_max: int = 100_000
     body_within_s: float = BODY_WITHIN_S
@@ -94,6 +97,11 @@ class Asked:
     @property
     def content_type(self) -> str:
         return self.http.content_type
+
+    async def left(self) -> None:
+        """Return some time after the client has closed its connection. aiohttp tells of it only who writes."""
+        while (transport := self.http.transport) is not None and not transport.is_closing():  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(LEFT_LOOK_S)
 
     @contextlib.asynccontextmanager
     async def document(self, decoder: "msgspec.json.Decoder[T]") -> AsyncIterator[tuple[T, "ReceivedBody"]]:
@@ -136,6 +144,15 @@ class ReceivedBody:
         if transport is not None:
             transport.abort()
 
+    async def hold(self, size_bytes: int) -> None:
+        """Count as much that was received elsewhere. Raise `HttpError` if there is no room for it."""
+        await self._begin(size_bytes)
+        self.arrived_bytes = size_bytes
+        self._note_arrived()
+        self._frame = None
+        self._beside_bytes += size_bytes
+        self.address.change(size_bytes)
+
     async def read(self) -> None:
         """All of it. Raise `HttpError`: too large, too slow, or no room for it."""
         length, bytes_max = self._asked.http.content_length, self._limits.body_bytes_max
@@ -148,6 +165,9 @@ class ReceivedBody:
         except TimeoutError:
             text = f"the body did not arrive within {within_s:.0f} s: {self.arrived_bytes} bytes came"
             raise HttpError(408, "RequestTimeout", text) from None
+        self._note_arrived()
+
+    def _note_arrived(self) -> None:
         self._end()
         self._beside_bytes = int((MEMORY_FACTOR - 1) * self.arrived_bytes)
         self.address.change(self._beside_bytes)
@@ -225,6 +245,16 @@ def _decoded(decoder: "msgspec.json.Decoder[T]", body: ReceivedBody) -> T:
         raise invalid(f"not JSON: {error}") from None
     except RecursionError:
         raise invalid("not JSON that can be read: it is nested too deeply") from None
+
+
+def decoded_line(decoder: "msgspec.json.Decoder[T]", line: bytes, number: int) -> T:
+    """A line of a stream. Raise `HttpError`, which says its number."""
+    try:
+        return decoder.decode(line)
+    except msgspec.ValidationError as error:
+        raise invalid(f"line {number}: {_said(str(error))}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(f"line {number}: not JSON: {error}") from None
 
 
 def _weight(view: memoryview) -> int:

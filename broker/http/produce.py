@@ -5,18 +5,20 @@ records again, to any broker; what is there already is not written again, and th
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
 from kio.schema.errors import ErrorCode
 
+from broker.handlers.log.wide_produce import BegunProduce
 from broker.handling.administration import By
 from broker.handling.auto_creation import create_missing
 from broker.handling.errors import error_code_of
 from broker.http.errors import invalid, is_retriable, text_of, type_of
-from broker.http.guard import Asked, HttpLimits, ReceivedBody, json_response, one_of_each
+from broker.http.guard import NDJSON, Asked, HttpLimits, ReceivedBody, json_response, one_of_each
 from broker.http.parts import HttpParts
 from broker.http.records import (
     NO_SENDER,
@@ -132,9 +134,18 @@ class PostedBatches:
 _decoder: Final = msgspec.json.Decoder(ProduceDocument)
 
 
+class StreamsBatches(Protocol):
+    async def produce(self, asked: Asked, produce: "ProduceByHttp") -> web.StreamResponse:
+        """Append the records of a stream of lines."""
+        ...
+
+
 class ProduceByHttp:
-    def __init__(self, parts: HttpParts, limits: HttpLimits, *, blocking: Blocking, expires_after_ms: int) -> None:
+    def __init__(
+        self, parts: HttpParts, limits: HttpLimits, streams: "StreamsBatches", *, blocking: Blocking, expires_after_ms: int
+    ) -> None:
         """`blocking` compresses, and stays the caller's."""
+        self._streams = streams
         self._parts = parts
         self._limits = limits
         self._blocking = blocking
@@ -145,7 +156,9 @@ class ProduceByHttp:
     async def new_producer(self, _: Asked) -> web.Response:
         return json_response(200, NewProducer(await self._parts.parts.producer_ids.next(), 0, self._expires_after_ms))
 
-    async def produce(self, asked: Asked) -> web.Response:
+    async def produce(self, asked: Asked) -> web.StreamResponse:
+        if asked.content_type == NDJSON:
+            return await self._streams.produce(asked, self)
         async with asked.document(_decoder) as (document, body):
             check_document(document, self._limits)
             by = By(asked.client_host, None, LISTENER)
@@ -154,6 +167,10 @@ class ProduceByHttp:
 
     async def append(self, document: ProduceDocument, body: ReceivedBody, by: By) -> list[ProduceResult]:
         """Append what `check_document` has passed. One result a partition, in their order."""
+        return await (await self.begin(document, body, by, source=PostedBatches())).results(self)
+
+    async def begin(self, document: ProduceDocument, body: ReceivedBody, by: By, *, source: object) -> "BegunDocument":
+        """As `append`. Return when all of it is in line for the log: what `source` begins afterwards comes behind it."""
         failed = await self._create(sorted({one.topic for one in document.topic_partitions}), by)
         asked = [
             PartitionRecords(one.topic, one.partition, await self._batch(one, document, body))
@@ -161,15 +178,13 @@ class ProduceByHttp:
             if one.topic not in failed
         ]
         request = ProduceRequest(None, ACKS_ALL, document.timeout_ms, asked)
+        deadline_s = asyncio.get_running_loop().time() + document.timeout_ms / 1_000
         try:
-            async with asyncio.timeout(document.timeout_ms / 1_000):
-                produced = await self._parts.produce.handle(request, version=PRODUCE_VERSION, source=PostedBatches())
+            async with asyncio.timeout_at(deadline_s):
+                begun: BegunProduce | None = await self._parts.produce.begin(request, version=PRODUCE_VERSION, source=source)
         except TimeoutError:
-            text = f"no answer within timeout_ms={document.timeout_ms}"
-            code = ErrorCode.request_timed_out
-            produced = [PartitionResult(named.topic, named.partition, code, error_message=text) for named in asked]
-        remaining = iter(produced)
-        return [self._result(one, document, failed.get(one.topic) or next(remaining)) for one in document.topic_partitions]
+            begun = None
+        return BegunDocument(document, failed, begun, deadline_s)
 
     async def _create(self, names: Sequence[str], by: By) -> Mapping[str, ErrorCode]:
         """Create topics that are not there, as Metadata would. Why some are not, by name."""
@@ -211,7 +226,7 @@ class ProduceByHttp:
         write_batch(batch, written, packed, codec, sender)
         return batch
 
-    def _result(self, one: PartitionToProduce, document: ProduceDocument, result: PartitionResult | ErrorCode) -> ProduceResult:
+    def result(self, one: PartitionToProduce, document: ProduceDocument, result: PartitionResult | ErrorCode) -> ProduceResult:
         count, is_sequenced = len(one.records), document.producer is not None
         if isinstance(result, ErrorCode):
             result = PartitionResult(one.topic, one.partition, result)
@@ -231,6 +246,33 @@ class ProduceByHttp:
             duplicate=result.is_duplicate,
             next_sequence=None if one.sequence is None else next_sequence(one.sequence, count),
         )
+
+
+class BegunDocument(NamedTuple):
+    """A document whose batches are in line for the log. `failed`: why some topics are not there, by name."""
+
+    document: ProduceDocument
+    failed: Mapping[str, ErrorCode]
+    begun: BegunProduce | None
+    deadline_s: float
+
+    async def results(self, produce: ProduceByHttp) -> list[ProduceResult]:
+        """One a partition, in their order. For one caller."""
+        document, failed = self.document, self.failed
+        produced: list[PartitionResult] | None = None
+        if self.begun is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self.deadline_s):
+                    produced = await self.begun.results()
+        if produced is None:
+            text = f"no answer within timeout_ms={document.timeout_ms}"
+            code = ErrorCode.request_timed_out
+            partitions = document.topic_partitions
+            produced = [
+                PartitionResult(one.topic, one.partition, code, error_message=text) for one in partitions if one.topic not in failed
+            ]
+        remaining = iter(produced)
+        return [produce.result(one, document, failed.get(one.topic) or next(remaining)) for one in document.topic_partitions]
 
 
 def check_document(document: ProduceDocument, limits: HttpLimits) -> None:

@@ -10,9 +10,11 @@ from aiohttp import web
 
 from broker.http.admin import BrokersTold, ClusterTold, GroupInFull, GroupsTold, HttpAdministration, SettingsTold, TopicInFull, TopicsTold
 from broker.http.consume import ConsumeAnswer, ConsumeByHttp, ConsumeDocument, ConsumedPartition, HttpReading, UnreadPartition
-from broker.http.guard import JSON, SCHEMAS, Access, Asked, Guard, HttpLimits, RouteHandler, json_response
+from broker.http.guard import JSON, NDJSON, SCHEMAS, Access, Asked, Guard, HttpLimits, RouteHandler, json_response
 from broker.http.parts import HttpParts
 from broker.http.produce import FailedPartition, NewProducer, ProduceAnswer, ProduceByHttp, ProduceDocument, ProducedPartition
+from broker.http.streams import SSE, HttpStreams, LineRecord, RecordOfLine
+from process.accepting import HTTP_CONNECTIONS_MAX
 from process.settings.keys import SETTINGS
 from process.settings.listeners import is_loopback
 from process.settings.model import Settings
@@ -65,6 +67,9 @@ class HttpRoute:
     content_types: tuple[str, ...] = ()
     query: Sequence[tuple[str, str, str]] = ()
     errors: tuple[int, ...] = ()
+    line: Any = None
+    """A line of a stream, as a body and as an answer."""
+    answer_type: str = JSON
 
 
 ROUTES: Final = (
@@ -79,8 +84,9 @@ ROUTES: Final = (
         "append records: one batch a partition, all of it or nothing",
         ProduceAnswer,
         ProduceDocument,
-        (JSON,),
-        errors=(408, 409, 413),
+        (JSON, NDJSON),
+        errors=(408, 409, 413, 429),
+        line=LineRecord,
     ),
     HttpRoute("POST", "/producers", Access.WRITE, "new_producer", "an id for a producer that counts its records", NewProducer),
     HttpRoute(
@@ -92,7 +98,21 @@ ROUTES: Final = (
         ConsumeAnswer,
         ConsumeDocument,
         (JSON,),
-        errors=(408, 409, 413),
+        errors=(408, 409, 413, 429),
+    ),
+    HttpRoute(
+        "GET",
+        "/tail/{topic}",
+        Access.READ,
+        "tail",
+        "records as Server-Sent Events, as they come",
+        RecordOfLine,
+        query=(
+            ("partition", "integer", "one of them, may be named several times; all"),
+            ("from", "string", "start, end, an offset, or @ and milliseconds; end"),
+        ),
+        errors=(404, 429),
+        answer_type=SSE,
     ),
     HttpRoute("GET", "/api/v1/cluster", Access.READ, "cluster", "the cluster, and the brokers that live", ClusterTold),
     HttpRoute("GET", "/api/v1/brokers", Access.READ, "brokers", "brokers and their addresses", BrokersTold),
@@ -112,7 +132,8 @@ def routes_of(
     guard = Guard(parts, limits)
     reading = HttpReading(parts, blocking=blocking)
     expires_after_ms = int(settings.kafka.producer_id_expiration.total_seconds() * _MS_PER_S)
-    produce = ProduceByHttp(parts, limits, blocking=blocking, expires_after_ms=expires_after_ms)
+    streams = HttpStreams(parts, limits, reading)
+    produce = ProduceByHttp(parts, limits, streams, blocking=blocking, expires_after_ms=expires_after_ms)
     administration = HttpAdministration(parts, settings={key: without_secrets(one.show(settings)) for key, one in SETTINGS.items()})
     about = _About(parts, limits, is_ready)
     handlers: dict[str, RouteHandler] = {
@@ -121,7 +142,8 @@ def routes_of(
         "openapi": about.openapi,
         "produce": produce.produce,
         "new_producer": produce.new_producer,
-        "consume": ConsumeByHttp(reading, limits).consume,
+        "consume": ConsumeByHttp(reading, limits, streams).consume,
+        "tail": streams.tail,
         "cluster": administration.cluster,
         "brokers": administration.brokers,
         "topics": administration.topics,
@@ -147,6 +169,8 @@ def limits_of(settings: Settings) -> HttpLimits:
         allow_writes=http.allow_writes,
         body_bytes_max=http.max_body_bytes,
         hosts=http.hosts,
+        idle_timeout_s=settings.kafka.idle_timeout.total_seconds(),
+        streams_max=http.max_connections - HTTP_CONNECTIONS_MAX,
     )
 
 
@@ -183,7 +207,7 @@ def openapi(routes: Iterable[HttpRoute]) -> dict[str, Any]:
     routes = tuple(routes)
     types: list[Any] = [ErrorAnswer, ProducedPartition, FailedPartition, ConsumedPartition, UnreadPartition]
     for route in routes:
-        types += [one for one in (route.body, route.answer) if one is not None]
+        types += [one for one in (route.body, route.answer, route.line) if one is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=SCHEMAS)
     schema_of = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
@@ -198,7 +222,7 @@ def openapi(routes: Iterable[HttpRoute]) -> dict[str, Any]:
         if parameters:
             operation["parameters"] = parameters
         if route.body is not None:
-            content = {kind: {"schema": schema_of[id(route.body)]} for kind in route.content_types}
+            content = {kind: {"schema": schema_of[id(route.line if kind == NDJSON else route.body)]} for kind in route.content_types}
             operation["requestBody"] = {"required": True, "content": content}
         paths.setdefault(route.path, {})[route.method.lower()] = operation
     info = {"title": "Forebay", "version": forebay_version(), "description": "The log by HTTP: docs/http.md says the rest."}
@@ -210,7 +234,7 @@ def _parameter(name: str, place: str, kind: str, text: str) -> dict[str, Any]:
 
 
 def _responses(route: HttpRoute, answer: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
-    good = {"description": "it was done", "content": {JSON: {"schema": answer}}}
+    good = {"description": "it was done", "content": {route.answer_type: {"schema": answer}}}
     bad = {"description": "it was not done, and why", "content": {JSON: {"schema": error}}}
     statuses = {400, 403, 421, 503} | set(route.errors) | ({415} if route.content_types else set())
     responses: dict[str, Any] = {"200": good} | {str(status): bad for status in sorted(statuses)}

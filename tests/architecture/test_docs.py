@@ -13,6 +13,7 @@ from tests.architecture.trees import nodes_of, tree_of
 ROOT = Path(__file__).parents[2]
 
 COUNTS_OF_THINGS = {
+    "forebay_http_streams",
     "forebay_produce_batches",
     "forebay_connections",
     "forebay_connections_max",

@@ -7,6 +7,7 @@ batches, and go into the log like requests of their own.
 import asyncio
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -43,6 +44,10 @@ class WideProduce:
 
     async def handle(self, request: ProduceRequest, *, version: int, source: object) -> list[PartitionResult]:
         """One result per partition, in order. Cancelled: what was begun goes on, and nobody hears of it."""
+        return await (await self.begin(request, version=version, source=source)).results()
+
+    async def begin(self, request: ProduceRequest, *, version: int, source: object) -> "BegunProduce":
+        """Return when all of it is in line for the log: what its source begins afterwards comes behind it."""
         topics, unread = await self._look_up(request)
         partitions = request.partitions
         slices = [partitions[begin : begin + PARTITIONS_PER_STEP] for begin in range(0, len(partitions), PARTITIONS_PER_STEP)]
@@ -54,12 +59,8 @@ class WideProduce:
                     answered.append(self._begin(request, part, topics, unread, version=version, source=source))
                     await asyncio.sleep(0)
         except TimeoutError:
-            pass  # the slices that are left are answered below
-        results: list[PartitionResult] = []
-        for number, part in enumerate(slices):
-            results += await answered[number] if number < len(answered) else [_late(named) for named in part]
-            await asyncio.sleep(0)
-        return results
+            pass  # the slices that are left are answered as late ones
+        return BegunProduce(slices, answered)
 
     def _begin(
         self,
@@ -95,6 +96,21 @@ class WideProduce:
             await turns.spent()
         topics, unread = await self._produce.lookup_topics(highest)
         return topics, unread or NOTHING_UNREAD
+
+
+class BegunProduce(NamedTuple):
+    """A request whose first slices were begun, as many as there are in `answered`."""
+
+    slices: list[list[PartitionRecords]]
+    answered: list[asyncio.Future[list[PartitionResult]]]
+
+    async def results(self) -> list[PartitionResult]:
+        """One per partition, in order. For one caller."""
+        results: list[PartitionResult] = []
+        for number, part in enumerate(self.slices):
+            results += await self.answered[number] if number < len(self.answered) else [_late(named) for named in part]
+            await asyncio.sleep(0)
+        return results
 
 
 async def refuse_all(request: ProduceRequest, code: ErrorCode, message: str) -> list[PartitionResult]:
