@@ -1,4 +1,4 @@
-"""A collector of segments that knows the stores as they are: what nothing names is revoked, looked for once more, and deleted.
+"""A collector of segments that knows the stores as they are: what nothing names is revoked, counted, looked for once more, and deleted.
 
 It does in order what docs/design/upkeep.md asks of a collector, and nothing goes wrong for it; what compactors do wrong shows by it.
 """
@@ -9,7 +9,10 @@ from typing import Final
 
 import msgspec
 
+from runtime.ids import IdSource
 from sim.broker import Ground
+from sim.loop import VirtualClock
+from storage.catalog.collections import Deletions
 from storage.formats.control import Control, SegmentEntry, decode_control, decode_segment, encode
 from storage.formats.segment import parse_segment_key, segment_key
 from storage.metadata.keys import PartitionKeys
@@ -20,9 +23,13 @@ GRACE_S: Final = (0.0, 3.0)
 
 
 class SegmentCollector:
-    def __init__(self, ground: Ground, chance: random.Random) -> None:
+    def __init__(self, ground: Ground, chance: random.Random, *, name: str) -> None:
+        """`name`: nobody else has it in this world."""
         self._ground = ground
         self._chance = chance
+        clock, entropy = VirtualClock(asyncio.get_running_loop()), random.Random(name).randbytes
+        ids = IdSource(clock=clock, entropy=entropy)
+        self._deletions = Deletions(ground.metadata, ground.objects, ids=ids, clock=clock, entropy=entropy)
 
     async def run(self, partition: PartitionId) -> None:
         keys = PartitionKeys(partition)
@@ -40,6 +47,7 @@ class SegmentCollector:
                 return
         self._ground.history.trace("garbage", "revoked", chosen)
         await asyncio.sleep(self._chance.uniform(*GRACE_S))
+        await self._deletions.count()
         if chosen in await self._unnamed(partition):
             self._ground.history.trace("garbage", "deleted", chosen)
             await self._ground.objects.delete_many([chosen])

@@ -41,7 +41,7 @@ class SimMerger:
         self._chance = chance
         self._metadata = metadata
         self._objects = objects
-        self._collector = SegmentCollector(ground, chance)
+        self._collector = SegmentCollector(ground, chance, name=name)
         self._policy = chance.choice(POLICIES)
 
     async def work(self, clock: VirtualClock) -> None:
