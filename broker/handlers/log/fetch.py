@@ -159,33 +159,22 @@ class Fetch:
     async def _gather(
         self, targets: Sequence[Target], request: FetchRequest, began_s: float, room: Room | None, client: Fetcher | None
     ) -> Sequence[Wanted]:
-        """Read for those without an answer, and return them. Without room there are no records."""
+        """Read for those without an answer, and return them. Without room there are no records, and where some were refused the others wait
+        for none.
+        """
         wanted = _left(targets)
-        await self._read(wanted, request, began_s, room, client, is_refused=len(wanted) < len(targets))
-        return wanted
-
-    async def _read(
-        self,
-        wanted: Sequence[Wanted],
-        request: FetchRequest,
-        began_s: float,
-        room: Room | None,
-        client: Fetcher | None,
-        *,
-        is_refused: bool,
-    ) -> None:
-        """`is_refused`: some partitions have been refused, so the others wait for no records."""
         may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX and not self._partitions.is_crowded
         is_wide = len(wanted) > PARTITIONS_PER_STEP
         wait = self._waiters.wait([one.log for one in wanted])
         bytes_max = min(max(request.max_bytes, 0), FETCH_RESPONSE_BYTES_MAX)
         deadline_s = began_s + (min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX) if may_wait else 0.0)
+        now_s = self._clock.monotonic_s()  # much later than it began, if its topics had to be read
         gathering = Gathering(
             wanted,
-            bytes_max=bytes_max if room is None else _room_at_once(room, wanted, bytes_max, self._clock.monotonic_s()),
+            bytes_max=bytes_max if room is None else _room_at_once(room, wanted, bytes_max, now_s),
             # A client that wants more than it takes would wait in vain.
             bytes_min=min(request.min_bytes, request.max_bytes),
-            is_refused=is_refused,
+            is_refused=len(wanted) < len(targets),
             began_s=began_s,
             deadline_s=deadline_s,
             reader=self._reader,
@@ -193,17 +182,16 @@ class Fetch:
             wake=wait.wake,
         )
         try:
-            # Much later than it began, if its topics had to be read.
             if is_wide:
-                await in_turns(gathering.look_in_steps(self._clock.monotonic_s()))
+                await in_turns(gathering.look_in_steps(now_s))
             else:
-                gathering.look(self._clock.monotonic_s())
+                gathering.look(now_s)
             if not gathering.is_open and not await self._find_room(gathering, room, bytes_max, deadline_s, is_wide=is_wide):
-                return
+                return wanted
             if gathering.may_leave():
                 if is_wide:
                     await in_turns(gathering.fail_in_steps())
-                return
+                return wanted
             with contextlib.ExitStack() as waiting:
                 if client is not None:
                     waiting.callback(client.when_followed, None)
@@ -223,14 +211,15 @@ class Fetch:
                             # What moved before it was waited for has woken nobody.
                             await self._look(gathering, is_wide=True)
                             if not await self._find_room(gathering, room, bytes_max, deadline_s, is_wide=True):
-                                return
+                                return wanted
                             continue
                     await wait.moved(gathering.left_s())
                     await self._look(gathering, is_wide=is_wide)
                     if not await self._find_room(gathering, room, bytes_max, deadline_s, is_wide=is_wide):
-                        return
+                        return wanted
             if is_wide:
                 await in_turns(gathering.fail_in_steps())
+            return wanted
         finally:
             gathering.close()
 
@@ -392,6 +381,7 @@ def _room_at_once(room: Room, wanted: Iterable[Wanted], bytes_max: int, now_s: f
     """Bytes that the first look may take; None if it is not known yet whether there are records, or if readers wait for room."""
     for one in wanted:
         if not needs_refresh(one.log, one.offset, now_s):
+            one.is_asked = True  # the first look need not find that out once more
             granted_bytes = room.to_read_now(bytes_max)
             return min(bytes_max, granted_bytes) if granted_bytes else None
     return None
