@@ -58,7 +58,7 @@ UNREAD_FINISH_S: Final = 60.0
 UNREAD: Final = "it takes its replies too slowly, or none, while others wait for the memory"
 
 assert LARGE_REPLY_BYTES < 1 * MIB
-assert TASTE_BYTES < GRANT_BYTES_MIN
+assert READ_FACTOR * TASTE_BYTES < GRANT_BYTES_MIN
 
 
 class Taker(Protocol):
@@ -153,8 +153,11 @@ class Responses(Account):
         return left_bytes
 
     def grant_now(self, wanted_bytes: int, least_bytes: int, account: Account) -> int | None:
-        """At least `least_bytes`, or 0 for one who may go on beyond the budget. None: it has to wait, or others that hold no more do."""
-        if self._line:
+        """At least `least_bytes`, or 0 for one who may go on beyond the budget. None: it has to wait, or others that hold no more do.
+
+        `least_bytes` is no more than `wanted_bytes`.
+        """
+        if self.is_watched and self._line:  # it is watched from before the first waits
             self._line.look_again()
             first = self._line.first()
             if first is not None and first.address.held_bytes <= account.held_bytes + least_bytes:
@@ -164,7 +167,9 @@ class Responses(Account):
     def _grant(self, wanted_bytes: int, least_bytes: int, account: Account) -> int | None:
         left_bytes = self.left_bytes(account)
         if left_bytes >= least_bytes:
-            granted_bytes = max(least_bytes, min(wanted_bytes, left_bytes // GRANT_SHARE_MAX))
+            granted_bytes = wanted_bytes
+            if wanted_bytes * GRANT_SHARE_MAX > left_bytes:
+                granted_bytes = max(least_bytes, left_bytes // GRANT_SHARE_MAX)
             account.change(granted_bytes)
             return granted_bytes
         if self._has_beyond or least_bytes * (ADDRESS_SHARE + 1) <= self._bytes_max * ADDRESS_SHARE:
@@ -338,20 +343,18 @@ class _Dropped(Account):
 class Room:
     """What one reply holds of the budget, until `give_back`."""
 
-    __slots__ = ("_account", "_held_bytes", "_is_beyond", "_is_tasting", "_responses", "_tasted_bytes")
+    __slots__ = ("_account", "_has_tasted", "_held_bytes", "_is_beyond", "_least_bytes", "_responses", "is_tasting")
 
     def __init__(self, responses: Responses, account: Account | None = None) -> None:
         self._responses = responses
         self._account = responses if account is None else account
         self._held_bytes = 0
         self._is_beyond = False
-        self._is_tasting = False
-        self._tasted_bytes = 0
-
-    @property
-    def is_tasting(self) -> bool:
+        self.is_tasting = False
         """It may hold a little, for as long as that takes to read: no more is waited for."""
-        return self._is_tasting
+        self._least_bytes = GRANT_BYTES_MIN
+        """What a read takes at least: more than that where a taste has shown so."""
+        self._has_tasted = False
 
     async def to_read(self, wanted_bytes: int, timeout_s: float) -> int:
         """How many bytes of records may be read now of those that are wanted, or one batch if that is more and it is not `is_tasting`; 0 if
@@ -361,12 +364,12 @@ class Room:
         """
         if readable_bytes := self.to_read_now(wanted_bytes):
             return readable_bytes
-        least_bytes = max(GRANT_BYTES_MIN, READ_FACTOR * self._tasted_bytes)
+        least_bytes = self._least_bytes
         try:
             async with asyncio.timeout(timeout_s):
-                if not self._tasted_bytes:
+                if not self._has_tasted:
                     await self._responses.begin_taste(self._account)
-                    self._is_tasting = True
+                    self.is_tasting = True
                     return min(max(wanted_bytes, 1), TASTE_BYTES)
                 granted_bytes = await self._responses.grant(max(READ_FACTOR * wanted_bytes, least_bytes), least_bytes, self._account)
         except TimeoutError:
@@ -375,7 +378,7 @@ class Room:
 
     def to_read_now(self, wanted_bytes: int) -> int:
         """As `to_read`; 0 if there is a wait for it."""
-        least_bytes = max(GRANT_BYTES_MIN, READ_FACTOR * self._tasted_bytes)
+        least_bytes = self._least_bytes
         granted_bytes = self._responses.grant_now(max(READ_FACTOR * wanted_bytes, least_bytes), least_bytes, self._account)
         return 0 if granted_bytes is None else self._note_read(wanted_bytes, granted_bytes)
 
@@ -403,11 +406,12 @@ class Room:
 
         Not `is_enough`: there is a batch for which a taste is too little.
         """
-        if self._is_tasting:
-            self._is_tasting = False
+        if self.is_tasting:
+            self.is_tasting = False
             self._responses.end_taste()
             if not is_enough or not self._responses.may_keep(read_bytes, self._account):
-                self._tasted_bytes = max(read_bytes, TASTE_BYTES)
+                self._has_tasted = True
+                self._least_bytes = max(GRANT_BYTES_MIN, READ_FACTOR * read_bytes)
                 return False
         self.settle(read_bytes)
         return True
@@ -424,8 +428,8 @@ class Room:
     def give_back(self) -> None:
         """The client has taken the reply, or never will. May be called again."""
         self.settle(0)
-        if self._is_tasting:
-            self._is_tasting = False
+        if self.is_tasting:
+            self.is_tasting = False
             self._responses.end_taste()
         if self._is_beyond:
             self._is_beyond = False
