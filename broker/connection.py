@@ -115,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_fetching = False
         """It is busy with nothing but a Fetch."""
         self._is_advancing = False
-        self._handed_over: asyncio.Queue[tuple[int, memoryview]] = asyncio.Queue(maxsize=1)
+        self._handed_over: asyncio.Queue[tuple[int, memoryview, bool]] = asyncio.Queue(maxsize=1)
         self._is_reading_paused = False
         self._is_writing_paused = False
         self._is_lost = False
@@ -373,8 +373,27 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_advancing:
             return  # a request was answered while it was being started: the loop that started it goes on
         self._is_advancing = True
+        queue = self._queue
         try:
-            self._start_queued(self._queue)
+            begun_bytes = 0
+            while queue and not self._is_busy and not self._is_writing_paused:
+                if begun_bytes > BEGUN_PER_TURN_BYTES:
+                    # Whoever comes next on this connection waits for its turn as well: order is kept.
+                    if not self._goes_on:
+                        self._goes_on = True
+                        self._soon(self._go_on)
+                    break
+                begun_bytes += len(queue[0])
+                frame = memoryview(queue[0])
+                is_overlapping = self._requests.is_overlapping(frame)
+                if not is_overlapping and self._overlapping:
+                    break
+                queue.popleft()
+                number = self._reply_order.begin()
+                if not is_overlapping or not self._start(number, frame, self._requests.start):
+                    self._is_busy = True
+                    self._is_fetching = self._requests.is_fetch(frame)
+                    self._handed_over.put_nowait((number, frame, is_overlapping))
         finally:
             self._is_advancing = False
 
@@ -384,27 +403,6 @@ class Connection(asyncio.BufferedProtocol):
         except (ProtocolViolation, Unanswerable) as reason:
             self._refuse(reason)
         self._update_reading()
-
-    def _start_queued(self, queue: deque[Frame]) -> None:
-        begun_bytes = 0
-        while queue and not self._is_busy and not self._is_writing_paused:
-            if begun_bytes > BEGUN_PER_TURN_BYTES:
-                # Whoever comes next on this connection waits for its turn as well: order is kept.
-                if not self._goes_on:
-                    self._goes_on = True
-                    self._soon(self._go_on)
-                break
-            begun_bytes += len(queue[0])
-            frame = memoryview(queue[0])
-            is_overlapping = self._requests.is_overlapping(frame)
-            if not is_overlapping and self._overlapping:
-                break
-            queue.popleft()
-            number = self._reply_order.begin()
-            if not is_overlapping or not self._start(number, frame, self._requests.start):
-                self._is_busy = True
-                self._is_fetching = self._requests.is_fetch(frame)
-                self._handed_over.put_nowait((number, frame))
 
     def _go_on(self) -> None:
         self._goes_on = False
@@ -444,8 +442,8 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _run_next(self) -> None:
         # In a method of its own, so that nothing refers to a frame while the next one is waited for.
-        number, frame = await self._handed_over.get()
-        if self._requests.is_overlapping(frame):
+        number, frame, is_overlapping = await self._handed_over.get()
+        if is_overlapping:
             start = await self._requests.prepare(frame, self)
             if start is not None:
                 self._is_busy = False
@@ -453,15 +451,16 @@ class Connection(asyncio.BufferedProtocol):
                 self._advance()
                 self._update_reading()
                 return
-        if self._requests.is_repeated(frame):
+        if not self._is_fetching and self._requests.is_repeated(frame):
             await self._run_repeated(number, frame)
             return
         size_bytes = len(frame)
         payload = await self._requests.handle(frame, self)
         self._is_busy = False
         if self._when_next_written:
-            self._when_written, self._when_next_written = [*self._when_written, *self._when_next_written], []
-            self._covered_bytes, self._next_covered_bytes = self._covered_bytes + self._next_covered_bytes, 0
+            self._when_written += self._when_next_written
+            self._covered_bytes += self._next_covered_bytes
+            self._when_next_written, self._next_covered_bytes = [], 0
         self._finish(number, payload, size_bytes)
 
     async def _run_repeated(self, number: int, frame: memoryview) -> None:
